@@ -1,0 +1,78 @@
+# Earshot: every target is a thin call of `python -m build|serve|eval`, each with its own --help.
+#
+#   make demo            set up, build the demo engine, serve it, transcribe the bundled clips
+#   make test            set up and run every test that needs no GPU, the real server included
+#   make test-gpu        the GPU tests; fails where there is no GPU
+#   make check           format, lint, types
+#   make build-engine    CONFIG=… [CHECKPOINT=… ENGINE=… PRECISION=int8|fp16 TOKENIZER=…]
+#   make serve           CONFIG=… [ENGINE=…]
+#   make transcribe      FILES="a.wav b.mp3" [FORMAT=text|srt|vtt|json LANGUAGE=en CONFIG=…]
+#   make eval            CONFIG=…
+
+CONFIG ?= configs/demo.toml
+PYTHON ?= python3
+FORMAT ?= text
+VENV := .venv
+RUN := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+# `make serve RUN=python3 …` uses an interpreter that has everything, as in NVIDIA's container.
+ifeq ($(origin RUN),command line)
+STAMP :=
+endif
+
+.PHONY: help setup demo demo-engine test test-gpu check format build-engine serve transcribe eval clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+setup: $(STAMP)
+
+$(VENV)/.installed: requirements.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else f"Earshot needs Python 3.11 to 3.13, {sys.executable} is {v[0]}.{v[1]}; call make with PYTHON=python3.12, say")'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@# CPU builds of torch come without Triton the language, whose interpreter the tests use.
+	@$(VENV)/bin/python -c "import triton" 2>/dev/null || \
+		$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check triton==3.6.0
+	@touch $@
+
+demo-engine: setup
+	@$(RUN) -m build engine --config configs/demo.toml --if-stale
+
+demo: demo-engine
+	@$(RUN) -m eval demo --config configs/demo.toml
+
+test: demo-engine
+	@$(RUN) -m pytest
+
+test-gpu: setup
+	@$(RUN) -m pytest -m gpu --require-gpu
+
+check: setup
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+
+format: setup
+	$(RUN) -m ruff format .
+	$(RUN) -m ruff check --fix .
+
+build-engine: setup
+	@$(RUN) -m build engine --config $(CONFIG) $(if $(CHECKPOINT),--checkpoint "$(CHECKPOINT)") \
+		$(if $(ENGINE),--engine "$(ENGINE)") $(if $(PRECISION),--precision $(PRECISION)) \
+		$(if $(TOKENIZER),--tokenizer "$(TOKENIZER)")
+
+serve: setup
+	@$(RUN) -m serve triton --config $(CONFIG) $(if $(ENGINE),--engine "$(ENGINE)")
+
+transcribe: setup
+	@$(if $(FILES),,$(error say which files: make transcribe FILES="a.wav b.mp3"))\
+		$(RUN) -m serve transcribe --config $(CONFIG) --format $(FORMAT) \
+		$(if $(LANGUAGE),--language $(LANGUAGE)) $(FILES)
+
+eval: setup
+	@$(RUN) -m eval run --config $(CONFIG)
+
+clean:
+	rm -rf engines reports .cache .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""Checkpoint -> engine: open published weights, quantise, write the engine folder, verify it."""

@@ -1,0 +1,345 @@
+"""Open a Whisper checkpoint: a Hugging Face folder or hub id, or an OpenAI `.pt`.
+
+Every tensor gets its name in `serve.engine`, through the table in `build.names`. A tensor that is
+missing, unknown or of another shape is an error that names it. Nothing is executed: pickles are
+read with `weights_only`.
+"""
+
+import dataclasses
+import hashlib
+import pickle
+import re
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from build.facts import (
+    GENERATION_CONFIG,
+    TokenizerFiles,
+    read_json,
+    read_tokenizer_files,
+    tokenizer_facts,
+)
+from build.names import Naming, foreign_name
+from serve.engine import HEAD_DIM, TOKENIZER_FILE, Dims, Source, TokenizerFacts, tensor_kinds
+from serve.errors import CheckpointError
+from serve.features import N_FRAMES
+
+CONFIG = "config.json"
+HF_DIMS = {  # our field: Hugging Face's key in config.json
+    "n_mels": "num_mel_bins",
+    "n_audio_ctx": "max_source_positions",
+    "n_audio_state": "d_model",
+    "n_audio_head": "encoder_attention_heads",
+    "n_audio_layer": "encoder_layers",
+    "n_audio_ffn": "encoder_ffn_dim",
+    "n_vocab": "vocab_size",
+    "n_text_ctx": "max_target_positions",
+    "n_text_state": "d_model",
+    "n_text_head": "decoder_attention_heads",
+    "n_text_layer": "decoder_layers",
+    "n_text_ffn": "decoder_ffn_dim",
+}
+_HF_FIXED = {  # what the architecture that we run requires of config.json, where it is stated
+    "model_type": "whisper",
+    "activation_function": "gelu",
+    "scale_embedding": False,
+    "tie_word_embeddings": True,
+}
+_TIED = "proj_out.weight"  # some Hugging Face checkpoints store the tied projection too
+# In order of preference; some hub folders hold several copies of the weights.
+_WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w.-]+))?")
+_HUB_FACTS = (CONFIG, GENERATION_CONFIG, TOKENIZER_FILE)
+_HUB_WEIGHTS = (
+    ("model.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors"),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-?????-of-?????.bin"),
+)
+_SHA256_CHUNK_BYTES = 1 << 24
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """An opened checkpoint that has passed every check.
+
+    Attributes:
+        path: the local folder (Hugging Face) or file (OpenAI).
+        naming: whose format it is.
+        dims: the network's sizes.
+        tensors: by our name, dtype as stored (float16, bfloat16 or float32), mapped from disk
+            where the format allows.
+        facts, tokenizer_json: what token ids mean.
+        source: id as the user gave it (a hub id with its revision), and the SHA-256 of the weight
+            files, concatenated in order of name.
+        weight_bytes: size of the weight files.
+        notes: a sentence for each fact that the checkpoint does not state.
+    """
+
+    path: Path
+    naming: Naming
+    dims: Dims
+    tensors: Mapping[str, torch.Tensor]
+    facts: TokenizerFacts
+    tokenizer_json: bytes
+    source: Source
+    weight_bytes: int
+    notes: tuple[str, ...]
+
+
+def open_checkpoint(checkpoint: str, tokenizer: str = "") -> Checkpoint:
+    """Open a checkpoint and check everything about it.
+
+    Args:
+        checkpoint: Hugging Face folder or hub id, with or without @revision, or OpenAI `.pt` file.
+        tokenizer: folder or hub id with tokenizer.json and generation_config.json; a `.pt` needs
+            it, and a folder's own files are used where it is empty.
+
+    Raises:
+        CheckpointError: it cannot be found or read, is not Whisper, or a tensor or token is not
+            as expected; the message names it.
+    """
+    if Path(checkpoint).is_file():
+        return _open_openai(checkpoint, tokenizer)
+    folder, source_id = _folder(checkpoint, with_weights=True)
+    dims = _hf_dims(folder)
+    files = _weight_files(folder)
+    tensors = _renamed(_read_all(files), dims, "hf", str(folder))
+    tokens = read_tokenizer_files(
+        _folder(tokenizer, with_weights=False)[0] if tokenizer else folder
+    )
+    return _assemble(folder, "hf", source_id, dims, files, tensors, tokens, bool(tokenizer))
+
+
+def _open_openai(checkpoint: str, tokenizer: str) -> Checkpoint:
+    if not tokenizer:
+        raise CheckpointError(
+            f"{checkpoint} holds weights only; name a folder with {TOKENIZER_FILE} and "
+            f"{GENERATION_CONFIG} with `tokenizer` under [build] or --tokenizer"
+        )
+    path = Path(checkpoint)
+    content = _load_pickle(path)
+    if not isinstance(content, dict) or not {"dims", "model_state_dict"} <= set(content):
+        raise CheckpointError(
+            f"{path} is not an OpenAI Whisper checkpoint: expected `dims` and `model_state_dict`"
+        )
+    dims = _openai_dims(content["dims"], str(path))
+    tensors = _renamed(content["model_state_dict"], dims, "openai", str(path))
+    tokens = read_tokenizer_files(_folder(tokenizer, with_weights=False)[0])
+    return _assemble(path, "openai", checkpoint, dims, [path], tensors, tokens, True)
+
+
+def _assemble(
+    path: Path,
+    naming: Naming,
+    source_id: str,
+    dims: Dims,
+    files: list[Path],
+    tensors: Mapping[str, torch.Tensor],
+    tokens: TokenizerFiles,
+    foreign_tokenizer: bool,
+) -> Checkpoint:
+    facts, notes = tokenizer_facts(tokens, dims, exact_vocab=foreign_tokenizer)
+    return Checkpoint(
+        path=path,
+        naming=naming,
+        dims=dims,
+        tensors=tensors,
+        facts=facts,
+        tokenizer_json=tokens.tokenizer_json,
+        source=Source(source_id, _sha256(files)),
+        weight_bytes=sum(file.stat().st_size for file in files),
+        notes=notes,
+    )
+
+
+def _folder(name: str, with_weights: bool) -> tuple[Path, str]:
+    """A local folder for a folder's path or a hub id, and the id to remember it by."""
+    path = Path(name)
+    if path.is_dir():
+        return path, name
+    match = _HUB_ID.fullmatch(name)
+    if match is None:
+        raise CheckpointError(
+            f"no checkpoint at {name}: expected a Hugging Face folder, an OpenAI .pt file, or a "
+            "hub id such as openai/whisper-tiny"
+        )
+    hub_id, revision = match[1], match[2]
+    try:
+        folder = _download(hub_id, revision, _HUB_FACTS)
+        for patterns in _HUB_WEIGHTS if with_weights else ():
+            if not any((folder / file).exists() for file in _candidates()):
+                folder = _download(hub_id, revision, patterns)
+    except (OSError, ValueError) as error:  # what huggingface_hub's own errors derive from
+        reason = str(error).partition("\n")[0]
+        raise CheckpointError(
+            f"{name} is no folder here, and it cannot be had from the Hugging Face hub: "
+            f"{reason}; without a network, give a folder"
+        ) from error
+    return folder, f"{hub_id}@{folder.name}"  # the hub's cache names folders by revision
+
+
+def _download(hub_id: str, revision: str | None, patterns: Iterable[str]) -> Path:
+    folder = huggingface_hub.snapshot_download(
+        hub_id, revision=revision, allow_patterns=list(patterns)
+    )
+    return Path(folder)
+
+
+def _candidates() -> list[str]:
+    """Files that say where the weights are, best first."""
+    return [name + ending for name in _WEIGHT_FILES for ending in ("", ".index.json")]
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The weight files of a Hugging Face folder, whole or sharded, in order of name."""
+    found = next((folder / name for name in _candidates() if (folder / name).is_file()), None)
+    if found is None:
+        raise CheckpointError(f"{folder} holds no weights: expected {' or '.join(_candidates())}")
+    if found.suffix != ".json":
+        return [found]
+    weight_map = read_json(found).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{found}: weight_map is missing or empty")
+    names = sorted({str(name) for name in weight_map.values()})
+    for name in names:
+        if Path(name).name != name or not (folder / name).is_file():
+            raise CheckpointError(f"{found} names the file {name!r}, which is not in {folder}")
+    return [folder / name for name in names]
+
+
+def _read_all(files: list[Path]) -> dict[str, Any]:
+    tensors: dict[str, Any] = {}
+    for file in files:
+        part = _load_safetensors(file) if file.suffix == ".safetensors" else _load_pickle(file)
+        if not isinstance(part, dict):
+            raise CheckpointError(f"{file} holds a {type(part).__name__}; expected tensors by name")
+        twice = sorted(tensors.keys() & part.keys())
+        if twice:
+            raise CheckpointError(f"{file}: tensor {twice[0]} is in another file too")
+        tensors |= part
+    return tensors
+
+
+def _load_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}; is it damaged?") from error
+
+
+def _load_pickle(path: Path) -> Any:
+    try:
+        # Only the zip format can be mapped from disk instead of being read into memory.
+        mapped = zipfile.is_zipfile(path)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+        reason = str(error).partition("\n")[0]
+        raise CheckpointError(f"cannot read {path} as PyTorch weights: {reason}") from error
+
+
+def _sha256(files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            while chunk := file.read(_SHA256_CHUNK_BYTES):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _hf_dims(folder: Path) -> Dims:
+    path = folder / CONFIG
+    config = read_json(path)
+    for key, expected in _HF_FIXED.items():
+        if config.get(key, expected) != expected:
+            raise CheckpointError(f"{path}: {key} = {config[key]!r}; expected {expected!r}")
+    return _dims({field: config.get(key) for field, key in HF_DIMS.items()}, str(path), HF_DIMS)
+
+
+def _openai_dims(stated: Any, where: str) -> Dims:
+    if not isinstance(stated, dict):
+        raise CheckpointError(f"{where}: dims is a {type(stated).__name__}; expected a dictionary")
+    values = dict(stated)
+    for side in ("audio", "text"):  # fixed in OpenAI's `whisper/model.py`, hence not stated
+        state = values.get(f"n_{side}_state")
+        values[f"n_{side}_ffn"] = state * 4 if isinstance(state, int) else None
+    names = {field.name: field.name for field in dataclasses.fields(Dims)}
+    return _dims({name: values.get(name) for name in names}, where, names)
+
+
+def _dims(values: dict[str, Any], where: str, names: Mapping[str, str]) -> Dims:
+    """Check sizes that come from outside; `names` are what the file calls them."""
+    for field, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            raise CheckpointError(
+                f"{where}: {names[field]} = {value!r}; expected a positive number"
+            )
+    dims = Dims(**values)
+    for side in ("audio", "text"):
+        state, heads = values[f"n_{side}_state"], values[f"n_{side}_head"]
+        if state != heads * HEAD_DIM:
+            raise CheckpointError(
+                f"{where}: {names[f'n_{side}_state']} = {state} with {heads} heads; expected "
+                f"heads of {HEAD_DIM}, as in every Whisper"
+            )
+    if dims.n_audio_state != dims.n_text_state:
+        raise CheckpointError(
+            f"{where}: widths of encoder ({dims.n_audio_state}) and decoder "
+            f"({dims.n_text_state}) differ; expected them equal"
+        )
+    if dims.n_audio_ctx != N_FRAMES // 2:
+        raise CheckpointError(
+            f"{where}: {names['n_audio_ctx']} = {dims.n_audio_ctx}; expected {N_FRAMES // 2}, "
+            "a window of 30 s"
+        )
+    return dims
+
+
+def _renamed(
+    stored: Mapping[str, Any], dims: Dims, naming: Naming, where: str
+) -> dict[str, torch.Tensor]:
+    """Give every tensor our name, refusing what is missing, unknown or of the wrong shape."""
+    expected = {foreign_name(name, naming): (name, shape) for name, shape, _ in tensor_kinds(dims)}
+    stored = dict(stored)
+    _drop_tied(stored, naming, where)
+    missing, unknown = expected.keys() - stored.keys(), stored.keys() - expected.keys()
+    if missing or unknown:
+        raise CheckpointError(
+            f"{where}: missing tensors: {_some(missing)}; unknown tensors: {_some(unknown)}"
+        )
+    tensors = {}
+    for foreign, (name, shape) in expected.items():
+        tensor = stored[foreign]
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+            kind = getattr(tensor, "dtype", type(tensor).__name__)
+            raise CheckpointError(f"{where}: {foreign} is {kind}; expected floating point")
+        if tuple(tensor.shape) != shape:
+            raise CheckpointError(
+                f"{where}: {foreign} has shape {list(tensor.shape)}; expected {list(shape)}"
+            )
+        tensors[name] = tensor
+    return tensors
+
+
+def _drop_tied(stored: dict[str, Any], naming: Naming, where: str) -> None:
+    """Accept a stored vocabulary projection only where it is the embedding itself."""
+    embedding = foreign_name("decoder.tokens", naming)
+    if naming != "hf" or _TIED not in stored or embedding not in stored:
+        return
+    if not torch.equal(stored.pop(_TIED), stored[embedding]):
+        raise CheckpointError(
+            f"{where}: {_TIED} differs from {embedding}; Whisper ties them, and an engine holds "
+            "one matrix only"
+        )
+
+
+def _some(names: Iterable[str], most: int = 8) -> str:
+    """The first few of many names."""
+    ordered = sorted(str(name) for name in names)
+    more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
+    return (", ".join(ordered[:most]) or "none") + more

@@ -1,0 +1,81 @@
+"""An engine's manifest as text for people."""
+
+import math
+
+from serve.engine import Engine, LayerError, Manifest, tensor_kinds
+
+WORST_SHOWN = 5
+
+
+def summary(engine: Engine) -> str:
+    """Lines that say what an engine is, how large, and how close to its checkpoint."""
+    manifest = engine.manifest
+    rows = [
+        ("source", f"{manifest.source.id} (SHA-256 {manifest.source.sha256[:16]}…)"),
+        (
+            "runtime",
+            f"{manifest.runtime}, {_precision(manifest)}, format {manifest.format_version}",
+        ),
+        ("network", _network(manifest)),
+        ("languages", _languages(manifest)),
+        ("size", _size(manifest)),
+        ("built with", ", ".join(f"{k} {v}" for k, v in manifest.versions.items())),
+        ("verified", _verified(manifest)),
+    ]
+    rows += [(f"option {key}", str(value)) for key, value in manifest.runtime_options.items()]
+    rows += _errors(manifest.quantization)
+    width = max(len(name) for name, _ in rows)
+    return "\n".join([f"Engine {engine.path}", *(f"  {n:{width}}  {text}" for n, text in rows)])
+
+
+def _precision(manifest: Manifest) -> str:
+    return {"int8": "INT8 weights per output channel", "fp16": "FP16 weights"}[manifest.precision]
+
+
+def _network(manifest: Manifest) -> str:
+    dims = manifest.dims
+    parameters = sum(math.prod(shape) for _, shape, _ in tensor_kinds(dims))
+    return (
+        f"{parameters / 1e6:,.1f} M parameters; {dims.n_audio_layer} encoder and "
+        f"{dims.n_text_layer} decoder layers, width {dims.n_audio_state}, "
+        f"{dims.n_audio_head} heads; {dims.n_mels} mel bins; vocabulary {dims.n_vocab:,}"
+    )
+
+
+def _languages(manifest: Manifest) -> str:
+    languages = manifest.tokenizer.languages
+    return f"{len(languages)}, with translation to English" if languages else "English only"
+
+
+def _size(manifest: Manifest) -> str:
+    size = sum(facts.bytes for facts in manifest.files.values())
+    before = manifest.checkpoint_bytes
+    return (
+        f"{before / 1e6:,.1f} MB checkpoint -> {size / 1e6:,.1f} MB engine "
+        f"({size / before:.0%}), tokenizer included"
+    )
+
+
+def _verified(manifest: Manifest) -> str:
+    found = manifest.verification
+    if found is None:
+        return "not yet; `python -m build verify` does it"
+    measured = dict(found)
+    shares = ("logits_relative", "token_agreement", "greedy_agreement")
+    parts = [f"{k.replace('_', ' ')} {measured.pop(k):.2%}" for k in shares if k in measured]
+    parts += [f"{key.replace('_', ' ')} {value:.4g}" for key, value in measured.items()]
+    return ", ".join(parts)
+
+
+def _errors(quantization: dict[str, LayerError]) -> list[tuple[str, str]]:
+    """The matrices that INT8 costs most, and the mean of all."""
+    if not quantization:
+        return []
+    worst = sorted(quantization.items(), key=lambda item: -item[1].relative)
+    mean = sum(error.relative for error in quantization.values()) / len(quantization)
+    rows = [("INT8 error", f"{mean:.3%} relative on average of {len(worst)} matrices; worst:")]
+    rows += [
+        ("", f"{error.relative:.3%}  max {error.max_abs:.2e}  {name}")
+        for name, error in worst[:WORST_SHOWN]
+    ]
+    return rows

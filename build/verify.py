@@ -1,0 +1,328 @@
+"""Compare an engine with its checkpoint, which transformers runs in FP32, on fixed audio.
+
+For each window transformers decodes greedily under Whisper's rules. The engine then does the same
+through `serve.runtime`, and also scores transformers' tokens (teacher forcing), so that logits can
+be compared position by position. The measured deviation goes into the manifest.
+"""
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from build.checkpoint import HF_DIMS, Checkpoint
+from build.names import foreign_name
+from serve.audio import decode
+from serve.config import Precision, RuntimeConfig
+from serve.engine import Engine, TokenizerFacts
+from serve.errors import AudioError, EngineError
+from serve.features import SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES, log_mel
+from serve.messages import Samples
+from serve.runtime import DecodingOptions, Job, Runtime, open_runtime
+from serve.whisper import Whisper
+
+MAX_TOKENS = 64  # per window, end of text included
+_MAX_AUDIO_S = 3600.0
+_CLIPS_PER_LANGUAGE = 2
+_MOST_SLOTS = 4
+_hf: Any = transformers  # its annotations are too incomplete for strict checking
+
+
+@dataclasses.dataclass(frozen=True)
+class Clip:
+    """Audio that an engine is verified on; only its first 30 s are used."""
+
+    name: str
+    samples: Samples  # 16 kHz mono
+    language: str = "en"
+
+
+@dataclasses.dataclass(frozen=True)
+class Deviation:
+    """How far an engine is from its checkpoint, over all windows.
+
+    Attributes:
+        logits_relative: ||engine - reference|| / ||reference||.
+        logits_max_abs: the largest difference.
+        token_agreement: share of positions where both rank the same token first, given the same
+            tokens before.
+        greedy_agreement: how much of the freely decoded tokens is equal, 1 for all.
+        tokens, windows: how many were compared.
+    """
+
+    logits_relative: float
+    logits_max_abs: float
+    token_agreement: float
+    greedy_agreement: float
+    tokens: int
+    windows: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """What a deviation must keep to."""
+
+    logits_relative: float  # at most
+    token_agreement: float  # at least
+    greedy_agreement: float  # at least
+
+
+BOUNDS: dict[Precision, Bounds] = {
+    "fp16": Bounds(logits_relative=0.01, token_agreement=0.99, greedy_agreement=0.95),
+    "int8": Bounds(logits_relative=0.05, token_agreement=0.95, greedy_agreement=0.85),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Window:
+    """One window with what transformers made of it."""
+
+    clip: str
+    features: torch.Tensor  # float32 (1, n_mels, 3000)
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]  # sampled, end of text included where it was reached
+    logits: torch.Tensor  # float32 (len(tokens), n_vocab), which chose `tokens` before any rule
+
+
+def clips_from_files(paths: Iterable[str]) -> list[Clip]:
+    """Read audio files.
+
+    Raises:
+        AudioError: a file cannot be read or decoded.
+    """
+    clips = []
+    for path in paths:
+        try:
+            content = Path(path).read_bytes()
+        except OSError as error:
+            raise AudioError(f"cannot read {path}: {error.strerror}") from error
+        clips.append(Clip(path, decode(content, _MAX_AUDIO_S)))
+    return clips
+
+
+def clips_from_manifest(path: Path) -> list[Clip]:
+    """Read, of a JSONL manifest's clips that fit one window, the longest of each language.
+
+    Raises:
+        AudioError: the manifest is malformed, or a file cannot be read or decoded.
+    """
+    chosen: dict[str, list[str]] = {}
+    try:
+        entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        entries = [e for e in entries if e["text"] and e["duration"] <= WINDOW_S]
+        for entry in sorted(entries, key=lambda e: -e["duration"]):
+            chosen.setdefault(entry["language"], []).append(str(path.parent / entry["file"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise AudioError(f"cannot read the clips of {path}: {error!r}") from error
+    return [
+        dataclasses.replace(clip, language=language)
+        for language, files in sorted(chosen.items())
+        for clip in clips_from_files(files[:_CLIPS_PER_LANGUAGE])
+    ]
+
+
+def synthetic_clips() -> list[Clip]:
+    """Deterministic sounds with the pitch, rhythm and noise of speech, though not its words."""
+    rng = np.random.default_rng(0)
+    clips = []
+    for seconds in (WINDOW_S, 6):
+        time = np.arange(seconds * SAMPLE_RATE) / SAMPLE_RATE
+        pitch = 140 + 40 * np.sin(2 * np.pi * 0.4 * time)
+        phase = 2 * np.pi * np.cumsum(pitch) / SAMPLE_RATE
+        voice = sum(np.sin(phase * k) * np.cos(time * k) / k for k in range(1, 20))
+        syllables = np.clip(np.sin(2 * np.pi * 3 * time), 0, 1) * (np.sin(0.9 * time) > -0.6)
+        samples = 0.1 * voice * syllables + 0.003 * rng.standard_normal(time.size)
+        clips.append(Clip(f"synthetic signal of {seconds} s", samples.astype(np.float32)))
+    return clips
+
+
+def verify(
+    engine: Engine, checkpoint: Checkpoint, clips: Sequence[Clip], device: str = "cpu"
+) -> Deviation:
+    """Measure an engine's deviation from the checkpoint that it was built from.
+
+    Args:
+        engine: of any precision.
+        checkpoint: its source.
+        clips: audio to compare on, at least one.
+        device: where both run.
+
+    Raises:
+        EngineError: the engine was built from other weights, or a bound of `BOUNDS` is broken;
+            the message names the first difference.
+        UnavailableError: the device is not there.
+    """
+    source = engine.manifest.source
+    if source.sha256 != checkpoint.source.sha256:
+        raise EngineError(
+            f"{engine.path} was built from {source.id} (SHA-256 {source.sha256}), not from "
+            f"{checkpoint.source.id} ({checkpoint.source.sha256}); build the engine again"
+        )
+    slots, threads = min(len(clips), _MOST_SLOTS), torch.get_num_threads()
+    config = RuntimeConfig(device, slots, encoder_batch=1, threads=threads)
+    runtime = open_runtime(engine, config)  # first, since it says best what the machine lacks
+    windows = _reference(checkpoint, clips, device)
+    decoded = _decode(runtime, engine, windows)
+    runtime.close()
+    del runtime  # its weights, before they are loaded once more
+    logits = _score(engine, windows, device)
+    deviation = _deviation(windows, decoded, logits)
+    _check(deviation, engine, windows, decoded)
+    return deviation
+
+
+def _prompt(facts: TokenizerFacts, language: str) -> tuple[int, ...]:
+    if not facts.multilingual or facts.transcribe is None:
+        return (facts.sot,)
+    first = next(iter(facts.languages.values()))
+    return (facts.sot, facts.languages.get(language, first), facts.transcribe)
+
+
+@torch.inference_mode()
+def _reference(checkpoint: Checkpoint, clips: Sequence[Clip], device: str) -> list[_Window]:
+    model = _load_reference(checkpoint).to(device)
+    facts = checkpoint.facts
+    windows = []
+    for clip in clips:
+        padded = np.zeros(WINDOW_SAMPLES, np.float32)
+        padded[: clip.samples.size] = clip.samples[:WINDOW_SAMPLES]
+        features = log_mel(torch.from_numpy(padded)[None], checkpoint.dims.n_mels).to(device)
+        prompt = _prompt(facts, clip.language)
+        rules = _hf.generation.WhisperTimeStampLogitsProcessor(
+            model.generation_config, begin_index=len(prompt)
+        )
+        # Whisper's own `generate` wraps this in a loop over windows that drops what it will hear
+        # again in the next one; one window's tokens come from the loop underneath.
+        ids = _hf.GenerationMixin.generate(
+            model,
+            features,
+            decoder_input_ids=torch.tensor([prompt], device=device),
+            logits_processor=[rules],
+            max_new_tokens=min(MAX_TOKENS, checkpoint.dims.n_text_ctx - len(prompt)),
+        )
+        logits = model(input_features=features, decoder_input_ids=ids[:, :-1]).logits[0]
+        tokens = tuple(ids[0, len(prompt) :].tolist())
+        logits = logits[len(prompt) - 1 :].float().cpu()
+        windows.append(_Window(clip.name, features.cpu(), prompt, tokens, logits))
+    return windows
+
+
+def _load_reference(checkpoint: Checkpoint) -> Any:
+    """The checkpoint in transformers, FP32; a Hugging Face folder without help from our names."""
+    _hf.utils.logging.set_verbosity_error()
+    _hf.utils.logging.disable_progress_bar()
+    if checkpoint.naming == "hf":
+        model = _hf.WhisperForConditionalGeneration.from_pretrained(
+            checkpoint.path, dtype=torch.float32, attn_implementation="eager"
+        )
+    else:
+        sizes = {key: getattr(checkpoint.dims, field) for field, key in HF_DIMS.items()}
+        special = dict.fromkeys(("pad_token_id", "bos_token_id"), checkpoint.facts.eot)
+        config = _hf.WhisperConfig(**sizes, **special, attn_implementation="eager")
+        model = _hf.WhisperForConditionalGeneration(config)
+        weights = {foreign_name(name, "hf"): t.float() for name, t in checkpoint.tensors.items()}
+        weights["proj_out.weight"] = weights["model.decoder.embed_tokens.weight"]
+        model.load_state_dict(weights)
+    facts = checkpoint.facts
+    model.generation_config = _hf.GenerationConfig(
+        eos_token_id=facts.eot,
+        pad_token_id=facts.eot,
+        decoder_start_token_id=facts.sot,
+        no_timestamps_token_id=facts.no_timestamps,
+        max_initial_timestamp_index=facts.max_initial_timestamp_index,
+        suppress_tokens=list(facts.suppress_tokens) or None,
+        begin_suppress_tokens=list(facts.begin_suppress_tokens) or None,
+    )
+    return model.eval()
+
+
+def _decode(runtime: Runtime, engine: Engine, windows: Sequence[_Window]) -> list[tuple[int, ...]]:
+    """What the runtime makes of the windows, end of text included where it was reached."""
+    limit = min(MAX_TOKENS, engine.manifest.dims.n_text_ctx - len(windows[0].prompt))
+    for i, window in enumerate(windows):
+        options = DecodingOptions(max_tokens=limit)
+        runtime.submit(Job(i, window.features[0], window.prompt, options))
+    decoded: dict[int, tuple[int, ...]] = {}
+    sampled: dict[int, tuple[int, ...]] = {}
+    while len(decoded) < len(windows):
+        for event in runtime.poll(timeout_s=1.0):
+            sampled[event.job_id] = sampled.get(event.job_id, ()) + event.tokens
+            if event.error is not None:
+                raise event.error
+            if event.finished:
+                ending = (engine.manifest.tokenizer.eot,) if event.finished == "eot" else ()
+                decoded[event.job_id] = sampled[event.job_id] + ending
+    return [decoded[i] for i in range(len(windows))]
+
+
+def _score(engine: Engine, windows: Sequence[_Window], device: str) -> list[torch.Tensor]:
+    """The engine's logits, float32 (tokens, n_vocab), where transformers chose its tokens."""
+    where = torch.device(device)
+    dtype = torch.float32 if where.type == "cpu" else torch.float16
+    network = Whisper(engine.manifest.dims, engine.load_weights(), where, dtype)
+    scored = []
+    for window in windows:
+        fed = torch.tensor([window.prompt + window.tokens[:-1]])
+        logits = network.teacher_forced_logits(window.features, fed)[0]
+        scored.append(logits[len(window.prompt) - 1 :].cpu())
+    return scored
+
+
+def _deviation(
+    windows: Sequence[_Window], decoded: Sequence[tuple[int, ...]], logits: list[torch.Tensor]
+) -> Deviation:
+    reference = torch.cat([window.logits for window in windows])
+    engine = torch.cat(logits)
+    difference = engine - reference
+    same = (engine.argmax(dim=1) == reference.argmax(dim=1)).float()
+    ratios = [
+        difflib.SequenceMatcher(None, window.tokens, tokens, autojunk=False).ratio()
+        for window, tokens in zip(windows, decoded, strict=True)
+    ]
+    return Deviation(
+        logits_relative=float(difference.norm() / reference.norm()),
+        logits_max_abs=float(difference.abs().max()),
+        token_agreement=float(same.mean()),
+        greedy_agreement=sum(ratios) / len(ratios),
+        tokens=len(reference),
+        windows=len(windows),
+    )
+
+
+def _check(
+    deviation: Deviation,
+    engine: Engine,
+    windows: Sequence[_Window],
+    decoded: Sequence[tuple[int, ...]],
+) -> None:
+    precision = engine.manifest.precision
+    bounds = BOUNDS[precision]
+    broken = []
+    if not deviation.logits_relative <= bounds.logits_relative:  # so that NaN breaks it too
+        broken.append(
+            f"logits deviate by {deviation.logits_relative:.2%}, at most "
+            f"{bounds.logits_relative:.2%} allowed"
+        )
+    for name in ("token_agreement", "greedy_agreement"):
+        found, least = getattr(deviation, name), getattr(bounds, name)
+        if found < least:
+            broken.append(f"{name.replace('_', ' ')} {found:.2%}, at least {least:.2%} expected")
+    if broken:
+        raise EngineError(
+            f"the {precision} engine does not match its checkpoint, {engine.manifest.source.id}: "
+            f"{'; '.join(broken)}; {_first_difference(windows, decoded)}"
+        )
+
+
+def _first_difference(windows: Sequence[_Window], decoded: Sequence[tuple[int, ...]]) -> str:
+    for window, tokens in zip(windows, decoded, strict=True):
+        for i, pair in enumerate(zip(window.tokens, tokens, strict=False)):
+            if pair[0] != pair[1]:
+                return f"first in {window.clip}, token {i}: expected id {pair[0]}, got {pair[1]}"
+    return "all greedy tokens are equal"

@@ -1,0 +1,1 @@
+"""Systems x clips -> numbers: accuracy (CER, WER), latency and throughput."""

@@ -1,0 +1,229 @@
+"""Evaluate Earshot, from the project's root:
+
+python -m eval run --config configs/demo.toml        run the systems, write the report
+python -m eval score reports/demo                    score kept predictions again
+python -m eval compare OLD/report.json NEW/report.json
+python -m eval demo --config configs/demo.toml       the bundled clips through a real server
+python -m eval bench --config configs/large-v3-turbo.toml --random-weights   speed on one GPU
+python -m eval trtllm-check                          does TensorRT-LLM do what we expect of it?
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from eval import demo, report
+from eval.data import read_json, write_text
+from eval.normalize import DEFAULT, NORMALIZERS
+from eval.run import load_run, run
+from eval.score import gates, score_system
+from serve.config import Config, load_config
+from serve.errors import ConfigError, EarshotError
+
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0, 1 failed, 2 wrong usage, 130 interrupted."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.command(options))
+    except EarshotError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("\ninterrupted; what was finished is kept", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m eval", description="Systems x clips -> accuracy, latency, throughput."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_run(commands.add_parser("run", help="run the systems over the clips, write the report"))
+    _add_score(commands.add_parser("score", help="score the predictions of a run again"))
+    both = commands.add_parser("compare", help="show two report.json side by side")
+    both.add_argument("a", type=Path, metavar="A", help="report.json, or the folder that has it")
+    both.add_argument("b", type=Path, metavar="B", help="the same of the other run")
+    both.set_defaults(command=_compare)
+    show = commands.add_parser("demo", help="serve the engine and transcribe the bundled clips")
+    _add_config(show)
+    show.set_defaults(command=_demo)
+    _add_bench(commands.add_parser("bench", help="speed of the native runtime on one GPU"))
+    check = commands.add_parser(
+        "trtllm-check", help="on a machine with TensorRT-LLM: compare it with transformers"
+    )
+    check.set_defaults(command=_trtllm_check)
+    return parser
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", required=True, metavar="TOML", help="such as configs/demo.toml")
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    _add_config(parser)
+    parser.add_argument(
+        "--random-weights",
+        action="store_true",
+        required=True,
+        help="weights of the published shape, made up; the only kind so far",
+    )
+    parser.add_argument(
+        "--seconds", type=_positive, default=20, metavar="S", help="per figure; default 20"
+    )
+    parser.add_argument(
+        "--requests", type=_positive, default=200, metavar="N", help="single requests; default 200"
+    )
+    parser.add_argument(
+        "--peers", type=_names, default=(), metavar="A,B", help="beside it; known: hugging-face"
+    )
+    parser.set_defaults(command=_bench)
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    _add_config(parser)
+    _add_systems(parser, "default: the config's eval.systems")
+    parser.add_argument("--manifest", metavar="JSONL", help="clips; default: eval.manifest")
+    parser.add_argument(
+        "--concurrency", type=_positive, metavar="N", help="calls at a time under load"
+    )
+    parser.add_argument("--repeats", type=_positive, metavar="N", help="timed passes")
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="default: reports/<name of the config>"
+    )
+    _add_normalizer(parser)
+    parser.set_defaults(command=_run)
+
+
+def _add_score(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, help="what `run` wrote, such as reports/demo")
+    _add_systems(parser, "default: all of the run")
+    _add_normalizer(parser)
+    parser.set_defaults(command=_score)
+
+
+def _add_systems(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument("--systems", type=_names, metavar="A,B", help=f"comma separated; {default}")
+
+
+def _add_normalizer(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--normalizer", choices=NORMALIZERS, default=DEFAULT, help="default: %(default)s"
+    )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def _with_flags(config: Config, options: argparse.Namespace) -> Config:
+    """The config with the flags that were given."""
+    flags = ("systems", "manifest", "concurrency", "repeats")
+    given = {flag: getattr(options, flag) for flag in flags if getattr(options, flag) is not None}
+    return dataclasses.replace(config, eval=dataclasses.replace(config.eval, **given))
+
+
+def _run(options: argparse.Namespace) -> int:
+    config = _with_flags(load_config(options.config), options)
+    folder = options.output or Path("reports") / config.name
+    run(config, options.config, folder)
+    return _write_report(folder, (), options.normalizer)
+
+
+def _score(options: argparse.Namespace) -> int:
+    return _write_report(options.folder, options.systems or (), options.normalizer)
+
+
+def _write_report(folder: Path, names: tuple[str, ...], normalizer: str) -> int:
+    """Score a run's predictions, write both reports, say where they are and what failed."""
+    loaded = load_run(folder, names)
+    scores = tuple(score_system(facts, rows, normalizer) for facts, rows in loaded.systems.values())
+    limits = (loaded.facts.max_cer_gap_faster_whisper, loaded.facts.max_cer_gap_fp16)
+    found = report.Report(loaded.facts, normalizer, scores, tuple(gates(scores, *limits)))
+    text = report.to_markdown(found)
+    write_text(folder / "report.json", json.dumps(report.to_json(found), indent=2) + "\n")
+    write_text(folder / "report.md", text)
+    print(text.partition("## Rules")[0].rstrip())
+    print(f"\nThe whole report: {folder / 'report.md'}; raw predictions: {folder / 'predictions'}")
+    for gate in found.gates:
+        if gate.passed is False:
+            print(f"FAILED: {gate.name}. {gate.detail}", file=sys.stderr)
+    return 0 if found.passed else 1
+
+
+def _compare(options: argparse.Namespace) -> int:
+    a, b = (_report_json(path) for path in (options.a, options.b))
+    print(report.compare(a, b))
+    return 0
+
+
+def _report_json(path: Path) -> dict[str, object]:
+    file = path / "report.json" if path.is_dir() else path
+    fields = read_json(file, "a report")
+    if fields.get("format_version") != report.FORMAT_VERSION:
+        raise ConfigError(
+            f"{file} has format version {fields.get('format_version')}, expected "
+            f"{report.FORMAT_VERSION}; write it again with `python -m eval score`"
+        )
+    return fields
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from eval import bench  # noqa: PLC0415 - torch stays out of the memory that `run` measures
+
+    config = load_config(options.config)
+    if not config.runtime.device.startswith("cuda"):
+        raise ConfigError(f'bench needs runtime.device = "cuda", got {config.runtime.device!r}')
+    unknown = set(options.peers) - {"hugging-face"}
+    if unknown:
+        raise ConfigError(f"unknown peers {', '.join(sorted(unknown))}; known: hugging-face")
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    engine = bench.random_engine(config)
+    rows = []
+    for row in bench.Bench(engine, config, options.seconds, say).rows(options.requests):
+        say(f"{row.workload}: {row.value:.2f} {row.unit} {row.detail}")
+        rows.append(row)
+    if options.peers:
+        rows += bench.hugging_face(engine.manifest.dims, config.runtime.device, 32, say)
+    print("\n".join(bench.render(rows)))
+    print(json.dumps({"config": config.name, "rows": [dataclasses.asdict(row) for row in rows]}))
+    return 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    config = load_config(options.config)
+    result = demo.demo(config, lambda line: print(line, file=sys.stderr))
+    print()
+    for line in demo.render(result):
+        print(line)
+    return 1 if result.failed else 0
+
+
+def _trtllm_check(options: argparse.Namespace) -> int:
+    del options
+    from eval import trtllm_check  # noqa: PLC0415 - transformers takes seconds to load
+
+    with tempfile.TemporaryDirectory(prefix="earshot-trtllm-check-") as folder:
+        trtllm_check.run(Path(folder), print, trtllm_check.build_by_command_line)
+    print("pass")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""What systems need before they can start: engines, and the checkpoint as CTranslate2 reads it.
+
+Each is made by the tool that owns it, in a process of its own, so that nothing which it loads
+counts as a system's memory.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from serve.config import Config, Precision
+from serve.errors import DeadlineError, EarshotError, UnavailableError
+
+CACHE = Path(".cache") / "ctranslate2"
+"""Converted checkpoints, by the SHA-256 of their weights; relative to the project's root."""
+
+PREPARE_TIMEOUT_S = 3600.0
+_CONVERT = "from ctranslate2.converters.transformers import main; main()"
+_TOKENIZER_FILES = ("tokenizer.json", "preprocessor_config.json")
+
+
+def engine_of(config: Config, precision: Precision) -> str:
+    """The folder of the engine of that precision: the configured one, or its sibling."""
+    if precision == config.build.precision:
+        return config.build.engine
+    return f"{config.build.engine.rstrip('/')}-{precision}"
+
+
+def prepare_engine(config: Config, config_path: str, precision: Precision) -> None:
+    """Build the engine of that precision where it is missing or older than its checkpoint.
+
+    Raises:
+        EarshotError: the build failed; it has said why.
+    """
+    command = [sys.executable, "-m", "build", "engine", "--if-stale", "--config", config_path]
+    command += ["--precision", precision, "--engine", engine_of(config, precision)]
+    _run(command, f"building the {precision} engine")
+
+
+def checkpoint_folder(config: Config) -> Path:
+    """The Hugging Face checkpoint as a local folder; a hub id is fetched into the hub's cache.
+
+    Raises:
+        UnavailableError: the checkpoint is an OpenAI file, which only Earshot reads.
+    """
+    name = config.build.checkpoint
+    if Path(name).is_dir():
+        return Path(name)
+    if name.endswith(".pt") or Path(name).exists() or name.startswith((".", "/")):
+        raise UnavailableError(
+            f"transformers and faster-whisper need a Hugging Face checkpoint, got {name}; "
+            "name the systems that can run with --systems"
+        )
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - only hub ids need it
+
+    return Path(snapshot_download(name))
+
+
+def converted_folder(config: Config) -> Path:
+    """Where the CTranslate2 form of the checkpoint's present weights lies or will lie.
+
+    Raises:
+        UnavailableError: the checkpoint holds no weights that it could be made from.
+    """
+    folder = checkpoint_folder(config)
+    files = sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")])
+    if not files:
+        raise UnavailableError(f"no *.safetensors or pytorch_model*.bin in {folder}")
+    digest = hashlib.sha256()
+    for path in [*files, *(folder / name for name in _TOKENIZER_FILES)]:
+        if not path.is_file():
+            raise UnavailableError(f"faster-whisper needs {path}, which does not exist")
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return CACHE / digest.hexdigest()[:24]
+
+
+def prepare_converted(config: Config) -> None:
+    """Convert the checkpoint to CTranslate2 in float32, unless that was done before.
+
+    Raises:
+        EarshotError: the conversion failed; it has said why.
+    """
+    target = converted_folder(config)
+    if target.is_dir():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix="converting-", dir=target.parent))
+    try:
+        command = [sys.executable, "-c", _CONVERT, "--model", str(checkpoint_folder(config))]
+        command += ["--output_dir", str(partial), "--quantization", "float32", "--force"]
+        command += ["--copy_files", *_TOKENIZER_FILES]
+        _run(command, "converting the checkpoint for faster-whisper")
+        os.replace(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _run(command: list[str], what: str) -> None:
+    """Run a tool whose messages go to our stderr."""
+    try:
+        done = subprocess.run(command, stdout=sys.stderr, timeout=PREPARE_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise DeadlineError(f"{what} took more than {PREPARE_TIMEOUT_S:.0f} s") from error
+    if done.returncode != 0:
+        raise EarshotError(f"{what} failed with exit code {done.returncode}: {' '.join(command)}")

@@ -1,0 +1,327 @@
+"""First check on a machine that has TensorRT-LLM: does it do what this project was told it does?
+
+python -m eval trtllm-check
+
+Makes a checkpoint of Whisper tiny's geometry with random weights and the demo's tokenizer, builds
+it with `trtllm-build`, and compares with transformers in FP32: logits after given tokens, greedy
+tokens, the same windows alone and together. Then it runs the runtime contract tests on the real
+library. Stops at the first difference and says what it is.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from serve.config import BuildConfig, Config, Precision, RuntimeConfig
+from serve.engine import Engine, TokenizerFacts, open_engine
+from serve.errors import CheckpointError, EarshotError
+from serve.features import N_FRAMES
+from serve.runtime import DecodingOptions, Job
+from serve.server import config_to_toml
+from serve.trtllm import ExecutorLink
+from serve.trtllm_limits import check_build, find_gpu, library_version, limits_of
+from serve.trtllm_runtime import Ask, Link, TensorRTLLMRuntime
+
+Say = Callable[[str], None]
+Compile = Callable[[Path], None]
+
+DONOR = Path("build/demo/checkpoint")  # gives the tokenizer
+CONTRACT_TESTS = "tests/test_trtllm_contract.py"
+TINY = {
+    "d_model": 384,
+    "encoder_layers": 4,
+    "encoder_attention_heads": 6,
+    "encoder_ffn_dim": 1536,
+    "decoder_layers": 4,
+    "decoder_attention_heads": 6,
+    "decoder_ffn_dim": 1536,
+}
+WINDOWS = 6
+MAX_TOKENS = 24
+LOGITS_BOUND: dict[Precision, float] = {"fp16": 0.01, "int8": 0.1}  # ||a - b|| / ||b||
+TIE: dict[Precision, float] = {"fp16": 0.05, "int8": 1.0}  # logits this near may swap places
+_TOKENIZER_FILES = ("tokenizer.json", "generation_config.json", "preprocessor_config.json")
+_SPREAD = 0.06  # of the random weights: larger than usual, so that logits lie apart
+_WAIT_S = 60.0
+_hf: Any = transformers  # its annotations are too incomplete for strict checking
+
+
+class DifferenceError(EarshotError):
+    """TensorRT-LLM did something else than expected; the message says what."""
+
+
+def run(work: Path, say: Say, compile_engine: Compile, contract: Sequence[str] = ()) -> None:
+    """Run every check.
+
+    Args:
+        work: an empty folder for checkpoint and engines.
+        say: called with a line for each check passed.
+        compile_engine: builds what a TOML file says; `build_by_command_line` does it.
+        contract: more arguments for pytest.
+
+    Raises:
+        DifferenceError: the first difference.
+        EarshotError: the library, the GPU or the builder is missing or fails.
+    """
+    version, gpu = library_version(), find_gpu("cuda")
+    say(f"TensorRT-LLM {version} on {gpu.name}, compute capability {gpu.capability}")
+    network = make_checkpoint(work / "checkpoint")
+    blackwell = 10 <= gpu.compute_capability[0] < 12
+    precisions: tuple[Precision, ...] = ("fp16",) if blackwell else ("fp16", "int8")
+    for precision in precisions:
+        config = write_config(work, precision)
+        compile_engine(work / f"{precision}.toml")
+        engine = open_engine(config.build.engine)
+        check_build(engine, limits_of(engine), version, gpu)
+        say(f"{precision}: built {engine.path}")
+        check_engine(engine, config.runtime, network, say)
+    run_contract_tests(contract)
+    say("the runtime contract tests pass")
+
+
+def make_checkpoint(folder: Path, donor: Path = DONOR) -> Any:
+    """Write a random checkpoint of tiny's geometry; returns transformers' network, FP32.
+
+    Raises:
+        CheckpointError: the donor of the tokenizer is not there.
+    """
+    try:
+        sizes = json.loads((donor / "config.json").read_text(encoding="utf-8"))
+        folder.mkdir()
+        for name in _TOKENIZER_FILES:
+            shutil.copy(donor / name, folder / name)
+    except OSError as error:
+        raise CheckpointError(f"cannot take the tokenizer from {donor}: {error}") from error
+    tokens = ("pad", "bos", "eos", "decoder_start")
+    config = _hf.WhisperConfig(
+        **TINY,
+        vocab_size=sizes["vocab_size"],
+        num_mel_bins=sizes["num_mel_bins"],
+        init_std=_SPREAD,
+        **{f"{name}_token_id": sizes[f"{name}_token_id"] for name in tokens},
+    )
+    torch.manual_seed(0)
+    network = _hf.WhisperForConditionalGeneration(config).half().eval()
+    state = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
+    path = folder / "generation_config.json"
+    generation = {**json.loads(path.read_text(encoding="utf-8")), "alignment_heads": [[0, 0]]}
+    network.save_pretrained(folder, state_dict=state)
+    path.write_text(json.dumps(generation), encoding="utf-8")  # the donor's, not the default
+    return network.float()
+
+
+def write_config(work: Path, precision: Precision) -> Config:
+    """Write `<work>/<precision>.toml` and return what it says."""
+    config = Config(
+        name=f"trtllm-check-{precision}",
+        build=BuildConfig(
+            checkpoint=str(work / "checkpoint"),
+            engine=str(work / precision),
+            precision=precision,
+            runtime="tensorrt_llm",
+        ),
+        runtime=RuntimeConfig(device="cuda", slots=4, encoder_batch=2),
+    )
+    (work / f"{precision}.toml").write_text(config_to_toml(config), encoding="utf-8")
+    return config
+
+
+def build_by_command_line(config: Path) -> None:
+    """Build as a user does; the builder's log goes to this process's output.
+
+    Raises:
+        EarshotError: the build failed; its own message came before.
+    """
+    command = [sys.executable, "-m", "build", "engine", "--config", str(config)]
+    status = subprocess.run(command, check=False).returncode
+    if status != 0:
+        raise EarshotError(f"`{' '.join(command)}` failed with status {status}")
+
+
+def run_contract_tests(arguments: Sequence[str] = ()) -> None:
+    """Run the runtime contract tests, which choose the real library where it is.
+
+    Raises:
+        DifferenceError: a test failed; its report came before.
+    """
+    command = [sys.executable, "-m", "pytest", "-q", CONTRACT_TESTS, *arguments]
+    if subprocess.run(command, check=False).returncode != 0:
+        raise DifferenceError(f"the runtime contract tests fail: `{' '.join(command)}`")
+
+
+def check_engine(engine: Engine, config: RuntimeConfig, network: Any, say: Say) -> None:
+    """Compare one engine with transformers.
+
+    Raises:
+        DifferenceError: the first difference.
+    """
+    precision = engine.manifest.precision
+    reference = Reference(network)
+    link = ExecutorLink(engine, limits_of(engine), config)
+    runtime = TensorRTLLMRuntime(engine, config, link)
+    try:
+        jobs = make_jobs(engine)
+        expected = [reference.greedy(engine.manifest.tokenizer, job) for job in jobs]
+        worst = compare_logits(link, reference, jobs, expected, LOGITS_BOUND[precision])
+        say(f"{precision}: logits are within {worst:.2g} of transformers'")
+        alone = [decode(runtime, [job])[job.id] for job in jobs]
+        ties = compare_tokens(reference, jobs, alone, expected, TIE[precision])
+        say(f"{precision}: greedy tokens are transformers' ({ties} windows part at a tie)")
+        together = decode(runtime, jobs)
+        compare_company(reference, jobs, alone, together, TIE[precision])
+        say(f"{precision}: windows decoded together say what they say alone")
+    finally:
+        runtime.close()
+
+
+def make_jobs(engine: Engine) -> list[Job]:
+    """Windows decoded greedily without timestamps. Each has a colour of its own, for the mean of
+    mere noise is the same in all."""
+    facts, dims = engine.manifest.tokenizer, engine.manifest.dims
+    head = [facts.sot]
+    if facts.transcribe is not None:
+        head += [next(iter(facts.languages.values())), facts.transcribe]
+    prompt = (*head, facts.no_timestamps)
+    options = DecodingOptions(timestamps=False, max_tokens=MAX_TOKENS)
+    noise = torch.Generator().manual_seed(0)
+
+    def features() -> torch.Tensor:
+        colour = torch.randn(dims.n_mels, 1, generator=noise)
+        return colour + 0.5 * torch.randn(dims.n_mels, N_FRAMES, generator=noise)
+
+    return [Job(id, features(), prompt, options) for id in range(WINDOWS)]
+
+
+class Reference:
+    """transformers' network in FP32, each window encoded once."""
+
+    def __init__(self, network: Any) -> None:
+        self._network = network
+        self._encoded: dict[int, Any] = {}  # by job id
+
+    @torch.inference_mode()
+    def logits(self, job: Job, tokens: Sequence[int]) -> torch.Tensor:
+        """After the prompt and after each token: float32 (1 + len(tokens), n_vocab)."""
+        if job.id not in self._encoded:
+            features = job.features.half().float()[None]  # what an engine gets
+            self._encoded[job.id] = self._network.model.encoder(features)
+        ids = torch.tensor([[*job.prompt, *tokens]])
+        outputs = self._network(encoder_outputs=self._encoded[job.id], decoder_input_ids=ids)
+        logits: torch.Tensor = outputs.logits[0, len(job.prompt) - 1 :].float()
+        return logits
+
+    @torch.inference_mode()
+    def greedy(self, facts: TokenizerFacts, job: Job) -> list[int]:
+        """Tokens under the suppress lists, up to end of text."""
+        tokens: list[int] = []
+        for _ in range(job.options.max_tokens):
+            logits = self.logits(job, tokens)[-1]
+            logits[list(facts.suppress_tokens)] = -torch.inf
+            if not tokens:
+                logits[list(facts.begin_suppress_tokens)] = -torch.inf
+            token = int(logits.argmax())
+            if token == facts.eot:
+                break
+            tokens.append(token)
+        return tokens
+
+
+def compare_logits(
+    link: Link, reference: Reference, jobs: list[Job], expected: list[list[int]], bound: float
+) -> float:
+    """Logits after prefixes of the reference's tokens; returns the largest relative deviation."""
+    worst = 0.0
+    for job, tokens in zip(jobs, expected, strict=True):
+        logits = reference.logits(job, tokens)
+        for count in {0, len(tokens) // 2, len(tokens)}:
+            features = job.features.half().T.contiguous()
+            prefix = (*job.prompt, *tokens[:count])
+            found = _ask(link, Ask(prefix, features, max_tokens=1, probe=True))
+            theirs = logits[count]
+            relative = float((found - theirs).norm() / theirs.norm())
+            worst = max(worst, relative)
+            if not relative <= bound:
+                raise DifferenceError(
+                    f"window {job.id}, logits after {len(prefix)} tokens: off by {relative:.3g} of "
+                    f"their size, expected at most {bound}; first values {found[:4].tolist()}, "
+                    f"transformers {theirs[:4].tolist()}"
+                )
+    return worst
+
+
+def _ask(link: Link, ask: Ask) -> torch.Tensor:
+    ask_id = link.send(ask)
+    answers = [answer for answer in link.receive(_WAIT_S) if answer.id == ask_id]
+    if not answers or answers[0].logits is None:
+        raise DifferenceError(f"a request for logits was answered with {answers or 'nothing'}")
+    return answers[0].logits
+
+
+def decode(runtime: TensorRTLLMRuntime, jobs: list[Job]) -> dict[int, list[int]]:
+    """Run jobs together; returns their tokens by id."""
+    for job in jobs:
+        runtime.submit(job)
+    tokens: dict[int, list[int]] = {job.id: [] for job in jobs}
+    unfinished = set(tokens)
+    end = time.monotonic() + _WAIT_S
+    while unfinished:
+        if time.monotonic() > end:
+            raise DifferenceError(f"no end of windows {sorted(unfinished)} in {_WAIT_S:g} s")
+        for event in runtime.poll(1.0):
+            tokens[event.job_id] += event.tokens
+            if event.error is not None:
+                raise DifferenceError(f"window {event.job_id}: {event.error}")
+            if event.finished is not None:
+                unfinished.discard(event.job_id)
+    return tokens
+
+
+def compare_tokens(
+    reference: Reference,
+    jobs: list[Job],
+    found: list[list[int]],
+    expected: list[list[int]],
+    tie: float,
+) -> int:
+    """Demand equal tokens up to the first near-tie; returns how many windows part at one."""
+    ties = 0
+    for job, ours, theirs in zip(jobs, found, expected, strict=True):
+        if ours != theirs:
+            _excuse(reference, job, ours, theirs, tie)
+            ties += 1
+    return ties
+
+
+def compare_company(
+    reference: Reference,
+    jobs: list[Job],
+    alone: list[list[int]],
+    together: dict[int, list[int]],
+    tie: float,
+) -> None:
+    """Demand that windows say the same alone and together, near-ties apart."""
+    for job, tokens in zip(jobs, alone, strict=True):
+        if together[job.id] != tokens:
+            _excuse(reference, job, together[job.id], tokens, tie)
+
+
+def _excuse(reference: Reference, job: Job, ours: list[int], theirs: list[int], tie: float) -> None:
+    """Accept two token lists that part where transformers finds both tokens nearly equal."""
+    pairs = zip(ours, theirs, strict=False)
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
+    if at < len(ours) and at < len(theirs):
+        logits = reference.logits(job, theirs[:at])[-1]
+        if abs(float(logits[ours[at]] - logits[theirs[at]])) <= tie:
+            return
+    raise DifferenceError(
+        f"window {job.id}: token {at} is {ours[at : at + 1] or 'missing'}, expected "
+        f"{theirs[at : at + 1] or 'the end'}; whole: {ours}, expected {theirs}"
+    )

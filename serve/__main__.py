@@ -1,0 +1,245 @@
+"""Serve engines: `python -m serve triton|transcribe`; each has --help.
+
+python -m serve triton --config configs/demo.toml
+python -m serve transcribe --config configs/demo.toml --format srt talk.mp3
+"""
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+from typing import get_args
+
+from tqdm import tqdm
+
+from serve.config import Config, load_config
+from serve.errors import ConfigError, EarshotError
+from serve.formats import Format, render
+from serve.messages import Request, Task, Transcript
+from serve.server import running_server
+
+_WATCH_S = 0.5
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # where a client reaches such a host
+
+Transcribe = Callable[[Request], Transcript]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    args = _parser().parse_args(arguments)
+    try:
+        return int(args.run(args))
+    except EarshotError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # whoever read the output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m serve", description="Transcribe with Earshot engines."
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    triton = commands.add_parser(
+        "triton",
+        help="run Triton Inference Server in the foreground",
+        description="Run Triton Inference Server until Ctrl-C or SIGTERM, which let it finish "
+        "what it has accepted; a second Ctrl-C stops it at once.",
+    )
+    triton.set_defaults(run=_triton)
+    _add_config(triton)
+    triton.add_argument("--log", type=Path, help="keep the server's log in this file")
+
+    transcribe = commands.add_parser(
+        "transcribe",
+        help="write down what audio files say",
+        description="Transcribe files through the server that the config names if it runs, "
+        "else in this process. A file that fails is reported, and the others go on; the exit "
+        "status is then 1.",
+    )
+    transcribe.set_defaults(run=_transcribe)
+    _add_config(transcribe)
+    transcribe.add_argument("files", nargs="+", metavar="FILE", help="WAV, FLAC, MP3, OGG, …")
+    transcribe.add_argument(
+        "--format", choices=get_args(Format), default="text", help="default: text"
+    )
+    transcribe.add_argument(
+        "--output", type=Path, metavar="FOLDER", help="write FILE.<format> there, not to stdout"
+    )
+    transcribe.add_argument(
+        "--in-process", action="store_true", help="do not look for a server; implied by --engine"
+    )
+    _add_options(transcribe)
+    return parser
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", required=True, metavar="TOML", help="engine, addresses, limits")
+    parser.add_argument("--engine", metavar="FOLDER", help="instead of build.engine in the config")
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    """What a request may ask for; defaults are those of `serve.messages.Request`."""
+    group = parser.add_argument_group("request options")
+    group.add_argument("--language", help="code such as en; detected where it is not given")
+    group.add_argument(
+        "--task", choices=get_args(Task), default=Request.task, help=f"default: {Request.task}"
+    )
+    group.add_argument(
+        "--prompt", default=Request.prompt, help="text before the audio: names, spelling, style"
+    )
+    group.add_argument(
+        "--no-timestamps", action="store_true", help="one segment per window of at most 30 s"
+    )
+    group.add_argument("--temperature", type=float, help="0 to 1; default: 0, hotter on failure")
+    group.add_argument("--max-tokens", type=int, help="per window; default: as in the config")
+
+
+# ---------------------------------------------------------------- triton
+
+
+class _Stop:
+    """Signals: the first after `armed` asks for a drain, any other interrupts."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.armed = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if not self.armed or self.asked.is_set():
+            raise KeyboardInterrupt
+        self.asked.set()
+
+
+def _triton(args: argparse.Namespace) -> int:
+    config = load_config(args.config)
+    stop = _Stop()
+    engine = args.engine or config.build.engine
+    print(f"starting Triton Inference Server with the engine {engine} …", file=sys.stderr)
+    with running_server(config, args.engine, args.log) as server:
+        stop.armed = True
+        print(
+            f"ready: HTTP {server.http}, gRPC {server.grpc}, "
+            f"metrics http://{server.metrics}/metrics",
+            flush=True,
+        )
+        while not stop.asked.wait(_WATCH_S):
+            reason = server.failure()
+            if reason is not None:
+                raise EarshotError(f"Triton Inference Server failed: {reason}")
+        print("stopping when all requests are answered; Ctrl-C stops at once", file=sys.stderr)
+    print("stopped", file=sys.stderr)
+    return 0
+
+
+# ---------------------------------------------------------------- transcribe
+
+
+def _transcribe(args: argparse.Namespace) -> int:
+    config = load_config(args.config)
+    targets = _targets(args.files, args.output, args.format)
+    failed = 0
+    with contextlib.ExitStack() as stack:
+        transcribe = stack.enter_context(_backend(config, args))
+        pool = ThreadPoolExecutor(config.runtime.slots)
+        # Does not wait: after Ctrl-C it is the backend's end that ends the calls.
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+        answers = [pool.submit(_one, transcribe, file, args) for file in args.files]
+        quiet = not sys.stderr.isatty()
+        bar = stack.enter_context(
+            tqdm(total=len(answers), unit="file", leave=False, disable=quiet, file=sys.stderr)
+        )
+        for file, target, answer in zip(args.files, targets, answers, strict=True):
+            try:
+                text = render(answer.result(), file, args.format)
+            except EarshotError as error:
+                failed += 1
+                tqdm.write(f"error: {file}: {error}", file=sys.stderr)
+            else:
+                _write(text, file, target, titled=len(answers) > 1 and args.format != "json")
+            bar.update()
+    if failed:
+        print(f"{failed} of {len(args.files)} files failed", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _targets(files: list[str], folder: Path | None, format: Format) -> list[Path | None]:
+    """The file that each transcript goes to; None is standard output."""
+    if folder is None:
+        return [None] * len(files)
+    suffix = "txt" if format == "text" else format
+    targets = [folder / f"{Path(file).name}.{suffix}" for file in files]
+    twice = {target for target in targets if targets.count(target) > 1}
+    if twice:
+        raise ConfigError(f"two files would be written to {min(twice)}; use two --output folders")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from error
+    return list(targets)
+
+
+@contextlib.contextmanager
+def _backend(config: Config, args: argparse.Namespace) -> Iterator[Transcribe]:
+    """The running server if there is one, else a transcriber of this process's own."""
+    if not (args.in_process or args.engine):
+        from serve.client import Client  # noqa: PLC0415 - tritonclient, only if asked for
+
+        host = _WILDCARDS.get(config.server.host, config.server.host)
+        address = f"{host}:{config.server.grpc_port}"
+        with Client(address) as client:
+            if client.ready():
+                print(f"through the server at {address}", file=sys.stderr)
+                yield lambda request: client.start(request).result()
+                return
+    from serve.transcriber import open_transcriber  # noqa: PLC0415 - loads torch
+
+    engine = args.engine or config.build.engine
+    print(f"in this process, with the engine {engine}", file=sys.stderr)
+    with open_transcriber(config, engine) as transcriber:
+        yield transcriber.transcribe
+
+
+def _one(transcribe: Transcribe, file: str, args: argparse.Namespace) -> Transcript:
+    try:
+        audio = Path(file).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read it: {error.strerror}") from error
+    return transcribe(
+        Request(
+            audio=audio,
+            language=args.language,
+            task=args.task,
+            prompt=args.prompt,
+            timestamps=not args.no_timestamps,
+            temperature=args.temperature,
+            max_tokens=args.max_tokens,
+        )
+    )
+
+
+def _write(text: str, file: str, target: Path | None, titled: bool) -> None:
+    if target is not None:
+        target.write_text(text, encoding="utf-8")
+        return
+    title = f"==> {file} <==\n" if titled else ""
+    tqdm.write(f"{title}{text}", file=sys.stdout, end="")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

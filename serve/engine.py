@@ -1,0 +1,300 @@
+"""The engine folder: its manifest, its tensors, and how it is opened.
+
+    engine.json           the manifest: everything a runtime must know
+    weights.safetensors   the tensors listed by `tensor_specs`
+    tokenizer.json        byte-level BPE, as the `tokenizers` library reads it
+
+This is the contract between build, which writes the folder, and serve, which opens it strictly.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from serve.config import Precision, RuntimeName
+from serve.errors import EngineError
+
+FORMAT_VERSION = 1
+MANIFEST_FILE = "engine.json"
+WEIGHTS_FILE = "weights.safetensors"
+TOKENIZER_FILE = "tokenizer.json"
+HEAD_DIM = 64
+
+Kind = Literal["quantized", "plain"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Dims:
+    """The network's sizes, by OpenAI's names."""
+
+    n_mels: int
+    n_audio_ctx: int
+    n_audio_state: int
+    n_audio_head: int
+    n_audio_layer: int
+    n_audio_ffn: int
+    n_vocab: int
+    n_text_ctx: int
+    n_text_state: int
+    n_text_head: int
+    n_text_layer: int
+    n_text_ffn: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerFacts:
+    """Special token ids and decoding lists, as the checkpoint's own files state them."""
+
+    eot: int
+    sot: int
+    sot_prev: int
+    no_speech: int
+    no_timestamps: int
+    timestamp_begin: int
+    transcribe: int | None  # None in English-only checkpoints
+    translate: int | None
+    languages: dict[str, int]  # code -> token id; empty in English-only checkpoints
+    suppress_tokens: tuple[int, ...]
+    begin_suppress_tokens: tuple[int, ...]
+    max_initial_timestamp_index: int
+    alignment_heads: tuple[tuple[int, int], ...]  # (decoder layer, head)
+
+    @property
+    def multilingual(self) -> bool:
+        """Whether prompts carry a language and a task."""
+        return bool(self.languages)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where the weights came from."""
+
+    id: str
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerError:
+    """What quantising one matrix cost: ||w - q * scale|| / ||w||, and the largest difference."""
+
+    relative: float
+    max_abs: float
+
+
+@dataclasses.dataclass(frozen=True)
+class FileFacts:
+    """One file of the engine folder."""
+
+    sha256: str
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """Everything an engine says about itself; `engine.json` holds exactly these fields."""
+
+    format_version: int
+    runtime: RuntimeName
+    precision: Precision
+    dims: Dims
+    tokenizer: TokenizerFacts
+    source: Source
+    quantization: dict[str, LayerError]  # empty in fp16 engines
+    versions: dict[str, str]  # what built it
+    files: dict[str, FileFacts]
+    checkpoint_bytes: int  # size of the checkpoint's weights
+    verification: dict[str, float] | None  # measured deviation; None until verified
+    runtime_options: dict[str, Any]  # limits a compiled engine was built for; {} for native
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of weights.safetensors."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def tensor_kinds(dims: Dims) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
+    """Yield (name, shape, kind) of every tensor of a full-precision engine.
+
+    `quantized` marks the matrices that INT8 engines hold as int8 plus one scale per row. The
+    vocabulary projection is tied to `decoder.tokens`; see `tensor_specs`.
+    """
+    d = dims.n_audio_state
+    yield "encoder.conv1.weight", (d, dims.n_mels, 3), "plain"
+    yield "encoder.conv1.bias", (d,), "plain"
+    yield "encoder.conv2.weight", (d, d, 3), "plain"
+    yield "encoder.conv2.bias", (d,), "plain"
+    yield "encoder.positions", (dims.n_audio_ctx, d), "plain"
+    for i in range(dims.n_audio_layer):
+        prefix = f"encoder.layers.{i}"
+        yield from _attention(prefix, "attn", d)
+        yield from _mlp(prefix, d, dims.n_audio_ffn)
+    yield from _norm("encoder.norm", d)
+    d = dims.n_text_state
+    yield "decoder.tokens", (dims.n_vocab, d), "plain"
+    yield "decoder.positions", (dims.n_text_ctx, d), "plain"
+    for i in range(dims.n_text_layer):
+        prefix = f"decoder.layers.{i}"
+        yield from _attention(prefix, "attn", d)
+        yield from _attention(prefix, "cross", d)
+        yield from _mlp(prefix, d, dims.n_text_ffn)
+    yield from _norm("decoder.norm", d)
+
+
+def _norm(name: str, d: int) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
+    yield f"{name}.weight", (d,), "plain"
+    yield f"{name}.bias", (d,), "plain"
+
+
+def _attention(prefix: str, name: str, d: int) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
+    yield from _norm(f"{prefix}.{name}_norm", d)
+    for part in ("q", "k", "v", "out"):
+        yield f"{prefix}.{name}.{part}.weight", (d, d), "quantized"
+        if part != "k":  # Whisper's key projection has no bias
+            yield f"{prefix}.{name}.{part}.bias", (d,), "plain"
+
+
+def _mlp(prefix: str, d: int, ffn: int) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
+    yield from _norm(f"{prefix}.mlp_norm", d)
+    for part, rows, columns in (("fc1", ffn, d), ("fc2", d, ffn)):
+        yield f"{prefix}.mlp.{part}.weight", (rows, columns), "quantized"
+        yield f"{prefix}.mlp.{part}.bias", (rows,), "plain"
+
+
+def scale_name(weight_name: str) -> str:
+    """Name of the per-row scale that belongs to an int8 weight."""
+    return weight_name.removesuffix("weight") + "scale"
+
+
+def tensor_specs(dims: Dims, precision: Precision) -> dict[str, TensorSpec]:
+    """Every tensor that weights.safetensors must hold, and nothing else.
+
+    fp16: all tensors float16; the vocabulary projection is `decoder.tokens` itself. int8: each
+    quantised matrix is int8 with a float16 `.scale` per row, and the vocabulary projection is
+    stored apart as `decoder.logits.weight` beside the float16 embedding.
+    """
+    specs: dict[str, TensorSpec] = {}
+    entries = list(tensor_kinds(dims))
+    if precision == "int8":
+        rows_columns = (dims.n_vocab, dims.n_text_state)
+        entries.append(("decoder.logits.weight", rows_columns, "quantized"))
+    for name, shape, kind in entries:
+        if kind == "quantized" and precision == "int8":
+            specs[name] = TensorSpec(shape, torch.int8)
+            specs[scale_name(name)] = TensorSpec(shape[:1], torch.float16)
+        else:
+            specs[name] = TensorSpec(shape, torch.float16)
+    return specs
+
+
+def sha256_of(path: Path) -> str:
+    """Hex SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def manifest_to_json(manifest: Manifest) -> str:
+    """The text of `engine.json`."""
+    return json.dumps(dataclasses.asdict(manifest), indent=2, ensure_ascii=False) + "\n"
+
+
+def manifest_from_json(text: str, where: str) -> Manifest:
+    """Parse `engine.json`.
+
+    Raises:
+        EngineError: not JSON, another format version, or a missing, surplus or malformed field.
+    """
+    try:
+        fields = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise EngineError(f"{where} is not JSON: {error}; build the engine again") from error
+    version = fields.get("format_version") if isinstance(fields, dict) else None
+    if version != FORMAT_VERSION:
+        raise EngineError(
+            f"{where} has format version {version}, this Earshot reads {FORMAT_VERSION}; "
+            "build the engine again with `make build-engine`"
+        )
+    try:
+        tokenizer: dict[str, Any] = dict(fields["tokenizer"])
+        for key in ("suppress_tokens", "begin_suppress_tokens"):
+            tokenizer[key] = tuple(tokenizer[key])
+        tokenizer["alignment_heads"] = tuple((a, b) for a, b in tokenizer["alignment_heads"])
+        fields["tokenizer"] = TokenizerFacts(**tokenizer)
+        fields["dims"] = Dims(**fields["dims"])
+        fields["source"] = Source(**fields["source"])
+        fields["quantization"] = {k: LayerError(**v) for k, v in fields["quantization"].items()}
+        fields["files"] = {k: FileFacts(**v) for k, v in fields["files"].items()}
+        return Manifest(**fields)
+    except (KeyError, TypeError, ValueError) as error:
+        raise EngineError(f"{where} is malformed ({error}); build the engine again") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """An engine folder that has passed every check."""
+
+    path: Path
+    manifest: Manifest
+
+    def load_weights(self, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
+        """Read every tensor onto a device, as stored.
+
+        Raises:
+            EngineError: a tensor is missing, surplus, or has another shape or dtype.
+        """
+        path = self.path / WEIGHTS_FILE
+        specs = tensor_specs(self.manifest.dims, self.manifest.precision)
+        try:
+            with safe_open(path, framework="pt", device=str(device)) as file:
+                _check_names(path, set(file.keys()), set(specs))
+                tensors = {name: file.get_tensor(name) for name in specs}
+        except (OSError, SafetensorError) as error:
+            raise EngineError(f"cannot read {path}: {error}; build the engine again") from error
+        for name, spec in specs.items():
+            found = TensorSpec(tuple(tensors[name].shape), tensors[name].dtype)
+            if found != spec:
+                raise EngineError(f"{path}: {name} is {found}, expected {spec}")
+        return tensors
+
+
+def _check_names(path: Path, found: set[str], expected: set[str]) -> None:
+    if found != expected:
+        missing = ", ".join(sorted(expected - found)) or "none"
+        surplus = ", ".join(sorted(found - expected)) or "none"
+        raise EngineError(f"{path}: missing tensors: {missing}; surplus tensors: {surplus}")
+
+
+def open_engine(path: str | Path) -> Engine:
+    """Open an engine folder, checking format, files, sizes and hashes.
+
+    Raises:
+        EngineError: anything is not as the manifest says; the message names it.
+    """
+    path = Path(path)
+    manifest_path = path / MANIFEST_FILE
+    try:
+        text = manifest_path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise EngineError(
+            f"no engine at {path} ({manifest_path}: {error.strerror}); "
+            "build one with `make build-engine CONFIG=…`"
+        ) from error
+    manifest = manifest_from_json(text, str(manifest_path))
+    for name, facts in manifest.files.items():
+        file = path / name
+        if not file.is_file():
+            raise EngineError(f"{file} is missing; build the engine again")
+        size = file.stat().st_size
+        if size != facts.bytes:
+            raise EngineError(f"{file} has {size} bytes, the manifest says {facts.bytes}")
+        if sha256_of(file) != facts.sha256:
+            raise EngineError(f"{file} fails its SHA-256; build the engine again")
+    return Engine(path, manifest)

@@ -1,0 +1,127 @@
+"""The operations that the network is made of, each chosen once, when an engine is loaded.
+
+`torch_ops` defines what each must compute; `triton_ops` and `triton_choice` hold the kernels for
+NVIDIA GPUs and are imported only where they are chosen.
+"""
+
+import dataclasses
+import importlib.util
+from collections.abc import Callable
+
+import torch
+
+from serve.config import Kernels
+from serve.decoding import Rules, SlotState
+from serve.engine import Dims
+from serve.errors import UnavailableError
+from serve.kernels import torch_ops
+from serve.kernels.torch_ops import Matrix, Norm
+
+Tensor = torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Ops:
+    """One implementation of each operation; see the function of the same name in `torch_ops`."""
+
+    name: str  # "torch" or "triton"
+    reason: str  # why these
+    reads_int8: bool  # whether matrices may stay int8
+    embed: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    norm_linear: Callable[[Tensor, Norm, Matrix], Tensor]
+    norm_linear_gelu: Callable[[Tensor, Norm, Matrix], Tensor]
+    linear_residual: Callable[[Tensor, Matrix, Tensor], Tensor]
+    logits: Callable[[Tensor, Norm, Matrix], Tensor]
+    self_attention: Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
+    cross_attention: Callable[[Tensor, Tensor, Tensor], Tensor]
+    norm: Callable[[Tensor, Norm], Tensor]
+    add_norm: Callable[[Tensor, Tensor, Norm], tuple[Tensor, Tensor]]
+    workspace_bytes: int = 0
+
+
+Advance = Callable[[SlotState, Tensor, bool], None]
+"""As `Rules.advance`."""
+
+
+def torch_only(reason: str) -> Ops:
+    """Plain torch for every operation."""
+    return Ops(
+        name="torch",
+        reason=reason,
+        reads_int8=False,
+        embed=torch_ops.embed,
+        norm_linear=torch_ops.norm_linear,
+        norm_linear_gelu=torch_ops.norm_linear_gelu,
+        linear_residual=torch_ops.linear_residual,
+        logits=torch_ops.logits,
+        self_attention=torch_ops.self_attention,
+        cross_attention=torch_ops.cross_attention,
+        norm=torch_ops.norm,
+        add_norm=torch_ops.add_norm,
+    )
+
+
+def choose(kernels: Kernels, device: torch.device, dims: Dims, slots: int) -> Ops:
+    """The operations for one engine on one device.
+
+    Args:
+        kernels: "auto" takes Triton-language kernels on a CUDA device; a name is an order.
+        device: where the engine runs.
+        dims: its sizes.
+        slots: the most decoder rows of a step.
+
+    Raises:
+        UnavailableError: kernels that were asked for cannot run here.
+    """
+    if kernels == "torch":
+        return torch_only('runtime.kernels = "torch"')
+    missing = _why_not_triton(device)
+    if missing is None:
+        return _triton(f"{kernels}: {torch.cuda.get_device_name(device)}", device, dims, slots)
+    if kernels == "triton":
+        raise UnavailableError(
+            f'runtime.kernels = "triton" cannot run here: {missing}; '
+            'set runtime.kernels = "auto" or "torch"'
+        )
+    return torch_only(f"auto: {missing}")
+
+
+def choose_advance(ops: Ops, rules: Rules, slots: int) -> Advance:
+    """The choice of the next token that goes with the operations."""
+    if ops.name == "torch":
+        return rules.advance
+    from serve.kernels.triton_choice import TritonChoice  # noqa: PLC0415 - only where triton is
+
+    return TritonChoice(rules, slots).advance
+
+
+def _why_not_triton(device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return f"the device is {device}, not CUDA"
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 0):
+        return f"compute capability {capability[0]}.{capability[1]}, and the kernels need 8.0"
+    return None
+
+
+def _triton(reason: str, device: torch.device, dims: Dims, slots: int) -> Ops:
+    from serve.kernels.triton_ops import TritonOps  # noqa: PLC0415 - only where triton is
+
+    kernels = TritonOps(device, slots, dims.n_text_head, dims.n_audio_ctx)
+    return Ops(
+        name="triton",
+        reason=reason,
+        reads_int8=True,
+        embed=kernels.embed,
+        norm_linear=kernels.norm_linear,
+        norm_linear_gelu=kernels.norm_linear_gelu,
+        linear_residual=kernels.linear_residual,
+        logits=kernels.logits,
+        self_attention=kernels.self_attention,
+        cross_attention=kernels.cross_attention,
+        norm=kernels.norm,
+        add_norm=kernels.add_norm,
+        workspace_bytes=kernels.nbytes,
+    )

@@ -1,0 +1,168 @@
+"""The operations of one Whisper layer in plain torch. They define what is right.
+
+A faster kernel has the signature of its twin here and is tested against it. Nothing here waits for
+the device, so a decoder step made of these can be captured in a CUDA graph.
+"""
+
+import contextlib
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+LAYER_NORM_EPS = 1e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class Norm:
+    """Layer norm parameters, float32 (d,)."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+    """A linear layer: weight (out, in) and bias (out,) or None, in the compute dtype.
+
+    With `scale`, float32 (out,), the weight is int8 and each row stands for weight * scale.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    scale: torch.Tensor | None = None
+
+
+def linear(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
+    """A linear layer: (..., in) -> (..., out)."""
+    weight = matrix.weight
+    if matrix.scale is not None:
+        weight = (weight * matrix.scale[:, None]).to(x.dtype)
+    return F.linear(x, weight, matrix.bias)
+
+
+def norm(x: torch.Tensor, params: Norm) -> torch.Tensor:
+    """Layer norm over the last dimension, computed in float32, returned in the dtype of `x`."""
+    y = F.layer_norm(x.float(), params.weight.shape, params.weight, params.bias, LAYER_NORM_EPS)
+    return y.to(x.dtype)
+
+
+def norm_linear(x: torch.Tensor, params: Norm, matrix: Matrix) -> torch.Tensor:
+    """Layer norm, then a linear layer: (..., in) -> (..., out)."""
+    return linear(norm(x, params), matrix)
+
+
+def norm_linear_gelu(x: torch.Tensor, params: Norm, matrix: Matrix) -> torch.Tensor:
+    """Layer norm, linear, exact (erf) GELU: (..., in) -> (..., out)."""
+    return F.gelu(norm_linear(x, params, matrix))
+
+
+def linear_residual(x: torch.Tensor, matrix: Matrix, residual: torch.Tensor) -> torch.Tensor:
+    """A linear layer added to the residual stream: (..., in) -> (..., out)."""
+    return residual + linear(x, matrix)
+
+
+def add_norm(
+    x: torch.Tensor, delta: torch.Tensor, params: Norm
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(x + delta, layer norm of that), both of the shape and dtype of `x`."""
+    total = x + delta
+    return total, norm(total, params)
+
+
+def logits(x: torch.Tensor, params: Norm, matrix: Matrix) -> torch.Tensor:
+    """Layer norm, then the vocabulary projection: (rows, in) -> float32 (rows, vocabulary)."""
+    return norm_linear(x, params, matrix).float()
+
+
+def embed(
+    ids: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor, places: torch.Tensor
+) -> torch.Tensor:
+    """Each slot's token at its position, embedded, plus the position's own embedding.
+
+    Args:
+        ids: int64 (slots, n_text_ctx), at least as many rows as `positions`.
+        positions: int64 (slots,).
+        tokens: (n_vocab, d).
+        places: (n_text_ctx, d).
+
+    Returns:
+        (slots, d).
+    """
+    rows = torch.arange(len(positions), device=positions.device)
+    return tokens[ids[rows, positions]] + places[positions]
+
+
+def encoder_attention(qkv: torch.Tensor, n_head: int) -> torch.Tensor:
+    """Full (non-causal) self-attention; the query is already scaled.
+
+    Args:
+        qkv: (batch, time, 3 * d), query, key and value side by side.
+        n_head: heads; d / n_head dimensions each.
+
+    Returns:
+        (batch, time, d).
+    """
+    batch, time, _ = qkv.shape
+    q, k, v = qkv.view(batch, time, 3, n_head, -1).permute(2, 0, 3, 1, 4)
+    with _cudnn_first() if qkv.is_cuda else contextlib.nullcontext():
+        out = F.scaled_dot_product_attention(q, k, v, scale=1.0)
+    return out.transpose(1, 2).reshape(batch, time, -1)
+
+
+def _cudnn_first() -> contextlib.AbstractContextManager[None]:
+    """Prefer cuDNN's attention, which torch by itself tries after FlashAttention."""
+    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+    return sdpa_kernel(order, set_priority=True)
+
+
+def self_attention(
+    qkv: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    positions: torch.Tensor,
+    longest: int,
+) -> torch.Tensor:
+    """One decoder step of causal self-attention for slots of different ages.
+
+    Writes each slot's new key and value at its position, then attends to positions 0..position.
+
+    Args:
+        qkv: (slots, 3 * d), the query already scaled.
+        k_cache, v_cache: (slots, heads, n_text_ctx, head_dim), updated in place.
+        positions: int64 (slots,).
+        longest: positions read at most, at least max(positions) + 1; fixed under a CUDA graph.
+
+    Returns:
+        (slots, d).
+    """
+    slots, heads, _, head_dim = k_cache.shape
+    q, k, v = qkv.view(slots, 3, heads, 1, head_dim).unbind(1)
+    at = positions.view(slots, 1, 1, 1).expand(slots, heads, 1, head_dim)
+    k_cache.scatter_(2, at, k)
+    v_cache.scatter_(2, at, v)
+    seen = torch.arange(longest, device=positions.device) <= positions[:, None]
+    out = F.scaled_dot_product_attention(
+        q,
+        k_cache[:, :, :longest],
+        v_cache[:, :, :longest],
+        attn_mask=seen[:, None, None, :],
+        scale=1.0,
+    )
+    return out.reshape(slots, heads * head_dim)
+
+
+def cross_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """One decoder step of attention to the encoder's output.
+
+    Args:
+        q: (slots, d), already scaled.
+        k, v: (slots, heads, n_audio_ctx, head_dim).
+
+    Returns:
+        (slots, d).
+    """
+    slots, heads, _, head_dim = k.shape
+    out = F.scaled_dot_product_attention(q.view(slots, heads, 1, head_dim), k, v, scale=1.0)
+    return out.reshape(slots, heads * head_dim)

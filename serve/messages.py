@@ -1,0 +1,84 @@
+"""What goes into a transcriber and what comes out: plain frozen data, no behaviour."""
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Task = Literal["transcribe", "translate"]
+Samples = npt.NDArray[np.float32]
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One transcription asked for."""
+
+    audio: bytes | Samples  # a file's bytes, or mono samples in [-1, 1] at `sample_rate`
+    sample_rate: int | None = None  # Hz; needed with samples, not allowed with bytes
+    language: str | None = None  # code such as "en"; None detects it
+    task: Task = "transcribe"
+    prompt: str = ""  # text that precedes the audio: names, spelling, style
+    timestamps: bool = True
+    temperature: float | None = None  # None = 0 with the configured fallback; a number = only that
+    max_tokens: int | None = None  # new tokens per window; None = the configured limit
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """A stretch of text with its times in the whole audio."""
+
+    start: float  # s
+    end: float  # s
+    text: str
+    tokens: tuple[int, ...]  # text tokens only
+    avg_logprob: float | None
+    no_speech_prob: float | None
+    temperature: float
+    compression_ratio: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Timings:
+    """Where a request's time went, in seconds."""
+
+    queue_s: float  # accepted -> its first window taken by the runtime
+    encode_s: float
+    decode_s: float
+    total_s: float  # accepted -> final answer
+
+
+@dataclasses.dataclass(frozen=True)
+class Transcript:
+    """The whole answer."""
+
+    text: str
+    language: str
+    language_prob: float | None  # None where the client named the language
+    duration: float  # s of audio
+    segments: tuple[Segment, ...]
+    timings: Timings
+
+
+@dataclasses.dataclass(frozen=True)
+class SegmentReady:
+    """A segment that will not change any more; segments come in order of time."""
+
+    segment: Segment
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """The last event of a request that succeeded."""
+
+    transcript: Transcript
+
+
+@dataclasses.dataclass(frozen=True)
+class Failed:
+    """The last event of a request that did not; `error` is an EarshotError."""
+
+    error: Exception
+
+
+TranscriberEvent = SegmentReady | Finished | Failed

@@ -1,0 +1,51 @@
+"""What a transcriber has done so far, as numbers for metrics and reports."""
+
+import dataclasses
+from typing import Literal, Self
+
+Outcome = Literal["ok", "failed", "cancelled", "timed_out"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Counters:
+    """What a transcriber counts itself, since its start, the warm-up included."""
+
+    accepted: int = 0  # requests taken in; each ends in one of the four outcomes
+    ok: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    timed_out: int = 0
+    rejected: int = 0  # requests refused at once; not among the accepted
+    audio_s: float = 0.0  # seconds of audio of the requests that ended ok, before padding
+    busy_s: float = 0.0  # seconds of wall clock in which at least one request was pending
+
+    @property
+    def ended(self) -> int:
+        """Requests that got their terminal event."""
+        return self.ok + self.failed + self.cancelled + self.timed_out
+
+    @property
+    def rtfx(self) -> float:
+        """Seconds of audio answered for each busy second; 0 before the first."""
+        return self.audio_s / self.busy_s if self.busy_s > 0 else 0.0
+
+    def plus(self, **more: float) -> Self:
+        """These counters with some of them increased."""
+        return dataclasses.replace(
+            self, **{name: getattr(self, name) + value for name, value in more.items()}
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stats(Counters):
+    """One moment of a transcriber; `accepted == ended + pending`."""
+
+    pending: int  # requests accepted and not yet ended
+    queued: int  # of these, not yet started: no window handed to the runtime
+    windows: int  # windows handed to the runtime for the first time
+    retries: int  # windows handed over again at a higher temperature
+    tokens: int  # tokens sampled
+    busy_slots: int
+    mean_batch: float  # slots in use in an average decoder step; 0 before the first
+    encode_s: float  # seconds of wall clock that the runtime spent encoding
+    decode_s: float  # and decoding

@@ -1,0 +1,155 @@
+"""What a TensorRT-LLM engine was compiled for, and whether this machine can run it.
+
+Nothing here imports `tensorrt_llm`, so every refusal comes in a moment and in plain words.
+"""
+
+import dataclasses
+import importlib.metadata
+from typing import Any
+
+import torch
+
+from serve.config import RuntimeConfig
+from serve.engine import Engine
+from serve.errors import ConfigError, EngineError, UnavailableError
+
+ENGINES_FOLDER = "tensorrt_llm"  # in the engine folder; holds encoder/ and decoder/
+REBUILD = "build it again with `make build-engine CONFIG=…`"
+RELEASE = (1, 2)  # the last that compiles engines; what the checkpoint's names are for
+_MEND = "use the image of serve/Dockerfile, which has 1.2.1, or build with build.runtime = 'native'"
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What the compiled engines were built for; the manifest's `runtime_options`."""
+
+    tensorrt_llm: str  # version of the library
+    gpu: str
+    compute_capability: str  # such as "9.0"
+    max_batch_size: int  # windows in flight
+    encoder_batch: int  # windows per encoder step
+    max_beam_width: int
+    max_prompt_tokens: int
+    max_seq_len: int  # prompt and new tokens together
+
+
+def limits_of(engine: Engine) -> Limits:
+    """The limits in an engine's manifest.
+
+    Raises:
+        EngineError: the engine is for another runtime, or its limits are malformed.
+    """
+    manifest = engine.manifest
+    if manifest.runtime != "tensorrt_llm":
+        raise EngineError(
+            f"engine {engine.path} is for the runtime {manifest.runtime!r}, expected "
+            f"'tensorrt_llm'; set build.runtime and {REBUILD}"
+        )
+    try:
+        return Limits(**manifest.runtime_options)
+    except TypeError as error:
+        raise EngineError(
+            f"{engine.path}: runtime_options are malformed ({error}); {REBUILD}"
+        ) from error
+
+
+def options_of(limits: Limits) -> dict[str, Any]:
+    """The manifest's `runtime_options` that `limits_of` reads back."""
+    return dataclasses.asdict(limits)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """The GPU that TensorRT-LLM would use."""
+
+    name: str
+    compute_capability: tuple[int, int]
+
+    @property
+    def capability(self) -> str:
+        """Compute capability as text, such as "9.0"."""
+        return ".".join(map(str, self.compute_capability))
+
+
+def library_version() -> str:
+    """Version of the installed TensorRT-LLM, checked without importing it.
+
+    Raises:
+        UnavailableError: it is not installed, or not of release 1.2.
+    """
+    try:
+        version = importlib.metadata.version("tensorrt_llm")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise UnavailableError(
+            f"TensorRT-LLM is not installed, expected release 1.2; {_MEND}"
+        ) from error
+    release = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if release > RELEASE:
+        raise UnavailableError(
+            f"TensorRT-LLM {version} is installed, but from 1.3 on it neither compiles nor runs "
+            f"engines (trtllm-build and the engine executor were removed); expected 1.2; {_MEND}"
+        )
+    if release != RELEASE:
+        raise UnavailableError(
+            f"TensorRT-LLM {version} is installed, but its checkpoints have other tensor names; "
+            f"expected 1.2; {_MEND}"
+        )
+    return version
+
+
+def find_gpu(device: str) -> Gpu:
+    """The configured GPU.
+
+    Raises:
+        UnavailableError: `device` names none that is there.
+    """
+    if not device.startswith("cuda") or not torch.cuda.is_available():
+        raise UnavailableError(
+            f"TensorRT-LLM needs an NVIDIA GPU; runtime.device = {device!r} and this machine has "
+            f"{torch.cuda.device_count()} CUDA devices; set runtime.device to cuda or cuda:N there"
+        )
+    index = torch.device(device).index or 0
+    if index >= torch.cuda.device_count():
+        raise UnavailableError(
+            f"runtime.device = {device!r}, but this machine has "
+            f"{torch.cuda.device_count()} CUDA devices"
+        )
+    major, minor = torch.cuda.get_device_capability(index)
+    return Gpu(torch.cuda.get_device_name(index), (major, minor))
+
+
+def check_build(engine: Engine, limits: Limits, version: str, gpu: Gpu) -> None:
+    """Refuse an engine compiled by another version or for another GPU: both would crash later.
+
+    Raises:
+        EngineError: names what was found and what the engine needs.
+    """
+    if version != limits.tensorrt_llm:
+        raise EngineError(
+            f"engine {engine.path} was compiled by TensorRT-LLM {limits.tensorrt_llm}, found "
+            f"{version}; {REBUILD}"
+        )
+    if gpu.capability != limits.compute_capability:
+        raise EngineError(
+            f"engine {engine.path} was compiled for compute capability "
+            f"{limits.compute_capability} ({limits.gpu}), found {gpu.capability} ({gpu.name}); "
+            f"{REBUILD} on this machine"
+        )
+
+
+def check_config(limits: Limits, config: RuntimeConfig) -> None:
+    """Refuse settings beyond the limits that the engine was compiled with.
+
+    Raises:
+        ConfigError: names the key, its value and the limit.
+    """
+    asked = {
+        "runtime.slots": (config.slots, limits.max_batch_size),
+        "runtime.tensorrt_llm.beam_width": (config.tensorrt_llm.beam_width, limits.max_beam_width),
+    }
+    for key, (value, limit) in asked.items():
+        if value > limit:
+            raise ConfigError(
+                f"{key} = {value}, but the engine was built for at most {limit}; lower it or "
+                f"{REBUILD}"
+            )

@@ -1,0 +1,274 @@
+"""The network: the encoder over a batch of windows, and one decoder step over slots.
+
+Follows OpenAI's `whisper/model.py`. The query's scale, 1/8 for 64-dimensional heads and so exact,
+is folded into its projection; query, key and value are one matrix.
+"""
+
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+
+from serve.engine import HEAD_DIM, Dims, scale_name
+from serve.kernels import Ops, torch_only
+from serve.kernels.torch_ops import Matrix, Norm, encoder_attention, linear
+
+Weights = dict[str, torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cache:
+    """Static key/value caches of every slot; each tensor is (layers, slots, heads, time, 64)."""
+
+    self_k: torch.Tensor
+    self_v: torch.Tensor
+    cross_k: torch.Tensor
+    cross_v: torch.Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(t.nbytes for t in (self.self_k, self.self_v, self.cross_k, self.cross_v))
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+    """Weights of one attention block; in cross-attention `qkv` is the query alone."""
+
+    norm: Norm
+    qkv: Matrix
+    out: Matrix
+
+
+@dataclasses.dataclass(frozen=True)
+class Mlp:
+    """Weights of one feed-forward block."""
+
+    norm: Norm
+    fc1: Matrix
+    fc2: Matrix
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderLayer:
+    """Weights of one decoder layer."""
+
+    attn: Attention
+    cross: Attention
+    cross_k: Matrix
+    cross_v: Matrix
+    mlp: Mlp
+
+
+class Loader:
+    """Turns an engine's tensors into compute-ready weights on one device.
+
+    INT8 matrices are expanded once, which on a CPU measures faster than reading them as stored, and
+    which the encoder's arithmetic on a GPU wants too. `keep_int8` leaves them as they are for
+    kernels that read them so.
+    """
+
+    def __init__(self, weights: Weights, device: torch.device, dtype: torch.dtype) -> None:
+        self._weights = weights
+        self._device = device
+        self._dtype = dtype
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A plain tensor in the compute dtype, or the one given."""
+        return self._weights[name].to(self._device, dtype or self._dtype)
+
+    def matrix(
+        self, name: str, factor: float = 1.0, bias: bool = True, keep_int8: bool = False
+    ) -> Matrix:
+        """A linear layer times a power of two; int8 only if stored and kept so."""
+        offset = None
+        if bias:
+            offset = (self.tensor(f"{name}.bias", torch.float32) * factor).to(self._dtype)
+        stored = self._weights[f"{name}.weight"].to(self._device)
+        scale = self._weights.get(scale_name(f"{name}.weight"))
+        if scale is not None:
+            scale = scale.to(self._device).float()
+            if keep_int8:
+                return Matrix(stored, offset, scale * factor)
+        weight = stored.float()
+        if scale is not None:
+            weight = weight * scale[:, None]
+        return Matrix((weight * factor).to(self._dtype), offset)
+
+    def norm(self, name: str) -> Norm:
+        """Layer norm parameters, float32."""
+        return Norm(
+            self.tensor(f"{name}.weight", torch.float32), self.tensor(f"{name}.bias", torch.float32)
+        )
+
+    def attention(self, prefix: str, packed: bool, keep_int8: bool = False) -> Attention:
+        """Self-attention with q, k and v in one matrix, or cross-attention with q alone."""
+        query = self.matrix(f"{prefix}.q", factor=HEAD_DIM**-0.5, keep_int8=keep_int8)
+        if packed:
+            key = self.matrix(f"{prefix}.k", bias=False, keep_int8=keep_int8)
+            query = _packed(query, key, self.matrix(f"{prefix}.v", keep_int8=keep_int8))
+        out = self.matrix(f"{prefix}.out", keep_int8=keep_int8)
+        return Attention(self.norm(f"{prefix}_norm"), query, out)
+
+    def mlp(self, prefix: str, keep_int8: bool = False) -> Mlp:
+        """One feed-forward block."""
+        return Mlp(
+            self.norm(f"{prefix}.mlp_norm"),
+            self.matrix(f"{prefix}.mlp.fc1", keep_int8=keep_int8),
+            self.matrix(f"{prefix}.mlp.fc2", keep_int8=keep_int8),
+        )
+
+    def decoder_layer(self, prefix: str, keep_int8: bool) -> DecoderLayer:
+        """One decoder layer; keys and values of cross-attention are the encoder's kind of work."""
+        return DecoderLayer(
+            self.attention(f"{prefix}.attn", packed=True, keep_int8=keep_int8),
+            self.attention(f"{prefix}.cross", packed=False, keep_int8=keep_int8),
+            self.matrix(f"{prefix}.cross.k", bias=False),
+            self.matrix(f"{prefix}.cross.v"),
+            self.mlp(prefix, keep_int8),
+        )
+
+    def logits(self, keep_int8: bool) -> Matrix:
+        """The vocabulary projection: its own INT8 matrix, or the embedding itself."""
+        if "decoder.logits.weight" in self._weights:
+            return self.matrix("decoder.logits", bias=False, keep_int8=keep_int8)
+        return Matrix(self.tensor("decoder.tokens"), None)
+
+
+def _packed(query: Matrix, key: Matrix, value: Matrix) -> Matrix:
+    """One matrix that gives query, key and value side by side."""
+    assert query.bias is not None and value.bias is not None
+    scales = [m.scale for m in (query, key, value) if m.scale is not None]
+    return Matrix(
+        torch.cat([query.weight, key.weight, value.weight]),
+        torch.cat([query.bias, torch.zeros_like(query.bias), value.bias]),
+        torch.cat(scales) if scales else None,
+    )
+
+
+class Whisper:
+    """A loaded network.
+
+    Args:
+        dims: sizes from the engine's manifest.
+        weights: tensors as the engine stores them, on any device.
+        device, dtype: where and in what precision to compute; layer norms are float32 always.
+        ops: the operations to compute with; without, plain torch.
+    """
+
+    def __init__(
+        self,
+        dims: Dims,
+        weights: Weights,
+        device: torch.device,
+        dtype: torch.dtype,
+        ops: Ops | None = None,
+    ) -> None:
+        self.dims = dims
+        self.device = device
+        self.dtype = dtype
+        self.ops = ops or torch_only("none were given")
+        keep_int8 = self.ops.reads_int8
+        load = Loader(weights, device, dtype)
+        self._conv1 = (load.tensor("encoder.conv1.weight"), load.tensor("encoder.conv1.bias"))
+        self._conv2 = (load.tensor("encoder.conv2.weight"), load.tensor("encoder.conv2.bias"))
+        self._audio_positions = load.tensor("encoder.positions")
+        self._encoder = [
+            (
+                load.attention(f"encoder.layers.{i}.attn", packed=True),
+                load.mlp(f"encoder.layers.{i}"),
+            )
+            for i in range(dims.n_audio_layer)
+        ]
+        self._encoder_norm = load.norm("encoder.norm")
+        self._tokens = load.tensor("decoder.tokens")
+        self._text_positions = load.tensor("decoder.positions")
+        self._decoder = [
+            load.decoder_layer(f"decoder.layers.{i}", keep_int8) for i in range(dims.n_text_layer)
+        ]
+        self._decoder_norm = load.norm("decoder.norm")
+        self._logits = load.logits(keep_int8)
+
+    def new_cache(self, slots: int) -> Cache:
+        """Zeroed caches for `slots` windows."""
+        dims = self.dims
+
+        def zeros(time: int) -> torch.Tensor:
+            shape = (dims.n_text_layer, slots, dims.n_text_head, time, HEAD_DIM)
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+        times = (dims.n_text_ctx, dims.n_text_ctx, dims.n_audio_ctx, dims.n_audio_ctx)
+        return Cache(*(zeros(time) for time in times))
+
+    def encode(self, features: torch.Tensor) -> torch.Tensor:
+        """Run the encoder: (batch, n_mels, 3000) float32 -> (batch, n_audio_ctx, d)."""
+        x = features.to(self.device, self.dtype)
+        x = F.gelu(F.conv1d(x, *self._conv1, padding=1))
+        x = F.gelu(F.conv1d(x, *self._conv2, stride=2, padding=1))
+        x = x.transpose(1, 2).contiguous() + self._audio_positions
+        following = [attn.norm for attn, _ in self._encoder[1:]] + [self._encoder_norm]
+        normed = self.ops.norm(x, self._encoder[0][0].norm)
+        for (attn, mlp), next_norm in zip(self._encoder, following, strict=True):
+            mixed = encoder_attention(linear(normed, attn.qkv), self.dims.n_audio_head)
+            x, normed = self.ops.add_norm(x, linear(mixed, attn.out), mlp.norm)
+            hidden = F.gelu(linear(normed, mlp.fc1))
+            x, normed = self.ops.add_norm(x, linear(hidden, mlp.fc2), next_norm)
+        return normed
+
+    def fill_cross(self, encoded: torch.Tensor, cache: Cache, slots: torch.Tensor) -> None:
+        """Project the encoder's output (batch, n_audio_ctx, d) into the caches of int64 `slots`."""
+        batch, time, _ = encoded.shape
+        shape = (batch, time, self.dims.n_text_head, HEAD_DIM)
+        for i, layer in enumerate(self._decoder):
+            for matrix, target in ((layer.cross_k, cache.cross_k), (layer.cross_v, cache.cross_v)):
+                projected = linear(encoded, matrix).view(shape).transpose(1, 2)
+                target[i].index_copy_(0, slots, projected)
+
+    def step(
+        self, ids: torch.Tensor, positions: torch.Tensor, cache: Cache, longest: int
+    ) -> torch.Tensor:
+        """Feed one token to each of the first n slots.
+
+        Args:
+            ids: int64 (slots, time), every slot's sequence, at least n of them.
+            positions: int64 (n,), which token of its sequence each slot is fed.
+            cache: caches of at least n slots; keys and values are written at `positions`.
+            longest: as in `torch_ops.self_attention`.
+
+        Returns:
+            float32 logits (n, n_vocab) for the tokens that follow.
+        """
+        n, ops = positions.shape[0], self.ops
+        x = ops.embed(ids, positions, self._tokens, self._text_positions)
+        for i, layer in enumerate(self._decoder):
+            qkv = ops.norm_linear(x, layer.attn.norm, layer.attn.qkv)
+            mixed = ops.self_attention(
+                qkv, cache.self_k[i, :n], cache.self_v[i, :n], positions, longest
+            )
+            x = ops.linear_residual(mixed, layer.attn.out, x)
+            query = ops.norm_linear(x, layer.cross.norm, layer.cross.qkv)
+            mixed = ops.cross_attention(query, cache.cross_k[i, :n], cache.cross_v[i, :n])
+            x = ops.linear_residual(mixed, layer.cross.out, x)
+            hidden = ops.norm_linear_gelu(x, layer.mlp.norm, layer.mlp.fc1)
+            x = ops.linear_residual(hidden, layer.mlp.fc2, x)
+        return ops.logits(x, self._decoder_norm, self._logits)
+
+    @torch.inference_mode()
+    def teacher_forced_logits(self, features: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits after each given token, through the very steps that serving runs.
+
+        Args:
+            features: float32 (batch, n_mels, 3000).
+            tokens: int64 (batch, time), time at most n_text_ctx.
+
+        Returns:
+            float32 (batch, time, n_vocab).
+        """
+        batch, time = tokens.shape
+        cache = self.new_cache(batch)
+        everyone = torch.arange(batch, device=self.device)
+        self.fill_cross(self.encode(features), cache, everyone)
+        ids, steps = tokens.to(self.device).contiguous(), []
+        for t in range(time):
+            steps.append(self.step(ids, torch.full_like(everyone, t), cache, t + 1))
+        return torch.stack(steps, dim=1)

@@ -1,0 +1,75 @@
+"""What tests share: the choice of GPU tests, a small engine, and one running server."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from build import writer
+from build.checkpoint import open_checkpoint
+from serve.client import Client
+from serve.config import BuildConfig, Config, RuntimeConfig, ServerConfig, TranscriberConfig
+from serve.server import free_ports, running_server
+from tests.checkpoints import NANO, random_weights, write_hf
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--require-gpu", action="store_true", help="run the tests marked gpu; fail without a GPU"
+    )
+
+
+def pytest_configure(config):
+    if config.getoption("--require-gpu") and not torch.cuda.is_available():
+        raise pytest.UsageError("--require-gpu: torch sees no CUDA device")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--require-gpu"):
+        return
+    gpu = [item for item in items if item.get_closest_marker("gpu")]
+    config.hook.pytest_deselected(items=gpu)
+    items[:] = [item for item in items if item not in gpu]
+
+
+@pytest.fixture(scope="session")
+def nano_engine(tmp_path_factory):
+    """Folder of an engine with random weights: what it says is nonsense, at once."""
+    folder = tmp_path_factory.mktemp("nano")
+    checkpoint = open_checkpoint(str(write_hf(folder / "checkpoint", NANO, random_weights(NANO))))
+    with writer.staged(folder / "engine") as target:
+        writer.fill(target, checkpoint, "int8", writer.tensor_names(checkpoint))
+    return folder / "engine"
+
+
+@pytest.fixture(scope="session")
+def nano_config(nano_engine):
+    """A small product on ports of its own; call it for another one."""
+
+    def make(**server):
+        http, grpc, metrics = free_ports("127.0.0.1", 3)
+        ports = {"http_port": http, "grpc_port": grpc, "metrics_port": metrics}
+        return Config(
+            name="nano",
+            build=BuildConfig(engine=str(nano_engine)),
+            runtime=RuntimeConfig(slots=8, threads=1),
+            transcriber=TranscriberConfig(
+                max_audio_s=120.0, max_pending=210, max_tokens=16, temperatures=(0.0,)
+            ),
+            server=dataclasses.replace(ServerConfig(**ports), **server),
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def server(nano_config):
+    """A real server, the same for all tests."""
+    with running_server(nano_config()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def client(server):
+    with Client(server.grpc, timeout_s=120) as client:
+        yield client

@@ -1,0 +1,93 @@
+"""Systems that stand in for real ones in eval's tests; importable from a spawned process."""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+from eval.data import Clip, Prediction, Row, SystemFacts, TimedText
+from serve.errors import AudioError, UnavailableError
+
+
+class FakeSystem:
+    """Says what its clip's bytes say; "fail" fails, "die" ends the process, "hang" never
+    ends after its first call."""
+
+    def __init__(self, settings=None):
+        self.settings = settings or {"threads": os.environ.get("OMP_NUM_THREADS", "unset")}
+        self.closed = False
+        self.running = 0
+        self.most_running = 0
+        self._hung = False
+        self._lock = threading.Lock()
+
+    def transcribe(self, audio):
+        with self._lock:
+            self.running += 1
+            self.most_running = max(self.most_running, self.running)
+        time.sleep(0.002)
+        with self._lock:
+            self.running -= 1
+        text = audio.decode()
+        if text == "fail":
+            raise AudioError("AUDIO: cannot be decoded")
+        if text == "bug":
+            raise ZeroDivisionError("a bug in the system")
+        if text == "die":
+            os._exit(7)
+        if text == "hang" and self._hung:
+            time.sleep(60)
+        self._hung |= text == "hang"
+        return Prediction(text, "en", (TimedText(0.0, 1.0, text),))
+
+    def close(self):
+        self.closed = True
+
+
+def open_fake(name, config):
+    """What `eval.systems.open_system` is to real systems."""
+    if name == "missing":
+        raise UnavailableError("missing needs a device that is not here")
+    cores = len(os.sched_getaffinity(0))
+    print(f"opening {name}")
+    settings = {
+        "threads": os.environ["OMP_NUM_THREADS"],
+        "cores": str(cores),
+        "pid": str(os.getpid()),
+    }
+    if name == "big":
+        settings["ballast"] = str(len(b"x" * 200_000_000))
+    return FakeSystem(settings)
+
+
+def write_clips(folder: Path, said: dict[str, str]) -> list[Clip]:
+    """Clips whose bytes are what a FakeSystem says; the reference is the same."""
+    clips = []
+    for number, (file, text) in enumerate(said.items()):
+        path = folder / file
+        path.write_text(text, encoding="utf-8")
+        clips.append(Clip(file, path, text, "en" if text else None, 2.0 + 4 * number))
+    return clips
+
+
+def row(file, reference, text, **fields):
+    """A timed call with plain defaults."""
+    values = {
+        "language": "en" if reference else None,
+        "duration_s": 10.0,
+        "phase": "loaded",
+        "concurrency": 8,
+        "repeat": 0,
+        "started_s": 0.0,
+        "latency_s": 1.0,
+        "prediction": Prediction(text, "en"),
+        **fields,
+    }
+    return Row(file=file, reference=reference, **values)
+
+
+def facts(name):
+    """What was measured of a system, where it does not matter."""
+    return SystemFacts(
+        run="r", name=name, settings={}, start_s=1.0, peak_memory_bytes=2**20, rows=0
+    )

@@ -1,0 +1,101 @@
+"""Put the stand-in where the real library would be, and make small checkpoints for it."""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from build.checkpoint import Checkpoint
+from serve.config import Config, RuntimeConfig, TrtllmConfig
+from serve.engine import Dims, Source, TokenizerFacts, tensor_kinds
+
+HERE = Path(__file__).parent
+
+DIMS = Dims(
+    n_mels=80,
+    n_audio_ctx=1500,
+    n_audio_state=64,
+    n_audio_head=1,
+    n_audio_layer=2,
+    n_audio_ffn=256,
+    n_vocab=1611,
+    n_text_ctx=448,
+    n_text_state=64,
+    n_text_head=1,
+    n_text_layer=2,
+    n_text_ffn=256,
+)
+FACTS = TokenizerFacts(
+    eot=100,
+    sot=101,
+    sot_prev=107,
+    no_speech=108,
+    no_timestamps=109,
+    timestamp_begin=110,
+    transcribe=105,
+    translate=104,
+    languages={"en": 102, "es": 103},
+    suppress_tokens=(1, 2, 101, 107, 108),
+    begin_suppress_tokens=(7, 100),
+    max_initial_timestamp_index=50,
+    alignment_heads=((1, 0),),
+)
+
+
+def install(monkeypatch, tmp_path, capability=(9, 0)):
+    """Make `import tensorrt_llm`, `trtllm-build` and a GPU appear; returns the fake executor."""
+    torch.set_num_threads(1)  # the networks are tiny: threads would only wait for each other
+    monkeypatch.syspath_prepend(str(HERE))
+    for name in [name for name in sys.modules if name.split(".")[0] == "tensorrt_llm"]:
+        monkeypatch.delitem(sys.modules, name)
+    bin_folder = tmp_path / "fake-bin"
+    bin_folder.mkdir()
+    command = bin_folder / "trtllm-build"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} {HERE / "trtllm_build.py"} "$@"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin_folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index=0: "Stand-in GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=0: capability)
+    return importlib.import_module("tensorrt_llm.bindings.executor")
+
+
+def make_config(**trtllm):
+    """A configuration for the small checkpoint; keywords are `TrtllmConfig`'s."""
+    runtime = RuntimeConfig(
+        device="cuda", slots=4, encoder_batch=2, tensorrt_llm=TrtllmConfig(**trtllm)
+    )
+    return Config(name="small", runtime=runtime)
+
+
+def random_tensors(dims, seed=0):
+    """Tensors of every name at a scale that keeps a random network's logits apart."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, shape, _ in tensor_kinds(dims):
+        noise = torch.randn(shape, generator=generator)
+        if "norm" in name and name.endswith("weight"):
+            tensors[name] = 1 + 0.1 * noise
+        else:
+            tensors[name] = noise * (0.5 if "tokens" in name else 0.15)
+        tensors[name] = tensors[name].half()
+    return tensors
+
+
+def make_checkpoint(tensors=None, dims=DIMS, facts=FACTS):
+    """A checkpoint with random weights and a made-up tokenizer."""
+    tensors = tensors or random_tensors(dims)
+    return Checkpoint(
+        path=Path("random"),
+        naming="hf",
+        dims=dims,
+        tensors=tensors,
+        facts=facts,
+        tokenizer_json=b"{}",
+        source=Source("random", "0" * 64),
+        weight_bytes=sum(tensor.nbytes for tensor in tensors.values()),
+        notes=(),
+    )

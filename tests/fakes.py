@@ -1,0 +1,196 @@
+"""A runtime without a network: scripted tokens, delays counted in polls, failures, cancel.
+
+`FakeRuntime` keeps the whole contract of `serve.runtime.Runtime`, so that the transcriber and the
+server can be tested in milliseconds. What a window "says" is decided by a script: a function of
+the job, called when the job gets its slot. One poll is one step: it gives a free slot to each
+waiting job that fits, and every busy slot yields one token.
+"""
+
+import collections
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from serve.engine import Engine
+from serve.errors import DeviceError, EarshotError, OptionError
+from serve.runtime import (
+    DETECT_LANGUAGE,
+    Capabilities,
+    Event,
+    FinishReason,
+    Job,
+    Load,
+    Scores,
+)
+from serve.tokenizer import Tokenizer
+from tests.test_tokenizer import make_engine
+
+CAPABILITIES = Capabilities(
+    runtime="fake",
+    timestamps=True,
+    suppression=True,
+    sampling=True,
+    detect_language=True,
+    no_speech_prob=True,
+    token_logprobs=True,
+    streaming=True,
+    cancel=True,
+    beam_width=1,
+    max_windows=4,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Play:
+    """What the fake does with one job."""
+
+    tokens: tuple[int, ...] = ()
+    delay: int = 0  # polls in the slot before the first token
+    avg_logprob: float = -0.1
+    no_speech_prob: float = 0.0
+    language: int | None = None  # token id that is "detected"
+    language_prob: float = 0.9
+    error: EarshotError | None = None  # the job fails with this after its tokens
+    device_error: str = ""  # the poll in which the job would finish raises DeviceError
+
+
+@dataclasses.dataclass
+class _Slot:
+    job: Job
+    play: Play
+    wait: int
+    sent: int = 0
+
+
+class FakeRuntime:
+    """Runtime whose answers come from `script`; see the module's docstring."""
+
+    def __init__(
+        self,
+        script: Callable[[Job], Play],
+        capabilities: Capabilities = CAPABILITIES,
+        n_text_ctx: int = 448,
+        step_s: float = 0.0,
+    ) -> None:
+        self.capabilities = capabilities
+        self.jobs: list[Job] = []  # every job ever submitted, in order
+        self.log: list[tuple[str, int]] = []  # ("submit" | "finish" | "cancel", job id)
+        self.most_in_hand = 0  # most jobs submitted and unfinished at one time
+        self.closed = False
+        self._script = script
+        self._n_text_ctx = n_text_ctx
+        self._step_s = step_s
+        self._waiting: collections.deque[Job] = collections.deque()
+        self._slots: list[_Slot] = []
+        self._events: list[Event] = []
+        self._load = Load(0, 0, 0, 0, 0, 0, 0.0, 0.0)
+
+    def submit(self, job: Job) -> None:
+        if len(job.prompt) >= self._n_text_ctx or job.options.max_tokens < 1:
+            raise OptionError(f"a prompt of {len(job.prompt)} tokens leaves no room")
+        self.jobs.append(job)
+        self.log.append(("submit", job.id))
+        self._waiting.append(job)
+        self.most_in_hand = max(self.most_in_hand, len(self._waiting) + len(self._slots))
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        if self._step_s and (self._waiting or self._slots):
+            time.sleep(min(self._step_s, timeout_s))
+        while self._waiting and len(self._slots) < self.capabilities.max_windows:
+            job = self._waiting.popleft()
+            play = self._script(job)
+            self._slots.append(_Slot(job, play, play.delay))
+            self._count(windows=1)
+        if self._slots:
+            self._count(steps=1, step_slots=len(self._slots))
+        for slot in list(self._slots):
+            self._step(slot)
+        events, self._events = self._events, []
+        return events
+
+    def cancel(self, job_id: int) -> None:
+        known = [job.id for job in self._waiting] + [slot.job.id for slot in self._slots]
+        if job_id not in known:
+            return
+        self._waiting = collections.deque(job for job in self._waiting if job.id != job_id)
+        self._slots = [slot for slot in self._slots if slot.job.id != job_id]
+        self.log.append(("cancel", job_id))
+        self._events.append(Event(job_id, finished="cancelled"))
+
+    def load(self) -> Load:
+        return dataclasses.replace(
+            self._load, queued=len(self._waiting), busy_slots=len(self._slots)
+        )
+
+    def close(self) -> None:
+        self.closed = True
+        self._waiting.clear()
+        self._slots.clear()
+
+    def _step(self, slot: _Slot) -> None:
+        if slot.wait > 0:
+            slot.wait -= 1
+            return
+        limit = min(slot.job.options.max_tokens, self._n_text_ctx - len(slot.job.prompt))
+        tokens = slot.play.tokens[slot.sent : slot.sent + 1]
+        slot.sent += len(tokens)
+        self._count(tokens=len(tokens))
+        if tokens and slot.sent < limit:
+            self._events.append(Event(slot.job.id, tokens))
+            return
+        self._finish(slot, tokens, "length" if tokens else "eot")
+
+    def _finish(self, slot: _Slot, tokens: tuple[int, ...], reason: FinishReason) -> None:
+        play = slot.play
+        if play.device_error:
+            raise DeviceError(play.device_error)
+        self._slots.remove(slot)
+        self.log.append(("finish", slot.job.id))
+        if play.error is not None:
+            self._events.append(Event(slot.job.id, tokens, "error", error=play.error))
+            return
+        detected = play.language if DETECT_LANGUAGE in slot.job.prompt else None
+        scores = Scores(
+            avg_logprob=play.avg_logprob,
+            no_speech_prob=play.no_speech_prob,
+            language=detected,
+            language_prob=None if detected is None else play.language_prob,
+            encode_s=0.0,
+            decode_s=0.0,
+        )
+        self._events.append(Event(slot.job.id, tokens, reason, scores))
+
+    def _count(self, **more: int) -> None:
+        changes = {name: getattr(self._load, name) + value for name, value in more.items()}
+        self._load = dataclasses.replace(self._load, **changes)
+
+
+def fake_engine(folder: Path, multilingual: bool = True) -> Engine:
+    """An engine without weights: a tokenizer and a manifest with 448 text positions."""
+    engine = make_engine(folder, multilingual=multilingual)
+    dims = dataclasses.replace(engine.manifest.dims, n_text_ctx=448)
+    return Engine(engine.path, dataclasses.replace(engine.manifest, dims=dims))
+
+
+class Echo:
+    """A script: each window says the text of its request's prompt, from 0 to 1 s.
+
+    Args:
+        tokenizer: of the engine that the runtime stands for.
+        **play: fields of `Play` for every window.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, **play: Any) -> None:
+        self._facts = tokenizer.facts
+        self._play = play
+
+    def __call__(self, job: Job) -> Play:
+        facts = self._facts
+        begin = job.prompt.index(facts.sot_prev) + 1 if facts.sot_prev in job.prompt else 0
+        text = job.prompt[begin : job.prompt.index(facts.sot)]
+        if job.options.timestamps:
+            text = (facts.timestamp_begin, *text, facts.timestamp_begin + 50)
+        language = facts.languages.get("es")
+        return Play(**{"tokens": text, "language": language, **self._play})

@@ -1,0 +1,134 @@
+"""What the transcriber's tests share: clients that keep account, requests, and a way to start."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from serve.config import TranscriberConfig
+from serve.features import SAMPLE_RATE
+from serve.messages import Failed, Finished, Request, SegmentReady
+from serve.tokenizer import Tokenizer
+from serve.transcriber import Transcriber
+from tests.fakes import CAPABILITIES, Echo, FakeRuntime, fake_engine
+
+WAIT_S = 30.0
+FOREVER = 10**9  # polls
+UNSURE = {"avg_logprob": -3.0}  # below the threshold: decode again
+
+
+class Client:
+    """Collects what happens to one request."""
+
+    def __init__(self):
+        self.events = []
+        self.ended = threading.Event()
+
+    def __call__(self, event):
+        self.events.append(event)
+        if not isinstance(event, SegmentReady):
+            self.ended.set()
+
+    def send(self, transcriber, request):
+        self.ticket = transcriber.submit(request, self)
+        return self
+
+    @property
+    def terminal(self):
+        assert self.ended.wait(WAIT_S), "no terminal event"
+        found = [event for event in self.events if not isinstance(event, SegmentReady)]
+        assert len(found) == 1, found
+        assert self.events[-1] is found[0], "an event after the terminal one"
+        return found[0]
+
+    @property
+    def transcript(self):
+        assert isinstance(self.terminal, Finished), self.terminal
+        return self.terminal.transcript
+
+    @property
+    def error(self):
+        assert isinstance(self.terminal, Failed), self.terminal
+        return self.terminal.error
+
+
+def noise(seconds, level=0.1):
+    samples = np.random.default_rng(0).standard_normal(round(seconds * SAMPLE_RATE)) * level
+    return samples.astype(np.float32)
+
+
+SHORT = noise(1.0)
+
+
+def request(prompt="hello", audio=SHORT, **options):
+    options = {"language": "en", "sample_rate": SAMPLE_RATE, **options}
+    return Request(audio, prompt=prompt, **options)
+
+
+def until(condition):
+    """Wait for a condition, at most `WAIT_S`."""
+    limit = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < limit, "it never came true"
+        time.sleep(0.001)
+
+
+def quiescent(transcriber, runtime):
+    """Wait until nothing is left anywhere, then check that the transcriber still works."""
+    until(lambda: transcriber.stats().pending == 0)
+    until(lambda: runtime.load().queued + runtime.load().busy_slots == 0)
+    # Answering takes a sleep before and after, and with it a check of the invariants.
+    transcriber.transcribe(request())
+    assert transcriber.healthy
+
+
+class TranscriberTests:
+    """Base of test classes: fixtures that start transcribers over fake runtimes."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def engine(cls, tmp_path_factory):
+        return fake_engine(tmp_path_factory.mktemp("engine"))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def tokenizer(cls, engine):
+        return Tokenizer.open(engine)
+
+    @pytest.fixture
+    def echo(self, tokenizer):
+        return Echo(tokenizer)
+
+    @pytest.fixture(autouse=True)
+    def cheap_features(self, monkeypatch):
+        """The fake runtime does not look at features."""
+        monkeypatch.setattr(
+            "serve.dispatch.log_mel", lambda samples, n_mels: torch.zeros(len(samples), n_mels, 1)
+        )
+
+    @pytest.fixture(autouse=True)
+    def no_regular_wake_up(self, monkeypatch):
+        """Whoever relies on the idle thread's looking round now and then waits in vain."""
+        monkeypatch.setattr("serve.transcriber._IDLE_S", 10 * WAIT_S)
+
+    @pytest.fixture
+    def start(self, engine):
+        """Start a transcriber over a script; at the end each is closed and its books checked."""
+        started = []
+
+        def start(script, capabilities=CAPABILITIES, step_s=0.0005, on=engine, **config):
+            runtime = FakeRuntime(script, capabilities, step_s=step_s)
+            config = {"request_timeout_s": WAIT_S, **config}
+            transcriber = Transcriber(on, runtime, TranscriberConfig(**config))
+            started.append((transcriber, runtime))
+            return transcriber, runtime
+
+        yield start
+        for transcriber, runtime in started:
+            transcriber.close()
+            stats = transcriber.stats()
+            assert stats.pending == 0
+            assert stats.accepted == stats.ended
+            assert runtime.closed

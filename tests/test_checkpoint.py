@@ -1,0 +1,324 @@
+"""build.checkpoint and build.names: both formats, every size, and what is refused."""
+
+import fnmatch
+import io
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+from checkpoints import (
+    NANO,
+    PUBLISHED,
+    dims_of,
+    edit_json,
+    hf_tensors,
+    openai_name,
+    random_weights,
+    write_hf,
+    write_json,
+    write_openai,
+    write_tokenizer,
+)
+from safetensors.torch import save_file
+
+from build.checkpoint import open_checkpoint
+from build.names import foreign_name
+from serve.engine import tensor_kinds
+from serve.errors import CheckpointError
+
+TOKENS = "model.decoder.embed_tokens.weight"
+SOME = "model.decoder.layers.0.encoder_attn.v_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def weights():
+    return random_weights(NANO)
+
+
+@pytest.fixture
+def folder(tmp_path, weights):
+    return write_hf(tmp_path / "hf", NANO, weights)
+
+
+@pytest.fixture
+def save(folder):
+    """Replace the folder's weights."""
+    return lambda tensors: save_file(tensors, folder / "model.safetensors")
+
+
+def refusal(checkpoint, tokenizer=""):
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(str(checkpoint), str(tokenizer))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("size", PUBLISHED)
+def test_names_and_shapes_of_every_published_size(size):
+    """Against transformers' own network of the full depth, and OpenAI's names for it."""
+    shape = PUBLISHED[size]
+    theirs = {name: tuple(tensor.shape) for name, tensor in hf_tensors(shape).items()}
+    ours = {name: tensor_shape for name, tensor_shape, _ in tensor_kinds(dims_of(shape))}
+    assert {foreign_name(name, "hf"): s for name, s in ours.items()} == theirs
+    for name in ours:
+        assert foreign_name(name, "openai") == openai_name(foreign_name(name, "hf"))
+
+
+@pytest.mark.parametrize("size", ["tiny", "tiny.en", "small", "large-v3-turbo"])
+def test_both_formats_open_the_same(size, tmp_path):
+    """With data: tiny in full, the larger ones with few layers."""
+    shape = PUBLISHED[size] if size.startswith("tiny") else PUBLISHED[size].shallow()
+    stored = random_weights(shape)
+    folder = write_hf(tmp_path / "hf", shape, stored)
+    hf = open_checkpoint(str(folder))
+    openai = open_checkpoint(str(write_openai(tmp_path / "a.pt", shape, stored)), str(folder))
+
+    assert hf.dims == openai.dims == dims_of(shape)
+    assert hf.facts == openai.facts
+    assert hf.tokenizer_json == openai.tokenizer_json == (folder / "tokenizer.json").read_bytes()
+    assert hf.notes == openai.notes == ()
+    assert list(hf.tensors) == [name for name, _, _ in tensor_kinds(hf.dims)]
+    assert all(torch.equal(tensor, openai.tensors[name]) for name, tensor in hf.tensors.items())
+
+
+def test_tensors_land_where_their_names_say(folder, weights):
+    tensors = open_checkpoint(str(folder)).tensors
+    assert torch.equal(tensors["decoder.layers.0.cross.v.weight"], weights[SOME])
+    fc2 = weights["model.encoder.layers.1.fc2.bias"]
+    assert torch.equal(tensors["encoder.layers.1.mlp.fc2.bias"], fc2)
+    positions = weights["model.encoder.embed_positions.weight"]
+    assert torch.equal(tensors["encoder.positions"], positions)
+
+
+def test_source_is_the_hash_of_the_weights(folder):
+    checkpoint = open_checkpoint(str(folder))
+    file = folder / "model.safetensors"
+    assert checkpoint.source.id == str(folder)
+    assert checkpoint.weight_bytes == file.stat().st_size
+    before = checkpoint.source.sha256
+    with file.open("r+b") as opened:  # one bit of one weight
+        opened.seek(-1, os.SEEK_END)
+        last = opened.read(1)[0]
+        opened.seek(-1, os.SEEK_END)
+        opened.write(bytes([last ^ 1]))
+    assert open_checkpoint(str(folder)).source.sha256 != before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dtypes_are_kept_as_stored(folder, save, weights, dtype):
+    save({name: tensor.to(dtype) for name, tensor in weights.items()})
+    assert {t.dtype for t in open_checkpoint(str(folder)).tensors.values()} == {dtype}
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "bin"])
+def test_sharded_weights(folder, weights, ending):
+    whole = open_checkpoint(str(folder))
+    stem = "model" if ending == "safetensors" else "pytorch_model"
+    names = sorted(weights)
+    weight_map = {}
+    for i, part in enumerate((names[::2], names[1::2]), 1):
+        file = f"{stem}-{i:05}-of-00002.{ending}"
+        tensors = {name: weights[name] for name in part}
+        if ending == "bin":
+            torch.save(tensors, folder / file)
+        else:
+            save_file(tensors, folder / file)
+        weight_map |= dict.fromkeys(part, file)
+    (folder / "model.safetensors").unlink()
+    write_json(folder / f"{stem}.{ending}.index.json", {"weight_map": weight_map})
+    sharded = open_checkpoint(str(folder))
+    assert all(torch.equal(t, whole.tensors[name]) for name, t in sharded.tensors.items())
+    (folder / weight_map[names[0]]).unlink()
+    assert weight_map[names[0]] in refusal(folder)
+
+
+def test_pytorch_bin(folder, weights):
+    whole = open_checkpoint(str(folder))
+    (folder / "model.safetensors").unlink()
+    assert "holds no weights" in refusal(folder)
+    torch.save(weights, folder / "pytorch_model.bin")
+    tensors = open_checkpoint(str(folder)).tensors
+    assert all(torch.equal(t, whole.tensors[name]) for name, t in tensors.items())
+
+
+def test_index_cannot_name_files_elsewhere(folder):
+    (folder / "model.safetensors").rename(folder.parent / "outside.safetensors")
+    index = {"weight_map": {SOME: "../outside.safetensors"}}
+    write_json(folder / "model.safetensors.index.json", index)
+    assert "'../outside.safetensors', which is not in" in refusal(folder)
+
+
+def test_tied_projection(folder, save, weights):
+    save(weights | {"proj_out.weight": weights[TOKENS].clone()})
+    open_checkpoint(str(folder))
+    save(weights | {"proj_out.weight": weights[TOKENS] + 1})
+    assert "proj_out.weight differs from model.decoder.embed_tokens.weight" in refusal(folder)
+
+
+def test_missing_unknown_and_misshapen_tensors_are_named(folder, save, weights):
+    save({name: tensor for name, tensor in weights.items() if name != SOME})
+    assert f"missing tensors: {SOME}; unknown tensors: none" in refusal(folder)
+    save(weights | {"model.adapter.weight": torch.zeros(1)})
+    assert "missing tensors: none; unknown tensors: model.adapter.weight" in refusal(folder)
+    save(weights | {SOME: torch.zeros(64, 65)})
+    assert f"{SOME} has shape [64, 65]; expected [64, 64]" in refusal(folder)
+    save(weights | {SOME: torch.zeros(64, 64, dtype=torch.int8)})
+    assert f"{SOME} is torch.int8; expected floating point" in refusal(folder)
+    save({f"base.{name}": tensor for name, tensor in weights.items()})
+    assert "and " in refusal(folder) and " more" in refusal(folder)
+
+
+def test_openai_names_are_strict_too(tmp_path, weights):
+    tokenizer = tmp_path / "tokenizer"
+    write_tokenizer(tokenizer, NANO)
+    path = write_openai(tmp_path / "a.pt", NANO, weights)
+    content = torch.load(path)
+    name = openai_name(SOME)
+    assert name == "decoder.blocks.0.cross_attn.value.weight"
+    del content["model_state_dict"][name]
+    torch.save(content, path)
+    assert f"missing tensors: {name}" in refusal(path, tokenizer)
+    torch.save({"dims": content["dims"]}, path)
+    assert "expected `dims` and `model_state_dict`" in refusal(path, tokenizer)
+    del content["dims"]["n_text_state"]
+    torch.save(content, path)
+    assert "n_text_state = None" in refusal(path, tokenizer)
+
+
+class Trap:
+    """Leaves a mark where unpickling executes what the file asks for."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return (Path.touch, (self.mark,))
+
+
+def test_pickles_are_not_executed(folder, tmp_path):
+    mark = tmp_path / "executed"
+    pickle.loads(pickle.dumps(Trap(mark)))  # shows that the trap works
+    assert mark.exists()
+    mark.unlink()
+    (folder / "model.safetensors").unlink()
+    torch.save({SOME: Trap(mark)}, folder / "pytorch_model.bin")
+    assert "cannot read" in refusal(folder)
+    torch.save({"dims": {}, "model_state_dict": Trap(mark)}, tmp_path / "a.pt")
+    assert "cannot read" in refusal(tmp_path / "a.pt", folder)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"no weights", b"PK\x03\x04 torn"])
+def test_damaged_files(folder, content):
+    (folder / "model.safetensors").write_bytes(content)
+    assert "cannot read" in refusal(folder)
+    (folder / "a.pt").write_bytes(content)
+    assert "cannot read" in refusal(folder / "a.pt", folder)
+
+
+def test_truncated_files(folder, tmp_path, weights):
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    assert "cannot read" in refusal(folder)
+    path = write_openai(tmp_path / "a.pt", NANO, weights)
+    path.write_bytes(path.read_bytes()[:100_000])
+    assert "cannot read" in refusal(path, folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"encoder_attention_heads": 2}, "d_model = 64 with 2 heads; expected heads of 64"),
+        ({"decoder_attention_heads": 4}, "d_model = 64 with 4 heads; expected heads of 64"),
+        ({"model_type": "wav2vec2"}, "model_type = 'wav2vec2'; expected 'whisper'"),
+        ({"activation_function": "relu"}, "activation_function = 'relu'; expected 'gelu'"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings = False; expected True"),
+        ({"num_mel_bins": "80"}, "num_mel_bins = '80'; expected a positive number"),
+        ({"encoder_layers": None}, "encoder_layers = None; expected a positive number"),
+        ({"max_source_positions": 750}, "max_source_positions = 750; expected 1500"),
+    ],
+)
+def test_networks_that_are_not_ours(folder, change, expected):
+    edit_json(folder / "config.json", **change)
+    assert expected in refusal(folder)
+
+
+def test_malformed_json(folder):
+    (folder / "config.json").write_text("{")
+    assert "config.json is not valid JSON" in refusal(folder)
+    (folder / "config.json").write_text("[]")
+    assert "holds a list; expected a JSON object" in refusal(folder)
+    (folder / "config.json").unlink()
+    assert "config.json: No such file" in refusal(folder)
+
+
+def test_nothing_there(tmp_path):
+    assert "expected a Hugging Face folder" in refusal(tmp_path / "nothing")
+
+
+class TestHub:
+    FILES = ("model.safetensors", "config.json", "generation_config.json", "tokenizer.json")
+
+    def hub(self, monkeypatch, folder):
+        """A hub with one repository, `folder`; returns what was downloaded."""
+        cache = folder.parent / "0123abc"
+        got = []
+
+        def snapshot_download(repo_id, revision, allow_patterns):
+            assert (repo_id, revision) in {("someone/whisper", r) for r in (None, "0123abc")}
+            cache.mkdir(exist_ok=True)
+            for file in sorted(folder.iterdir()):
+                if any(fnmatch.fnmatch(file.name, pattern) for pattern in allow_patterns):
+                    got.append(file.name)
+                    shutil.copy(file, cache)
+            return str(cache)
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+        return got
+
+    def test_downloads_one_copy_of_the_weights(self, monkeypatch, folder):
+        for surplus in (
+            "model.fp32-00001-of-00002.safetensors",
+            "model.safetensors.index.fp32.json",
+            "pytorch_model.bin",
+            "flax_model.msgpack",
+        ):
+            (folder / surplus).write_bytes(b"gigabytes")
+        got = self.hub(monkeypatch, folder)
+        checkpoint = open_checkpoint("someone/whisper")
+        assert checkpoint.source.id == "someone/whisper@0123abc"
+        assert sorted(got) == sorted(self.FILES)
+        assert open_checkpoint(checkpoint.source.id).source == checkpoint.source
+
+    def test_downloads_a_pickle_where_there_is_nothing_better(self, monkeypatch, folder, weights):
+        (folder / "model.safetensors").unlink()
+        torch.save(weights, folder / "pytorch_model.bin")
+        got = self.hub(monkeypatch, folder)
+        open_checkpoint("someone/whisper")
+        assert "pytorch_model.bin" in got
+
+    def test_downloads_no_weights_for_a_tokenizer(self, monkeypatch, folder, tmp_path, weights):
+        got = self.hub(monkeypatch, folder)
+        path = write_openai(tmp_path / "a.pt", NANO, weights)
+        open_checkpoint(str(path), "someone/whisper")
+        assert sorted(got) == sorted(self.FILES[1:])
+
+    def test_without_a_network(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+        message = refusal("someone/whisper")
+        assert "someone/whisper is no folder here" in message
+        assert "without a network, give a folder" in message
+
+
+def test_legacy_pickles_open_without_mapping(folder, weights):
+    """Files older than torch 1.6 are no zip archives and cannot be mapped."""
+    buffer = io.BytesIO()
+    torch.save(weights, buffer, _use_new_zipfile_serialization=False)
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(buffer.getvalue())
+    tensors = open_checkpoint(str(folder)).tensors
+    assert torch.equal(tensors["decoder.tokens"], weights[TOKENS])

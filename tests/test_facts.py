@@ -1,0 +1,185 @@
+"""build.facts: what token ids mean, as the checkpoint's files say, and what is refused."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from checkpoints import (
+    NANO,
+    PUBLISHED,
+    dims_of,
+    edit_json,
+    random_weights,
+    special_ids,
+    write_hf,
+    write_openai,
+    write_tokenizer,
+)
+from safetensors.torch import save_file
+
+from build.checkpoint import open_checkpoint
+from build.facts import read_tokenizer_files, tokenizer_facts
+from serve.errors import CheckpointError
+
+TOKENS = "model.decoder.embed_tokens.weight"
+
+
+@pytest.fixture(scope="module")
+def weights():
+    return random_weights(NANO)
+
+
+@pytest.fixture
+def folder(tmp_path, weights):
+    return write_hf(tmp_path / "hf", NANO, weights)
+
+
+def refusal(checkpoint, tokenizer=""):
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(str(checkpoint), str(tokenizer))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("size", PUBLISHED)
+def test_facts_of_every_published_vocabulary(size, tmp_path):
+    shape = PUBLISHED[size]
+    write_tokenizer(tmp_path, shape)
+    facts, notes = tokenizer_facts(read_tokenizer_files(tmp_path), dims_of(shape), True)
+    english = size.endswith(".en")
+    n_vocab, begin, no_speech = 51_864, 50_363, 50_361
+    if not english:
+        n_vocab, begin, no_speech = 51_865, 50_364, 50_362
+    if "large-v3" in size:  # Cantonese
+        n_vocab, begin, no_speech = 51_866, 50_365, 50_363
+    assert shape.n_vocab == n_vocab
+    assert facts.timestamp_begin == begin == facts.no_timestamps + 1
+    assert facts.no_speech == no_speech == facts.sot_prev + 1
+    assert (facts.eot, facts.sot) == ((50_256, 50_257) if english else (50_257, 50_258))
+    assert facts.multilingual != english
+    assert facts.languages.get("en") == (None if english else 50_259)
+    assert len(facts.languages) == (0 if english else shape.languages)
+    assert list(facts.languages.values()) == sorted(facts.languages.values())
+    tasks = (None, None) if english else (no_speech - 3, no_speech - 4)
+    assert (facts.transcribe, facts.translate) == tasks
+    assert facts.max_initial_timestamp_index == 50
+    assert facts.suppress_tokens[:3] == (1, 2, 7)
+    assert facts.alignment_heads == ((0, 0),)
+    assert notes == ()
+
+
+def facts_and_notes(folder):
+    checkpoint = open_checkpoint(str(folder))
+    return checkpoint.facts, checkpoint.notes
+
+
+def test_openai_weights_need_a_tokenizer(tmp_path, weights):
+    path = write_openai(tmp_path / "a.pt", NANO, weights)
+    assert "holds weights only; name a folder with tokenizer.json" in refusal(path)
+
+
+def test_missing_tokenizer(folder):
+    (folder / "tokenizer.json").unlink()
+    assert "tokenizer.json is missing" in refusal(folder)
+
+
+def test_a_tokenizer_of_another_size_is_refused(tmp_path, weights):
+    """As large-v2's, of 99 languages, would be with large-v3, which has 100."""
+    path = write_openai(tmp_path / "a.pt", NANO, weights)
+    write_tokenizer(tmp_path / "v2", dataclasses.replace(NANO, languages=99))
+    assert "is it this checkpoint's tokenizer?" in refusal(path, tmp_path / "v2")
+
+
+def test_files_that_contradict_each_other(folder):
+    edit_json(folder / "generation_config.json", no_timestamps_token_id=7)
+    message = refusal(folder)
+    expected = special_ids(NANO)["<|notimestamps|>"]
+    assert "says no_timestamps_token_id = 7" in message
+    assert f"says <|notimestamps|> = {expected}" in message
+
+
+@pytest.mark.parametrize(
+    "missing", ["<|endoftext|>", "<|startofprev|>", "<|nospeech|>", "<|transcribe|>", "<|de|>"]
+)
+def test_missing_special_tokens(folder, missing):
+    path = folder / "tokenizer.json"
+    tokens = json.loads(path.read_text(encoding="utf-8"))["added_tokens"]
+    edit_json(path, added_tokens=[t for t in tokens if t["content"] != missing])
+    assert missing in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"suppress_tokens": [5, 99_999]}, "suppress_tokens = 99999; expected a token id"),
+        ({"suppress_tokens": [-1]}, "suppress_tokens = -1; expected a token id"),
+        ({"suppress_tokens": "5"}, "suppress_tokens = '5'; expected a list"),
+        ({"alignment_heads": [[1, 0]]}, "alignment_heads holds [1, 0]"),
+        ({"alignment_heads": [3]}, "alignment_heads holds 3"),
+        ({"max_initial_timestamp_index": 1501}, "max_initial_timestamp_index = 1501"),
+        ({"lang_to_id": {"en": 301}}, "'en' stands where a language is expected"),
+        ({"task_to_id": [1]}, "task_to_id = [1]; expected an object"),
+    ],
+)
+def test_malformed_facts(folder, change, expected):
+    edit_json(folder / "generation_config.json", **change)
+    assert expected in refusal(folder)
+
+
+def test_what_is_not_stated_is_noted(folder):
+    lists = ("suppress_tokens", "begin_suppress_tokens", "alignment_heads")
+    absent = (*lists, "max_initial_timestamp_index")
+    edit_json(folder / "generation_config.json", **dict.fromkeys(absent))
+    facts, notes = facts_and_notes(folder)
+    assert (facts.suppress_tokens, facts.begin_suppress_tokens) == ((), ())
+    assert facts.alignment_heads == ()
+    assert facts.max_initial_timestamp_index == 50
+    assert all(any(name in note for note in notes) for name in absent)
+
+
+def test_older_folders_keep_the_lists_in_their_config(folder):
+    stated, _ = facts_and_notes(folder)
+    content = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+    names = ("suppress_tokens", "begin_suppress_tokens")
+    edit_json(folder / "config.json", **{name: content[name] for name in names})
+    edit_json(folder / "generation_config.json", **dict.fromkeys(names))
+    assert facts_and_notes(folder) == (stated, ())
+
+
+def test_older_folders_name_languages_in_the_tokenizer_only(folder):
+    stated, _ = facts_and_notes(folder)
+    absent = ("lang_to_id", "task_to_id", "no_timestamps_token_id", "prev_sot_token_id")
+    edit_json(folder / "generation_config.json", **dict.fromkeys(absent))
+    assert facts_and_notes(folder) == (stated, ())
+
+
+def test_older_tokenizers_do_not_list_timestamps(folder):
+    stated, _ = facts_and_notes(folder)
+    path = folder / "tokenizer.json"
+    tokens = json.loads(path.read_text(encoding="utf-8"))["added_tokens"]
+    edit_json(path, added_tokens=tokens[:-1501])
+    assert facts_and_notes(folder) == (stated, ())
+
+
+@pytest.mark.parametrize(("size", "multilingual"), [("tiny", True), ("tiny.en", False)])
+def test_openai_vocabularies_tell_whether_they_are_multilingual(tmp_path, size, multilingual):
+    shape = PUBLISHED[size]
+    write_tokenizer(tmp_path, shape)
+    (tmp_path / "generation_config.json").unlink()
+    facts, notes = tokenizer_facts(read_tokenizer_files(tmp_path), dims_of(shape), True)
+    assert facts.multilingual == multilingual
+    assert len(notes) == 4
+
+
+def test_other_vocabularies_do_not(folder):
+    absent = ("is_multilingual", "lang_to_id")
+    edit_json(folder / "generation_config.json", **dict.fromkeys(absent))
+    assert "cannot tell whether the checkpoint is multilingual" in refusal(folder)
+
+
+def test_tokens_after_the_timestamps_are_allowed_in_a_folder_of_its_own(folder, weights):
+    """Fine-tuned checkpoints may have added tokens, or padding, at the end."""
+    padded = torch.cat([weights[TOKENS], torch.zeros(3, 64, dtype=torch.float16)])
+    save_file(weights | {TOKENS: padded}, folder / "model.safetensors")
+    edit_json(folder / "config.json", vocab_size=NANO.n_vocab + 3)
+    assert open_checkpoint(str(folder)).facts.timestamp_begin + 1501 == NANO.n_vocab

@@ -1,0 +1,233 @@
+"""Every kernel against its plain torch twin: on a CPU through Triton's interpreter, or on a GPU.
+
+Outputs that a kernel allocates hold NaN beforehand, so that an element it does not write is seen.
+"""
+
+import dataclasses
+import importlib
+import importlib.util
+import os
+import sys
+
+import pytest
+import torch
+
+from serve.config import RuntimeConfig
+from serve.decoding import Rules, new_state
+from serve.engine import Dims, TokenizerFacts
+from serve.errors import UnavailableError
+from serve.kernels import choose, torch_ops
+from serve.kernels.torch_ops import Matrix, Norm
+from serve.runtime import DETECT_LANGUAGE
+
+# NumPy's own words about what kernels do knowingly, when the interpreter runs them.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:divide by zero encountered in log:RuntimeWarning"),
+]
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+DTYPES = [torch.float16] if ON_GPU else [torch.float32]
+TOLERANCE = {torch.float16: 2e-3, torch.float32: 2e-6}  # ||got - twin|| / ||twin||
+HEADS, CTX, KEYS = 3, 448, 1500
+ROWS = [1, 20, 33, 130] if ON_GPU else [1, 33]
+# (depth, outputs): tiny, wide, deep enough for a split, and a vocabulary
+SHAPES = [(64, 192), (384, 1536), (1536, 384), (128, 8300)]
+if ON_GPU:
+    SHAPES += [(1280, 3840), (1280, 1280), (5120, 1280), (1280, 51866)]
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    """The kernels' module; without a GPU they run in Triton's interpreter, which is slow."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.fail(
+            "triton is not installed; on a machine without a GPU: pip install triton==3.6.0"
+        )
+    if not ON_GPU:  # triton reads this when it is imported, and transformers imports it
+        os.environ["TRITON_INTERPRET"] = "1"
+        loaded = [n for n in sys.modules if n.split(".")[0] == "triton" and "._C" not in n]
+        for name in loaded:
+            del sys.modules[name]
+    names = ("serve.kernels.triton_ops", "serve.kernels.triton_choice")
+    return tuple(importlib.import_module(name) for name in names)
+
+
+@pytest.fixture
+def ops(kernels, monkeypatch):
+    made = kernels[0].TritonOps(DEVICE, 256, HEADS, KEYS)
+    empty = torch.empty
+
+    def poisoned(*args, **kwargs):
+        made = empty(*args, **kwargs)
+        return made.fill_(float("nan")) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+    monkeypatch.setattr(torch, "empty_like", lambda x: torch.full_like(x, float("nan")))
+    return made
+
+
+@pytest.fixture
+def random():
+    generator = torch.Generator().manual_seed(5)
+
+    def random(*shape, dtype=torch.float32, spread=1.0):
+        return (torch.randn(shape, generator=generator) * spread).to(DEVICE, dtype)
+
+    return random
+
+
+def close(got, twin):
+    assert got.shape == twin.shape and got.dtype == twin.dtype
+    error = (got.double() - twin.double()).norm() / twin.double().norm()
+    assert float(error) < TOLERANCE[DTYPES[0]], float(error)
+
+
+def norm_of(random, width):
+    return Norm(1 + random(width, spread=0.2), random(width, spread=0.2))
+
+
+def matrix_of(random, n_out, depth, dtype, int8, bias=True):
+    offset = random(n_out, dtype=dtype) if bias else None
+    if not int8:
+        return Matrix(random(n_out, depth, dtype=dtype, spread=depth**-0.5), offset)
+    weight = (random(n_out, depth) * 40).clamp(-127, 127).round().to(torch.int8)
+    return Matrix(weight, offset, random(n_out).abs() * depth**-0.5 / 40)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("int8", [True, False])
+@pytest.mark.parametrize(("depth", "n_out"), SHAPES)
+@pytest.mark.parametrize("rows", ROWS)
+def test_linear_layers(ops, random, rows, depth, n_out, int8, dtype):
+    x = random(rows, depth, dtype=dtype) + 3
+    norm = norm_of(random, depth)
+    matrix = matrix_of(random, n_out, depth, dtype, int8)
+    residual = random(rows, n_out, dtype=dtype)
+    close(
+        ops.norm_linear_gelu(x, norm, matrix),
+        torch_ops.norm_linear_gelu(x, norm, matrix),
+    )
+    close(ops.linear_residual(x, matrix, residual), torch_ops.linear_residual(x, matrix, residual))
+    bare = dataclasses.replace(matrix, bias=None)
+    close(ops.norm_linear(x, norm, bare), torch_ops.norm_linear(x, norm, bare))
+    close(ops.logits(x, norm, bare), torch_ops.logits(x, norm, bare))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [64, 384, 1280])
+def test_norms(ops, random, width, dtype):
+    x, delta = random(2, 7, width, dtype=dtype) + 2, random(2, 7, width, dtype=dtype)
+    norm = norm_of(random, width)
+    close(ops.norm(x, norm), torch_ops.norm(x, norm))
+    total, normed = ops.add_norm(x, delta, norm)
+    close(total, torch_ops.add_norm(x, delta, norm)[0])
+    close(normed, torch_ops.add_norm(x, delta, norm)[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_self_attention_of_slots_from_new_to_full(ops, random, dtype):
+    ages = torch.tensor([0, 1, 127, 128, 129, 300, CTX - 1], device=DEVICE)
+    slots, d = len(ages), HEADS * 64
+    caches = [random(slots, HEADS, CTX, 64, dtype=dtype) for _ in range(2)]
+    mine, twins = [c.clone() for c in caches], [c.clone() for c in caches]
+    qkv = random(slots, 3 * d, dtype=dtype, spread=0.5)
+    got = ops.self_attention(qkv, *mine, ages, CTX)
+    close(got, torch_ops.self_attention(qkv, *twins, ages, CTX))
+    for a, b in zip(mine, twins, strict=True):
+        assert torch.equal(a, b)  # this step's key and value, and nothing else, were written
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("slots", [1, 2])
+def test_cross_attention(ops, random, slots, dtype):
+    k, v = (random(slots, HEADS, KEYS, 64, dtype=dtype) for _ in range(2))
+    q = random(slots, HEADS * 64, dtype=dtype, spread=0.5)
+    for _ in range(2):  # the counters are zero again
+        close(ops.cross_attention(q, k, v), torch_ops.cross_attention(q, k, v))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_embed(ops, random, dtype):
+    tokens, places = random(900, 384, dtype=dtype), random(CTX, 384, dtype=dtype)
+    ids = torch.randint(0, 900, (6, CTX), device=DEVICE)
+    positions = torch.tensor([0, 3, 447, 9], device=DEVICE)
+    twin = torch_ops.embed(ids, positions, tokens, places)
+    assert torch.equal(ops.embed(ids, positions, tokens, places), twin)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_is_the_same_bits_in_any_company(ops, random, dtype):
+    """Alone, among few and among many rows."""
+    most = ROWS[-1]
+    norm = norm_of(random, 384)
+    x = random(most, 384, dtype=dtype)
+    for matrix in (
+        matrix_of(random, 1152, 384, dtype, int8=True),
+        matrix_of(random, 1152, 384, dtype, int8=False),
+        matrix_of(random, 8300, 384, dtype, int8=True),
+    ):
+        everyone = ops.norm_linear(x, norm, matrix)
+        for rows in [1, 17, 40] if ON_GPU else [1, 17]:
+            assert torch.equal(ops.norm_linear(x[:rows], norm, matrix), everyone[:rows]), rows
+    k, v = (random(4, HEADS, KEYS, 64, dtype=dtype) for _ in range(2))
+    q = random(4, HEADS * 64, dtype=dtype)
+    alone = ops.cross_attention(q[:1], k[:1], v[:1])
+    assert torch.equal(ops.cross_attention(q, k, v)[:1], alone)
+
+
+FACTS = TokenizerFacts(
+    eot=4000, sot=4001, sot_prev=4002, no_speech=4003, no_timestamps=4004, timestamp_begin=4100,
+    transcribe=4005, translate=4006, languages={"en": 4010, "es": 4011, "de": 4019},
+    suppress_tokens=(1, 2, 7, 4001), begin_suppress_tokens=(220, 4000),
+    max_initial_timestamp_index=50, alignment_heads=(),
+)  # fmt: skip
+VOCAB = Dims(80, 1500, 64, 1, 1, 128, 4100 + 1501, 64, 64, 1, 1, 128)
+
+
+def start(state, slot, prompt, **fields):
+    state.tokens[slot, : len(prompt)] = torch.tensor(prompt, device=DEVICE)
+    state.prompt_len[slot] = len(prompt)
+    state.sot_at[slot] = prompt.index(FACTS.sot)
+    state.finished[slot] = False
+    for name, value in {"limit": 40, "seed": slot, **fields}.items():
+        getattr(state, name)[slot] = value
+
+
+@pytest.mark.parametrize("steps", [24])
+def test_the_choice_equals_the_rules_step_by_step(kernels, random, steps):
+    """Random logits that favour timestamps and the end now and then, through whole sequences."""
+    rules = Rules(FACTS, VOCAB, DEVICE)
+    chooser = kernels[1].TritonChoice(rules, 8)
+    states = [new_state(8, VOCAB.n_text_ctx, DEVICE) for _ in range(2)]
+    for state in states:
+        start(state, 0, (4001, 4010, 4005), timestamps=True)
+        start(state, 1, (4001, DETECT_LANGUAGE, 4005), timestamps=True)
+        start(state, 2, (4001, 4011, 4005, 4004))
+        start(state, 3, (4002, 9, 8, 4001, 4010, 4005), timestamps=True, temperature=0.7)
+        start(state, 4, (4001, DETECT_LANGUAGE, 4005, 4004), temperature=1.0, limit=9)
+        start(state, 6, (4001, 4010, 4005), timestamps=True, temperature=0.2)  # 5 stays free
+    mine, twin = states
+    for step in range(steps):
+        logits = random(7, VOCAB.n_vocab, spread=3.0)
+        logits[:, FACTS.timestamp_begin :] += [-6.0, 4.0][step % 3 == 2]
+        logits[:, FACTS.eot] += 8.0 * (step > 12)
+        rules.advance(twin, logits, sampling=True)
+        chooser.advance(mine, logits, sampling=True)
+        for field in dataclasses.fields(twin):
+            a, b = getattr(mine, field.name), getattr(twin, field.name)
+            if a.is_floating_point():
+                assert torch.allclose(a, b, atol=2e-4), (step, field.name, a, b)
+            else:
+                assert torch.equal(a, b), (step, field.name, a, b)
+    assert int(twin.finished[:7].sum()) >= 3
+
+
+def test_the_choice_of_kernels_says_why():
+    ops = choose("auto", torch.device("cpu"), VOCAB, 4)
+    assert (ops.name, ops.reason) == ("torch", "auto: the device is cpu, not CUDA")
+    assert choose("torch", torch.device("cpu"), VOCAB, 4).reason == 'runtime.kernels = "torch"'
+    with pytest.raises(UnavailableError, match=r'"triton" cannot run here: the device is cpu'):
+        choose("triton", torch.device("cpu"), VOCAB, 4)
+    assert RuntimeConfig().kernels == "auto"
