@@ -186,7 +186,7 @@ def _prompt(facts: TokenizerFacts, language: str) -> tuple[int, ...]:
 
 @torch.inference_mode()
 def _reference(checkpoint: Checkpoint, clips: Sequence[Clip], device: str) -> list[_Window]:
-    model = _load_reference(checkpoint).to(device)
+    model = load_reference(checkpoint).to(device)
     facts = checkpoint.facts
     windows = []
     for clip in clips:
@@ -213,8 +213,11 @@ def _reference(checkpoint: Checkpoint, clips: Sequence[Clip], device: str) -> li
     return windows
 
 
-def _load_reference(checkpoint: Checkpoint) -> Any:
-    """The checkpoint in transformers, FP32; a Hugging Face folder without help from our names."""
+def load_reference(checkpoint: Checkpoint) -> Any:
+    """The checkpoint in transformers, FP32, with Whisper's special tokens and suppress lists.
+
+    A Hugging Face folder is opened by transformers itself, without help from our table of names.
+    """
     _hf.utils.logging.set_verbosity_error()
     _hf.utils.logging.disable_progress_bar()
     if checkpoint.naming == "hf":

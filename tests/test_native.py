@@ -12,7 +12,7 @@ import transformers
 
 from build import writer
 from build.checkpoint import Checkpoint, open_checkpoint
-from build.names import foreign_name
+from build.verify import load_reference
 from serve.audio import decode
 from serve.config import RuntimeConfig
 from serve.engine import Dims, Source, open_engine, tensor_kinds
@@ -92,38 +92,6 @@ def sampled(event, eot):
     return [*event.tokens, eot] if event.finished == "eot" else list(event.tokens)
 
 
-def transformers_model(checkpoint):
-    """The checkpoint in transformers, FP32, under Whisper's rules."""
-    facts = checkpoint.facts
-    weights = {foreign_name(name, "hf"): t.float() for name, t in checkpoint.tensors.items()}
-    weights["proj_out.weight"] = weights["model.decoder.embed_tokens.weight"]
-    dims = checkpoint.dims
-    config = transformers.WhisperConfig(
-        vocab_size=dims.n_vocab,
-        num_mel_bins=dims.n_mels,
-        d_model=dims.n_audio_state,
-        encoder_layers=dims.n_audio_layer,
-        decoder_layers=dims.n_text_layer,
-        encoder_attention_heads=dims.n_audio_head,
-        decoder_attention_heads=dims.n_text_head,
-        encoder_ffn_dim=dims.n_audio_ffn,
-        decoder_ffn_dim=dims.n_text_ffn,
-        pad_token_id=facts.eot,
-    )
-    model = transformers.WhisperForConditionalGeneration(config).eval()
-    model.load_state_dict(weights)
-    model.generation_config = transformers.GenerationConfig(
-        eos_token_id=facts.eot,
-        pad_token_id=facts.eot,
-        decoder_start_token_id=facts.sot,
-        no_timestamps_token_id=facts.no_timestamps,
-        max_initial_timestamp_index=facts.max_initial_timestamp_index,
-        suppress_tokens=list(facts.suppress_tokens) or None,
-        begin_suppress_tokens=list(facts.begin_suppress_tokens) or None,
-    )
-    return model
-
-
 @torch.inference_mode()
 def greedy(model, features, prompt, max_tokens, eot, timestamps=True):
     """What transformers samples for each window of a batch, end of text included."""
@@ -148,7 +116,7 @@ def greedy(model, features, prompt, max_tokens, eot, timestamps=True):
 def test_greedy_equals_transformers_token_for_token_on_every_bundled_clip(
     checkpoint, runtime, windows
 ):
-    facts, model = checkpoint.facts, transformers_model(checkpoint)
+    facts, model = checkpoint.facts, load_reference(checkpoint)
     expected = {}
     for language in sorted({language for _, language, _ in windows}):
         chosen = [i for i, window in enumerate(windows) if window[1] == language]
@@ -194,7 +162,7 @@ def random_checkpoint(checkpoint, dims, seed=0):
         begin_suppress_tokens=(220, 50257),
     )
     return Checkpoint(
-        checkpoint.path, "hf", dims, tensors, facts, checkpoint.tokenizer_json,
+        checkpoint.path, "openai", dims, tensors, facts, checkpoint.tokenizer_json,
         Source("random", "0" * 64), 0, (),
     )  # fmt: skip
 
@@ -211,7 +179,7 @@ def test_greedy_equals_transformers_on_random_weights_of_published_shapes(
     noise = torch.randn(2, WINDOW_SAMPLES, generator=torch.Generator().manual_seed(1)) * 0.1
     noise[1, 100_000:] = 0
     features = log_mel(noise, dims.n_mels)
-    expected = greedy(transformers_model(made), features, prompt, 64, facts.eot, timestamps)
+    expected = greedy(load_reference(made), features, prompt, 64, facts.eot, timestamps)
     runtime = NativeRuntime(
         write_engine(made, tmp_path / size), RuntimeConfig(slots=2, encoder_batch=2, threads=1)
     )
@@ -288,7 +256,7 @@ def test_scores_are_those_of_openai(checkpoint, runtime, windows):
     features = windows[2][2]
     event = run(runtime, [Job(0, features, prompt, DecodingOptions(timestamps=False))])[0]
     tokens = sampled(event, facts.eot)
-    model = transformers_model(checkpoint)
+    model = load_reference(checkpoint)
     ids = torch.tensor([[*prompt, *tokens[:-1]]])
     with torch.inference_mode():
         logits = model(features[None], decoder_input_ids=ids).logits[0]
