@@ -21,7 +21,7 @@ ifeq ($(origin RUN),command line)
 STAMP :=
 endif
 
-.PHONY: help setup demo demo-engine test test-gpu check format build-engine serve transcribe eval clean
+.PHONY: help setup demo demo-engine test test-gpu check format build-engine serve some-files transcribe eval clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -29,9 +29,10 @@ help:
 setup: $(STAMP)
 
 $(VENV)/.installed: requirements.txt
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else f"Earshot needs Python 3.11 to 3.13, {sys.executable} is {v[0]}.{v[1]}; call make with PYTHON=python3.12, say")'
-	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 13) else f"Earshot needs Python 3.11 or 3.12 (NumPy 1, which tritonserver needs, has no wheels for later ones), {sys.executable} is {v[0]}.{v[1]}; call make with PYTHON=python3.12, say")'
+	@echo "Installing the pinned packages into $(VENV): about 3 GB, some minutes …"
+	@$(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	@# CPU builds of torch come without Triton the language, whose interpreter the tests use.
 	@$(VENV)/bin/python -c "import triton" 2>/dev/null || \
 		$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check triton==3.6.0
@@ -66,9 +67,11 @@ build-engine: setup
 serve: setup
 	@$(RUN) -m serve triton --config $(CONFIG) $(if $(ENGINE),--engine "$(ENGINE)")
 
-transcribe: setup
-	@$(if $(FILES),,$(error say which files: make transcribe FILES="a.wav b.mp3"))\
-		$(RUN) -m serve transcribe --config $(CONFIG) --format $(FORMAT) \
+some-files:
+	@test -n "$(FILES)" || { echo 'say which files: make transcribe FILES="a.wav b.mp3"' >&2; exit 2; }
+
+transcribe: some-files setup
+	@$(RUN) -m serve transcribe --config $(CONFIG) --format $(FORMAT) \
 		$(if $(LANGUAGE),--language $(LANGUAGE)) $(FILES)
 
 eval: setup
