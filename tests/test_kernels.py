@@ -172,6 +172,10 @@ def test_a_row_is_the_same_bits_in_any_company(ops, random, dtype):
         everyone = ops.norm_linear(x, norm, matrix)
         for rows in (1, 17, 40):
             assert torch.equal(ops.norm_linear(x[:rows], norm, matrix), everyone[:rows]), rows
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cross_attention_gives_the_same_bits_in_any_company(ops, random, dtype):
     k, v = (random(4, HEADS, KEYS, 64, dtype=dtype) for _ in range(2))
     q = random(4, HEADS * 64, dtype=dtype)
     alone = ops.cross_attention(q[:1], k[:1], v[:1])
