@@ -182,7 +182,8 @@ def _report_json(path: Path) -> dict[str, object]:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from eval import bench  # noqa: PLC0415 - torch stays out of the memory that `run` measures
+    # torch stays out of the memory that `run` measures
+    from eval import bench, bench_engine, bench_peers, bench_table  # noqa: PLC0415
 
     config = load_config(options.config)
     if not config.runtime.device.startswith("cuda"):
@@ -194,14 +195,14 @@ def _bench(options: argparse.Namespace) -> int:
     def say(line: str) -> None:
         print(line, file=sys.stderr)
 
-    engine = bench.random_engine(config)
+    engine = bench_engine.random_engine(config)
     rows = []
     for row in bench.Bench(engine, config, options.seconds, say).rows(options.requests):
         say(f"{row.workload}: {row.value:.2f} {row.unit} {row.detail}")
         rows.append(row)
     if options.peers:
-        rows += bench.hugging_face(engine.manifest.dims, config.runtime.device, 32, say)
-    print("\n".join(bench.render(rows)))
+        rows += bench_peers.hugging_face(engine.manifest.dims, config.runtime.device, 32, say)
+    print("\n".join(bench_table.render(rows)))
     print(json.dumps({"config": config.name, "rows": [dataclasses.asdict(row) for row in rows]}))
     return 0
 

@@ -13,86 +13,20 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from eval.bench_table import Row
 from serve.config import Config, Precision
-from serve.engine import Dims, Engine, Manifest, Source, TokenizerFacts, tensor_specs
-from serve.errors import ConfigError
+from serve.engine import Dims, Engine
 from serve.features import SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES, log_mel
 from serve.native import NativeRuntime
 from serve.runtime import DecodingOptions, Job
 
-SHAPES = {  # what `build.checkpoint` ends with -> published sizes
-    "whisper-large-v3-turbo": Dims(
-        128, 1500, 1280, 20, 32, 5120, 51866, 448, 1280, 20, 4, 5120
-    ),
-    "whisper-large-v3": Dims(128, 1500, 1280, 20, 32, 5120, 51866, 448, 1280, 20, 32, 5120),
-}  # fmt: skip
 THROUGHPUT_TOKENS = 128
 REQUEST_S, REQUEST_TOKENS = 10.0, 40
 MLPERF_MEAN, MLPERF_MAX = 75, 200
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One line of the table."""
-
-    workload: str
-    system: str
-    value: float
-    unit: str
-    ideal: float | None  # in the same unit, from this machine's ceilings
-    detail: str = ""
-
-
-class RandomEngine(Engine):
-    """An engine of a shape whose weights are made up on the device that asks for them."""
-
-    def load_weights(self, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
-        """Random tensors as `Engine.load_weights` gives them."""
-        generator = torch.Generator(device).manual_seed(0)
-        weights = {}
-        for name, spec in tensor_specs(self.manifest.dims, self.manifest.precision).items():
-            if spec.dtype == torch.int8:
-                value = torch.randint(
-                    -127, 128, spec.shape, generator=generator, device=device, dtype=torch.int8
-                )
-            elif name.endswith("scale"):
-                depth = self.manifest.dims.n_audio_state
-                value = torch.full(spec.shape, depth**-0.5 / 64, device=device)
-            else:
-                value = torch.randn(spec.shape, generator=generator, device=device)
-                value = value * 0.02 + ("norm.weight" in name)
-            weights[name] = value.to(spec.dtype)
-        return weights
-
-
-def random_engine(config: Config) -> Engine:
-    """The engine of the config's published shape with random weights.
-
-    Raises:
-        ConfigError: the config names no published shape.
-    """
-    dims = SHAPES.get(config.build.checkpoint.rpartition("/")[2])
-    if dims is None:
-        raise ConfigError(
-            f"--random-weights knows the shapes {', '.join(SHAPES)}, not build.checkpoint = "
-            f"{config.build.checkpoint!r}"
-        )
-    facts = TokenizerFacts(
-        eot=50257, sot=50258, sot_prev=50362, no_speech=50363, no_timestamps=50364,
-        timestamp_begin=50365, transcribe=50360, translate=50359, languages={"en": 50259},
-        suppress_tokens=(50257, 50258), begin_suppress_tokens=(220,),
-        max_initial_timestamp_index=50, alignment_heads=(),
-    )  # fmt: skip
-    manifest = Manifest(
-        1, "native", config.build.precision, dims, facts, Source("random", ""), {}, {}, {}, 0,
-        None, {},
-    )  # fmt: skip
-    return RandomEngine(Path(), manifest)
 
 
 class Bench:
@@ -295,62 +229,3 @@ def _seconds(work: Callable[[], object], repeats: int = 20) -> float:
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end) / 1e3)
     return float(statistics.median(times))
-
-
-def _wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
-
-
-def hugging_face(dims: Dims, device: str, batch: int, say: Callable[[str], None]) -> Iterator[Row]:
-    """Hugging Face generate, FP16, SDPA attention, greedy, features at hand on the device."""
-    import transformers  # noqa: PLC0415 - heavy, and only a peer
-
-    config = transformers.WhisperConfig(
-        vocab_size=dims.n_vocab, num_mel_bins=dims.n_mels, d_model=dims.n_audio_state,
-        encoder_layers=dims.n_audio_layer, decoder_layers=dims.n_text_layer,
-        encoder_attention_heads=dims.n_audio_head, decoder_attention_heads=dims.n_text_head,
-        encoder_ffn_dim=dims.n_audio_ffn, decoder_ffn_dim=dims.n_text_ffn,
-        suppress_tokens=None, begin_suppress_tokens=None,
-    )  # fmt: skip
-    with torch.device(device):
-        model: Any = transformers.WhisperForConditionalGeneration(config)
-    model = model.half().eval()
-    say(f"transformers {transformers.__version__}: WhisperForConditionalGeneration.generate")
-
-    @torch.inference_mode()
-    def generate(windows: int, tokens: int) -> float:
-        features = torch.randn(windows, dims.n_mels, 3000, device=device, dtype=torch.float16)
-        prompt = torch.tensor([[50258, 50259, 50360]] * windows, device=device)
-        _wait(device)
-        began = time.perf_counter()
-        ids: Any = transformers.GenerationMixin.generate(
-            model, features, decoder_input_ids=prompt, do_sample=False,
-            min_new_tokens=tokens, max_new_tokens=tokens,
-        )  # fmt: skip
-        _wait(device)
-        assert ids.shape[1] == 3 + tokens
-        return time.perf_counter() - began
-
-    generate(1, 4)
-    times = [generate(1, REQUEST_TOKENS) for _ in range(10)]
-    yield Row("one request", "Hugging Face", 1e3 * statistics.median(times), "ms", None, "n 10")
-    generate(batch, 4)
-    wall = statistics.median(generate(batch, THROUGHPUT_TOKENS) for _ in range(3))
-    yield Row(
-        "throughput", "Hugging Face", batch * WINDOW_S / wall, "RTFx", None, f"batches of {batch}"
-    )
-
-
-def render(rows: list[Row]) -> Iterator[str]:
-    """The lines of the table."""
-    yield f"{'workload':24} {'system':20} {'measured':>10} {'unit':10} {'ideal':>8} {'of ideal':>8}"
-    for row in rows:
-        line = f"{row.workload:24} {row.system:20} {row.value:10.2f} {row.unit:10}"
-        if row.ideal is not None:
-            faster_is_less = row.unit == "ms"
-            share = row.ideal / row.value if faster_is_less else row.value / row.ideal
-            line += f" {row.ideal:8.1f} {100 * share:6.0f} %"
-        else:
-            line += " " * 18
-        yield f"{line}  {row.detail}".rstrip()

@@ -17,6 +17,8 @@ from serve.errors import ConfigError
 RuntimeName = Literal["native", "tensorrt_llm"]
 Precision = Literal["int8", "fp16"]
 Kernels = Literal["auto", "torch", "triton"]
+CrossKV = Literal["full", "int8"]
+EncoderPrecision = Literal["full", "fp8"]
 
 T = TypeVar("T")
 
@@ -54,6 +56,12 @@ class RuntimeConfig:
     threads: int = 0  # CPU threads for compute; 0 = every core
     kernels: Kernels = "auto"  # "triton" where the device is CUDA, else "torch"
     cuda_graph: bool = False  # replay CUDA graphs; not yet proven, see serve/kernels/README.md
+    cross_kv: CrossKV = (
+        "full"  # keys and values of cross-attention: as computed, or int8 per channel
+    )
+    encoder_precision: EncoderPrecision = (
+        "full"  # of its matrix products; "fp8" needs Hopper or later
+    )
     steps_per_sync: int = 4  # with cuda_graph: decoder steps between two looks at what has ended
     tensorrt_llm: TrtllmConfig = TrtllmConfig()
 

@@ -4,14 +4,14 @@ import dataclasses
 
 import pytest
 
-from eval import bench
+from eval import bench, bench_engine, bench_peers, bench_table
 from eval.__main__ import main
 from serve.config import RuntimeConfig, load_config
 from serve.engine import tensor_specs
 from serve.errors import ConfigError
 
-TURBO = bench.SHAPES["whisper-large-v3-turbo"]
-LARGE = bench.SHAPES["whisper-large-v3"]
+TURBO = bench_engine.SHAPES["whisper-large-v3-turbo"]
+LARGE = bench_engine.SHAPES["whisper-large-v3"]
 
 
 def test_the_least_work_is_what_a_count_by_hand_gives():
@@ -29,14 +29,14 @@ def test_the_least_work_is_what_a_count_by_hand_gives():
 @pytest.mark.parametrize("name", ["large-v3-turbo", "large-v3"])
 def test_a_made_up_engine_has_the_tensors_of_its_shape(name):
     config = load_config(f"configs/{name}.toml")
-    engine = bench.random_engine(config)
+    engine = bench_engine.random_engine(config)
     small = dataclasses.replace(
         engine.manifest,
         dims=dataclasses.replace(
             engine.manifest.dims, n_audio_layer=1, n_text_layer=1, n_audio_ffn=64, n_text_ffn=64
         ),
     )
-    weights = bench.RandomEngine(engine.path, small).load_weights()
+    weights = bench_engine.RandomEngine(engine.path, small).load_weights()
     specs = tensor_specs(small.dims, small.precision)
     assert {k: (tuple(v.shape), v.dtype) for k, v in weights.items()} == {
         k: (v.shape, v.dtype) for k, v in specs.items()
@@ -46,7 +46,7 @@ def test_a_made_up_engine_has_the_tensors_of_its_shape(name):
 
 def test_a_config_without_a_published_shape_is_refused():
     with pytest.raises(ConfigError, match="knows the shapes whisper-large-v3-turbo"):
-        bench.random_engine(load_config("configs/demo.toml"))
+        bench_engine.random_engine(load_config("configs/demo.toml"))
 
 
 def test_a_config_for_a_cpu_is_refused(capsys):
@@ -57,12 +57,12 @@ def test_a_config_for_a_cpu_is_refused(capsys):
 def test_every_workload_ends_with_its_forced_lengths(monkeypatch):
     """On a CPU and a tiny shape: what counts is that windows come, end and are counted."""
     config = load_config("configs/large-v3-turbo.toml")
-    engine = bench.random_engine(config)
+    engine = bench_engine.random_engine(config)
     dims = dataclasses.replace(
         engine.manifest.dims, n_audio_state=64, n_audio_head=1, n_audio_layer=1, n_audio_ffn=64,
         n_text_state=64, n_text_head=1, n_text_layer=1, n_text_ffn=64,
     )  # fmt: skip
-    tiny = bench.RandomEngine(engine.path, dataclasses.replace(engine.manifest, dims=dims))
+    tiny = bench_engine.RandomEngine(engine.path, dataclasses.replace(engine.manifest, dims=dims))
     config = dataclasses.replace(config, runtime=RuntimeConfig(encoder_batch=2, threads=1))
     monkeypatch.setattr(bench, "ceilings", lambda device: (1e12, 1e11))
     monkeypatch.setattr(bench, "THROUGHPUT_TOKENS", 5)
@@ -84,17 +84,17 @@ def test_the_peer_generates_the_same_forced_lengths(monkeypatch):
     )  # fmt: skip
     monkeypatch.setattr(bench, "THROUGHPUT_TOKENS", 3)
     monkeypatch.setattr(bench, "REQUEST_TOKENS", 2)
-    rows = list(bench.hugging_face(dims, "cpu", 2, lambda line: None))
+    rows = list(bench_peers.hugging_face(dims, "cpu", 2, lambda line: None))
     assert [row.unit for row in rows] == ["ms", "RTFx"]
 
 
 def test_the_table_shows_the_share_of_the_ideal():
     rows = [
-        bench.Row("throughput", "earshot", 3000.0, "RTFx", 6000.0, "64 slots"),
-        bench.Row("one request", "earshot", 20.0, "ms", 5.0),
-        bench.Row("throughput", "peer", 1000.0, "RTFx", None),
+        bench_table.Row("throughput", "earshot", 3000.0, "RTFx", 6000.0, "64 slots"),
+        bench_table.Row("one request", "earshot", 20.0, "ms", 5.0),
+        bench_table.Row("throughput", "peer", 1000.0, "RTFx", None),
     ]
-    lines = list(bench.render(rows))
+    lines = list(bench_table.render(rows))
     assert lines[1].split()[-4:] == ["50", "%", "64", "slots"]
     assert lines[2].split()[-2:] == ["25", "%"]
     assert lines[3].endswith("RTFx")
