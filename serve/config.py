@@ -14,10 +14,10 @@ from typing import Any, Literal, TypeVar
 
 from serve.errors import ConfigError
 
-RuntimeName = Literal["native", "tensorrt_llm"]
+RuntimeName = Literal["native", "tensorrt_llm", "tensorrt_llm_api"]
 Precision = Literal["int8", "fp16"]
 Kernels = Literal["auto", "torch", "triton"]
-CrossKV = Literal["full", "int8"]
+CrossPrecision = Literal["full", "int8"]
 EncoderPrecision = Literal["full", "fp8"]
 
 T = TypeVar("T")
@@ -30,13 +30,16 @@ class BuildConfig:
     checkpoint: str = "build/demo/checkpoint"  # Hugging Face folder or hub id, or OpenAI .pt
     engine: str = "engines/demo"  # the folder that is written
     precision: Precision = "int8"
-    runtime: RuntimeName = "native"
+    runtime: RuntimeName = "native"  # tensorrt_llm: of release 1.2; tensorrt_llm_api: 1.3 or later
     tokenizer: str = ""  # folder or hub id with tokenizer.json; needed for .pt only
 
 
 @dataclasses.dataclass(frozen=True)
 class TrtllmConfig:
-    """What only TensorRT-LLM knows. Engines are built for `beam_width`; the rest is for serving."""
+    """What only TensorRT-LLM knows. Engines are built for `beam_width`; the rest is for serving.
+
+    The LLM API has the first three; the rest is for engines.
+    """
 
     beam_width: int = 1  # more than 1: beam search for greedy jobs, and no streaming
     kv_cache_fraction: float = 0.85  # of the GPU memory left once the engines are loaded
@@ -56,7 +59,7 @@ class RuntimeConfig:
     threads: int = 0  # CPU threads for compute; 0 = every core
     kernels: Kernels = "auto"  # "triton" where the device is CUDA, else "torch"
     cuda_graph: bool = False  # replay CUDA graphs; not yet proven, see serve/kernels/README.md
-    cross_kv: CrossKV = (
+    cross_kv: CrossPrecision = (
         "full"  # keys and values of cross-attention: as computed, or int8 per channel
     )
     encoder_precision: EncoderPrecision = (

@@ -123,7 +123,8 @@ class NativeRuntime:
         dtype = torch.float16 if on_gpu else torch.float32
         ops = choose(config.kernels, device, dims, slots)
         network = Whisper(dims, engine.load_weights(device), device, dtype, ops)
-        cache = network.new_cache(slots)
+        self.network = network  # for those who measure what its options cost
+        cache = network.new_cache(slots, config.cross_kv)
         self._state = new_state(slots, dims.n_text_ctx, device)
         advance = choose_advance(ops, Rules(self._facts, dims, device), slots)
         self._loop: SlotLoop = EagerLoop(network, cache, self._state, advance)

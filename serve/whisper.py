@@ -9,26 +9,40 @@ import dataclasses
 import torch
 import torch.nn.functional as F
 
+from serve.config import CrossPrecision
 from serve.engine import HEAD_DIM, Dims, scale_name
 from serve.kernels import Ops, torch_only
-from serve.kernels.torch_ops import Matrix, Norm, encoder_attention, linear
+from serve.kernels.torch_ops import CrossKV, Matrix, Norm, encoder_attention, linear
 
 Weights = dict[str, torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
 class Cache:
-    """Static key/value caches of every slot; each tensor is (layers, slots, heads, time, 64)."""
+    """Static key/value caches of every slot; keys and values are (layers, slots, heads, time, 64).
+
+    Those of cross-attention may be int8, with a scale per channel, (layers, slots, heads, 64).
+    """
 
     self_k: torch.Tensor
     self_v: torch.Tensor
     cross_k: torch.Tensor
     cross_v: torch.Tensor
+    cross_k_scale: torch.Tensor | None
+    cross_v_scale: torch.Tensor | None
+
+    def cross(self, layer: int, slots: int) -> CrossKV:
+        """What cross-attention of a layer reads for the first `slots`."""
+        k, v = self.cross_k[layer, :slots], self.cross_v[layer, :slots]
+        if self.cross_k_scale is None or self.cross_v_scale is None:
+            return CrossKV(k, v)
+        return CrossKV(k, v, self.cross_k_scale[layer, :slots], self.cross_v_scale[layer, :slots])
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return sum(t.nbytes for t in (self.self_k, self.self_v, self.cross_k, self.cross_v))
+        fields = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return sum(tensor.nbytes for tensor in fields if tensor is not None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,16 +203,20 @@ class Whisper:
         self._decoder_norm = load.norm("decoder.norm")
         self._logits = load.logits(keep_int8)
 
-    def new_cache(self, slots: int) -> Cache:
+    def new_cache(self, slots: int, cross_kv: CrossPrecision = "full") -> Cache:
         """Zeroed caches for `slots` windows."""
         dims = self.dims
 
-        def zeros(time: int) -> torch.Tensor:
-            shape = (dims.n_text_layer, slots, dims.n_text_head, time, HEAD_DIM)
-            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        def zeros(*last: int, dtype: torch.dtype) -> torch.Tensor:
+            shape = (dims.n_text_layer, slots, dims.n_text_head, *last)
+            return torch.zeros(shape, dtype=dtype, device=self.device)
 
-        times = (dims.n_text_ctx, dims.n_text_ctx, dims.n_audio_ctx, dims.n_audio_ctx)
-        return Cache(*(zeros(time) for time in times))
+        own = [zeros(dims.n_text_ctx, HEAD_DIM, dtype=self.dtype) for _ in "kv"]
+        int8 = cross_kv == "int8"
+        kind = torch.int8 if int8 else self.dtype
+        cross = [zeros(dims.n_audio_ctx, HEAD_DIM, dtype=kind) for _ in "kv"]
+        scales = [zeros(HEAD_DIM, dtype=torch.float32) if int8 else None for _ in "kv"]
+        return Cache(*own, *cross, *scales)
 
     def encode(self, features: torch.Tensor) -> torch.Tensor:
         """Run the encoder: (batch, n_mels, 3000) float32 -> (batch, n_audio_ctx, d)."""
@@ -217,12 +235,11 @@ class Whisper:
 
     def fill_cross(self, encoded: torch.Tensor, cache: Cache, slots: torch.Tensor) -> None:
         """Project the encoder's output (batch, n_audio_ctx, d) into the caches of int64 `slots`."""
-        batch, time, _ = encoded.shape
-        shape = (batch, time, self.dims.n_text_head, HEAD_DIM)
+        ops = self.ops
         for i, layer in enumerate(self._decoder):
-            for matrix, target in ((layer.cross_k, cache.cross_k), (layer.cross_v, cache.cross_v)):
-                projected = linear(encoded, matrix).view(shape).transpose(1, 2)
-                target[i].index_copy_(0, slots, projected)
+            cross = cache.cross(i, cache.cross_k.shape[1])
+            ops.store_cross(linear(encoded, layer.cross_k), slots, cross.k, cross.k_scale)
+            ops.store_cross(linear(encoded, layer.cross_v), slots, cross.v, cross.v_scale)
 
     def step(
         self, ids: torch.Tensor, positions: torch.Tensor, cache: Cache, longest: int
@@ -247,25 +264,28 @@ class Whisper:
             )
             x = ops.linear_residual(mixed, layer.attn.out, x)
             query = ops.norm_linear(x, layer.cross.norm, layer.cross.qkv)
-            mixed = ops.cross_attention(query, cache.cross_k[i, :n], cache.cross_v[i, :n])
+            mixed = ops.cross_attention(query, cache.cross(i, n))
             x = ops.linear_residual(mixed, layer.cross.out, x)
             hidden = ops.norm_linear_gelu(x, layer.mlp.norm, layer.mlp.fc1)
             x = ops.linear_residual(hidden, layer.mlp.fc2, x)
         return ops.logits(x, self._decoder_norm, self._logits)
 
     @torch.inference_mode()
-    def teacher_forced_logits(self, features: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    def teacher_forced_logits(
+        self, features: torch.Tensor, tokens: torch.Tensor, cross_kv: CrossPrecision = "full"
+    ) -> torch.Tensor:
         """Logits after each given token, through the very steps that serving runs.
 
         Args:
             features: float32 (batch, n_mels, 3000).
             tokens: int64 (batch, time), time at most n_text_ctx.
+            cross_kv: as in `new_cache`.
 
         Returns:
             float32 (batch, time, n_vocab).
         """
         batch, time = tokens.shape
-        cache = self.new_cache(batch)
+        cache = self.new_cache(batch, cross_kv)
         everyone = torch.arange(batch, device=self.device)
         self.fill_cross(self.encode(features), cache, everyone)
         ids, steps = tokens.to(self.device).contiguous(), []

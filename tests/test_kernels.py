@@ -17,7 +17,7 @@ from serve.decoding import Rules, new_state
 from serve.engine import Dims, TokenizerFacts
 from serve.errors import UnavailableError
 from serve.kernels import choose, torch_ops
-from serve.kernels.torch_ops import Matrix, Norm
+from serve.kernels.torch_ops import CrossKV, Matrix, Norm
 from serve.runtime import DETECT_LANGUAGE
 
 # NumPy's own words about what kernels do knowingly, when the interpreter runs them.
@@ -105,14 +105,41 @@ def test_linear_layers(ops, random, rows, depth, n_out, int8, dtype):
     norm = norm_of(random, depth)
     matrix = matrix_of(random, n_out, depth, dtype, int8)
     residual = random(rows, n_out, dtype=dtype)
-    close(
-        ops.norm_linear_gelu(x, norm, matrix),
-        torch_ops.norm_linear_gelu(x, norm, matrix),
-    )
-    close(ops.linear_residual(x, matrix, residual), torch_ops.linear_residual(x, matrix, residual))
+    added = ops.linear_residual(x, matrix, residual)
+    close(ops.finish(added), torch_ops.linear_residual(x, matrix, residual))
     bare = dataclasses.replace(matrix, bias=None)
-    close(ops.norm_linear(x, norm, bare), torch_ops.norm_linear(x, norm, bare))
-    close(ops.logits(x, norm, bare), torch_ops.logits(x, norm, bare))
+    close(ops.finish(ops.norm_linear(x, norm, bare)), torch_ops.norm_linear(x, norm, bare))
+    hidden = ops.norm_linear_gelu(x, norm, matrix)
+    close(hidden, torch_ops.norm_linear_gelu(x, norm, matrix))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("depth", "n_out"), [SHAPES[-1], (64, 8300)])
+@pytest.mark.parametrize("rows", [1, 33])
+def test_logits(ops, random, rows, depth, n_out, dtype):
+    x, norm = random(rows, depth, dtype=dtype) + 3, norm_of(random, depth)
+    for int8 in (True, False):
+        matrix = matrix_of(random, n_out, depth, dtype, int8, bias=False)
+        close(ops.logits(x, norm, matrix), torch_ops.logits(x, norm, matrix))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("int8", [True, False])
+@pytest.mark.parametrize("rows", [1, 5, 8, 20, 64, 65])
+def test_layers_that_finish_each_other(ops, random, rows, int8, dtype):
+    """The residual stream through a feed-forward block and into the next layer norm."""
+    d, wide = (1280, 5120) if ON_GPU else (64, 192)
+    x = random(rows, d, dtype=dtype)
+    out = matrix_of(random, d, d, dtype, int8)
+    fc1, fc2 = matrix_of(random, wide, d, dtype, int8), matrix_of(random, d, wide, dtype, int8)
+    norms = [norm_of(random, d) for _ in range(2)]
+
+    def block(ops, finish):
+        y = ops.linear_residual(x, out, x)
+        y = ops.linear_residual(ops.norm_linear_gelu(y, norms[0], fc1), fc2, y)
+        return finish(ops.norm_linear(y, norms[1], out))
+
+    close(block(ops, ops.finish), block(torch_ops, lambda y: y))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -139,13 +166,73 @@ def test_self_attention_of_slots_from_new_to_full(ops, random, dtype):
         assert torch.equal(a, b)  # this step's key and value, and nothing else, were written
 
 
+def cross_of(ops, random, slots, dtype, int8):
+    """Keys and values stored in the last of two or more slots first, as the encoder does."""
+    rows = max(slots, 2)
+    shape = (rows, HEADS, KEYS, 64)
+    made = []
+    for _ in "kv":
+        cache = torch.zeros(shape, dtype=torch.int8 if int8 else dtype, device=DEVICE)
+        scale = torch.zeros(rows, HEADS, 64, device=DEVICE) if int8 else None
+        x = random(rows, KEYS, HEADS * 64, dtype=dtype)
+        ops.store_cross(x, torch.arange(rows - 1, -1, -1, device=DEVICE), cache, scale)
+        made.append((cache[:slots], None if scale is None else scale[:slots]))
+    (k, k_scale), (v, v_scale) = made
+    return CrossKV(k, v, k_scale, v_scale)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("int8", [True, False])
 @pytest.mark.parametrize("slots", [1, 2])
-def test_cross_attention(ops, random, slots, dtype):
-    k, v = (random(slots, HEADS, KEYS, 64, dtype=dtype) for _ in range(2))
+def test_cross_attention(ops, random, slots, int8, dtype):
+    cross = cross_of(torch_ops, random, slots, dtype, int8)
     q = random(slots, HEADS * 64, dtype=dtype, spread=0.5)
     for _ in range(2):  # the counters are zero again
-        close(ops.cross_attention(q, k, v), torch_ops.cross_attention(q, k, v))
+        close(ops.cross_attention(q, cross), torch_ops.cross_attention(q, cross))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_finishes_its_query(ops, random, dtype):
+    """Both kinds, fed by a linear layer with few rows."""
+    d = HEADS * 64
+    x, norm = random(3, d, dtype=dtype), norm_of(random, d)
+    cross = cross_of(torch_ops, random, 3, dtype, int8=True)
+    caches = [random(3, HEADS, CTX, 64, dtype=dtype) for _ in range(2)]
+    mine, twins = [c.clone() for c in caches], [c.clone() for c in caches]
+    ages = torch.tensor([0, 130, 7], device=DEVICE)
+    for int8 in (True, False):
+        query, qkv = (matrix_of(random, n * d, d, dtype, int8) for n in (1, 3))
+        got = ops.cross_attention(ops.norm_linear(x, norm, query), cross)
+        close(got, torch_ops.cross_attention(torch_ops.norm_linear(x, norm, query), cross))
+        got = ops.self_attention(ops.norm_linear(x, norm, qkv), *mine, ages, CTX)
+        new = torch_ops.norm_linear(x, norm, qkv)
+        close(got, torch_ops.self_attention(new, *twins, ages, CTX))
+        for a, b in zip(mine, twins, strict=True):
+            close(a, b)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_int8_keys_and_values(ops, random, dtype):
+    """Each channel's largest number keeps its value; a channel of zeros stays zeros."""
+    x = random(2, KEYS, HEADS * 64, dtype=dtype) * random(HEADS * 64, dtype=dtype).abs()
+    x[0, :, 5] = 0
+    made = []
+    for one in (ops, torch_ops):
+        cache = torch.full((3, HEADS, KEYS, 64), 77, dtype=torch.int8, device=DEVICE)
+        scale = torch.full((3, HEADS, 64), 0.5, device=DEVICE)
+        one.store_cross(x, torch.tensor([2, 0], device=DEVICE), cache, scale)
+        assert (cache[1] == 77).all() and (scale[1] == 0.5).all()
+        made.append((cache, scale))
+    (mine, my_scale), (twin, twin_scale) = made
+    assert torch.allclose(my_scale, twin_scale, rtol=1e-6)
+    assert (mine.int() - twin.int()).abs().max() <= 1  # a tie may be rounded either way
+    assert (mine != twin).float().mean() < 1e-3
+    back = mine[2].float() * my_scale[2][:, None]
+    assert torch.allclose(
+        back.transpose(0, 1).reshape(KEYS, -1), x[0].float(),
+        atol=float(0.51 * my_scale[2].max()) + 1e-3,
+    )  # fmt: skip
+    assert (mine[2, 0, :, 5] == 0).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -167,19 +254,50 @@ def test_a_row_is_the_same_bits_in_any_company(ops, random, dtype):
     for matrix in (
         matrix_of(random, 1152, 384, dtype, int8=True),
         matrix_of(random, 1152, 384, dtype, int8=False),
-        matrix_of(random, 8300, 384, dtype, int8=True),
     ):
-        everyone = ops.norm_linear(x, norm, matrix)
-        for rows in (1, 17, 40):
-            assert torch.equal(ops.norm_linear(x[:rows], norm, matrix), everyone[:rows]), rows
+        everyone = ops.finish(ops.norm_linear(x, norm, matrix))
+        for rows in (1, 17, 40, 64):
+            alone = ops.finish(ops.norm_linear(x[:rows], norm, matrix))
+            assert torch.equal(alone, everyone[:rows]), rows
+    vocabulary = matrix_of(random, 8300, 384, dtype, int8=True)
+    everyone = ops.logits(x, norm, vocabulary)
+    for rows in (1, 17, 40):
+        assert torch.equal(ops.logits(x[:rows], norm, vocabulary), everyone[:rows]), rows
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("int8", [True, False])
+@pytest.mark.parametrize("d", [384, 1280])
+def test_a_layer_gives_a_row_the_same_bits_in_any_company(ops, random, d, int8):
+    """Unfinished and finished sums, and layer norms of either, through a whole block."""
+    most, dtype = 256, torch.float16
+    x = random(most, d, dtype=dtype)
+    out = matrix_of(random, d, d, dtype, int8)
+    fc1 = matrix_of(random, 4 * d, d, dtype, int8)
+    fc2 = matrix_of(random, d, 4 * d, dtype, int8)
+    norms = [norm_of(random, d) for _ in range(2)]
+    words = matrix_of(random, 8300, d, dtype, int8, bias=False)
+
+    def block(x):
+        y = ops.linear_residual(x, out, x)
+        y = ops.linear_residual(ops.norm_linear_gelu(y, norms[0], fc1), fc2, y)
+        return ops.logits(y, norms[1], words)
+
+    everyone = block(x)
+    for rows in (1, 2, 8, 9, 16, 33, 64, 65, 128):
+        for begin in (0, most - rows):
+            few = block(x[begin : begin + rows].contiguous())
+            assert torch.equal(few, everyone[begin : begin + rows]), rows
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_cross_attention_gives_the_same_bits_in_any_company(ops, random, dtype):
-    k, v = (random(4, HEADS, KEYS, 64, dtype=dtype) for _ in range(2))
+@pytest.mark.parametrize("int8", [True, False])
+def test_cross_attention_gives_the_same_bits_in_any_company(ops, random, int8, dtype):
+    cross = cross_of(torch_ops, random, 4, dtype, int8)
     q = random(4, HEADS * 64, dtype=dtype)
-    alone = ops.cross_attention(q[:1], k[:1], v[:1])
-    assert torch.equal(ops.cross_attention(q, k, v)[:1], alone)
+    scales = [None if s is None else s[:1] for s in (cross.k_scale, cross.v_scale)]
+    alone = ops.cross_attention(q[:1], CrossKV(cross.k[:1], cross.v[:1], *scales))
+    assert torch.equal(ops.cross_attention(q, cross)[:1], alone)
 
 
 FACTS = TokenizerFacts(

@@ -7,6 +7,7 @@ NVIDIA GPUs and are imported only where they are chosen.
 import dataclasses
 import importlib.util
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -15,9 +16,11 @@ from serve.decoding import Rules, SlotState
 from serve.engine import Dims
 from serve.errors import UnavailableError
 from serve.kernels import torch_ops
-from serve.kernels.torch_ops import Matrix, Norm
+from serve.kernels.torch_ops import CrossKV, Matrix, Norm
 
 Tensor = torch.Tensor
+Flow = Any
+"""What one operation hands to the next and nobody else looks into; plain torch: a tensor."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +31,13 @@ class Ops:
     reason: str  # why these
     reads_int8: bool  # whether matrices may stay int8
     embed: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-    norm_linear: Callable[[Tensor, Norm, Matrix], Tensor]
-    norm_linear_gelu: Callable[[Tensor, Norm, Matrix], Tensor]
-    linear_residual: Callable[[Tensor, Matrix, Tensor], Tensor]
-    logits: Callable[[Tensor, Norm, Matrix], Tensor]
-    self_attention: Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
-    cross_attention: Callable[[Tensor, Tensor, Tensor], Tensor]
+    norm_linear: Callable[[Flow, Norm, Matrix], Flow]
+    norm_linear_gelu: Callable[[Flow, Norm, Matrix], Flow]
+    linear_residual: Callable[[Flow, Matrix, Flow], Flow]
+    logits: Callable[[Flow, Norm, Matrix], Tensor]
+    self_attention: Callable[[Flow, Tensor, Tensor, Tensor, int], Flow]
+    cross_attention: Callable[[Flow, CrossKV], Flow]
+    store_cross: Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
     norm: Callable[[Tensor, Norm], Tensor]
     add_norm: Callable[[Tensor, Tensor, Norm], tuple[Tensor, Tensor]]
     workspace_bytes: int = 0
@@ -56,6 +60,7 @@ def torch_only(reason: str) -> Ops:
         logits=torch_ops.logits,
         self_attention=torch_ops.self_attention,
         cross_attention=torch_ops.cross_attention,
+        store_cross=torch_ops.store_cross,
         norm=torch_ops.norm,
         add_norm=torch_ops.add_norm,
     )
@@ -121,6 +126,7 @@ def _triton(reason: str, device: torch.device, dims: Dims, slots: int) -> Ops:
         logits=kernels.logits,
         self_attention=kernels.self_attention,
         cross_attention=kernels.cross_attention,
+        store_cross=kernels.store_cross,
         norm=kernels.norm,
         add_norm=kernels.add_norm,
         workspace_bytes=kernels.nbytes,

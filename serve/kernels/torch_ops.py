@@ -153,16 +153,55 @@ def self_attention(
     return out.reshape(slots, heads * head_dim)
 
 
-def cross_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+@dataclasses.dataclass(frozen=True)
+class CrossKV:
+    """One layer's keys and values of cross-attention, (slots, heads, n_audio_ctx, head_dim).
+
+    With scales, float32 (slots, heads, head_dim), they are int8 and stand for number * scale.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
+
+
+def store_cross(
+    x: torch.Tensor, slots: torch.Tensor, cache: torch.Tensor, scale: torch.Tensor | None
+) -> None:
+    """Put projected keys or values of windows into their slots.
+
+    Args:
+        x: (windows, n_audio_ctx, d).
+        slots: int64 (windows,).
+        cache: as in `CrossKV`, written at `slots`.
+        scale: with it, each channel of a slot's head is scaled by its largest number, and rounded
+            (half away from zero) to int8.
+    """
+    _, heads, time, head_dim = cache.shape
+    value = x.view(len(x), time, heads, head_dim).transpose(1, 2)
+    if scale is not None:
+        step = value.float().abs().amax(dim=2) / 127.0
+        scale.index_copy_(0, slots, step)
+        scaled = value.float() * (1.0 / step.clamp_min(1e-30))[:, :, None]
+        value = (scaled.abs() + 0.5).floor().copysign(scaled).clamp(-127, 127).to(torch.int8)
+    cache.index_copy_(0, slots, value)
+
+
+def cross_attention(q: torch.Tensor, cross: CrossKV) -> torch.Tensor:
     """One decoder step of attention to the encoder's output.
 
     Args:
         q: (slots, d), already scaled.
-        k, v: (slots, heads, n_audio_ctx, head_dim).
+        cross: of the same slots.
 
     Returns:
         (slots, d).
     """
-    slots, heads, _, head_dim = k.shape
+    slots, heads, _, head_dim = cross.k.shape
+    k, v = cross.k, cross.v
+    if cross.k_scale is not None and cross.v_scale is not None:
+        k = (k * cross.k_scale[:, :, None]).to(q.dtype)
+        v = (v * cross.v_scale[:, :, None]).to(q.dtype)
     out = F.scaled_dot_product_attention(q.view(slots, heads, 1, head_dim), k, v, scale=1.0)
     return out.reshape(slots, heads * head_dim)

@@ -1,0 +1,231 @@
+"""Layer norm and few rows times a matrix as Triton-language kernels.
+
+The depth of a matrix is cut into parts whose size depends on the matrix alone. Each part is summed
+by the matrix unit, and the parts are added in order: by one program that does them all (many rows),
+or by whichever kernel reads them next (few rows, where a part each for many programs is faster).
+So a row's result is the same bits for any number of rows.
+
+Where `pdl` is set, a kernel starts while the one before it still runs (programmatic dependent
+launch): it fetches its weights, which no kernel writes, and then waits for that kernel's results.
+"""
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def to_half(value: tl.tensor, dtype: tl.constexpr, packed: tl.constexpr) -> tl.tensor:
+    """int8 -> `dtype`, exactly; `packed` does four at once on a GPU, which has no fast cast.
+
+    1024 + u is the float16 of bits 0x6400 | u for u below 1024, so a byte permute and a subtraction
+    make two numbers each.
+    """
+    if packed and value.dtype == tl.int8:
+        return tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 u, a, b, c;
+            xor.b32 u, $2, 0x80808080;
+            prmt.b32 a, u, 0x64646464, 0x4140;
+            prmt.b32 b, u, 0x64646464, 0x4342;
+            mov.b32 c, 0x64806480;
+            sub.f16x2 $0, a, c;
+            sub.f16x2 $1, b, c;
+            }
+            """,
+            "=r,=r,r", [value], dtype=tl.float16, is_pure=True, pack=4,
+        )  # fmt: skip
+    return value.to(dtype)
+
+
+@triton.jit
+def finish(
+    acc: tl.tensor, scale: tl.tensor, bias: tl.tensor, quantized: tl.constexpr,
+    has_bias: tl.constexpr, gelu: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """What follows the sum: scale, bias, GELU; the same operations wherever it is done."""
+    if quantized and has_bias:
+        acc = tl.math.fma(acc, scale, bias)
+    elif quantized:
+        acc *= scale
+    elif has_bias:
+        acc += bias
+    if gelu:
+        acc = 0.5 * acc * (1.0 + tl.math.erf(acc * 0.7071067811865476))
+    return acc
+
+
+@triton.jit
+def norm_kernel(
+    x: tl.tensor, delta: tl.tensor, scale: tl.tensor, offset: tl.tensor, total: tl.tensor,
+    weight: tl.tensor, bias: tl.tensor, out: tl.tensor, rows: int, eps: tl.constexpr,
+    width: tl.constexpr, block: tl.constexpr, add: tl.constexpr, parts: tl.constexpr,
+    quantized: tl.constexpr, has_bias: tl.constexpr, pdl: tl.constexpr,
+) -> None:  # fmt: skip
+    """One row: (x + delta, kept in `total`, if `add`), then layer norm in float32.
+
+    With `parts`, delta is a linear layer's unfinished sums, float32 (parts, rows, width), and
+    `scale` and `offset` finish it. Sums over the row are float64: those of float16 numbers come out
+    the same in whatever order a compiled variant adds them.
+    """
+    at = tl.arange(0, block)
+    inside = at < width
+    gain = tl.load(weight + at, mask=inside, other=0.0)
+    shift = tl.load(bias + at, mask=inside, other=0.0)
+    if pdl:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64) * width
+    value = tl.load(x + row + at, mask=inside, other=0.0)
+    if add:
+        if parts > 0:
+            acc = tl.load(delta + row + at, mask=inside, other=0.0)
+            for part in tl.static_range(1, parts):
+                acc += tl.load(delta + part * rows * width + row + at, mask=inside, other=0.0)
+            factor = tl.load(scale + at, mask=inside, other=0.0) if quantized else 1.0
+            plus = tl.load(offset + at, mask=inside, other=0.0).to(tl.float32) if has_bias else 0.0
+            acc = finish(acc, factor, plus, quantized, has_bias, False)
+        else:
+            acc = tl.load(delta + row + at, mask=inside, other=0.0).to(tl.float32)
+        value = (value.to(tl.float32) + acc).to(total.dtype.element_ty)
+        tl.store(total + row + at, value, mask=inside)
+    value = value.to(tl.float32)
+    mean = (tl.sum(value.to(tl.float64), 0) / width).to(tl.float32)
+    centred = tl.where(inside, value - mean, 0.0)
+    wide = centred.to(tl.float64)
+    rstd = 1.0 / tl.sqrt((tl.sum(wide * wide, 0) / width).to(tl.float32) + eps)
+    normed = tl.math.fma(centred * rstd, gain, shift)
+    tl.store(out + row + at, normed.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def finish_kernel(
+    parts: tl.tensor, scale: tl.tensor, bias: tl.tensor, out: tl.tensor, rows: int, n_out: int,
+    count: tl.constexpr, quantized: tl.constexpr, has_bias: tl.constexpr, gelu: tl.constexpr,
+    block: tl.constexpr, pdl: tl.constexpr,
+) -> None:  # fmt: skip
+    """`block` outputs of one row: unfinished sums, float32 (count, rows, n_out), finished."""
+    n = tl.program_id(1) * block + tl.arange(0, block)
+    inside = n < n_out
+    factor = tl.load(scale + n, mask=inside, other=0.0) if quantized else 1.0
+    plus = tl.load(bias + n, mask=inside, other=0.0).to(tl.float32) if has_bias else 0.0
+    if pdl:
+        gdc_launch_dependents()
+        gdc_wait()
+    at = tl.program_id(0).to(tl.int64) * n_out + n
+    acc = tl.load(parts + at, mask=inside, other=0.0)
+    for part in tl.static_range(1, count):
+        acc += tl.load(parts + part * rows * n_out + at, mask=inside, other=0.0)
+    acc = finish(acc, factor, plus, quantized, has_bias, gelu)
+    tl.store(out + at, acc.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _halves(pairs: tl.tensor) -> tl.tensor:
+    """int16 (n, k), each two int8 -> float16 (n, 2 * k), as `to_half` would, but faster here."""
+    low, high = tl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 u, a, b, c;
+        xor.b32 u, $2, 0x80808080;
+        prmt.b32 a, u, 0x64646464, 0x4240;
+        prmt.b32 b, u, 0x64646464, 0x4341;
+        mov.b32 c, 0x64806480;
+        sub.f16x2 $0, a, c;
+        sub.f16x2 $1, b, c;
+        }
+        """,
+        "=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2,
+    )  # fmt: skip
+    return tl.reshape(tl.join(low, high), (pairs.shape[0], pairs.shape[1] * 2))
+
+
+@triton.jit
+def few_rows_kernel(
+    x: tl.tensor, weight: tl.tensor, out: tl.tensor, rows: int, n_out: int, depth: tl.constexpr,
+    part: tl.constexpr, turn: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
+    packed: tl.constexpr, pdl: tl.constexpr,
+) -> None:  # fmt: skip
+    """One part of the depth of `block_n` outputs, for all rows: out is (parts, rows, n_out).
+
+    A program asks for all its weights, up to four turns, before it waits for its input. `packed`
+    weights come as int16 that hold two int8 each.
+    """
+    each: tl.constexpr = 2 if packed else 1
+    n = tl.program_id(0) * block_n + tl.arange(0, block_n)
+    column = tl.where(n < n_out, n, 0)
+    begin = tl.program_id(1) * part
+    k = begin // each + tl.arange(0, turn // each)
+    w_at = weight + column[:, None].to(tl.int64) * (depth // each) + k[None, :]
+    w0 = tl.load(w_at)
+    if part > turn:
+        w1 = tl.load(w_at + turn // each)
+    if part > 2 * turn:
+        w2 = tl.load(w_at + 2 * turn // each)
+        w3 = tl.load(w_at + 3 * turn // each)
+    if pdl:
+        gdc_launch_dependents()
+        gdc_wait()
+    m = tl.arange(0, block_m)
+    x_at = x + m[None, :] * depth + begin + tl.arange(0, turn)[:, None]
+    there = (m < rows)[None, :]
+    acc = tl.zeros([block_n, block_m], dtype=tl.float32)
+    for step in tl.static_range(part // turn):
+        value = tl.load(x_at + step * turn, mask=there, other=0.0)
+        if step == 0:
+            w = w0
+        elif step == 1:
+            w = w1
+        elif step == 2:
+            w = w2
+        else:
+            w = w3
+        half = _halves(w) if packed else w.to(value.dtype)
+        acc = tl.dot(half, value, acc, input_precision="ieee")
+    at = (tl.program_id(1) * rows + m[None, :]) * n_out + n[:, None]
+    tl.store(out + at, acc, mask=(n < n_out)[:, None] & there)
+
+
+@triton.jit(do_not_specialize=("rows",))
+def many_rows_kernel(
+    x: tl.tensor, weight: tl.tensor, scale: tl.tensor, bias: tl.tensor, residual: tl.tensor,
+    out: tl.tensor, rows: int, n_out: int, depth: tl.constexpr, part: tl.constexpr,
+    quantized: tl.constexpr, has_bias: tl.constexpr, gelu: tl.constexpr,
+    has_residual: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
+    turn: tl.constexpr, packed: tl.constexpr, pdl: tl.constexpr,
+) -> None:  # fmt: skip
+    """All parts, one after the other, of `block_n` outputs for `block_m` rows, finished.
+
+    out.T = weight @ x.T: the wide side of the matrix unit takes the outputs, not the rows.
+    """
+    m = tl.program_id(0) * block_m + tl.arange(0, block_m)
+    n = tl.program_id(1) * block_n + tl.arange(0, block_n)
+    row = tl.where(m < rows, m, 0)  # beyond the edge, work on row 0 and store nothing
+    column = tl.where(n < n_out, n, 0)
+    k = tl.arange(0, turn)
+    w_at = weight + column[:, None].to(tl.int64) * depth + k[None, :]
+    x_at = x + row[None, :] * depth + k[:, None]
+    if pdl:
+        gdc_launch_dependents()
+        gdc_wait()
+    total = tl.zeros([block_n, block_m], dtype=tl.float32)
+    acc = tl.zeros([block_n, block_m], dtype=tl.float32)
+    for begin in range(0, depth, turn):
+        values = tl.load(x_at)
+        w = to_half(tl.load(w_at), values.dtype, packed)
+        acc = tl.dot(w, values, acc, input_precision="ieee")
+        ends = (begin + turn) % part == 0
+        total += tl.where(ends, acc, 0.0)
+        acc = tl.where(ends, 0.0, acc)
+        w_at += turn
+        x_at += turn
+    factor = tl.load(scale + column)[:, None] if quantized else 1.0
+    plus = tl.load(bias + column).to(tl.float32)[:, None] if has_bias else 0.0
+    total = finish(total, factor, plus, quantized, has_bias, gelu)
+    at = m[None, :].to(tl.int64) * n_out + n[:, None]
+    inside = (n < n_out)[:, None] & (m < rows)[None, :]
+    if has_residual:
+        total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
