@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, get_args
 
 from tqdm import tqdm
 
-from build import trtllm_build, writer
+from build import trtllm_api, trtllm_build, writer
 from build.checkpoint import Checkpoint, open_checkpoint
 from build.summary import summary
 from serve.config import BuildConfig, Config, Precision, load_config
@@ -124,6 +124,9 @@ def _engine(args: argparse.Namespace) -> None:
     if args.dry_run:
         raise ConfigError(f"--dry-run shows commands; build.runtime = {build.runtime!r} runs none")
     target = Path(build.engine)
+    if build.runtime == "tensorrt_llm_api":
+        _keep(checkpoint, build, args)
+        return
     if args.if_stale and writer.up_to_date(
         target, checkpoint, build.precision, verified=not args.no_verify
     ):
@@ -157,6 +160,15 @@ def _compile(checkpoint: Checkpoint, config: Config, args: argparse.Namespace) -
         return
     built = trtllm_build.build_engine(checkpoint, config, build.precision, target, tqdm.write)
     print(summary(built))
+
+
+def _keep(checkpoint: Checkpoint, build: BuildConfig, args: argparse.Namespace) -> None:
+    """Build for TensorRT-LLM's LLM API, which runs the checkpoint as it is."""
+    target = Path(build.engine)
+    if args.if_stale and trtllm_api.up_to_date(target, checkpoint, build):
+        print(f"{target} is up to date")
+        return
+    print(summary(trtllm_api.build_engine(checkpoint, build, target, tqdm.write)))
 
 
 def _clips(args: argparse.Namespace, config: Config) -> list["Clip"]:

@@ -56,7 +56,14 @@ _TIED = "proj_out.weight"  # some Hugging Face checkpoints store the tied projec
 # In order of preference; some hub folders hold several copies of the weights.
 _WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w.-]+))?")
-_HUB_FACTS = (CONFIG, GENERATION_CONFIG, TOKENIZER_FILE)
+PROCESSOR_CONFIGS = ("preprocessor_config.json", "processor_config.json")  # older; newer
+_HUB_FACTS = (
+    *(CONFIG, GENERATION_CONFIG, TOKENIZER_FILE),
+    # What else transformers' WhisperProcessor reads; we do not, TensorRT-LLM's LLM API does.
+    *PROCESSOR_CONFIGS,
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "normalizer.json"),
+)
 _HUB_WEIGHTS = (
     ("model.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-?????-of-?????.bin"),
@@ -196,11 +203,27 @@ def _candidates() -> list[str]:
     return [name + ending for name in _WEIGHT_FILES for ending in ("", ".index.json")]
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """The weight files of a Hugging Face folder, whole or sharded, in order of name."""
+def folder_files(folder: Path) -> list[Path]:
+    """The files of a Hugging Face folder that make the checkpoint, with one copy of the weights.
+
+    Raises:
+        CheckpointError: it holds no weights, or not all that its index names.
+    """
+    facts = (folder / name for name in _HUB_FACTS)
+    weights = {_weights_or_index(folder), *_weight_files(folder)}
+    return sorted(weights.union(path for path in facts if path.is_file()))
+
+
+def _weights_or_index(folder: Path) -> Path:
     found = next((folder / name for name in _candidates() if (folder / name).is_file()), None)
     if found is None:
         raise CheckpointError(f"{folder} holds no weights: expected {' or '.join(_candidates())}")
+    return found
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The weight files of a Hugging Face folder, whole or sharded, in order of name."""
+    found = _weights_or_index(folder)
     if found.suffix != ".json":
         return [found]
     weight_map = read_json(found).get("weight_map")

@@ -176,7 +176,7 @@ def build_engine(
         with disk_errors(target):
             shutil.rmtree(work)
             (folder / TOKENIZER_FILE).write_bytes(checkpoint.tokenizer_json)
-            files = _file_facts(folder)
+            files = file_facts(folder)
         write_manifest(folder, _manifest(checkpoint, precision, limits, files))
     return open_engine(target)
 
@@ -276,7 +276,8 @@ def _built_config(folder: Path) -> dict[str, Any]:
     return result
 
 
-def _file_facts(folder: Path) -> dict[str, FileFacts]:
+def file_facts(folder: Path) -> dict[str, FileFacts]:
+    """Facts of every file below a folder, by path, once it is on the disk."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in files:
         sync(path)

@@ -75,13 +75,45 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
         help="weights of the published shape, made up; the only kind so far",
     )
     parser.add_argument(
-        "--seconds", type=_positive, default=20, metavar="S", help="per figure; default 20"
+        "--workloads",
+        type=_names,
+        default=("start", "a", "b", "c", "d"),
+        metavar="A,B",
+        help="start; a throughput, b one request, c MLPerf-shaped, d Poisson; default: all",
     )
     parser.add_argument(
-        "--requests", type=_positive, default=200, metavar="N", help="single requests; default 200"
+        "--slots",
+        type=_counts,
+        default=(64, 256),
+        metavar="N,M",
+        help="workload a with each, b and d with the first, c with the last; default 64,256",
     )
     parser.add_argument(
-        "--peers", type=_names, default=(), metavar="A,B", help="beside it; known: hugging-face"
+        "--seconds",
+        type=_positive,
+        default=20,
+        metavar="S",
+        help="least time per figure, without its warm-up; default 20",
+    )
+    parser.add_argument(
+        "--requests", type=_positive, default=200, metavar="N", help="of workload b; default 200"
+    )
+    parser.add_argument(
+        "--ablate", action="store_true", help="turn each option: its gain and its error"
+    )
+    parser.add_argument(
+        "--through-triton",
+        action="store_true",
+        help="the same load on a real tritonserver over gRPC, audio in, text out",
+    )
+    parser.add_argument(
+        "--peers",
+        type=_names,
+        metavar="A,B",
+        help="of hugging-face, faster-whisper and vllm; '' for none; default: what is installed",
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="keep the rows here too, each once it is known"
     )
     parser.set_defaults(command=_bench)
 
@@ -127,6 +159,10 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
     return value
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(_positive(number) for number in text.split(","))
 
 
 def _with_flags(config: Config, options: argparse.Namespace) -> Config:
@@ -183,27 +219,25 @@ def _report_json(path: Path) -> dict[str, object]:
 
 def _bench(options: argparse.Namespace) -> int:
     # torch stays out of the memory that `run` measures
-    from eval import bench, bench_engine, bench_peers, bench_table  # noqa: PLC0415
-
-    config = load_config(options.config)
-    if not config.runtime.device.startswith("cuda"):
-        raise ConfigError(f'bench needs runtime.device = "cuda", got {config.runtime.device!r}')
-    unknown = set(options.peers) - {"hugging-face"}
-    if unknown:
-        raise ConfigError(f"unknown peers {', '.join(sorted(unknown))}; known: hugging-face")
+    from eval import bench, bench_engine, bench_run  # noqa: PLC0415
 
     def say(line: str) -> None:
-        print(line, file=sys.stderr)
+        print(line, file=sys.stderr, flush=True)
 
+    config = load_config(options.config)
+    plan = bench.Plan(options.workloads, options.slots, options.seconds, options.requests)
+    peers = bench_run.installed_peers(say) if options.peers is None else options.peers
+    extras = bench_run.Extras(options.ablate, options.through_triton, peers)
+    bench_run.check(config, plan, extras)
     engine = bench_engine.random_engine(config)
-    rows = []
-    for row in bench.Bench(engine, config, options.seconds, say).rows(options.requests):
-        say(f"{row.workload}: {row.value:.2f} {row.unit} {row.detail}")
-        rows.append(row)
-    if options.peers:
-        rows += bench_peers.hugging_face(engine.manifest.dims, config.runtime.device, 32, say)
-    print("\n".join(bench_table.render(rows)))
-    print(json.dumps({"config": config.name, "rows": [dataclasses.asdict(row) for row in rows]}))
+    record = bench_run.Record(config, plan, extras, options.json)
+    try:
+        for row in bench_run.rows(engine, config, plan, extras, say):
+            record.add(row)
+            say(str(row))
+        record.finish()
+    finally:  # an error or Ctrl-C keeps what was measured
+        print("\n".join(record.lines()), flush=True)
     return 0
 
 

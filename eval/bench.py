@@ -1,231 +1,271 @@
 """How fast the native runtime is on this machine, beside what the machine could do at best.
 
-Random weights of a published shape say nonsense at the speed of the real ones, so nothing has to be
-downloaded. Lengths are forced honestly: the engine's own suppress list holds end-of-text, so every
-window goes on to its `max_tokens` under all rules, and the runtime does not know beforehand.
+Workloads over an engine whose lengths are forced (see `bench_engine`), each after a warm-up of its
+own:
 
-Timed from samples in host memory to tokens: log-mel, encoder, decoder; no audio decoding, no text.
+    start  from an engine folder on the disk to a runtime that is ready
+    a  throughput: the runtime is kept full of windows of 30 s, 128 tokens each
+    b  one request of 10 s at a time, padded to 30 s, 40 tokens
+    c  MLPerf-shaped: windows of 30 s, all at hand at the start, lengths as in MLPerf's set
+    d  requests as in b that arrive by themselves (Poisson), at shares of the saturated rate
+
+Timed from samples in host memory to tokens on the host; see `bench_load`.
 """
 
 import dataclasses
+import gc
+import itertools
 import math
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
 
+import numpy as np
 import torch
 
-from eval.bench_table import Row
-from serve.config import Config, Precision
-from serve.engine import Dims, Engine
-from serve.features import SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES, log_mel
+from eval.bench_floor import Ceilings, Floor
+from eval.bench_load import Feed, Windows, at_once, open_loop, poisson, steady
+from eval.bench_table import OURS, Row, refused
+from serve.config import Config, RuntimeConfig
+from serve.engine import Engine, open_engine
+from serve.errors import UnavailableError
+from serve.features import WINDOW_S
 from serve.native import NativeRuntime
-from serve.runtime import DecodingOptions, Job
 
+WORKLOADS = ("start", "a", "b", "c", "d")
 THROUGHPUT_TOKENS = 128
 REQUEST_S, REQUEST_TOKENS = 10.0, 40
-MLPERF_MEAN, MLPERF_MAX = 75, 200
+MLPERF_MEAN, MLPERF_LEAST, MLPERF_MAX = 75, 4, 200
+SHARES = (0.30, 0.50, 0.70, 0.85, 0.95)  # of the saturated rate
+WARM_REQUESTS = 10
+DRAIN_S = 30.0  # how long the last arrivals are waited for
+
+Say = Callable[[str], None]
+"""Gets a line on each stage."""
 
 
-class Bench:
-    """Workloads over one engine.
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What to run."""
+
+    workloads: tuple[str, ...] = WORKLOADS
+    slots: tuple[int, ...] = (64, 256)  # a with each; b and d with the first, c with the last
+    seconds: float = 20.0  # how long a throughput figure is sustained
+    requests: int = 200  # of workload b
+
+    def workloads_with(self, slots: int) -> list[str]:
+        """Which workloads run with so many slots, in order."""
+        fits = {"b": slots == self.slots[0], "a": True}
+        fits |= {"d": slots == self.slots[0], "c": slots == self.slots[-1]}
+        return [name for name, fit in fits.items() if fit and name in self.workloads]
+
+
+class Session:
+    """A runtime that is open, and the workloads on it.
 
     Args:
         engine: with end-of-text suppressed.
-        config: its `runtime` section says where and how to run.
-        seconds: how long a throughput figure is sustained.
+        config: how to run it.
+        ceilings: of the machine.
         say: gets a line on each stage.
+
+    Raises:
+        UnavailableError: the machine cannot run it so.
     """
 
-    def __init__(
-        self, engine: Engine, config: Config, seconds: float, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, engine: Engine, config: RuntimeConfig, ceilings: Ceilings, say: Say) -> None:
         self._engine = engine
-        self._config = config
-        self._seconds = seconds
+        self.config = config
         self._say = say
-        self._dims = engine.manifest.dims
-        facts = engine.manifest.tokenizer
-        self._prompt = (
-            facts.sot,
-            facts.languages["en"],
-            facts.transcribe or 0,
-            facts.no_timestamps,
-        )
-        self._samples = torch.randn(8, WINDOW_SAMPLES) * 0.1
-        self._ids = 0
-        self.gemm_flops, self.copy_bytes = ceilings(torch.device(config.runtime.device))
-
-    def rows(self, requests: int, slot_counts: tuple[int, int] = (64, 256)) -> Iterator[Row]:
-        """Run every workload, one after the other; single requests with the fewer slots."""
-        yield Row("ceiling", "fp16 GEMM 8192", self.gemm_flops / 1e12, "TFLOP/s", None)
-        yield Row("ceiling", "copy, read + write", self.copy_bytes / 1e12, "TB/s", None)
-        for slots in slot_counts:
-            runtime = self._open(slots)
-            if slots == slot_counts[0]:
-                yield self.one_request(runtime, requests)
-            yield self.throughput(runtime, slots)
-            if slots == slot_counts[-1]:
-                yield self.mlperf(runtime, slots)
-            runtime.close()
-            del runtime
-            torch.cuda.empty_cache()
-
-    def _open(self, slots: int) -> NativeRuntime:
+        self._floor = Floor(engine.manifest, config, ceilings)
+        self._system = system(config)
+        held = release_memory(config.device)
         began = time.perf_counter()
-        config = dataclasses.replace(self._config.runtime, slots=slots)
-        runtime = NativeRuntime(self._engine, config)
-        self._say(f"{runtime.description}; ready after {time.perf_counter() - began:.1f} s")
-        return runtime
+        self.runtime = NativeRuntime(engine, config)
+        self.open_s = time.perf_counter() - began
+        self.held_bytes = release_memory(config.device) - held
+        say(f"{self.runtime.description}; ready after {self.open_s:.1f} s")
 
-    def _jobs(self, tokens: list[int], seconds: float = WINDOW_S) -> list[Job]:
-        """Jobs of at most 8 windows, from samples on the host."""
-        samples = self._samples[: len(tokens)].clone()
-        samples[:, round(seconds * SAMPLE_RATE) :] = 0
-        features = log_mel(samples.to(self._config.runtime.device), self._dims.n_mels)
-        jobs = []
-        for row, count in zip(features, tokens, strict=True):
-            self._ids += 1
-            options = DecodingOptions(timestamps=False, max_tokens=count)
-            jobs.append(Job(self._ids, row, self._prompt, options))
-        return jobs
+    def opened(self) -> Iterator[Row]:
+        """What opening took: time and, on a GPU, memory."""
+        made_up = "weights made up on the device: no file is read"
+        yield Row("opening", self._system, self.open_s, "s", None, made_up)
+        if self.held_bytes:
+            text = f"taken from the device; {self.runtime.description}"
+            yield Row("memory", self._system, self.held_bytes / 2**30, "GiB", None, text)
 
-    def one_request(self, runtime: NativeRuntime, requests: int) -> Row:
-        """(b) One 10 s request at a time, padded to 30 s, 40 tokens."""
-        times = []
-        for i in range(requests + 10):
+    def run(self, workload: str, plan: Plan) -> Iterator[Row]:
+        """The lines of one workload."""
+        self._say(f"workload {workload} with {self.config.slots} slots")
+        if workload == "a":
+            yield self.throughput(plan.seconds)
+        elif workload == "b":
+            yield self.one_request(plan.requests)
+        elif workload == "c":
+            yield from self.mlperf(plan.seconds)
+        else:
+            yield from self.sweep(plan.seconds)
+
+    def _feed(self, seconds: float = WINDOW_S, batch: int | None = None) -> Feed:
+        config = self.config
+        batch = batch or config.encoder_batch
+        return Feed(self.runtime, Windows(self._engine, config.device, batch, seconds))
+
+    @property
+    def _inside(self) -> int:
+        """Windows that keep the runtime full: one for each slot, and a batch for the encoder."""
+        return self.config.slots + self.config.encoder_batch
+
+    def throughput(self, seconds: float) -> Row:
+        """(a) Windows of 30 s arrive as others end."""
+        slots, lengths = self.config.slots, itertools.repeat(THROUGHPUT_TOKENS)
+        found = steady(self._feed(), lengths, slots, self._inside, seconds)
+        ideal = WINDOW_S / self._floor.window_s(THROUGHPUT_TOKENS, slots)
+        return Row(
+            "throughput", self._system, found.rate * WINDOW_S, "RTFx", ideal,
+            f"30 s of sound, {THROUGHPUT_TOKENS} tokens; {found.detail}",
+            {"windows_per_s": found.rate, "seconds": found.wall_s},
+        )  # fmt: skip
+
+    def one_request(self, requests: int) -> Row:
+        """(b) One at a time."""
+        feed, times = self._feed(REQUEST_S, batch=1), []
+        for _ in range(WARM_REQUESTS + requests):
             began = time.perf_counter()
-            runtime.submit(self._jobs([REQUEST_TOKENS], REQUEST_S)[0])
-            event = next(self._ended(runtime))
-            if i >= 10:
-                times.append(time.perf_counter() - began)
-            assert len(event) == REQUEST_TOKENS
-        times.sort()
-        p50, p99 = (1e3 * times[min(int(q * len(times)), len(times) - 1)] for q in (0.5, 0.99))
-        ideal = 1e3 * (self._encode_s(1) + (REQUEST_TOKENS + 3) * self._step_s(1, 22))
-        return Row("one request", "earshot", p50, "ms", ideal, f"p99 {p99:.1f} ms, n {requests}")
-
-    def throughput(self, runtime: NativeRuntime, slots: int) -> Row:
-        """(a) `slots` windows in the runtime at any time, a new one for each that ends."""
-        done, began, finished = 0, 0.0, 0
-        pending = slots + self._config.runtime.encoder_batch
-        queued = 0
-        while True:
-            while queued < pending:
-                for job in self._jobs([THROUGHPUT_TOKENS] * min(8, pending - queued)):
-                    runtime.submit(job)
-                    queued += 1
-            ended = len(next(self._ended_batches(runtime)))
-            queued -= ended
-            done += ended
-            if not began and done >= 2 * slots:  # warm: ages are mixed as they will stay
-                began, finished = time.perf_counter(), done
-            elif began and time.perf_counter() - began > self._seconds:
-                break
-        rate = (done - finished) / (time.perf_counter() - began)
-        self._drain(runtime, queued)
-        window_s = self._encode_s(1) + (THROUGHPUT_TOKENS + 3) * self._step_s(slots, 66) / slots
-        load = runtime.load()
+            feed.submit([REQUEST_TOKENS])
+            feed.drain()
+            times.append(1e3 * (time.perf_counter() - began))
+        kept = times[WARM_REQUESTS:]
+        p50, p95, p99 = (float(value) for value in np.percentile(kept, [50, 95, 99]))
         return Row(
-            f"throughput, {slots} slots", "earshot", rate * WINDOW_S, "RTFx", WINDOW_S / window_s,
-            f"{done - finished} windows of 30 s, 128 tokens; since start: step "
-            f"{1e3 * load.decode_s / load.steps:.2f} ms, encode "
-            f"{1e3 * load.encode_s / load.windows:.2f} ms a window, "
-            f"{load.step_slots / load.steps:.0f} slots busy",
+            "one request", self._system, p50, "ms", 1e3 * self._floor.window_s(REQUEST_TOKENS, 1),
+            f"p50 of {requests}, p95 {p95:.2f}, p99 {p99:.2f}; 10 s of sound in 30 s, "
+            f"{REQUEST_TOKENS} tokens",
+            {"p50_ms": p50, "p95_ms": p95, "p99_ms": p99, "requests": requests},
         )  # fmt: skip
 
-    def mlperf(self, runtime: NativeRuntime, slots: int) -> Row:
-        """(c) All windows queued at once; token counts as of MLPerf's set in mean and maximum."""
-        rate = 60.0  # a guess, only to choose how many windows last long enough
-        count = 8 * math.ceil(max(slots, rate * self._seconds) / 8)
-        dice = random.Random(0)
-        lengths = [
-            max(4, min(MLPERF_MAX, round(dice.gammavariate(6, MLPERF_MEAN / 6))))
-            for _ in range(count)
-        ]
-        began = time.perf_counter()
-        for i in range(0, count, 8):
-            for job in self._jobs(lengths[i : i + 8]):
-                runtime.submit(job)
-        self._drain(runtime, count)
-        wall = time.perf_counter() - began
-        mean = statistics.mean(lengths)
-        ideal = 1 / (self._encode_s(1) + (mean + 3) * self._step_s(slots, 40) / slots)
-        return Row(
-            "MLPerf-shaped", "earshot", count / wall, "samples/s", ideal,
-            f"{count} windows at once, {mean:.1f} tokens on average, {slots} slots",
+    def mlperf(self, seconds: float) -> Iterator[Row]:
+        """(c) Twice: full all the time, then a given number from an empty runtime to an empty one.
+
+        The first tells how many windows the second needs to last, and what it would reach in the
+        ten minutes that MLPerf asks for, where fill and drain weigh little.
+        """
+        slots, feed = self.config.slots, self._feed()
+        full = steady(feed, mlperf_lengths(), slots, self._inside, seconds)
+        count, wall_s = max(2 * slots, math.ceil(full.rate * seconds)), 0.0
+        while wall_s < seconds:
+            lengths = list(itertools.islice(mlperf_lengths(), count))
+            wall_s = at_once(feed, lengths, self._inside)
+            reached, count = count / wall_s, math.ceil(1.2 * count * seconds / wall_s)
+        ideal = 1 / statistics.mean(self._floor.window_s(length, slots) for length in lengths)
+        yield Row(
+            "MLPerf-shaped", self._system, reached, "samples/s", ideal,
+            f"{len(lengths)} windows at hand at the start, {statistics.mean(lengths):.1f} tokens "
+            f"on average, {wall_s:.1f} s with fill and drain",
+            {"windows": len(lengths), "seconds": wall_s},
+        )  # fmt: skip
+        yield Row(
+            "MLPerf-shaped, always full", self._system, full.rate, "samples/s", ideal,
+            f"the same lengths, without fill and drain: {full.detail}",
+            {"windows": full.windows, "seconds": full.wall_s},
         )  # fmt: skip
 
-    @staticmethod
-    def _ended_batches(runtime: NativeRuntime) -> Iterator[list[tuple[int, ...]]]:
-        while True:
-            ended = [event.tokens for event in runtime.poll(1.0) if event.finished]
-            if ended:
-                yield ended
+    def sweep(self, seconds: float) -> Iterator[Row]:
+        """(d) The saturated rate, then arrivals at shares of it."""
+        slots, feed = self.config.slots, self._feed(REQUEST_S)
+        full = steady(feed, itertools.repeat(REQUEST_TOKENS), slots, self._inside, seconds)
+        ideal = 1 / self._floor.window_s(REQUEST_TOKENS, slots)
+        yield Row(
+            "saturated, 10 s requests", self._system, full.rate, "requests/s", ideal,
+            f"10 s of sound in 30 s, {REQUEST_TOKENS} tokens; {full.detail}",
+            {"seconds": full.wall_s},
+        )  # fmt: skip
+        for share in SHARES:
+            yield self._open_loop(feed, share, full.rate, seconds)
 
-    def _ended(self, runtime: NativeRuntime) -> Iterator[tuple[int, ...]]:
-        for ended in self._ended_batches(runtime):
-            yield from ended
-
-    def _drain(self, runtime: NativeRuntime, count: int) -> None:
-        ended = self._ended(runtime)
-        for _ in range(count):
-            next(ended)
-
-    def _encode_s(self, windows: int) -> float:
-        return windows * encode_flops(self._dims) / self.gemm_flops
-
-    def _step_s(self, slots: int, age: int) -> float:
-        precision = self._engine.manifest.precision
-        return step_bytes(self._dims, precision, slots, age) / self.copy_bytes
-
-
-def encode_flops(dims: Dims) -> float:
-    """Operations to encode one window and project its cross keys and values."""
-    d, ffn, time_ = dims.n_audio_state, dims.n_audio_ffn, dims.n_audio_ctx
-    layer = 2 * time_ * (4 * d * d + 2 * d * ffn) + 4 * time_ * time_ * d
-    stem = 2 * time_ * 3 * d * (2 * dims.n_mels + d)
-    return dims.n_audio_layer * layer + stem + dims.n_text_layer * 2 * 2 * time_ * d * d
+    def _open_loop(self, feed: Feed, share: float, saturated: float, seconds: float) -> Row:
+        """Poisson arrivals of 10 s requests at a share of the saturated rate."""
+        warm_s, rate = seconds / 4, share * saturated
+        arrivals = poisson(rate, warm_s + seconds, seed=round(100 * share))
+        found = open_loop(feed, arrivals, REQUEST_TOKENS, warm_s, DRAIN_S).figures
+        return Row(
+            f"open loop, {100 * share:.0f} % load", self._system, found["p99_ms"], "ms", None,
+            f"p99 of {found['arrivals']:.0f} at {rate:.1f} a second, p50 {found['p50_ms']:.1f}, "
+            f"p95 {found['p95_ms']:.1f}, jitter {found['jitter_ms']:.1f} (p99 - p50), deviation "
+            f"{found['stdev_ms']:.1f}; {found['late']:.0f} handed over late (at most "
+            f"{found['latest_ms']:.1f} ms), {found['unfinished']:.0f} unfinished",
+            {"offered_per_s": rate, **found},
+        )  # fmt: skip
 
 
-def step_bytes(dims: Dims, precision: Precision, slots: int, age: int) -> float:
-    """Least bytes of a decoder step: its weights and every slot's FP16 keys and values, once.
+def start(folder: Path, config: RuntimeConfig, ceilings: Ceilings, say: Say) -> Row:
+    """From an engine folder to ready, as a server starts.
 
-    Args:
-        dims: the network's sizes.
-        precision: of the decoder's matrices; cross-attention's own are used by the encoder.
-        slots: how many decode.
-        age: how many tokens each has.
+    The folder was written just now, so its files come from memory, not from the disk; kernels that
+    Triton has not in its cache are compiled.
+
+    Raises:
+        UnavailableError: the machine cannot run it.
     """
-    d, layers = dims.n_text_state, dims.n_text_layer
-    weights = layers * (6 * d * d + 2 * d * dims.n_text_ffn) + dims.n_vocab * d
-    keys = layers * 2 * d * (dims.n_audio_ctx + age)
-    return (1 if precision == "int8" else 2) * weights + 2 * slots * keys
+    began = time.perf_counter()
+    engine = open_engine(folder)
+    checked_s = time.perf_counter() - began
+    session = Session(engine, config, ceilings, say)
+    session.runtime.close()
+    size = sum(file.bytes for file in engine.manifest.files.values()) / 2**30
+    return Row(
+        "start", system(config), checked_s + session.open_s, "s", None,
+        f"from an engine folder of {size:.2f} GiB in the page cache: {checked_s:.1f} s of it to "
+        "check the files",
+        {"check_s": checked_s, "open_s": session.open_s},
+    )  # fmt: skip
 
 
-def ceilings(device: torch.device) -> tuple[float, float]:
-    """What the machine does at best: (FP16 FLOP/s of a big product, bytes/s of a big copy)."""
-    a, b = (torch.randn(8192, 8192, device=device, dtype=torch.float16) for _ in range(2))
-    source = torch.randn(2**29, device=device)
-    target = torch.empty_like(source)
-    product_s = _seconds(lambda: a @ b)
-    copy_s = _seconds(lambda: target.copy_(source))
-    return 2 * 8192**3 / product_s, 2 * source.nbytes / copy_s
+def run(engine: Engine, config: Config, plan: Plan, ceilings: Ceilings, say: Say) -> Iterator[Row]:
+    """The plan's workloads, one after the other; what the machine refuses becomes a line."""
+    for slots in plan.slots:
+        yield from _with_slots(engine, config, plan, slots, ceilings, say)
 
 
-def _seconds(work: Callable[[], object], repeats: int = 20) -> float:
-    """Median device time of one call."""
-    for _ in range(3):
-        work()
-    event: Any = torch.cuda.Event  # its annotations are incomplete
-    times = []
-    for _ in range(repeats):
-        begin, end = event(enable_timing=True), event(enable_timing=True)
-        begin.record()
-        work()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return float(statistics.median(times))
+def _with_slots(
+    engine: Engine, config: Config, plan: Plan, slots: int, ceilings: Ceilings, say: Say
+) -> Iterator[Row]:
+    """A function of its own, so that a runtime's memory goes before the next one is opened."""
+    workloads = plan.workloads_with(slots)
+    if not workloads:
+        return
+    runtime = dataclasses.replace(config.runtime, slots=slots)
+    try:
+        session = Session(engine, runtime, ceilings, say)
+    except UnavailableError as error:
+        yield refused("opening", system(runtime), "s", error)
+        return
+    yield from session.opened()
+    for workload in workloads:
+        yield from session.run(workload, plan)
+    session.runtime.close()
+
+
+def system(config: RuntimeConfig) -> str:
+    """What the table calls a runtime."""
+    return f"{OURS}, {config.slots} slots"
+
+
+def mlperf_lengths() -> Iterator[int]:
+    """Tokens of windows without end: MLPerf's set in mean and maximum, always the same."""
+    dice = random.Random(0)
+    while True:
+        length = round(dice.gammavariate(6, MLPERF_MEAN / 6))
+        yield max(MLPERF_LEAST, min(MLPERF_MAX, length))
+
+
+def release_memory(device: str) -> int:
+    """Give back what nobody holds; returns the bytes of the GPU that are taken, 0 on a CPU."""
+    gc.collect()
+    if torch.device(device).type != "cuda":
+        return 0
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free

@@ -2,15 +2,34 @@
 
 They say nonsense at the speed of the real ones. The engine's own suppress list holds end-of-text,
 so every window goes on to its `max_tokens` under all rules, and the runtime does not know
-beforehand: lengths are forced honestly.
+beforehand: lengths are forced honestly. It holds the other special tokens as well, and timestamps
+beyond those that may come first, so that an answer always has text.
 """
 
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
 
+import tokenizers
 import torch
 
 from serve.config import Config
-from serve.engine import Dims, Engine, Manifest, Source, TokenizerFacts, tensor_specs
+from serve.engine import (
+    MANIFEST_FILE,
+    TOKENIZER_FILE,
+    WEIGHTS_FILE,
+    Dims,
+    Engine,
+    FileFacts,
+    Manifest,
+    Source,
+    TokenizerFacts,
+    manifest_to_json,
+    sha256_of,
+    tensor_specs,
+)
 from serve.errors import ConfigError
 
 SHAPES = {  # what `build.checkpoint` ends with -> published sizes
@@ -26,8 +45,11 @@ class RandomEngine(Engine):
 
     def load_weights(self, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
         """Random tensors as `Engine.load_weights` gives them."""
+        return dict(self.each_weight(device))
+
+    def each_weight(self, device: torch.device | str) -> Iterator[tuple[str, torch.Tensor]]:
+        """The same one after the other, by name, in the order of `tensor_specs`."""
         generator = torch.Generator(device).manual_seed(0)
-        weights = {}
         for name, spec in tensor_specs(self.manifest.dims, self.manifest.precision).items():
             if spec.dtype == torch.int8:
                 value = torch.randint(
@@ -39,11 +61,10 @@ class RandomEngine(Engine):
             else:
                 value = torch.randn(spec.shape, generator=generator, device=device)
                 value = value * 0.02 + ("norm.weight" in name)
-            weights[name] = value.to(spec.dtype)
-        return weights
+            yield name, value.to(spec.dtype)
 
 
-def random_engine(config: Config) -> Engine:
+def random_engine(config: Config) -> RandomEngine:
     """The engine of the config's published shape with random weights.
 
     Raises:
@@ -58,7 +79,8 @@ def random_engine(config: Config) -> Engine:
     facts = TokenizerFacts(
         eot=50257, sot=50258, sot_prev=50362, no_speech=50363, no_timestamps=50364,
         timestamp_begin=50365, transcribe=50360, translate=50359, languages={"en": 50259},
-        suppress_tokens=(50257, 50258), begin_suppress_tokens=(220,),
+        suppress_tokens=(*range(50257, 50365), *range(50416, dims.n_vocab)),
+        begin_suppress_tokens=(220,),
         max_initial_timestamp_index=50, alignment_heads=(),
     )  # fmt: skip
     manifest = Manifest(
@@ -66,3 +88,70 @@ def random_engine(config: Config) -> Engine:
         None, {},
     )  # fmt: skip
     return RandomEngine(Path(), manifest)
+
+
+def write_engine(engine: RandomEngine, folder: Path, device: torch.device | str) -> Engine:
+    """Write made-up weights as a real engine folder, for a server to open.
+
+    Tensors are made on `device` and go to the disk one by one.
+
+    Args:
+        engine: of which shape.
+        folder: empty.
+        device: where to make the weights.
+
+    Raises:
+        OSError: the disk is full or fails.
+    """
+    weights, tokenizer = folder / WEIGHTS_FILE, folder / TOKENIZER_FILE
+    _write_weights(engine, weights, device)
+    _write_tokenizer(engine.manifest, tokenizer)
+    files = {p.name: FileFacts(sha256_of(p), p.stat().st_size) for p in (weights, tokenizer)}
+    manifest = dataclasses.replace(engine.manifest, files=files)
+    (folder / MANIFEST_FILE).write_text(manifest_to_json(manifest), encoding="utf-8")
+    return Engine(folder, manifest)
+
+
+def _write_weights(engine: RandomEngine, path: Path, device: torch.device | str) -> None:
+    """A safetensors file: the header's length, the header as JSON, the tensors without gaps."""
+    header, end = {}, 0
+    for name, spec in tensor_specs(engine.manifest.dims, engine.manifest.precision).items():
+        begin, end = end, end + math.prod(spec.shape) * spec.dtype.itemsize
+        dtype = {torch.int8: "I8", torch.float16: "F16"}[spec.dtype]
+        header[name] = {"dtype": dtype, "shape": spec.shape, "data_offsets": (begin, end)}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in engine.each_weight(device):
+            file.write(tensor.cpu().numpy().data)
+
+
+def _write_tokenizer(manifest: Manifest, path: Path) -> None:
+    """A byte-level vocabulary in which every id has a name: bytes, made-up words, special tokens.
+
+    Words are a blank and up to four letters, about as long as Whisper's.
+    """
+    facts = manifest.tokenizer
+    special = {
+        facts.eot: "endoftext", facts.sot: "startoftranscript", facts.sot_prev: "startofprev",
+        facts.no_speech: "nospeech", facts.no_timestamps: "notimestamps",
+    }  # fmt: skip
+    special |= {id: code for code, id in facts.languages.items()}
+    names = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    names += [f"Ġ{_letters(id)}" for id in range(len(names), facts.eot)]
+    names += [f"<|{special.get(id, id)}|>" for id in range(facts.eot, manifest.dims.n_vocab)]
+    vocabulary = {name: id for id, name in enumerate(names)}
+    pieces = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
+    pieces.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pieces.decoder = tokenizers.decoders.ByteLevel()
+    pieces.save(str(path))
+
+
+def _letters(number: int) -> str:
+    """A number above 0 in letters."""
+    text = ""
+    while number:
+        number, digit = divmod(number, 26)
+        text = chr(ord("a") + digit) + text
+    return text

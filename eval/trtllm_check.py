@@ -3,9 +3,10 @@
 python -m eval trtllm-check
 
 Makes a checkpoint of Whisper tiny's geometry with random weights and the demo's tokenizer, builds
-it with `trtllm-build`, and compares with transformers in FP32: logits after given tokens, greedy
-tokens, the same windows alone and together. Then it runs the runtime contract tests on the real
-library. Stops at the first difference and says what it is.
+it, and compares with transformers in FP32: greedy tokens, the same windows alone and together, and,
+of engines made by `trtllm-build`, logits after given tokens. Then it runs the runtime contract
+tests on the real library. Stops at the first difference and says what it is. The installed release
+decides the way: 1.2 compiles engines, 1.3 and later have the LLM API.
 """
 
 import json
@@ -20,21 +21,33 @@ from typing import Any
 import torch
 import transformers
 
-from serve.config import BuildConfig, Config, Precision, RuntimeConfig
+from serve.config import BuildConfig, Config, Precision, RuntimeConfig, RuntimeName
 from serve.engine import Engine, TokenizerFacts, open_engine
 from serve.errors import CheckpointError, EarshotError
-from serve.features import N_FRAMES
+from serve.features import N_FRAMES, WINDOW_SAMPLES, log_mel
 from serve.runtime import DecodingOptions, Job
 from serve.server import config_to_toml
 from serve.trtllm import ExecutorLink
-from serve.trtllm_limits import check_build, find_gpu, library_version, limits_of
+from serve.trtllm_api import ApiLink
+from serve.trtllm_limits import (
+    API_RELEASE,
+    api_version,
+    check_build,
+    find_gpu,
+    installed_release,
+    library_version,
+    limits_of,
+)
 from serve.trtllm_runtime import Ask, Link, TensorRTLLMRuntime
 
 Say = Callable[[str], None]
 Compile = Callable[[Path], None]
 
 DONOR = Path("build/demo/checkpoint")  # gives the tokenizer
-CONTRACT_TESTS = "tests/test_trtllm_contract.py"
+CONTRACT_TESTS: dict[RuntimeName, str] = {
+    "tensorrt_llm": "tests/test_trtllm_contract.py",
+    "tensorrt_llm_api": "tests/test_trtllm_api_contract.py",
+}
 TINY = {
     "d_model": 384,
     "encoder_layers": 4,
@@ -48,7 +61,7 @@ WINDOWS = 6
 MAX_TOKENS = 24
 LOGITS_BOUND: dict[Precision, float] = {"fp16": 0.01, "int8": 0.1}  # ||a - b|| / ||b||
 TIE: dict[Precision, float] = {"fp16": 0.05, "int8": 1.0}  # logits this near may swap places
-_TOKENIZER_FILES = ("tokenizer.json", "generation_config.json", "preprocessor_config.json")
+_BANDS, _BANDS_SPREAD = 80, 4.0  # of the noise in a window
 _SPREAD = 0.06  # of the random weights: larger than usual, so that logits lie apart
 _WAIT_S = 60.0
 _hf: Any = transformers  # its annotations are too incomplete for strict checking
@@ -71,19 +84,22 @@ def run(work: Path, say: Say, compile_engine: Compile, contract: Sequence[str] =
         DifferenceError: the first difference.
         EarshotError: the library, the GPU or the builder is missing or fails.
     """
-    version, gpu = library_version(), find_gpu("cuda")
+    api = installed_release() >= API_RELEASE
+    version, gpu = api_version() if api else library_version(), find_gpu("cuda")
     say(f"TensorRT-LLM {version} on {gpu.name}, compute capability {gpu.capability}")
     network = make_checkpoint(work / "checkpoint")
+    runtime: RuntimeName = "tensorrt_llm_api" if api else "tensorrt_llm"
     blackwell = 10 <= gpu.compute_capability[0] < 12
-    precisions: tuple[Precision, ...] = ("fp16",) if blackwell else ("fp16", "int8")
+    precisions: tuple[Precision, ...] = ("fp16",) if api or blackwell else ("fp16", "int8")
     for precision in precisions:
-        config = write_config(work, precision)
+        config = write_config(work, precision, runtime)
         compile_engine(work / f"{precision}.toml")
         engine = open_engine(config.build.engine)
-        check_build(engine, limits_of(engine), version, gpu)
+        if not api:
+            check_build(engine, limits_of(engine), version, gpu)
         say(f"{precision}: built {engine.path}")
         check_engine(engine, config.runtime, network, say)
-    run_contract_tests(contract)
+    run_contract_tests(CONTRACT_TESTS[runtime], contract)
     say("the runtime contract tests pass")
 
 
@@ -96,8 +112,8 @@ def make_checkpoint(folder: Path, donor: Path = DONOR) -> Any:
     try:
         sizes = json.loads((donor / "config.json").read_text(encoding="utf-8"))
         folder.mkdir()
-        for name in _TOKENIZER_FILES:
-            shutil.copy(donor / name, folder / name)
+        for path in (*donor.glob("*.json"), donor / "merges.txt"):
+            shutil.copy(path, folder / path.name)
     except OSError as error:
         raise CheckpointError(f"cannot take the tokenizer from {donor}: {error}") from error
     tokens = ("pad", "bos", "eos", "decoder_start")
@@ -118,7 +134,7 @@ def make_checkpoint(folder: Path, donor: Path = DONOR) -> Any:
     return network.float()
 
 
-def write_config(work: Path, precision: Precision) -> Config:
+def write_config(work: Path, precision: Precision, runtime: RuntimeName) -> Config:
     """Write `<work>/<precision>.toml` and return what it says."""
     config = Config(
         name=f"trtllm-check-{precision}",
@@ -126,7 +142,7 @@ def write_config(work: Path, precision: Precision) -> Config:
             checkpoint=str(work / "checkpoint"),
             engine=str(work / precision),
             precision=precision,
-            runtime="tensorrt_llm",
+            runtime=runtime,
         ),
         runtime=RuntimeConfig(device="cuda", slots=4, encoder_batch=2),
     )
@@ -146,13 +162,13 @@ def build_by_command_line(config: Path) -> None:
         raise EarshotError(f"`{' '.join(command)}` failed with status {status}")
 
 
-def run_contract_tests(arguments: Sequence[str] = ()) -> None:
-    """Run the runtime contract tests, which choose the real library where it is.
+def run_contract_tests(path: str, arguments: Sequence[str] = ()) -> None:
+    """Run a file of runtime contract tests, which choose the real library where it is.
 
     Raises:
         DifferenceError: a test failed; its report came before.
     """
-    command = [sys.executable, "-m", "pytest", "-q", CONTRACT_TESTS, *arguments]
+    command = [sys.executable, "-m", "pytest", "-q", path, *arguments]
     if subprocess.run(command, check=False).returncode != 0:
         raise DifferenceError(f"the runtime contract tests fail: `{' '.join(command)}`")
 
@@ -165,13 +181,15 @@ def check_engine(engine: Engine, config: RuntimeConfig, network: Any, say: Say) 
     """
     precision = engine.manifest.precision
     reference = Reference(network)
-    link = ExecutorLink(engine, limits_of(engine), config)
-    runtime = TensorRTLLMRuntime(engine, config, link)
+    api = engine.manifest.runtime == "tensorrt_llm_api"
+    link = ApiLink(engine, config) if api else ExecutorLink(engine, limits_of(engine), config)
+    runtime = TensorRTLLMRuntime(engine, link)
     try:
-        jobs = make_jobs(engine)
+        jobs = make_jobs(engine, samples=api)
         expected = [reference.greedy(engine.manifest.tokenizer, job) for job in jobs]
-        worst = compare_logits(link, reference, jobs, expected, LOGITS_BOUND[precision])
-        say(f"{precision}: logits are within {worst:.2g} of transformers'")
+        if not api:
+            worst = compare_logits(link, reference, jobs, expected, LOGITS_BOUND[precision])
+            say(f"{precision}: logits are within {worst:.2g} of transformers'")
         alone = [decode(runtime, [job])[job.id] for job in jobs]
         ties = compare_tokens(reference, jobs, alone, expected, TIE[precision])
         say(f"{precision}: greedy tokens are transformers' ({ties} windows part at a tie)")
@@ -182,9 +200,9 @@ def check_engine(engine: Engine, config: RuntimeConfig, network: Any, say: Say) 
         runtime.close()
 
 
-def make_jobs(engine: Engine) -> list[Job]:
-    """Windows decoded greedily without timestamps. Each has a colour of its own, for the mean of
-    mere noise is the same in all."""
+def make_jobs(engine: Engine, samples: bool = False) -> list[Job]:
+    """Windows, as log-mel or samples, decoded greedily without timestamps. Each has a colour of its
+    own, for the mean of mere noise is the same in all."""
     facts, dims = engine.manifest.tokenizer, engine.manifest.dims
     head = [facts.sot]
     if facts.transcribe is not None:
@@ -197,7 +215,17 @@ def make_jobs(engine: Engine) -> list[Job]:
         colour = torch.randn(dims.n_mels, 1, generator=noise)
         return colour + 0.5 * torch.randn(dims.n_mels, N_FRAMES, generator=noise)
 
-    return [Job(id, features(), prompt, options) for id in range(WINDOWS)]
+    windows = (_coloured_noise(noise) if samples else features() for _ in range(WINDOWS))
+    return [Job(id, window, prompt, options) for id, window in enumerate(windows)]
+
+
+def _coloured_noise(generator: torch.Generator) -> torch.Tensor:
+    """30 s with a loudness of its own in each band: float32 (480000,)."""
+    spectrum = torch.fft.rfft(torch.randn(WINDOW_SAMPLES, generator=generator))
+    bands = (_BANDS_SPREAD * torch.randn(_BANDS, generator=generator)).exp()
+    bands = bands.repeat_interleave(len(spectrum) // _BANDS + 1)[: len(spectrum)]
+    samples: torch.Tensor = torch.fft.irfft(spectrum * bands, WINDOW_SAMPLES)
+    return samples.mul(0.1 / samples.abs().amax())
 
 
 class Reference:
@@ -211,7 +239,10 @@ class Reference:
     def logits(self, job: Job, tokens: Sequence[int]) -> torch.Tensor:
         """After the prompt and after each token: float32 (1 + len(tokens), n_vocab)."""
         if job.id not in self._encoded:
-            features = job.features.half().float()[None]  # what an engine gets
+            features = job.features[None]
+            if features.ndim == 2:  # samples
+                features = log_mel(features, self._network.config.num_mel_bins)
+            features = features.half().float()  # what an engine gets
             self._encoded[job.id] = self._network.model.encoder(features)
         ids = torch.tensor([[*job.prompt, *tokens]])
         outputs = self._network(encoder_outputs=self._encoded[job.id], decoder_input_ids=ids)

@@ -33,7 +33,7 @@ from serve.messages import Samples
 MIN_RATE = 1_000
 MAX_RATE = 384_000
 
-_BLOCK_VALUES = 1 << 14  # read at once, over all channels
+_BLOCK_VALUES = 1 << 16  # read at once, over all channels
 _LOUDEST = 8.0  # decoders overshoot 1 a little; far beyond it the scale is wrong
 _SNDFILE_FORMATS = ("WAV", "WAVEX", "AIFF", "FLAC", "OGG", "MP3")
 # NOTE: FFmpeg knows formats that are lists of files and addresses to open. A client must not make
@@ -172,7 +172,7 @@ def _collect(blocks: Iterable[Samples], rate: int, max_s: float) -> Samples:
 
 
 def _check_values(block: Samples, start_s: float) -> None:
-    peak = float(np.abs(block).max(initial=0.0))
+    peak = max(float(block.max(initial=0.0)), -float(block.min(initial=0.0)))
     if not math.isfinite(peak):
         raise AudioError(
             f"audio holds NaN or infinite samples after {start_s:.1f} s; expected finite numbers"
@@ -196,6 +196,8 @@ class _ForwardFile(soundfile.SoundFile):  # type: ignore[misc]
 
 
 def _open(audio: bytes) -> _Source:
+    if (pcm := _open_pcm16(audio)) is not None:
+        return pcm
     try:
         file = _ForwardFile(io.BytesIO(audio))
     except soundfile.LibsndfileError:
@@ -206,6 +208,47 @@ def _open(audio: bytes) -> _Source:
         file.close()
         return _FFmpeg(audio)
     return _SndFile(audio, file)
+
+
+def _open_pcm16(audio: bytes) -> "_Pcm16 | None":
+    """A WAV file of 16-bit samples that states its length; None for any other file."""
+    if audio[:4] != b"RIFF" or audio[8:12] != b"WAVE":
+        return None
+    at, size = _chunk(audio, b"fmt ", "<I")
+    if size < 16 or at + size > len(audio):
+        return None
+    tag, channels, rate, _, frame, bits = struct.unpack_from("<HHIIHH", audio, at)
+    begin, declared = _chunk(audio, b"data", "<I")
+    plain = (tag, bits, frame) == (1, 16, 2 * channels) and channels > 0
+    if not plain or begin < at or not 0 < declared < _STREAM_SIZE:
+        return None
+    return _Pcm16(audio, begin, declared, channels, rate)
+
+
+class _Pcm16:
+    """A WAV file of 16-bit samples, the commonest upload.
+
+    libsndfile would give the same samples, but in eight times the time: it calls back into Python
+    for every 4 KiB, and so keeps other threads waiting.
+    """
+
+    tolerance_s = 0.0
+
+    def __init__(self, audio: bytes, begin: int, declared: int, channels: int, rate: int) -> None:
+        present = min(declared, len(audio) - begin) // (2 * channels)
+        self._frames = np.frombuffer(audio, "<i2", present * channels, begin).reshape(-1, channels)
+        self.rate = rate
+        self.declared_s = declared // (2 * channels) / rate if rate else None
+
+    def blocks(self) -> Iterator[Samples]:
+        size = max(1, _BLOCK_VALUES // self._frames.shape[1])
+        for start in range(0, len(self._frames), size):
+            block = self._frames[start : start + size].astype(np.float32)
+            block *= 1 / 32768
+            yield block.mean(axis=1) if block.shape[1] > 1 else block[:, 0]
+
+    def close(self) -> None:
+        pass
 
 
 class _SndFile:
@@ -253,14 +296,22 @@ def _declared_frames(audio: bytes, file_format: str, frames: int) -> int | None:
 def _data_chunk(audio: bytes) -> tuple[int, int]:
     """Bytes that the sample chunk of a WAV or AIFF file declares, and bytes that are there."""
     little = audio[:4] == b"RIFF"
-    wanted, layout = (b"data", "<I") if little else (b"SSND", ">I")
+    at, size = _chunk(audio, b"data", "<I") if little else _chunk(audio, b"SSND", ">I")
+    return size, min(size, len(audio) - at)
+
+
+def _chunk(audio: bytes, name: bytes, layout: str) -> tuple[int, int]:
+    """Where the content of a chunk of a WAV or AIFF file begins, and the size it declares.
+
+    Without such a chunk, the file's end and 0.
+    """
     at = 12
     while at + 8 <= len(audio):
         (size,) = struct.unpack_from(layout, audio, at + 4)
-        if audio[at : at + 4] == wanted:
-            return size, min(size, len(audio) - at - 8)
+        if audio[at : at + 4] == name:
+            return at + 8, size
         at += 8 + size + size % 2
-    return 0, 0
+    return len(audio), 0
 
 
 def _last_page_whole(audio: bytes) -> bool:

@@ -8,8 +8,8 @@ short request: whenever a job ends, each request in turn hands out one window.
 import collections
 import dataclasses
 import itertools
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from serve.engine import Dims
@@ -45,6 +45,7 @@ class Dispatcher:
         self.retries = 0
         self._runtime = runtime
         self._capabilities = runtime.capabilities
+        self._device = torch.device(self._capabilities.device)
         self._n_mels = dims.n_mels
         self._most_jobs = 2 * self._capabilities.max_windows
         self._ids = itertools.count()
@@ -73,10 +74,11 @@ class Dispatcher:
         refused: list[tuple[InFlight, OptionError]] = []
         if picked:
             features = self._features([window for _, _, window in picked])
-            for (flight, index, _), mel in zip(picked, features, strict=True):
+            for (flight, index, _), tensor in zip(picked, features, strict=True):
                 options = flight.options(index, flight.plan.options.temperature)
                 try:
-                    self._submit(flight, index, Job(next(self._ids), mel, flight.prompt, options))
+                    job = Job(next(self._ids), tensor, flight.prompt, options)
+                    self._submit(flight, index, job)
                     self.windows += 1
                 except OptionError as error:
                     refused.append((flight, error))
@@ -128,13 +130,16 @@ class Dispatcher:
         for running in self._jobs.values():
             assert running.flight.ended != (running.flight.id in pending)
 
-    def _features(self, windows: list[Window]) -> torch.Tensor:
-        """Log-mel of windows: float32 (len(windows), n_mels, 3000) where the runtime wants it."""
-        padded = np.zeros((len(windows), WINDOW_SAMPLES), dtype=np.float32)
-        for row, window in zip(padded, windows, strict=True):
+    def _features(self, windows: list[Window]) -> Sequence[torch.Tensor]:
+        """What the runtime takes of each window: log-mel where it wants it, or the samples."""
+        if self._capabilities.takes == "samples":
+            return [torch.tensor(window.samples) for window in windows]
+        # On a GPU the copy need not be waited for: torch reuses pinned memory only after it.
+        padded = torch.empty((len(windows), WINDOW_SAMPLES), pin_memory=self._device.type == "cuda")
+        for row, window in zip(padded.numpy(), windows, strict=True):
             row[: len(window.samples)] = window.samples
-        samples = torch.from_numpy(padded).to(self._capabilities.device)
-        return log_mel(samples, self._n_mels)
+            row[len(window.samples) :] = 0.0
+        return log_mel(padded.to(self._device, non_blocking=True), self._n_mels).unbind()
 
     def _submit(self, flight: InFlight, index: int, job: Job) -> None:
         self._runtime.submit(job)

@@ -63,6 +63,11 @@ def plan_request(
             f"timestamps = true, but the runtime {capabilities.runtime} cannot give them; "
             "ask for timestamps = false"
         )
+    if request.prompt.strip() and not capabilities.previous_text:
+        raise OptionError(
+            f"prompt is given, but the runtime {capabilities.runtime} cannot begin with text; "
+            "leave it out"
+        )
     prompt = tokenizer.prompt_ids(
         request.language, request.task, request.timestamps, request.prompt
     )

@@ -36,6 +36,8 @@ class Capabilities:
     beam_width: int
     max_windows: int  # windows that may decode at the same time
     device: str = "cpu"  # torch device on which `Job.features` are best computed
+    takes: Literal["features", "samples"] = "features"  # what `Job.features` must hold
+    previous_text: bool = True  # prompts may begin with text that precedes the audio
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +55,9 @@ class Job:
     """One window to decode."""
 
     id: int
-    features: torch.Tensor  # float32 (n_mels, 3000), on any device
+    # float32 on any device: log-mel (n_mels, 3000), or, for a runtime that `takes` samples,
+    # 16 kHz mono of at most 30 s (n,), not padded
+    features: torch.Tensor
     prompt: tuple[int, ...]  # ends with the last forced token; may hold DETECT_LANGUAGE once
     options: DecodingOptions = DecodingOptions()
 
@@ -150,4 +154,8 @@ def open_runtime(engine: Engine, config: RuntimeConfig) -> Runtime:
         from serve.trtllm import open_tensorrt_llm  # noqa: PLC0415 - likewise
 
         return open_tensorrt_llm(engine, config)
+    if name == "tensorrt_llm_api":
+        from serve.trtllm_api import open_llm_api  # noqa: PLC0415 - likewise
+
+        return open_llm_api(engine, config)
     raise UnavailableError(f"engine {engine.path} needs the runtime {name!r}; this build has none")

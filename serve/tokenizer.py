@@ -110,6 +110,20 @@ class Tokenizer:
         text = [token for token in ids if 0 <= token < self._facts.eot]
         return self._pieces.decode(text, skip_special_tokens=False)
 
+    def special_name(self, token_id: int) -> str:
+        """How a special token is written in text, such as <|startoftranscript|>.
+
+        Raises:
+            EngineError: tokenizer.json has no such token.
+        """
+        name = self._pieces.id_to_token(token_id)
+        if name is None:
+            raise EngineError(
+                f"{TOKENIZER_FILE} has no token {token_id}, which the manifest names; "
+                "build the engine again"
+            )
+        return str(name)
+
     def prompt_ids(
         self, language: str | None, task: Task, timestamps: bool, prompt: str
     ) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
 """TensorRT-LLM 1.2 in this process: its C++ executor as a link.
 
-The only file that imports `tensorrt_llm`. Written to the bindings of release 1.2
-(cpp/tensorrt_llm/nanobind/executor), which compile engines with `trtllm-build` and run them with
-in-flight batching; release 1.3 removed both.
+Written to the bindings of release 1.2 (cpp/tensorrt_llm/nanobind/executor), which compile engines
+with `trtllm-build` and run them with in-flight batching; release 1.3 removed both, and
+`serve.trtllm_api` is for that.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from serve.errors import DeviceError, UnavailableError
 from serve.runtime import Capabilities, FinishReason
 from serve.trtllm_limits import (
     ENGINES_FOLDER,
+    Lengths,
     Limits,
     check_build,
     check_config,
@@ -41,7 +42,7 @@ def open_tensorrt_llm(engine: Engine, config: RuntimeConfig) -> TensorRTLLMRunti
     limits = limits_of(engine)
     check_build(engine, limits, library_version(), find_gpu(config.device))
     check_config(limits, config)
-    return TensorRTLLMRuntime(engine, config, ExecutorLink(engine, limits, config))
+    return TensorRTLLMRuntime(engine, ExecutorLink(engine, limits, config))
 
 
 class RulesCallback:
@@ -144,6 +145,7 @@ class ExecutorLink:
         self._api: Any = importlib.import_module("tensorrt_llm.bindings.executor")
         trtllm = config.tensorrt_llm
         facts, dims = engine.manifest.tokenizer, engine.manifest.dims
+        self.lengths: Lengths = limits
         self._eot = facts.eot
         self._n_vocab = dims.n_vocab
         self._n_audio_ctx = dims.n_audio_ctx
@@ -171,8 +173,8 @@ class ExecutorLink:
             timestamps=rules,
             suppression=rules,  # a bias alone cannot hold the list for the first token
             sampling=True,
-            detect_language=True,
-            no_speech_prob=False,
+            detect_language=facts.multilingual,
+            no_speech_prob=trtllm.no_speech_probe,
             token_logprobs=True,
             streaming=self._beam_width == 1,
             cancel=True,

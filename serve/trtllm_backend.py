@@ -22,7 +22,7 @@ from serve.config import RuntimeConfig
 from serve.engine import Engine
 from serve.errors import ConfigError
 from serve.runtime import Capabilities
-from serve.trtllm_limits import Limits, check_config, limits_of
+from serve.trtllm_limits import Lengths, Limits, check_config, limits_of
 from serve.trtllm_runtime import FORBIDDEN, Answer, Ask, TensorRTLLMRuntime, suppression_bias
 
 Tensor = npt.NDArray[Any]
@@ -47,7 +47,7 @@ def open_backend(engine: Engine, config: RuntimeConfig, infer: Infer) -> TensorR
             "runtime.tensorrt_llm.no_speech_probe needs the logits, which Triton's tensorrt_llm "
             "model does not give; set it or runtime.tensorrt_llm.triton_backend to false"
         )
-    return TensorRTLLMRuntime(engine, config, BackendLink(engine, limits, config, infer))
+    return TensorRTLLMRuntime(engine, BackendLink(engine, limits, config, infer))
 
 
 class BackendLink:
@@ -62,6 +62,7 @@ class BackendLink:
 
     def __init__(self, engine: Engine, limits: Limits, config: RuntimeConfig, infer: Infer) -> None:
         facts, dims = engine.manifest.tokenizer, engine.manifest.dims
+        self.lengths: Lengths = limits
         self._infer = infer
         self._eot = facts.eot
         self._n_audio_ctx = dims.n_audio_ctx

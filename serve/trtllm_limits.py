@@ -1,10 +1,12 @@
-"""What a TensorRT-LLM engine was compiled for, and whether this machine can run it.
+"""Which TensorRT-LLM is here, what an engine was compiled for, and whether this machine can run it.
 
 Nothing here imports `tensorrt_llm`, so every refusal comes in a moment and in plain words.
 """
 
 import dataclasses
 import importlib.metadata
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,13 +16,25 @@ from serve.engine import Engine
 from serve.errors import ConfigError, EngineError, UnavailableError
 
 ENGINES_FOLDER = "tensorrt_llm"  # in the engine folder; holds encoder/ and decoder/
+CHECKPOINT_FOLDER = "checkpoint"  # in an engine for the LLM API: the Hugging Face folder
 REBUILD = "build it again with `make build-engine CONFIG=…`"
 RELEASE = (1, 2)  # the last that compiles engines; what the checkpoint's names are for
+API_RELEASE = (1, 3)  # the first whose PyTorch backend runs Whisper
+WHISPER_MODEL = "_torch/models/modeling_whisper.py"  # in the package; early 1.3 lacks it
 _MEND = "use the image of serve/Dockerfile, which has 1.2.1, or build with build.runtime = 'native'"
+_MEND_API = "install a later TensorRT-LLM, or build with build.runtime = 'native'"
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class Lengths:
+    """How many tokens a window's sequence may have."""
+
+    max_prompt_tokens: int
+    max_seq_len: int  # prompt and new tokens together
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits(Lengths):
     """What the compiled engines were built for; the manifest's `runtime_options`."""
 
     tensorrt_llm: str  # version of the library
@@ -29,8 +43,6 @@ class Limits:
     max_batch_size: int  # windows in flight
     encoder_batch: int  # windows per encoder step
     max_beam_width: int
-    max_prompt_tokens: int
-    max_seq_len: int  # prompt and new tokens together
 
 
 def limits_of(engine: Engine) -> Limits:
@@ -72,22 +84,17 @@ class Gpu:
 
 
 def library_version() -> str:
-    """Version of the installed TensorRT-LLM, checked without importing it.
+    """Version of the installed TensorRT-LLM, one that compiles engines; nothing is imported.
 
     Raises:
         UnavailableError: it is not installed, or not of release 1.2.
     """
-    try:
-        version = importlib.metadata.version("tensorrt_llm")
-    except importlib.metadata.PackageNotFoundError as error:
-        raise UnavailableError(
-            f"TensorRT-LLM is not installed, expected release 1.2; {_MEND}"
-        ) from error
-    release = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    version, release = _installed("release 1.2", _MEND)
     if release > RELEASE:
         raise UnavailableError(
             f"TensorRT-LLM {version} is installed, but from 1.3 on it neither compiles nor runs "
-            f"engines (trtllm-build and the engine executor were removed); expected 1.2; {_MEND}"
+            "engines (trtllm-build and the engine executor were removed); expected 1.2; build "
+            f"with build.runtime = 'tensorrt_llm_api', or {_MEND}"
         )
     if release != RELEASE:
         raise UnavailableError(
@@ -95,6 +102,48 @@ def library_version() -> str:
             f"expected 1.2; {_MEND}"
         )
     return version
+
+
+def api_version() -> str:
+    """Version of the installed TensorRT-LLM, one whose LLM API runs Whisper; nothing is imported.
+
+    Raises:
+        UnavailableError: it is not installed, older than 1.3, or a 1.3 from before Whisper.
+    """
+    version, release = _installed("release 1.3 or later", _MEND_API)
+    if release < API_RELEASE:
+        raise UnavailableError(
+            f"TensorRT-LLM {version} is installed, whose LLM API has no Whisper; expected 1.3 or "
+            f"later; build with build.runtime = 'tensorrt_llm', or {_MEND_API}"
+        )
+    spec = importlib.util.find_spec("tensorrt_llm")
+    folders = spec.submodule_search_locations if spec is not None else None
+    if not any((Path(folder) / WHISPER_MODEL).is_file() for folder in folders or []):
+        raise UnavailableError(
+            f"TensorRT-LLM {version} is installed, but without {WHISPER_MODEL}: it is from before "
+            f"its PyTorch backend got Whisper; {_MEND_API}"
+        )
+    return version
+
+
+def installed_release() -> tuple[int, ...]:
+    """Major and minor version of the installed TensorRT-LLM, whichever it is.
+
+    Raises:
+        UnavailableError: it is not installed.
+    """
+    return _installed("release 1.2 or later", _MEND)[1]
+
+
+def _installed(expected: str, mend: str) -> tuple[str, tuple[int, ...]]:
+    """The installed version, as text and as (major, minor)."""
+    try:
+        version = importlib.metadata.version("tensorrt_llm")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise UnavailableError(
+            f"TensorRT-LLM is not installed, expected {expected}; {mend}"
+        ) from error
+    return version, tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 
 def find_gpu(device: str) -> Gpu:

@@ -2,7 +2,8 @@
 
 TensorRT-LLM schedules by itself, so a job is simply sent and its responses awaited. How a request
 travels is behind `Link`: `serve.trtllm.ExecutorLink` calls the C++ executor in this process,
-`serve.trtllm_backend.BackendLink` calls Triton's `tensorrt_llm` model.
+`serve.trtllm_backend.BackendLink` calls Triton's `tensorrt_llm` model, and
+`serve.trtllm_api.ApiLink` calls the LLM API of release 1.3 and later.
 
 A language is detected, and the no-speech probability measured, by a probe: a request of one token
 whose prompt ends at start-of-transcript. It costs a second encoder pass for that window.
@@ -15,11 +16,11 @@ from typing import Protocol
 
 import torch
 
-from serve.config import RuntimeConfig
 from serve.engine import Engine, TokenizerFacts
 from serve.errors import EarshotError, OptionError
+from serve.features import WINDOW_SAMPLES
 from serve.runtime import DETECT_LANGUAGE, Capabilities, Event, FinishReason, Job, Load, Scores
-from serve.trtllm_limits import limits_of
+from serve.trtllm_limits import Lengths
 
 FORBIDDEN = -1e4  # far below any logit of Whisper, and a float16
 
@@ -29,7 +30,9 @@ class Ask:
     """One request to TensorRT-LLM."""
 
     prompt: tuple[int, ...]
-    features: torch.Tensor  # float16 (3000, n_mels), contiguous: time first
+    # In host memory, contiguous: log-mel float16 (3000, n_mels), time first; or, over a link that
+    # `takes` samples, float32 (n,).
+    features: torch.Tensor
     max_tokens: int
     timestamps: bool = False
     temperature: float = 0.0
@@ -55,6 +58,11 @@ class Link(Protocol):
     @property
     def capabilities(self) -> Capabilities:
         """What requests over this link can ask for."""
+        ...
+
+    @property
+    def lengths(self) -> Lengths:
+        """What fits in a request."""
         ...
 
     def send(self, ask: Ask) -> int:
@@ -118,37 +126,30 @@ class TensorRTLLMRuntime:
     """Implements `serve.runtime.Runtime` over a link.
 
     Args:
-        engine: a TensorRT-LLM engine.
-        config: slots and TensorRT-LLM's own settings.
+        engine: an engine that TensorRT-LLM runs.
         link: the way to TensorRT-LLM; closed with the runtime.
-
-    Raises:
-        EngineError: the engine is of another runtime or its limits are malformed.
-        OptionError: the configuration goes beyond the engine's limits.
     """
 
-    def __init__(self, engine: Engine, config: RuntimeConfig, link: Link) -> None:
-        self._limits = limits_of(engine)
+    def __init__(self, engine: Engine, link: Link) -> None:
+        self.capabilities = link.capabilities
+        self._lengths = link.lengths
         self._facts = engine.manifest.tokenizer
         self._dims = engine.manifest.dims
         self._link = link
-        self._probe_always = config.tensorrt_llm.no_speech_probe
         self._windows: dict[int, _Window] = {}  # by request id
         self._ended: list[Event] = []  # cancelled before the next poll
         self._load = Load(0, 0, 0, 0, 0, 0, 0.0, 0.0)
-        self.capabilities = dataclasses.replace(
-            link.capabilities,
-            detect_language=self._facts.multilingual,
-            no_speech_prob=self._probe_always,
-        )
 
     def submit(self, job: Job) -> None:
         """Take one job; see `Runtime.submit`."""
         self._check(job)
-        probing = self._probe_always or DETECT_LANGUAGE in job.prompt
+        probing = self.capabilities.no_speech_prob or DETECT_LANGUAGE in job.prompt
         # NOTE: time first and in the engine's dtype, for the library copies bytes; in host memory,
         # for it copies on a stream of its own, which would not wait for work on the GPU.
-        features = job.features.to("cpu", torch.float16).T.contiguous()
+        if self.capabilities.takes == "samples":
+            features = job.features.to("cpu", torch.float32).contiguous()
+        else:
+            features = job.features.to("cpu", torch.float16).T.contiguous()
         self._send(_Window(job, features, probing, time.perf_counter(), job.prompt))
 
     def poll(self, timeout_s: float) -> list[Event]:
@@ -186,16 +187,9 @@ class TensorRTLLMRuntime:
         self._link.close()
 
     def _check(self, job: Job) -> None:
-        limits, options = self._limits, job.options
-        expected = (self._dims.n_mels, 2 * self._dims.n_audio_ctx)
-        if tuple(job.features.shape) != expected:
-            raise OptionError(
-                f"features of shape {tuple(job.features.shape)}; this engine takes {expected}"
-            )
-        if options.timestamps and not self.capabilities.timestamps:
-            raise OptionError(
-                "timestamps: this runtime cannot enforce their rules; ask without timestamps"
-            )
+        limits, options = self._lengths, job.options
+        self._check_features(job.features)
+        self._check_abilities(job)
         room = limits.max_seq_len - len(job.prompt)
         if len(job.prompt) > limits.max_prompt_tokens or room < 1 or options.max_tokens < 1:
             raise OptionError(
@@ -203,6 +197,29 @@ class TensorRTLLMRuntime:
                 f"fit this engine: prompts of at most {limits.max_prompt_tokens} tokens, "
                 f"{limits.max_seq_len} tokens in all"
             )
+
+    def _check_features(self, features: torch.Tensor) -> None:
+        found = tuple(features.shape)
+        expected = (self._dims.n_mels, 2 * self._dims.n_audio_ctx)
+        if self.capabilities.takes == "samples":
+            if len(found) != 1 or not 1 <= found[0] <= WINDOW_SAMPLES:
+                raise OptionError(
+                    f"samples of shape {found}; this engine takes 1 to {WINDOW_SAMPLES} of them"
+                )
+        elif found != expected:
+            raise OptionError(f"features of shape {found}; this engine takes {expected}")
+
+    def _check_abilities(self, job: Job) -> None:
+        if job.options.timestamps and not self.capabilities.timestamps:
+            raise OptionError(
+                "timestamps: this runtime cannot enforce their rules; ask without timestamps"
+            )
+        if DETECT_LANGUAGE in job.prompt and not self.capabilities.detect_language:
+            raise OptionError("language: this runtime cannot detect it; name it")
+        if job.prompt[:1] != (self._facts.sot,) and not self.capabilities.previous_text:
+            raise OptionError("prompt: this runtime cannot begin with text; leave it out")
+        if job.options.temperature > 0 and not self.capabilities.sampling:
+            raise OptionError("temperature: this runtime decodes greedily; expected 0")
 
     def _send(self, window: _Window) -> None:
         job, options = window.job, window.job.options
@@ -213,7 +230,7 @@ class TensorRTLLMRuntime:
             ask = Ask(
                 prompt=window.prompt,
                 features=window.features,
-                max_tokens=min(options.max_tokens, self._limits.max_seq_len - len(window.prompt)),
+                max_tokens=min(options.max_tokens, self._lengths.max_seq_len - len(window.prompt)),
                 timestamps=options.timestamps,
                 temperature=options.temperature,
                 seed=options.seed,

@@ -28,7 +28,6 @@ Each earlier message of `whisper_stream` holds one more segment: TEXT and SEGMEN
 An error's text is the name of its class in `serve.errors`, a colon and its message.
 """
 
-import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast, get_args
@@ -131,7 +130,7 @@ def transcript_outputs(transcript: Transcript) -> dict[str, Tensor]:
         "SEGMENTS": _segments(transcript.segments),
         "LANGUAGE": _tensor(transcript.language, "BYTES"),
         "DURATION": np.array([transcript.duration], np.float64),
-        "TIMINGS": _tensor(json.dumps(dataclasses.asdict(transcript.timings)), "BYTES"),
+        "TIMINGS": _tensor(json.dumps(vars(transcript.timings)), "BYTES"),
     }
     if transcript.language_prob is not None:
         outputs["LANGUAGE_PROB"] = _tensor(transcript.language_prob, "FP32")
@@ -209,8 +208,9 @@ def _tensor(value: bytes | str | float, datatype: str) -> Tensor:
 
 
 def _segments(segments: list[Segment] | tuple[Segment, ...]) -> Tensor:
-    fields = [dataclasses.asdict(segment) for segment in segments]
-    return _tensor(json.dumps(fields, ensure_ascii=False), "BYTES")
+    # Not `dataclasses.asdict`, which copies each token by itself.
+    text = json.dumps([vars(segment) for segment in segments], ensure_ascii=False)
+    return _tensor(text, "BYTES")
 
 
 def _present(name: str, output: Callable[[str], Tensor | None]) -> Tensor:

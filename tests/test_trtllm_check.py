@@ -10,6 +10,7 @@ import torch
 from build.__main__ import main as build_main
 from eval import trtllm_check
 from eval.trtllm_check import (
+    CONTRACT_TESTS,
     DifferenceError,
     Reference,
     check_engine,
@@ -21,7 +22,7 @@ from eval.trtllm_check import (
 )
 from serve.engine import open_engine
 from serve.errors import CheckpointError, EngineError, UnavailableError
-from tests.fake_trtllm.install import install
+from tests.fake_trtllm.install import install, install_api
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def built(fake, tmp_path_factory):
     """An FP16 engine of the random checkpoint, its configuration, and transformers' network."""
     work = tmp_path_factory.mktemp("check")
     network = make_checkpoint(work / "checkpoint")
-    config = write_config(work, "fp16")
+    config = write_config(work, "fp16", "tensorrt_llm")
     assert build_main(["engine", "--config", str(work / "fp16.toml")]) == 0
     return open_engine(config.build.engine), config.runtime, network
 
@@ -52,13 +53,35 @@ def in_process(path):
 
 def test_the_whole_check_passes_on_the_stand_in(fake, tmp_path, monkeypatch):
     lines = []
-    monkeypatch.setattr(trtllm_check, "run_contract_tests", lambda arguments: None)
+    monkeypatch.setattr(trtllm_check, "run_contract_tests", lambda path, arguments: None)
     trtllm_check.run(tmp_path, lines.append, in_process)
     assert lines[0] == "TensorRT-LLM 1.2.1 on Stand-in GPU, compute capability 9.0"
     for precision in ("fp16", "int8"):
         words = [line for line in lines if line.startswith(f"{precision}: ")]
         assert [word.split()[1] for word in words] == ["built", "logits", "greedy", "windows"]
     assert lines[-1] == "the runtime contract tests pass"
+
+
+def test_the_whole_check_passes_on_the_stand_in_of_the_llm_api(fake, tmp_path, monkeypatch):
+    install_api(monkeypatch)
+    lines = []
+    monkeypatch.setattr(
+        trtllm_check, "run_contract_tests", lambda path, arguments: lines.append(path)
+    )
+    trtllm_check.run(tmp_path, lines.append, in_process)
+    assert lines[0] == "TensorRT-LLM 1.4.0 on Stand-in GPU, compute capability 9.0"
+    words = [line for line in lines if line.startswith("fp16: ")]
+    assert [word.split()[1] for word in words] == ["built", "greedy", "windows"]
+    assert lines[-2:] == [
+        "tests/test_trtllm_api_contract.py",
+        "the runtime contract tests pass",
+    ]
+    engine = open_engine(tmp_path / "fp16")
+    config = trtllm_check.write_config(tmp_path, "fp16", "tensorrt_llm_api").runtime
+    other = make_checkpoint(tmp_path / "other")
+    other.model.decoder.layers[1].fc2.weight.data.neg_()
+    with pytest.raises(DifferenceError, match=r"window \d: token \d+ is"):
+        check_engine(engine, config, other, lambda line: None)
 
 
 def test_the_random_network_is_not_trivial(built):
@@ -123,12 +146,12 @@ def test_a_build_that_fails_says_so(tmp_path):
         trtllm_check.build_by_command_line(tmp_path / "missing.toml")
 
 
-def test_the_contract_tests_run_in_a_process_of_their_own(monkeypatch):
-    assert Path(trtllm_check.CONTRACT_TESTS).is_file()
-    monkeypatch.setattr(trtllm_check, "CONTRACT_TESTS", "tests/test_slots.py")  # a quick one
-    run_contract_tests(["-p", "no:cacheprovider"])
+def test_the_contract_tests_run_in_a_process_of_their_own():
+    assert all(Path(path).is_file() for path in CONTRACT_TESTS.values())
+    quick = "tests/test_slots.py"
+    run_contract_tests(quick, ["-p", "no:cacheprovider"])
     with pytest.raises(DifferenceError, match="contract tests fail"):
-        run_contract_tests(["-p", "no:cacheprovider", "-k", "no_such_test"])
+        run_contract_tests(quick, ["-p", "no:cacheprovider", "-k", "no_such_test"])
 
 
 def test_without_the_library_it_says_what_is_missing(tmp_path, monkeypatch):

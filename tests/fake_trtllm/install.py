@@ -46,21 +46,33 @@ FACTS = TokenizerFacts(
 
 def install(monkeypatch, tmp_path, capability=(9, 0)):
     """Make `import tensorrt_llm`, `trtllm-build` and a GPU appear; returns the fake executor."""
-    torch.set_num_threads(1)  # the networks are tiny: threads would only wait for each other
-    monkeypatch.syspath_prepend(str(HERE))
-    for name in [name for name in sys.modules if name.split(".")[0] == "tensorrt_llm"]:
-        monkeypatch.delitem(sys.modules, name)
+    pretend(monkeypatch, HERE, capability)
     bin_folder = tmp_path / "fake-bin"
     bin_folder.mkdir()
     command = bin_folder / "trtllm-build"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} {HERE / "trtllm_build.py"} "$@"\n')
     command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin_folder}{os.pathsep}{os.environ['PATH']}")
+    return importlib.import_module("tensorrt_llm.bindings.executor")
+
+
+def install_api(monkeypatch):
+    """Make release 1.4 and a GPU appear; returns its fake `tensorrt_llm.llmapi`."""
+    monkeypatch.setenv("TLLM_WORKER_USE_SINGLE_PROCESS", "1")  # or the link would leave it set
+    pretend(monkeypatch, HERE / "api", (9, 0))
+    return importlib.import_module("tensorrt_llm.llmapi")
+
+
+def pretend(monkeypatch, folder, capability):
+    """Make the packages in a folder importable, in place of others of the name, and show a GPU."""
+    torch.set_num_threads(1)  # the networks are tiny: threads would only wait for each other
+    monkeypatch.syspath_prepend(str(folder))
+    for name in [name for name in sys.modules if name.split(".")[0] == "tensorrt_llm"]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index=0: "Stand-in GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=0: capability)
-    return importlib.import_module("tensorrt_llm.bindings.executor")
 
 
 def make_config(**trtllm):

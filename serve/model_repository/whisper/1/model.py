@@ -10,7 +10,9 @@ import dataclasses
 import functools
 import json
 import logging
+import queue
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -35,6 +37,7 @@ logger = logging.getLogger("earshot")
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 _CANCEL_POLL_S = 0.05
 _METRICS_S = 1.0
+_FLUSH_S = 10.0  # most that the end waits for answers on their way
 
 
 class Backend(Protocol):
@@ -59,7 +62,9 @@ class EngineBackend:
         self._drain_s = config.server.drain_timeout_s
         self._malformed = 0
         self._lock = threading.Lock()
+        began = time.monotonic()
         self._transcriber = _open_transcriber(config, engine, behind)
+        logger.info("the engine is open after %.1f s", time.monotonic() - began)
         self._publisher = Publisher(self._stats)
         self._relay = RelayServer(relay, self.start)  # last: whisper_stream is ready after this
 
@@ -135,6 +140,7 @@ class Responder:
     def __init__(self, sender: Any, stream: bool) -> None:
         self._sender = sender  # None after the last message
         self._stream = stream
+        self._lost = False
         self._lock = threading.Lock()
 
     @property
@@ -142,8 +148,8 @@ class Responder:
         """Whether the last message has been sent."""
         return self._sender is None
 
-    def on_event(self, event: TranscriberEvent) -> None:
-        """Pass on what the transcriber says."""
+    def tell(self, event: TranscriberEvent) -> None:
+        """Pass on what the transcriber says; waits until Triton has taken it."""
         try:
             if isinstance(event, Finished):
                 self._send(_response(wire.transcript_outputs(event.transcript)), final=True)
@@ -152,8 +158,9 @@ class Responder:
             elif self._stream:
                 self._send(_response(wire.segment_outputs(event.segment)), final=False)
         except Exception as error:
+            logger.exception("an answer could not be sent")
+            self._lost = True
             self.fail(error)
-            raise  # the transcriber counts the client as gone
 
     def fail(self, error: Exception) -> None:
         """End with an error: the one place where errors become statuses."""
@@ -164,9 +171,9 @@ class Responder:
         self._send(pb_utils.InferenceResponse(error=triton_error), final=True)
 
     def cancelled(self) -> bool:
-        """Whether the client no longer waits."""
+        """Whether the client no longer waits, or cannot be answered."""
         with self._lock:
-            return self._sender is not None and bool(self._sender.is_cancelled())
+            return self._lost or (self._sender is not None and bool(self._sender.is_cancelled()))
 
     def _send(self, response: Any, final: bool) -> None:
         with self._lock:
@@ -175,6 +182,37 @@ class Responder:
                 self._sender = None
             if sender is not None:
                 sender.send(response, flags=_FINAL if final else 0)
+
+
+class Answers:
+    """Sends answers on a thread of its own.
+
+    Triton takes a millisecond or more to take one, which the device thread must not wait for. One
+    thread, so that a request's messages keep their order.
+    """
+
+    def __init__(self) -> None:
+        self._outbox: queue.SimpleQueue[tuple[Responder, TranscriberEvent] | None]
+        self._outbox = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="earshot-answers", daemon=True)
+        self._thread.start()
+
+    def put(self, responder: Responder, event: TranscriberEvent) -> None:
+        """Have an event sent; returns at once."""
+        self._outbox.put((responder, event))
+
+    def close(self) -> None:
+        """Send what is left, and stop."""
+        self._outbox.put(None)
+        self._thread.join(timeout=_FLUSH_S)
+
+    def _run(self) -> None:
+        while (message := self._outbox.get()) is not None:
+            responder, event = message
+            try:
+                responder.tell(event)
+            except Exception:  # not even the error could be sent: others still wait
+                logger.exception("a request got no answer")
 
 
 class CancelWatch:
@@ -206,11 +244,12 @@ class CancelWatch:
 
     def _poll(self) -> None:
         with self._lock:
-            self._open = [entry for entry in self._open if not entry[0].done]
             entries = list(self._open)
         for responder, ticket in entries:
             if responder.cancelled():
                 ticket.cancel()
+        with self._lock:
+            self._open = [entry for entry in self._open if not entry[0].done]
 
 
 class TritonPythonModel:
@@ -231,6 +270,7 @@ class TritonPythonModel:
             # `serve.server` waits for this file, and then does not wait for the other model.
             Path(parameters["failure"]).write_text(str(error) or repr(error), encoding="utf-8")
             raise pb_utils.TritonModelException(str(error)) from error
+        self._answers = Answers()
         self._cancels = CancelWatch()
 
     def execute(self, requests: list[Any]) -> None:
@@ -245,7 +285,8 @@ class TritonPythonModel:
                         f"STREAM = true, but the model {wire.MODEL} answers once; send the "
                         f"request to {wire.STREAM_MODEL} over a gRPC stream"
                     )
-                ticket = self._backend.start(inputs, responder.on_event)
+                on_event = functools.partial(self._answers.put, responder)
+                ticket = self._backend.start(inputs, on_event)
             except EarshotError as error:
                 responder.fail(error)
             except Exception as error:  # one request must not hurt its neighbours
@@ -257,6 +298,7 @@ class TritonPythonModel:
     def finalize(self) -> None:
         """Finish what was accepted and stop."""
         self._backend.close()
+        self._answers.close()
         self._cancels.close()
 
 

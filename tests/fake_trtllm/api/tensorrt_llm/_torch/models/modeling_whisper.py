@@ -1,0 +1,1 @@
+"""Only its presence tells: releases without this file have no Whisper."""
