@@ -17,11 +17,9 @@ import psutil
 
 from eval.bench import REQUEST_S, REQUEST_TOKENS, THROUGHPUT_TOKENS, WARM_REQUESTS
 from eval.bench_clients import Answer, Ask, Clients, ask, processes_for, wav
-from eval.bench_engine import random_engine, write_engine
 from eval.bench_table import Row
 from serve.client import Client
 from serve.config import Config
-from serve.engine import MANIFEST_FILE
 from serve.errors import DeadlineError, EarshotError
 from serve.features import WINDOW_S
 from serve.server import Server, free_ports, running_server
@@ -43,21 +41,16 @@ def through_triton(
     """Start a server, put load on it, then single requests; a row for each.
 
     Args:
-        config: of a published shape.
-        folder: an engine with end-of-text suppressed, from `write_engine`; written if it is empty.
+        config: how to run and serve it.
+        folder: an engine with end-of-text suppressed, as `bench_engine.write_engine` writes it.
         in_process: throughput (RTFx) of the same runtime without a server, to compare with.
         seconds: how long the throughput is sustained, its warm-up apart.
         say: gets a line on each stage.
 
     Raises:
-        ConfigError: the config names no published shape.
         EarshotError: the server did not start, a request failed, or the answers are not those of
             the windows that were sent.
-        OSError: the engine cannot be written.
     """
-    if not (folder / MANIFEST_FILE).is_file():
-        say(f"writing the engine to {folder}")
-        write_engine(random_engine(config), folder, config.runtime.device)
     inside = config.runtime.slots + config.runtime.encoder_batch
     config = served(config, inside)
     judged = config.transcriber

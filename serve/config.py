@@ -58,13 +58,10 @@ class RuntimeConfig:
     encoder_batch: int = 4  # most windows encoded in one go
     threads: int = 0  # CPU threads for compute; 0 = every core
     kernels: Kernels = "auto"  # "triton" where the device is CUDA, else "torch"
-    cuda_graph: bool = False  # replay CUDA graphs; not yet proven, see serve/kernels/README.md
-    cross_kv: CrossPrecision = (
-        "full"  # keys and values of cross-attention: as computed, or int8 per channel
-    )
-    encoder_precision: EncoderPrecision = (
-        "full"  # of its matrix products; "fp8" needs Hopper or later
-    )
+    cuda_graph: bool = False  # replay CUDA graphs: needs a CUDA device with triton kernels
+    cross_kv: CrossPrecision = "full"  # keys and values of cross-attention; "int8": half the memory
+    encoder_precision: EncoderPrecision = "full"  # "fp8": its products, on Hopper and later
+    decode_target_s: float = 0.06  # windows decoding for longer go before less than a full batch
     steps_per_sync: int = 4  # with cuda_graph: decoder steps between two looks at what has ended
     tensorrt_llm: TrtllmConfig = TrtllmConfig()
 

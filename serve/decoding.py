@@ -19,46 +19,73 @@ NEVER = -math.inf
 
 @dataclasses.dataclass(frozen=True)
 class SlotState:
-    """Every slot's sequence and scores. All tensors have one row per slot."""
+    """Every slot's sequence and scores. All tensors but `packed` have one row per slot."""
 
+    packed: torch.Tensor  # uint8: the memory of all that follow but `tokens`, so one copy moves it
     tokens: torch.Tensor  # int64 (slots, n_text_ctx): prompt, then what was sampled
     position: torch.Tensor  # int64: the next token to feed
     prompt_len: torch.Tensor  # int64
     sot_at: torch.Tensor  # int64: where start-of-transcript stands in the prompt
     limit: torch.Tensor  # int64: the sequence ends when it has this many tokens
-    timestamps: torch.Tensor  # bool: timestamp rules apply
-    temperature: torch.Tensor  # float32: 0 = greedy
     seed: torch.Tensor  # int64
     last_timestamp: torch.Tensor  # int64: highest timestamp id sampled; 0 = none yet
+    language: torch.Tensor  # int64: detected language's token id; -1 = none asked for
+    temperature: torch.Tensor  # float32: 0 = greedy
     logprob_sum: torch.Tensor  # float32: over the sampled tokens, end of text included
     no_speech_prob: torch.Tensor  # float32
-    language: torch.Tensor  # int64: detected language's token id; -1 = none asked for
     language_prob: torch.Tensor  # float32
+    timestamps: torch.Tensor  # bool: timestamp rules apply
     finished: torch.Tensor  # bool; free slots count as finished
+
+    def to(self, device: torch.device) -> "SlotState":
+        """A copy on another device; from pinned memory, without waiting."""
+        return _carved(
+            self.packed.to(device, non_blocking=True), self.tokens.to(device, non_blocking=True)
+        )
+
+    def pinned(self) -> "SlotState":
+        """A copy in host memory that the device can read and write while the host goes on."""
+        return _carved(self.packed.pin_memory(), self.tokens.pin_memory())
+
+    def put(self, slots: torch.Tensor, rows: "SlotState") -> None:
+        """Overwrite some slots' rows, int64 `slots`; of `tokens`, as many columns as `rows` has."""
+        self.tokens[slots, : rows.tokens.shape[1]] = rows.tokens
+        for name in _LAYOUT:
+            getattr(self, name).index_copy_(0, slots, getattr(rows, name))
+
+
+_LAYOUT = {  # the widest first, so that each is aligned
+    **dict.fromkeys(
+        ("position", "prompt_len", "sot_at", "limit", "seed", "last_timestamp", "language"),
+        torch.int64,
+    ),
+    **dict.fromkeys(
+        ("temperature", "logprob_sum", "no_speech_prob", "language_prob"), torch.float32
+    ),
+    **dict.fromkeys(("timestamps", "finished"), torch.bool),
+}
 
 
 def new_state(slots: int, n_text_ctx: int, device: torch.device) -> SlotState:
     """State of free slots."""
+    size = sum(dtype.itemsize for dtype in _LAYOUT.values())
+    packed = torch.zeros(slots * size, dtype=torch.uint8, device=device)
+    tokens = torch.zeros((slots, n_text_ctx), dtype=torch.int64, device=device)
+    state = _carved(packed, tokens)
+    state.prompt_len.fill_(1)
+    state.language.fill_(-1)
+    state.finished.fill_(True)
+    return state
 
-    def row(dtype: torch.dtype, value: int = 0) -> torch.Tensor:
-        return torch.full((slots,), value, dtype=dtype, device=device)
 
-    return SlotState(
-        tokens=torch.zeros((slots, n_text_ctx), dtype=torch.int64, device=device),
-        position=row(torch.int64),
-        prompt_len=row(torch.int64, 1),
-        sot_at=row(torch.int64),
-        limit=row(torch.int64),
-        timestamps=row(torch.bool),
-        temperature=row(torch.float32),
-        seed=row(torch.int64),
-        last_timestamp=row(torch.int64),
-        logprob_sum=row(torch.float32),
-        no_speech_prob=row(torch.float32),
-        language=row(torch.int64, -1),
-        language_prob=row(torch.float32),
-        finished=row(torch.bool, True),
-    )
+def _carved(packed: torch.Tensor, tokens: torch.Tensor) -> SlotState:
+    """The fields as views of their memory."""
+    fields, begin = {}, 0
+    for name, dtype in _LAYOUT.items():
+        end = begin + len(tokens) * dtype.itemsize
+        fields[name] = packed[begin:end].view(dtype)
+        begin = end
+    return SlotState(packed=packed, tokens=tokens, **fields)
 
 
 class Rules:

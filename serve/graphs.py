@@ -21,9 +21,6 @@ from serve.slots import Slots
 from serve.whisper import Cache, Whisper
 
 SPANS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-_SEEN = (  # what the host reads of a state
-    "tokens", "position", "logprob_sum", "no_speech_prob", "language", "language_prob", "finished",
-)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,14 +103,15 @@ class GraphLoop:
         spans = [span for span in SPANS if span < count] + [count]
         for span in reversed(spans):  # the largest first: the others fit in its memory
 
-            def step(span: int = span) -> None:
-                logits = network.step(state.tokens, state.position[:span], cache, n_text_ctx)
-                advance(state, logits, False)
+            def several(span: int = span) -> None:
+                for _ in range(steps):
+                    logits = network.step(state.tokens, state.position[:span], cache, n_text_ctx)
+                    advance(state, logits, False)
 
-            self._graphs[span] = _capture(step, pool)
+            self._graphs[span] = _capture(several, pool)
         # Three: one being copied into, one being read, one between them.
-        cpu = torch.device("cpu")
-        self._mirrors = collections.deque(_pinned(new_state(count, n_text_ctx, cpu)) for _ in "123")
+        mirror = new_state(count, n_text_ctx, torch.device("cpu"))
+        self._mirrors = collections.deque(mirror.pinned() for _ in "123")
         self._launched: collections.deque[tuple[torch.cuda.Event, Look]] = collections.deque()
 
     def forget(self) -> None:
@@ -125,12 +123,11 @@ class GraphLoop:
         del sampling
         span = slots.span
         graph = self._graphs[min(bucket for bucket in self._graphs if bucket >= span)]
-        for _ in range(self._steps):
-            graph.replay()
+        graph.replay()
         mirror = self._mirrors[0]
         self._mirrors.rotate(-1)
-        for name in _SEEN:
-            getattr(mirror, name)[:span].copy_(getattr(self._state, name)[:span], non_blocking=True)
+        mirror.packed.copy_(self._state.packed, non_blocking=True)
+        mirror.tokens[:span].copy_(self._state.tokens[:span], non_blocking=True)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
         self._launched.append((copied, Look(mirror, slots.owners())))
@@ -217,9 +214,3 @@ def _capture(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
     with torch.cuda.graph(graph, pool=pool):
         work()
     return graph
-
-
-def _pinned(state: SlotState) -> SlotState:
-    """A copy on the host that the device can write to while the host goes on."""
-    fields = dataclasses.fields(state)
-    return SlotState(**{field.name: getattr(state, field.name).pin_memory() for field in fields})

@@ -3,7 +3,8 @@
 `poll` is the whole policy: windows that wait are encoded and given free slots, then every busy slot
 advances: by one token, or by a few where CUDA graphs are replayed. A window that arrives while
 others decode joins the next step. On a GPU, whose encoder is faster the more it gets at a time,
-windows that cannot all have a slot wait until a whole batch of them can.
+windows that cannot all have a slot wait until a whole batch of them can; `_may_admit` also weighs
+the windows that decode against those that wait.
 """
 
 import collections
@@ -134,6 +135,7 @@ class NativeRuntime:
             self._encoder = GraphEncoder(network, cache, dims, min(config.encoder_batch, slots))
             self._loop = GraphLoop(network, cache, self._state, advance, config.steps_per_sync)
         self._admit_at = min(config.encoder_batch, slots) if on_gpu else 1
+        self._decode_target_s = config.decode_target_s
         self.description = _describe(self._device, ops.name, ops.reason, self._loop, cache)
         logger.info("%s", self.description)
 
@@ -190,8 +192,17 @@ class NativeRuntime:
             self._release(running)
 
     def _may_admit(self) -> bool:
-        """Whether enough slots are free for what waits, or for a batch of it."""
-        return self._slots.free >= min(self._admit_at, len(self._waiting))
+        """Whether enough slots are free for what waits, or for a batch of it.
+
+        While less than a batch waits, windows that have decoded for long come first: the encoder
+        would hold up every one of them.
+        """
+        if self._slots.free < min(self._admit_at, len(self._waiting)):
+            return False
+        if not self._running or len(self._waiting) >= self._admit_at:
+            return True
+        oldest = next(iter(self._running.values()))
+        return time.perf_counter() - oldest.decode_began <= self._decode_target_s
 
     def _admit(self) -> None:
         """Encode one batch of waiting windows and give each a slot."""
@@ -210,27 +221,26 @@ class NativeRuntime:
 
     def _start(self, jobs: list[Job], slots: list[int]) -> None:
         """Write the jobs' prompts and options into their slots."""
-        state, context = self._state, self._dims.n_text_ctx
-        rows = torch.tensor(slots, device=self._device)
-        longest = max(len(job.prompt) for job in jobs)
-        prompts = [(*job.prompt, *(0,) * (longest - len(job.prompt))) for job in jobs]
-        limits = [min(len(job.prompt) + job.options.max_tokens, context) for job in jobs]
-        state.tokens[rows, :longest] = torch.tensor(prompts).to(self._device)
-        values = {
-            "position": [0] * len(jobs),
+        context = self._dims.n_text_ctx
+        rows = new_state(len(jobs), max(len(job.prompt) for job in jobs), torch.device("cpu"))
+        for row, job in enumerate(jobs):
+            rows.tokens[row, : len(job.prompt)] = torch.tensor(job.prompt)
+        columns = {
             "prompt_len": [len(job.prompt) for job in jobs],
             "sot_at": [job.prompt.index(self._facts.sot) for job in jobs],
-            "limit": limits,
-            "timestamps": [job.options.timestamps for job in jobs],
-            "temperature": [job.options.temperature for job in jobs],
+            "limit": [min(len(job.prompt) + job.options.max_tokens, context) for job in jobs],
             "seed": [job.options.seed for job in jobs],
-            "last_timestamp": [0] * len(jobs),
-            "logprob_sum": [0.0] * len(jobs),
+            "temperature": [job.options.temperature for job in jobs],
+            "timestamps": [job.options.timestamps for job in jobs],
             "finished": [False] * len(jobs),
         }
-        for name, column in values.items():
-            field: torch.Tensor = getattr(state, name)
-            field[rows] = torch.tensor(column, dtype=field.dtype).to(self._device)
+        for name, column in columns.items():
+            field: torch.Tensor = getattr(rows, name)
+            field.copy_(torch.tensor(column))
+        where = torch.tensor(slots)
+        if self._device.type == "cuda":  # the encoder is at work: do not wait for it
+            rows, where = rows.pinned(), where.pin_memory()
+        self._state.put(where.to(self._device, non_blocking=True), rows.to(self._device))
 
     def _step(self) -> None:
         """Feed every busy slot and choose what it says next."""

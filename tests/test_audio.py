@@ -118,6 +118,29 @@ def test_pcm_at_16_khz_is_exact():
     np.testing.assert_array_equal(decoded, samples)
 
 
+@pytest.mark.parametrize("channels", [1, 2, 5])
+def test_16_bit_wav_is_what_libsndfile_reads(channels: int):
+    """It is read without libsndfile; between other chunks, in several blocks."""
+    noise = np.random.default_rng(0).uniform(-1, 1, (audio._BLOCK_VALUES, channels))
+    data = encode(noise.astype(np.float32), "WAV", "PCM_16")
+    odd = b"LIST" + struct.pack("<I", 5) + b"INFOx\0"
+    data = data[:12] + odd + data[12:36] + odd + data[36:] + odd
+    expected, _ = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+    assert isinstance(audio._open(data), audio._Pcm16)
+    np.testing.assert_array_equal(audio.decode(data, LIMIT_S), expected.mean(axis=1))
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [(16, 14), (20, 3), (22, 0), (22, 2), (32, 4), (34, 24), (40, 0), (40, 0xFFFFFFFF)],
+    ids=["short", "float", "none", "two", "wide", "24 bits", "empty", "endless"],
+)
+def test_what_is_not_plain_16_bit_wav_is_left_to_the_libraries(at: int, value: int):
+    data = bytearray(encode(tone(), "WAV", "PCM_16"))
+    struct.pack_into("<I" if at in (16, 40) else "<H", data, at, value)
+    assert audio._open_pcm16(bytes(data)) is None
+
+
 def test_channels_are_averaged():
     stereo = np.stack([tone(), np.zeros_like(tone())], axis=1)
     assert_is_tone(audio.decode(encode(stereo, "WAV", "FLOAT"), LIMIT_S), level=0.25)

@@ -338,7 +338,7 @@ def test_the_choice_equals_the_rules_step_by_step(kernels, random, steps):
         logits[:, FACTS.eot] += 8.0 * (step > 12)
         rules.advance(twin, logits, sampling=True)
         chooser.advance(mine, logits, sampling=True)
-        for field in dataclasses.fields(twin):
+        for field in dataclasses.fields(twin)[1:]:  # all that is in `packed`
             a, b = getattr(mine, field.name), getattr(twin, field.name)
             if a.is_floating_point():
                 assert torch.allclose(a, b, atol=2e-4), (step, field.name, a, b)
