@@ -5,7 +5,6 @@ special ones up, and nobody reads what such a model says.
 """
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from serve.tokenizer import LANGUAGE_NAMES
 LANGUAGES, TIMESTAMPS = 100, 1501
 PROMPT = ("<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>")
 END = "<|endoftext|>"
-_POOL = 4_000_037  # prime, so that the rows of a matrix differ
+_POOL = 4_000_037
 
 
 def special_ids(n_vocab: int) -> dict[str, int]:
@@ -79,13 +78,13 @@ def _random_weights(config: Any) -> dict[str, torch.Tensor]:
     with torch.device("meta"):
         shapes = transformers.WhisperForConditionalGeneration(config).state_dict()
     del shapes["proj_out.weight"]  # the embedding's, under a second name
-    pool = np.random.default_rng(0).standard_normal(_POOL, np.float32) * 0.02
+    noise = np.random.default_rng(0).standard_normal(_POOL, np.float32) * 0.02
+    pools = {0: noise.astype(np.float16), 1: (noise + 1).astype(np.float16)}
     weights = {}
     for i, (name, tensor) in enumerate(shapes.items()):
-        offset = pool + 1 if name.endswith("norm.weight") else pool
-        values = np.roll(offset.astype(np.float16), -7919 * i)
-        values = np.tile(values, math.ceil(tensor.numel() / _POOL))[: tensor.numel()]
-        weights[name] = torch.from_numpy(values.reshape(tensor.shape))
+        start, size = 7919 * i % _POOL, tensor.numel()
+        piece = pools[name.endswith("norm.weight")][start : start + size]
+        weights[name] = torch.from_numpy(np.resize(piece, tensor.shape))  # repeats a short piece
     return weights
 
 

@@ -122,7 +122,7 @@ class NativeRuntime:
         dims, device, slots = self._dims, self._device, config.slots
         on_gpu = device.type == "cuda"
         dtype = torch.float16 if on_gpu else torch.float32
-        ops = choose(config.kernels, device, dims, slots)
+        ops = choose(config.kernels, device, dims, slots, config.encoder_precision)
         network = Whisper(dims, engine.load_weights(device), device, dtype, ops)
         self.network = network  # for those who measure what its options cost
         cache = network.new_cache(slots, config.cross_kv)

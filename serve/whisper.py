@@ -7,11 +7,10 @@ is folded into its projection; query, key and value are one matrix.
 import dataclasses
 
 import torch
-import torch.nn.functional as F
 
 from serve.config import CrossPrecision
 from serve.engine import HEAD_DIM, Dims, scale_name
-from serve.kernels import Ops, torch_only
+from serve.kernels import EncoderOps, Ops, torch_only
 from serve.kernels.torch_ops import CrossKV, Matrix, Norm, encoder_attention, linear
 
 Weights = dict[str, torch.Tensor]
@@ -115,6 +114,11 @@ class Loader:
             self.tensor(f"{name}.weight", torch.float32), self.tensor(f"{name}.bias", torch.float32)
         )
 
+    def convolution(self, name: str) -> Matrix:
+        """A convolution as a matrix over its taps' inputs, taps outermost."""
+        weight = self.tensor(f"{name}.weight").transpose(1, 2).flatten(1).contiguous()
+        return Matrix(weight, self.tensor(f"{name}.bias"))
+
     def attention(self, prefix: str, packed: bool, keep_int8: bool = False) -> Attention:
         """Self-attention with q, k and v in one matrix, or cross-attention with q alone."""
         query = self.matrix(f"{prefix}.q", factor=HEAD_DIM**-0.5, keep_int8=keep_int8)
@@ -160,6 +164,33 @@ def _packed(query: Matrix, key: Matrix, value: Matrix) -> Matrix:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class EncoderLayer:
+    """Weights of one encoder layer; see `add_linear_norm` in `torch_ops` for the shifts."""
+
+    attn: Attention
+    mlp: Mlp
+    attn_shift: torch.Tensor  # what the residual stream lacks after this layer's attention
+    mlp_shift: torch.Tensor
+
+
+def _encoder_layers(load: Loader, count: int, ops: EncoderOps) -> list[EncoderLayer]:
+    """The layers, their matrices as the operations read them."""
+    layers: list[EncoderLayer] = []
+    for i in range(count):
+        attn = load.attention(f"encoder.layers.{i}.attn", packed=True)
+        mlp = load.mlp(f"encoder.layers.{i}")
+        assert attn.out.bias is not None and mlp.fc2.bias is not None
+        begin = layers[-1].mlp_shift if layers else torch.zeros_like(attn.norm.bias)
+        attn_shift = begin + attn.out.bias.float()
+        mlp_shift = attn_shift + mlp.fc2.bias.float()
+        out, fc2 = (dataclasses.replace(matrix, bias=None) for matrix in (attn.out, mlp.fc2))
+        attn = dataclasses.replace(attn, qkv=ops.prepare(attn.qkv), out=ops.prepare(out))
+        mlp = dataclasses.replace(mlp, fc1=ops.prepare(mlp.fc1), fc2=ops.prepare(fc2))
+        layers.append(EncoderLayer(attn, mlp, attn_shift, mlp_shift))
+    return layers
+
+
 class Whisper:
     """A loaded network.
 
@@ -184,16 +215,9 @@ class Whisper:
         self.ops = ops or torch_only("none were given")
         keep_int8 = self.ops.reads_int8
         load = Loader(weights, device, dtype)
-        self._conv1 = (load.tensor("encoder.conv1.weight"), load.tensor("encoder.conv1.bias"))
-        self._conv2 = (load.tensor("encoder.conv2.weight"), load.tensor("encoder.conv2.bias"))
+        self._stem = (load.convolution("encoder.conv1"), load.convolution("encoder.conv2"))
         self._audio_positions = load.tensor("encoder.positions")
-        self._encoder = [
-            (
-                load.attention(f"encoder.layers.{i}.attn", packed=True),
-                load.mlp(f"encoder.layers.{i}"),
-            )
-            for i in range(dims.n_audio_layer)
-        ]
+        self._encoder = _encoder_layers(load, dims.n_audio_layer, self.ops.encoder)
         self._encoder_norm = load.norm("encoder.norm")
         self._tokens = load.tensor("decoder.tokens")
         self._text_positions = load.tensor("decoder.positions")
@@ -220,18 +244,19 @@ class Whisper:
 
     def encode(self, features: torch.Tensor) -> torch.Tensor:
         """Run the encoder: (batch, n_mels, 3000) float32 -> (batch, n_audio_ctx, d)."""
-        x = features.to(self.device, self.dtype)
-        x = F.gelu(F.conv1d(x, *self._conv1, padding=1))
-        x = F.gelu(F.conv1d(x, *self._conv2, stride=2, padding=1))
-        x = x.transpose(1, 2).contiguous() + self._audio_positions
-        following = [attn.norm for attn, _ in self._encoder[1:]] + [self._encoder_norm]
-        normed = self.ops.norm(x, self._encoder[0][0].norm)
-        for (attn, mlp), next_norm in zip(self._encoder, following, strict=True):
-            mixed = encoder_attention(linear(normed, attn.qkv), self.dims.n_audio_head)
-            x, normed = self.ops.add_norm(x, linear(mixed, attn.out), mlp.norm)
-            hidden = F.gelu(linear(normed, mlp.fc1))
-            x, normed = self.ops.add_norm(x, linear(hidden, mlp.fc2), next_norm)
-        return normed
+        ops = self.ops.encoder
+        x = ops.stem(features.to(self.device), *self._stem, self._audio_positions)
+        following = [layer.attn.norm for layer in self._encoder[1:]] + [self._encoder_norm]
+        flow = ops.norm(x, self._encoder[0].attn.norm)
+        for layer, next_norm in zip(self._encoder, following, strict=True):
+            attn, mlp = layer.attn, layer.mlp
+            mixed = encoder_attention(ops.linear(flow, attn.qkv), self.dims.n_audio_head)
+            flow = ops.add_linear_norm(x, mixed, attn.out, layer.attn_shift, mlp.norm, last=False)
+            hidden = ops.linear_gelu(flow, mlp.fc1)
+            last = next_norm is self._encoder_norm
+            flow = ops.add_linear_norm(x, hidden, mlp.fc2, layer.mlp_shift, next_norm, last)
+        encoded: torch.Tensor = flow
+        return encoded
 
     def fill_cross(self, encoded: torch.Tensor, cache: Cache, slots: torch.Tensor) -> None:
         """Project the encoder's output (batch, n_audio_ctx, d) into the caches of int64 `slots`."""

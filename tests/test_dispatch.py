@@ -64,6 +64,20 @@ def test_requests_take_turns():
     dispatcher.check({1, 2, 3})
 
 
+@pytest.mark.gpu
+def test_pinned_memory_is_not_written_again_before_it_is_copied():
+    """The copies wait behind a busy GPU while the host goes on to the next windows."""
+    dispatcher, runtime = make(max_windows=40, device="cuda")
+    dispatcher.enqueue(flight(1, windows=60))
+    dispatcher.hand_out()  # the memory is there
+    torch.cuda.synchronize()
+    torch.cuda._sleep(500_000_000)
+    while dispatcher._ready:
+        dispatcher.hand_out()
+    assert owners(runtime) == [(1, i) for i in range(60)]
+    assert all(not job.features[10:].any() for job in runtime.jobs)
+
+
 def test_short_windows_are_padded_and_long_batches_are_split():
     dispatcher, runtime = make(max_windows=20)
     dispatcher.enqueue(flight(1, windows=12))

@@ -50,7 +50,7 @@ def kernels():
         loaded = [n for n in sys.modules if n.split(".")[0] == "triton" and "._C" not in n]
         for name in loaded:
             del sys.modules[name]
-    names = ("serve.kernels.triton_ops", "serve.kernels.triton_choice")
+    names = [f"serve.kernels.triton_{part}" for part in ("ops", "choice", "encoder")]
     return tuple(importlib.import_module(name) for name in names)
 
 
@@ -78,10 +78,10 @@ def random():
     return random
 
 
-def close(got, twin):
+def close(got, twin, at_least=0.0):
     assert got.shape == twin.shape and got.dtype == twin.dtype
     error = (got.double() - twin.double()).norm() / twin.double().norm()
-    assert float(error) < TOLERANCE[DTYPES[0]], float(error)
+    assert float(error) < max(at_least, TOLERANCE[DTYPES[0]]), float(error)
 
 
 def norm_of(random, width):
@@ -140,17 +140,6 @@ def test_layers_that_finish_each_other(ops, random, rows, int8, dtype):
         return finish(ops.norm_linear(y, norms[1], out))
 
     close(block(ops, ops.finish), block(torch_ops, lambda y: y))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [64, 384, 1280])
-def test_norms(ops, random, width, dtype):
-    x, delta = random(2, 7, width, dtype=dtype) + 2, random(2, 7, width, dtype=dtype)
-    norm = norm_of(random, width)
-    close(ops.norm(x, norm), torch_ops.norm(x, norm))
-    total, normed = ops.add_norm(x, delta, norm)
-    close(total, torch_ops.add_norm(x, delta, norm)[0])
-    close(normed, torch_ops.add_norm(x, delta, norm)[1])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -7,11 +7,11 @@ NVIDIA GPUs and are imported only where they are chosen.
 import dataclasses
 import importlib.util
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from serve.config import Kernels
+from serve.config import EncoderPrecision, Kernels
 from serve.decoding import Rules, SlotState
 from serve.engine import Dims
 from serve.errors import UnavailableError
@@ -21,6 +21,36 @@ from serve.kernels.torch_ops import CrossKV, Matrix, Norm
 Tensor = torch.Tensor
 Flow = Any
 """What one operation hands to the next and nobody else looks into; plain torch: a tensor."""
+
+
+class EncoderOps(Protocol):
+    """One implementation of the encoder's operations; see `torch_ops`."""
+
+    def prepare(self, matrix: Matrix) -> Matrix:
+        """See `torch_ops.prepare`."""
+        ...
+
+    def stem(self, features: Tensor, conv1: Matrix, conv2: Matrix, positions: Tensor) -> Tensor:
+        """See `torch_ops.stem`."""
+        ...
+
+    def norm(self, x: Tensor, params: Norm) -> Flow:
+        """See `torch_ops.norm`."""
+        ...
+
+    def linear(self, x: Flow, matrix: Matrix) -> Tensor:
+        """See `torch_ops.linear`."""
+        ...
+
+    def linear_gelu(self, x: Flow, matrix: Matrix) -> Flow:
+        """See `torch_ops.linear_gelu`."""
+        ...
+
+    def add_linear_norm(
+        self, x: Tensor, y: Flow, matrix: Matrix, shift: Tensor, params: Norm, last: bool
+    ) -> Flow:
+        """See `torch_ops.add_linear_norm`."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +68,7 @@ class Ops:
     self_attention: Callable[[Flow, Tensor, Tensor, Tensor, int], Flow]
     cross_attention: Callable[[Flow, CrossKV], Flow]
     store_cross: Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
-    norm: Callable[[Tensor, Norm], Tensor]
-    add_norm: Callable[[Tensor, Tensor, Norm], tuple[Tensor, Tensor]]
+    encoder: EncoderOps
     workspace_bytes: int = 0
 
 
@@ -61,12 +90,17 @@ def torch_only(reason: str) -> Ops:
         self_attention=torch_ops.self_attention,
         cross_attention=torch_ops.cross_attention,
         store_cross=torch_ops.store_cross,
-        norm=torch_ops.norm,
-        add_norm=torch_ops.add_norm,
+        encoder=torch_ops,
     )
 
 
-def choose(kernels: Kernels, device: torch.device, dims: Dims, slots: int) -> Ops:
+def choose(
+    kernels: Kernels,
+    device: torch.device,
+    dims: Dims,
+    slots: int,
+    encoder_precision: EncoderPrecision = "full",
+) -> Ops:
     """The operations for one engine on one device.
 
     Args:
@@ -74,15 +108,22 @@ def choose(kernels: Kernels, device: torch.device, dims: Dims, slots: int) -> Op
         device: where the engine runs.
         dims: its sizes.
         slots: the most decoder rows of a step.
+        encoder_precision: of the encoder's products; "fp8" is an order.
 
     Raises:
         UnavailableError: kernels that were asked for cannot run here.
     """
+    missing = 'runtime.kernels = "torch"' if kernels == "torch" else _why_not_triton(device)
+    if encoder_precision == "fp8" and (missing or not _has_bulk_copies(device)):
+        raise UnavailableError(
+            f'runtime.encoder_precision = "fp8" needs an NVIDIA GPU of compute capability 9.0 or '
+            f'more with triton kernels; {missing or "this one is older"}; set it to "full"'
+        )
     if kernels == "torch":
         return torch_only('runtime.kernels = "torch"')
-    missing = _why_not_triton(device)
     if missing is None:
-        return _triton(f"{kernels}: {torch.cuda.get_device_name(device)}", device, dims, slots)
+        reason = f"{kernels}: {torch.cuda.get_device_name(device)}"
+        return _triton(reason, device, dims, slots, encoder_precision)
     if kernels == "triton":
         raise UnavailableError(
             f'runtime.kernels = "triton" cannot run here: {missing}; '
@@ -111,7 +152,24 @@ def _why_not_triton(device: torch.device) -> str | None:
     return None
 
 
-def _triton(reason: str, device: torch.device, dims: Dims, slots: int) -> Ops:
+def _has_bulk_copies(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def _encoder(device: torch.device, precision: EncoderPrecision) -> EncoderOps:
+    if not _has_bulk_copies(device):
+        return torch_ops
+    from serve.kernels.triton_encoder import (  # noqa: PLC0415 - only where triton is
+        Fp8Encoder,
+        TritonEncoder,
+    )
+
+    return Fp8Encoder(device) if precision == "fp8" else TritonEncoder(device)
+
+
+def _triton(
+    reason: str, device: torch.device, dims: Dims, slots: int, encoder_precision: EncoderPrecision
+) -> Ops:
     from serve.kernels.triton_ops import TritonOps  # noqa: PLC0415 - only where triton is
 
     kernels = TritonOps(device, slots, dims.n_text_head, dims.n_audio_ctx)
@@ -127,7 +185,6 @@ def _triton(reason: str, device: torch.device, dims: Dims, slots: int) -> Ops:
         self_attention=kernels.self_attention,
         cross_attention=kernels.cross_attention,
         store_cross=kernels.store_cross,
-        norm=kernels.norm,
-        add_norm=kernels.add_norm,
+        encoder=_encoder(device, encoder_precision),
         workspace_bytes=kernels.nbytes,
     )

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 LAYER_NORM_EPS = 1e-5
+FP8_MAX = 448.0  # of e4m3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,75 @@ class Matrix:
     weight: torch.Tensor
     bias: torch.Tensor | None
     scale: torch.Tensor | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+    """FP8 (e4m3) rows: values (..., in), of which each row stands for values * scale (rows,)."""
+
+    values: torch.Tensor
+    scale: torch.Tensor
+
+
+def scaled(x: torch.Tensor) -> Scaled:
+    """Rows as FP8, each scaled by its largest number."""
+    value = x.float()
+    scale = value.abs().amax(dim=-1).clamp_min(1e-12) / FP8_MAX
+    return Scaled((value / scale[..., None]).to(torch.float8_e4m3fn), scale.flatten())
+
+
+def prepare(matrix: Matrix) -> Matrix:
+    """What the encoder's products read of a matrix: here, the matrix."""
+    return matrix
+
+
+def stem(
+    features: torch.Tensor, conv1: Matrix, conv2: Matrix, positions: torch.Tensor
+) -> torch.Tensor:
+    """The two convolutions, GELU after each, and the positions.
+
+    Args:
+        features: float32 (batch, n_mels, time).
+        conv1, conv2: three wide, the second with stride 2; weights (out, 3 * in), taps outermost.
+        positions: (time / 2, d).
+
+    Returns:
+        (batch, time / 2, d).
+    """
+    x = features.to(conv1.weight.device, conv1.weight.dtype)
+    for stride, conv in ((1, conv1), (2, conv2)):
+        weight = conv.weight.view(len(conv.weight), 3, -1).transpose(1, 2)
+        x = F.gelu(F.conv1d(x, weight, conv.bias, stride=stride, padding=1))
+    return x.transpose(1, 2).contiguous() + positions
+
+
+def linear_gelu(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
+    """Linear, exact (erf) GELU: (..., in) -> (..., out)."""
+    return F.gelu(linear(x, matrix))
+
+
+def add_linear_norm(
+    x: torch.Tensor, y: torch.Tensor, matrix: Matrix, shift: torch.Tensor, params: Norm, last: bool
+) -> torch.Tensor:
+    """x += linear(y) in place, then layer norm of x + shift.
+
+    The stream goes without the biases of what is added to it, so that it is rounded once each time:
+    their sum so far is `shift`.
+
+    Args:
+        x: the residual stream (..., d).
+        y: (..., in), or what `linear_gelu` of the same operations returned.
+        matrix: in -> d, without a bias.
+        shift: float32 (d,).
+        params: of the layer norm.
+        last: the result leaves the encoder.
+
+    Returns:
+        The layer norm, for the next linear layer of the same operations, or to leave the encoder.
+    """
+    del last
+    x += linear(y, matrix)
+    return norm(x + shift, params).to(x.dtype)
 
 
 def linear(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
@@ -61,14 +131,6 @@ def norm_linear_gelu(x: torch.Tensor, params: Norm, matrix: Matrix) -> torch.Ten
 def linear_residual(x: torch.Tensor, matrix: Matrix, residual: torch.Tensor) -> torch.Tensor:
     """A linear layer added to the residual stream: (..., in) -> (..., out)."""
     return residual + linear(x, matrix)
-
-
-def add_norm(
-    x: torch.Tensor, delta: torch.Tensor, params: Norm
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x + delta, layer norm of that), both of the shape and dtype of `x`."""
-    total = x + delta
-    return total, norm(total, params)
 
 
 def logits(x: torch.Tensor, params: Norm, matrix: Matrix) -> torch.Tensor:

@@ -87,16 +87,6 @@ class TritonOps:
         """Bytes of workspace."""
         return self._partial.nbytes + self._stats.nbytes + self._arrived.nbytes
 
-    def norm(self, x: torch.Tensor, params: Norm) -> torch.Tensor:
-        """See `torch_ops.norm`."""
-        return self._norm(x, None, params)[1]
-
-    def add_norm(
-        self, x: torch.Tensor, delta: torch.Tensor, params: Norm
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `torch_ops.add_norm`."""
-        return self._norm(x, delta, params)
-
     def _norm(
         self, x: torch.Tensor, delta: Flow | None, params: Norm
     ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,6 +11,7 @@ import functools
 import json
 import logging
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -37,6 +38,7 @@ logger = logging.getLogger("earshot")
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 _CANCEL_POLL_S = 0.05
 _METRICS_S = 1.0
+_SWITCH_S = 0.0005  # longest that one thread keeps the interpreter while another waits for it
 _FLUSH_S = 10.0  # most that the end waits for answers on their way
 
 
@@ -258,6 +260,8 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Get ready to answer; `whisper` has transcribed once when this returns."""
         logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
+        # Python's 5 ms are several decoder steps, for which the device thread would stand still.
+        sys.setswitchinterval(_SWITCH_S)
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
         self._stream = pb_utils.using_decoupled_model_transaction_policy(config)
