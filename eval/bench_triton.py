@@ -20,7 +20,7 @@ from eval.bench_clients import Answer, Ask, Clients, ask, processes_for, wav
 from eval.bench_table import Row
 from serve.client import Client
 from serve.config import Config
-from serve.errors import DeadlineError, EarshotError
+from serve.errors import DeadlineError, EarshotError, UnavailableError
 from serve.features import WINDOW_S
 from serve.server import Server, free_ports, running_server
 
@@ -153,9 +153,17 @@ def _percentiles(answers: list[Answer]) -> tuple[float, float]:
 
 
 def _counters(server: Server) -> dict[str, float]:
-    """What the server says it has done."""
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as answer:
-        page = answer.read().decode()
+    """What the server says it has done.
+
+    Raises:
+        UnavailableError: it does not answer.
+    """
+    try:
+        with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as answer:
+            page = answer.read().decode()
+    except OSError as error:
+        reason = server.failure() or f"its metrics cannot be read: {error}"
+        raise UnavailableError(f"the server is in trouble: {reason}") from error
     found = dict(re.findall(r"^earshot_(\w+)_total (\S+)", page, re.MULTILINE))
     return {name: float(found[name]) for name in _COUNTED}
 

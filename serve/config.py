@@ -61,7 +61,7 @@ class RuntimeConfig:
     cuda_graph: bool = False  # replay CUDA graphs: needs a CUDA device with triton kernels
     cross_kv: CrossPrecision = "full"  # keys and values of cross-attention; "int8": half the memory
     encoder_precision: EncoderPrecision = "full"  # "fp8": its products, on Hopper and later
-    decode_target_s: float = 0.06  # windows decoding for longer go before less than a full batch
+    decode_target_s: float = 0.05  # windows decoding for longer go before less than a full batch
     steps_per_sync: int = 4  # with cuda_graph: decoder steps between two looks at what has ended
     tensorrt_llm: TrtllmConfig = TrtllmConfig()
 

@@ -170,8 +170,10 @@ class NativeRuntime:
         del timeout_s  # a step is short, and with nothing to do there is nothing to wait for
         events, self._ended = self._ended, []
         try:
-            if self._waiting and self._may_admit():
+            while self._waiting and self._may_admit():
                 self._admit()
+                if len(self._waiting) < self._slots.free:
+                    break  # they cannot fill the slots: those that have one go on
             if self._running:
                 self._step()
                 events += self._collect()

@@ -311,7 +311,7 @@ def _launch(
 
 def _wait_until_ready(server: Server, timeout_s: float) -> None:
     end = time.monotonic() + timeout_s
-    while not is_ready(server.http):
+    while not (is_ready(server.http) and _listens(server.metrics)):
         reason = server.startup_failure()
         if reason is not None:
             raise EarshotError(f"Triton Inference Server did not start: {reason}")
@@ -330,6 +330,14 @@ def is_ready(http: str) -> bool:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False
+
+
+def _listens(address: str) -> bool:
+    """Whether somebody listens at host:port; Triton's metrics begin a little after the rest."""
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=2):
+        return True
+    return False
 
 
 def _explain_exit(code: int, log_path: Path) -> str:

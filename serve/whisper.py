@@ -14,28 +14,29 @@ from serve.kernels import EncoderOps, Ops, torch_only
 from serve.kernels.torch_ops import CrossKV, Matrix, Norm, encoder_attention, linear
 
 Weights = dict[str, torch.Tensor]
+_CROSS_ROWS = 32  # windows times layers whose keys and values are projected in one go
 
 
 @dataclasses.dataclass(frozen=True)
 class Cache:
-    """Static key/value caches of every slot; keys and values are (layers, slots, heads, time, 64).
+    """Static key/value caches of every slot.
 
-    Those of cross-attention may be int8, with a scale per channel, (layers, slots, heads, 64).
+    Those of self-attention are (layers, slots, heads, n_text_ctx, 64) each; those of
+    cross-attention (layers, 2, slots, heads, n_audio_ctx, 64), keys before values, and may be int8
+    with a scale per channel, (layers, 2, slots, heads, 64).
     """
 
     self_k: torch.Tensor
     self_v: torch.Tensor
-    cross_k: torch.Tensor
-    cross_v: torch.Tensor
-    cross_k_scale: torch.Tensor | None
-    cross_v_scale: torch.Tensor | None
+    cross: torch.Tensor
+    cross_scale: torch.Tensor | None
 
-    def cross(self, layer: int, slots: int) -> CrossKV:
+    def cross_kv(self, layer: int, slots: int) -> CrossKV:
         """What cross-attention of a layer reads for the first `slots`."""
-        k, v = self.cross_k[layer, :slots], self.cross_v[layer, :slots]
-        if self.cross_k_scale is None or self.cross_v_scale is None:
+        k, v = self.cross[layer, :, :slots]
+        if self.cross_scale is None:
             return CrossKV(k, v)
-        return CrossKV(k, v, self.cross_k_scale[layer, :slots], self.cross_v_scale[layer, :slots])
+        return CrossKV(k, v, *self.cross_scale[layer, :, :slots])
 
     @property
     def nbytes(self) -> int:
@@ -68,8 +69,6 @@ class DecoderLayer:
 
     attn: Attention
     cross: Attention
-    cross_k: Matrix
-    cross_v: Matrix
     mlp: Mlp
 
 
@@ -137,14 +136,23 @@ class Loader:
         )
 
     def decoder_layer(self, prefix: str, keep_int8: bool) -> DecoderLayer:
-        """One decoder layer; keys and values of cross-attention are the encoder's kind of work."""
+        """One decoder layer, but for the keys and values of cross-attention."""
         return DecoderLayer(
             self.attention(f"{prefix}.attn", packed=True, keep_int8=keep_int8),
             self.attention(f"{prefix}.cross", packed=False, keep_int8=keep_int8),
-            self.matrix(f"{prefix}.cross.k", bias=False),
-            self.matrix(f"{prefix}.cross.v"),
             self.mlp(prefix, keep_int8),
         )
+
+    def cross_kv(self, layers: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weight and bias of every layer's cross-attention keys and values, one below the other."""
+        weights, biases = [], []
+        for i in range(layers):
+            key = self.matrix(f"decoder.layers.{i}.cross.k", bias=False)
+            value = self.matrix(f"decoder.layers.{i}.cross.v")
+            assert value.bias is not None
+            weights += [key.weight, value.weight]
+            biases += [torch.zeros_like(value.bias), value.bias]
+        return torch.cat(weights), torch.cat(biases)
 
     def logits(self, keep_int8: bool) -> Matrix:
         """The vocabulary projection: its own INT8 matrix, or the embedding itself."""
@@ -224,6 +232,7 @@ class Whisper:
         self._decoder = [
             load.decoder_layer(f"decoder.layers.{i}", keep_int8) for i in range(dims.n_text_layer)
         ]
+        self._cross_weight, self._cross_bias = load.cross_kv(dims.n_text_layer)
         self._decoder_norm = load.norm("decoder.norm")
         self._logits = load.logits(keep_int8)
 
@@ -231,16 +240,16 @@ class Whisper:
         """Zeroed caches for `slots` windows."""
         dims = self.dims
 
-        def zeros(*last: int, dtype: torch.dtype) -> torch.Tensor:
-            shape = (dims.n_text_layer, slots, dims.n_text_head, *last)
-            return torch.zeros(shape, dtype=dtype, device=self.device)
+        def zeros(*last: int, dtype: torch.dtype, pair: bool = False) -> torch.Tensor:
+            shape = (*((2,) if pair else ()), slots, dims.n_text_head, *last)
+            return torch.zeros((dims.n_text_layer, *shape), dtype=dtype, device=self.device)
 
-        own = [zeros(dims.n_text_ctx, HEAD_DIM, dtype=self.dtype) for _ in "kv"]
+        own_k, own_v = (zeros(dims.n_text_ctx, HEAD_DIM, dtype=self.dtype) for _ in "kv")
         int8 = cross_kv == "int8"
         kind = torch.int8 if int8 else self.dtype
-        cross = [zeros(dims.n_audio_ctx, HEAD_DIM, dtype=kind) for _ in "kv"]
-        scales = [zeros(HEAD_DIM, dtype=torch.float32) if int8 else None for _ in "kv"]
-        return Cache(*own, *cross, *scales)
+        cross = zeros(dims.n_audio_ctx, HEAD_DIM, dtype=kind, pair=True)
+        scale = zeros(HEAD_DIM, dtype=torch.float32, pair=True) if int8 else None
+        return Cache(own_k, own_v, cross, scale)
 
     def encode(self, features: torch.Tensor) -> torch.Tensor:
         """Run the encoder: (batch, n_mels, 3000) float32 -> (batch, n_audio_ctx, d)."""
@@ -260,11 +269,15 @@ class Whisper:
 
     def fill_cross(self, encoded: torch.Tensor, cache: Cache, slots: torch.Tensor) -> None:
         """Project the encoder's output (batch, n_audio_ctx, d) into the caches of int64 `slots`."""
-        ops = self.ops
-        for i, layer in enumerate(self._decoder):
-            cross = cache.cross(i, cache.cross_k.shape[1])
-            ops.store_cross(linear(encoded, layer.cross_k), slots, cross.k, cross.k_scale)
-            ops.store_cross(linear(encoded, layer.cross_v), slots, cross.v, cross.v_scale)
+        dims = self.dims
+        width = 2 * dims.n_text_state  # of one layer
+        each = max(1, _CROSS_ROWS // len(encoded))  # layers at a time
+        for begin in range(0, dims.n_text_layer, each):
+            end = min(begin + each, dims.n_text_layer)
+            rows = slice(begin * width, end * width)
+            part = Matrix(self._cross_weight[rows], self._cross_bias[rows])
+            scale = None if cache.cross_scale is None else cache.cross_scale[begin:end]
+            self.ops.store_cross(linear(encoded, part), slots, cache.cross[begin:end], scale)
 
     def step(
         self, ids: torch.Tensor, positions: torch.Tensor, cache: Cache, longest: int
@@ -289,7 +302,7 @@ class Whisper:
             )
             x = ops.linear_residual(mixed, layer.attn.out, x)
             query = ops.norm_linear(x, layer.cross.norm, layer.cross.qkv)
-            mixed = ops.cross_attention(query, cache.cross(i, n))
+            mixed = ops.cross_attention(query, cache.cross_kv(i, n))
             x = ops.linear_residual(mixed, layer.cross.out, x)
             hidden = ops.norm_linear_gelu(x, layer.mlp.norm, layer.mlp.fc1)
             x = ops.linear_residual(hidden, layer.mlp.fc2, x)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import types
 
 import pytest
 import soundfile
@@ -148,3 +149,9 @@ def test_a_refused_request_ends_the_load(folder, monkeypatch):
     assert next(rows).workload == "start"
     with pytest.raises(OverloadedError, match="1 of 1 requests are pending"):
         next(rows)
+
+
+def test_a_server_that_does_not_answer_is_named():
+    gone = types.SimpleNamespace(metrics="127.0.0.1:9", failure=lambda: "its log ends here")
+    with pytest.raises(UnavailableError, match="in trouble: its log ends here"):
+        bench_triton._counters(gone)

@@ -156,18 +156,15 @@ def test_self_attention_of_slots_from_new_to_full(ops, random, dtype):
 
 
 def cross_of(ops, random, slots, dtype, int8):
-    """Keys and values stored in the last of two or more slots first, as the encoder does."""
-    rows = max(slots, 2)
-    shape = (rows, HEADS, KEYS, 64)
-    made = []
-    for _ in "kv":
-        cache = torch.zeros(shape, dtype=torch.int8 if int8 else dtype, device=DEVICE)
-        scale = torch.zeros(rows, HEADS, 64, device=DEVICE) if int8 else None
-        x = random(rows, KEYS, HEADS * 64, dtype=dtype)
-        ops.store_cross(x, torch.arange(rows - 1, -1, -1, device=DEVICE), cache, scale)
-        made.append((cache[:slots], None if scale is None else scale[:slots]))
-    (k, k_scale), (v, v_scale) = made
-    return CrossKV(k, v, k_scale, v_scale)
+    """Keys and values of the second of two layers, stored in the last slot first."""
+    stack = max(slots, 2)
+    kind = torch.int8 if int8 else dtype
+    cache = torch.zeros((2, 2, stack, HEADS, KEYS, 64), dtype=kind, device=DEVICE)
+    scale = torch.zeros(2, 2, stack, HEADS, 64, device=DEVICE) if int8 else None
+    x = random(stack, KEYS, 2 * 2 * HEADS * 64, dtype=dtype)
+    ops.store_cross(x, torch.arange(stack - 1, -1, -1, device=DEVICE), cache, scale)
+    scales = (None, None) if scale is None else scale[1, :, :slots]
+    return CrossKV(*cache[1, :, :slots], *scales)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -203,25 +200,26 @@ def test_attention_finishes_its_query(ops, random, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_int8_keys_and_values(ops, random, dtype):
     """Each channel's largest number keeps its value; a channel of zeros stays zeros."""
-    x = random(2, KEYS, HEADS * 64, dtype=dtype) * random(HEADS * 64, dtype=dtype).abs()
+    layers, groups = 2, 4  # keys and values of each layer
+    width = groups * HEADS * 64
+    x = random(2, KEYS, width, dtype=dtype) * random(width, dtype=dtype).abs()
     x[0, :, 5] = 0
     made = []
     for one in (ops, torch_ops):
-        cache = torch.full((3, HEADS, KEYS, 64), 77, dtype=torch.int8, device=DEVICE)
-        scale = torch.full((3, HEADS, 64), 0.5, device=DEVICE)
+        shape = (layers, 2, 3, HEADS, KEYS, 64)
+        cache = torch.full(shape, 77, dtype=torch.int8, device=DEVICE)
+        scale = torch.full((layers, 2, 3, HEADS, 64), 0.5, device=DEVICE)
         one.store_cross(x, torch.tensor([2, 0], device=DEVICE), cache, scale)
-        assert (cache[1] == 77).all() and (scale[1] == 0.5).all()
+        assert (cache[:, :, 1] == 77).all() and (scale[:, :, 1] == 0.5).all()
         made.append((cache, scale))
     (mine, my_scale), (twin, twin_scale) = made
     assert torch.allclose(my_scale, twin_scale, rtol=1e-6)
     assert (mine.int() - twin.int()).abs().max() <= 1  # a tie may be rounded either way
     assert (mine != twin).float().mean() < 1e-3
-    back = mine[2].float() * my_scale[2][:, None]
-    assert torch.allclose(
-        back.transpose(0, 1).reshape(KEYS, -1), x[0].float(),
-        atol=float(0.51 * my_scale[2].max()) + 1e-3,
-    )  # fmt: skip
-    assert (mine[2, 0, :, 5] == 0).all()
+    back = (mine[:, :, 2].float() * my_scale[:, :, 2][..., None, :]).permute(3, 0, 1, 2, 4)
+    worst = float(0.51 * my_scale[:, :, 2].max()) + 1e-3
+    assert torch.allclose(back.reshape(KEYS, -1), x[0].float(), atol=worst)
+    assert (mine[0, 0, 2, 0, :, 5] == 0).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

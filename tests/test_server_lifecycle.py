@@ -9,6 +9,7 @@ import sys
 import tempfile
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +20,7 @@ from serve.config import Config, ServerConfig, load_config
 from serve.errors import EarshotError, UnavailableError
 from serve.messages import Request
 from serve.server import config_to_toml, free_ports, is_ready, require_numpy_1, running_server
-from tests.test_server import LONG, ROOT, outcomes, wait_until
+from tests.test_server import LONG, ROOT, WAIT_S, outcomes, wait_until
 
 pytestmark = pytest.mark.server
 
@@ -40,6 +41,19 @@ def test_readiness_and_a_clean_end(nano_config):
     assert not any(alive(pid) for pid in (server.pid, *children))
     assert not folder.exists()
     assert not list(Path("/dev/shm").glob(f"{folder.name}*"))
+
+
+def test_ready_means_that_the_metrics_answer_too(monkeypatch):
+    """Triton opens that port last; who read them at once was sometimes turned away."""
+    monkeypatch.setattr(server_module, "is_ready", lambda http: True)
+    (port,) = free_ports("127.0.0.1", 1)
+    starting = SimpleNamespace(
+        http="", metrics=f"127.0.0.1:{port}", startup_failure=lambda: None, log_path=Path(__file__)
+    )
+    with pytest.raises(EarshotError, match=r"not ready within 0\.01 s"):
+        server_module._wait_until_ready(starting, 0.01)
+    with socket.create_server(("127.0.0.1", port)):
+        server_module._wait_until_ready(starting, WAIT_S)
 
 
 def answered(server):

@@ -231,23 +231,23 @@ class CrossKV:
 def store_cross(
     x: torch.Tensor, slots: torch.Tensor, cache: torch.Tensor, scale: torch.Tensor | None
 ) -> None:
-    """Put projected keys or values of windows into their slots.
+    """Put projected keys and values of windows into their slots.
 
     Args:
-        x: (windows, n_audio_ctx, d).
+        x: (windows, n_audio_ctx, layers * 2 * d), keys and values of some layers side by side.
         slots: int64 (windows,).
-        cache: as in `CrossKV`, written at `slots`.
-        scale: with it, each channel of a slot's head is scaled by its largest number, and rounded
-            (half away from zero) to int8.
+        cache: (layers, 2, slots, heads, n_audio_ctx, head_dim), written at `slots`.
+        scale: float32 (layers, 2, slots, heads, head_dim); with it, each channel of a slot's head
+            is scaled by its largest number, and rounded (half away from zero) to int8.
     """
-    _, heads, time, head_dim = cache.shape
-    value = x.view(len(x), time, heads, head_dim).transpose(1, 2)
+    layers, _, _, heads, time, head_dim = cache.shape
+    value = x.view(len(x), time, layers, 2, heads, head_dim).permute(2, 3, 0, 4, 1, 5)
     if scale is not None:
-        step = value.float().abs().amax(dim=2) / 127.0
-        scale.index_copy_(0, slots, step)
-        scaled = value.float() * (1.0 / step.clamp_min(1e-30))[:, :, None]
+        step = value.float().abs().amax(dim=-2) / 127.0
+        scale.index_copy_(2, slots, step)
+        scaled = value.float() * (1.0 / step.clamp_min(1e-30))[..., None, :]
         value = (scaled.abs() + 0.5).floor().copysign(scaled).clamp(-127, 127).to(torch.int8)
-    cache.index_copy_(0, slots, value)
+    cache.index_copy_(2, slots, value)
 
 
 def cross_attention(q: torch.Tensor, cross: CrossKV) -> torch.Tensor:

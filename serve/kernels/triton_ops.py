@@ -270,9 +270,9 @@ class TritonOps:
             torch_ops.store_cross(x, slots, cache, scale)
             return
         assert x.is_contiguous() and cache.is_contiguous() and scale.is_contiguous()
-        _, heads, time, head_dim = cache.shape
-        quantize_kernel[(heads, len(x))](
-            x, slots, cache, scale, heads, time, head_dim, _QUANTIZE_BLOCK, num_warps=8,
+        layers, _, stack, heads, time, head_dim = cache.shape
+        quantize_kernel[(layers * 2 * heads, len(x))](
+            x, slots, cache, scale, stack, heads, time, head_dim, _QUANTIZE_BLOCK, num_warps=8,
         )  # fmt: skip
 
     def embed(
