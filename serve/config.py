@@ -59,6 +59,7 @@ class RuntimeConfig:
     threads: int = 0  # CPU threads for compute; 0 = every core
     kernels: Kernels = "auto"  # "triton" where the device is CUDA, else "torch"
     cuda_graph: bool = False  # replay CUDA graphs: needs a CUDA device with triton kernels
+    memory_share: float = 0.9  # of a GPU's memory that may be taken
     cross_kv: CrossPrecision = "full"  # keys and values of cross-attention; "int8": half the memory
     encoder_precision: EncoderPrecision = "full"  # "fp8": its products, on Hopper and later
     decode_target_s: float = 0.05  # windows decoding for longer go before less than a full batch
@@ -203,6 +204,10 @@ def _check(config: Config, where: str) -> None:
     for key, value in positive.items():
         if value <= 0:
             raise ConfigError(f"{where}: {key} = {value}; expected more than 0")
+    if not 0.0 < config.runtime.memory_share <= 1.0:
+        raise ConfigError(
+            f"{where}: runtime.memory_share = {config.runtime.memory_share}; expected above 0, to 1"
+        )
     _check_trtllm(config.runtime, where)
     temperatures = config.transcriber.temperatures
     if not temperatures or any(not 0.0 <= t <= 1.0 for t in temperatures):

@@ -22,9 +22,10 @@ from serve.engine import Engine
 from serve.errors import DeviceError, OptionError, UnavailableError
 from serve.graphs import EagerEncoder, EagerLoop, Encoder, GraphEncoder, GraphLoop, SlotLoop
 from serve.kernels import choose, choose_advance
+from serve.memory import plan_memory
 from serve.runtime import DETECT_LANGUAGE, Capabilities, Event, FinishReason, Job, Load, Scores
 from serve.slots import Slots
-from serve.whisper import Cache, Whisper
+from serve.whisper import Whisper
 
 logger = logging.getLogger(__name__)
 
@@ -124,6 +125,7 @@ class NativeRuntime:
         dtype = torch.float16 if on_gpu else torch.float32
         ops = choose(config.kernels, device, dims, slots, config.encoder_precision)
         network = Whisper(dims, engine.load_weights(device), device, dtype, ops)
+        plan = plan_memory(network, config) if on_gpu else None
         self.network = network  # for those who measure what its options cost
         cache = network.new_cache(slots, config.cross_kv)
         self._state = new_state(slots, dims.n_text_ctx, device)
@@ -136,7 +138,10 @@ class NativeRuntime:
             self._loop = GraphLoop(network, cache, self._state, advance, config.steps_per_sync)
         self._admit_at = min(config.encoder_batch, slots) if on_gpu else 1
         self._decode_target_s = config.decode_target_s
-        self.description = _describe(self._device, ops.name, ops.reason, self._loop, cache)
+        self.description = (
+            f"{device}: {ops.name} kernels ({ops.reason}), {type(self._loop).__name__}"
+        )
+        self.description += f"; {plan}" if plan else ""
         logger.info("%s", self.description)
 
     def submit(self, job: Job) -> None:
@@ -170,10 +175,7 @@ class NativeRuntime:
         del timeout_s  # a step is short, and with nothing to do there is nothing to wait for
         events, self._ended = self._ended, []
         try:
-            while self._waiting and self._may_admit():
-                self._admit()
-                if len(self._waiting) < self._slots.free:
-                    break  # they cannot fill the slots: those that have one go on
+            self._admit_some()
             if self._running:
                 self._step()
                 events += self._collect()
@@ -192,6 +194,19 @@ class NativeRuntime:
         self._waiting.clear()
         for running in list(self._running.values()):
             self._release(running)
+
+    def _admit_some(self) -> None:
+        """Encode a batch of what waits; two where it could fill the slots.
+
+        One for every few steps would leave slots empty, all at once would make every window of a
+        backlog begin and end together.
+        """
+        for _ in range(2):
+            if not self._waiting or not self._may_admit():
+                return
+            self._admit()
+            if len(self._waiting) < self._slots.free:
+                return
 
     def _may_admit(self) -> bool:
         """Whether enough slots are free for what waits, or for a batch of it.
@@ -338,13 +353,3 @@ def _check_graphs(device: torch.device, kernels: str) -> None:
             f"runtime.cuda_graph = true needs a CUDA device with triton kernels; the device is "
             f"{device} with {kernels} kernels; set runtime.cuda_graph = false"
         )
-
-
-def _describe(device: torch.device, kernels: str, reason: str, loop: SlotLoop, cache: Cache) -> str:
-    """One line: the device, how it computes and why, and the memory plan."""
-    text = f"{device}: {kernels} kernels ({reason}), {type(loop).__name__}"
-    text += f", caches {cache.nbytes / 2**20:.0f} MiB"
-    if device.type == "cuda":
-        held, free = torch.cuda.memory_allocated(device), torch.cuda.mem_get_info(device)[0]
-        text += f", {held / 2**20:.0f} MiB held in all, {free / 2**20:.0f} MiB left"
-    return text

@@ -251,6 +251,14 @@ class Whisper:
         scale = zeros(HEAD_DIM, dtype=torch.float32, pair=True) if int8 else None
         return Cache(own_k, own_v, cross, scale)
 
+    def slot_bytes(self, cross_kv: CrossPrecision) -> int:
+        """Bytes of one slot in the caches."""
+        dims = self.dims
+        size = self.dtype.itemsize
+        cross = dims.n_audio_ctx * (1 if cross_kv == "int8" else size)
+        cross += 4 if cross_kv == "int8" else 0  # the scales
+        return 2 * dims.n_text_layer * dims.n_text_state * (cross + dims.n_text_ctx * size)
+
     def encode(self, features: torch.Tensor) -> torch.Tensor:
         """Run the encoder: (batch, n_mels, 3000) float32 -> (batch, n_audio_ctx, d)."""
         ops = self.ops.encoder

@@ -125,6 +125,13 @@ def test_a_cancelled_window_leaves_its_slot(graphs, int8_engine, checkpoint, win
 
 
 def test_too_little_memory_is_an_error_at_the_start(int8_engine):
-    with pytest.raises(UnavailableError, match=r"too little memory for runtime\.slots"):
+    with pytest.raises(UnavailableError, match=r"slots = 100000: .* set runtime\.slots = \d+$"):
         NativeRuntime(int8_engine, dataclasses.replace(CUDA, slots=100_000))
-    torch.cuda.empty_cache()
+
+
+def test_the_plan_is_kept(int8_engine):
+    """What is taken, graphs included, is no more than was planned."""
+    before = torch.cuda.memory_reserved()
+    runtime = NativeRuntime(int8_engine, dataclasses.replace(CUDA, cuda_graph=True, slots=64))
+    planned = float(runtime.description.partition("memory ")[2].split()[0]) * 2**30
+    assert torch.cuda.memory_reserved() - before < planned

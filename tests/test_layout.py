@@ -20,7 +20,7 @@ SERVE_LEVELS = [
     {"audio", "decoding", "tokenizer", "windows"},
     {"kernels"},
     {"inflight", "trtllm_limits", "whisper"},
-    {"graphs"},
+    {"graphs", "memory"},
     {"dispatch", "intake", "ledger", "native", "trtllm_runtime"},
     {"trtllm", "trtllm_api", "trtllm_backend"},
     {"repository", "transcriber"},

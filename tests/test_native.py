@@ -286,3 +286,9 @@ def test_a_device_that_is_not_there_is_refused(engine, device, message):
 def test_graphs_are_refused_where_there_is_no_gpu(engine):
     with pytest.raises(UnavailableError, match="cuda_graph = true needs a CUDA device"):
         NativeRuntime(engine, RuntimeConfig(cuda_graph=True))
+
+
+def test_a_slot_takes_what_the_plan_says(engine):
+    network = NativeRuntime(engine, RuntimeConfig(slots=1)).network
+    for precision in ("full", "int8"):
+        assert network.new_cache(3, precision).nbytes == 3 * network.slot_bytes(precision)

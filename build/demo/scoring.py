@@ -16,6 +16,8 @@ def normalise(text: str) -> str:
 
 def distance(one: Sequence[str], other: Sequence[str]) -> int:
     """Levenshtein distance."""
+    if one == other:
+        return 0
     previous = list(range(len(other) + 1))
     for row, left in enumerate(one, 1):
         current = [row]
