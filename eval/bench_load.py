@@ -16,7 +16,7 @@ import torch
 
 from serve.engine import Engine
 from serve.errors import DeadlineError
-from serve.features import SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES, log_mel
+from serve.features import SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES, log_mel, upload
 from serve.runtime import DecodingOptions, Event, Job, Load, Runtime
 
 STALL_S = 120.0  # nothing ended for so long: the runtime is stuck
@@ -56,8 +56,7 @@ class Windows:
         The host does not wait for them.
         """
         assert count <= self.batch
-        samples = self._samples[:count].to(self._device, non_blocking=True)
-        return log_mel(samples, self._n_mels)
+        return log_mel(upload(self._samples[:count], self._device), self._n_mels)
 
     def jobs(self, lengths: Sequence[int]) -> list[Job]:
         """A job for each length in tokens, at most `batch`."""

@@ -14,7 +14,7 @@ import torch
 
 from serve.engine import Dims
 from serve.errors import OptionError
-from serve.features import WINDOW_SAMPLES, log_mel
+from serve.features import WINDOW_SAMPLES, log_mel, upload
 from serve.inflight import InFlight
 from serve.runtime import Event, Job, Runtime
 from serve.windows import Window
@@ -139,7 +139,7 @@ class Dispatcher:
         for row, window in zip(padded.numpy(), windows, strict=True):
             row[: len(window.samples)] = window.samples
             row[len(window.samples) :] = 0.0
-        return log_mel(padded.to(self._device, non_blocking=True), self._n_mels).unbind()
+        return log_mel(upload(padded, self._device), self._n_mels).unbind()
 
     def _submit(self, flight: InFlight, index: int, job: Job) -> None:
         self._runtime.submit(job)

@@ -51,6 +51,23 @@ def _constants(n_mels: int, device: torch.device) -> tuple[torch.Tensor, torch.T
     return window, mel_filters(n_mels).to(device)
 
 
+@functools.lru_cache(maxsize=8)
+def _copies(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def upload(samples: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Samples on a device; from pinned memory, beside the work that the device has in hand."""
+    if device.type != "cuda":
+        return samples.to(device)
+    with torch.cuda.stream(_copies(device)):
+        there = samples.to(device, non_blocking=True)
+    user = torch.cuda.current_stream(device)
+    user.wait_stream(_copies(device))
+    there.record_stream(user)
+    return there
+
+
 def log_mel(samples: torch.Tensor, n_mels: int) -> torch.Tensor:
     """Compute the encoder's input for a batch of windows.
 

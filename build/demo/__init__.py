@@ -11,4 +11,5 @@ network, store, train      the network, the growing store of speech, the trainin
 export                     weights and configuration files in Hugging Face format
 evaluate, alignment        held-out figures; alignment heads
 clips, heldout             test clips that are kept; held-out utterances by the thousand
+precision                  what INT8 and FP8 cost in accuracy on such utterances
 """

@@ -185,10 +185,21 @@ def _engine(checkpoint: Checkpoint, precision: Precision) -> Iterator[Engine]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; returns the exit code."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m build.demo.precision",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--clips", type=Path, nargs="+", required=True, metavar="DIR")
-    parser.add_argument("--checkpoint", default="build/demo/checkpoint")
+    parser.add_argument(
+        "--clips",
+        type=Path,
+        nargs="+",
+        required=True,
+        metavar="DIR",
+        help="folders that build.demo.heldout wrote",
+    )
+    parser.add_argument(
+        "--checkpoint", default="build/demo/checkpoint", help="default: %(default)s"
+    )
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda or cuda:N")
     args = parser.parse_args(arguments)
     rows: list[Figures | str] = []
@@ -203,6 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code
     except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)  # noqa: T201
         return 128 + signal.SIGINT
     figures = [asdict(row) for row in rows if isinstance(row, Figures)]
     heading = {
