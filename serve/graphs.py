@@ -20,6 +20,7 @@ from serve.kernels import Advance
 from serve.slots import Slots
 from serve.whisper import Cache, Whisper
 
+_FEW = 2  # up to so many slots, the next request gains more than launches cost
 SPANS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
@@ -104,7 +105,7 @@ class GraphLoop:
         for span in reversed(spans):  # the largest first: the others fit in its memory
 
             def several(span: int = span) -> None:
-                for _ in range(steps):
+                for _ in range(self._steps_of(span)):
                     logits = network.step(state.tokens, state.position[:span], cache, n_text_ctx)
                     advance(state, logits, False)
 
@@ -131,7 +132,11 @@ class GraphLoop:
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
         self._launched.append((copied, Look(mirror, slots.owners())))
-        return self._steps
+        return self._steps_of(span)
+
+    def _steps_of(self, span: int) -> int:
+        """Steps of a launch; few slots are seldom all busy, and steps beyond the end cost time."""
+        return 1 if span <= _FEW else self._steps
 
     def look(self) -> Look | None:
         """See `SlotLoop.look`."""
