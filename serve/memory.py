@@ -12,7 +12,7 @@ from serve.config import RuntimeConfig
 from serve.errors import UnavailableError
 from serve.whisper import Whisper
 
-_FIXED = 1 << 30  # graphs, the libraries' workspaces, projections of cross-attention
+_FIXED = 3 << 29  # the CUDA context, graphs, workspaces, projections of cross-attention
 
 
 @dataclasses.dataclass(frozen=True)
