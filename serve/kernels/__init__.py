@@ -69,7 +69,6 @@ class Ops:
     cross_attention: Callable[[Flow, CrossKV], Flow]
     store_cross: Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
     encoder: EncoderOps
-    workspace_bytes: int = 0
 
 
 Advance = Callable[[SlotState, Tensor, bool], None]
@@ -186,5 +185,4 @@ def _triton(
         cross_attention=kernels.cross_attention,
         store_cross=kernels.store_cross,
         encoder=_encoder(device, encoder_precision),
-        workspace_bytes=kernels.nbytes,
     )

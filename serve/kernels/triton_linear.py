@@ -61,13 +61,13 @@ def finish(
 def norm_kernel(
     x: tl.tensor, delta: tl.tensor, scale: tl.tensor, offset: tl.tensor, total: tl.tensor,
     weight: tl.tensor, bias: tl.tensor, out: tl.tensor, rows: int, eps: tl.constexpr,
-    width: tl.constexpr, block: tl.constexpr, add: tl.constexpr, parts: tl.constexpr,
-    quantized: tl.constexpr, has_bias: tl.constexpr, pdl: tl.constexpr,
+    width: tl.constexpr, block: tl.constexpr, parts: tl.constexpr, quantized: tl.constexpr,
+    has_bias: tl.constexpr, pdl: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One row: (x + delta, kept in `total`, if `add`), then layer norm in float32.
+    """One row: (x + delta, kept in `total`, if `parts`), then layer norm in float32.
 
-    With `parts`, delta is a linear layer's unfinished sums, float32 (parts, rows, width), and
-    `scale` and `offset` finish it. Sums over the row are float64: those of float16 numbers come out
+    Delta is a linear layer's unfinished sums, float32 (parts, rows, width), and `scale` and
+    `offset` finish it. Sums over the row are float64: those of float16 numbers come out
     the same in whatever order a compiled variant adds them.
     """
     at = tl.arange(0, block)
@@ -79,16 +79,13 @@ def norm_kernel(
         gdc_wait()
     row = tl.program_id(0).to(tl.int64) * width
     value = tl.load(x + row + at, mask=inside, other=0.0)
-    if add:
-        if parts > 0:
-            acc = tl.load(delta + row + at, mask=inside, other=0.0)
-            for part in tl.static_range(1, parts):
-                acc += tl.load(delta + part * rows * width + row + at, mask=inside, other=0.0)
-            factor = tl.load(scale + at, mask=inside, other=0.0) if quantized else 1.0
-            plus = tl.load(offset + at, mask=inside, other=0.0).to(tl.float32) if has_bias else 0.0
-            acc = finish(acc, factor, plus, quantized, has_bias, False)
-        else:
-            acc = tl.load(delta + row + at, mask=inside, other=0.0).to(tl.float32)
+    if parts > 0:
+        acc = tl.load(delta + row + at, mask=inside, other=0.0)
+        for part in tl.static_range(1, parts):
+            acc += tl.load(delta + part * rows * width + row + at, mask=inside, other=0.0)
+        factor = tl.load(scale + at, mask=inside, other=0.0) if quantized else 1.0
+        plus = tl.load(offset + at, mask=inside, other=0.0).to(tl.float32) if has_bias else 0.0
+        acc = finish(acc, factor, plus, quantized, has_bias, False)
         value = (value.to(tl.float32) + acc).to(total.dtype.element_ty)
         tl.store(total + row + at, value, mask=inside)
     value = value.to(tl.float32)

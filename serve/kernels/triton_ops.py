@@ -63,6 +63,14 @@ class Pending:
 Flow = torch.Tensor | Pending
 
 
+def _unfinished(x: Flow) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, bool]:
+    """(numbers, scale, bias, parts, whether quantized), as kernels take what they may finish."""
+    if isinstance(x, torch.Tensor):
+        assert x.is_contiguous()
+        return x, x, x, 0, False
+    return x.parts, x.scale, x.bias, len(x.parts), x.matrix.scale is not None
+
+
 class TritonOps:
     """The kernels, with the workspace that they share; launches must be on one stream.
 
@@ -82,29 +90,21 @@ class TritonOps:
         self._stats = torch.empty(cross * 2, dtype=torch.float32, device=device)
         self._arrived = torch.zeros(rows * heads, dtype=torch.int32, device=device)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of workspace."""
-        return self._partial.nbytes + self._stats.nbytes + self._arrived.nbytes
-
     def _norm(
-        self, x: torch.Tensor, delta: Flow | None, params: Norm
+        self, x: torch.Tensor, delta: Pending | None, params: Norm
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(x + delta, layer norm of that); without delta, (x, layer norm)."""
-        pending = delta if isinstance(delta, Pending) else None
-        added = x if delta is None else pending.parts if pending else delta
-        assert isinstance(added, torch.Tensor) and x.is_contiguous() and added.is_contiguous()
+        added, scale, bias, parts, quantized = _unfinished(x if delta is None else delta)
+        assert x.is_contiguous()
         width = x.shape[-1]
         rows = x.numel() // width
         out = torch.empty_like(x)
         total = x if delta is None else torch.empty_like(x)
         pdl = self._overlaps(rows)
         norm_kernel[(rows,)](
-            x, added, pending.scale if pending else x, pending.bias if pending else x, total,
-            params.weight, params.bias, out, rows, LAYER_NORM_EPS, width,
-            triton.next_power_of_2(width), delta is not None, len(added) if pending else 0,
-            pending is not None and pending.matrix.scale is not None,
-            pending is not None and pending.matrix.bias is not None, pdl,
+            x, added, scale, bias, total, params.weight, params.bias, out, rows, LAYER_NORM_EPS,
+            width, triton.next_power_of_2(width), parts, quantized,
+            delta is not None and delta.matrix.bias is not None, pdl,
             num_warps=8, launch_pdl=pdl,
         )  # fmt: skip
         return total, out
@@ -222,38 +222,30 @@ class TritonOps:
         """See `torch_ops.self_attention`; reads what each slot needs, so `longest` is not used."""
         del longest
         slots, heads, n_ctx, head_dim = k_cache.shape
-        pending = qkv if isinstance(qkv, Pending) else None
-        source = pending.parts if pending else qkv
-        assert isinstance(source, torch.Tensor) and source.is_contiguous()
+        source, scale, bias, parts, quantized = _unfinished(qkv)
         assert k_cache.is_contiguous() and v_cache.is_contiguous()
         out = torch.empty((slots, heads * head_dim), dtype=qkv.dtype, device=k_cache.device)
         pdl = self._overlaps(slots)
         self_attention_kernel[(heads, slots)](
-            source, pending.scale if pending else source, pending.bias if pending else source,
-            k_cache, v_cache, positions, out, slots, heads, n_ctx, head_dim, _SELF_BLOCK,
-            len(source) if pending else 0, pending is not None and pending.matrix.scale is not None,
-            pdl, num_warps=4, launch_pdl=pdl,
+            source, scale, bias, k_cache, v_cache, positions, out, slots, heads, n_ctx, head_dim,
+            _SELF_BLOCK, parts, quantized, pdl, num_warps=4, launch_pdl=pdl,
         )  # fmt: skip
         return out
 
     def cross_attention(self, q: Flow, cross: CrossKV) -> torch.Tensor:
         """See `torch_ops.cross_attention`."""
         slots, heads, n_keys, head_dim = cross.k.shape
-        pending = q if isinstance(q, Pending) else None
-        source = pending.parts if pending else q
-        assert isinstance(source, torch.Tensor) and source.is_contiguous()
+        source, scale, bias, parts, quantized = _unfinished(q)
         assert cross.k.is_contiguous() and cross.v.is_contiguous()
         assert slots <= self._rows and triton.cdiv(n_keys, _CROSS_SPLIT) == self._splits
         int8 = cross.k_scale is not None
         out = torch.empty((slots, heads * head_dim), dtype=q.dtype, device=cross.k.device)
         pdl = self._overlaps(slots)
         cross_attention_kernel[(self._splits, slots * heads)](
-            source, pending.scale if pending else source, pending.bias if pending else source,
-            cross.k, cross.v, cross.k_scale if int8 else source, cross.v_scale if int8 else source,
-            out, self._partial, self._stats, self._arrived, slots, heads, n_keys, head_dim,
-            _CROSS_SPLIT, self._splits, triton.next_power_of_2(self._splits),
-            len(source) if pending else 0,
-            pending is not None and pending.matrix.scale is not None, int8, self._on_gpu, pdl,
+            source, scale, bias, cross.k, cross.v, cross.k_scale if int8 else source,
+            cross.v_scale if int8 else source, out, self._partial, self._stats, self._arrived,
+            slots, heads, n_keys, head_dim, _CROSS_SPLIT, self._splits,
+            triton.next_power_of_2(self._splits), parts, quantized, int8, self._on_gpu, pdl,
             num_warps=2 if int8 else 4, launch_pdl=pdl,
         )  # fmt: skip
         return out
