@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, get_args
 
 from tqdm import tqdm
 
-from build import trtllm_api, trtllm_build, writer
+from build import writer
 from build.checkpoint import Checkpoint, open_checkpoint
 from build.summary import summary
+from build.trtllm import engines as trtllm_build
+from build.trtllm import llm_api as trtllm_api
 from serve.config import BuildConfig, Config, Precision, load_config
 from serve.engine import Engine, manifest_to_json, open_engine
 from serve.errors import ConfigError, EarshotError, EngineError

@@ -29,7 +29,7 @@ from build.facts import (
 from build.names import Naming, foreign_name
 from serve.engine import HEAD_DIM, TOKENIZER_FILE, Dims, Source, TokenizerFacts, tensor_kinds
 from serve.errors import CheckpointError
-from serve.features import N_FRAMES
+from serve.speech.features import N_FRAMES
 
 CONFIG = "config.json"
 HF_DIMS = {  # our field: Hugging Face's key in config.json

@@ -1,8 +1,8 @@
 """Compare an engine with its checkpoint, which transformers runs in FP32, on fixed audio.
 
 For each window transformers decodes greedily under Whisper's rules. The engine then does the same
-through `serve.runtime`, and also scores transformers' tokens (teacher forcing), so that logits can
-be compared position by position. The measured deviation goes into the manifest.
+through its runtime, and also scores transformers' tokens (teacher forcing), so that logits can be
+compared position by position. The measured deviation goes into the manifest.
 """
 
 import dataclasses
@@ -18,14 +18,15 @@ import transformers
 
 from build.checkpoint import HF_DIMS, Checkpoint
 from build.names import foreign_name
-from serve.audio import decode
 from serve.config import Precision, RuntimeConfig
 from serve.engine import Engine, TokenizerFacts
 from serve.errors import AudioError, EngineError
-from serve.features import SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES, log_mel
 from serve.messages import Samples
-from serve.runtime import DecodingOptions, Job, Runtime, open_runtime
-from serve.whisper import Whisper
+from serve.native.network import Whisper
+from serve.runtime.protocol import DecodingOptions, Job, Runtime
+from serve.runtime.table import open_runtime
+from serve.speech.audio import decode
+from serve.speech.features import SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES, log_mel
 
 MAX_TOKENS = 64  # per window, end of text included
 _MAX_AUDIO_S = 3600.0

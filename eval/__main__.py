@@ -16,11 +16,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from eval import demo, report
-from eval.data import read_json, write_text
-from eval.normalize import DEFAULT, NORMALIZERS
-from eval.run import load_run, run
-from eval.score import gates, score_system
+from eval import demo
+from eval.accuracy import report
+from eval.accuracy.data import read_json, write_text
+from eval.accuracy.normalize import DEFAULT, NORMALIZERS
+from eval.accuracy.run import load_run, run
+from eval.accuracy.score import gates, score_system
 from serve.config import Config, load_config
 from serve.errors import ConfigError, EarshotError
 
@@ -120,7 +121,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     _add_config(parser)
-    _add_systems(parser, "default: the config's eval.systems")
+    _add_systems(parser, "default: the config's eval.accuracy.systems")
     parser.add_argument("--manifest", metavar="JSONL", help="clips; default: eval.manifest")
     parser.add_argument(
         "--concurrency", type=_positive, metavar="N", help="calls at a time under load"
@@ -219,7 +220,9 @@ def _report_json(path: Path) -> dict[str, object]:
 
 def _bench(options: argparse.Namespace) -> int:
     # torch stays out of the memory that `run` measures
-    from eval import bench, bench_engine, bench_run  # noqa: PLC0415
+    from eval.bench import engine as bench_engine  # noqa: PLC0415
+    from eval.bench import run as bench_run  # noqa: PLC0415
+    from eval.bench import workloads as bench  # noqa: PLC0415
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 
 from tqdm import tqdm
 
-from eval.data import Clip, Row, load_clips
-from eval.load import drive, wall_s
-from eval.normalize import DEFAULT, normalizer
-from eval.score import Accuracy, accuracy, char_counts, latency, rtfx
-from eval.systems import EarshotTriton
+from eval.accuracy.data import Clip, Row, load_clips
+from eval.accuracy.load import drive, wall_s
+from eval.accuracy.normalize import DEFAULT, normalizer
+from eval.accuracy.score import Accuracy, accuracy, char_counts, latency, rtfx
+from eval.accuracy.systems import EarshotTriton
 from serve.config import Config
 
 WIDTH = 100  # columns

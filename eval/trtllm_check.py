@@ -24,12 +24,11 @@ import transformers
 from serve.config import BuildConfig, Config, Precision, RuntimeConfig, RuntimeName
 from serve.engine import Engine, TokenizerFacts, open_engine
 from serve.errors import CheckpointError, EarshotError
-from serve.features import N_FRAMES, WINDOW_SAMPLES, log_mel
-from serve.runtime import DecodingOptions, Job
-from serve.server import config_to_toml
-from serve.trtllm import ExecutorLink
-from serve.trtllm_api import ApiLink
-from serve.trtllm_limits import (
+from serve.runtime.protocol import DecodingOptions, Job
+from serve.speech.features import N_FRAMES, WINDOW_SAMPLES, log_mel
+from serve.triton.server import config_to_toml
+from serve.trtllm.executor import ExecutorLink
+from serve.trtllm.limits import (
     API_RELEASE,
     api_version,
     check_build,
@@ -38,15 +37,16 @@ from serve.trtllm_limits import (
     library_version,
     limits_of,
 )
-from serve.trtllm_runtime import Ask, Link, TensorRTLLMRuntime
+from serve.trtllm.llm_api import ApiLink
+from serve.trtllm.runtime import Ask, Link, TensorRTLLMRuntime
 
 Say = Callable[[str], None]
 Compile = Callable[[Path], None]
 
 DONOR = Path("build/demo/checkpoint")  # gives the tokenizer
 CONTRACT_TESTS: dict[RuntimeName, str] = {
-    "tensorrt_llm": "tests/test_trtllm_contract.py",
-    "tensorrt_llm_api": "tests/test_trtllm_api_contract.py",
+    "tensorrt_llm": "tests/serve/trtllm/test_executor_contract.py",
+    "tensorrt_llm_api": "tests/serve/trtllm/test_llm_api_contract.py",
 }
 TINY = {
     "d_model": 384,

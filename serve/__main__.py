@@ -20,9 +20,9 @@ from tqdm import tqdm
 
 from serve.config import Config, load_config
 from serve.errors import ConfigError, EarshotError
-from serve.formats import Format, render
 from serve.messages import Request, Task, Transcript
-from serve.server import running_server
+from serve.speech.formats import Format, render
+from serve.triton.server import running_server
 
 _WATCH_S = 0.5
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # where a client reaches such a host
@@ -197,7 +197,7 @@ def _targets(files: list[str], folder: Path | None, format: Format) -> list[Path
 def _backend(config: Config, args: argparse.Namespace) -> Iterator[Transcribe]:
     """The running server if there is one, else a transcriber of this process's own."""
     if not (args.in_process or args.engine):
-        from serve.client import Client  # noqa: PLC0415 - tritonclient, only if asked for
+        from serve.triton.client import Client  # noqa: PLC0415 - tritonclient, only if asked for
 
         host = _WILDCARDS.get(config.server.host, config.server.host)
         address = f"{host}:{config.server.grpc_port}"
@@ -206,7 +206,7 @@ def _backend(config: Config, args: argparse.Namespace) -> Iterator[Transcribe]:
                 print(f"through the server at {address}", file=sys.stderr)
                 yield lambda request: client.start(request).result()
                 return
-    from serve.transcriber import open_transcriber  # noqa: PLC0415 - loads torch
+    from serve.transcriber.open import open_transcriber  # noqa: PLC0415 - loads torch
 
     engine = args.engine or config.build.engine
     print(f"in this process, with the engine {engine}", file=sys.stderr)

@@ -25,6 +25,8 @@ MANIFEST_FILE = "engine.json"
 WEIGHTS_FILE = "weights.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
 HEAD_DIM = 64
+DETECT_LANGUAGE = -1
+"""Stands in a prompt where the runtime must put the language token it finds most likely."""
 
 Kind = Literal["quantized", "plain"]
 

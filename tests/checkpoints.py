@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from serve.engine import Dims
-from serve.tokenizer import LANGUAGE_NAMES
+from serve.speech.tokenizer import LANGUAGE_NAMES
 
 POOL_SIZE = 1_000_003  # prime: rows of a large matrix made from the pool differ
 

@@ -7,9 +7,9 @@ import torch
 
 from build import writer
 from build.checkpoint import open_checkpoint
-from serve.client import Client
 from serve.config import BuildConfig, Config, RuntimeConfig, ServerConfig, TranscriberConfig
-from serve.server import free_ports, running_server
+from serve.triton.client import Client
+from serve.triton.server import free_ports, running_server
 from tests.checkpoints import NANO, random_weights, write_hf
 
 

@@ -5,7 +5,7 @@ import threading
 import time
 from pathlib import Path
 
-from eval.data import Clip, Prediction, Row, SystemFacts, TimedText
+from eval.accuracy.data import Clip, Prediction, Row, SystemFacts, TimedText
 from serve.errors import AudioError, UnavailableError
 
 
@@ -45,7 +45,7 @@ class FakeSystem:
 
 
 def open_fake(name, config):
-    """What `eval.systems.open_system` is to real systems."""
+    """What `eval.accuracy.systems.open_system` is to real systems."""
     if name == "missing":
         raise UnavailableError("missing needs a device that is not here")
     cores = len(os.sched_getaffinity(0))

@@ -1,6 +1,6 @@
 """A runtime without a network: scripted tokens, delays counted in polls, failures, cancel.
 
-`FakeRuntime` keeps the whole contract of `serve.runtime.Runtime`, so that the transcriber and the
+`FakeRuntime` keeps the whole contract of `Runtime`, so that the transcriber and the
 server can be tested in milliseconds. What a window "says" is decided by a script: a function of
 the job, called when the job gets its slot. One poll is one step: it gives a free slot to each
 waiting job that fits, and every busy slot yields one token.
@@ -13,19 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from serve.engine import Engine
+from serve.engine import DETECT_LANGUAGE, Engine
 from serve.errors import DeviceError, EarshotError, OptionError
-from serve.runtime import (
-    DETECT_LANGUAGE,
-    Capabilities,
-    Event,
-    FinishReason,
-    Job,
-    Load,
-    Scores,
-)
-from serve.tokenizer import Tokenizer
-from tests.test_tokenizer import make_engine
+from serve.runtime.protocol import Capabilities, Event, FinishReason, Job, Load, Scores
+from serve.speech.tokenizer import Tokenizer
+from tests.serve.speech.test_tokenizer import make_engine
 
 CAPABILITIES = Capabilities(
     runtime="fake",

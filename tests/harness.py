@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from serve.config import TranscriberConfig
-from serve.features import SAMPLE_RATE
 from serve.messages import Failed, Finished, Request, SegmentReady
-from serve.tokenizer import Tokenizer
-from serve.transcriber import Transcriber
+from serve.speech.features import SAMPLE_RATE
+from serve.speech.tokenizer import Tokenizer
+from serve.transcriber.loop import Transcriber
 from tests.fakes import CAPABILITIES, Echo, FakeRuntime, fake_engine
 
 WAIT_S = 30.0
@@ -105,13 +105,14 @@ class TranscriberTests:
     def cheap_features(self, monkeypatch):
         """The fake runtime does not look at features."""
         monkeypatch.setattr(
-            "serve.dispatch.log_mel", lambda samples, n_mels: torch.zeros(len(samples), n_mels, 1)
+            "serve.transcriber.dispatch.log_mel",
+            lambda samples, n_mels: torch.zeros(len(samples), n_mels, 1),
         )
 
     @pytest.fixture(autouse=True)
     def no_regular_wake_up(self, monkeypatch):
         """Whoever relies on the idle thread's looking round now and then waits in vain."""
-        monkeypatch.setattr("serve.transcriber._IDLE_S", 10 * WAIT_S)
+        monkeypatch.setattr("serve.transcriber.loop._IDLE_S", 10 * WAIT_S)
 
     @pytest.fixture
     def start(self, engine):

@@ -11,69 +11,95 @@ ROOT = Path(__file__).parents[1]
 SOURCES = sorted(p for top in ("build", "serve", "eval") for p in (ROOT / top).rglob("*.py"))
 MODULES = [p for p in SOURCES if "model_repository" not in str(p)]
 
-# What a module of serve may import from serve: only what stands on an earlier line.
-SERVE_LEVELS = [
-    {"errors"},
-    {"config", "features", "messages", "slots", "stats"},
-    {"engine", "metrics", "wire"},
-    {"relay", "runtime"},
-    {"audio", "decoding", "tokenizer", "windows"},
-    {"kernels"},
-    {"inflight", "trtllm_limits", "whisper"},
-    {"graphs", "memory"},
-    {"dispatch", "intake", "ledger", "native", "trtllm_runtime"},
-    {"trtllm", "trtllm_api", "trtllm_backend"},
-    {"repository", "transcriber"},
-    {"client", "formats", "server"},
-    {"__main__", "model"},
-]
-ONLY_IN = {  # beginnings
-    "triton": ("serve/kernels/triton_",),
-    "tensorrt_llm": ("serve/trtllm.py", "serve/trtllm_api.py"),
+# What each package may import from this project besides itself: one rule a package. A name stands
+# for everything below it.
+CONTRACTS = ("serve.errors", "serve.config", "serve.messages", "serve.engine")
+SPEECH = (*CONTRACTS, "serve.speech")
+RUNTIME = (*SPEECH, "serve.runtime.protocol")
+RULES = {
+    "serve.errors": (),
+    "serve.messages": (),
+    "serve.config": ("serve.errors",),
+    "serve.engine": ("serve.config", "serve.errors"),
+    "serve.speech": CONTRACTS,
+    "serve.runtime.protocol": CONTRACTS,
+    "serve.runtime.table": (*CONTRACTS, "serve.runtime", "serve.native.runtime", "serve.trtllm"),
+    "serve.native.kernels": CONTRACTS,
+    "serve.native.rules": (*CONTRACTS, "serve.native.kernels.choose"),
+    "serve.native": RUNTIME,
+    "serve.trtllm": (*RUNTIME, "serve.native.rules.definition"),
+    "serve.transcriber": (*RUNTIME, "serve.runtime.table"),
+    "serve.triton": (*CONTRACTS, "serve.transcriber", "serve.trtllm"),
+    "serve.__main__": ("serve",),
+    "build.trtllm": ("serve", "build.checkpoint", "build.facts", "build.writer"),
+    "build.demo": ("serve", "build"),
+    "build": ("serve",),
+    "eval.accuracy": ("serve",),
+    "eval.bench": ("serve", "eval.accuracy"),
+    "eval": ("serve",),
 }
+# Packages that an interpreter without them must never be asked for, and who may.
+ONLY_IN = {
+    "triton": ("serve.native.kernels", "serve.native.rules.kernel"),
+    "tensorrt_llm": ("serve.trtllm",),
+}
+NEEDS_TRITON = [  # the GPU's language has to be installed to import these
+    "serve.native.rules.kernel",
+    *(f"serve.native.kernels.{name}" for name in ("attention", "decoder", "encoder", "linear")),
+]
 
 
 def name_of(path):
-    return str(path.relative_to(ROOT))
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 def imports(path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
+    """Full names of what a file imports; `from a import b` gives a.b."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def within(name, packages):
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def rule_of(name):
+    """The package whose rule a module follows: the longest that holds it."""
+    holding = [package for package in RULES if within(name, [package])]
+    assert holding, f"{name}: add its package to RULES"
+    return max(holding, key=len)
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_packages_import_only_downwards(path):
-    tops = {name.split(".")[0] for name in imports(path)}
-    top = path.relative_to(ROOT).parts[0]
-    assert not (tops & {"build", "serve", "eval", "tests"}) - {"serve", top}
-    for library, home in ONLY_IN.items():
-        assert library not in tops or name_of(path).startswith(home)
+def test_packages_import_only_what_their_rule_allows(path):
+    name = name_of(path)
+    package = rule_of(name) if name not in ("serve", "serve.runtime") else name
+    for imported in imports(path):
+        if imported.split(".")[0] in ("build", "serve", "eval", "tests"):
+            assert within(imported, (package, *RULES[package])), f"{name} imports {imported}"
+        for library, homes in ONLY_IN.items():
+            assert not within(imported, [library]) or within(name, homes)
 
 
-def level_of(module):
-    found = [i for i, level in enumerate(SERVE_LEVELS) if module in level]
-    assert found, f"serve/{module}: add it to SERVE_LEVELS"
-    return found[0]
-
-
-@pytest.mark.parametrize("path", [p for p in SOURCES if "serve" in p.parts], ids=name_of)
-def test_serve_imports_only_downwards(path):
-    relative = path.relative_to(ROOT / "serve")
-    own = "kernels" if relative.parts[0] == "kernels" else relative.stem
-    if own == "__init__":
-        return
-    for name in imports(path):
-        parts = name.split(".")
-        lazy_factory = own == "runtime" and parts[1:2] in (["native"], ["trtllm"], ["trtllm_api"])
-        if parts[0] == "serve" and len(parts) > 1 and parts[1] != own and not lazy_factory:
-            assert level_of(parts[1]) < level_of(own), f"serve/{own} imports serve/{parts[1]}"
+def test_no_module_can_be_reached_from_itself():
+    names = {name_of(path) for path in SOURCES}
+    edges = {
+        name_of(path): {
+            found if found in names else found.rpartition(".")[0]
+            for found in imports(path)
+            if found.split(".")[0] in ("build", "serve", "eval")
+        }
+        for path in SOURCES
+    }
+    while edges:
+        free = [name for name, needed in edges.items() if not needed & edges.keys() - {name}]
+        assert free, f"these import each other in a circle: {sorted(edges)}"
+        for name in free:
+            del edges[name]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
@@ -82,11 +108,7 @@ def test_files_stay_readable(path):
 
 
 def test_importing_does_no_work():
-    names = [
-        ".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for p in MODULES
-        if p.stem != "__main__" and not name_of(p).startswith(ONLY_IN["triton"])
-    ]
+    names = [name_of(p) for p in MODULES if p.stem != "__main__" and name_of(p) not in NEEDS_TRITON]
     code = (
         "import sys, importlib, threading\n"
         f"for name in {names!r}:\n    importlib.import_module(name)\n"

@@ -1,15 +1,4 @@
 """The demo checkpoint: a small Whisper trained from scratch on synthesised English and Spanish.
 
-Only `checkpoint/` is needed to use it. The modules here are the script that made it; they need
-Debian's `espeak-ng` and `flite` (`apt-get install espeak-ng flite`) and a GPU to run in minutes.
-
-text, words_en, words_es   sentences from a grammar and word lists
-voices, synth              sentences -> speech, through espeak-ng and flite
-tokenizer, labels          sentences -> token ids, with Whisper's special tokens
-windows, augment           speech -> 30 s windows on the device, made harder
-network, store, train      the network, the growing store of speech, the training loop
-export                     weights and configuration files in Hugging Face format
-evaluate, alignment        held-out figures; alignment heads
-clips, heldout             test clips that are kept; held-out utterances by the thousand
-precision                  what INT8 and FP8 cost in accuracy on such utterances
+`checkpoint/` is all that is needed to use it; `maker/` made it.
 """

@@ -1,0 +1,1 @@
+"""Engines for TensorRT-LLM."""

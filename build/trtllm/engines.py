@@ -1,0 +1,335 @@
+"""A TensorRT-LLM engine: checkpoint, two runs of `trtllm-build`, manifest; atomic.
+
+The flags follow TensorRT-LLM's Whisper example for release 1.2, with what it leaves at defaults
+that are wrong for serving: the encoder's token budget, which is its batch, and the lengths.
+"""
+
+import collections
+import dataclasses
+import importlib.metadata
+import json
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from build.checkpoint import Checkpoint
+from build.trtllm.weights import CONFIG_FILE, HALVES, write_checkpoint
+from build.writer import disk_errors, staged, sync, versions, write_manifest
+from serve.config import Config, Precision
+from serve.engine import (
+    FORMAT_VERSION,
+    TOKENIZER_FILE,
+    Dims,
+    Engine,
+    FileFacts,
+    Manifest,
+    open_engine,
+    sha256_of,
+)
+from serve.errors import ConfigError, EngineError, UnavailableError
+from serve.trtllm.limits import (
+    ENGINES_FOLDER,
+    Gpu,
+    Limits,
+    find_gpu,
+    library_version,
+    limits_of,
+    options_of,
+)
+
+Log = Callable[[str], None]
+
+BUILDER = "trtllm-build"
+_ENGINE_FILE = "rank0.engine"
+_WORK = "work"  # in the staged folder: the checkpoint, the builder's working directory
+_PROMPT_BESIDE_TEXT = 5  # start of previous text, start of transcript, language, task, timestamps
+_TAIL_LINES = 15  # of the builder's log, in the error message
+_STOP_S = 10.0  # how long an interrupted builder may take to end by itself
+
+
+def planned_limits(dims: Dims, config: Config, version: str, gpu: Gpu) -> Limits:
+    """What the engine is compiled for.
+
+    Prompts may hold half the decoder's context less one of previous text, as in OpenAI's
+    `whisper/decoding.py`, and the special tokens.
+
+    Raises:
+        ConfigError: the encoder's batch exceeds the slots.
+    """
+    runtime = config.runtime
+    if runtime.encoder_batch > runtime.slots:
+        raise ConfigError(
+            f"runtime.encoder_batch = {runtime.encoder_batch} exceeds runtime.slots = "
+            f"{runtime.slots}; TensorRT-LLM compiles both halves for one number of windows"
+        )
+    return Limits(
+        tensorrt_llm=version,
+        gpu=gpu.name,
+        compute_capability=gpu.capability,
+        max_batch_size=runtime.slots,
+        encoder_batch=runtime.encoder_batch,
+        max_beam_width=runtime.tensorrt_llm.beam_width,
+        max_prompt_tokens=dims.n_text_ctx // 2 - 1 + _PROMPT_BESIDE_TEXT,
+        max_seq_len=dims.n_text_ctx,
+    )
+
+
+def flags(dims: Dims, limits: Limits) -> dict[str, dict[str, str | int]]:
+    """Flags of `trtllm-build` for each half, without the dashes.
+
+    Lengths are counted in mel frames, 3000 to a window, in both halves: the decoder is fed the
+    length of the encoder's input. Only `max_num_tokens` counts the encoder's output, 1500 to a
+    window; left at its default of 8192 it would encode five windows at a time.
+    """
+    frames = 2 * dims.n_audio_ctx
+    return {
+        "encoder": {
+            "max_batch_size": limits.max_batch_size,
+            "max_input_len": frames,
+            "max_seq_len": frames,
+            "max_num_tokens": dims.n_audio_ctx * limits.encoder_batch,
+            "gemm_plugin": "disable",
+            "bert_attention_plugin": "float16",
+            "moe_plugin": "disable",
+            "remove_input_padding": "enable",
+        },
+        "decoder": {
+            "max_batch_size": limits.max_batch_size,
+            "max_beam_width": limits.max_beam_width,
+            "max_input_len": limits.max_prompt_tokens,
+            "max_seq_len": limits.max_seq_len,
+            "max_encoder_input_len": frames,
+            "gemm_plugin": "float16",
+            "bert_attention_plugin": "float16",
+            "gpt_attention_plugin": "float16",
+            "moe_plugin": "disable",
+            "remove_input_padding": "enable",
+            "kv_cache_type": "paged",
+        },
+    }
+
+
+def commands(dims: Dims, limits: Limits) -> dict[str, list[str]]:
+    """The command of each half, with paths relative to the working directory."""
+    return {
+        half: [
+            BUILDER,
+            *("--checkpoint_dir", f"checkpoint/{half}"),
+            *("--output_dir", f"../{ENGINES_FOLDER}/{half}"),
+            *(word for name, value in options.items() for word in (f"--{name}", str(value))),
+        ]
+        for half, options in flags(dims, limits).items()
+    }
+
+
+def dry_run(dims: Dims, config: Config) -> str:
+    """The exact commands, one a line, as a shell reads them; needs no library and no GPU."""
+    limits = planned_limits(dims, config, "1.2", Gpu("any", (0, 0)))
+    return "\n".join(shlex.join(command) for command in commands(dims, limits).values())
+
+
+def build_engine(
+    checkpoint: Checkpoint, config: Config, precision: Precision, target: Path, log: Log
+) -> Engine:
+    """Compile both halves and write the engine folder.
+
+    Args:
+        checkpoint: full-precision tensors.
+        config: `runtime` decides the limits.
+        precision: "int8" is TensorRT-LLM's W8A16, quantised by its own loader.
+        target: the engine folder; replaced only when everything has succeeded.
+        log: called with each line of the builder's log, as it comes.
+
+    Raises:
+        UnavailableError: the library, its builder or the GPU is missing or of the wrong version.
+        ConfigError: the limits contradict each other.
+        CheckpointError: a tensor is not finite in float16.
+        EngineError: the builder failed, or the disk did.
+    """
+    version, gpu = library_version(), find_gpu(config.runtime.device)
+    check_precision(precision, gpu)
+    if shutil.which(BUILDER) is None:
+        raise UnavailableError(
+            f"TensorRT-LLM {version} is installed, but {BUILDER} is not on the PATH; activate its "
+            "environment, or use the image of serve/Dockerfile"
+        )
+    limits = planned_limits(checkpoint.dims, config, version, gpu)
+    with staged(target) as folder:
+        work = folder / _WORK
+        with disk_errors(target):
+            (work / "checkpoint").mkdir(parents=True)
+            (folder / ENGINES_FOLDER).mkdir()
+            write_checkpoint(
+                checkpoint.dims,
+                checkpoint.tensors,
+                precision,
+                work / "checkpoint",
+                lambda path: log(f"wrote {path.relative_to(work)} ({path.stat().st_size:,} bytes)"),
+            )
+        for half, command in commands(checkpoint.dims, limits).items():
+            log(shlex.join(command))
+            _run(half, command, work, log)
+        limits = built_limits(folder, checkpoint.dims, limits, log)
+        with disk_errors(target):
+            shutil.rmtree(work)
+            (folder / TOKENIZER_FILE).write_bytes(checkpoint.tokenizer_json)
+            files = file_facts(folder)
+        write_manifest(folder, _manifest(checkpoint, precision, limits, files))
+    return open_engine(target)
+
+
+def check_precision(precision: Precision, gpu: Gpu) -> None:
+    """Refuse what `trtllm-build` refuses only after it has loaded everything.
+
+    Raises:
+        UnavailableError: INT8 weights on a Blackwell data-centre GPU.
+    """
+    if precision == "int8" and 10 <= gpu.compute_capability[0] < 12:
+        raise UnavailableError(
+            f"TensorRT-LLM has no INT8 weight-only kernels for {gpu.name} (compute capability "
+            f"{gpu.capability}); build with PRECISION=fp16"
+        )
+
+
+def _run(half: str, command: list[str], work: Path, log: Log) -> None:
+    """Run the builder, passing its log on line by line; it never outlives this call."""
+    tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
+    process = subprocess.Popen(
+        command,
+        cwd=work,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    assert process.stdout is not None
+    try:
+        with process.stdout:
+            for line in process.stdout:
+                tail.append(line.rstrip())
+                log(tail[-1])
+        status = process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+    if status != 0:
+        lines = "\n".join(f"    {line}" for line in tail)
+        raise EngineError(
+            f"{BUILDER} failed on the {half} with status {status}; nothing was changed. "
+            f"The end of its log:\n{lines}"
+        )
+
+
+def built_limits(folder: Path, dims: Dims, planned: Limits, log: Log) -> Limits:
+    """The limits that the builder states in its own config.json, which may be lower than asked.
+
+    Raises:
+        EngineError: a half is missing, or cannot take a whole window.
+    """
+    built = {half: _built_config(folder / ENGINES_FOLDER / half) for half in HALVES}
+    for half, options in flags(dims, planned).items():
+        for key, asked in options.items():
+            found = built[half].get(key)
+            if isinstance(asked, int) and found != asked:
+                log(f"{BUILDER} made the {half} with {key} = {found}, asked for {asked}")
+    encoder, decoder = built["encoder"], built["decoder"]
+    if encoder["max_input_len"] < 2 * dims.n_audio_ctx or encoder["max_num_tokens"] < (
+        dims.n_audio_ctx
+    ):
+        raise EngineError(
+            f"{BUILDER} made an encoder for {encoder['max_input_len']} frames and "
+            f"{encoder['max_num_tokens']} tokens; a window has {2 * dims.n_audio_ctx} frames and "
+            f"{dims.n_audio_ctx} tokens"
+        )
+    return dataclasses.replace(
+        planned,
+        max_batch_size=min(encoder["max_batch_size"], decoder["max_batch_size"]),
+        encoder_batch=min(planned.encoder_batch, encoder["max_num_tokens"] // dims.n_audio_ctx),
+        max_beam_width=decoder["max_beam_width"],
+        max_prompt_tokens=decoder["max_input_len"],
+        max_seq_len=decoder["max_seq_len"],
+    )
+
+
+def _built_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG_FILE
+    if not (folder / _ENGINE_FILE).is_file():
+        raise EngineError(f"{BUILDER} ended well but wrote no {_ENGINE_FILE} for the {folder.name}")
+    needed = {"max_batch_size", "max_beam_width", "max_input_len", "max_seq_len", "max_num_tokens"}
+    try:
+        build_config = json.loads(path.read_text(encoding="utf-8"))["build_config"]
+        missing = sorted(needed - build_config.keys())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise EngineError(f"{BUILDER} wrote no readable build_config to {path}: {error}") from error
+    if missing:
+        raise EngineError(f"{path}: build_config lacks {', '.join(missing)}")
+    result: dict[str, Any] = build_config
+    return result
+
+
+def file_facts(folder: Path) -> dict[str, FileFacts]:
+    """Facts of every file below a folder, by path, once it is on the disk."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for path in files:
+        sync(path)
+    return {
+        path.relative_to(folder).as_posix(): FileFacts(sha256_of(path), path.stat().st_size)
+        for path in files
+    }
+
+
+def _manifest(
+    checkpoint: Checkpoint, precision: Precision, limits: Limits, files: dict[str, FileFacts]
+) -> Manifest:
+    libraries = {"tensorrt_llm": limits.tensorrt_llm}
+    for distribution in importlib.metadata.distributions(name="tensorrt"):
+        libraries["tensorrt"] = distribution.version
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        runtime="tensorrt_llm",
+        precision=precision,
+        dims=checkpoint.dims,
+        tokenizer=checkpoint.facts,
+        source=checkpoint.source,
+        quantization={},  # TensorRT-LLM's loader quantises, and does not tell the error
+        versions=versions() | libraries,
+        files=files,
+        checkpoint_bytes=checkpoint.weight_bytes,
+        verification=None,  # `python -m eval trtllm-check` compares with transformers
+        runtime_options=options_of(limits),
+    )
+
+
+def up_to_date(target: Path, checkpoint: Checkpoint, config: Config, precision: Precision) -> bool:
+    """Whether `target` is a sound engine, the same that a build on this machine would write.
+
+    Raises:
+        UnavailableError: the library or the GPU is missing.
+    """
+    version, gpu = library_version(), find_gpu(config.runtime.device)
+    planned = planned_limits(checkpoint.dims, config, version, gpu)
+    try:
+        engine = open_engine(target)
+        built = limits_of(engine)
+    except EngineError:
+        return False
+    manifest = engine.manifest
+    # The builder may have lowered the encoder's batch; then asking again cannot raise it.
+    same_limits = dataclasses.replace(built, encoder_batch=planned.encoder_batch) == planned
+    return (
+        same_limits
+        and built.encoder_batch <= planned.encoder_batch
+        and manifest.precision == precision
+        and manifest.dims == checkpoint.dims
+        and manifest.tokenizer == checkpoint.facts
+        and manifest.source.sha256 == checkpoint.source.sha256
+    )

@@ -1,0 +1,91 @@
+"""Drives clips through a system at a fixed concurrency: a closed loop.
+
+Each of `concurrency` callers sends its next clip as soon as its last answer is there. Files are
+read before the clock starts; decoding the audio belongs to the system and is timed.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import Protocol
+
+from eval.accuracy.data import Clip, Phase, Prediction, Row
+from serve.errors import EarshotError
+
+SHUFFLE_SEED = 20  # the same order of clips for every system
+
+
+class Transcribes(Protocol):
+    """What the driver needs of a system; called from several threads at once."""
+
+    def transcribe(self, audio: bytes) -> Prediction:
+        """The text of an audio file's bytes. Raises EarshotError where one call fails."""
+        ...
+
+
+def drive(
+    system: Transcribes,
+    clips: Sequence[Clip],
+    *,
+    phase: Phase,
+    concurrency: int,
+    repeats: int,
+    emit: Callable[[Row], None],
+) -> None:
+    """Send every clip `repeats` times, each pass in its own shuffled order, without a gap.
+
+    `emit` gets a row per call, in order of completion, never two at the same time. An expected
+    error of one call becomes its row's `error`; any other exception ends the drive and is raised.
+    """
+    order = random.Random(SHUFFLE_SEED)
+    calls = [
+        (clip, repeat)
+        for repeat in range(repeats)
+        for clip in order.sample(list(clips), len(clips))
+    ]
+    lock = threading.Lock()
+    began = time.perf_counter()
+
+    def call(clip: Clip, repeat: int) -> None:
+        audio = clip.path.read_bytes()
+        started = time.perf_counter()
+        prediction, error = _transcribe(system, audio)
+        row = Row(
+            file=clip.file,
+            reference=clip.text,
+            language=clip.language,
+            duration_s=clip.duration_s,
+            phase=phase,
+            concurrency=concurrency,
+            repeat=repeat,
+            started_s=started - began,
+            latency_s=time.perf_counter() - started,
+            prediction=prediction,
+            error=error,
+        )
+        with lock:
+            emit(row)
+
+    pool = ThreadPoolExecutor(concurrency, thread_name_prefix="caller")
+    futures = [pool.submit(call, clip, repeat) for clip, repeat in calls]
+    try:
+        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        for future in done:
+            future.result()
+    finally:
+        # After Ctrl-C or a crash, calls under way are left to whoever closes the system.
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _transcribe(system: Transcribes, audio: bytes) -> tuple[Prediction | None, str | None]:
+    try:
+        return system.transcribe(audio), None
+    except EarshotError as error:
+        return None, f"{type(error).__name__}: {error}"
+
+
+def wall_s(rows: Sequence[Row]) -> float:
+    """From the first call's start to the last answer of one phase."""
+    return max(row.started_s + row.latency_s for row in rows) - min(row.started_s for row in rows)

@@ -1,0 +1,328 @@
+"""Scores -> report.json and report.md, and the comparison of two reports. Pure.
+
+The rules of comparison stand in the report itself, beside the numbers that follow them.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from eval.accuracy.normalize import DESCRIPTIONS
+from eval.accuracy.run import RunFacts
+from eval.accuracy.score import (
+    BOOTSTRAP_SAMPLES,
+    BOOTSTRAP_SEED,
+    Accuracy,
+    Gate,
+    Latency,
+    Rate,
+    SystemScore,
+)
+from eval.accuracy.worker import MEMORY_SAMPLE_S
+from serve.errors import ConfigError
+
+FORMAT_VERSION = 1
+THEIRS = "faster-whisper-int8"  # speed is held against it; accuracy against the most accurate
+
+RULES = f"""\
+- Every system gets a file's bytes, in the same order, and returns the whole text; decoding the
+  audio is timed. No system is told the language. Each runs alone in its own process, on the same
+  CPU cores, after one pass over all clips that is not counted.
+- CER and WER: jiwer; all edits of all clips / length of all references, spaces count as
+  characters. Scored is the first pass under load; "unstable" counts the clips whose text was not
+  the same in every call. Text on a clip with an empty reference counts as insertions. Intervals:
+  95 %, percentile bootstrap over clips, {BOOTSTRAP_SAMPLES} draws, seed {BOOTSTRAP_SEED}.
+- Latency: file bytes handed over until the whole answer is there, waiting in queues included;
+  percentiles over all calls. Jitter: deviation of the same clip's latency between passes, root
+  mean square over clips, so that different lengths of clips do not count.
+- RTFx: seconds of real, unpadded audio answered / seconds of wall clock of the phase (throughput).
+- Memory: highest resident set of the system's process and all its descendants, client included,
+  sampled every {MEMORY_SAMPLE_S:g} s; shared pages count in each process.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """A scored run."""
+
+    run: RunFacts
+    normalizer: str
+    systems: tuple[SystemScore, ...]
+    gates: tuple[Gate, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether no gate failed."""
+        return all(gate.passed is not False for gate in self.gates)
+
+
+def to_json(report: Report) -> dict[str, Any]:
+    """What report.json holds."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "passed": report.passed,
+        **dataclasses.asdict(report),
+        "ratios": ratios(report.systems),
+    }
+
+
+def ratios(systems: Sequence[SystemScore]) -> dict[str, dict[str, float]]:
+    """Speed of each Earshot system against faster-whisper's int8, where both are there.
+
+    `throughput`: ours / theirs under load, more is better; `ten_second_latency`: ours / theirs,
+    less is better; `memory`: ours / theirs.
+    """
+    theirs = next((score for score in systems if score.facts.name == THEIRS), None)
+    found: dict[str, dict[str, float]] = {}
+    if theirs is None:
+        return found
+    for score in systems:
+        if not score.facts.name.startswith("earshot-"):
+            continue
+        of_system = {
+            "throughput": score.rtfx_loaded / theirs.rtfx_loaded,
+            "memory": score.facts.peak_memory_bytes / theirs.facts.peak_memory_bytes,
+        }
+        if score.ten_second_s and theirs.ten_second_s:
+            of_system["ten_second_latency"] = score.ten_second_s / theirs.ten_second_s
+        found[score.facts.name] = of_system
+    return found
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table whose columns also line up as plain text; numbers to the right."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *rest = zip(cells, widths, strict=True)
+        padded = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]
+        return "| " + " | ".join(padded) + " |"
+
+    rule = "|" + "-" * (widths[0] + 2) + "|" + "|".join("-" * (w + 1) + ":" for w in widths[1:])
+    return "\n".join([line(header), rule + "|", *(line(row) for row in rows)])
+
+
+def to_markdown(report: Report) -> str:
+    """What report.md holds."""
+    run = report.run
+    normaliser = f"`{report.normalizer}`: {DESCRIPTIONS[report.normalizer]}."
+    parts = [
+        f"# Evaluation of {run.config_name}",
+        f"{run.started}, {run.clips} clips of `{run.manifest}`, {run.audio_s:.1f} s of audio; "
+        f"{run.threads} CPU threads for every system, {run.repeats} timed passes.",
+        f"**{'Passed' if report.passed else 'FAILED'}**",
+        _gates(report.gates),
+        "## Accuracy",
+        f"Normaliser {normaliser}",
+        _accuracy(report.systems),
+        "### By language",
+        _by_language(report.systems),
+        "## Speed and memory",
+        _speed(report.systems, run),
+        _ratios(report.systems, run),
+        "## What was heard wrong",
+        _mistakes(report.systems),
+        "## Rules",
+        RULES.strip(),
+        "## Machine",
+        "\n".join(f"- {key}: {value}" for key, value in run.machine.items()),
+        "## Settings",
+        *(_settings(score) for score in report.systems),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _gates(gates: Sequence[Gate]) -> str:
+    marks = {True: "passed", False: "**FAILED**", None: "not judged"}
+    return "\n".join(f"- {marks[gate.passed]}: {gate.name}. {gate.detail}" for gate in gates)
+
+
+def percent(rate: Rate) -> str:
+    """A rate with its interval."""
+    if rate.percent is None or rate.low is None or rate.high is None:
+        return "no text"
+    return f"{rate.percent:.2f} % [{rate.low:.2f}, {rate.high:.2f}]"
+
+
+def _counts(accuracy: Accuracy) -> str:
+    counts = accuracy.cer.counts
+    return f"{counts.substitutions}/{counts.deletions}/{counts.insertions} of {counts.length}"
+
+
+def _accuracy(systems: Sequence[SystemScore]) -> str:
+    header = [
+        "system",
+        "CER [95 %]",
+        "S/D/I of characters",
+        "WER [95 %]",
+        "raw CER",
+        "language right",
+        "silent clips with text",
+        "unstable",
+        "failed calls",
+    ]
+    rows = [
+        [
+            score.facts.name,
+            percent(score.overall.cer),
+            _counts(score.overall),
+            percent(score.overall.wer),
+            "no text" if score.raw.cer.percent is None else f"{score.raw.cer.percent:.2f} %",
+            f"{score.language_right} of {score.language_of}",
+            f"{score.silent_with_text} of {score.silent_clips}",
+            str(len(score.unstable)),
+            str(len(score.errors)),
+        ]
+        for score in systems
+    ]
+    return table(header, rows)
+
+
+def _by_language(systems: Sequence[SystemScore]) -> str:
+    rows = [
+        [score.facts.name, language, str(part.clips), percent(part.cer), percent(part.wer)]
+        for score in systems
+        for language, part in score.by_language.items()
+    ]
+    return table(["system", "language", "clips", "CER [95 %]", "WER [95 %]"], rows)
+
+
+def _latency(latency: Latency) -> list[str]:
+    jitter = "one pass" if latency.jitter_s is None else f"{1000 * latency.jitter_s:.0f}"
+    parts = (latency.p50_s, latency.p95_s, latency.p99_s)
+    return [" / ".join(f"{1000 * value:.0f}" for value in parts), jitter]
+
+
+def _speed(systems: Sequence[SystemScore], run: RunFacts) -> str:
+    many = run.concurrency
+    header = [
+        "system",
+        "10 s clip, ms",
+        "alone p50/p95/p99, ms",
+        "jitter, ms",
+        f"{many} at a time p50/p95/p99, ms",
+        "jitter, ms",
+        "RTFx alone",
+        f"RTFx {many} at a time",
+        "peak memory, MiB",
+        "start, s",
+    ]
+    rows = [
+        [
+            score.facts.name,
+            "none" if score.ten_second_s is None else f"{1000 * score.ten_second_s:.0f}",
+            *_latency(score.alone),
+            *_latency(score.loaded),
+            f"{score.rtfx_alone:.1f}",
+            f"{score.rtfx_loaded:.1f}",
+            f"{score.facts.peak_memory_bytes / 2**20:.0f}",
+            f"{score.facts.start_s:.1f}",
+        ]
+        for score in systems
+    ]
+    note = f"The 10 s clip is `{run.ten_second_clip}`, one call at a time, median. "
+    calls = {(score.alone.calls, score.loaded.calls) for score in systems}
+    numbers = "; ".join(f"{alone} calls alone, {loaded} under load" for alone, loaded in calls)
+    return f"{note}Percentiles are over {numbers}.\n\n{table(header, rows)}"
+
+
+def _ratios(systems: Sequence[SystemScore], run: RunFacts) -> str:
+    found = ratios(systems)
+    if not found:
+        return f"No ratios: this run needs {THEIRS} and an Earshot system for them."
+    rows = [
+        [
+            name,
+            f"{values['throughput']:.2f}",
+            f"{values['ten_second_latency']:.2f}" if "ten_second_latency" in values else "none",
+            f"{values['memory']:.2f}",
+        ]
+        for name, values in found.items()
+    ]
+    header = [
+        f"against {THEIRS}",
+        f"throughput {run.concurrency} at a time (aim: 1 or more)",
+        "latency of the 10 s clip (aim: 1.2 or less)",
+        "peak memory",
+    ]
+    return f"Figures, not gates:\n\n{table(header, rows)}"
+
+
+def _mistakes(systems: Sequence[SystemScore]) -> str:
+    """Character errors per clip and system, where a system made any."""
+    files = [
+        file
+        for file in (systems[0].by_clip if systems else {})
+        if any(score.by_clip[file].errors for score in systems)
+    ]
+    if not files:
+        return "Nothing: every clip was heard without an error by every system."
+    header = ["clip: character errors", *(score.facts.name for score in systems)]
+    rows = [[file, *(str(score.by_clip[file].errors) for score in systems)] for file in files]
+    return table(header, rows)
+
+
+def _settings(score: SystemScore) -> str:
+    lines = "\n".join(f"- {key}: {value}" for key, value in score.facts.settings.items())
+    return f"### {score.facts.name}\n\n{lines}"
+
+
+_COMPARED = (
+    ("CER %", ("overall", "cer", "percent"), 1.0, 2),
+    ("WER %", ("overall", "wer", "percent"), 1.0, 2),
+    ("10 s clip ms", ("ten_second_s",), 1e3, 0),
+    ("alone p50 ms", ("alone", "p50_s"), 1e3, 0),
+    ("loaded p95 ms", ("loaded", "p95_s"), 1e3, 0),
+    ("RTFx alone", ("rtfx_alone",), 1.0, 1),
+    ("RTFx loaded", ("rtfx_loaded",), 1.0, 1),
+    ("memory MiB", ("facts", "peak_memory_bytes"), 1 / 2**20, 0),
+)
+
+
+def compare(a: dict[str, Any], b: dict[str, Any]) -> str:
+    """Two report.json side by side: a, b, and b - a for each system that both have.
+
+    Raises:
+        ConfigError: one is of another format or lacks a field, or they share no system.
+    """
+    try:
+        return _compare(a, b)
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"not a report of this version ({error!r}); score it again") from error
+
+
+def _compare(a: dict[str, Any], b: dict[str, Any]) -> str:
+    systems = [{s["facts"]["name"]: s for s in report["systems"]} for report in (a, b)]
+    both = [name for name in systems[0] if name in systems[1]]
+    if not both:
+        names = [", ".join(by_name) for by_name in systems]
+        raise ConfigError(f"the reports share no system: {names[0]} and {names[1]}")
+    rows = []
+    for name in both:
+        for label, path, scale, digits in _COMPARED:
+            one, two = (_look_up(by_name[name], path, scale) for by_name in systems)
+            rows.append([name, label, *_triple(one, two, digits)])
+    differing = [f"NOTE: {what} differs: {x} and {y}" for what, x, y in _conditions(a, b) if x != y]
+    runs = [f"A: {a['run']['config_name']}, {a['run']['started']}"]
+    runs.append(f"B: {b['run']['config_name']}, {b['run']['started']}")
+    return "\n".join([*runs, *differing, "", table(["system", "figure", "A", "B", "B - A"], rows)])
+
+
+def _look_up(score: dict[str, Any], path: tuple[str, ...], scale: float) -> float | None:
+    value: Any = score
+    for key in path:
+        value = value[key]
+    return None if value is None else float(value) * scale
+
+
+def _triple(one: float | None, two: float | None, digits: int) -> list[str]:
+    cells = ["none" if value is None else f"{value:.{digits}f}" for value in (one, two)]
+    gap = "" if one is None or two is None else f"{two - one:+.{digits}f}"
+    return [*cells, gap]
+
+
+def _conditions(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """What must be equal for figures to be comparable."""
+    keys = ("manifest", "clips", "audio_s", "concurrency", "repeats", "threads", "machine")
+    pairs = [(key, a["run"][key], b["run"][key]) for key in keys]
+    return [("normalizer", a["normalizer"], b["normalizer"]), *pairs]

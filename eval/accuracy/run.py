@@ -1,0 +1,217 @@
+"""Runs clips x systems and keeps the raw predictions, one folder a run:
+
+run.json                     what was run: configuration, clips, machine
+predictions/<system>.jsonl   every timed call, raw
+predictions/<system>.json    the system's settings, start-up time and peak memory
+logs/<system>.log            what the system's process wrote
+report.md, report.json       made from these alone, by `python -m eval run` and `score`
+"""
+
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import shutil
+import subprocess
+import uuid
+from pathlib import Path
+
+import psutil
+from tqdm import tqdm
+
+from eval.accuracy import systems
+from eval.accuracy.data import (
+    Clip,
+    Row,
+    SystemFacts,
+    load_clips,
+    read_json,
+    read_rows,
+    row_to_json,
+    ten_second_clip,
+    write_text,
+)
+from eval.accuracy.worker import calls_per_system, measure
+from serve.config import Config
+from serve.errors import ConfigError
+
+RUN_FILE = "run.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFacts:
+    """What was run; `run.json` holds exactly these fields."""
+
+    id: str
+    started: str  # UTC, ISO 8601
+    config_name: str
+    manifest: str
+    systems: tuple[str, ...]
+    clips: int
+    audio_s: float  # of all clips, unpadded
+    ten_second_clip: str | None
+    concurrency: int
+    repeats: int
+    threads: int
+    max_cer_gap_faster_whisper: float  # points
+    max_cer_gap_fp16: float  # points
+    machine: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedRun:
+    """A run read back from its folder."""
+
+    facts: RunFacts
+    systems: dict[str, tuple[SystemFacts, list[Row]]]  # in the order that they ran
+
+
+def machine_facts() -> dict[str, str]:
+    """The hardware and the software below every system."""
+    return {
+        "CPU": _cpu_model(),
+        "cores": f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}",
+        "RAM": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
+        "GPU": _gpu(),
+        "OS": platform.platform(),
+        "Python": platform.python_version(),
+    }
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _gpu() -> str:
+    if shutil.which("nvidia-smi") is None:
+        return "none"
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    return "; ".join(done.stdout.splitlines()) if done.returncode == 0 else "none"
+
+
+def run(config: Config, config_path: str, folder: Path) -> None:
+    """Run every configured system over every clip; one finished system is kept before the next.
+
+    Raises:
+        EarshotError: a clip, a system or something that it needs is missing, or a system failed.
+    """
+    names = config.eval.systems
+    systems.check(names, config)
+    clips = load_clips(config.eval.manifest)
+    systems.prepare(names, config, config_path)
+    # Every system gets the same threads, ours too.
+    runtime = dataclasses.replace(config.runtime, threads=config.eval.threads)
+    config = dataclasses.replace(config, runtime=runtime)
+    facts = _run_facts(config, clips)
+    write_text(folder / RUN_FILE, json.dumps(dataclasses.asdict(facts), indent=2) + "\n")
+    for name in names:
+        _run_system(name, config, clips, facts.id, folder)
+
+
+def _run_facts(config: Config, clips: list[Clip]) -> RunFacts:
+    ten_second = ten_second_clip(clips)
+    return RunFacts(
+        id=uuid.uuid4().hex,
+        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        config_name=config.name,
+        manifest=config.eval.manifest,
+        systems=config.eval.systems,
+        clips=len(clips),
+        audio_s=sum(clip.duration_s for clip in clips),
+        ten_second_clip=ten_second.file if ten_second else None,
+        concurrency=config.eval.concurrency,
+        repeats=config.eval.repeats,
+        threads=config.eval.threads,
+        max_cer_gap_faster_whisper=config.eval.max_cer_gap_faster_whisper,
+        max_cer_gap_fp16=config.eval.max_cer_gap_fp16,
+        machine=machine_facts(),
+    )
+
+
+def _run_system(name: str, config: Config, clips: list[Clip], run_id: str, folder: Path) -> None:
+    """Measure one system and keep what it said; an interrupted one leaves `.partial` lines."""
+    path = folder / "predictions" / f"{name}.jsonl"
+    partial = path.with_name(path.name + ".partial")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    bar = tqdm(total=calls_per_system(clips, config), desc=f"{name:24}", unit="call")
+    with bar, partial.open("w", encoding="utf-8") as file:
+        rows = 0
+
+        def keep(row: Row) -> None:
+            nonlocal rows
+            rows += 1
+            file.write(row_to_json(row) + "\n")
+            file.flush()
+
+        measured = measure(
+            name,
+            config,
+            clips,
+            open_system=systems.open_system,
+            on_row=keep,
+            on_call=bar.update,
+            log=folder / "logs" / f"{name}.log",
+        )
+    facts = SystemFacts(
+        run=run_id,
+        name=name,
+        settings=measured.settings,
+        start_s=measured.start_s,
+        peak_memory_bytes=measured.peak_memory_bytes,
+        rows=rows,
+    )
+    os.replace(partial, path)
+    write_text(path.with_suffix(".json"), json.dumps(dataclasses.asdict(facts), indent=2) + "\n")
+
+
+def load_run(folder: Path, names: tuple[str, ...] = ()) -> LoadedRun:
+    """Read a run back; `names` chooses systems, none means all that were asked for.
+
+    Raises:
+        ConfigError: a file is missing or damaged, belongs to another run, or the systems did not
+            get the same clips; the message says what to do.
+    """
+    fields = read_json(folder / RUN_FILE, "a run")
+    try:
+        facts = RunFacts(**{**fields, "systems": tuple(fields["systems"])})
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"{folder / RUN_FILE} is not a run ({error})") from error
+    loaded = {name: _load_system(folder, name, facts) for name in names or facts.systems}
+    clips = {name: sorted({row.file for row in rows}) for name, (_, rows) in loaded.items()}
+    first = next(iter(clips))
+    for name, files in clips.items():
+        if files != clips[first]:
+            raise ConfigError(f"{folder}: {name} and {first} were not given the same clips")
+    return LoadedRun(facts, loaded)
+
+
+def _load_system(folder: Path, name: str, run_facts: RunFacts) -> tuple[SystemFacts, list[Row]]:
+    path = folder / "predictions" / f"{name}.json"
+    if name not in run_facts.systems:
+        known = ", ".join(run_facts.systems)
+        raise ConfigError(f"the run in {folder} did not include {name}; it had {known}")
+    if not path.is_file():
+        raise ConfigError(
+            f"{path} is missing, so {name} did not finish; run again, or name the systems that "
+            "did with --systems"
+        )
+    try:
+        facts = SystemFacts(**read_json(path, "a system's facts"))
+    except TypeError as error:
+        raise ConfigError(f"{path} is not a system's facts ({error})") from error
+    if facts.run != run_facts.id:
+        raise ConfigError(
+            f"{path} is of an earlier run, so {name} did not finish in this one; run again, or "
+            "name the systems that did with --systems"
+        )
+    rows = read_rows(path.with_suffix(".jsonl"))
+    if len(rows) != facts.rows:
+        raise ConfigError(
+            f"{path.with_suffix('.jsonl')} has {len(rows)} lines, expected {facts.rows}; run again"
+        )
+    return facts, rows

@@ -1,0 +1,127 @@
+"""What each option of the runtime is worth, and what it costs in accuracy.
+
+From the full configuration one option at a time is turned to its other value. Speed is workloads a
+and b of `bench`. The error is that of the logits, on random windows with random tokens fed, against
+plain torch operations in FP32 on the same engine. So what INT8 weights themselves lose is not in
+it: an engine's manifest holds that, and `python -m build verify` measures it. And random weights
+are not trained ones: the errors compare options, they do not foretell a word error rate.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from eval.bench.floor import Ceilings
+from eval.bench.load import Windows
+from eval.bench.table import Row, refused
+from eval.bench.workloads import Plan, Say, Session, release_memory
+from serve.config import Config, Precision, RuntimeConfig
+from serve.engine import Engine
+from serve.errors import UnavailableError
+from serve.native.network import Whisper
+
+WINDOWS = 4  # asked at most
+TOKENS = 64  # fed to each after the prompt
+FULL = "earshot, full configuration"
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One way to run one engine."""
+
+    name: str
+    runtime: RuntimeConfig
+    precision: Precision
+
+
+def variants(config: Config, slots: int) -> Iterator[Variant]:
+    """The full configuration, then each option turned."""
+    full = dataclasses.replace(config.runtime, slots=slots)
+    precision = config.build.precision
+    yield Variant(FULL, full, precision)
+    turns: list[dict[str, Any]] = [
+        {"cuda_graph": not full.cuda_graph},
+        # plain torch asks the host between steps, which a graph cannot
+        {"kernels": "auto"}
+        if full.kernels == "torch"
+        else {"kernels": "torch", "cuda_graph": False},
+        {"cross_kv": "full" if full.cross_kv == "int8" else "int8"},
+        {"encoder_precision": "full" if full.encoder_precision == "fp8" else "fp8"},
+    ]
+    for turn in turns:
+        name = ", ".join(f"{key} {str(value).lower()}" for key, value in turn.items())
+        yield Variant(name, dataclasses.replace(full, **turn), precision)
+    other: Precision = "fp16" if precision == "int8" else "int8"
+    yield Variant(f"weights {other}", full, other)
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """What a network is asked, and the answer in FP32."""
+
+    features: torch.Tensor  # float32 (windows, n_mels, 3000), on the device
+    tokens: torch.Tensor  # int64 (windows, prompt + TOKENS)
+    logits: torch.Tensor  # float32 (windows, TOKENS, n_vocab), on the host
+
+    def error(self, session: Session) -> Row:
+        """How far a runtime's own network is from that answer."""
+        network, cross_kv = session.runtime.network, session.config.cross_kv
+        logits = network.teacher_forced_logits(self.features, self.tokens, cross_kv)
+        logits = logits[:, -TOKENS:].cpu()
+        relative = float((logits - self.logits).norm() / self.logits.norm())
+        same = logits.argmax(dim=-1) == self.logits.argmax(dim=-1)
+        equal = float(same.float().mean())
+        return Row(
+            "logit error", "", 100 * relative, "%", None,
+            f"||logits - FP32|| / ||FP32||; {100 * equal:.2f} % of {same.numel()} greedy tokens "
+            "as in FP32",
+            {"relative_error": relative, "equal_tokens": equal, "tokens": same.numel()},
+        )  # fmt: skip
+
+
+def probe(engine: Engine, device: torch.device, windows: int) -> Probe:
+    """Ask plain torch operations in FP32."""
+    noise, dice = Windows(engine, device, windows), torch.Generator().manual_seed(1)
+    said = torch.randint(0, engine.manifest.tokenizer.eot, (windows, TOKENS), generator=dice)
+    tokens = torch.cat([torch.tensor([noise.prompt] * windows), said], dim=1)
+    features = noise.features(windows)
+    # torch lets convolutions round to TF32, unless told otherwise
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        weights = engine.load_weights(device)
+        network = Whisper(engine.manifest.dims, weights, device, torch.float32)
+        logits = network.teacher_forced_logits(features, tokens)
+    return Probe(features, tokens, logits[:, -TOKENS:].cpu())
+
+
+def run(engine: Engine, config: Config, plan: Plan, ceilings: Ceilings, say: Say) -> Iterator[Row]:
+    """The lines of every variant: throughput, one request, error; or that it is refused."""
+    slots, probes = plan.slots[0], dict[Precision, Probe]()
+    device = torch.device(config.runtime.device)
+    for variant in variants(config, slots):
+        say(f"ablation: {variant.name}")
+        manifest = dataclasses.replace(engine.manifest, precision=variant.precision)
+        turned = dataclasses.replace(engine, manifest=manifest)
+        if variant.precision not in probes:
+            release_memory(config.runtime.device)
+            probes[variant.precision] = probe(turned, device, min(WINDOWS, slots))
+        for row in _measure(turned, variant, plan, ceilings, probes[variant.precision], say):
+            yield dataclasses.replace(
+                row, workload=f"ablation, {row.workload}", system=variant.name
+            )
+
+
+def _measure(
+    engine: Engine, variant: Variant, plan: Plan, ceilings: Ceilings, asked: Probe, say: Say
+) -> Iterator[Row]:
+    """A function of its own, so that a runtime's memory goes before the next one is opened."""
+    try:
+        session = Session(engine, variant.runtime, ceilings, say)
+    except UnavailableError as error:
+        yield refused("throughput", variant.name, "RTFx", error)
+        return
+    yield session.throughput(plan.seconds)
+    yield session.one_request(plan.requests)
+    yield asked.error(session)
+    session.runtime.close()

@@ -1,0 +1,185 @@
+"""What a machine can do at best: ceilings that are measured, and the least work of a window.
+
+The floor of a workload is its least arithmetic and its least bytes at the measured ceilings, one
+after the other: the encoder is bound by arithmetic, the decoder by memory. Running both at the same
+time could go below it.
+"""
+
+import contextlib
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from eval.bench.table import Row
+from serve.config import CrossPrecision, EncoderPrecision, Precision, RuntimeConfig
+from serve.engine import HEAD_DIM, Dims, Manifest
+
+PROMPT_TOKENS = 4  # start, language, task, no timestamps
+ATTENTION_WINDOWS = 8
+_FP8 = torch.float8_e4m3fn
+
+
+@dataclasses.dataclass(frozen=True)
+class Ceilings:
+    """Rates that this machine reached with nothing else to do."""
+
+    product: float  # FLOP/s of a big matrix product, FP16 on a GPU, FP32 on a CPU
+    fp8_product: float | None  # of the same in FP8; None: the device has none
+    attention: float  # FLOP/s of the encoder's attention
+    memory: float  # bytes/s of a big copy, read and written
+
+    def rows(self) -> Iterator[Row]:
+        """The table's lines."""
+        yield Row("ceiling", "matrix product", self.product / 1e12, "TFLOP/s", None)
+        if self.fp8_product is not None:
+            yield Row("ceiling", "FP8 product", self.fp8_product / 1e12, "TFLOP/s", None)
+        yield Row("ceiling", "attention", self.attention / 1e12, "TFLOP/s", None)
+        yield Row("ceiling", "copy, read + write", self.memory / 1e12, "TB/s", None)
+
+
+def measure(device: torch.device, dims: Dims) -> Ceilings:
+    """Measure a device; sizes that fill a GPU on a GPU, small ones on a CPU."""
+    on_gpu = device.type == "cuda"
+    side, floats = (8192, 2**29) if on_gpu else (512, 2**20)
+    dtype = torch.float16 if on_gpu else torch.float32
+    with torch.cuda.device(device) if on_gpu else contextlib.nullcontext():
+        a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
+        product_s = _seconds(lambda: a @ b, device)
+        fp8_s = _seconds(_fp8_product(a, b), device) if _has_fp8(device) else None
+        source = torch.randn(floats, device=device)
+        target = torch.empty_like(source)
+        copy_s = _seconds(lambda: target.copy_(source), device)
+        attention = _attention(device, dims, dtype)
+    return Ceilings(
+        2 * side**3 / product_s,
+        None if fp8_s is None else 2 * side**3 / fp8_s,
+        attention,
+        2 * source.nbytes / copy_s,
+    )
+
+
+def _has_fp8(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def _fp8_product(a: torch.Tensor, b: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """One scale for each side and fast accumulation: the quickest that there is."""
+    scale = torch.ones((), device=a.device)
+    left, right = a.to(_FP8), b.to(_FP8).t()
+    return lambda: torch._scaled_mm(
+        left, right, scale_a=scale, scale_b=scale, out_dtype=torch.float16, use_fast_accum=True
+    )
+
+
+def _attention(device: torch.device, dims: Dims, dtype: torch.dtype) -> float:
+    """FLOP/s of attention over 8 windows, by cuDNN where it can."""
+    windows = ATTENTION_WINDOWS if device.type == "cuda" else 1
+    shape = (windows, dims.n_audio_head, dims.n_audio_ctx, HEAD_DIM)
+    q, k, v = (torch.randn(shape, device=device, dtype=dtype) for _ in range(3))
+    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+    with sdpa_kernel(order, set_priority=True), torch.inference_mode():
+        seconds = _seconds(lambda: F.scaled_dot_product_attention(q, k, v), device)
+    return 4 * windows * dims.n_audio_head * dims.n_audio_ctx**2 * HEAD_DIM / seconds
+
+
+def _seconds(work: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
+    """Median time of one call, the device's own where that is CUDA."""
+    for _ in range(3):
+        work()
+    time_one = _on_gpu if device.type == "cuda" else _on_cpu
+    return statistics.median(time_one(work) for _ in range(repeats))
+
+
+def _on_cpu(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def _on_gpu(work: Callable[[], object]) -> float:
+    event: Any = torch.cuda.Event  # its annotations are incomplete
+    begin, end = event(enable_timing=True), event(enable_timing=True)
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderWork:
+    """Operations to encode one window and project its cross keys and values."""
+
+    products: float  # of the layers' matrices: these may be FP8
+    attention: float
+    rest: float  # convolutions, cross keys and values
+
+
+def encoder_work(dims: Dims) -> EncoderWork:
+    """The least arithmetic of one window."""
+    d, ffn, frames = dims.n_audio_state, dims.n_audio_ffn, dims.n_audio_ctx
+    products = dims.n_audio_layer * 2 * frames * (4 * d * d + 2 * d * ffn)
+    attention = dims.n_audio_layer * 4 * frames * frames * d
+    stem = 2 * frames * 3 * d * (2 * dims.n_mels + d)
+    return EncoderWork(products, attention, stem + dims.n_text_layer * 2 * 2 * frames * d * d)
+
+
+def step_bytes(
+    dims: Dims, precision: Precision, cross_kv: CrossPrecision, slots: int, age: float
+) -> float:
+    """Least bytes of a decoder step: its weights and every slot's keys and values, once.
+
+    Args:
+        dims: the network's sizes.
+        precision: of the decoder's matrices; cross-attention's own are used by the encoder.
+        cross_kv: of the keys and values of cross-attention; those of self-attention are FP16.
+        slots: how many decode.
+        age: how many tokens each has.
+    """
+    d, layers = dims.n_text_state, dims.n_text_layer
+    weights = layers * (6 * d * d + 2 * d * dims.n_text_ffn) + dims.n_vocab * d
+    cross = (1 if cross_kv == "int8" else 2) * dims.n_audio_ctx
+    keys = layers * 2 * d * (cross + 2 * age)
+    return (1 if precision == "int8" else 2) * weights + slots * keys
+
+
+class Floor:
+    """The least time that windows can take, by the options chosen.
+
+    Args:
+        manifest: of the engine.
+        config: for `cross_kv` and `encoder_precision`.
+        ceilings: of the machine.
+    """
+
+    def __init__(self, manifest: Manifest, config: RuntimeConfig, ceilings: Ceilings) -> None:
+        self._dims = manifest.dims
+        self._precision: Precision = manifest.precision
+        self._cross_kv: CrossPrecision = config.cross_kv
+        self._ceilings = ceilings
+        self.encode_s = _encode_s(manifest.dims, config.encoder_precision, ceilings)
+
+    def step_s(self, slots: int, age: float) -> float:
+        """Of one decoder step."""
+        size = step_bytes(self._dims, self._precision, self._cross_kv, slots, age)
+        return size / self._ceilings.memory
+
+    def window_s(self, tokens: int, slots: int) -> float:
+        """Of one window among so many that decode; with one slot, of a lone request."""
+        steps = PROMPT_TOKENS + tokens - 1  # the last token is not fed
+        return self.encode_s + steps * self.step_s(slots, (steps + 1) / 2) / slots
+
+
+def _encode_s(dims: Dims, precision: EncoderPrecision, ceilings: Ceilings) -> float:
+    work, product = encoder_work(dims), ceilings.product
+    if precision == "fp8" and ceilings.fp8_product is not None:
+        product = ceilings.fp8_product
+    return (
+        work.products / product + work.attention / ceilings.attention + work.rest / ceilings.product
+    )

@@ -1,0 +1,308 @@
+"""Load on a runtime: windows of noise with forced lengths, in a closed and in an open loop.
+
+Everything starts from samples in pinned host memory and ends with tokens on the host: copy,
+log-mel, encoder, decoder; no audio decoding, no text.
+"""
+
+import collections
+import dataclasses
+import itertools
+import random
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from serve.engine import Engine
+from serve.errors import DeadlineError
+from serve.runtime.protocol import DecodingOptions, Event, Job, Load, Runtime
+from serve.speech.features import SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES, log_mel, upload
+
+STALL_S = 120.0  # nothing ended for so long: the runtime is stuck
+LATE_S = 0.010  # an arrival that is handed over later than this after it was due is called late
+_COUNTED = ("steps", "step_slots", "windows", "encode_s", "decode_s")
+
+
+class Windows:
+    """Makes jobs, each of one window of noise.
+
+    Args:
+        engine: with end-of-text suppressed, so that every window reaches its length.
+        device: where log-mels are computed.
+        batch: windows whose log-mels are computed together.
+        seconds: of noise in each window; the rest is silence up to 30 s.
+    """
+
+    _ids = itertools.count()  # of all: a runtime may still have news of the ones before
+
+    def __init__(
+        self, engine: Engine, device: torch.device | str, batch: int, seconds: float = WINDOW_S
+    ) -> None:
+        facts = engine.manifest.tokenizer
+        assert facts.transcribe is not None
+        self.batch = batch
+        self.prompt = (facts.sot, facts.languages["en"], facts.transcribe, facts.no_timestamps)
+        self._n_mels = engine.manifest.dims.n_mels
+        self._device = torch.device(device)
+        noise = torch.randn(batch, WINDOW_SAMPLES, generator=torch.Generator().manual_seed(0)) * 0.1
+        noise[:, round(seconds * SAMPLE_RATE) :] = 0
+        self._samples = noise.pin_memory() if self._device.type == "cuda" else noise
+
+    @torch.inference_mode()
+    def features(self, count: int) -> torch.Tensor:
+        """Log-mels of at most `batch` windows, float32 (count, n_mels, 3000) on the device.
+
+        The host does not wait for them.
+        """
+        assert count <= self.batch
+        return log_mel(upload(self._samples[:count], self._device), self._n_mels)
+
+    def jobs(self, lengths: Sequence[int]) -> list[Job]:
+        """A job for each length in tokens, at most `batch`."""
+        options = [DecodingOptions(timestamps=False, max_tokens=length) for length in lengths]
+        rows = self.features(len(lengths))
+        return [
+            Job(next(self._ids), row, self.prompt, option)
+            for row, option in zip(rows, options, strict=True)
+        ]
+
+
+class Feed:
+    """Hands windows to a runtime and sees that each comes back, once, with its forced length.
+
+    Args:
+        runtime: idle; nobody else uses it meanwhile.
+        windows: what is handed over.
+    """
+
+    def __init__(self, runtime: Runtime, windows: Windows) -> None:
+        self.runtime = runtime
+        self.batch = windows.batch
+        self._windows = windows
+        self._left: dict[int, int] = {}  # job id -> tokens that it still owes
+        self._moved = time.perf_counter()
+
+    @property
+    def inside(self) -> int:
+        """Windows in the runtime."""
+        return len(self._left)
+
+    def submit(self, lengths: Sequence[int]) -> list[int]:
+        """Hand over a window for each length, at most a batch; returns their ids."""
+        if not self._left:
+            self._moved = time.perf_counter()
+        jobs = self._windows.jobs(lengths)
+        for job in jobs:
+            self._left[job.id] = job.options.max_tokens
+            self.runtime.submit(job)
+        return [job.id for job in jobs]
+
+    def fill(self, lengths: Iterator[int], inside: int) -> None:
+        """Hand over windows until `inside` are in the runtime, or there are no more lengths."""
+        while (room := inside - self.inside) > 0:
+            taken = list(itertools.islice(lengths, min(room, self.batch)))
+            if not taken:
+                return
+            self.submit(taken)
+
+    def poll(self, timeout_s: float = 1.0) -> list[int]:
+        """Let the runtime work; returns the ids that ended.
+
+        Raises:
+            EarshotError: a window failed.
+            DeadlineError: none has ended for too long.
+        """
+        ended = [event.job_id for event in self.runtime.poll(timeout_s) if self._note(event)]
+        now = time.perf_counter()
+        if ended:
+            self._moved = now
+        elif self._left and now - self._moved > STALL_S:
+            raise DeadlineError(
+                f"no window ended for {STALL_S:.0f} s, with {self.inside} in the runtime; "
+                "expected one every few seconds"
+            )
+        return ended
+
+    def _note(self, event: Event) -> bool:
+        """Count an event's tokens; whether its window has ended."""
+        if event.error is not None:
+            raise event.error
+        self._left[event.job_id] -= len(event.tokens)
+        if event.finished is None:
+            return False
+        left = self._left.pop(event.job_id)
+        assert left == 0 or event.finished == "cancelled", f"{left} tokens short: {event.finished}"
+        return True
+
+    def drain(self) -> None:
+        """Wait until the runtime is empty."""
+        while self._left:
+            self.poll()
+
+    def cancel(self) -> None:
+        """Take every window back."""
+        for job_id in self._left:
+            self.runtime.cancel(job_id)
+        self.drain()
+
+
+@dataclasses.dataclass(frozen=True)
+class Steady:
+    """A stretch in which the runtime was full from the first moment to the last."""
+
+    windows: int  # that ended
+    wall_s: float
+    load: Load  # what its counters moved by
+
+    @property
+    def rate(self) -> float:
+        """Windows per second."""
+        return self.windows / self.wall_s
+
+    @property
+    def detail(self) -> str:
+        """Where the time went."""
+        load, text = self.load, f"{self.windows} windows in {self.wall_s:.1f} s"
+        if load.steps and load.windows:
+            text += (
+                f"; step {1e3 * load.decode_s / load.steps:.2f} ms, encode "
+                f"{1e3 * load.encode_s / load.windows:.2f} ms a window, "
+                f"{load.step_slots / load.steps:.0f} slots busy"
+            )
+        return text
+
+
+def steady(feed: Feed, lengths: Iterator[int], slots: int, inside: int, seconds: float) -> Steady:
+    """A closed loop: `inside` windows in the runtime at any time, a new one for each that ends.
+
+    Counted for at least `seconds`, once twice as many windows as there are slots have ended: their
+    ages are mixed by then as they will stay. The runtime is empty afterwards.
+
+    Args:
+        feed: empty.
+        lengths: tokens of the windows to come, without end.
+        slots: of the runtime.
+        inside: at least `slots`, or some stay free.
+        seconds: to count.
+    """
+    done = 0
+    while done < 2 * slots:
+        feed.fill(lengths, inside)
+        done += len(feed.poll())
+    before, began, done = feed.runtime.load(), time.perf_counter(), 0
+    while (wall_s := time.perf_counter() - began) < seconds or not done:
+        feed.fill(lengths, inside)
+        done += len(feed.poll())
+    moved = _difference(feed.runtime.load(), before)
+    feed.drain()
+    return Steady(done, wall_s, moved)
+
+
+def _difference(after: Load, before: Load) -> Load:
+    moved = {name: getattr(after, name) - getattr(before, name) for name in _COUNTED}
+    return dataclasses.replace(after, **moved)
+
+
+def at_once(feed: Feed, lengths: Sequence[int], inside: int) -> float:
+    """Seconds to run windows that are all at hand at the start, fill and drain included.
+
+    Their log-mels are computed as the runtime makes room, so that any number fits in memory.
+    """
+    began, coming = time.perf_counter(), iter(lengths)
+    feed.fill(coming, inside)
+    while feed.inside:
+        feed.poll()
+        feed.fill(coming, inside)
+    return time.perf_counter() - began
+
+
+def poisson(rate: float, seconds: float, seed: int) -> list[float]:
+    """Arrival times (s) of a Poisson process up to `seconds`, and one more."""
+    dice, times = random.Random(seed), [0.0]
+    while times[-1] < seconds:
+        times.append(times[-1] + dice.expovariate(rate))
+    return times[1:]
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenLoop:
+    """What arrivals met that did not wait for one another."""
+
+    latency_s: list[float]  # from due to last token; where unfinished, as long as it was waited
+    late: int  # handed over more than LATE_S after they were due
+    latest_s: float  # the most that one was handed over after it was due
+    unfinished: int
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The same as numbers by name."""
+        p50, p95, p99 = (1e3 * float(x) for x in np.percentile(self.latency_s, [50, 95, 99]))
+        return {
+            "arrivals": len(self.latency_s),
+            "p50_ms": p50,
+            "p95_ms": p95,
+            "p99_ms": p99,
+            "jitter_ms": p99 - p50,
+            "stdev_ms": 1e3 * float(np.std(self.latency_s)),
+            "late": self.late,
+            "latest_ms": 1e3 * self.latest_s,
+            "unfinished": self.unfinished,
+        }
+
+
+def open_loop(
+    feed: Feed, arrivals: Sequence[float], length: int, warm_s: float, drain_s: float
+) -> OpenLoop:
+    """Hand windows over when they are due, whatever became of the earlier ones.
+
+    Whatever is due is handed over before each poll, and its latency counts from when it was due: a
+    runtime that keeps the host busy cannot hide the wait. What has not ended `drain_s` after the
+    last arrival is taken back and counts as unfinished.
+
+    Args:
+        feed: empty, and empty again afterwards.
+        arrivals: when each window is due (s), ascending.
+        length: tokens of each.
+        warm_s: arrivals before this are not counted.
+        drain_s: how long to wait after the last.
+    """
+    coming = collections.deque(arrivals)
+    due_at: dict[int, float] = {}
+    handed_at: dict[int, float] = {}
+    ended_at: dict[int, float] = {}
+    began = time.perf_counter()
+
+    def now() -> float:
+        return time.perf_counter() - began
+
+    while (coming or feed.inside) and now() < arrivals[-1] + drain_s:
+        for group in _due(coming, now(), feed.batch):
+            ids = feed.submit([length] * len(group))
+            due_at.update(zip(ids, group, strict=True))
+            handed_at.update(dict.fromkeys(ids, now()))
+        until = max(0.0, coming[0] - now()) if coming else 1.0
+        if feed.inside:
+            ended = feed.poll(min(until, 1.0))
+            ended_at.update(dict.fromkeys(ended, now()))
+        else:
+            time.sleep(until)
+    gave_up = now()
+    feed.cancel()
+    counted = [i for i, due in due_at.items() if due >= warm_s]
+    delays = [handed_at[i] - due_at[i] for i in counted]
+    return OpenLoop(
+        [ended_at.get(i, gave_up) - due_at[i] for i in counted] + [gave_up - due for due in coming],
+        sum(delay > LATE_S for delay in delays),
+        max(delays, default=0.0),
+        sum(i not in ended_at for i in counted) + len(coming),
+    )
+
+
+def _due(coming: collections.deque[float], now: float, most: int) -> Iterator[list[float]]:
+    """Take what is due, in groups of at most `most`."""
+    while coming and coming[0] <= now:
+        group: list[float] = []
+        while coming and coming[0] <= now and len(group) < most:
+            group.append(coming.popleft())
+        yield group

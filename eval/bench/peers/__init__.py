@@ -1,0 +1,1 @@
+"""Peers on the same GPU, told the same lengths."""

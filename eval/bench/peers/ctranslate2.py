@@ -1,0 +1,68 @@
+"""The peer faster-whisper: CTranslate2, which does all of its computing but log-mels and text.
+
+faster-whisper itself stops where the model says so; only the core below it can be told a length.
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from eval.bench.peers.checkpoint import END, prompt_ids, special_ids, write_checkpoint
+from eval.bench.peers.forced import Decode, batches, one_request
+from eval.bench.table import Row
+from eval.bench.workloads import Say
+from serve.engine import Dims
+
+BATCH = 64
+COMPUTE_TYPES = {"cuda": ("float16", "int8_float16"), "cpu": ("float32", "int8")}
+NOTE = "log-mel at hand on the device, not timed"
+
+
+def run(dims: Dims, device: str, seconds: float, say: Say, batch: int = BATCH) -> Iterator[Row]:
+    """For each compute type: one request, then throughput in batches."""
+    import ctranslate2  # noqa: PLC0415 - only a peer
+    from ctranslate2.converters import TransformersConverter  # noqa: PLC0415 - only a peer
+
+    with tempfile.TemporaryDirectory(prefix="earshot-ctranslate2-") as folder:
+        source, converted = Path(folder) / "checkpoint", Path(folder) / "converted"
+        say(f"CTranslate2 {ctranslate2.__version__}: converting random weights")
+        write_checkpoint(source, dims)
+        converter = TransformersConverter(str(source), load_as_float16=True)
+        converter.convert(str(converted), quantization="float16")
+        kind, _, index = device.partition(":")
+        for compute_type in COMPUTE_TYPES[kind]:
+            model = ctranslate2.models.Whisper(
+                str(converted), device=kind, device_index=int(index or 0), compute_type=compute_type
+            )
+            system = f"CTranslate2 {compute_type}"
+            say(system)
+            decode = _decoder(model, dims, device, batch)
+            yield one_request(system, decode, NOTE)
+            yield batches(system, decode, batch, seconds, NOTE)
+            del model, decode  # frees its memory before the next is loaded
+
+
+def _decoder(model: Any, dims: Dims, device: str, batch: int) -> Decode:
+    """Greedy decoding of at most `batch` windows of noise, all to the same length."""
+    import ctranslate2  # noqa: PLC0415 - only a peer
+
+    prompt, end = prompt_ids(dims.n_vocab), special_ids(dims.n_vocab)[END]
+    noise: Any = np.random.default_rng(0).standard_normal((batch, dims.n_mels, 3000), np.float32)
+    if device != "cpu":  # CTranslate2 takes tensors of the GPU, and arrays of the host
+        noise = torch.from_numpy(noise).to(device)
+        torch.cuda.synchronize(device)  # it computes on a stream of its own
+
+    def decode(lengths: Sequence[int]) -> list[int]:
+        count, (tokens,) = len(lengths), set(lengths)
+        results = model.generate(
+            ctranslate2.StorageView.from_array(noise[:count]), [prompt] * count, beam_size=1,
+            max_length=2 * tokens,  # half of it may be new
+            suppress_tokens=[end], suppress_blank=False,
+        )  # fmt: skip
+        return [len(result.sequences_ids[0]) for result in results]
+
+    return decode

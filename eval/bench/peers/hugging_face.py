@@ -1,0 +1,45 @@
+"""The peer transformers: `generate` in FP16, greedy, with the attention that it picks itself."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from eval.bench.peers.checkpoint import hugging_face_config, prompt_ids
+from eval.bench.peers.forced import batches, one_request
+from eval.bench.table import Row
+from eval.bench.workloads import Say
+from serve.engine import Dims
+
+BATCHES = (32, 64)
+SYSTEM = "Hugging Face generate, fp16"
+NOTE = "log-mel at hand on the device, not timed"
+
+
+def run(
+    dims: Dims, device: str, seconds: float, say: Say, sizes: Sequence[int] = BATCHES
+) -> Iterator[Row]:
+    """One request, then throughput with each batch size."""
+    import transformers  # noqa: PLC0415 - heavy, and only a peer
+
+    with torch.device(device):
+        model: Any = transformers.WhisperForConditionalGeneration(hugging_face_config(dims))
+    model = model.half().eval()
+    say(f"transformers {transformers.__version__}: WhisperForConditionalGeneration.generate")
+    windows = max(sizes)
+    features = torch.randn(windows, dims.n_mels, 3000, device=device).half()
+    prompt = torch.tensor([prompt_ids(dims.n_vocab)] * windows, device=device)
+
+    @torch.inference_mode()
+    def decode(lengths: Sequence[int]) -> list[int]:
+        count, (tokens,) = len(lengths), set(lengths)
+        # Not the model's own generate, which cuts and stitches windows around this one.
+        ids: Any = transformers.GenerationMixin.generate(
+            model, features[:count], decoder_input_ids=prompt[:count], do_sample=False,
+            min_new_tokens=tokens, max_new_tokens=tokens,
+        )  # fmt: skip
+        return [len(row) - prompt.shape[1] for row in ids.tolist()]
+
+    yield one_request(SYSTEM, decode, NOTE)
+    for batch in sizes:
+        yield batches(SYSTEM, decode, batch, seconds, NOTE)

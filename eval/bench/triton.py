@@ -1,0 +1,205 @@
+"""Workloads a and b through a real tritonserver: a file's bytes in, text out, over gRPC.
+
+What is timed is what a client sees: sending 0.96 MB of WAV, Triton, decoding the audio, log-mel,
+encoder, decoder, text, JSON, and the way back. The server is started as `make serve` does it.
+"""
+
+import dataclasses
+import os
+import re
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from eval.bench.clients import Answer, Ask, Clients, ask, processes_for, wav
+from eval.bench.table import Row
+from eval.bench.workloads import REQUEST_S, REQUEST_TOKENS, THROUGHPUT_TOKENS, WARM_REQUESTS
+from serve.config import Config
+from serve.errors import DeadlineError, EarshotError, UnavailableError
+from serve.speech.features import WINDOW_S
+from serve.triton.client import Client
+from serve.triton.server import Server, free_ports, running_server
+
+SYSTEM = "earshot, through Triton"
+REQUESTS = 200  # of workload b
+_PUBLISHED_S = 1.2  # the server's counters are renewed once a second
+_SETTLE_S = 30.0  # how long they may go on changing
+_COUNTED = ("windows", "retries", "tokens")
+
+
+def through_triton(
+    config: Config,
+    folder: Path,
+    in_process: float | None,
+    seconds: float,
+    say: Callable[[str], None],
+) -> Iterator[Row]:
+    """Start a server, put load on it, then single requests; a row for each.
+
+    Args:
+        config: how to run and serve it.
+        folder: an engine with end-of-text suppressed, as `bench_engine.write_engine` writes it.
+        in_process: throughput (RTFx) of the same runtime without a server, to compare with.
+        seconds: how long the throughput is sustained, its warm-up apart.
+        say: gets a line on each stage.
+
+    Raises:
+        EarshotError: the server did not start, a request failed, or the answers are not those of
+            the windows that were sent.
+    """
+    inside = config.runtime.slots + config.runtime.encoder_batch
+    config = served(config, inside)
+    judged = config.transcriber
+    say(
+        f"Triton: temperatures {list(judged.temperatures)}, so no window is decoded twice; "
+        f"no_speech_threshold {judged.no_speech_threshold}, so none is silence; language named, "
+        f"timestamps off; {judged.decode_workers} decode workers"
+    )
+    kernels, began = _kernels(), time.perf_counter()
+    with running_server(config, str(folder)) as server:
+        ready_s = time.perf_counter() - began
+        yield _start(server, ready_s, _kernels() - kernels)
+        yield _throughput(server, inside, in_process, seconds, say)
+        yield _one_request(server, say)
+
+
+def served(config: Config, inside: int) -> Config:
+    """The config for a server that takes `inside` requests and gives each window one try.
+
+    Made-up weights are never sure of what they say, so every window would be decoded again at each
+    higher temperature, and might pass for silence.
+    """
+    http, grpc, metrics = free_ports(config.server.host, 3)
+    server = dataclasses.replace(
+        config.server, http_port=http, grpc_port=grpc, metrics_port=metrics
+    )
+    transcriber = dataclasses.replace(
+        config.transcriber,
+        temperatures=(0.0,),
+        no_speech_threshold=1.0,
+        max_pending=max(config.transcriber.max_pending, inside),
+    )
+    return dataclasses.replace(config, transcriber=transcriber, server=server)
+
+
+def _start(server: Server, ready_s: float, compiled: int) -> Row:
+    """From an engine folder to the first request that may come."""
+    log = server.log_path.read_text(encoding="utf-8", errors="replace")
+    (model_s,) = (float(text) for text in re.findall(r"the engine is open after (\S+) s", log))
+    detail = (
+        f"engine folder to ready, {compiled} kernels compiled in it; {model_s:.1f} s of it to load "
+        "torch, check and open the engine, and transcribe once"
+    )
+    return Row("start", SYSTEM, ready_s, "s", None, detail, {"model_s": model_s})
+
+
+def _throughput(
+    server: Server,
+    inside: int,
+    in_process: float | None,
+    seconds: float,
+    say: Callable[[str], None],
+) -> Row:
+    """(a) Clips of 30 s, `inside` of them in flight at any time."""
+    processes = processes_for(inside)
+    say(f"throughput through Triton: {inside} requests in flight from {processes} processes")
+    before, kept = _settled(server), list[Answer]()
+    with Clients(server.grpc, Ask(WINDOW_S, THROUGHPUT_TOKENS), inside) as clients:
+        while clients.answered < 2 * inside:
+            clients.answers()
+        busy, began = _cpu_s(server), time.monotonic()
+        while (wall_s := time.monotonic() - began) < seconds:
+            kept += clients.answers()
+        busy = {name: _cpu_s(server)[name] - spent for name, spent in busy.items()}
+        clients.finish()
+        answered = clients.answered
+    _check(before, _settled(server), answered, THROUGHPUT_TOKENS)
+    rate = len(kept) / wall_s
+    p50, p99 = _percentiles(kept)
+    figures = {"windows_per_s": rate, "seconds": wall_s, "p50_ms": p50, "p99_ms": p99}
+    detail = (
+        f"30 s of sound as WAV, {THROUGHPUT_TOKENS} tokens; {len(kept)} answers in {wall_s:.1f} s, "
+        f"{inside} requests in flight, p50 {p50:.0f} ms, p99 {p99:.0f} ms; CPU a window: "
+        + ", ".join(f"{name} {1e3 * spent / len(kept):.2f} ms" for name, spent in busy.items())
+    )
+    if in_process is not None:
+        figures["of_in_process"] = rate * WINDOW_S / in_process
+        detail = f"{100 * figures['of_in_process']:.0f} % of in process; {detail}"
+    return Row("throughput", SYSTEM, rate * WINDOW_S, "RTFx", None, detail, figures)
+
+
+def _one_request(server: Server, say: Callable[[str], None]) -> Row:
+    """(b) One clip of 10 s at a time."""
+    say("one request at a time through Triton")
+    what, before = Ask(REQUEST_S, REQUEST_TOKENS), _settled(server)
+    audio = wav(REQUEST_S, 0)
+    with Client(server.grpc) as client:
+        answers = [ask(client, audio, what) for _ in range(WARM_REQUESTS + REQUESTS)]
+    _check(before, _settled(server), len(answers), REQUEST_TOKENS)
+    p50, p99 = _percentiles(answers[WARM_REQUESTS:])
+    detail = f"p50 of {REQUESTS}, p99 {p99:.2f}; 10 s of sound as WAV, {REQUEST_TOKENS} tokens"
+    figures = {"p50_ms": p50, "p99_ms": p99, "requests": REQUESTS}
+    return Row("one request", SYSTEM, p50, "ms", None, detail, figures)
+
+
+def _percentiles(answers: list[Answer]) -> tuple[float, float]:
+    """p50 and p99 of their latency in ms."""
+    p50, p99 = np.percentile([1e3 * answer.latency_s for answer in answers], [50, 99])
+    return float(p50), float(p99)
+
+
+def _counters(server: Server) -> dict[str, float]:
+    """What the server says it has done.
+
+    Raises:
+        UnavailableError: it does not answer.
+    """
+    try:
+        with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as answer:
+            page = answer.read().decode()
+    except OSError as error:
+        reason = server.failure() or f"its metrics cannot be read: {error}"
+        raise UnavailableError(f"the server is in trouble: {reason}") from error
+    found = dict(re.findall(r"^earshot_(\w+)_total (\S+)", page, re.MULTILINE))
+    return {name: float(found[name]) for name in _COUNTED}
+
+
+def _settled(server: Server) -> dict[str, float]:
+    """The same, once it does not change any more."""
+    end, last = time.monotonic() + _SETTLE_S, _counters(server)
+    while time.monotonic() < end:
+        time.sleep(_PUBLISHED_S)
+        now = _counters(server)
+        if now == last:
+            return now
+        last = now
+    raise DeadlineError(f"the server still works {_SETTLE_S:.0f} s after its last request: {last}")
+
+
+def _check(before: dict[str, float], after: dict[str, float], answers: int, tokens: int) -> None:
+    """Each request was one window, decoded once, to its full length.
+
+    Raises:
+        EarshotError: the server's counters say otherwise.
+    """
+    found = {name: after[name] - before[name] for name in _COUNTED}
+    expected = {"windows": answers, "retries": 0, "tokens": answers * tokens}
+    if found != expected:
+        raise EarshotError(f"{answers} answers cost the server {found}; expected {expected}")
+
+
+def _cpu_s(server: Server) -> dict[str, float]:
+    """CPU seconds so far of the server and of the process that has the engine."""
+    root = psutil.Process(server.pid)
+    models = [sum(child.cpu_times()[:2]) for child in root.children()]
+    return {"tritonserver": sum(root.cpu_times()[:2]), "its models": sum(models)}
+
+
+def _kernels() -> int:
+    """Compiled kernels that Triton, the language, has on disk."""
+    folder = Path(os.environ.get("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache"))
+    return sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0

@@ -1,0 +1,1 @@
+"""Our own runtime: the network in PyTorch and kernels, its slots, its CUDA graphs."""

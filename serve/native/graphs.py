@@ -1,0 +1,221 @@
+"""How decoder steps and encoder batches are run: one by one, or replayed from CUDA graphs.
+
+A CUDA graph is captured once per bucket (a number of slots or windows) when the runtime starts, all
+slots being free then. Replayed steps need no answer from the host: the device itself knows which
+slots have finished. So several are launched at a time, and what they did is looked at only after
+the next ones are launched; `SlotLoop.look` hides the difference.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from serve.engine import Dims
+from serve.native.network import Cache, Whisper
+from serve.native.rules.choose import Advance
+from serve.native.rules.definition import SlotState, new_state
+from serve.native.slots import Slots
+from serve.speech.features import N_FRAMES
+
+_FEW = 2  # up to so many slots, the next request gains more than launches cost
+SPANS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """The slots as they were after some steps, for the host to read."""
+
+    state: SlotState
+    owners: list[tuple[int, int]]  # (slot, job id) at that time
+
+
+class SlotLoop(Protocol):
+    """Advances the slots and tells what became of them."""
+
+    def launch(self, slots: Slots, sampling: bool) -> int:
+        """Advance every busy slot; returns by how many steps at most."""
+        ...
+
+    def look(self) -> Look | None:
+        """The newest state that can be had without letting the device idle; None: not yet any."""
+        ...
+
+    def forget(self) -> None:
+        """No job is left: what was launched for the last ones is of no interest any more."""
+        ...
+
+
+class EagerLoop:
+    """One step at a time, in plain sight.
+
+    Args:
+        network, cache, state: of the same slots.
+        advance: chooses the next tokens.
+    """
+
+    def __init__(self, network: Whisper, cache: Cache, state: SlotState, advance: Advance) -> None:
+        self._network = network
+        self._cache = cache
+        self._state = state
+        self._advance = advance
+        self._look: Look | None = None
+
+    def launch(self, slots: Slots, sampling: bool) -> int:
+        """See `SlotLoop.launch`."""
+        positions = self._state.position[: slots.span]
+        longest = int(positions.max()) + 1
+        logits = self._network.step(self._state.tokens, positions, self._cache, longest)
+        self._advance(self._state, logits, sampling)
+        self._look = Look(self._state, slots.owners())
+        return 1
+
+    def look(self) -> Look | None:
+        """See `SlotLoop.look`."""
+        look, self._look = self._look, None
+        return look
+
+    def forget(self) -> None:
+        """See `SlotLoop.forget`."""
+        self._look = None
+
+
+class GraphLoop:
+    """Several steps at a time, replayed from CUDA graphs; the host looks one launch behind.
+
+    Args:
+        network, cache, state: of the same slots, all free.
+        advance: chooses the next tokens; it must run without the host, sampling included.
+        steps: per launch.
+    """
+
+    def __init__(
+        self, network: Whisper, cache: Cache, state: SlotState, advance: Advance, steps: int
+    ) -> None:
+        self._alive = (network, cache, advance)  # graphs hold bare addresses of their memory
+        self._state = state
+        self._steps = steps
+        count = len(state.finished)
+        n_text_ctx = state.tokens.shape[1]
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        pool = torch.cuda.graph_pool_handle()
+        spans = [span for span in SPANS if span < count] + [count]
+        for span in reversed(spans):  # the largest first: the others fit in its memory
+
+            def several(span: int = span) -> None:
+                for _ in range(self._steps_of(span)):
+                    logits = network.step(state.tokens, state.position[:span], cache, n_text_ctx)
+                    advance(state, logits, False)
+
+            self._graphs[span] = _capture(several, pool)
+        # Three: one being copied into, one being read, one between them.
+        mirror = new_state(count, n_text_ctx, torch.device("cpu"))
+        self._mirrors = collections.deque(mirror.pinned() for _ in "123")
+        self._launched: collections.deque[tuple[torch.cuda.Event, Look]] = collections.deque()
+
+    def forget(self) -> None:
+        """See `SlotLoop.forget`."""
+        self._launched.clear()
+
+    def launch(self, slots: Slots, sampling: bool) -> int:
+        """See `SlotLoop.launch`; each slot's temperature is read on the device."""
+        del sampling
+        span = slots.span
+        graph = self._graphs[min(bucket for bucket in self._graphs if bucket >= span)]
+        graph.replay()
+        mirror = self._mirrors[0]
+        self._mirrors.rotate(-1)
+        mirror.packed.copy_(self._state.packed, non_blocking=True)
+        mirror.tokens[:span].copy_(self._state.tokens[:span], non_blocking=True)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record()
+        self._launched.append((copied, Look(mirror, slots.owners())))
+        return self._steps_of(span)
+
+    def _steps_of(self, span: int) -> int:
+        """Steps of a launch; few slots are seldom all busy, and steps beyond the end cost time."""
+        return 1 if span <= _FEW else self._steps
+
+    def look(self) -> Look | None:
+        """See `SlotLoop.look`."""
+        if len(self._launched) < 2:
+            return None
+        copied, look = self._launched.popleft()
+        copied.synchronize()
+        return look
+
+
+class Encoder(Protocol):
+    """Encodes windows and fills their slots' cross caches."""
+
+    def batch_of(self, waiting: int) -> int:
+        """How many of the waiting windows to encode in one go."""
+        ...
+
+    def encode(self, features: list[torch.Tensor], slots: list[int]) -> None:
+        """Encode windows, each (n_mels, 3000), into slots; as many as `batch_of` said."""
+        ...
+
+
+class EagerEncoder:
+    """Kernel by kernel, any number up to `most` at a time."""
+
+    def __init__(self, network: Whisper, cache: Cache, most: int) -> None:
+        self._network = network
+        self._cache = cache
+        self._most = most
+
+    def batch_of(self, waiting: int) -> int:
+        """See `Encoder.batch_of`."""
+        return min(waiting, self._most)
+
+    def encode(self, features: list[torch.Tensor], slots: list[int]) -> None:
+        """See `Encoder.encode`."""
+        device = self._network.device
+        batch = torch.stack([window.to(device) for window in features])
+        target = torch.tensor(slots, device=device)
+        self._network.fill_cross(self._network.encode(batch), self._cache, target)
+
+
+class GraphEncoder:
+    """CUDA graphs of 1, 2, 4, ... windows up to `most`."""
+
+    def __init__(self, network: Whisper, cache: Cache, dims: Dims, most: int) -> None:
+        self._alive = (network, cache)  # graphs hold bare addresses of their memory
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]] = {}
+        pool = torch.cuda.graph_pool_handle()
+        for count in sorted({most, *(2**i for i in range(10) if 2**i < most)}, reverse=True):
+            features = torch.zeros((count, dims.n_mels, N_FRAMES), device=network.device)
+            slots = torch.arange(count, device=network.device)
+
+            def encode(features: torch.Tensor = features, slots: torch.Tensor = slots) -> None:
+                network.fill_cross(network.encode(features), cache, slots)
+
+            self._graphs[count] = (_capture(encode, pool), features, slots)
+
+    def batch_of(self, waiting: int) -> int:
+        """See `Encoder.batch_of`."""
+        return max(count for count in self._graphs if count <= waiting)
+
+    def encode(self, features: list[torch.Tensor], slots: list[int]) -> None:
+        """See `Encoder.encode`."""
+        graph, batch, target = self._graphs[len(features)]
+        for row, window in zip(batch, features, strict=True):
+            row.copy_(window, non_blocking=True)
+        target.copy_(torch.tensor(slots))
+        graph.replay()
+
+
+def _capture(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+    """Run once, so that everything is compiled and planned, then record."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        work()
+    return graph

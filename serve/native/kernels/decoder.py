@@ -1,0 +1,310 @@
+"""The decoder's operations as launches of Triton-language kernels.
+
+`definition` says what each must compute. Every result is a function of its own row alone, bit for
+bit. With few rows a linear layer ends as unfinished sums (`Pending`), which the next kernel
+finishes while it reads them: a whole step then waits for nothing but its longest chain of loads.
+Launches can be captured in a CUDA graph.
+"""
+# mypy: disable-error-code="misc, no-untyped-call"
+
+import dataclasses
+
+import torch
+import triton
+
+from serve.engine import HEAD_DIM
+from serve.native.kernels import definition
+from serve.native.kernels.attention import (
+    cross_attention_kernel,
+    embed_kernel,
+    quantize_kernel,
+    self_attention_kernel,
+)
+from serve.native.kernels.definition import LAYER_NORM_EPS, CrossKV, Matrix, Norm
+from serve.native.kernels.linear import (
+    few_rows_kernel,
+    finish_kernel,
+    many_rows_kernel,
+    norm_kernel,
+)
+
+FEW_ROWS = 64  # up to here a linear layer may end unfinished
+_FEWEST_ROWS = 8  # up to here the vocabulary's too
+_DEEP = 2560  # from so deep on, a part is 512 deep, else 256
+_VOCABULARY = 8192  # from so many outputs on, there is work for everyone without parts
+_NARROW = 1280  # up to so many outputs, there are few programs
+_CROSS_SPLIT = 128  # keys per program of cross-attention
+_SELF_BLOCK = 128  # keys per turn of self-attention
+_FINISH_BLOCK = 512  # outputs per program
+_QUANTIZE_BLOCK = 128  # positions per turn
+
+
+@dataclasses.dataclass
+class Pending:
+    """A linear layer's output, of which the parts are still to be added up and finished."""
+
+    parts: torch.Tensor  # float32 (parts, rows, out)
+    matrix: Matrix
+    dtype: torch.dtype  # of the finished output
+    residual: torch.Tensor | None = None
+    value: torch.Tensor | None = None  # finished and added to the residual, by the next layer norm
+
+    @property
+    def scale(self) -> torch.Tensor:
+        """Its matrix's scale, or any tensor where there is none."""
+        return self.parts if self.matrix.scale is None else self.matrix.scale
+
+    @property
+    def bias(self) -> torch.Tensor:
+        """Its matrix's bias, or any tensor where there is none."""
+        return self.parts if self.matrix.bias is None else self.matrix.bias
+
+
+Flow = torch.Tensor | Pending
+
+
+def _unfinished(x: Flow) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, bool]:
+    """(numbers, scale, bias, parts, whether quantized), as kernels take what they may finish."""
+    if isinstance(x, torch.Tensor):
+        assert x.is_contiguous()
+        return x, x, x, 0, False
+    return x.parts, x.scale, x.bias, len(x.parts), x.matrix.scale is not None
+
+
+class TritonOps:
+    """The kernels, with the workspace that they share; launches must be on one stream.
+
+    Args:
+        device: a CUDA device, or a CPU under Triton's interpreter.
+        rows: the most rows (slots) of any call.
+        heads: decoder heads.
+        n_keys: the encoder's positions.
+    """
+
+    def __init__(self, device: torch.device, rows: int, heads: int, n_keys: int) -> None:
+        self._rows = rows
+        self._on_gpu = device.type == "cuda"
+        self._splits = triton.cdiv(n_keys, _CROSS_SPLIT)
+        cross = rows * heads * self._splits
+        self._partial = torch.empty(cross * HEAD_DIM, dtype=torch.float32, device=device)
+        self._stats = torch.empty(cross * 2, dtype=torch.float32, device=device)
+        self._arrived = torch.zeros(rows * heads, dtype=torch.int32, device=device)
+
+    def _norm(
+        self, x: torch.Tensor, delta: Pending | None, params: Norm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x + delta, layer norm of that); without delta, (x, layer norm)."""
+        added, scale, bias, parts, quantized = _unfinished(x if delta is None else delta)
+        assert x.is_contiguous()
+        width = x.shape[-1]
+        rows = x.numel() // width
+        out = torch.empty_like(x)
+        total = x if delta is None else torch.empty_like(x)
+        pdl = self._overlaps(rows)
+        norm_kernel[(rows,)](
+            x, added, scale, bias, total, params.weight, params.bias, out, rows, LAYER_NORM_EPS,
+            width, triton.next_power_of_2(width), parts, quantized,
+            delta is not None and delta.matrix.bias is not None, pdl,
+            num_warps=8, launch_pdl=pdl,
+        )  # fmt: skip
+        return total, out
+
+    def norm_linear(self, x: Flow, params: Norm, matrix: Matrix) -> Flow:
+        """See `definition.norm_linear`; x is (rows, in)."""
+        return self._linear(self._normed(x, params), matrix)
+
+    def norm_linear_gelu(self, x: Flow, params: Norm, matrix: Matrix) -> torch.Tensor:
+        """See `definition.norm_linear_gelu`; x is (rows, in)."""
+        normed = self._normed(x, params)
+        if len(normed) > FEW_ROWS:
+            return self._finished_linear(normed, matrix, None, gelu=True, dtype=normed.dtype)
+        return self._finish(Pending(self._parts(normed, matrix), matrix, normed.dtype), gelu=True)
+
+    def linear_residual(self, x: torch.Tensor, matrix: Matrix, residual: Flow) -> Flow:
+        """See `definition.linear_residual`; x is (rows, in)."""
+        if isinstance(residual, Pending):
+            assert residual.value is not None, "a residual is normalised before it is used again"
+            residual = residual.value
+        return self._linear(x, matrix, residual)
+
+    def logits(self, x: Flow, params: Norm, matrix: Matrix) -> torch.Tensor:
+        """See `definition.logits`; x is (rows, in)."""
+        normed = self._normed(x, params)
+        if len(normed) > _FEWEST_ROWS:
+            return self._finished_linear(normed, matrix, None, gelu=False, dtype=torch.float32)
+        parts = self._parts(normed, matrix)
+        return self._finish(Pending(parts, matrix, torch.float32), gelu=False)
+
+    def finish(self, x: Flow) -> torch.Tensor:
+        """The tensor that a flow stands for; only tests ask for it."""
+        if isinstance(x, torch.Tensor):
+            return x
+        value = self._finish(x, gelu=False)
+        return value if x.residual is None else value + x.residual
+
+    def _finish(self, x: Pending, gelu: bool) -> torch.Tensor:
+        count, rows, n_out = x.parts.shape
+        out = torch.empty((rows, n_out), dtype=x.dtype, device=x.parts.device)
+        pdl = self._overlaps(rows)
+        finish_kernel[(rows, triton.cdiv(n_out, _FINISH_BLOCK))](
+            x.parts, x.scale, x.bias, out, rows, n_out, count, x.matrix.scale is not None,
+            x.matrix.bias is not None, gelu, _FINISH_BLOCK, pdl, num_warps=4, launch_pdl=pdl,
+        )  # fmt: skip
+        return out
+
+    def _normed(self, x: Flow, params: Norm) -> torch.Tensor:
+        if isinstance(x, torch.Tensor):
+            return self._norm(x, None, params)[1]
+        assert x.residual is not None
+        x.value, normed = self._norm(x.residual, x, params)
+        return normed
+
+    def _linear(
+        self, x: torch.Tensor, matrix: Matrix, residual: torch.Tensor | None = None
+    ) -> Flow:
+        if len(x) > FEW_ROWS:
+            return self._finished_linear(x, matrix, residual, gelu=False, dtype=x.dtype)
+        return Pending(self._parts(x, matrix), matrix, x.dtype, residual)
+
+    def _parts(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
+        """The unfinished sums of a linear layer: float32 (parts, rows, out)."""
+        rows, depth = x.shape
+        n_out = matrix.weight.shape[0]
+        assert x.is_contiguous()
+        part = part_of(depth)
+        shape = (depth // part, rows, n_out)
+        out = torch.empty(shape, dtype=torch.float32, device=x.device)
+        packed = self._on_gpu and matrix.weight.dtype == torch.int8
+        weight = matrix.weight.view(torch.int16) if packed else matrix.weight
+        pdl = self._overlaps(rows)
+        few_rows_kernel[(triton.cdiv(n_out, 64), shape[0])](
+            x, weight, out, rows, n_out, depth, part, min(part, 256),
+            max(16, triton.next_power_of_2(rows)), 64, packed, pdl, num_warps=4, launch_pdl=pdl,
+        )  # fmt: skip
+        return out
+
+    def _overlaps(self, rows: int) -> bool:
+        """Whether a launch may begin while the one before it ends."""
+        return self._on_gpu and rows <= FEW_ROWS
+
+    def _finished_linear(
+        self,
+        x: torch.Tensor,
+        matrix: Matrix,
+        residual: torch.Tensor | None,
+        gelu: bool,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        rows, depth = x.shape
+        n_out = matrix.weight.shape[0]
+        assert rows <= self._rows and x.is_contiguous()
+        out = torch.empty((rows, n_out), dtype=dtype, device=x.device)
+        tile = tile_of(rows, n_out, depth)
+        pdl = self._overlaps(rows)
+        many_rows_kernel[(triton.cdiv(rows, tile.block_m), triton.cdiv(n_out, tile.block_n))](
+            x, matrix.weight, matrix.weight if matrix.scale is None else matrix.scale,
+            x if matrix.bias is None else matrix.bias, x if residual is None else residual, out,
+            rows, n_out, depth, part_of(depth), matrix.scale is not None,
+            matrix.bias is not None, gelu, residual is not None, tile.block_m, tile.block_n,
+            tile.turn, self._on_gpu, pdl, num_warps=tile.warps, num_stages=tile.stages,
+            launch_pdl=pdl,
+        )  # fmt: skip
+        return out
+
+    def self_attention(
+        self,
+        qkv: Flow,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        positions: torch.Tensor,
+        longest: int,
+    ) -> torch.Tensor:
+        """See `definition.self_attention`; reads what each slot needs, so `longest` is not used."""
+        del longest
+        slots, heads, n_ctx, head_dim = k_cache.shape
+        source, scale, bias, parts, quantized = _unfinished(qkv)
+        assert k_cache.is_contiguous() and v_cache.is_contiguous()
+        out = torch.empty((slots, heads * head_dim), dtype=qkv.dtype, device=k_cache.device)
+        pdl = self._overlaps(slots)
+        self_attention_kernel[(heads, slots)](
+            source, scale, bias, k_cache, v_cache, positions, out, slots, heads, n_ctx, head_dim,
+            _SELF_BLOCK, parts, quantized, pdl, num_warps=4, launch_pdl=pdl,
+        )  # fmt: skip
+        return out
+
+    def cross_attention(self, q: Flow, cross: CrossKV) -> torch.Tensor:
+        """See `definition.cross_attention`."""
+        slots, heads, n_keys, head_dim = cross.k.shape
+        source, scale, bias, parts, quantized = _unfinished(q)
+        assert cross.k.is_contiguous() and cross.v.is_contiguous()
+        assert slots <= self._rows and triton.cdiv(n_keys, _CROSS_SPLIT) == self._splits
+        int8 = cross.k_scale is not None
+        out = torch.empty((slots, heads * head_dim), dtype=q.dtype, device=cross.k.device)
+        pdl = self._overlaps(slots)
+        cross_attention_kernel[(self._splits, slots * heads)](
+            source, scale, bias, cross.k, cross.v, cross.k_scale if int8 else source,
+            cross.v_scale if int8 else source, out, self._partial, self._stats, self._arrived,
+            slots, heads, n_keys, head_dim, _CROSS_SPLIT, self._splits,
+            triton.next_power_of_2(self._splits), parts, quantized, int8, self._on_gpu, pdl,
+            num_warps=2 if int8 else 4, launch_pdl=pdl,
+        )  # fmt: skip
+        return out
+
+    def store_cross(
+        self,
+        x: torch.Tensor,
+        slots: torch.Tensor,
+        cache: torch.Tensor,
+        scale: torch.Tensor | None,
+    ) -> None:
+        """See `definition.store_cross`."""
+        if scale is None:
+            definition.store_cross(x, slots, cache, scale)
+            return
+        assert x.is_contiguous() and cache.is_contiguous() and scale.is_contiguous()
+        layers, _, stack, heads, time, head_dim = cache.shape
+        quantize_kernel[(layers * 2 * heads, len(x))](
+            x, slots, cache, scale, stack, heads, time, head_dim, _QUANTIZE_BLOCK, num_warps=8,
+        )  # fmt: skip
+
+    def embed(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        tokens: torch.Tensor,
+        places: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `definition.embed`."""
+        assert ids.is_contiguous()
+        width = tokens.shape[1]
+        out = torch.empty((len(positions), width), dtype=tokens.dtype, device=tokens.device)
+        embed_kernel[(len(positions),)](
+            ids, positions, tokens, places, out, ids.shape[1], width, triton.next_power_of_2(width),
+        )  # fmt: skip
+        return out
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """How `many_rows_kernel` is cut; no choice changes a result's bits."""
+
+    block_m: int  # rows per program
+    block_n: int  # outputs per program
+    turn: int  # depth per turn
+    warps: int
+    stages: int
+
+
+def tile_of(rows: int, n_out: int, depth: int) -> Tile:
+    """The tile that measured best on an H200."""
+    turn = min(128, part_of(depth))
+    width = max(16, triton.next_power_of_2(rows))
+    if n_out >= _VOCABULARY:
+        return Tile(16, 128, turn, 4, 3) if rows <= 16 else Tile(min(128, width), 64, turn, 4, 3)
+    most = 32 if n_out <= _NARROW and rows <= 128 else 64
+    return Tile(min(most, width), 64, turn, 4, 4)
+
+
+def part_of(depth: int) -> int:
+    """Depth of the parts in which a matrix is summed, whatever the number of rows."""
+    return min(512 if depth >= _DEEP else 256, depth & -depth)  # powers of two that divide it

@@ -1,0 +1,76 @@
+"""What an engine takes of a GPU's memory, known before it is taken.
+
+Everything is allocated when the runtime starts. So what does not fit is an error then, which says
+how many slots would, and never in service.
+"""
+
+import dataclasses
+
+import torch
+
+from serve.config import RuntimeConfig
+from serve.errors import UnavailableError
+from serve.native.network import Whisper
+
+_FIXED = 3 << 29  # the CUDA context, graphs, workspaces, projections of cross-attention
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes on one device."""
+
+    weights: int
+    slots: int
+    per_slot: int  # caches
+    encoder: int  # activations of the largest batch
+    fixed: int
+    allowed: int
+
+    @property
+    def total(self) -> int:
+        """Bytes that the runtime may take."""
+        return self.weights + self.slots * self.per_slot + self.encoder + self.fixed
+
+    def __str__(self) -> str:
+        """One line."""
+        return (
+            f"memory {_gib(self.total)} of {_gib(self.allowed)} allowed: weights "
+            f"{_gib(self.weights)}, caches of {self.slots} slots {_gib(self.slots * self.per_slot)}"
+            f", encoder {_gib(self.encoder)}, other {_gib(self.fixed)}"
+        )
+
+
+def plan_memory(network: Whisper, config: RuntimeConfig) -> MemoryPlan:
+    """The plan for a network whose weights are on its device already.
+
+    Raises:
+        UnavailableError: the slots do not fit into what `runtime.memory_share` allows.
+    """
+    device, dims = network.device, network.dims
+    free, total = torch.cuda.mem_get_info(device)
+    weights = torch.cuda.memory_allocated(device)
+    others = total - free - torch.cuda.memory_reserved(device)
+    # Per position: stream, norm, query, key, value, attention and the wide layer, in FP16; twice as
+    # many positions in the convolutions.
+    row = 6 * dims.n_audio_state + dims.n_audio_ffn + 2 * (dims.n_audio_state + dims.n_mels)
+    plan = MemoryPlan(
+        weights=weights,
+        slots=config.slots,
+        per_slot=network.slot_bytes(config.cross_kv),
+        encoder=config.encoder_batch * dims.n_audio_ctx * row * 2,
+        fixed=_FIXED,
+        allowed=round(config.memory_share * total) - others,
+    )
+    if plan.total > plan.allowed:
+        room = plan.allowed - (plan.total - plan.slots * plan.per_slot)
+        fit = max(0, room // plan.per_slot)
+        mend = f"set runtime.slots = {fit}" if fit else "use a larger GPU or a smaller model"
+        raise UnavailableError(
+            f"{device} has too little memory for runtime.slots = {config.slots}: {plan} "
+            f"(runtime.memory_share = {config.memory_share}); {mend}"
+        )
+    return plan
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB"

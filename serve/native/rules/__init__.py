@@ -1,0 +1,1 @@
+"""Whisper's token rules: their definition in plain torch, and its twin on the GPU."""

@@ -1,0 +1,356 @@
+"""NativeRuntime: PyTorch execution of an engine, with in-flight batching over slots.
+
+`poll` is the whole policy: windows that wait are encoded and given free slots, then every busy slot
+advances: by one token, or by a few where CUDA graphs are replayed. A window that arrives while
+others decode joins the next step. On a GPU, whose encoder is faster the more it gets at a time,
+windows that cannot all have a slot wait until a whole batch of them can; `_may_admit` also weighs
+the windows that decode against those that wait.
+"""
+
+import collections
+import dataclasses
+import logging
+import os
+import time
+from typing import Any
+
+import torch
+
+from serve.config import RuntimeConfig
+from serve.engine import DETECT_LANGUAGE, Engine
+from serve.errors import DeviceError, OptionError, UnavailableError
+from serve.native.graphs import EagerEncoder, EagerLoop, Encoder, GraphEncoder, GraphLoop, SlotLoop
+from serve.native.kernels.choose import choose
+from serve.native.memory import plan_memory
+from serve.native.network import Whisper
+from serve.native.rules.choose import choose_advance
+from serve.native.rules.definition import Rules, SlotState, new_state
+from serve.native.slots import Slots
+from serve.runtime.protocol import Capabilities, Event, FinishReason, Job, Load, Scores
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class Running:
+    """A job that owns a slot."""
+
+    job: Job
+    slot: int
+    stopwatch: "Stopwatch"  # over the encoding of its batch
+    decode_began: float
+
+
+class Stopwatch:
+    """Seconds between construction and `stop`, of the device's own time where that is CUDA."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events: list[Any] = []  # torch.cuda.Event
+        if device.type == "cuda":
+            event: Any = torch.cuda.Event  # its annotations are incomplete
+            self._events = [event(enable_timing=True) for _ in range(2)]
+            self._events[0].record()
+        self._began = self._ended = time.perf_counter()
+
+    def stop(self) -> None:
+        """End the measurement."""
+        if self._events:
+            self._events[1].record()
+        self._ended = time.perf_counter()
+
+    @property
+    def known(self) -> bool:
+        """Whether the device has come as far as `stop`."""
+        return all(event.query() for event in self._events)
+
+    def seconds(self) -> float:
+        """What was measured; waits until it is known."""
+        if not self._events:
+            return self._ended - self._began
+        self._events[1].synchronize()
+        return float(self._events[0].elapsed_time(self._events[1])) / 1e3
+
+
+class NativeRuntime:
+    """Implements `serve.runtime.protocol.Runtime` on the CPU or one CUDA device.
+
+    Args:
+        engine: a native engine.
+        config: device, slots and batch sizes.
+
+    Raises:
+        UnavailableError: the device is not there.
+        EngineError: the engine's tensors are not as its manifest says.
+    """
+
+    def __init__(self, engine: Engine, config: RuntimeConfig) -> None:
+        device = _open_device(config)
+        dims, facts = engine.manifest.dims, engine.manifest.tokenizer
+        self._facts = facts
+        self._dims = dims
+        self._device = device
+        try:
+            with torch.inference_mode():
+                self._load_network(engine, config)
+        except torch.OutOfMemoryError as error:
+            raise UnavailableError(
+                f"{device} has too little memory for runtime.slots = {config.slots} with "
+                f"runtime.encoder_batch = {config.encoder_batch}; lower them ({error})"
+            ) from error
+        self._slots = Slots(config.slots)
+        self._waiting: collections.deque[Job] = collections.deque()
+        self._running: dict[int, Running] = {}
+        self._encoding: collections.deque[Stopwatch] = collections.deque()
+        self._stepping: collections.deque[Stopwatch] = collections.deque()
+        self._ended: list[Event] = []  # cancelled before the next poll
+        self._load = Load(0, 0, 0, 0, 0, 0, 0.0, 0.0)
+        self.capabilities = Capabilities(
+            runtime="native",
+            timestamps=True,
+            suppression=True,
+            sampling=True,
+            detect_language=facts.multilingual,
+            no_speech_prob=True,
+            token_logprobs=True,
+            streaming=False,
+            cancel=True,
+            beam_width=1,
+            max_windows=config.slots,
+            device=str(device),
+        )
+
+    def _load_network(self, engine: Engine, config: RuntimeConfig) -> None:
+        """Allocate everything, capture the graphs, and say what was chosen and what it takes."""
+        dims, device, slots = self._dims, self._device, config.slots
+        on_gpu = device.type == "cuda"
+        dtype = torch.float16 if on_gpu else torch.float32
+        ops = choose(config.kernels, device, dims, slots, config.encoder_precision)
+        network = Whisper(dims, engine.load_weights(device), device, dtype, ops)
+        plan = plan_memory(network, config) if on_gpu else None
+        self.network = network  # for those who measure what its options cost
+        cache = network.new_cache(slots, config.cross_kv)
+        self._state = new_state(slots, dims.n_text_ctx, device)
+        advance = choose_advance(ops, Rules(self._facts, dims, device), slots)
+        self._loop: SlotLoop = EagerLoop(network, cache, self._state, advance)
+        self._encoder: Encoder = EagerEncoder(network, cache, config.encoder_batch)
+        if config.cuda_graph:
+            _check_graphs(device, ops.name)
+            self._encoder = GraphEncoder(network, cache, dims, min(config.encoder_batch, slots))
+            self._loop = GraphLoop(network, cache, self._state, advance, config.steps_per_sync)
+        self._admit_at = min(config.encoder_batch, slots) if on_gpu else 1
+        self._decode_target_s = config.decode_target_s
+        self.description = (
+            f"{device}: {ops.name} kernels ({ops.reason}), {type(self._loop).__name__}"
+        )
+        self.description += f"; {plan}" if plan else ""
+        logger.info("%s", self.description)
+
+    def submit(self, job: Job) -> None:
+        """Take one job; see `Runtime.submit`."""
+        room = self._dims.n_text_ctx - len(job.prompt)
+        if room < 1 or job.options.max_tokens < 1:
+            raise OptionError(
+                f"a prompt of {len(job.prompt)} tokens and max_tokens {job.options.max_tokens} "
+                f"do not fit a context of {self._dims.n_text_ctx} tokens"
+            )
+        self._waiting.append(job)
+
+    @torch.inference_mode()
+    def cancel(self, job_id: int) -> None:
+        """End a job; see `Runtime.cancel`."""
+        running = self._running.get(job_id)
+        if running is not None:
+            self._state.finished[running.slot] = True
+            self._ended.append(Event(job_id, finished="cancelled"))
+            self._release(running)
+            return
+        for job in self._waiting:
+            if job.id == job_id:
+                self._waiting.remove(job)
+                self._ended.append(Event(job_id, finished="cancelled"))
+                return
+
+    @torch.inference_mode()
+    def poll(self, timeout_s: float) -> list[Event]:
+        """Admit what waits, advance every busy slot by one token; see `Runtime.poll`."""
+        del timeout_s  # a step is short, and with nothing to do there is nothing to wait for
+        events, self._ended = self._ended, []
+        try:
+            self._admit_some()
+            if self._running:
+                self._step()
+                events += self._collect()
+        except torch.AcceleratorError as error:
+            raise DeviceError(f"{self._device} failed: {error}") from error
+        return events
+
+    def load(self) -> Load:
+        """Gauges and counters; see `Runtime.load`."""
+        return dataclasses.replace(
+            self._load, queued=len(self._waiting), busy_slots=self._slots.busy
+        )
+
+    def close(self) -> None:
+        """Drop every job; the memory goes with the object."""
+        self._waiting.clear()
+        for running in list(self._running.values()):
+            self._release(running)
+
+    def _admit_some(self) -> None:
+        """Encode a batch of what waits; two where it could fill the slots.
+
+        One for every few steps would leave slots empty, all at once would make every window of a
+        backlog begin and end together.
+        """
+        for _ in range(2):
+            if not self._waiting or not self._may_admit():
+                return
+            self._admit()
+            if len(self._waiting) < self._slots.free:
+                return
+
+    def _may_admit(self) -> bool:
+        """Whether enough slots are free for what waits, or for a batch of it.
+
+        While less than a batch waits, windows that have decoded for long come first: the encoder
+        would hold up every one of them.
+        """
+        if self._slots.free < min(self._admit_at, len(self._waiting)):
+            return False
+        if not self._running or len(self._waiting) >= self._admit_at:
+            return True
+        oldest = next(iter(self._running.values()))
+        return time.perf_counter() - oldest.decode_began <= self._decode_target_s
+
+    def _admit(self) -> None:
+        """Encode one batch of waiting windows and give each a slot."""
+        count = self._encoder.batch_of(min(len(self._waiting), self._slots.free))
+        jobs = [self._waiting.popleft() for _ in range(count)]
+        stopwatch = Stopwatch(self._device)
+        slots = [self._slots.acquire(job.id) for job in jobs]
+        self._encoder.encode([job.features for job in jobs], slots)
+        stopwatch.stop()
+        began = time.perf_counter()
+        for job, slot in zip(jobs, slots, strict=True):
+            self._running[job.id] = Running(job, slot, stopwatch, began)
+        self._start(jobs, slots)
+        self._encoding.append(stopwatch)
+        self._load = dataclasses.replace(self._load, windows=self._load.windows + count)
+
+    def _start(self, jobs: list[Job], slots: list[int]) -> None:
+        """Write the jobs' prompts and options into their slots."""
+        context = self._dims.n_text_ctx
+        rows = new_state(len(jobs), max(len(job.prompt) for job in jobs), torch.device("cpu"))
+        for row, job in enumerate(jobs):
+            rows.tokens[row, : len(job.prompt)] = torch.tensor(job.prompt)
+        columns = {
+            "prompt_len": [len(job.prompt) for job in jobs],
+            "sot_at": [job.prompt.index(self._facts.sot) for job in jobs],
+            "limit": [min(len(job.prompt) + job.options.max_tokens, context) for job in jobs],
+            "seed": [job.options.seed for job in jobs],
+            "temperature": [job.options.temperature for job in jobs],
+            "timestamps": [job.options.timestamps for job in jobs],
+            "finished": [False] * len(jobs),
+        }
+        for name, column in columns.items():
+            field: torch.Tensor = getattr(rows, name)
+            field.copy_(torch.tensor(column))
+        where = torch.tensor(slots)
+        if self._device.type == "cuda":  # the encoder is at work: do not wait for it
+            rows, where = rows.pinned(), where.pin_memory()
+        self._state.put(where.to(self._device, non_blocking=True), rows.to(self._device))
+
+    def _step(self) -> None:
+        """Feed every busy slot and choose what it says next."""
+        sampling = any(r.job.options.temperature > 0 for r in self._running.values())
+        stopwatch = Stopwatch(self._device)
+        steps = self._loop.launch(self._slots, sampling)
+        stopwatch.stop()
+        self._stepping.append(stopwatch)
+        self._load = dataclasses.replace(
+            self._load,
+            steps=self._load.steps + steps,
+            step_slots=self._load.step_slots + steps * self._slots.busy,
+        )
+
+    def _collect(self) -> list[Event]:
+        """End the jobs whose sequence is complete."""
+        look = self._loop.look()
+        self._load = dataclasses.replace(
+            self._load,
+            encode_s=self._load.encode_s + _total(self._encoding),
+            decode_s=self._load.decode_s + _total(self._stepping),
+        )
+        if look is None:
+            return []
+        finished = look.state.finished.tolist()
+        return [
+            self._finish(self._running[job_id], look.state)
+            for slot, job_id in look.owners
+            if finished[slot] and job_id in self._running
+        ]
+
+    def _finish(self, running: Running, state: SlotState) -> Event:
+        slot = running.slot
+        length = int(state.position[slot]) + 1
+        sampled = state.tokens[slot, len(running.job.prompt) : length].tolist()
+        reason: FinishReason = "eot" if sampled[-1] == self._facts.eot else "length"
+        asked = DETECT_LANGUAGE in running.job.prompt
+        scores = Scores(
+            avg_logprob=float(state.logprob_sum[slot]) / len(sampled),
+            no_speech_prob=float(state.no_speech_prob[slot]),
+            language=int(state.language[slot]) if asked else None,
+            language_prob=float(state.language_prob[slot]) if asked else None,
+            encode_s=running.stopwatch.seconds(),
+            decode_s=time.perf_counter() - running.decode_began,
+        )
+        self._load = dataclasses.replace(self._load, tokens=self._load.tokens + len(sampled))
+        self._release(running)
+        tokens = tuple(sampled[:-1] if reason == "eot" else sampled)
+        return Event(running.job.id, tokens, reason, scores)
+
+    def _release(self, running: Running) -> None:
+        self._slots.release(running.job.id)
+        del self._running[running.job.id]
+        if not self._running:
+            self._loop.forget()
+
+
+def _total(stopwatches: collections.deque[Stopwatch]) -> float:
+    """Take the leading stopwatches that are known, and add them up."""
+    seconds = 0.0
+    while stopwatches and stopwatches[0].known:
+        seconds += stopwatches.popleft().seconds()
+    return seconds
+
+
+def _open_device(config: RuntimeConfig) -> torch.device:
+    """The configured device, ready; on a CPU, with the configured number of threads."""
+    try:
+        device = torch.device(config.device)
+    except RuntimeError as error:
+        raise UnavailableError(
+            f"runtime.device = {config.device!r} is not a device; expected cpu, cuda or cuda:N"
+        ) from error
+    if device.type not in ("cpu", "cuda"):
+        raise UnavailableError(
+            f"runtime.device = {config.device!r} is not a device that Earshot runs on; "
+            "expected cpu, cuda or cuda:N"
+        )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UnavailableError(
+            f"runtime.device = {config.device!r}, but this machine has "
+            f'{torch.cuda.device_count()} CUDA devices; set runtime.device = "cpu"'
+        )
+    if device.type == "cpu":
+        torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    return device
+
+
+def _check_graphs(device: torch.device, kernels: str) -> None:
+    """The torch rules ask the host whether anyone samples, so they cannot be captured."""
+    if device.type != "cuda" or kernels != "triton":
+        raise UnavailableError(
+            f"runtime.cuda_graph = true needs a CUDA device with triton kernels; the device is "
+            f"{device} with {kernels} kernels; set runtime.cuda_graph = false"
+        )

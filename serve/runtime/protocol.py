@@ -1,0 +1,134 @@
+"""The interface that every runtime implements: windows in, tokens out.
+
+A runtime owns the device. It is driven by one thread, which submits jobs and polls for events;
+it never blocks in `submit` and never waits longer than asked in `poll`. A job that fails ends in
+an event; only a broken device raises.
+"""
+
+import dataclasses
+from typing import Literal, Protocol
+
+import torch
+
+from serve.errors import EarshotError
+
+FinishReason = Literal["eot", "length", "cancelled", "error"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Capabilities:
+    """What a runtime can honour; the transcriber refuses what is not here, by name."""
+
+    runtime: str
+    timestamps: bool  # enforces Whisper's timestamp rules while it samples
+    suppression: bool  # honours the checkpoint's suppress lists
+    sampling: bool  # temperatures above 0
+    detect_language: bool
+    no_speech_prob: bool
+    token_logprobs: bool  # average log-probability of a window
+    streaming: bool  # events before the last carry tokens
+    cancel: bool
+    beam_width: int
+    max_windows: int  # windows that may decode at the same time
+    device: str = "cpu"  # torch device on which `Job.features` are best computed
+    takes: Literal["features", "samples"] = "features"  # what `Job.features` must hold
+    previous_text: bool = True  # prompts may begin with text that precedes the audio
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodingOptions:
+    """How one window is decoded."""
+
+    timestamps: bool = True
+    temperature: float = 0.0  # 0 = greedy
+    max_tokens: int = 224  # new tokens, end of text included
+    seed: int = 0  # makes sampling repeatable, whatever else is in the batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One window to decode."""
+
+    id: int
+    # float32 on any device: log-mel (n_mels, 3000), or, for a runtime that `takes` samples,
+    # 16 kHz mono of at most 30 s (n,), not padded
+    features: torch.Tensor
+    prompt: tuple[int, ...]  # ends with the last forced token; may hold DETECT_LANGUAGE once
+    options: DecodingOptions = DecodingOptions()
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """What the runtime measured of a finished window; None where it cannot."""
+
+    avg_logprob: float | None  # mean over the sampled tokens, end of text included
+    no_speech_prob: float | None  # at start-of-transcript
+    language: int | None  # token id that replaced DETECT_LANGUAGE
+    language_prob: float | None
+    encode_s: float
+    decode_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """News of one job. Exactly one event per submitted job has `finished` set."""
+
+    job_id: int
+    tokens: tuple[int, ...] = ()  # sampled since the job's last event; no prompt, no end of text
+    finished: FinishReason | None = None
+    scores: Scores | None = None  # with `finished` "eot" or "length"
+    error: EarshotError | None = None  # with `finished` "error"
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """A runtime's gauges and counters since it started."""
+
+    queued: int  # jobs submitted, not yet encoded
+    busy_slots: int
+    steps: int  # decoder steps run
+    step_slots: int  # busy slots summed over those steps; / steps = mean batch size
+    tokens: int  # tokens sampled
+    windows: int  # windows encoded
+    encode_s: float
+    decode_s: float
+
+
+class Runtime(Protocol):
+    """Executes windows. Not thread-safe: one thread makes every call."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this runtime honours."""
+        ...
+
+    def submit(self, job: Job) -> None:
+        """Take one job; returns at once.
+
+        Raises:
+            OptionError: the prompt leaves no room in the context; max_tokens beyond that room
+                only ends the job at the context's end.
+        """
+        ...
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """Advance the work, or wait for news at most `timeout_s`; returns what happened.
+
+        With nothing submitted it returns an empty list at once.
+
+        Raises:
+            DeviceError: the device failed; every unfinished job is lost.
+        """
+        ...
+
+    def cancel(self, job_id: int) -> None:
+        """End a job; it gets a last event with "cancelled". Unknown or ended ids do nothing."""
+        ...
+
+    def load(self) -> Load:
+        """Gauges and counters."""
+        ...
+
+    def close(self) -> None:
+        """Release the device. Unfinished jobs get no further events."""
+        ...

@@ -1,0 +1,388 @@
+"""Audio files and raw samples to 16 kHz mono float32 in [-1, 1].
+
+libsndfile reads WAV, AIFF, FLAC, OGG and MP3; FFmpeg, through PyAV, reads MP4, M4A, WebM, AAC,
+AU, and WAV streams without a length. Channels are averaged; soxr changes the rate. Audio is read
+block by block, so a small file that unpacks to a huge one is refused when it passes the limit.
+Thread-safe; no temporary files.
+
+A file that was cut short is refused wherever that can be known, since its text would look whole:
+- WAV and AIFF: libsndfile corrects the length silently, so the chunk's own size is compared here.
+  Sizes of 2 GiB and more stand in streams whose length was not known; these are read to their end.
+- FLAC, and MP3 with a Xing header: fewer samples than declared, or an error while decoding. Without
+  that header an MP3's length is only an estimate and is not relied on.
+- OGG declares no length; its last page must be whole.
+- MP4, RF64, AU and, with nothing but sound inside, WebM: more than 0.25 s less than declared (codec
+  delay makes their lengths inexact). WebM from a live recorder declares none, nor does AAC alone.
+"""
+
+import io
+import math
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import av
+import numpy as np
+import soundfile
+import soxr
+
+from serve.errors import AudioError
+from serve.messages import Samples
+from serve.speech.features import SAMPLE_RATE
+
+MIN_RATE = 1_000
+MAX_RATE = 384_000
+
+_BLOCK_VALUES = 1 << 16  # read at once, over all channels
+_LOUDEST = 8.0  # decoders overshoot 1 a little; far beyond it the scale is wrong
+_SNDFILE_FORMATS = ("WAV", "WAVEX", "AIFF", "FLAC", "OGG", "MP3")
+# NOTE: FFmpeg knows formats that are lists of files and addresses to open. A client must not make
+# the server open anything, so only these formats are tried and no protocol may be used.
+_FFMPEG_FORMATS = "mov,matroska,aac,ogg,flac,wav,au,mpegts"
+_FFMPEG_OPTIONS = {"format_whitelist": _FFMPEG_FORMATS, "protocol_whitelist": "none"}
+_FFMPEG_TOLERANCE_S = 0.25
+_STREAM_SIZE = 0x7FFF0000  # bytes; chunk sizes from here on mean "not known"
+_EXPECTED = "expected a WAV, FLAC, OGG, MP3, MP4, M4A, WebM or AAC file"
+
+
+class _Source(Protocol):
+    """An opened file."""
+
+    rate: int
+    declared_s: float | None  # None where the file does not say, or not reliably
+    tolerance_s: float  # how much less may be found
+
+    def blocks(self) -> Iterator[Samples]:
+        """Mono samples of shape (n,) at `rate`."""
+        ...
+
+    def close(self) -> None:
+        """Free the decoder."""
+        ...
+
+
+def decode(audio: bytes, max_s: float) -> Samples:
+    """Decode a file's bytes.
+
+    Args:
+        audio: a whole audio file.
+        max_s: refuse audio longer than this, in seconds.
+
+    Returns:
+        float32 (n,), 16 kHz mono in [-1, 1], n > 0.
+
+    Raises:
+        AudioError: empty, not audio, cut short, damaged, without samples, too long, with a sample
+            rate or sample values that make no sense.
+    """
+    if not audio:
+        raise AudioError(f"audio has 0 bytes; {_EXPECTED}")
+    source = _open(audio)
+    found_s = 0.0
+
+    def counted() -> Iterator[Samples]:
+        nonlocal found_s
+        for block in source.blocks():
+            found_s += len(block) / source.rate
+            yield block
+
+    try:
+        _check_rate(source.rate)
+        if source.declared_s is not None and source.declared_s > max_s:
+            raise _too_long(f"lasts {source.declared_s:.1f} s", max_s)
+        samples = _collect(counted(), source.rate, max_s)
+    except (soundfile.LibsndfileError, av.FFmpegError) as error:
+        raise _cut_short(found_s, source.declared_s) from error
+    finally:
+        source.close()
+    least = 0.5 / source.rate if source.tolerance_s == 0 else source.tolerance_s
+    if source.declared_s is not None and found_s < source.declared_s - least:
+        raise _cut_short(found_s, source.declared_s)
+    if not len(samples):
+        raise AudioError("audio holds no samples (0 s); expected some sound")
+    return samples
+
+
+def from_samples(samples: Samples, sample_rate: int, max_s: float) -> Samples:
+    """Check raw samples and bring them to 16 kHz.
+
+    Args:
+        samples: float32 (n,), mono in [-1, 1].
+        sample_rate: Hz.
+        max_s: refuse audio longer than this, in seconds.
+
+    Returns:
+        float32 (n,), 16 kHz mono in [-1, 1], n > 0; never the array passed in.
+
+    Raises:
+        AudioError: wrong type, shape, rate, values or length.
+    """
+    if not isinstance(samples, np.ndarray) or samples.dtype != np.float32 or samples.ndim != 1:
+        found = getattr(samples, "dtype", type(samples).__name__)
+        shape = getattr(samples, "shape", "")
+        raise AudioError(f"audio samples are {found} {shape}; expected float32 of shape (n,)")
+    _check_rate(sample_rate)
+    if not len(samples):
+        raise AudioError("audio holds no samples (0 s); expected some sound")
+    if len(samples) / sample_rate > max_s:
+        raise _too_long(f"lasts {len(samples) / sample_rate:.1f} s", max_s)
+    starts = range(0, len(samples), _BLOCK_VALUES)
+    return _collect((samples[i : i + _BLOCK_VALUES] for i in starts), sample_rate, max_s)
+
+
+def _too_long(found: str, max_s: float) -> AudioError:
+    return AudioError(f"audio {found}, the limit is {max_s:g} s; send it in parts")
+
+
+def _cut_short(found_s: float, declared_s: float | None) -> AudioError:
+    declared = "" if declared_s is None else f" of the {declared_s:.2f} s it declares"
+    return AudioError(
+        f"audio is cut short or damaged: {found_s:.2f} s{declared} can be decoded; "
+        "send the whole file"
+    )
+
+
+def _check_rate(rate: int) -> None:
+    if not MIN_RATE <= rate <= MAX_RATE:
+        raise AudioError(f"audio has {rate} samples a second; expected {MIN_RATE} to {MAX_RATE}")
+
+
+def _collect(blocks: Iterable[Samples], rate: int, max_s: float) -> Samples:
+    """Check, resample and join blocks of mono samples; stops with an error beyond `max_s`."""
+    stream = None
+    if rate != SAMPLE_RATE:
+        stream = soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32", quality="HQ")
+    parts: list[Samples] = []
+    count = 0
+    for block in blocks:
+        _check_values(block, count / rate)
+        count += len(block)
+        if count > max_s * rate:
+            raise _too_long(f"lasts more than {max_s:g} s", max_s)
+        parts.append(stream.resample_chunk(block) if stream else block)
+    if stream:
+        parts.append(stream.resample_chunk(np.zeros(0, np.float32), last=True))
+    joined = np.empty(sum(map(len, parts)), np.float32)
+    end = len(joined)
+    while parts:  # frees each part once copied: the peak is one copy, not two
+        part = parts.pop()
+        np.clip(part, -1.0, 1.0, out=joined[end - len(part) : end])
+        end -= len(part)
+    return joined
+
+
+def _check_values(block: Samples, start_s: float) -> None:
+    peak = max(float(block.max(initial=0.0)), -float(block.min(initial=0.0)))
+    if not math.isfinite(peak):
+        raise AudioError(
+            f"audio holds NaN or infinite samples after {start_s:.1f} s; expected finite numbers"
+        )
+    if peak > _LOUDEST:
+        raise AudioError(
+            f"audio samples reach {peak:.6g}; expected -1 to 1 (divide 16-bit samples by 32768)"
+        )
+
+
+class _ForwardFile(soundfile.SoundFile):  # type: ignore[misc]
+    """A file that is read once from its beginning.
+
+    NOTE: `SoundFile.read` seeks to where it already is after each block of a seekable file. In an
+    MP3 that loses the bits that one frame borrows from those before it: up to a whole frame of
+    wrong samples at each block. In a FLAC stream of unknown length it fails.
+    """
+
+    def seekable(self) -> bool:
+        return False
+
+
+def _open(audio: bytes) -> _Source:
+    if (pcm := _open_pcm16(audio)) is not None:
+        return pcm
+    try:
+        file = _ForwardFile(io.BytesIO(audio))
+    except soundfile.LibsndfileError:
+        return _FFmpeg(audio)
+    # A WAV header that was never filled in; libsndfile takes it for an empty file.
+    endless = file.frames == 0 and audio[4:8] in (b"\0" * 4, b"\xff" * 4)
+    if file.format not in _SNDFILE_FORMATS or endless:
+        file.close()
+        return _FFmpeg(audio)
+    return _SndFile(audio, file)
+
+
+def _open_pcm16(audio: bytes) -> "_Pcm16 | None":
+    """A WAV file of 16-bit samples that states its length; None for any other file."""
+    if audio[:4] != b"RIFF" or audio[8:12] != b"WAVE":
+        return None
+    at, size = _chunk(audio, b"fmt ", "<I")
+    if size < 16 or at + size > len(audio):
+        return None
+    tag, channels, rate, _, frame, bits = struct.unpack_from("<HHIIHH", audio, at)
+    begin, declared = _chunk(audio, b"data", "<I")
+    plain = (tag, bits, frame) == (1, 16, 2 * channels) and channels > 0
+    if not plain or begin < at or not 0 < declared < _STREAM_SIZE:
+        return None
+    return _Pcm16(audio, begin, declared, channels, rate)
+
+
+class _Pcm16:
+    """A WAV file of 16-bit samples, the commonest upload.
+
+    libsndfile would give the same samples, but in eight times the time: it calls back into Python
+    for every 4 KiB, and so keeps other threads waiting.
+    """
+
+    tolerance_s = 0.0
+
+    def __init__(self, audio: bytes, begin: int, declared: int, channels: int, rate: int) -> None:
+        present = min(declared, len(audio) - begin) // (2 * channels)
+        self._frames = np.frombuffer(audio, "<i2", present * channels, begin).reshape(-1, channels)
+        self.rate = rate
+        self.declared_s = declared // (2 * channels) / rate if rate else None
+
+    def blocks(self) -> Iterator[Samples]:
+        size = max(1, _BLOCK_VALUES // self._frames.shape[1])
+        for start in range(0, len(self._frames), size):
+            block = self._frames[start : start + size].astype(np.float32)
+            block *= 1 / 32768
+            yield block.mean(axis=1) if block.shape[1] > 1 else block[:, 0]
+
+    def close(self) -> None:
+        pass
+
+
+class _SndFile:
+    """A file that libsndfile reads."""
+
+    tolerance_s = 0.0
+
+    def __init__(self, audio: bytes, file: Any) -> None:
+        self._file = file
+        self.rate: int = file.samplerate
+        frames = _declared_frames(audio, file.format, file.frames)
+        self.declared_s = None if frames is None or not self.rate else frames / self.rate
+
+    def blocks(self) -> Iterator[Samples]:
+        size = max(1, _BLOCK_VALUES // self._file.channels)
+        while True:
+            block: Samples = self._file.read(size, dtype="float32", always_2d=True)
+            if not len(block):
+                return
+            yield block.mean(axis=1)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _declared_frames(audio: bytes, file_format: str, frames: int) -> int | None:
+    """Samples that the file ought to hold; None where it does not say.
+
+    Raises:
+        AudioError: an OGG file that ends in the middle of a page.
+    """
+    if file_format == "OGG" and not _last_page_whole(audio):
+        raise AudioError("audio is cut short: its last OGG page is not whole; send the whole file")
+    if file_format == "MP3" and not _has_xing(audio):
+        return None
+    if frames > 1 << 60:  # how libsndfile says that a FLAC stream does not tell
+        return None
+    if file_format in ("WAV", "WAVEX", "AIFF"):
+        declared, present = _data_chunk(audio)
+        if present and present < declared < _STREAM_SIZE:
+            return math.ceil(frames * declared / present)
+    return frames
+
+
+def _data_chunk(audio: bytes) -> tuple[int, int]:
+    """Bytes that the sample chunk of a WAV or AIFF file declares, and bytes that are there."""
+    little = audio[:4] == b"RIFF"
+    at, size = _chunk(audio, b"data", "<I") if little else _chunk(audio, b"SSND", ">I")
+    return size, min(size, len(audio) - at)
+
+
+def _chunk(audio: bytes, name: bytes, layout: str) -> tuple[int, int]:
+    """Where the content of a chunk of a WAV or AIFF file begins, and the size it declares.
+
+    Without such a chunk, the file's end and 0.
+    """
+    at = 12
+    while at + 8 <= len(audio):
+        (size,) = struct.unpack_from(layout, audio, at + 4)
+        if audio[at : at + 4] == name:
+            return at + 8, size
+        at += 8 + size + size % 2
+    return len(audio), 0
+
+
+def _last_page_whole(audio: bytes) -> bool:
+    at = audio.rfind(b"OggS")
+    if at < 0 or at + 27 > len(audio):
+        return False
+    lacing = audio[at + 27 : at + 27 + audio[at + 26]]
+    return at + 27 + audio[at + 26] + sum(lacing) <= len(audio)
+
+
+def _has_xing(audio: bytes) -> bool:
+    """Whether an MP3's first frame tells how many frames follow."""
+    at = 0
+    if audio[:3] == b"ID3" and len(audio) >= 10:  # size in four bytes of seven bits
+        a, b, c, d = audio[6:10]
+        at = 10 + (a << 21 | b << 14 | c << 7 | d)
+    head = audio[at : at + 64]
+    return b"Xing" in head or b"Info" in head
+
+
+class _FFmpeg:
+    """A file that FFmpeg reads.
+
+    Raises:
+        AudioError: on opening, if FFmpeg does not know it either or it has no sound.
+    """
+
+    tolerance_s = _FFMPEG_TOLERANCE_S
+
+    def __init__(self, audio: bytes) -> None:
+        try:
+            self._file = av.open(
+                io.BytesIO(audio), "r", options=_FFMPEG_OPTIONS, metadata_errors="ignore"
+            )
+        except (av.FFmpegError, ValueError) as error:
+            head = audio[:8].hex(" ")
+            raise AudioError(
+                f"audio of {len(audio)} bytes that begin with {head} is no audio file known here, "
+                f"or is cut short; {_EXPECTED}"
+            ) from error
+        streams = self._file.streams.audio
+        if not streams or streams[0].codec_context is None:
+            self._file.close()
+            raise AudioError(f"audio has no sound track that can be decoded; {_EXPECTED}")
+        self._stream = streams[0]
+        self.rate: int = self._stream.rate
+        self.declared_s = self._declared_s()
+
+    def _declared_s(self) -> float | None:
+        name = self._file.format.name
+        if (
+            name.startswith(("mov", "wav", "au"))
+            and self._stream.duration
+            and self._stream.time_base
+        ):
+            return float(self._stream.duration * self._stream.time_base)
+        if name.startswith("matroska") and len(self._file.streams) == 1 and self._file.duration:
+            return float(self._file.duration) / 1_000_000  # FFmpeg's unit is 1 us
+        return None
+
+    def blocks(self) -> Iterator[Samples]:
+        # NOTE: not planar: PyAV reads past the end of a planar frame of more than 8 channels.
+        to_float = av.AudioResampler(format="flt")
+        for frame in self._file.decode(self._stream):
+            if frame.sample_rate != self.rate:
+                raise AudioError(
+                    f"audio changes from {self.rate} to {frame.sample_rate} samples a second; "
+                    "expected one rate"
+                )
+            for part in to_float.resample(frame):
+                yield part.to_ndarray().reshape(part.samples, -1).mean(axis=1, dtype=np.float32)
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,188 @@
+"""Prompt ids for a request, and text from token ids.
+
+Wraps the `tokenizers` library's reader of tokenizer.json; special ids come from the engine's
+manifest, never from names. The order of a prompt is that of OpenAI's `whisper/decoding.py`:
+
+    [<|startofprev|> previous text] <|startoftranscript|> [language task] [<|notimestamps|>]
+
+Thread-safe: nothing changes after `open`.
+"""
+
+import difflib
+from collections.abc import Sequence
+
+import tokenizers
+
+from serve.engine import DETECT_LANGUAGE, TOKENIZER_FILE, Engine, TokenizerFacts
+from serve.errors import EngineError, OptionError
+from serve.messages import Task
+
+_NAMES = """
+    en english, zh chinese mandarin, de german, es spanish castilian, ru russian, ko korean,
+    fr french, ja japanese, pt portuguese, tr turkish, pl polish, ca catalan valencian,
+    nl dutch flemish, ar arabic, sv swedish, it italian, id indonesian, hi hindi, fi finnish,
+    vi vietnamese, he hebrew, uk ukrainian, el greek, ms malay, cs czech,
+    ro romanian moldavian moldovan, da danish, hu hungarian, ta tamil, no norwegian, th thai,
+    ur urdu, hr croatian, bg bulgarian, lt lithuanian, la latin, mi maori, ml malayalam, cy welsh,
+    sk slovak, te telugu, fa persian, lv latvian, bn bengali, sr serbian, az azerbaijani,
+    sl slovenian, kn kannada, et estonian, mk macedonian, br breton, eu basque, is icelandic,
+    hy armenian, ne nepali, mn mongolian, bs bosnian, kk kazakh, sq albanian, sw swahili,
+    gl galician, mr marathi, pa punjabi panjabi, si sinhala sinhalese, km khmer, sn shona,
+    yo yoruba, so somali, af afrikaans, oc occitan, ka georgian, be belarusian, tg tajik,
+    sd sindhi, gu gujarati, am amharic, yi yiddish, lo lao, uz uzbek, fo faroese,
+    ht haitian_creole haitian, ps pashto pushto, tk turkmen, nn nynorsk, mt maltese, sa sanskrit,
+    lb luxembourgish letzeburgesch, my myanmar burmese, bo tibetan, tl tagalog, mg malagasy,
+    as assamese, tt tatar, haw hawaiian, ln lingala, ha hausa, ba bashkir, jw javanese,
+    su sundanese, yue cantonese
+"""
+_WORDS = [entry.split() for entry in _NAMES.split(",")]
+
+LANGUAGE_NAMES: dict[str, str] = {code: name.replace("_", " ") for code, name, *_ in _WORDS}
+"""Whisper's 100 languages in the order of their tokens: code -> English name."""
+
+_CODES: dict[str, str] = {
+    word.replace("_", " "): code for code, *names in _WORDS for word in (code, *names)
+}
+
+
+class Tokenizer:
+    """One engine's tokenizer."""
+
+    def __init__(
+        self, pieces: tokenizers.Tokenizer, facts: TokenizerFacts, n_text_ctx: int
+    ) -> None:
+        """Use `Tokenizer.open`."""
+        self._pieces = pieces
+        self._facts = facts
+        self._codes = {token: code for code, token in facts.languages.items()}
+        self._prompt_limit = n_text_ctx // 2 - 1
+
+    @classmethod
+    def open(cls, engine: Engine) -> "Tokenizer":
+        """Read the engine's tokenizer.json.
+
+        Raises:
+            EngineError: it cannot be read, or its special ids are not those of the manifest.
+        """
+        path = engine.path / TOKENIZER_FILE
+        try:
+            pieces = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise EngineError(f"cannot read {path}: {error}; build the engine again") from error
+        facts = engine.manifest.tokenizer
+        if pieces.decoder is None:
+            raise EngineError(f"{path} has no decoder, expected byte-level BPE")
+        expected = {"<|endoftext|>": facts.eot, "<|startoftranscript|>": facts.sot}
+        expected |= {f"<|{code}|>": token for code, token in facts.languages.items()}
+        for name, token in expected.items():
+            found = pieces.token_to_id(name)
+            if found != token:
+                raise EngineError(
+                    f"{path}: {name} has id {found}, the manifest says {token}; "
+                    "build the engine again"
+                )
+        return cls(pieces, facts, engine.manifest.dims.n_text_ctx)
+
+    @property
+    def facts(self) -> TokenizerFacts:
+        """Special ids and suppression lists, as the manifest states them."""
+        return self._facts
+
+    @property
+    def languages(self) -> frozenset[str]:
+        """Codes of the languages that the engine knows; only "en" if it is English-only."""
+        return frozenset(self._facts.languages or {"en"})
+
+    def language_code(self, token_id: int) -> str:
+        """Code of a language token.
+
+        Raises:
+            KeyError: the id is not a language token.
+        """
+        return self._codes[token_id]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids; special and timestamp ids are dropped.
+
+        Ids may end, or begin, inside a character: what is not UTF-8 becomes U+FFFD.
+        """
+        text = [token for token in ids if 0 <= token < self._facts.eot]
+        return self._pieces.decode(text, skip_special_tokens=False)
+
+    def special_name(self, token_id: int) -> str:
+        """How a special token is written in text, such as <|startoftranscript|>.
+
+        Raises:
+            EngineError: tokenizer.json has no such token.
+        """
+        name = self._pieces.id_to_token(token_id)
+        if name is None:
+            raise EngineError(
+                f"{TOKENIZER_FILE} has no token {token_id}, which the manifest names; "
+                "build the engine again"
+            )
+        return str(name)
+
+    def prompt_ids(
+        self, language: str | None, task: Task, timestamps: bool, prompt: str
+    ) -> tuple[int, ...]:
+        """Ids that a window's decoding begins with.
+
+        Args:
+            language: code or English name, in any case; None puts DETECT_LANGUAGE where the
+                runtime must put the language that it finds.
+            task: "transcribe", or "translate" into English.
+            timestamps: whether timestamp tokens may follow.
+            prompt: text that precedes the audio; its last n_text_ctx // 2 - 1 ids are used.
+
+        Raises:
+            OptionError: the language is unknown, the engine cannot do what is asked, or the
+                prompt holds special tokens.
+        """
+        facts = self._facts
+        ids = [*self._previous_text(prompt), facts.sot]
+        ids += self._language_and_task(language, task)
+        if not timestamps:
+            ids.append(facts.no_timestamps)
+        return tuple(ids)
+
+    def _previous_text(self, prompt: str) -> list[int]:
+        text = prompt.strip()
+        if not text:
+            return []
+        encoded = self._pieces.encode(" " + text, add_special_tokens=False)
+        for token, name in zip(encoded.ids, encoded.tokens, strict=True):
+            if token >= self._facts.eot:
+                raise OptionError(f"prompt holds the special token {name}; expected plain text")
+        return [self._facts.sot_prev, *encoded.ids[-self._prompt_limit :]]
+
+    def _language_and_task(self, language: str | None, task: Task) -> list[int]:
+        facts = self._facts
+        code = None if language is None else self._known_language(language)
+        tasks = {"transcribe": facts.transcribe, "translate": facts.translate}
+        if task not in tasks:
+            raise OptionError(f"task {task!r} is unknown; expected one of {', '.join(tasks)}")
+        if not facts.multilingual:
+            if task == "translate":
+                raise OptionError("task 'translate' needs a multilingual engine; this one is not")
+            return []
+        task_id = tasks[task]
+        if task_id is None:
+            raise OptionError(f"task {task!r} is not known to this engine")
+        return [DETECT_LANGUAGE if code is None else facts.languages[code], task_id]
+
+    def _known_language(self, language: str) -> str:
+        """Code of a language that this engine knows."""
+        key = language.strip().lower()
+        code = _CODES.get(key, key)
+        known = self.languages
+        if code in known:
+            return code
+        if code in LANGUAGE_NAMES and not self._facts.multilingual:
+            raise OptionError(f"language {language!r}: this engine is English-only")
+        if code in LANGUAGE_NAMES:
+            raise OptionError(f"language {language!r} is not among this engine's {len(known)}")
+        words = [word for word, its_code in _CODES.items() if its_code in known]
+        near = difflib.get_close_matches(key, words, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "expected a code such as 'en' or its name"
+        raise OptionError(f"language {language!r} is unknown; {hint}")

@@ -1,0 +1,250 @@
+"""Long audio as pure functions: cut it into windows, judge what came back, stitch the text.
+
+Nothing here calls a model. The rules for timestamps and for decoding again follow OpenAI's
+`whisper/transcribe.py`, with one difference: OpenAI decodes a recording from left to right and
+moves on to the last timestamp that it saw, so windows depend on each other. Here windows are cut
+beforehand at quiet places, so they can decode at the same time, and text after a window's last
+timestamp is kept instead of being decoded once more.
+
+Where to cut: every window but the last ends between 15 s and 30 s after it began, in the longest
+pause found there. Loudness is the power of 20 ms frames averaged over 0.3 s, so that a gap inside
+a word or between two words does not look like a pause. Frames within 6 dB of the quietest count
+as pause, which finds pauses in clean recordings and in noisy ones alike; more than 40 dB below the
+loudest all are equally quiet, so that digital silence does not beat a pause with room noise. Pauses
+of 1 s and more are equally good and the latest wins, since a window costs the same whatever it
+holds. The cut is in the middle of a pause, or half a second before the speech that ends a long one.
+Speech without any pause is cut at its quietest place.
+"""
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from serve.config import TranscriberConfig
+from serve.engine import TokenizerFacts
+from serve.messages import Samples, Segment
+from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
+
+TIMESTAMP_STEP_S = 0.02  # between two neighbouring timestamp tokens
+
+_EARLIEST_CUT = WINDOW_SAMPLES // 2
+_SHORTEST_REST = SAMPLE_RATE  # samples; a last window of less holds too little to recognise
+_FRAME = SAMPLE_RATE // 50
+_SMOOTH_FRAMES = 15
+_PAUSE_DB = 6.0
+_DEEPEST_DB = 40.0
+_LONG_PAUSE_FRAMES = 50
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Window:
+    """A stretch of audio that is decoded in one go."""
+
+    start_s: float  # in the whole audio
+    samples: Samples  # (n,), n <= WINDOW_SAMPLES; a view of the whole audio
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds of audio, without padding."""
+        return len(self.samples) / SAMPLE_RATE
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Text between two timestamps of one window; times in seconds from the window's start."""
+
+    start_s: float
+    end_s: float
+    tokens: tuple[int, ...]  # text tokens only
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """One decoding of one window; scores are None where the runtime cannot measure them."""
+
+    tokens: tuple[int, ...]  # as sampled: text and timestamps
+    avg_logprob: float | None
+    no_speech_prob: float | None
+    temperature: float
+    compression_ratio: float  # of the text
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What becomes of an attempt."""
+
+    outcome: Literal["accept", "silence", "retry"]
+    temperature: float | None = None  # of the next attempt, with "retry"
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoded:
+    """A window that will not be decoded again. Silence has no pieces."""
+
+    start_s: float  # the window's, in the whole audio
+    duration_s: float
+    attempt: Attempt
+    pieces: tuple[Piece, ...]
+
+
+def cut(samples: Samples) -> list[Window]:
+    """Cut audio into windows of at most 30 s that join up to exactly the whole.
+
+    A last window is never shorter than 1 s unless it is the only one.
+
+    Args:
+        samples: float32 (n,), 16 kHz mono.
+    """
+    windows: list[Window] = []
+    start = 0
+    while len(samples) - start > WINDOW_SAMPLES:
+        latest = min(WINDOW_SAMPLES, len(samples) - start - _SHORTEST_REST)
+        region = samples[start + _EARLIEST_CUT : start + latest]
+        end = start + _EARLIEST_CUT + _quiet_place(region)
+        windows.append(Window(start / SAMPLE_RATE, samples[start:end]))
+        start = end
+    windows.append(Window(start / SAMPLE_RATE, samples[start:]))
+    return windows
+
+
+def _quiet_place(region: Samples) -> int:
+    """Index of the best sample to cut at; region is (n,) with n of at least a second."""
+    frames = region[: len(region) // _FRAME * _FRAME].reshape(-1, _FRAME)
+    power = np.einsum("ij,ij->i", frames, frames, dtype=np.float64) / _FRAME
+    # Edges repeat their last frame, or a window's end would look quieter than it is.
+    half = _SMOOTH_FRAMES // 2
+    padded = np.pad(power, half, mode="edge")
+    smooth = np.convolve(padded, np.full(_SMOOTH_FRAMES, 1.0 / _SMOOTH_FRAMES), mode="valid")
+    level_db = 10.0 * np.log10(np.maximum(smooth, 1e-12))
+    level_db = np.maximum(level_db, level_db.max() - _DEEPEST_DB)
+    margin_db = min(_PAUSE_DB, (level_db.max() - level_db.min()) / 3)
+    begin, end = _best_run(level_db <= level_db.min() + margin_db)
+    back = min((end - begin) / 2, _LONG_PAUSE_FRAMES / 2)
+    return int((end - back) * _FRAME)
+
+
+def _best_run(quiet: npt.NDArray[np.bool_]) -> tuple[int, int]:
+    """Begin and end of the longest run of True; the last one among equals and long ones."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], quiet, [False]))))
+    runs = edges.reshape(-1, 2)
+    lengths = np.minimum(runs[:, 1] - runs[:, 0], _LONG_PAUSE_FRAMES)
+    best = len(runs) - 1 - int(np.argmax(lengths[::-1]))
+    return int(runs[best, 0]), int(runs[best, 1])
+
+
+def split_segments(
+    tokens: Sequence[int], facts: TokenizerFacts, window_duration_s: float
+) -> list[Piece]:
+    """Split a window's tokens at their timestamps.
+
+    A timestamp after text ends a piece and the next one begins another; text before the first
+    timestamp begins with the window, text after the last one ends with it, and text without any
+    timestamp is one piece over the whole window. An end that is not after its start tells nothing,
+    so the next piece's start or the window's end stands in for it. Times lie in
+    [0, window_duration_s] and never run backwards; stretches without text are left out.
+
+    Args:
+        tokens: as sampled; special tokens other than timestamps are ignored.
+        facts: the engine's special ids.
+        window_duration_s: seconds of audio in the window, without padding.
+    """
+    begin, spans = 0.0, list[Piece]()
+    for time_s, text in _spans(tokens, facts, window_duration_s):
+        time_s = max(time_s, begin)
+        if text:
+            spans.append(Piece(begin, time_s, text))
+        begin = time_s
+    pieces: list[Piece] = []
+    next_start = window_duration_s
+    for piece in reversed(spans):
+        if piece.end_s <= piece.start_s:
+            piece = dataclasses.replace(piece, end_s=next_start)
+        pieces.append(piece)
+        next_start = piece.start_s
+    return pieces[::-1]
+
+
+def _spans(
+    tokens: Sequence[int], facts: TokenizerFacts, window_duration_s: float
+) -> Iterator[tuple[float, tuple[int, ...]]]:
+    """Yield (time, text tokens before it) per timestamp and for the window's end."""
+    text: list[int] = []
+    for token in tokens:
+        if token >= facts.timestamp_begin:
+            time_s = round((token - facts.timestamp_begin) * TIMESTAMP_STEP_S, 2)
+            yield min(time_s, window_duration_s), tuple(text)
+            text.clear()
+        elif token < facts.eot:
+            text.append(token)
+    yield window_duration_s, tuple(text)
+
+
+def compression_ratio(text: str) -> float:
+    """Bytes of UTF-8 over bytes after zlib: high for text that repeats itself, 0 for none."""
+    data = text.encode("utf-8")
+    return len(data) / len(zlib.compress(data))
+
+
+def judge(attempt: Attempt, config: TranscriberConfig, fixed_temperature: bool) -> Verdict:
+    """Accept an attempt, call it silence, or ask for another at the next higher temperature.
+
+    Scores that are None skip their check. After the highest temperature, or where the client fixed
+    the temperature, the attempt stands as it is.
+    """
+    unsure = (
+        attempt.avg_logprob is not None and attempt.avg_logprob < config.logprob_threshold
+    )  # fmt: skip
+    if (
+        attempt.no_speech_prob is not None
+        and attempt.no_speech_prob > config.no_speech_threshold
+        and (unsure or attempt.avg_logprob is None)
+    ):
+        return Verdict("silence")
+    repetitive = attempt.compression_ratio > config.compression_ratio_threshold
+    if fixed_temperature or not (unsure or repetitive):
+        return Verdict("accept")
+    higher = [t for t in config.temperatures if t > attempt.temperature]
+    return Verdict("retry", min(higher)) if higher else Verdict("accept")
+
+
+def stitch(
+    windows: Iterable[Decoded], decode: Callable[[Sequence[int]], str]
+) -> tuple[Segment, ...]:
+    """Turn windows' pieces into segments with times in the whole audio, in order.
+
+    Windows do not overlap and pieces lie inside their window, so segments do not overlap either,
+    and stitching window after window gives the same as all at once. Pieces whose text is blank
+    are left out. Texts are kept as decoded, with the space that begins a word.
+
+    Args:
+        windows: in order of time.
+        decode: text of a piece's tokens.
+    """
+    segments: list[Segment] = []
+    for window in windows:
+        attempt = window.attempt
+        for piece in window.pieces:
+            text = decode(piece.tokens)
+            if not text.strip():
+                continue
+            segment = Segment(
+                start=round(window.start_s + piece.start_s, 3),
+                end=round(window.start_s + piece.end_s, 3),
+                text=text,
+                tokens=piece.tokens,
+                avg_logprob=attempt.avg_logprob,
+                no_speech_prob=attempt.no_speech_prob,
+                temperature=attempt.temperature,
+                compression_ratio=attempt.compression_ratio,
+            )
+            segments.append(segment)
+    return tuple(segments)
+
+
+def join_text(segments: Iterable[Segment]) -> str:
+    """The whole text: the segments' texts as decoded, without space at either end."""
+    return "".join(segment.text for segment in segments).strip()

@@ -1,0 +1,1 @@
+"""The loop between many requests and one runtime."""

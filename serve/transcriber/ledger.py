@@ -1,0 +1,113 @@
+"""Which requests are accepted and have not ended: what the transcriber's threads share."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from serve.config import TranscriberConfig
+from serve.errors import DeviceError, OverloadedError
+from serve.messages import TranscriberEvent
+from serve.transcriber.inflight import InFlight, Plan
+from serve.transcriber.stats import Counters, Outcome
+
+
+class Ledger:
+    """Takes requests in, or refuses them, and counts how they end. Thread-safe.
+
+    Args:
+        config: the most requests that may be pending, and how long each may take.
+    """
+
+    def __init__(self, config: TranscriberConfig) -> None:
+        self._config = config
+        self._ids = itertools.count()
+        # Guarded by the condition, which is notified when a request's ending is over.
+        self._changed = threading.Condition()
+        self._pending: dict[int, InFlight] = {}  # in order of acceptance, and so of deadline
+        self._ending = 0  # requests whose terminal event is on its way
+        self._counters = Counters()
+        self._busy_since_s = 0.0
+        self._state: Literal["open", "draining", "closed"] = "open"
+        self._failure: DeviceError | None = None
+
+    def accept(self, plan: Plan, on_event: Callable[[TranscriberEvent], None]) -> InFlight:
+        """Take a request in.
+
+        Raises:
+            OverloadedError: too many requests are pending, or no more are taken.
+            DeviceError: the device has failed.
+        """
+        with self._changed:
+            self._refuse_if_unable()
+            now = time.monotonic()
+            deadline = now + self._config.request_timeout_s
+            flight = InFlight(next(self._ids), plan, on_event, now, deadline)
+            if not self._pending:
+                self._busy_since_s = now
+            self._pending[flight.id] = flight
+            self._counters = self._counters.plus(accepted=1)
+            return flight
+
+    def _refuse_if_unable(self) -> None:
+        if self._failure is not None:
+            raise DeviceError(f"the device has failed, restart the server: {self._failure}")
+        if self._state != "open":
+            raise OverloadedError("the server is shutting down; send the request elsewhere")
+        count, most = len(self._pending), self._config.max_pending
+        if count >= most:
+            raise OverloadedError(f"{count} of {most} requests are pending; try again later")
+
+    def reject(self) -> None:
+        """Count a request that was refused at once."""
+        with self._changed:
+            self._counters = self._counters.plus(rejected=1)
+
+    def remove(self, flight: InFlight, outcome: Outcome) -> None:
+        """A request ends; its terminal event comes next, and then `ending_over`."""
+        with self._changed:
+            del self._pending[flight.id]
+            self._ending += 1
+            ended = {outcome: 1, "audio_s": flight.duration_s if outcome == "ok" else 0.0}
+            if not self._pending:
+                ended["busy_s"] = time.monotonic() - self._busy_since_s
+            self._counters = self._counters.plus(**ended)
+
+    def ending_over(self) -> None:
+        """The terminal event of a removed request was sent."""
+        with self._changed:
+            self._ending -= 1
+            self._changed.notify_all()
+
+    def oldest(self) -> InFlight | None:
+        """The pending request whose deadline comes first."""
+        with self._changed:
+            return next(iter(self._pending.values()), None)
+
+    def counters(self) -> tuple[Counters, list[InFlight]]:
+        """The counters, and the pending requests of the same moment."""
+        with self._changed:
+            pending, counters = list(self._pending.values()), self._counters
+            if pending:
+                counters = counters.plus(busy_s=time.monotonic() - self._busy_since_s)
+            return counters, pending
+
+    @property
+    def closed(self) -> bool:
+        """Whether no request can be answered any more."""
+        with self._changed:
+            return self._state == "closed"
+
+    def drain(self, timeout_s: float) -> None:
+        """Take no more requests and wait until all have ended, or time is up."""
+        with self._changed:
+            if self._state == "open":
+                self._state = "draining"
+            self._changed.wait_for(lambda: not self._pending and not self._ending, timeout_s)
+
+    def close(self, failure: DeviceError | None = None) -> None:
+        """Take no more requests, because of a failure if one is given."""
+        with self._changed:
+            self._state = "closed"
+            self._failure = failure or self._failure

@@ -1,0 +1,352 @@
+"""Audio in, text with timestamps out: the loop between clients and one runtime.
+
+    submit ──> intake ──────────> device thread ──────────────────────────────> on_event
+               decode, cut        log-mel, jobs, poll, judge, retry, stitch
+
+One thread, the device thread, owns the runtime and every request's state; its loop is
+`Transcriber._serve`. Other threads never touch those: they put what they ask for into its inbox.
+Every accepted request ends in exactly one terminal event, because only `Transcriber._end` sends
+one and only the device thread calls it. Every wait has a limit.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import logging
+import queue
+import threading
+import time
+import types
+from collections.abc import Callable
+
+from serve.config import TranscriberConfig
+from serve.engine import Engine
+from serve.errors import (
+    CancelledError,
+    ConfigError,
+    DeadlineError,
+    DeviceError,
+    EarshotError,
+    OptionError,
+)
+from serve.messages import Failed, Finished, Request, SegmentReady, TranscriberEvent, Transcript
+from serve.runtime.protocol import Capabilities, Event, Load, Runtime
+from serve.speech.tokenizer import Tokenizer
+from serve.speech.windows import Window
+from serve.transcriber.dispatch import Dispatcher
+from serve.transcriber.inflight import InFlight, plan_request
+from serve.transcriber.intake import Intake
+from serve.transcriber.ledger import Ledger
+from serve.transcriber.stats import Outcome, Stats
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.02  # most that a poll may wait, so that arrivals and cancels are seen soon
+_IDLE_S = 10.0  # most that the idle device thread sleeps; whatever arrives wakes it at once
+_JOIN_S = 30.0  # most that `close` waits for the device thread
+_GRACE_S = 10.0  # beyond the deadline, after which a blocking caller gives up by itself
+_STALLED_S = 60.0  # a turn of the loop that takes longer is not healthy
+
+
+@dataclasses.dataclass(frozen=True)
+class Ticket:
+    """A submitted request, for whoever submitted it."""
+
+    cancel: Callable[[], None]
+    """End the request with a CancelledError; does nothing once it has ended. Never blocks."""
+
+
+class Transcriber:
+    """Transcribes many requests at the same time through one runtime. Thread-safe.
+
+    Args:
+        engine: for its tokenizer and sizes.
+        runtime: owned from here on: called by the device thread alone, closed by `close`.
+        config: limits, and when a window is decoded again.
+
+    Raises:
+        ConfigError: the configuration asks for what the runtime cannot do.
+        EngineError: the engine's tokenizer cannot be read.
+    """
+
+    def __init__(self, engine: Engine, runtime: Runtime, config: TranscriberConfig) -> None:
+        self._capabilities = runtime.capabilities
+        _check_temperatures(config, self._capabilities)
+        self._tokenizer = Tokenizer.open(engine)
+        self._n_text_ctx = engine.manifest.dims.n_text_ctx
+        self._runtime = runtime
+        self._config = config
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._ledger = Ledger(config)
+        self._intake = Intake(config, self._put_windows, self._put_failure)
+
+        # Written by the device thread alone; others read the first two.
+        self._load: Load = runtime.load()
+        self._turn_s = time.monotonic()
+        self._dispatcher = Dispatcher(runtime, engine.manifest.dims)
+        self._stopping = False
+
+        self._thread = threading.Thread(target=self._run, name="earshot-device", daemon=True)
+        self._thread.start()
+
+    # ---------------------------------------------------------------- called by any thread
+
+    def submit(self, request: Request, on_event: Callable[[TranscriberEvent], None]) -> Ticket:
+        """Accept a request, or refuse it at once; never blocks.
+
+        Args:
+            request: what to transcribe.
+            on_event: called on the device thread, so it must be quick: a `SegmentReady` for each
+                segment as soon as it is final, in order of time, then exactly one `Finished` or
+                `Failed`. If it raises, the client counts as gone and the request is cancelled.
+
+        Raises:
+            OptionError, AudioError: the request is wrong.
+            OverloadedError: too many requests are pending, or the transcriber is closing.
+            DeviceError: the device has failed.
+        """
+        try:
+            plan = plan_request(
+                request, self._tokenizer, self._capabilities, self._config, self._n_text_ctx
+            )
+            flight = self._ledger.accept(plan, on_event)
+        except EarshotError:
+            self._ledger.reject()
+            raise
+        self._intake.add(flight, request)
+        self._inbox.put(_wake)  # the device thread has a deadline to keep
+        cancelled = CancelledError("the client cancelled the request")
+        return Ticket(functools.partial(self._put_failure, flight, cancelled))
+
+    def transcribe(self, request: Request) -> Transcript:
+        """Transcribe and wait for the answer.
+
+        Raises:
+            EarshotError: whatever `submit` refuses or the request ended with.
+        """
+        answer: concurrent.futures.Future[Transcript] = concurrent.futures.Future()
+
+        def on_event(event: TranscriberEvent) -> None:
+            if isinstance(event, Finished):
+                answer.set_result(event.transcript)
+            elif isinstance(event, Failed):
+                answer.set_exception(event.error)
+
+        ticket = self.submit(request, on_event)
+        limit_s = self._config.request_timeout_s + _GRACE_S
+        try:
+            return answer.result(limit_s)
+        except concurrent.futures.TimeoutError as error:
+            raise DeadlineError(f"no answer after {limit_s:g} s: the device hangs") from error
+        finally:
+            ticket.cancel()  # matters only if the wait was interrupted
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the runtime honours."""
+        return self._capabilities
+
+    @property
+    def healthy(self) -> bool:
+        """Whether requests can be answered: the device works and its thread makes progress."""
+        limit_s = max(_STALLED_S, self._config.request_timeout_s)
+        stalled = self._ledger.oldest() is not None and time.monotonic() - self._turn_s > limit_s
+        return not self._ledger.closed and self._thread.is_alive() and not stalled
+
+    def stats(self) -> Stats:
+        """Counters and gauges of this moment."""
+        load = self._load
+        counters, pending = self._ledger.counters()
+        return Stats(
+            **dataclasses.asdict(counters),
+            pending=len(pending),
+            queued=sum(flight.started_s is None for flight in pending),
+            windows=self._dispatcher.windows,
+            retries=self._dispatcher.retries,
+            tokens=load.tokens,
+            busy_slots=load.busy_slots,
+            mean_batch=load.step_slots / load.steps if load.steps else 0.0,
+            encode_s=load.encode_s,
+            decode_s=load.decode_s,
+        )
+
+    def drain(self, timeout_s: float) -> None:
+        """Refuse new requests and wait until the accepted ones have ended, or time is up."""
+        self._ledger.drain(timeout_s)
+
+    def close(self) -> None:
+        """End what is pending with a CancelledError, stop the threads, close the runtime.
+
+        May be called more than once.
+        """
+        self._ledger.close()
+        self._intake.close()
+        self._inbox.put(self._stop)
+        self._thread.join(_JOIN_S)
+        if self._thread.is_alive():
+            logger.error("the device thread did not stop within %g s", _JOIN_S)
+
+    def __enter__(self) -> "Transcriber":
+        """Itself; leaving the block closes it."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def _put_windows(self, flight: InFlight, windows: list[Window]) -> None:
+        self._inbox.put(functools.partial(self._start, flight, windows))
+
+    def _put_failure(self, flight: InFlight, error: EarshotError) -> None:
+        self._inbox.put(functools.partial(self._fail, flight, error))
+
+    # ---------------------------------------------------------------- the device thread
+
+    def _serve(self) -> None:
+        """The loop. One turn is one step of the runtime, or a sleep if there is nothing to do."""
+        while not self._stopping:
+            self._take_inbox()  # decoded audio, cancels, stop; sleeps when idle
+            self._expire()  # requests past their deadline
+            for flight, error in self._dispatcher.hand_out():  # windows -> log-mel -> jobs
+                self._fail(flight, error)
+            for event in self._runtime.poll(_POLL_S):
+                self._advance(event)  # tokens -> another try, or segments and maybe the answer
+            self._load = self._runtime.load()
+            self._turn_s = time.monotonic()
+
+    def _run(self) -> None:
+        """Serve until told to stop or until the device fails, then end everything."""
+        failure: DeviceError | None = None
+        try:
+            self._serve()
+        except DeviceError as error:
+            failure = error
+        except Exception as error:
+            logger.exception("the device thread failed")
+            failure = DeviceError(f"internal error: {error!r}")
+        self._ledger.close(failure)
+        _, pending = self._ledger.counters()
+        if failure is not None:
+            logger.error("the device failed, and %d requests with it: %s", len(pending), failure)
+        self._dispatcher.clear()
+        for flight in pending:
+            self._fail(flight, failure or CancelledError("the server has shut down"))
+        self._intake.close()
+        self._runtime.close()
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _take_inbox(self) -> None:
+        """Do what other threads asked for; without work, sleep until they ask or time is up."""
+        wait_s = 0.0
+        if self._dispatcher.idle:
+            self._check_invariants()
+            oldest = self._ledger.oldest()
+            wait_s = _IDLE_S if oldest is None else oldest.deadline_s - time.monotonic()
+            wait_s = min(max(wait_s, 0.0), _IDLE_S)
+        with contextlib.suppress(queue.Empty):
+            self._inbox.get(timeout=wait_s)()
+            while True:
+                self._inbox.get_nowait()()
+
+    def _expire(self) -> None:
+        limit_s = self._config.request_timeout_s
+        while (flight := self._ledger.oldest()) and flight.deadline_s <= time.monotonic():
+            self._fail(flight, DeadlineError(f"not finished within {limit_s:g} s"))
+
+    def _start(self, flight: InFlight, windows: list[Window]) -> None:
+        if not flight.ended:
+            flight.set_windows(windows)
+            self._dispatcher.enqueue(flight)
+
+    def _advance(self, event: Event) -> None:
+        """Take one piece of news from the runtime."""
+        running = self._dispatcher.take(event)
+        if running is None:
+            return
+        flight, scores = running.flight, event.scores
+        if scores is None:
+            cause = event.error or EarshotError(f"the runtime ended a window: {event.finished}")
+            self._fail(flight, cause)
+            return
+        hotter = flight.absorb(
+            running.index,
+            running.job.options.temperature,
+            tuple(running.tokens),
+            scores,
+            self._tokenizer,
+            self._config,
+        )
+        if hotter is not None:
+            try:
+                self._dispatcher.retry(running, hotter)
+            except OptionError as error:
+                self._fail(flight, error)
+                return
+        self._report(flight)
+
+    def _report(self, flight: InFlight) -> None:
+        """Go on with a request after one of its jobs has ended well."""
+        if flight.ready:  # with its language known, the other windows may follow
+            self._dispatcher.enqueue(flight)
+        for segment in flight.stitch_ready(self._tokenizer):
+            if not self._deliver(flight, SegmentReady(segment)):
+                self._fail(flight, CancelledError("the client is gone"))
+                return
+        if flight.complete:
+            self._end(flight, Finished(flight.transcript()), "ok")
+
+    def _fail(self, flight: InFlight, error: EarshotError) -> None:
+        """End a request without an answer, unless it has ended."""
+        if isinstance(error, CancelledError):
+            outcome: Outcome = "cancelled"
+        else:
+            outcome = "timed_out" if isinstance(error, DeadlineError) else "failed"
+        if not flight.ended:
+            self._end(flight, Failed(error), outcome)
+
+    def _end(self, flight: InFlight, event: Finished | Failed, outcome: Outcome) -> None:
+        """Send a request's terminal event and free whatever it holds."""
+        flight.ended = True
+        self._ledger.remove(flight, outcome)
+        self._deliver(flight, event)
+        self._ledger.ending_over()
+        self._intake.forget(flight)
+        self._dispatcher.withdraw(flight)
+
+    def _deliver(self, flight: InFlight, event: TranscriberEvent) -> bool:
+        """Tell the client; False if it cannot be told."""
+        try:
+            flight.on_event(event)
+        except Exception:
+            logger.exception("request %d: its client failed to take news", flight.id)
+            return False
+        return True
+
+    def _check_invariants(self) -> None:
+        """Assert what must always hold; runs whenever the device thread is about to sleep."""
+        kept = self._intake.known()  # before the ledger: a request is entered there first
+        counters, flights = self._ledger.counters()
+        pending = {flight.id for flight in flights}
+        assert counters.accepted == counters.ended + len(pending), f"{counters}, {pending}"
+        assert kept <= pending, f"audio of the ended requests {kept - pending} is kept"
+        self._dispatcher.check(pending)
+
+
+def _wake() -> None:
+    """A message that asks for nothing."""
+
+
+def _check_temperatures(config: TranscriberConfig, capabilities: Capabilities) -> None:
+    if not capabilities.sampling and any(t > 0 for t in config.temperatures):
+        raise ConfigError(
+            f"transcriber.temperatures = {list(config.temperatures)}, but the runtime "
+            f"{capabilities.runtime} cannot sample; expected [0.0]"
+        )

@@ -1,0 +1,59 @@
+"""From an engine folder to a transcriber that has worked once."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from serve.config import Config, RuntimeConfig
+from serve.engine import Engine, open_engine
+from serve.errors import EarshotError
+from serve.messages import Request
+from serve.runtime.protocol import Capabilities, Runtime
+from serve.runtime.table import open_runtime
+from serve.speech.features import SAMPLE_RATE
+from serve.transcriber.loop import Transcriber
+
+
+def open_transcriber(
+    config: Config,
+    engine_path: str | None = None,
+    start: Callable[[Engine, RuntimeConfig], Runtime] = open_runtime,
+    warm_up: bool = True,
+) -> Transcriber:
+    """Open an engine, start its runtime and transcribe a second of noise to warm everything up.
+
+    Args:
+        config: what to run and how.
+        engine_path: the engine's folder; None takes `config.build.engine`.
+        start: starts the runtime.
+        warm_up: False where the runtime cannot work before this returns.
+
+    Raises:
+        EarshotError: any of this fails; whatever was opened is closed again.
+    """
+    engine = open_engine(engine_path or config.build.engine)
+    runtime = start(engine, config.runtime)
+    try:
+        transcriber = Transcriber(engine, runtime, config.transcriber)
+    except EarshotError:
+        runtime.close()
+        raise
+    try:
+        if warm_up:
+            transcriber.transcribe(_warm_up_request(engine, runtime.capabilities))
+    except BaseException:  # Ctrl-C as well
+        transcriber.close()
+        raise
+    return transcriber
+
+
+def _warm_up_request(engine: Engine, capabilities: Capabilities) -> Request:
+    noise = np.random.default_rng(0).standard_normal(SAMPLE_RATE) * 1e-3
+    languages = engine.manifest.tokenizer.languages
+    named = None if capabilities.detect_language else next(iter(languages), None)
+    return Request(
+        audio=noise.astype(np.float32),
+        sample_rate=SAMPLE_RATE,
+        language=named,
+        timestamps=capabilities.timestamps,
+    )

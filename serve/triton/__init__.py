@@ -1,0 +1,1 @@
+"""Triton Inference Server: started, fed with our models, and called."""

@@ -1,0 +1,1 @@
+"""TensorRT-LLM behind the interface of runtimes."""

@@ -1,0 +1,317 @@
+"""TensorRT-LLM 1.2 in this process: its C++ executor as a link.
+
+Written to the bindings of release 1.2 (cpp/tensorrt_llm/nanobind/executor), which compile engines
+with `trtllm-build` and run them with in-flight batching; release 1.3 removed both, and
+`serve.trtllm.llm_api` is for that.
+"""
+
+import contextlib
+import datetime
+import importlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from serve.config import RuntimeConfig
+from serve.engine import Dims, Engine, TokenizerFacts
+from serve.errors import DeviceError, UnavailableError
+from serve.native.rules.definition import Rules, new_state
+from serve.runtime.protocol import Capabilities, FinishReason
+from serve.trtllm.limits import (
+    ENGINES_FOLDER,
+    Lengths,
+    Limits,
+    check_build,
+    check_config,
+    find_gpu,
+    library_version,
+    limits_of,
+)
+from serve.trtllm.runtime import Answer, Ask, TensorRTLLMRuntime, suppression_bias
+
+
+def open_tensorrt_llm(engine: Engine, config: RuntimeConfig) -> TensorRTLLMRuntime:
+    """Start the executor on an engine.
+
+    Raises:
+        UnavailableError: the library or GPU is missing or not what the engine was built for.
+        EngineError: the engine is of another runtime or malformed.
+        ConfigError: the configuration asks for more than the engine was built for.
+    """
+    limits = limits_of(engine)
+    check_build(engine, limits, library_version(), find_gpu(config.device))
+    check_config(limits, config)
+    return TensorRTLLMRuntime(engine, ExecutorLink(engine, limits, config))
+
+
+class RulesCallback:
+    """Whisper's decoding rules as the executor's batched logits post-processor.
+
+    The executor calls it after each step, on its own thread, with the logits of every request
+    that asked for it; it forbids tokens in place. A request is known by its client id.
+    """
+
+    def __init__(self, facts: TokenizerFacts, dims: Dims) -> None:
+        self._facts = facts
+        self._dims = dims
+        self._rules: dict[torch.device, Rules] = {}
+        self.asks: dict[int, Ask] = {}  # by client id; the link adds and removes
+
+    def __call__(
+        self,
+        req_ids: Sequence[int],
+        logits: Sequence[torch.Tensor],
+        token_ids: Sequence[Sequence[Sequence[int]]],
+        stream_ptr: int,
+        client_ids: Sequence[int | None],
+    ) -> None:
+        """Forbid tokens.
+
+        Args:
+            req_ids: the executor's own ids; not used.
+            logits: one tensor per request, (1, beams, n_vocab), changed in place.
+            token_ids: per request and beam, the prompt and what was sampled so far.
+            stream_ptr: the CUDA stream that computes `logits`.
+            client_ids: what the link gave each request.
+        """
+        del req_ids
+        live = [  # without the cancelled, whose tokens go nowhere
+            (item, [list(beam)[len(ask.prompt) :] for beam in beams], ask)
+            for item, beams, client_id in zip(logits, token_ids, client_ids, strict=True)
+            if client_id is not None and (ask := self.asks.get(client_id)) is not None
+        ]
+        if not live:
+            return
+        device = live[0][0].device
+        stream = (
+            torch.cuda.stream(_external_stream(stream_ptr, device))
+            if device.type == "cuda"
+            else contextlib.nullcontext()
+        )
+        with torch.inference_mode(), stream:
+            self._apply(live, device)
+
+    def _apply(
+        self, live: list[tuple[torch.Tensor, list[list[int]], Ask]], device: torch.device
+    ) -> None:
+        """Run `Rules` on every request at once; one row per request and beam."""
+        rules = self._rules.get(device)
+        if rules is None:
+            rules = self._rules[device] = Rules(self._facts, self._dims, device)
+        begin = self._facts.timestamp_begin
+        facts = [  # before last, last, highest timestamp, count, timestamps wanted
+            [
+                *[0, 0, *sampled][-2:],
+                max((token for token in sampled if token >= begin), default=0),
+                len(sampled),
+                int(ask.timestamps),
+            ]
+            for item, beams, ask in live
+            for sampled in beams[: item.shape[-2]]
+        ]
+        table = torch.tensor(facts).to(device)  # one copy to the device
+        state = new_state(len(facts), 2, device)
+        state.tokens.copy_(table[:, :2])
+        state.position.fill_(1)
+        state.last_timestamp.copy_(table[:, 2])
+        state.timestamps.copy_(table[:, 4])
+        rows = torch.cat([item.reshape(-1, self._dims.n_vocab) for item, _, _ in live])
+        allowed = rules.apply(state, rows.float(), sampled=table[:, 3]).to(rows.dtype)
+        parts = torch.split(allowed, [item.shape[-2] for item, _, _ in live])
+        for part, (item, _, _) in zip(parts, live, strict=True):
+            item.copy_(part.view_as(item))
+
+
+def _external_stream(pointer: int, device: torch.device) -> Any:
+    make: Any = torch.cuda.ExternalStream  # has no type hints
+    return make(pointer, device=device)
+
+
+class ExecutorLink:
+    """`tensorrt_llm.bindings.executor.Executor` as a `serve.trtllm.runtime.Link`.
+
+    Args:
+        engine: a TensorRT-LLM engine that passed `check_build`.
+        limits: its limits.
+        config: one that passed `check_config`.
+
+    Raises:
+        UnavailableError: the executor does not start; the message is the library's.
+    """
+
+    def __init__(self, engine: Engine, limits: Limits, config: RuntimeConfig) -> None:
+        # Imported here because it is heavy, starts MPI, and is absent on most machines.
+        self._api: Any = importlib.import_module("tensorrt_llm.bindings.executor")
+        trtllm = config.tensorrt_llm
+        facts, dims = engine.manifest.tokenizer, engine.manifest.dims
+        self.lengths: Lengths = limits
+        self._eot = facts.eot
+        self._n_vocab = dims.n_vocab
+        self._n_audio_ctx = dims.n_audio_ctx
+        self._beam_width = trtllm.beam_width
+        self._bias = suppression_bias(facts, dims.n_vocab)
+        self._callback = RulesCallback(facts, dims) if trtllm.logits_processor else None
+        self._client_ids = 0
+        self._clients: dict[int, int] = {}  # request id -> client id
+        self._closed = False
+        folder = engine.path / ENGINES_FOLDER
+        try:
+            self._executor = self._api.Executor(
+                str(folder / "encoder"),
+                str(folder / "decoder"),
+                self._api.ModelType.ENCODER_DECODER,
+                self._executor_config(config),
+            )
+        except RuntimeError as error:
+            raise UnavailableError(
+                f"TensorRT-LLM cannot run the engine in {folder}: {error}"
+            ) from error
+        rules = self._callback is not None
+        self.capabilities = Capabilities(
+            runtime="tensorrt_llm",
+            timestamps=rules,
+            suppression=rules,  # a bias alone cannot hold the list for the first token
+            sampling=True,
+            detect_language=facts.multilingual,
+            no_speech_prob=trtllm.no_speech_probe,
+            token_logprobs=True,
+            streaming=self._beam_width == 1,
+            cancel=True,
+            beam_width=self._beam_width,
+            max_windows=min(config.slots, limits.max_batch_size),
+        )
+
+    def _executor_config(self, config: RuntimeConfig) -> Any:
+        api, trtllm = self._api, config.tensorrt_llm
+        options: dict[str, Any] = {}
+        if self._callback is not None:
+            options["logits_post_processor_config"] = api.LogitsPostProcessorConfig(
+                processor_batched=self._callback
+            )
+        device = torch.device(config.device)
+        if device.index is not None:
+            options["parallel_config"] = api.ParallelConfig(device_ids=[device.index])
+        return api.ExecutorConfig(
+            max_beam_width=trtllm.beam_width,
+            kv_cache_config=api.KvCacheConfig(
+                # NOTE: must be off. Blocks are found again by decoder tokens alone, and every
+                # window has the same prompt: one audio would read another's keys and values.
+                enable_block_reuse=False,
+                free_gpu_memory_fraction=trtllm.kv_cache_fraction,
+                cross_kv_cache_fraction=trtllm.cross_kv_fraction,
+            ),
+            # NOTE: normalised over the candidates, a greedy token's log-probability is 0.
+            normalize_log_probs=False,
+            batching_type=api.BatchingType.INFLIGHT,
+            max_batch_size=config.slots,
+            gather_generation_logits=True,  # for probes; others do not ask for them
+            **options,
+        )
+
+    def send(self, ask: Ask) -> int:
+        """Hand over a request; see `Link.send`."""
+        options: dict[str, Any] = {}
+        self._client_ids += 1
+        if not ask.probe and self._callback is not None:
+            options["logits_post_processor_name"] = self._api.Request.BATCHED_POST_PROCESSOR_NAME
+            self._callback.asks[self._client_ids] = ask
+        elif not ask.probe:
+            options["embedding_bias"] = self._bias
+        request = self._api.Request(
+            list(ask.prompt),
+            ask.max_tokens,
+            streaming=not ask.probe and self._beam_width == 1,
+            sampling_config=self._sampling(ask),
+            output_config=self._api.OutputConfig(
+                return_log_probs=not ask.probe,
+                return_generation_logits=ask.probe,
+                exclude_input_from_output=True,
+            ),
+            end_id=self._eot,
+            pad_id=self._eot,
+            client_id=self._client_ids,
+            encoder_input_features=ask.features,
+            # NOTE: required; without it the encoder's output is taken to be as long as its input.
+            encoder_output_length=self._n_audio_ctx,
+            **options,
+        )
+        try:
+            request_id = int(self._executor.enqueue_request(request))
+        except RuntimeError as error:
+            raise DeviceError(f"TensorRT-LLM takes no requests: {error}") from error
+        self._clients[request_id] = self._client_ids
+        return request_id
+
+    def _sampling(self, ask: Ask) -> Any:
+        if ask.temperature > 0:
+            return self._api.SamplingConfig(
+                beam_width=1, top_p=1.0, temperature=ask.temperature, seed=ask.seed
+            )
+        width = 1 if ask.probe else self._beam_width
+        return self._api.SamplingConfig(beam_width=width, top_k=1 if width == 1 else None)
+
+    def receive(self, timeout_s: float) -> list[Answer]:
+        """Wait for responses; see `Link.receive`."""
+        timeout = datetime.timedelta(seconds=timeout_s)
+        try:
+            responses: Iterable[Any] = self._executor.await_responses(timeout=timeout)
+        except RuntimeError as error:
+            raise DeviceError(f"TensorRT-LLM failed: {error}") from error
+        return [self._answer(response) for response in responses]
+
+    def _answer(self, response: Any) -> Answer:
+        request_id = int(response.request_id)
+        if response.has_error():
+            self._forget(request_id)
+            return Answer(request_id, finished="error", error=str(response.error_msg))
+        result = response.result
+        tokens = tuple(result.output_token_ids[0]) if result.output_token_ids else ()
+        if not result.is_final:
+            return Answer(request_id, tokens)
+        self._forget(request_id)
+        reason = self._reason(result.finish_reasons)
+        error = "" if reason != "error" else f"unexpected end {result.finish_reasons}"
+        logprobs, logits = result.cum_log_probs, result.generation_logits
+        return Answer(
+            request_id,
+            tokens,
+            reason,
+            logprob_sum=float(logprobs[0]) if logprobs else None,
+            logits=None if logits is None else logits.reshape(-1, self._n_vocab)[0].float().cpu(),
+            error=error,
+        )
+
+    def _reason(self, reasons: Sequence[Any]) -> FinishReason:
+        api = self._api.FinishReason
+        known: dict[Any, FinishReason] = {
+            api.END_ID: "eot",
+            api.LENGTH: "length",
+            api.CANCELLED: "cancelled",
+        }
+        return known.get(reasons[0], "error") if reasons else "error"
+
+    def _forget(self, request_id: int) -> None:
+        client_id = self._clients.pop(request_id, None)
+        if client_id is not None and self._callback is not None:
+            self._callback.asks.pop(client_id, None)
+
+    def cancel(self, ask_id: int) -> None:
+        """Stop a request; see `Link.cancel`."""
+        self._executor.cancel_request(ask_id)
+        self._forget(ask_id)
+
+    def steps(self) -> tuple[int, int, float]:
+        """Iterations since the last call; see `Link.steps`."""
+        if self._closed:
+            return 0, 0, 0.0
+        stats = list(self._executor.get_latest_iteration_stats())
+        batches = [item.inflight_batching_stats for item in stats]
+        slots = sum(batch.num_scheduled_requests for batch in batches if batch is not None)
+        return len(stats), slots, sum(item.iter_latency_ms for item in stats) / 1000
+
+    def close(self) -> None:
+        """Shut the executor down; see `Link.close`."""
+        if not self._closed:
+            self._closed = True
+            self._executor.shutdown()

@@ -1,0 +1,293 @@
+"""TensorRT-LLM 1.3 and later in this process: its LLM API as a link.
+
+Those releases have no engines: their PyTorch backend runs the Hugging Face checkpoint that the
+engine folder holds, in FP16. Written to NVIDIA's guide docs/source/models/encoder-decoder.md and to
+tensorrt_llm/_torch/models/modeling_whisper.py. The library takes samples and makes the log-mel
+itself; its prompt is text that must begin at start of transcript, so there is no previous text; it
+finds no language and keeps no rules for timestamps; the suppress lists it applies by itself.
+
+The API is asynchronous: an event loop, on a thread of its own, follows every request.
+"""
+
+import asyncio
+import contextlib
+import functools
+import importlib
+import itertools
+import logging
+import os
+import queue
+import threading
+from typing import Any
+
+from serve.config import RuntimeConfig
+from serve.engine import Dims, Engine
+from serve.errors import ConfigError, DeviceError, UnavailableError
+from serve.runtime.protocol import Capabilities, FinishReason
+from serve.speech.features import SAMPLE_RATE
+from serve.speech.tokenizer import Tokenizer
+from serve.trtllm.limits import CHECKPOINT_FOLDER, Lengths, api_version, find_gpu
+from serve.trtllm.runtime import Answer, Ask, TensorRTLLMRuntime
+
+logger = logging.getLogger(__name__)
+
+_STOP_S = 20.0  # how long the library may take to shut down
+_REASONS: dict[str, FinishReason] = {"stop": "eot", "length": "length", "cancelled": "cancelled"}
+
+
+def open_llm_api(engine: Engine, config: RuntimeConfig) -> TensorRTLLMRuntime:
+    """Start the LLM API on an engine's checkpoint.
+
+    Raises:
+        UnavailableError: the library or GPU is missing, or the library does not start.
+        ConfigError: the configuration asks for what the LLM API cannot do.
+        EngineError: the engine's tokenizer cannot be read.
+    """
+    check_config(config)
+    api_version()
+    find_gpu(config.device)
+    return TensorRTLLMRuntime(engine, ApiLink(engine, config))
+
+
+def check_config(config: RuntimeConfig) -> None:
+    """Refuse settings that only compiled engines have.
+
+    Raises:
+        ConfigError: names the key and what to do.
+    """
+    for key in ("no_speech_probe", "triton_backend"):
+        if getattr(config.tensorrt_llm, key):
+            raise ConfigError(
+                f"runtime.tensorrt_llm.{key} = true needs engines of TensorRT-LLM 1.2, and this "
+                "one is for the LLM API; set it to false"
+            )
+    _, _, index = config.device.partition(":")
+    if index not in ("", "0"):
+        raise ConfigError(
+            f"runtime.device = {config.device!r}, but TensorRT-LLM's LLM API takes the first GPU "
+            f'that it sees; set CUDA_VISIBLE_DEVICES={index} and runtime.device = "cuda"'
+        )
+
+
+class ApiLink:
+    """`tensorrt_llm.llmapi.LLM` as a `serve.trtllm.runtime.Link`.
+
+    Args:
+        engine: one whose manifest names the runtime "tensorrt_llm_api".
+        config: one that passed `check_config`.
+
+    Raises:
+        UnavailableError: the library does not start; the message is its own.
+        EngineError: the engine's tokenizer cannot be read.
+    """
+
+    def __init__(self, engine: Engine, config: RuntimeConfig) -> None:
+        facts, dims = engine.manifest.tokenizer, engine.manifest.dims
+        tokenizer = Tokenizer.open(engine)
+        special = (facts.sot, facts.no_timestamps, facts.transcribe, facts.translate)
+        self._names = {
+            token: tokenizer.special_name(token)
+            for token in (*special, *facts.languages.values())
+            if token is not None
+        }
+        self._eot = facts.eot
+        self._beam_width = width = config.tensorrt_llm.beam_width
+        self.lengths = Lengths(max_prompt_tokens=dims.n_text_ctx - 1, max_seq_len=dims.n_text_ctx)
+        self.capabilities = Capabilities(
+            runtime="tensorrt_llm_api",
+            timestamps=False,
+            suppression=True,  # by the library, from the checkpoint's generation_config.json
+            sampling=width == 1,  # it refuses requests of another width than its own
+            detect_language=False,
+            no_speech_prob=False,
+            token_logprobs=width == 1,
+            streaming=width == 1,
+            cancel=True,
+            beam_width=width,
+            max_windows=config.slots,
+            takes="samples",
+            previous_text=False,
+        )
+        # One process: nothing to spawn from inside Triton's Python stub, as in NVIDIA's own tests.
+        os.environ.setdefault("TLLM_WORKER_USE_SINGLE_PROCESS", "1")
+        try:
+            # Imported here because it is heavy, and absent on most machines.
+            self._api: Any = importlib.import_module("tensorrt_llm.llmapi")
+            self._llm = self._start(str(engine.path / CHECKPOINT_FOLDER), dims, config)
+        except (ImportError, OSError, RuntimeError, ValueError) as error:
+            raise UnavailableError(
+                f"TensorRT-LLM cannot run the checkpoint in {engine.path}: {error}"
+            ) from error
+        self._ids = itertools.count()
+        self._answers: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()  # None: look again
+        self._failure: BaseException | None = None
+        self._closed = False
+        # Of the loop's thread:
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._outputs: dict[int, Any] = {}
+        self._closing = asyncio.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="earshot-llm-api", daemon=True)
+        self._thread.start()
+
+    def _start(self, model: str, dims: Dims, config: RuntimeConfig) -> Any:
+        api, trtllm = self._api, config.tensorrt_llm
+        graphs = None
+        if config.cuda_graph:
+            sequences = config.slots * trtllm.beam_width
+            graphs = api.CudaGraphConfig(max_batch_size=sequences, enable_padding=True)
+        return api.LLM(
+            model=model,
+            backend="pytorch",
+            attn_backend="TRTLLM",
+            dtype="float16",
+            model_kwargs={"torch_dtype": "float16"},  # config.json's would win over `dtype`
+            max_batch_size=config.slots,
+            max_beam_width=trtllm.beam_width,
+            # The pool for the encoder's output is sized by it; the default is less than a window.
+            max_input_len=dims.n_audio_ctx,
+            # What one iteration may hold: windows to encode, and room for the decoder's tokens.
+            max_num_tokens=dims.n_audio_ctx * (config.encoder_batch + 1),
+            enable_chunked_prefill=False,
+            disable_overlap_scheduler=True,  # the first release with Whisper cannot overlap
+            cuda_graph_config=graphs,
+            kv_cache_config=api.KvCacheConfig(
+                enable_block_reuse=False,  # blocks are found by tokens, and all prompts are alike
+                free_gpu_memory_fraction=trtllm.kv_cache_fraction,
+                cross_kv_cache_fraction=trtllm.cross_kv_fraction,
+            ),
+            scheduler_config=api.SchedulerConfig(use_python_scheduler=True),
+        )
+
+    # ---------------------------------------------------------------- called by the device thread
+
+    def send(self, ask: Ask) -> int:
+        """Hand over a request; see `Link.send`."""
+        self._check()
+        ask_id = next(self._ids)
+        self._loop.call_soon_threadsafe(self._begin, ask_id, ask)
+        return ask_id
+
+    def receive(self, timeout_s: float) -> list[Answer]:
+        """Wait for answers; see `Link.receive`."""
+        answers: list[Answer | None] = []
+        with contextlib.suppress(queue.Empty):
+            answers.append(self._answers.get(timeout=timeout_s))
+            while True:
+                answers.append(self._answers.get_nowait())
+        self._check()
+        return [answer for answer in answers if answer is not None]
+
+    def cancel(self, ask_id: int) -> None:
+        """Abort a request; see `Link.cancel`."""
+        self._loop.call_soon_threadsafe(self._abort, ask_id)
+
+    def steps(self) -> tuple[int, int, float]:
+        """Nothing: the API tells of its steps only by waiting for them."""
+        return 0, 0, 0.0
+
+    def close(self) -> None:
+        """Abort what runs and shut the library down; see `Link.close`."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join(_STOP_S)
+        if self._thread.is_alive():
+            logger.error("TensorRT-LLM did not shut down within %g s", _STOP_S)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise DeviceError(f"TensorRT-LLM failed: {self._failure!r}") from self._failure
+
+    # ---------------------------------------------------------------- the loop's thread
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        await self._closing.wait()
+        for ask_id in list(self._tasks):
+            self._abort(ask_id)
+        self._llm.shutdown()  # NOTE: before the loop closes, for its threads post to it
+
+    def _begin(self, ask_id: int, ask: Ask) -> None:
+        task = self._loop.create_task(self._follow(ask_id, ask))
+        self._tasks[ask_id] = task
+        task.add_done_callback(functools.partial(self._end, ask_id))
+
+    async def _follow(self, ask_id: int, ask: Ask) -> None:
+        """Put out a request's tokens as they come, and its end."""
+        prompt = "".join(self._names[token] for token in ask.prompt)
+        output = self._llm.generate_async(
+            {
+                "prompt": prompt,
+                "multi_modal_data": {"audio": [(ask.features.numpy(), SAMPLE_RATE)]},
+            },
+            sampling_params=self._sampling(ask),
+            streaming=self.capabilities.streaming,
+        )
+        self._outputs[ask_id] = output
+        sent = 0
+        async for part in output:
+            if part.finished:
+                break
+            tokens = tuple(part.outputs[0].token_ids[sent:])
+            sent += len(tokens)
+            self._answers.put(Answer(ask_id, tokens))
+        self._answers.put(_last(ask_id, output.outputs[0], sent))
+
+    def _sampling(self, ask: Ask) -> Any:
+        options: dict[str, Any] = {"temperature": ask.temperature}
+        if self._beam_width > 1:
+            options |= {"use_beam_search": True, "best_of": self._beam_width, "n": 1}
+        else:
+            options["logprobs"] = 1  # the likeliest, and the one that was sampled
+        if ask.temperature > 0:
+            options |= {"top_p": 1.0, "seed": ask.seed}  # from the whole distribution
+        return self._api.SamplingParams(
+            max_tokens=ask.max_tokens,
+            end_id=self._eot,
+            pad_id=self._eot,
+            detokenize=False,
+            **options,
+        )
+
+    def _abort(self, ask_id: int) -> None:
+        if ask_id in self._outputs:
+            self._outputs[ask_id].abort()
+        if ask_id in self._tasks:
+            self._tasks[ask_id].cancel()
+
+    def _end(self, ask_id: int, task: asyncio.Task[None]) -> None:
+        """Pass on what went wrong: a refused request ends alone, anything else ends the link."""
+        del self._tasks[ask_id]
+        self._outputs.pop(ask_id, None)
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        if isinstance(error, (ValueError, TypeError, self._api.RequestError)):
+            self._answers.put(Answer(ask_id, finished="error", error=str(error)))
+        else:
+            self._failure = error
+            self._answers.put(None)
+
+
+def _last(ask_id: int, result: Any, sent: int) -> Answer:
+    """The answer that ends a request, from its finished `CompletionOutput`."""
+    reason = _REASONS.get(result.finish_reason, "error")
+    error = "" if reason != "error" else f"unexpected end {result.finish_reason!r}"
+    tokens = tuple(result.token_ids[sent:])
+    return Answer(ask_id, tokens, reason, logprob_sum=_logprob_sum(result), error=error)
+
+
+def _logprob_sum(result: Any) -> float | None:
+    """Over every sampled token; None where the library does not tell all of them."""
+    told = result.logprobs or []
+    if len(told) != len(result.token_ids):
+        return None
+    return sum(
+        float(by_token[token].logprob)
+        for by_token, token in zip(told, result.token_ids, strict=True)
+    )

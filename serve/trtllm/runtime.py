@@ -1,0 +1,306 @@
+"""TensorRTLLMRuntime: windows become TensorRT-LLM requests, its responses become events.
+
+TensorRT-LLM schedules by itself, so a job is simply sent and its responses awaited. How a request
+travels is behind `Link`: `serve.trtllm.executor.ExecutorLink` calls the C++ executor in this
+process, `serve.trtllm.backend.BackendLink` calls Triton's `tensorrt_llm` model, and
+`serve.trtllm.llm_api.ApiLink` calls the LLM API of release 1.3 and later.
+
+A language is detected, and the no-speech probability measured, by a probe: a request of one token
+whose prompt ends at start-of-transcript. It costs a second encoder pass for that window.
+"""
+
+import dataclasses
+import math
+import time
+from typing import Protocol
+
+import torch
+
+from serve.engine import DETECT_LANGUAGE, Engine, TokenizerFacts
+from serve.errors import EarshotError, OptionError
+from serve.runtime.protocol import Capabilities, Event, FinishReason, Job, Load, Scores
+from serve.speech.features import WINDOW_SAMPLES
+from serve.trtllm.limits import Lengths
+
+FORBIDDEN = -1e4  # far below any logit of Whisper, and a float16
+
+
+@dataclasses.dataclass(frozen=True)
+class Ask:
+    """One request to TensorRT-LLM."""
+
+    prompt: tuple[int, ...]
+    # In host memory, contiguous: log-mel float16 (3000, n_mels), time first; or, over a link that
+    # `takes` samples, float32 (n,).
+    features: torch.Tensor
+    max_tokens: int
+    timestamps: bool = False
+    temperature: float = 0.0
+    seed: int = 0
+    probe: bool = False  # no rules; one token: give back its logits, or the likeliest language
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """News of one request."""
+
+    id: int
+    tokens: tuple[int, ...] = ()  # new since the last answer
+    finished: FinishReason | None = None
+    logprob_sum: float | None = None  # with `finished`: over every sampled token
+    logits: torch.Tensor | None = None  # to a probe: float32 (n_vocab,). None: see `tokens`
+    error: str = ""  # with `finished` "error"
+
+
+class Link(Protocol):
+    """The way to TensorRT-LLM."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What requests over this link can ask for."""
+        ...
+
+    @property
+    def lengths(self) -> Lengths:
+        """What fits in a request."""
+        ...
+
+    def send(self, ask: Ask) -> int:
+        """Hand over a request and return its id; never blocks.
+
+        Raises:
+            DeviceError: TensorRT-LLM takes no requests any more.
+        """
+        ...
+
+    def receive(self, timeout_s: float) -> list[Answer]:
+        """Wait at most `timeout_s` for news.
+
+        Raises:
+            DeviceError: TensorRT-LLM failed.
+        """
+        ...
+
+    def cancel(self, ask_id: int) -> None:
+        """Stop a request. Answers to it may still arrive."""
+        ...
+
+    def steps(self) -> tuple[int, int, float]:
+        """(steps, requests in them, seconds spent) since the last call."""
+        ...
+
+    def close(self) -> None:
+        """End every request and free the GPU."""
+        ...
+
+
+def suppression_bias(
+    facts: TokenizerFacts, n_vocab: int, dtype: torch.dtype = torch.float16
+) -> torch.Tensor:
+    """The suppress list as a constant addend to the logits: (n_vocab,) on the CPU.
+
+    Holds at every step alike, so the list for the first token alone cannot be told this way.
+    """
+    bias = torch.zeros(n_vocab, dtype=dtype)
+    bias[list(facts.suppress_tokens)] = FORBIDDEN
+    return bias
+
+
+@dataclasses.dataclass
+class _Window:
+    """A job on its way."""
+
+    job: Job
+    features: torch.Tensor
+    probing: bool
+    began: float
+    prompt: tuple[int, ...]
+    first_at: float | None = None  # when its first token arrived
+    sampled: int = 0
+    no_speech_prob: float | None = None
+    language: int | None = None
+    language_prob: float | None = None
+
+
+class TensorRTLLMRuntime:
+    """Implements `serve.runtime.protocol.Runtime` over a link.
+
+    Args:
+        engine: an engine that TensorRT-LLM runs.
+        link: the way to TensorRT-LLM; closed with the runtime.
+    """
+
+    def __init__(self, engine: Engine, link: Link) -> None:
+        self.capabilities = link.capabilities
+        self._lengths = link.lengths
+        self._facts = engine.manifest.tokenizer
+        self._dims = engine.manifest.dims
+        self._link = link
+        self._windows: dict[int, _Window] = {}  # by request id
+        self._ended: list[Event] = []  # cancelled before the next poll
+        self._load = Load(0, 0, 0, 0, 0, 0, 0.0, 0.0)
+
+    def submit(self, job: Job) -> None:
+        """Take one job; see `Runtime.submit`."""
+        self._check(job)
+        probing = self.capabilities.no_speech_prob or DETECT_LANGUAGE in job.prompt
+        # NOTE: time first and in the engine's dtype, for the library copies bytes; in host memory,
+        # for it copies on a stream of its own, which would not wait for work on the GPU.
+        if self.capabilities.takes == "samples":
+            features = job.features.to("cpu", torch.float32).contiguous()
+        else:
+            features = job.features.to("cpu", torch.float16).T.contiguous()
+        self._send(_Window(job, features, probing, time.perf_counter(), job.prompt))
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """Wait for news; see `Runtime.poll`."""
+        events, self._ended = self._ended, []
+        if self._windows:
+            for answer in self._link.receive(0.0 if events else timeout_s):
+                events += self._take(answer)
+        return events
+
+    def cancel(self, job_id: int) -> None:
+        """End a job; see `Runtime.cancel`."""
+        for ask_id, window in self._windows.items():
+            if window.job.id == job_id:
+                self._link.cancel(ask_id)
+                del self._windows[ask_id]
+                self._ended.append(Event(job_id, finished="cancelled"))
+                return
+
+    def load(self) -> Load:
+        """Gauges and counters; all of the library's time counts as decoding."""
+        steps, step_slots, seconds = self._link.steps()
+        self._load = dataclasses.replace(
+            self._load,
+            steps=self._load.steps + steps,
+            step_slots=self._load.step_slots + step_slots,
+            decode_s=self._load.decode_s + seconds,
+        )
+        busy = min(len(self._windows), self.capabilities.max_windows)
+        return dataclasses.replace(self._load, queued=len(self._windows) - busy, busy_slots=busy)
+
+    def close(self) -> None:
+        """Drop every job and free the GPU."""
+        self._windows.clear()
+        self._link.close()
+
+    def _check(self, job: Job) -> None:
+        limits, options = self._lengths, job.options
+        self._check_features(job.features)
+        self._check_abilities(job)
+        room = limits.max_seq_len - len(job.prompt)
+        if len(job.prompt) > limits.max_prompt_tokens or room < 1 or options.max_tokens < 1:
+            raise OptionError(
+                f"a prompt of {len(job.prompt)} tokens and max_tokens {options.max_tokens} do not "
+                f"fit this engine: prompts of at most {limits.max_prompt_tokens} tokens, "
+                f"{limits.max_seq_len} tokens in all"
+            )
+
+    def _check_features(self, features: torch.Tensor) -> None:
+        found = tuple(features.shape)
+        expected = (self._dims.n_mels, 2 * self._dims.n_audio_ctx)
+        if self.capabilities.takes == "samples":
+            if len(found) != 1 or not 1 <= found[0] <= WINDOW_SAMPLES:
+                raise OptionError(
+                    f"samples of shape {found}; this engine takes 1 to {WINDOW_SAMPLES} of them"
+                )
+        elif found != expected:
+            raise OptionError(f"features of shape {found}; this engine takes {expected}")
+
+    def _check_abilities(self, job: Job) -> None:
+        if job.options.timestamps and not self.capabilities.timestamps:
+            raise OptionError(
+                "timestamps: this runtime cannot enforce their rules; ask without timestamps"
+            )
+        if DETECT_LANGUAGE in job.prompt and not self.capabilities.detect_language:
+            raise OptionError("language: this runtime cannot detect it; name it")
+        if job.prompt[:1] != (self._facts.sot,) and not self.capabilities.previous_text:
+            raise OptionError("prompt: this runtime cannot begin with text; leave it out")
+        if job.options.temperature > 0 and not self.capabilities.sampling:
+            raise OptionError("temperature: this runtime decodes greedily; expected 0")
+
+    def _send(self, window: _Window) -> None:
+        job, options = window.job, window.job.options
+        if window.probing:
+            prompt = job.prompt[: job.prompt.index(self._facts.sot) + 1]
+            ask = Ask(prompt, window.features, max_tokens=1, probe=True)
+        else:
+            ask = Ask(
+                prompt=window.prompt,
+                features=window.features,
+                max_tokens=min(options.max_tokens, self._lengths.max_seq_len - len(window.prompt)),
+                timestamps=options.timestamps,
+                temperature=options.temperature,
+                seed=options.seed,
+            )
+        self._windows[self._link.send(ask)] = window
+
+    def _take(self, answer: Answer) -> list[Event]:
+        """Turn one answer into events; an answer to a cancelled job is nobody's."""
+        window = self._windows.get(answer.id)
+        if window is None:
+            return []
+        if answer.finished is not None:
+            del self._windows[answer.id]
+        if answer.finished == "error":
+            error = EarshotError(f"TensorRT-LLM failed this window: {answer.error}")
+            return [Event(window.job.id, finished="error", error=error)]
+        if window.probing:
+            if answer.finished is not None:
+                self._note_probe(window, answer)
+                self._send(window)
+            return []
+        return self._progress(window, answer)
+
+    def _progress(self, window: _Window, answer: Answer) -> list[Event]:
+        tokens = answer.tokens
+        # The executor leaves the end token out; Triton's backend pads with it.
+        if tokens and tokens[-1] == self._facts.eot:
+            tokens = tokens[:-1]
+        now = time.perf_counter()
+        if window.first_at is None:
+            window.first_at = now
+            self._load = dataclasses.replace(self._load, windows=self._load.windows + 1)
+        ended = answer.finished == "eot"
+        window.sampled += len(tokens) + ended
+        self._load = dataclasses.replace(self._load, tokens=self._load.tokens + len(tokens) + ended)
+        if answer.finished is None:
+            return [Event(window.job.id, tokens)] if tokens else []
+        if answer.finished == "cancelled":
+            return [Event(window.job.id, tokens, "cancelled")]
+        scores = Scores(
+            avg_logprob=_mean(answer.logprob_sum, window.sampled),
+            no_speech_prob=window.no_speech_prob,
+            language=window.language,
+            language_prob=window.language_prob,
+            encode_s=window.first_at - window.began,
+            decode_s=now - window.first_at,
+        )
+        return [Event(window.job.id, tokens, answer.finished, scores)]
+
+    def _note_probe(self, window: _Window, answer: Answer) -> None:
+        """Keep what is told at start-of-transcript; put the language into the prompt."""
+        window.probing = False
+        detecting = DETECT_LANGUAGE in window.job.prompt
+        if answer.logits is None:  # a link without logits chose among the languages itself
+            window.language = answer.tokens[0]
+            window.language_prob = math.exp(answer.logprob_sum or 0.0)
+        else:
+            logits = answer.logits.float()
+            window.no_speech_prob = float(logits.softmax(dim=-1)[self._facts.no_speech])
+            if detecting:
+                languages = sorted(self._facts.languages.values())
+                prob, index = logits[languages].softmax(dim=-1).max(dim=-1)
+                window.language, window.language_prob = languages[int(index)], float(prob)
+        if not detecting:
+            return
+        assert window.language is not None
+        window.prompt = tuple(
+            window.language if token == DETECT_LANGUAGE else token for token in window.job.prompt
+        )
+
+
+def _mean(total: float | None, count: int) -> float | None:
+    return None if total is None or count == 0 else total / count

@@ -1,0 +1,202 @@
+"""python -m build: what a user sees, types and gets wrong."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from checkpoints import NANO, edit_json, random_weights, write_hf, write_json, write_openai
+
+from build import verify
+from build.__main__ import main
+from serve.engine import MANIFEST_FILE, open_engine
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_hf(tmp_path_factory.mktemp("hf"), NANO, random_weights(NANO))
+
+
+@pytest.fixture
+def config(folder, tmp_path):
+    path = tmp_path / "nano.toml"
+    path.write_text(
+        f'[build]\ncheckpoint = "{folder}"\nengine = "{tmp_path}/engines/nano"\n'
+        f'[eval]\nmanifest = "{tmp_path}/none.jsonl"\n'
+    )
+    return path
+
+
+@pytest.fixture
+def engine(config, capsys):
+    assert main(["engine", "--config", str(config), "--no-verify"]) == 0
+    capsys.readouterr()
+    return config.parent / "engines" / "nano"
+
+
+@pytest.fixture(autouse=True)
+def short_signal(monkeypatch):
+    clips = verify.synthetic_clips()[1:]
+    monkeypatch.setattr(verify, "synthetic_clips", lambda: clips)
+
+
+def error(capsys, *arguments):
+    """Exit code and message of a command that fails with one line and no more."""
+    code = main([str(argument) for argument in arguments])
+    message = capsys.readouterr().err.strip()
+    assert message.startswith("error: ") and "\n" not in message
+    return code, message
+
+
+def test_build_verifies_and_says_what_it_made(config, capsys):
+    assert main(["engine", "--config", str(config)]) == 0
+    shown = capsys.readouterr()
+    manifest = open_engine(config.parent / "engines" / "nano").manifest
+    assert manifest.verification["windows"] == 1
+    assert manifest.verification["logits_relative"] < 0.05
+    assert "MB checkpoint ->" in shown.out
+    assert "INT8 weights" in shown.out
+    assert "logits relative" in shown.out and "token agreement" in shown.out
+    worst = max(manifest.quantization, key=lambda name: manifest.quantization[name].relative)
+    assert worst in shown.out
+    assert "Verifying on synthetic signal of 6 s" in shown.err
+    assert "tensors" in shown.err
+
+
+def test_flags_override_the_config(config, folder, tmp_path, capsys):
+    path = write_openai(tmp_path / "a.pt", NANO, random_weights(NANO))
+    flags = ["--checkpoint", path, "--tokenizer", folder, "--engine", tmp_path / "other"]
+    flags += ["--precision", "fp16", "--no-verify"]
+    assert main(["engine", "--config", str(config), *map(str, flags)]) == 0
+    manifest = open_engine(tmp_path / "other").manifest
+    assert (manifest.precision, manifest.source.id) == ("fp16", str(path))
+    assert not (tmp_path / "engines").exists()
+    assert "not yet; `python -m build verify` does it" in capsys.readouterr().out
+
+
+def test_if_stale_builds_only_what_is_stale(config, engine, capsys):
+    command = ["engine", "--config", str(config), "--if-stale", "--no-verify"]
+    before = (engine / MANIFEST_FILE).stat().st_ino
+    assert main(command) == 0
+    assert f"{engine} is up to date" in capsys.readouterr().out
+    assert (engine / MANIFEST_FILE).stat().st_ino == before
+    assert main([*command, "--precision", "fp16"]) == 0
+    assert open_engine(engine).manifest.precision == "fp16"
+    verified = [flag for flag in command if flag != "--no-verify"]
+    assert main(verified) == 0
+    assert open_engine(engine).manifest.verification is not None
+    capsys.readouterr()
+    assert main(verified) == 0
+    assert "is up to date" in capsys.readouterr().out
+
+
+def test_what_the_checkpoint_does_not_state_is_said(config, folder, tmp_path, capsys):
+    copy = write_hf(tmp_path / "copy", NANO, random_weights(NANO))
+    edit_json(copy / "generation_config.json", alignment_heads=None)
+    command = ["engine", "--config", str(config), "--checkpoint", str(copy), "--no-verify"]
+    assert main(command) == 0
+    assert "note: the checkpoint states no alignment_heads" in capsys.readouterr().out
+
+
+def test_inspect(engine, capsys):
+    assert main(["inspect", str(engine)]) == 0
+    shown = capsys.readouterr().out
+    for expected in ("1 decoder layers", "80 mel bins", "100, with translation", "earshot 0."):
+        assert expected in shown
+    assert len([line for line in shown.splitlines() if "  max " in line]) == 5
+    assert main(["inspect", str(engine), "--json"]) == 0
+    manifest = json.loads(capsys.readouterr().out)
+    assert manifest["dims"]["n_mels"] == 80
+    assert len(manifest["quantization"]) == 1 + 2 * 6 + 10
+
+
+def test_verify_writes_the_deviation(engine, capsys):
+    assert open_engine(engine).manifest.verification is None
+    assert main(["verify", str(engine)]) == 0
+    assert open_engine(engine).manifest.verification["greedy_agreement"] == 1.0
+    assert "greedy agreement 100.00%" in capsys.readouterr().out
+
+
+def test_verify_uses_the_audio_that_is_named(engine, config, tmp_path, capsys):
+    clip = ROOT / "tests" / "data" / "en_thanks.flac"
+    assert main(["verify", str(engine), "--audio", str(clip)]) == 0
+    assert f"Verifying on {clip}\n" in capsys.readouterr().err
+    entry = {"file": str(clip), "text": "a", "language": "en", "duration": 1.0}
+    write_json(tmp_path / "none.jsonl", entry)
+    assert main(["verify", str(engine), "--config", str(config)]) == 0
+    assert f"Verifying on {clip}\n" in capsys.readouterr().err
+
+
+def test_an_engine_that_fails_verification_does_not_replace_one_that_passed(
+    config, engine, capsys, monkeypatch
+):
+    strict = verify.Bounds(logits_relative=0.0, token_agreement=1.0, greedy_agreement=1.0)
+    monkeypatch.setitem(verify.BOUNDS, "int8", strict)
+    before = (engine / MANIFEST_FILE).stat().st_ino
+    code = main(["engine", "--config", str(config)])
+    assert code == 1
+    assert "error: the int8 engine does not match its checkpoint" in capsys.readouterr().err
+    assert (engine / MANIFEST_FILE).stat().st_ino == before
+    assert list(engine.parent.iterdir()) == [engine]
+
+
+def test_mistakes_get_one_line(config, engine, folder, tmp_path, capsys):
+    assert error(capsys, "inspect", tmp_path / "none") == (
+        1,
+        f"error: no engine at {tmp_path}/none ({tmp_path}/none/engine.json: No such file or "
+        "directory); build one with `make build-engine CONFIG=…`",
+    )
+    code, message = error(capsys, "engine", "--config", tmp_path / "none.toml")
+    assert code == 2 and "none.toml: No such file" in message
+    code, message = error(capsys, "engine", "--checkpoint", "no/such/folder")
+    assert code == 1 and "no checkpoint at no/such/folder" in message
+    code, message = error(capsys, "engine", "--config", config, "--engine", folder, "--no-verify")
+    assert code == 1 and "is not an engine" in message
+    code, message = error(capsys, "verify", engine, "--checkpoint", "no/such/folder")
+    assert code == 1 and "no checkpoint at no/such/folder" in message
+    (engine / MANIFEST_FILE).write_text("{}")
+    code, message = error(capsys, "inspect", engine)
+    assert code == 1 and "format version None" in message
+
+
+def test_interrupted(config, monkeypatch, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("build.writer.quantize_rows", interrupt)
+    assert main(["engine", "--config", str(config)]) == 130
+    assert capsys.readouterr().err.strip().endswith("interrupted; nothing was changed")
+    assert list((config.parent / "engines").iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [[], ["engine"], ["inspect"], ["verify"]])
+def test_help(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([*command, "--help"])
+    assert caught.value.code == 0
+    assert "usage: python -m build" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [[], ["make"], ["engine", "--precision", "int4"]])
+def test_usage_errors(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(command)
+    assert caught.value.code == 2
+    assert "usage: " in capsys.readouterr().err
+
+
+def test_as_a_program(engine):
+    """Through the shell: one line, an exit code, no stack trace, nothing from the libraries."""
+    command = [sys.executable, "-m", "build", "verify", str(engine)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0
+    assert done.stderr.startswith("Verifying on synthetic signal")
+    assert len(done.stderr.splitlines()) == 1
+    command[-1] = "engines/none"
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: no engine at engines/none")
+    assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,141 @@
+"""build.verify: a sound engine passes in both precisions, a wrong one is caught and named."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import NANO, random_weights, write_hf, write_json, write_openai
+from safetensors.torch import load_file
+
+from build import verify
+from build.checkpoint import open_checkpoint
+from build.writer import fill, staged, tensor_names
+from serve.engine import WEIGHTS_FILE, open_engine
+from serve.errors import AudioError, EngineError, UnavailableError
+from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_hf(tmp_path_factory.mktemp("hf"), NANO, random_weights(NANO))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(folder):
+    return open_checkpoint(str(folder))
+
+
+@pytest.fixture(scope="module")
+def clips():
+    return verify.synthetic_clips()[1:]
+
+
+def write(checkpoint, target, precision):
+    with staged(target) as folder:
+        fill(folder, checkpoint, precision, tensor_names(checkpoint))
+    return open_engine(target)
+
+
+def test_fp16_is_equal_and_int8_close(checkpoint, tmp_path, clips):
+    fp16 = verify.verify(write(checkpoint, tmp_path / "a", "fp16"), checkpoint, clips)
+    assert fp16.logits_relative < 1e-5  # float16 weights, computed in float32
+    assert (fp16.token_agreement, fp16.greedy_agreement) == (1.0, 1.0)
+    assert fp16.windows == 1 and 0 < fp16.tokens <= verify.MAX_TOKENS
+    int8 = verify.verify(write(checkpoint, tmp_path / "b", "int8"), checkpoint, clips)
+    assert fp16.logits_relative < int8.logits_relative < 0.05
+
+
+def test_openai_checkpoints_too(folder, checkpoint, tmp_path, clips):
+    path = write_openai(tmp_path / "a.pt", NANO, random_weights(NANO))
+    openai = open_checkpoint(str(path), str(folder))
+    engine = write(openai, tmp_path / "engine", "fp16")
+    found = verify.verify(engine, openai, clips)
+    expected = verify.verify(write(checkpoint, tmp_path / "b", "fp16"), checkpoint, clips)
+    assert found == expected
+
+
+def test_english_only_checkpoints(tmp_path, clips):
+    shape = dataclasses.replace(NANO, multilingual=False)
+    checkpoint = open_checkpoint(str(write_hf(tmp_path / "hf", shape, random_weights(shape))))
+    deviation = verify.verify(write(checkpoint, tmp_path / "e", "fp16"), checkpoint, clips)
+    assert deviation.greedy_agreement == 1.0
+
+
+@pytest.mark.parametrize(
+    "damaged", ["encoder.layers.1.mlp.fc2.weight", "decoder.layers.0.cross.q.bias"]
+)
+def test_a_wrong_tensor_is_caught(checkpoint, tmp_path, clips, damaged):
+    """The manifest fits the file, so nothing but the numbers can tell."""
+    tensors = dict(checkpoint.tensors)
+    tensors[damaged] = tensors[damaged].flip(0) + 0.3
+    wrong = dataclasses.replace(checkpoint, tensors=tensors)
+    engine = write(wrong, tmp_path / "engine", "fp16")
+    with pytest.raises(EngineError, match=r"does not match its checkpoint, .*: logits deviate by"):
+        verify.verify(engine, checkpoint, clips)
+
+
+def test_the_first_difference_is_named(checkpoint, tmp_path, clips):
+    tensors = dict(checkpoint.tensors)
+    tensors["decoder.tokens"] = tensors["decoder.tokens"].flip(0)
+    wrong = dataclasses.replace(checkpoint, tensors=tensors)
+    engine = write(wrong, tmp_path / "engine", "fp16")
+    pattern = rf"first in {clips[0].name}, token \d+: expected id \d+, got \d+"
+    with pytest.raises(EngineError, match=pattern):
+        verify.verify(engine, checkpoint, clips)
+
+
+def test_nan_does_not_pass(checkpoint, tmp_path, clips, monkeypatch):
+    engine = write(checkpoint, tmp_path / "engine", "fp16")
+
+    def load_weights(self, device="cpu"):
+        weights = load_file(self.path / WEIGHTS_FILE)
+        return weights | {"decoder.norm.bias": weights["decoder.norm.bias"] * float("nan")}
+
+    monkeypatch.setattr(type(engine), "load_weights", load_weights)
+    with pytest.raises(EngineError, match="logits deviate by nan%"):
+        verify.verify(engine, checkpoint, clips)
+
+
+def test_an_engine_of_other_weights_is_refused(checkpoint, tmp_path, clips):
+    engine = write(checkpoint, tmp_path / "engine", "fp16")
+    folder = write_hf(tmp_path / "other", NANO, random_weights(NANO, seed=1))
+    with pytest.raises(EngineError, match=r"was built from .* not from .*other"):
+        verify.verify(engine, open_checkpoint(str(folder)), clips)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_a_device_that_is_not_there(checkpoint, tmp_path, clips):
+    engine = write(checkpoint, tmp_path / "engine", "fp16")
+    with pytest.raises(UnavailableError, match="cuda"):
+        verify.verify(engine, checkpoint, clips, device="cuda")
+
+
+def test_bounds_are_stated_for_every_precision():
+    assert set(verify.BOUNDS) == {"fp16", "int8"}
+    assert verify.BOUNDS["fp16"].logits_relative < verify.BOUNDS["int8"].logits_relative
+
+
+def test_synthetic_clips_are_the_same_every_time():
+    first, second = verify.synthetic_clips(), verify.synthetic_clips()
+    assert [clip.samples.size for clip in first] == [WINDOW_SAMPLES, 6 * SAMPLE_RATE]
+    for a, b in zip(first, second, strict=True):
+        assert (a.samples == b.samples).all()
+        assert 0.01 < abs(a.samples).max() < 1.0
+
+
+def test_clips_of_the_bundled_manifest():
+    clips = verify.clips_from_manifest(Path("tests/data/manifest.jsonl"))
+    assert [clip.language for clip in clips] == ["en", "en", "es", "es"]
+    assert all(0 < clip.samples.size <= WINDOW_SAMPLES for clip in clips)
+
+
+def test_audio_that_cannot_be_read(tmp_path):
+    with pytest.raises(AudioError, match=r"cannot read .*nothing.wav: No such file"):
+        verify.clips_from_files([str(tmp_path / "nothing.wav")])
+    (tmp_path / "text.wav").write_text("no audio")
+    with pytest.raises(AudioError):
+        verify.clips_from_files([str(tmp_path / "text.wav")])
+    write_json(tmp_path / "manifest.jsonl", {"file": "a.wav"})
+    with pytest.raises(AudioError, match="KeyError"):
+        verify.clips_from_manifest(tmp_path / "manifest.jsonl")

@@ -1,0 +1,240 @@
+"""Commands, version checks, limits and atomicity of a TensorRT-LLM build, on the stand-in."""
+
+import dataclasses
+import json
+import os
+import shlex
+import time
+
+import pytest
+import torch
+
+from build.__main__ import main as build_main
+from build.trtllm import engines as trtllm_build
+from build.trtllm.engines import build_engine, commands, dry_run, planned_limits, up_to_date
+from serve.config import Config, RuntimeConfig, TrtllmConfig, load_config
+from serve.engine import MANIFEST_FILE, open_engine
+from serve.errors import ConfigError, EngineError, UnavailableError
+from serve.trtllm.limits import Gpu, limits_of
+from tests.build.trtllm.test_weights import dims_of
+from tests.fake_trtllm.install import DIMS, HERE, install, make_checkpoint, make_config
+
+HOPPER = Gpu("H", (9, 0))
+
+
+def parse(monkeypatch, words):
+    """Parse a command with the documented flags; anything else is a usage error."""
+    monkeypatch.syspath_prepend(str(HERE))
+    import trtllm_build as stand_in  # noqa: PLC0415 - only importable with the path above
+
+    return stand_in.make_parser().parse_args(words)
+
+
+@pytest.mark.parametrize("size", ["tiny", "large-v3", "large-v3-turbo"])
+def test_commands_use_documented_flags_and_computed_lengths(monkeypatch, size):
+    runtime = RuntimeConfig(slots=64, encoder_batch=16, tensorrt_llm=TrtllmConfig(beam_width=3))
+    text = dry_run(dims_of(size), Config(runtime=runtime))
+    lines = [shlex.split(line) for line in text.splitlines()]
+    assert [line[0] for line in lines] == ["trtllm-build", "trtllm-build"]
+    encoder, decoder = (parse(monkeypatch, line[1:]) for line in lines)
+
+    assert encoder.checkpoint_dir == "checkpoint/encoder"
+    assert encoder.output_dir == "../tensorrt_llm/encoder"
+    assert (encoder.max_input_len, encoder.max_seq_len) == (3000, 3000)  # mel frames
+    assert encoder.max_num_tokens == 1500 * 16
+    assert encoder.max_batch_size == decoder.max_batch_size == 64
+    assert (encoder.gemm_plugin, encoder.moe_plugin) == ("disable", "disable")
+    assert encoder.bert_attention_plugin == decoder.bert_attention_plugin == "float16"
+    assert encoder.remove_input_padding == decoder.remove_input_padding == "enable"
+
+    assert decoder.max_encoder_input_len == 3000
+    assert (decoder.max_input_len, decoder.max_seq_len) == (228, 448)
+    assert decoder.max_beam_width == 3
+    assert (decoder.gemm_plugin, decoder.gpt_attention_plugin) == ("float16", "float16")
+    assert decoder.kv_cache_type == "paged"
+
+
+def test_the_stand_in_refuses_flags_that_release_1_2_dropped(monkeypatch):
+    with pytest.raises(SystemExit):
+        parse(monkeypatch, ["--enable_xqa", "enable"])
+
+
+def test_the_shipped_config_plans_an_engine():
+    config = load_config("configs/large-v3-turbo-trtllm.toml")
+    assert config.build.runtime == "tensorrt_llm"
+    limits = planned_limits(dims_of("large-v3-turbo"), config, "1.2.1", HOPPER)
+    assert limits.max_batch_size == config.runtime.slots
+    assert set(commands(dims_of("large-v3-turbo"), limits)) == {"encoder", "decoder"}
+
+
+def test_dry_run_prints_the_commands_and_touches_nothing(tmp_path, capsys):
+    """Needs no library and no GPU; the bundled checkpoint stands for any."""
+    config = tmp_path / "c.toml"
+    engine = tmp_path / "engine"
+    config.write_text(f'[build]\nruntime = "tensorrt_llm"\nengine = "{engine}"\n')
+    assert build_main(["engine", "--config", str(config), "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    commands = [line for line in lines if line.startswith("trtllm-build ")]
+    assert len(commands) == 2
+    assert "--max_num_tokens 6000" in commands[0]
+    assert not engine.exists()
+    config.write_text("")
+    assert build_main(["engine", "--config", str(config), "--dry-run"]) == 2
+
+
+def test_an_encoder_batch_beyond_the_slots_is_refused():
+    config = Config(runtime=RuntimeConfig(slots=4, encoder_batch=8))
+    with pytest.raises(ConfigError, match=r"encoder_batch = 8 exceeds runtime\.slots = 4"):
+        planned_limits(DIMS, config, "1.2.1", HOPPER)
+
+
+@pytest.fixture
+def fake(monkeypatch, tmp_path):
+    return install(monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_build_writes_a_sound_engine_and_nothing_else(fake, tmp_path, precision):
+    log = []
+    target = tmp_path / "engine"
+    engine = build_engine(make_checkpoint(), make_config(), precision, target, log.append)
+    files = {p.relative_to(target).as_posix() for p in target.rglob("*") if p.is_file()}
+    halves = [f"tensorrt_llm/{half}/" for half in ("encoder", "decoder")]
+    expected = {half + name for half in halves for name in ("config.json", "rank0.engine")}
+    assert files == expected | {"tokenizer.json", MANIFEST_FILE}
+    manifest = engine.manifest
+    assert (manifest.runtime, manifest.precision) == ("tensorrt_llm", precision)
+    assert set(manifest.files) == files - {MANIFEST_FILE}
+    assert manifest.versions["tensorrt_llm"] == "1.2.1"
+    limits = limits_of(engine)
+    assert (limits.gpu, limits.compute_capability) == ("Stand-in GPU", "9.0")
+    assert (limits.max_batch_size, limits.encoder_batch, limits.max_beam_width) == (4, 2, 1)
+    assert (limits.max_prompt_tokens, limits.max_seq_len) == (228, 448)
+    config = json.loads((target / "tensorrt_llm/encoder/config.json").read_text())
+    algorithm = config["pretrained_config"]["quantization"]["quant_algo"]
+    assert algorithm == {"fp16": None, "int8": "W8A16"}[precision]
+    assert any("building WhisperEncoder" in line for line in log)  # the builder's own words
+    assert not list(tmp_path.glob(".engine*"))
+
+
+def test_an_engine_is_up_to_date_until_something_changes(fake, tmp_path):
+    target, checkpoint, config = tmp_path / "engine", make_checkpoint(), make_config()
+    assert not up_to_date(target, checkpoint, config, "fp16")
+    build_engine(checkpoint, config, "fp16", target, lambda _: None)
+    assert up_to_date(target, checkpoint, config, "fp16")
+    assert not up_to_date(target, checkpoint, config, "int8")
+    assert not up_to_date(target, checkpoint, make_config(beam_width=2), "fp16")
+    larger = dataclasses.replace(config.runtime, slots=8)
+    assert not up_to_date(target, checkpoint, dataclasses.replace(config, runtime=larger), "fp16")
+
+
+def test_a_lower_token_budget_than_asked_is_told_and_recorded(fake, tmp_path, monkeypatch):
+    planned = planned_limits(DIMS, make_config(), "1.2.1", HOPPER)
+    checkpoint, log = make_checkpoint(), []
+    target = tmp_path / "engine"
+    build_engine(checkpoint, make_config(), "fp16", target, lambda _: None)
+    path = target / "tensorrt_llm/encoder/config.json"
+    config = json.loads(path.read_text())
+    config["build_config"]["max_num_tokens"] = 1600
+    path.write_text(json.dumps(config))
+    limits = trtllm_build.built_limits(target, DIMS, planned, log.append)
+    assert limits.encoder_batch == 1
+    assert log == ["trtllm-build made the encoder with max_num_tokens = 1600, asked for 3000"]
+    config["build_config"]["max_input_len"] = 1500
+    path.write_text(json.dumps(config))
+    with pytest.raises(EngineError, match="1500 frames"):
+        trtllm_build.built_limits(target, DIMS, planned, log.append)
+
+
+def test_a_failed_build_shows_the_log_and_keeps_the_old_engine(fake, tmp_path, monkeypatch):
+    target, config = tmp_path / "engine", make_config()
+    build_engine(make_checkpoint(), config, "fp16", target, lambda _: None)
+    before = (target / MANIFEST_FILE).read_text()
+    # A name that the loader does not know, as when another release's names are written.
+    monkeypatch.setattr(trtllm_build, "write_checkpoint", write_old_names)
+    with pytest.raises(EngineError, match="Required but not provided tensors") as caught:
+        build_engine(make_checkpoint(), config, "fp16", target, lambda _: None)
+    assert "failed on the encoder with status 1" in str(caught.value)
+    assert (target / MANIFEST_FILE).read_text() == before
+    assert open_engine(target)
+    assert not list(tmp_path.glob(".engine*"))
+
+
+def write_old_names(dims, tensors, precision, folder, on_file):
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415
+
+    from build.trtllm.weights import write_checkpoint  # noqa: PLC0415
+
+    write_checkpoint(dims, tensors, precision, folder, on_file)
+    path = folder / "encoder" / "rank0.safetensors"
+    renamed = {
+        name.replace("transformer.layers", "encoder_layers"): tensor
+        for name, tensor in load_file(path).items()
+    }
+    save_file(renamed, path)
+
+
+def test_an_interrupt_stops_the_builder_and_leaves_nothing(fake, tmp_path):
+    builder = tmp_path / "fake-bin" / "trtllm-build"
+    builder.write_text('#!/bin/sh\necho $$ > "$PIDFILE"\necho started\nexec sleep 600\n')
+    pid_file = tmp_path / "pid"
+    os.environ["PIDFILE"] = str(pid_file)
+
+    def interrupt(line):
+        if line == "started":
+            raise KeyboardInterrupt
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            build_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "engine", interrupt)
+    finally:
+        del os.environ["PIDFILE"]
+    assert not list(tmp_path.glob("*engine*"))
+    pid = int(pid_file.read_text())
+    for _ in range(100):
+        if not os.path.exists(f"/proc/{pid}"):
+            return
+        time.sleep(0.05)
+    pytest.fail(f"the builder, process {pid}, is still alive")
+
+
+def test_an_absent_library_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(UnavailableError, match=r"not installed, expected release 1\.2.*Dockerfile"):
+        build_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "e", lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ("1.3.0", r"1\.3\.0 is installed, but from 1\.3 on .* expected 1\.2"),
+        ("1.4.0rc1", r"1\.4\.0rc1 is installed, but from 1\.3 on"),
+        ("0.20.0", r"0\.20\.0 is installed, but its checkpoints have other tensor names"),
+    ],
+)
+def test_another_release_is_refused(tmp_path, monkeypatch, version, words):
+    info = tmp_path / f"tensorrt_llm-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: tensorrt-llm\nVersion: {version}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UnavailableError, match=words):
+        build_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "e", lambda _: None)
+
+
+def test_no_gpu_and_no_builder_are_named(tmp_path, monkeypatch):
+    install(monkeypatch, tmp_path)
+    cpu = Config(runtime=RuntimeConfig(device="cpu"))
+    with pytest.raises(UnavailableError, match=r"needs an NVIDIA GPU; runtime\.device = 'cpu'"):
+        build_engine(make_checkpoint(), cpu, "fp16", tmp_path / "e", lambda _: None)
+    (tmp_path / "fake-bin" / "trtllm-build").unlink()
+    with pytest.raises(UnavailableError, match="trtllm-build is not on the PATH"):
+        build_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "e", lambda _: None)
+
+
+def test_int8_on_blackwell_is_refused_before_the_build(tmp_path, monkeypatch):
+    install(monkeypatch, tmp_path, capability=(10, 0))
+    with pytest.raises(UnavailableError, match=r"capability 10\.0\); build with PRECISION=fp16"):
+        build_engine(make_checkpoint(), make_config(), "int8", tmp_path / "e", lambda _: None)
+    build_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "e", lambda _: None)

@@ -1,0 +1,233 @@
+"""An engine for the LLM API: what is copied, what is refused, and which releases can run it."""
+
+import dataclasses
+import fnmatch
+import importlib.metadata
+import json
+import shutil
+import sys
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from build.__main__ import main as build_main
+from build.checkpoint import open_checkpoint
+from build.trtllm import engines as trtllm_build
+from build.trtllm.llm_api import build_engine, up_to_date
+from serve.config import RuntimeConfig, load_config
+from serve.engine import MANIFEST_FILE, open_engine
+from serve.errors import CheckpointError, ConfigError, EarshotError, UnavailableError
+from serve.runtime.table import open_runtime
+from serve.trtllm.limits import api_version, library_version
+from serve.trtllm.llm_api import check_config
+from tests.checkpoints import NANO, write_openai
+from tests.fake_trtllm.install import HERE, make_checkpoint, make_config
+from tests.serve.trtllm.test_llm_api_contract import BUILD, checkpoint  # noqa: F401 - a fixture
+
+CUDA = RuntimeConfig(device="cuda")
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint, tmp_path_factory):  # noqa: F811
+    target = tmp_path_factory.mktemp("api") / "engine"
+    return build_engine(checkpoint, BUILD, target, lambda _: None)
+
+
+def copy_of(checkpoint, tmp_path):  # noqa: F811
+    return shutil.copytree(checkpoint.path, tmp_path / "source")
+
+
+def test_an_engine_holds_the_checkpoint_and_nothing_else(engine, checkpoint):  # noqa: F811
+    files = {p.relative_to(engine.path).as_posix() for p in engine.path.rglob("*") if p.is_file()}
+    names = (
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "preprocessor_config.json",
+        "tokenizer.json",
+    )
+    copies = {f"checkpoint/{name}" for name in names}
+    assert files == {*copies, "tokenizer.json", MANIFEST_FILE}
+    manifest = engine.manifest
+    assert (manifest.runtime, manifest.precision) == ("tensorrt_llm_api", "fp16")
+    assert manifest.files.keys() == files - {MANIFEST_FILE}
+    assert (manifest.dims, manifest.tokenizer) == (checkpoint.dims, checkpoint.facts)
+    for name in copies:
+        source = checkpoint.path / name.removeprefix("checkpoint/")
+        assert (engine.path / name).read_bytes() == source.read_bytes()
+        assert not (engine.path / name).samefile(source)
+
+
+def test_shards_and_their_index_are_copied_and_other_copies_are_not(
+    checkpoint,  # noqa: F811
+    tmp_path,
+):
+    source = copy_of(checkpoint, tmp_path)
+    tensors = load_file(source / "model.safetensors")
+    (source / "model.safetensors").unlink()
+    (source / "pytorch_model.bin").write_bytes(b"another copy")
+    (source / "model.fp32-00001-of-00001.safetensors").write_bytes(b"and another")
+    halves = {"model-00001-of-00002.safetensors": {}, "model-00002-of-00002.safetensors": {}}
+    for i, (name, tensor) in enumerate(tensors.items()):
+        list(halves.values())[i % 2][name] = tensor
+    for name, half in halves.items():
+        save_file(half, source / name, metadata={"format": "pt"})
+    index = {tensor: name for name, half in halves.items() for tensor in half}
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    target = tmp_path / "engine"
+    build_engine(open_checkpoint(str(source)), BUILD, target, lambda _: None)
+    weights = {path.name for path in (target / "checkpoint").glob("*model*")}
+    assert weights == {*halves, "model.safetensors.index.json"}
+
+
+def test_up_to_date_until_something_changes(checkpoint, tmp_path):  # noqa: F811
+    source, target = copy_of(checkpoint, tmp_path), tmp_path / "engine"
+
+    def fresh():
+        return up_to_date(target, open_checkpoint(str(source)), BUILD)
+
+    assert not fresh()
+    build_engine(open_checkpoint(str(source)), BUILD, target, lambda _: None)
+    assert fresh()
+    processor = source / "preprocessor_config.json"
+    processor.write_text(processor.read_text() + "\n")
+    assert not fresh()
+    build_engine(open_checkpoint(str(source)), BUILD, target, lambda _: None)
+    assert fresh()
+    (source / "vocab.json").write_text("{}")
+    assert not fresh()
+
+
+def test_by_command_line_without_library_or_gpu(checkpoint, tmp_path, capsys):  # noqa: F811
+    engine = tmp_path / "engine"
+    config = tmp_path / "c.toml"
+    config.write_text(
+        f'[build]\ncheckpoint = "{checkpoint.path}"\nengine = "{engine}"\n'
+        'runtime = "tensorrt_llm_api"\nprecision = "fp16"\n'
+    )
+    assert build_main(["engine", "--config", str(config)]) == 0
+    assert "tensorrt_llm_api, FP16 weights" in capsys.readouterr().out
+    assert build_main(["engine", "--config", str(config), "--if-stale"]) == 0
+    assert "is up to date" in capsys.readouterr().out
+    assert open_engine(engine).manifest.runtime == "tensorrt_llm_api"
+    assert build_main(["engine", "--config", str(config), "--dry-run"]) == 2
+    assert "'tensorrt_llm_api' runs none" in capsys.readouterr().err
+    assert build_main(["engine", "--config", str(config), "--precision", "int8"]) == 2
+    assert "without quantisation; build with PRECISION=fp16" in capsys.readouterr().err
+
+
+def test_what_the_library_could_not_load_is_refused(checkpoint, tmp_path):  # noqa: F811
+    def refused(source, words, tokenizer="", error=CheckpointError):
+        build = dataclasses.replace(BUILD, tokenizer=tokenizer)
+        with pytest.raises(error, match=words):
+            build_engine(open_checkpoint(str(source), tokenizer), build, tmp_path / "engine", print)
+        assert not list(tmp_path.glob("*engine*"))
+
+    source = copy_of(checkpoint, tmp_path)
+    weights = load_file(source / "model.safetensors")
+    pickle = write_openai(tmp_path / "nano.pt", NANO, weights)
+    refused(pickle, "is an OpenAI checkpoint", tokenizer=str(source))
+    refused(source, "reads the checkpoint's own", tokenizer=str(source), error=ConfigError)
+    (source / "preprocessor_config.json").unlink()
+    refused(source, r"lacks preprocessor_config\.json")
+    (source / "processor_config.json").write_text("{}")  # where newer transformers put it
+    weights["model.decoder.layer_norm.bias"] = weights["model.decoder.layer_norm.bias"].float()
+    weights["model.decoder.layer_norm.bias"][3] = 1e6
+    save_file(weights, source / "model.safetensors")
+    refused(source, r"decoder\.norm\.bias holds NaN, infinity or values beyond float16")
+
+
+def test_a_full_disk_keeps_the_old_engine(engine, checkpoint, tmp_path, monkeypatch):  # noqa: F811
+    target = tmp_path / "engine"
+    shutil.copytree(engine.path, target)
+
+    def full(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(EarshotError, match="No space left on device"):
+        build_engine(checkpoint, BUILD, target, lambda _: None)
+    assert open_engine(target).manifest == engine.manifest
+    assert [path.name for path in tmp_path.iterdir()] == ["engine"]
+
+
+def test_a_hub_checkpoint_comes_with_its_processor(checkpoint, tmp_path, monkeypatch):  # noqa: F811
+    cache = tmp_path / "0123abc"
+
+    def snapshot_download(repo_id, revision, allow_patterns):
+        cache.mkdir(exist_ok=True)
+        for file in checkpoint.path.iterdir():
+            if any(fnmatch.fnmatch(file.name, pattern) for pattern in allow_patterns):
+                shutil.copy(file, cache)
+        return str(cache)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    opened = open_checkpoint("someone/whisper")
+    built = build_engine(opened, BUILD, tmp_path / "engine", lambda _: None)
+    assert "checkpoint/preprocessor_config.json" in built.manifest.files
+
+
+def test_the_shipped_config_builds_one(checkpoint, tmp_path):  # noqa: F811
+    config = load_config("configs/large-v3-turbo-trtllm-api.toml")
+    check_config(config.runtime)
+    build_engine(checkpoint, config.build, tmp_path / "engine", lambda _: None)
+
+
+@pytest.fixture
+def pretend(tmp_path, monkeypatch):
+    """Install a version, with or without Whisper in it."""
+
+    def pretend(version, whisper=True):
+        info = tmp_path / f"tensorrt_llm-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: tensorrt-llm\nVersion: {version}\n"
+        )
+        package = shutil.copytree(HERE / "api" / "tensorrt_llm", tmp_path / "tensorrt_llm")
+        if not whisper:
+            (package / "_torch/models/modeling_whisper.py").unlink()
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.delitem(sys.modules, "tensorrt_llm", raising=False)
+
+    return pretend
+
+
+@pytest.mark.parametrize("version", ["1.3.0rc27", "1.4.0", "2.0"])
+def test_new_releases_with_whisper_will_do(pretend, version):
+    pretend(version)
+    assert api_version() == version
+
+
+@pytest.mark.parametrize(
+    ("version", "whisper", "words"),
+    [
+        ("1.2.1", True, r"1\.2\.1 .* expected 1\.3 or later; .*runtime = 'tensorrt_llm'"),
+        ("1.3.0rc1", False, r"1\.3\.0rc1 .* without _torch/models/modeling_whisper\.py"),
+    ],
+)
+def test_others_are_refused(pretend, engine, version, whisper, words):
+    pretend(version, whisper)
+    with pytest.raises(UnavailableError, match=words):
+        open_runtime(engine, CUDA)
+
+
+def test_engines_are_referred_here(pretend, tmp_path, monkeypatch):
+    pretend("1.4.0")
+    with pytest.raises(UnavailableError, match=r"build with build\.runtime = 'tensorrt_llm_api'"):
+        library_version()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(UnavailableError, match="neither compiles nor runs engines"):
+        trtllm_build.build_engine(
+            make_checkpoint(), make_config(), "fp16", tmp_path / "e", lambda _: None
+        )
+
+
+def test_an_absent_library_is_named(engine, monkeypatch):
+    def version(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    with pytest.raises(UnavailableError, match=r"not installed, expected release 1\.3 or later"):
+        open_runtime(engine, CUDA)

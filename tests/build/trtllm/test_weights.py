@@ -1,0 +1,239 @@
+"""The TensorRT-LLM checkpoint against the library's own contract, for every published size."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+from build.names import foreign_name
+from build.trtllm.weights import (
+    decoder_config,
+    decoder_tensors,
+    encoder_config,
+    encoder_tensors,
+    write_checkpoint,
+)
+from serve.engine import Dims, tensor_kinds
+from serve.errors import CheckpointError
+from tests.fake_trtllm import contract
+from tests.fake_trtllm.install import DIMS, random_tensors
+from tests.fake_trtllm.plain_whisper import PlainWhisper
+
+
+def dims_of(size):
+    mels, d, heads, audio_layers, text_layers, vocab = contract.SIZES[size]
+    return Dims(
+        n_mels=mels,
+        n_audio_ctx=1500,
+        n_audio_state=d,
+        n_audio_head=heads,
+        n_audio_layer=audio_layers,
+        n_audio_ffn=4 * d,
+        n_vocab=vocab,
+        n_text_ctx=448,
+        n_text_state=d,
+        n_text_head=heads,
+        n_text_layer=text_layers,
+        n_text_ffn=4 * d,
+    )
+
+
+def on_meta(dims, dtype=torch.float32):
+    return {
+        name: torch.empty(shape, dtype=dtype, device="meta")
+        for name, shape, _ in tensor_kinds(dims)
+    }
+
+
+@pytest.mark.parametrize("size", contract.SIZES)
+def test_names_shapes_and_dtypes_of_every_published_size(size):
+    mels, d, _, audio_layers, text_layers, vocab = contract.SIZES[size]
+    dims = dims_of(size)
+    halves = (
+        (encoder_tensors(dims, on_meta(dims)), contract.encoder_shapes(mels, d, audio_layers)),
+        (decoder_tensors(dims, on_meta(dims)), contract.decoder_shapes(d, text_layers, vocab)),
+    )
+    for tensors, expected in halves:
+        assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == expected
+        assert {tensor.dtype for tensor in tensors.values()} == {torch.float16}
+        assert all(tensor.is_contiguous() for tensor in tensors.values())
+
+
+@pytest.mark.parametrize(
+    ("size", "encoder", "decoder"),
+    [
+        ("large-v3", 391, 581),
+        ("large-v3-turbo", 391, 77),
+        ("tiny", 55, 77),
+        ("medium.en", 295, 437),
+    ],
+)
+def test_tensor_counts(size, encoder, decoder):
+    dims = dims_of(size)
+    assert len(encoder_tensors(dims, on_meta(dims))) == encoder
+    assert len(decoder_tensors(dims, on_meta(dims))) == decoder
+
+
+def test_values_are_stacked_unscaled_and_keys_have_a_zero_bias():
+    source = random_tensors(DIMS)
+    encoder, decoder = encoder_tensors(DIMS, source), decoder_tensors(DIMS, source)
+    d = DIMS.n_audio_state
+    stacks = (
+        (encoder, "transformer.layers.1.attention", "encoder.layers.1.attn"),
+        (decoder, "transformer.layers.0.self_attention", "decoder.layers.0.attn"),
+        (decoder, "transformer.layers.1.cross_attention", "decoder.layers.1.cross"),
+    )
+    for tensors, target, ours in stacks:
+        weight, bias = tensors[f"{target}.qkv.weight"], tensors[f"{target}.qkv.bias"]
+        for i, part in enumerate("qkv"):
+            assert torch.equal(weight[i * d : (i + 1) * d], source[f"{ours}.{part}.weight"])
+        assert torch.equal(bias[:d], source[f"{ours}.q.bias"])
+        assert not bias[d : 2 * d].any()
+        assert torch.equal(bias[2 * d :], source[f"{ours}.v.bias"])
+    conv = encoder["transformer.conv2.weight"]
+    assert torch.equal(conv[..., 0], source["encoder.conv2.weight"])
+    head, embedding = decoder["lm_head.weight"], decoder["transformer.vocab_embedding.weight"]
+    assert torch.equal(head, embedding)
+    assert head.data_ptr() != embedding.data_ptr()
+
+
+def test_config_of_large_v3():
+    dims = dims_of("large-v3")
+    assert encoder_config(dims, "int8") == {
+        "architecture": "WhisperEncoder",
+        "dtype": "float16",
+        "num_hidden_layers": 32,
+        "num_attention_heads": 20,
+        "hidden_size": 1280,
+        "max_position_embeddings": 1500,
+        "has_position_embedding": True,
+        "n_mels": 128,
+        "vocab_size": 51866,
+        "hidden_act": "gelu",
+        "num_languages": 100,
+        "quantization": {"quant_algo": "W8A16"},
+    }
+    assert decoder_config(dims, "fp16") == {
+        "architecture": "DecoderModel",
+        "dtype": "float16",
+        "logits_dtype": "float16",
+        "num_hidden_layers": 32,
+        "num_attention_heads": 20,
+        "hidden_size": 1280,
+        "norm_epsilon": 1e-5,
+        "vocab_size": 51866,
+        "hidden_act": "gelu",
+        "use_parallel_embedding": False,
+        "embedding_sharding_dim": 0,
+        "max_position_embeddings": 448,
+        "use_prompt_tuning": False,
+        "head_size": 64,
+        "has_position_embedding": True,
+        "layernorm_type": 0,
+        "has_attention_qkvo_bias": True,
+        "has_mlp_bias": True,
+        "has_model_final_layernorm": True,
+        "has_embedding_layernorm": False,
+        "has_embedding_scale": False,
+        "ffn_hidden_size": 5120,
+        "q_scaling": 1.0,
+        "layernorm_position": 0,
+        "relative_attention": False,
+        "max_distance": 0,
+        "num_buckets": 0,
+        "model_type": "whisper",
+        "rescale_before_lm_head": False,
+        "encoder_hidden_size": 1280,
+        "encoder_num_heads": 20,
+        "encoder_head_size": None,
+        "skip_cross_kv": False,
+        "quantization": {"quant_algo": None},
+    }
+
+
+@pytest.mark.parametrize(
+    ("size", "languages"), [("tiny", 99), ("tiny.en", 99), ("large-v3-turbo", 100)]
+)
+def test_number_of_languages(size, languages):
+    assert encoder_config(dims_of(size), "fp16")["num_languages"] == languages
+
+
+def test_an_unusual_feed_forward_width_is_stated():
+    dims = Dims(**{**vars(DIMS), "n_audio_ffn": 128, "n_text_ffn": 192})
+    assert encoder_config(dims, "fp16")["intermediate_size"] == 128
+    assert decoder_config(dims, "fp16")["intermediate_size"] == 192
+    assert "intermediate_size" not in decoder_config(DIMS, "fp16")
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp16"])
+def test_written_files_ask_for_int8_but_hold_float16(tmp_path, precision):
+    write_checkpoint(DIMS, random_tensors(DIMS), precision, tmp_path)
+    for half in ("encoder", "decoder"):
+        files = sorted(path.name for path in (tmp_path / half).iterdir())
+        assert files == ["config.json", "rank0.safetensors"]
+        config = json.loads((tmp_path / half / "config.json").read_text())
+        algorithm = {"int8": "W8A16", "fp16": None}[precision]
+        assert config["quantization"] == {"quant_algo": algorithm}
+        tensors = load_file(tmp_path / half / "rank0.safetensors")
+        assert {tensor.dtype for tensor in tensors.values()} == {torch.float16}
+        assert not any("per_channel_scale" in name for name in tensors)
+
+
+def test_a_tensor_beyond_float16_is_refused_by_name(tmp_path):
+    tensors = {name: tensor.float() for name, tensor in random_tensors(DIMS).items()}
+    tensors["decoder.layers.1.mlp.fc1.weight"][3, 4] = 1e6
+    with pytest.raises(CheckpointError, match=r"decoder transformer\.layers\.1\.mlp\.fc\.weight"):
+        write_checkpoint(DIMS, tensors, "fp16", tmp_path)
+
+
+def hugging_face_network(dims):
+    torch.manual_seed(0)
+    config = WhisperConfig(
+        vocab_size=dims.n_vocab,
+        num_mel_bins=dims.n_mels,
+        d_model=dims.n_text_state,
+        encoder_layers=dims.n_audio_layer,
+        encoder_attention_heads=dims.n_audio_head,
+        encoder_ffn_dim=dims.n_audio_ffn,
+        decoder_layers=dims.n_text_layer,
+        decoder_attention_heads=dims.n_text_head,
+        decoder_ffn_dim=dims.n_text_ffn,
+        pad_token_id=0,
+        bos_token_id=0,
+        eos_token_id=0,
+        decoder_start_token_id=0,
+        init_std=0.1,
+    )
+    network = WhisperForConditionalGeneration(config).eval()
+    for parameter in network.parameters():  # what float16 can hold, so that rounding is no issue
+        parameter.data = (parameter.data + 0.05 * torch.randn_like(parameter)).half().float()
+    return network
+
+
+@pytest.mark.parametrize(("heads", "mels"), [(2, 80), (3, 128)])
+def test_a_plain_network_from_the_written_tensors_equals_transformers(tmp_path, heads, mels):
+    d = 64 * heads
+    sizes = {"n_audio_state": d, "n_text_state": d, "n_audio_head": heads, "n_text_head": heads}
+    ffn = {"n_audio_ffn": 4 * d, "n_text_ffn": 4 * d}
+    dims = Dims(**{**vars(DIMS), **sizes, **ffn, "n_mels": mels})
+    network = hugging_face_network(dims)
+    theirs = network.state_dict()
+    tensors = {name: theirs[foreign_name(name, "hf")] for name, _, _ in tensor_kinds(dims)}
+    write_checkpoint(dims, tensors, "fp16", tmp_path)
+    plain = PlainWhisper(*(read_half(tmp_path / half) for half in ("encoder", "decoder")))
+
+    features = torch.randn(2, mels, 3000, generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(0, dims.n_vocab, (2, 9), generator=torch.Generator().manual_seed(2))
+    with torch.inference_mode():
+        expected = network(input_features=features, decoder_input_ids=tokens)
+        encoded = plain.encode(features.transpose(1, 2))
+        logits = plain.logits(tokens, plain.cross(encoded))
+    torch.testing.assert_close(encoded, expected.encoder_last_hidden_state, atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(logits, expected.logits, atol=5e-4, rtol=1e-4)
+
+
+def read_half(folder):
+    config = json.loads((folder / "config.json").read_text())
+    return config, load_file(folder / "rank0.safetensors")

@@ -1,0 +1,141 @@
+"""The real systems on a tiny checkpoint with random weights: what they say is nonsense."""
+
+import contextlib
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import WhisperFeatureExtractor
+
+from eval import demo as demo_module
+from eval.accuracy import prepare, systems
+from eval.accuracy.data import Prediction, load_clips
+from eval.demo import DemoResult, demo, render
+from serve.config import BuildConfig, Config
+from serve.errors import ConfigError, EarshotError, UnavailableError
+from tests.eval_fakes import row
+
+CLIP = Path("tests/data/en_two.wav")
+
+
+@pytest.fixture
+def config(nano_config, nano_engine, tmp_path):
+    folder = tmp_path / "nano"
+    shutil.copytree(nano_engine.parent / "checkpoint", folder)
+    WhisperFeatureExtractor().save_pretrained(folder)
+    base = nano_config()
+    build = dataclasses.replace(base.build, checkpoint=str(folder))
+    return dataclasses.replace(
+        base, build=build, eval=dataclasses.replace(base.eval, threads=1, concurrency=2)
+    )
+
+
+def said(name, config, longest_s=30.0):
+    with contextlib.closing(systems.open_system(name, config)) as system:
+        assert all(isinstance(value, str) for value in system.settings.values())
+        answer = system.transcribe(CLIP.read_bytes())
+        with pytest.raises(EarshotError):
+            system.transcribe(b"not audio at all")
+    assert isinstance(answer, Prediction)
+    assert answer.language and "<" not in answer.language
+    times = [(s.start_s, s.end_s) for s in answer.segments]
+    assert all(0 <= start <= end <= longest_s for start, end in times), times
+    return answer
+
+
+@pytest.mark.server
+def test_earshot_says_the_same_in_process_and_through_triton(config):
+    assert said("earshot-int8", config) == said("earshot-triton", config)
+
+
+def test_transformers(config):
+    # generate decodes once more what follows the last timestamp, the window's padding too
+    said("transformers-fp32", config, longest_s=60.0)
+
+
+def test_faster_whisper_reads_the_converted_checkpoint(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare, "CACHE", tmp_path / "cache")
+    systems.prepare(("faster-whisper-int8",), config, "unused.toml")
+    folder = prepare.converted_folder(config)
+    assert list((tmp_path / "cache").iterdir()) == [folder]  # nothing half done beside it
+    made = (folder / "model.bin").stat().st_mtime_ns
+    systems.prepare(("faster-whisper-int8",), config, "unused.toml")
+    assert (folder / "model.bin").stat().st_mtime_ns == made
+    said("faster-whisper-int8", config)
+
+
+def test_a_failed_conversion_leaves_nothing(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare, "CACHE", tmp_path / "cache")
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    for name in ("model.safetensors", "tokenizer.json", "preprocessor_config.json"):
+        (checkpoint / name).write_text("{}")
+    build = dataclasses.replace(config.build, checkpoint=str(checkpoint))
+    with pytest.raises(EarshotError, match="converting the checkpoint for faster-whisper failed"):
+        prepare.prepare_converted(dataclasses.replace(config, build=build))
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_the_other_precision_lies_beside_the_configured_engine():
+    config = Config(build=BuildConfig(engine="engines/demo", precision="int8"))
+    assert prepare.engine_of(config, "int8") == "engines/demo"
+    assert prepare.engine_of(config, "fp16") == "engines/demo-fp16"
+
+
+def test_an_engine_of_the_wrong_precision_is_refused(config):
+    build = dataclasses.replace(config.build, precision="fp16")
+    with pytest.raises(ConfigError, match="is int8, expected fp16"):
+        systems.open_system("earshot-fp16", dataclasses.replace(config, build=build))
+
+
+def test_openai_checkpoints_are_refused_by_name():
+    config = Config(build=BuildConfig(checkpoint="large-v3.pt"))
+    with pytest.raises(UnavailableError, match=r"need a Hugging Face checkpoint, got large-v3.pt"):
+        prepare.checkpoint_folder(config)
+
+
+def test_a_failed_engine_build_is_said(config, monkeypatch):
+    with pytest.raises(EarshotError, match="building the fp16 engine failed with exit code 2"):
+        prepare.prepare_engine(config, "none.toml", "fp16")
+
+
+@pytest.mark.server
+def test_demo_sends_every_clip_and_stops_the_server(config, tmp_path):
+    lines = Path("tests/data/manifest.jsonl").read_text().splitlines()
+    manifest = tmp_path / "m.jsonl"
+    manifest.write_text("\n".join(lines[:3]))
+    for clip in load_clips("tests/data/manifest.jsonl")[:3]:
+        (tmp_path / clip.file).write_bytes(clip.path.read_bytes())
+    evaluation = dataclasses.replace(config.eval, manifest=str(manifest))
+    stages = []
+    result = demo(dataclasses.replace(config, eval=evaluation), stages.append)
+    assert [r.file for r in result.rows] == [c.file for c in load_clips(manifest)]
+    assert result.failed == 0
+    assert result.peak_memory_bytes > 50_000_000
+    assert stages[-1] == "Stopped the server."
+
+
+def test_demo_output():
+    spoken = row("a.wav", "Hello there", "Hallo there", latency_s=0.5)
+    result = DemoResult(
+        rows=(
+            spoken,
+            row("silent.wav", "", "", latency_s=0.25),
+            row("lost.wav", "Gone", "", prediction=None, error="AudioError: AUDIO is empty"),
+        ),
+        concurrency=8,
+        peak_memory_bytes=300 * 2**20,
+    )
+    text = "\n".join(render(result))
+    for part in (
+        "a.wav        10.0 s  en  latency  0.50 s  CER   9.1 %",
+        "    reference        Hello there",
+        "    FAILED           AudioError: AUDIO is empty",
+        "(no speech)",
+        "clips         3, 8 at a time, 1 failed",
+        "peak memory   300 MiB",
+        "RTFx          20.0 (20.0 s of audio in 1.0 s",
+    ):
+        assert part in text
+    assert max(map(len, text.splitlines())) <= demo_module.WIDTH

@@ -1,0 +1,118 @@
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from eval.accuracy import worker
+from eval.accuracy.worker import calls_per_system, measure, tree_memory_bytes
+from serve.config import Config, EvalConfig
+from serve.errors import DeadlineError, UnavailableError
+from tests.eval_fakes import open_fake, write_clips
+
+CONFIG = Config(eval=EvalConfig(concurrency=3, repeats=2, threads=1))
+SAID = {"a.txt": "one", "b.txt": "two", "c.txt": ""}
+
+
+def measured(tmp_path, name="fake", said=SAID, config=CONFIG, on_row=None):
+    rows, calls = [], []
+    result = measure(
+        name,
+        config,
+        write_clips(tmp_path, said),
+        open_system=open_fake,
+        on_row=on_row or rows.append,
+        on_call=lambda: calls.append(1),
+        log=tmp_path / "logs" / "fake.log",
+    )
+    return result, rows, len(calls)
+
+
+def no_children():
+    # multiprocessing keeps one helper of its own for as long as this process lives
+    left = [child.cmdline() for child in psutil.Process().children()]
+    return not [line for line in left if "resource_tracker" not in " ".join(line)]
+
+
+def test_phases_threads_and_process_are_as_stated(tmp_path):
+    result, rows, calls = measured(tmp_path)
+    assert result.settings["threads"] == result.settings["cores"] == "1"
+    assert int(result.settings["pid"]) != os.getpid()
+    assert "OMP_NUM_THREADS" not in os.environ or os.environ["OMP_NUM_THREADS"] != "unset"
+    phases = [(r.phase, r.concurrency) for r in rows]
+    assert phases == [("alone", 1)] * 6 + [("one_clip", 1)] * 6 + [("loaded", 3)] * 6
+    assert {r.file for r in rows if r.phase == "one_clip"} == {"b.txt"}  # 6 s; c has no speech
+    assert calls == len(rows) + len(SAID) == calls_per_system(write_clips(tmp_path, SAID), CONFIG)
+    assert all(r.text == SAID[r.file] for r in rows)
+    assert "opening fake" in (tmp_path / "logs" / "fake.log").read_text()
+    assert no_children()
+
+
+def test_memory_belongs_to_one_system(tmp_path):
+    small, _, _ = measured(tmp_path)
+    big, _, _ = measured(tmp_path, "big")
+    again, _, _ = measured(tmp_path)
+    assert big.peak_memory_bytes - small.peak_memory_bytes > 150_000_000
+    assert abs(again.peak_memory_bytes - small.peak_memory_bytes) < 50_000_000
+
+
+def test_tree_memory_includes_descendants():
+    script = "import time; data = b'x' * 150_000_000; print('ready', flush=True); time.sleep(30)"
+    before = tree_memory_bytes(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        assert tree_memory_bytes(os.getpid()) - before > 140_000_000
+        child.kill()
+    assert tree_memory_bytes(child.pid) == 0
+
+
+def test_the_systems_own_error_comes_back(tmp_path):
+    with pytest.raises(UnavailableError, match="needs a device that is not here"):
+        measured(tmp_path, "missing")
+    assert no_children()
+
+
+def test_a_dead_process_is_named_with_its_last_words(tmp_path):
+    with pytest.raises(UnavailableError, match=r"fake ended early: opening fake; its log is .*log"):
+        measured(tmp_path, said={"a.txt": "die"})
+    assert no_children()
+
+
+def test_a_bug_ends_the_system_and_is_logged(tmp_path):
+    with pytest.raises(UnavailableError, match="ZeroDivisionError: a bug in the system"):
+        measured(tmp_path, said={"a.txt": "bug"})
+    assert "Traceback" in (tmp_path / "logs" / "fake.log").read_text()
+
+
+def test_a_hanging_system_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "TERMINATE_TIMEOUT_S", 0.5)
+    transcriber = dataclasses.replace(CONFIG.transcriber, request_timeout_s=0.5)
+    config = dataclasses.replace(CONFIG, transcriber=transcriber)
+    with pytest.raises(DeadlineError, match="fake said nothing for 1 s"):
+        measured(tmp_path, said={"a.txt": "hang"}, config=config)
+    assert no_children()
+
+
+def test_ctrl_c_leaves_no_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "TERMINATE_TIMEOUT_S", 0.5)
+    said = {"a.txt": "hang"}
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        measured(tmp_path, said=said)
+    timer.join()
+    assert time.monotonic() - began < 30
+    assert no_children()
+
+
+def test_a_systems_memory_holds_none_of_our_tools():
+    heavy = {"torch", "transformers", "faster_whisper", "ctranslate2", "tritonclient"}
+    script = f"import sys, eval.__main__, eval.accuracy.worker; print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "set()", done.stderr

@@ -1,0 +1,166 @@
+"""Load in a closed and in an open loop, on a clock that only the runtime moves."""
+
+import collections
+import itertools
+import types
+
+import pytest
+
+from eval.bench import load as bench_load
+from eval.bench.load import Feed, at_once, open_loop, poisson, steady
+from serve.errors import DeadlineError, DeviceError
+from serve.runtime.protocol import DecodingOptions, Event, Job, Load
+
+
+class Clock:
+    """Stands in for the module `time`."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def perf_counter(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+class OneSecondEach:
+    """A runtime with one slot: every poll with work takes a second and ends the oldest window."""
+
+    def __init__(self, clock, short_by=0, stuck=(), error=None):
+        self._clock, self._short_by, self._stuck, self._error = clock, short_by, stuck, error
+        self._waiting = collections.deque()
+        self._cancelled = []
+        self.most = 0
+        self.steps = 0
+
+    def submit(self, job):
+        self._waiting.append(job)
+        self.most = max(self.most, len(self._waiting))
+
+    def poll(self, timeout_s):
+        events = [Event(i, finished="cancelled") for i in self._cancelled]
+        self._cancelled = []
+        self._clock.now += 1.0
+        if self._waiting and self._waiting[0].id not in self._stuck:
+            job = self._waiting.popleft()
+            self.steps += 1
+            tokens = (7,) * (job.options.max_tokens - self._short_by)
+            events.append(Event(job.id, tokens[:1]))
+            events.append(Event(job.id, tokens[1:], "error" if self._error else "length",
+                                error=self._error))  # fmt: skip
+        return events
+
+    def cancel(self, job_id):
+        self._waiting = collections.deque(job for job in self._waiting if job.id != job_id)
+        self._cancelled.append(job_id)
+
+    def load(self):
+        return Load(0, 0, self.steps, self.steps, 0, self.steps, 0.25 * self.steps, self.steps)
+
+
+class Numbers:
+    """Jobs without features."""
+
+    batch = 3
+
+    def __init__(self):
+        self._ids = itertools.count()
+
+    def jobs(self, lengths):
+        assert 0 < len(lengths) <= self.batch
+        return [
+            Job(next(self._ids), None, (1,), DecodingOptions(max_tokens=length))
+            for length in lengths
+        ]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(
+        bench_load,
+        "time",
+        types.SimpleNamespace(perf_counter=clock.perf_counter, sleep=clock.sleep),
+    )
+    return clock
+
+
+def feed_of(clock, **kind):
+    runtime = OneSecondEach(clock, **kind)
+    return Feed(runtime, Numbers()), runtime
+
+
+def test_a_closed_loop_keeps_the_runtime_full_and_counts_after_the_warm_up(clock):
+    feed, runtime = feed_of(clock)
+    found = steady(feed, itertools.repeat(5), slots=4, inside=7, seconds=10.0)
+    assert (found.windows, found.wall_s, found.rate) == (10, 10.0, 1.0)
+    assert found.load.steps == 10 and found.load.encode_s == 2.5  # not the 8 of the warm-up
+    assert runtime.most == 7 and feed.inside == 0
+    assert "step 1000.00 ms, encode 250.00 ms a window, 1 slots busy" in found.detail
+
+
+def test_windows_at_hand_at_the_start_are_timed_with_fill_and_drain(clock):
+    feed, runtime = feed_of(clock)
+    assert at_once(feed, [2] * 11, inside=5) == 11.0
+    assert runtime.most == 5 and feed.inside == 0
+
+
+def test_latency_counts_from_when_an_arrival_was_due(clock):
+    """The second is due while the runtime holds the host: its wait may not be left out."""
+    feed, _ = feed_of(clock)
+    found = open_loop(feed, [0.5, 0.75, 9.0], length=4, warm_s=0.0, drain_s=30.0)
+    assert found.latency_s == [1.0, 1.75, 1.0]
+    assert (found.late, found.latest_s, found.unfinished) == (1, 0.75, 0)
+    assert found.figures["p50_ms"] == 1000.0 and found.figures["arrivals"] == 3
+
+
+def test_arrivals_of_the_warm_up_are_served_and_not_counted(clock):
+    feed, runtime = feed_of(clock)
+    found = open_loop(feed, [0.0, 1.0, 5.0], length=4, warm_s=2.0, drain_s=30.0)
+    assert found.latency_s == [1.0] and runtime.steps == 3
+
+
+def test_what_does_not_end_is_taken_back_and_counts_with_its_wait(clock):
+    feed, _ = feed_of(clock, stuck=(1,))
+    found = open_loop(feed, [0.0, 2.0, 3.0], length=4, warm_s=0.0, drain_s=5.0)
+    assert found.unfinished == 2 and found.latency_s == [1.0, 6.0, 5.0]
+    assert feed.inside == 0
+
+
+def test_groups_of_due_arrivals_are_at_most_a_batch(clock):
+    feed, runtime = feed_of(clock)
+    found = open_loop(feed, [0.0] * 8, length=4, warm_s=0.0, drain_s=30.0)
+    assert found.latency_s == [float(n) for n in range(1, 9)] and runtime.most == 8
+
+
+def test_a_window_without_its_forced_length_is_a_fault(clock):
+    feed, _ = feed_of(clock, short_by=1)
+    feed.submit([5])
+    with pytest.raises(AssertionError, match="1 tokens short"):
+        feed.drain()
+
+
+def test_a_window_that_fails_ends_the_benchmark(clock):
+    feed, _ = feed_of(clock, error=DeviceError("it broke"))
+    feed.submit([5])
+    with pytest.raises(DeviceError, match="it broke"):
+        feed.drain()
+
+
+def test_a_stuck_runtime_is_not_waited_for_without_limit(clock):
+    feed, _ = feed_of(clock, stuck=(0,))
+    feed.submit([5])
+    with pytest.raises(DeadlineError, match="no window ended for 120 s, with 1 in the runtime"):
+        feed.drain()
+
+
+def test_poisson_arrivals_have_the_rate_and_repeat():
+    times = poisson(rate=50.0, seconds=100.0, seed=3)
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    assert times == poisson(50.0, 100.0, 3) != poisson(50.0, 100.0, 4)
+    assert all(gap > 0 for gap in gaps) and times[-2] < 100.0 <= times[-1]
+    mean = sum(gaps) / len(gaps)
+    spread = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
+    assert mean == pytest.approx(0.02, rel=0.1) and spread == pytest.approx(0.02, rel=0.1)

@@ -1,0 +1,247 @@
+"""Peers on a CPU and a tiny shape: lengths are forced, and a bad peer costs only its own lines."""
+
+import contextlib
+import dataclasses
+import importlib.util
+import itertools
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import types
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import transformers
+
+from eval.bench import engine as bench_engine
+from eval.bench.peers import checkpoint as bench_checkpoint
+from eval.bench.peers import ctranslate2 as bench_ctranslate2
+from eval.bench.peers import forced as bench_forced
+from eval.bench.peers import hugging_face as bench_hugging_face
+from eval.bench.peers import run as bench_peers
+from eval.bench.peers import vllm as bench_vllm
+from eval.bench.table import Row
+from serve.errors import DeadlineError, EarshotError, UnavailableError
+
+TURBO = bench_engine.SHAPES["whisper-large-v3-turbo"]
+TINY = dataclasses.replace(
+    TURBO, n_audio_state=64, n_audio_head=1, n_audio_layer=1, n_audio_ffn=64, n_text_state=64,
+    n_text_head=1, n_text_layer=1, n_text_ffn=64,
+)  # fmt: skip
+
+
+def silent(line):
+    pass
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Fewer tokens and requests, so that every workload ends soon."""
+    monkeypatch.setattr(bench_forced, "REQUESTS", 2)
+    monkeypatch.setattr(bench_forced, "REQUEST_TOKENS", 7)
+    monkeypatch.setattr(bench_forced, "THROUGHPUT_TOKENS", 12)
+
+
+def kinds(rows):
+    assert all(row.value > 0 for row in rows)
+    return [(row.workload, row.system, row.unit) for row in rows]
+
+
+def test_hugging_face_decodes_forced_lengths(short):
+    rows = list(bench_hugging_face.run(TINY, "cpu", 0.0, silent, (2, 3)))
+    assert kinds(rows) == [
+        ("one request", "Hugging Face generate, fp16", "ms"),
+        ("throughput", "Hugging Face generate, fp16", "RTFx"),
+        ("throughput", "Hugging Face generate, fp16", "RTFx"),
+    ]
+    assert "12 tokens; 3 windows" in rows[-1].detail
+
+
+def test_ctranslate2_decodes_forced_lengths(short):
+    rows = list(bench_ctranslate2.run(TINY, "cpu", 0.0, silent, 2))
+    assert kinds(rows) == [
+        (workload, f"CTranslate2 {compute_type}", unit)
+        for compute_type in ("float32", "int8")
+        for workload, unit in (("one request", "ms"), ("throughput", "RTFx"))
+    ]
+
+
+def test_the_checkpoint_is_what_transformers_reads(tmp_path):
+    bench_checkpoint.write_checkpoint(tmp_path, TINY)
+    processor = transformers.WhisperProcessor.from_pretrained(tmp_path)
+    tokens = list(bench_checkpoint.PROMPT)
+    facts = [50258, 50259, 50360, 50364]  # of every published large-v3
+    assert processor.tokenizer.convert_tokens_to_ids(tokens) == facts
+    assert bench_checkpoint.prompt_ids(TINY.n_vocab) == facts
+    sound = np.zeros(16_000, np.float32)
+    features = processor(sound, sampling_rate=16_000, return_tensors="np").input_features
+    assert features.shape == (1, TINY.n_mels, 3000)
+    model, info = transformers.WhisperForConditionalGeneration.from_pretrained(
+        tmp_path, output_loading_info=True
+    )
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert model.config.eos_token_id == processor.tokenizer.eos_token_id == 50257
+    assert all(bool(weight.isfinite().all()) for weight in model.state_dict().values())
+
+
+class FakeVllm(types.ModuleType):
+    """Answers as vllm does: what our side hands over is what is tested."""
+
+    __version__ = "0.0"
+
+    def __init__(self):
+        super().__init__("vllm")
+        self.sounds, self.options = [], []
+        self.SamplingParams = lambda **fields: types.SimpleNamespace(**fields)
+
+    def LLM(self, model, **settings):
+        transformers.WhisperProcessor.from_pretrained(model)
+        assert settings["mm_processor_cache_gb"] == 0 and not settings["enable_prefix_caching"]
+        assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+        return self
+
+    def generate(self, prompts, limits, use_tqdm, mm_processor_kwargs):
+        assert use_tqdm is False
+        self.options.append(mm_processor_kwargs)
+        results = []
+        for prompt, limit in zip(prompts, limits, strict=True):
+            sound, rate = prompt["encoder_prompt"]["multi_modal_data"]["audio"]
+            assert rate == 16_000 and sound.dtype == np.float32
+            self.sounds.append(sound)
+            assert prompt["decoder_prompt"]["prompt_token_ids"] == [50258, 50259, 50360, 50364]
+            assert limit.ignore_eos and limit.temperature == 0
+            tokens = types.SimpleNamespace(token_ids=[1] * limit.max_tokens)
+            results.append(types.SimpleNamespace(outputs=[tokens]))
+        return results
+
+
+def test_vllm_gets_new_sound_and_a_length_for_every_window(short, monkeypatch):
+    fake = FakeVllm()
+    monkeypatch.setitem(sys.modules, "vllm", fake)
+    monkeypatch.setattr(bench_vllm, "FEW", 2)
+    monkeypatch.setattr(bench_vllm, "MANY", 3)
+    for name in (*bench_vllm.ENVIRONMENT, "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "")
+    rows = list(bench_vllm.run(TINY, "cuda:1", 0.0, silent))
+    assert kinds(rows) == [
+        (workload, f"vLLM fp16, log-mel on {where}", unit)
+        for where in ("CPU", "GPU")
+        for workload, unit in (
+            ("one request", "ms"), ("throughput", "RTFx"), ("throughput", "RTFx"),
+            ("MLPerf-shaped", "samples/s"),
+        )
+    ]  # fmt: skip
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
+    assert {len(sound) for sound in fake.sounds} == {160_000, 480_000}
+    mine = [(len(s), s[:1000].tobytes()) for s in fake.sounds[: len(fake.sounds) // 2]]
+    assert len(set(mine)) == len(mine)
+    assert fake.options[0] is None and fake.options[-1] == {"device": "cuda"}
+
+
+def test_vllm_is_refused_without_a_gpu():
+    with pytest.raises(UnavailableError, match="vLLM's wheel runs on GPUs only"):
+        list(bench_vllm.run(TINY, "cpu", 0.0, silent))
+
+
+def test_of_several_visible_gpus_the_configured_one_is_left(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    assert bench_vllm._visible(1) == "5"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert bench_vllm._visible(1) == "1"
+
+
+def test_a_length_that_was_not_kept_is_an_error():
+    with pytest.raises(EarshotError, match="forced 2 windows to 5 tokens, got 4, 5 for 2"):
+        bench_forced.seconds_of(lambda lengths: [5, 4], [5, 5])
+
+
+def test_windows_at_once_are_enough_for_the_time(monkeypatch):
+    """A decoder of 100 windows a second on a clock of its own."""
+    clock = types.SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
+    monkeypatch.setattr(bench_forced, "time", clock)
+    calls = []
+
+    def decode(lengths):
+        calls.append(len(lengths))
+        clock.now += len(lengths) / 100
+        return list(lengths)
+
+    lengths, wall_s = bench_forced.at_once(decode, itertools.count(1), 16, 2.0)
+    assert calls == [16, 240] and wall_s == pytest.approx(2.4)
+    assert lengths == list(range(1, 241))
+    row = bench_forced.batches("peer", decode, 50, 2.0, "")
+    assert row.value == pytest.approx(3000) and row.figures["seconds"] == pytest.approx(2.0)
+
+
+def test_peers_and_what_they_need_are_known(monkeypatch):
+    assert set(bench_peers.PEERS) == {"hugging-face", "faster-whisper", "vllm"}
+    bench_peers.check(["hugging-face", "faster-whisper"])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UnavailableError, match="peer vllm needs the package vllm, which is not"):
+        bench_peers.PEERS["vllm"](TINY, "cuda", 1.0, silent)
+
+
+def raises(dims, device, seconds, say):
+    say(f"in process {os.getpid()}")
+    yield Row("one request", "peer", seconds, "ms", None, device)
+    raise EarshotError("no such length")
+
+
+def dies(dims, device, seconds, say):
+    yield Row("one request", "peer", seconds, "ms", None, device)
+    print("the GPU is on fire", flush=True)
+    os.abort()
+
+
+def hangs(dims, device, seconds, say):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    say(f"{child.pid} below {tempfile.gettempdir()}")
+    time.sleep(600)
+    yield
+
+
+def measured(run, say):
+    return list(bench_peers._measure("peer", run, TINY, "cpu", 1.5, say, 60.0))
+
+
+@pytest.mark.parametrize(
+    ("run", "why"),
+    [(raises, "no such length"), (dies, "its process died: the GPU is on fire")],
+)
+def test_what_a_peer_measured_before_it_failed_is_kept(run, why):
+    said = []
+    assert measured(run, said.append) == [
+        Row("one request", "peer", 1.5, "ms", None, "cpu"),
+        Row("throughput", "peer", None, "RTFx", None, f"refused: {why}"),
+    ]
+    if run is raises:
+        assert said[0].startswith("in process") and said[0] != f"in process {os.getpid()}"
+    else:
+        assert said[-1] == "peer: the GPU is on fire"
+
+
+def test_a_run_that_is_given_up_leaves_nothing():
+    found = []
+
+    def interrupt(line):
+        pid, _, folder = line.split()
+        found.extend([psutil.Process(int(pid)), Path(folder)])
+        assert found[1].is_dir()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measured(hangs, interrupt)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        found[0].wait(20)
+    assert not found[0].is_running() and not found[1].exists()
+
+
+def test_a_peer_may_not_take_for_ever(tmp_path):
+    ours, theirs = multiprocessing.get_context("spawn").Pipe(duplex=False)
+    with ours, theirs, pytest.raises(DeadlineError, match="not done after 0 s"):
+        list(bench_peers._rows(ours, 0.01, tmp_path / "log", silent))

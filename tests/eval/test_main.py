@@ -1,0 +1,141 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from eval.__main__ import main
+from eval.accuracy import run as run_module
+from eval.accuracy import systems, worker
+from eval.accuracy.data import read_rows
+from tests.eval_fakes import open_fake
+
+NAMES = "earshot-int8,earshot-fp16,faster-whisper-int8"
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    """A config whose systems are fakes that say what the clips' bytes say."""
+    said = {"a.txt": "hello there", "b.txt": "good bye", "c.txt": ""}
+    lines = []
+    for file, text in said.items():
+        (tmp_path / file).write_text(text)
+        clip = {"file": file, "text": text, "language": "en" if text else None, "duration": 9.5}
+        lines.append(json.dumps(clip))
+    (tmp_path / "manifest.jsonl").write_text("\n".join(lines))
+    path = tmp_path / "small.toml"
+    manifest = tmp_path / "manifest.jsonl"
+    path.write_text(f'[eval]\nmanifest = "{manifest}"\nconcurrency = 2\nrepeats = 2\nthreads = 1\n')
+    monkeypatch.setattr(systems, "open_system", open_fake)
+    monkeypatch.setattr(systems, "prepare", lambda *_: None)
+    monkeypatch.setattr(worker, "TERMINATE_TIMEOUT_S", 0.5)
+    return path
+
+
+def run(config, *flags):
+    folder = config.parent / "out"
+    flags = ("--systems", NAMES, *flags)
+    return main(["run", "--config", str(config), "--output", str(folder), *flags]), folder
+
+
+def test_run_writes_predictions_and_reports(config, capsys):
+    code, folder = run(config)
+    assert code == 0
+    assert "**Passed**" in capsys.readouterr().out
+    report = json.loads((folder / "report.json").read_text())
+    assert [s["facts"]["name"] for s in report["systems"]] == NAMES.split(",")
+    assert all(s["overall"]["cer"]["percent"] == 0.0 for s in report["systems"])
+    assert sorted(p.name for p in (folder / "predictions").iterdir()) == sorted(
+        f"{name}.{ending}" for name in NAMES.split(",") for ending in ("json", "jsonl")
+    )
+    assert report["run"]["repeats"] == 2
+
+
+def test_score_again_after_predictions_changed(config, capsys):
+    _, folder = run(config)
+    path = folder / "predictions" / "earshot-int8.jsonl"
+    path.write_text(path.read_text().replace('"text": "hello there"', '"text": "hallo there"'))
+    capsys.readouterr()
+    assert main(["score", str(folder)]) == 1
+    out = capsys.readouterr()
+    assert "FAILED: CER of earshot-int8 at most 0.3 points above faster-whisper-int8" in out.err
+    assert "FAILED: CER of earshot-int8 at most 0.2 points above earshot-fp16" in out.err
+    assert "CER of earshot-fp16 at most" not in out.err
+    assert main(["score", str(folder), "--systems", "earshot-fp16"]) == 0
+
+
+def test_compare_takes_folders(config, capsys):
+    _, folder = run(config)
+    capsys.readouterr()
+    assert main(["compare", str(folder), str(folder / "report.json")]) == 0
+    assert "CER %" in capsys.readouterr().out
+
+
+def test_a_run_that_did_not_finish_is_not_scored_by_chance(config, capsys):
+    _, folder = run(config)
+    facts = folder / "predictions" / "earshot-fp16.json"
+    facts.write_text(facts.read_text().replace('"run": "', '"run": "0'))
+    assert main(["score", str(folder)]) == 2
+    assert "of an earlier run, so earshot-fp16 did not finish" in capsys.readouterr().err
+    facts.unlink()
+    assert main(["score", str(folder)]) == 2
+    assert "did not finish" in capsys.readouterr().err
+    rows = folder / "predictions" / "earshot-int8.jsonl"
+    rows.write_text(rows.read_text().split("\n", 1)[1])
+    assert main(["score", str(folder), "--systems", "earshot-int8"]) == 2
+    assert "lines, expected" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_valid_lines(config, capsys, monkeypatch):
+    (config.parent / "b.txt").write_text("hang")
+    original = run_module.row_to_json
+    timers = []
+
+    def interrupt_soon(row):  # b.txt answers once, to warm up, and then never again
+        if not timers:
+            timers.append(threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)))
+            timers[0].start()
+        return original(row)
+
+    monkeypatch.setattr(run_module, "row_to_json", interrupt_soon)
+    code, folder = run(config)
+    assert code == 130
+    assert "interrupted" in capsys.readouterr().err
+    kept = list((folder / "predictions").iterdir())
+    assert [path.name for path in kept] == ["earshot-int8.jsonl.partial"]
+    assert len(read_rows(kept[0])) >= 1
+    assert not (folder / "report.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [
+        (["--systems", "whisper.cpp"], 2, "unknown system 'whisper.cpp'; known: earshot-triton"),
+        (["--systems", "earshot-int8,earshot-int8"], 2, "expected different names"),
+        (["--manifest", "none.jsonl"], 2, "cannot read the manifest none.jsonl"),
+    ],
+)
+def test_mistakes_end_in_one_line(config, capsys, flags, code, said):
+    found, _ = run(config, *flags)
+    err = capsys.readouterr().err
+    assert found == code
+    assert said in err and err.count("\n") == 1
+
+
+def test_a_missing_package_is_named_before_anything_runs(config, capsys, monkeypatch):
+    monkeypatch.setattr(systems.importlib.util, "find_spec", lambda name: None)
+    code, folder = run(config, "--systems", "faster-whisper-int8")
+    assert code == 1
+    assert "faster-whisper-int8 needs the package faster_whisper" in capsys.readouterr().err
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["score"], ["compare"], ["demo"]])
+def test_help(command):
+    done = subprocess.run(
+        [sys.executable, "-m", "eval", *command, "--help"], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "usage: python -m eval" in done.stdout

@@ -1,0 +1,177 @@
+"""`python -m eval trtllm-check` on the stand-in: it passes, and it notices what is wrong."""
+
+import dataclasses
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+import torch
+
+from build.__main__ import main as build_main
+from eval import trtllm_check
+from eval.trtllm_check import (
+    CONTRACT_TESTS,
+    DifferenceError,
+    Reference,
+    check_engine,
+    compare_tokens,
+    make_checkpoint,
+    make_jobs,
+    run_contract_tests,
+    write_config,
+)
+from serve.engine import open_engine
+from serve.errors import CheckpointError, EngineError, UnavailableError
+from tests.fake_trtllm.install import install, install_api
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory):
+    """The stand-in's executor module, with everything installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        small = {"d_model": 128, "encoder_layers": 1, "decoder_layers": 2}
+        heads = {f"{half}_attention_heads": 2 for half in ("encoder", "decoder")}
+        patch.setattr(trtllm_check, "TINY", {**trtllm_check.TINY, **small, **heads})
+        patch.setattr(trtllm_check, "WINDOWS", 2)
+        patch.setattr(trtllm_check, "MAX_TOKENS", 6)
+        yield install(patch, tmp_path_factory.mktemp("fake"))
+
+
+@pytest.fixture(scope="module")
+def built(fake, tmp_path_factory):
+    """An FP16 engine of the random checkpoint, its configuration, and transformers' network."""
+    work = tmp_path_factory.mktemp("check")
+    network = make_checkpoint(work / "checkpoint")
+    config = write_config(work, "fp16", "tensorrt_llm")
+    assert build_main(["engine", "--config", str(work / "fp16.toml")]) == 0
+    return open_engine(config.build.engine), config.runtime, network
+
+
+def in_process(path):
+    assert build_main(["engine", "--config", str(path)]) == 0
+
+
+def test_the_whole_check_passes_on_the_stand_in(fake, tmp_path, monkeypatch):
+    lines = []
+    monkeypatch.setattr(trtllm_check, "run_contract_tests", lambda path, arguments: None)
+    trtllm_check.run(tmp_path, lines.append, in_process)
+    assert lines[0] == "TensorRT-LLM 1.2.1 on Stand-in GPU, compute capability 9.0"
+    for precision in ("fp16", "int8"):
+        words = [line for line in lines if line.startswith(f"{precision}: ")]
+        assert [word.split()[1] for word in words] == ["built", "logits", "greedy", "windows"]
+    assert lines[-1] == "the runtime contract tests pass"
+
+
+def test_the_whole_check_passes_on_the_stand_in_of_the_llm_api(fake, tmp_path, monkeypatch):
+    install_api(monkeypatch)
+    lines = []
+    monkeypatch.setattr(
+        trtllm_check, "run_contract_tests", lambda path, arguments: lines.append(path)
+    )
+    trtllm_check.run(tmp_path, lines.append, in_process)
+    assert lines[0] == "TensorRT-LLM 1.4.0 on Stand-in GPU, compute capability 9.0"
+    words = [line for line in lines if line.startswith("fp16: ")]
+    assert [word.split()[1] for word in words] == ["built", "greedy", "windows"]
+    assert lines[-2:] == [
+        "tests/serve/trtllm/test_llm_api_contract.py",
+        "the runtime contract tests pass",
+    ]
+    engine = open_engine(tmp_path / "fp16")
+    config = trtllm_check.write_config(tmp_path, "fp16", "tensorrt_llm_api").runtime
+    other = make_checkpoint(tmp_path / "other")
+    other.model.decoder.layers[1].fc2.weight.data.neg_()
+    with pytest.raises(DifferenceError, match=r"window \d: token \d+ is"):
+        check_engine(engine, config, other, lambda line: None)
+
+
+def test_the_random_network_is_not_trivial(built):
+    engine, _, network = built
+    said = [
+        tuple(Reference(network).greedy(engine.manifest.tokenizer, job))
+        for job in make_jobs(engine)
+    ]
+    assert all(said)
+    assert len(set(said)) == len(said)
+
+
+def test_other_weights_are_noticed_in_the_logits(built):
+    engine, config, network = built
+    other = trtllm_check._hf.WhisperForConditionalGeneration(network.config).eval()
+    other.load_state_dict(network.state_dict())
+    layer = other.model.decoder.layers[1].encoder_attn.k_proj
+    layer.weight.data = layer.weight.data.flip(0)
+    with pytest.raises(DifferenceError, match="window 0, logits after 4 tokens: off by"):
+        check_engine(engine, config, other, lambda line: None)
+
+
+def test_wrong_tokens_are_shown_at_the_first_difference(built):
+    engine, _, network = built
+    facts = engine.manifest.tokenizer
+    job = make_jobs(engine)[0]
+    reference = Reference(network)
+    expected = reference.greedy(facts, job)
+    assert compare_tokens(reference, [job], [expected], [expected], tie=0.05) == 0
+    wrong = [*expected[:2], (expected[2] + 1) % facts.eot, *expected[3:]]
+    with pytest.raises(DifferenceError, match=rf"token 2 is \[{wrong[2]}\], expected"):
+        compare_tokens(reference, [job], [wrong], [expected], tie=0.0)
+    with pytest.raises(DifferenceError, match="token 5 is missing"):
+        compare_tokens(reference, [job], [expected[:5]], [expected], tie=0.05)
+    assert compare_tokens(reference, [job], [wrong], [expected], tie=torch.inf) == 1
+
+
+def test_a_neighbour_that_leaks_is_noticed(built, fake, monkeypatch):
+    """As a packed encoder would, whose windows see each other."""
+    engine, config, network = built
+    honest = fake.Executor._logits
+
+    def leaky(self, active):
+        logits = honest(self, active)
+        return logits.roll(1, dims=-1) if len(self.active) > 1 else logits
+
+    monkeypatch.setattr(fake.Executor, "_logits", leaky)
+    with pytest.raises(DifferenceError, match="window 0: token 0 is"):
+        check_engine(engine, config, network, lambda line: None)
+
+
+def test_a_stalled_executor_is_noticed(built, fake, monkeypatch):
+    engine, config, network = built
+    monkeypatch.setattr(trtllm_check, "_WAIT_S", 0.05)
+    monkeypatch.setattr(fake.Executor, "_step", lambda self: None)
+    with pytest.raises(DifferenceError, match="answered with nothing"):
+        check_engine(engine, config, network, lambda line: None)
+
+
+def test_a_build_that_fails_says_so(tmp_path):
+    with pytest.raises(Exception, match="failed with status 2"):
+        trtllm_check.build_by_command_line(tmp_path / "missing.toml")
+
+
+def test_the_contract_tests_run_in_a_process_of_their_own():
+    assert all(Path(path).is_file() for path in CONTRACT_TESTS.values())
+    quick = "tests/serve/native/test_slots.py"
+    run_contract_tests(quick, ["-p", "no:cacheprovider"])
+    with pytest.raises(DifferenceError, match="contract tests fail"):
+        run_contract_tests(quick, ["-p", "no:cacheprovider", "-k", "no_such_test"])
+
+
+def test_without_the_library_it_says_what_is_missing(tmp_path, monkeypatch):
+    def version(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    with pytest.raises(UnavailableError, match="not installed"):
+        trtllm_check.run(tmp_path, print, in_process)
+
+
+def test_without_the_demo_it_says_what_is_missing(tmp_path):
+    with pytest.raises(CheckpointError, match="cannot take the tokenizer from"):
+        make_checkpoint(tmp_path / "checkpoint", donor=tmp_path / "nowhere")
+
+
+def test_an_engine_from_another_gpu_is_refused(built):
+    engine, _, _ = built
+    limits = trtllm_check.limits_of(engine)
+    gpu = trtllm_check.find_gpu
+    other = dataclasses.replace(limits, compute_capability="8.0")
+    with pytest.raises(EngineError, match=r"compiled for compute capability 8\.0"):
+        trtllm_check.check_build(engine, other, "1.2.1", gpu("cuda"))

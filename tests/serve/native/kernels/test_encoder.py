@@ -1,0 +1,121 @@
+"""The encoder's kernels against their twins: on a GPU, else in Triton's interpreter."""
+
+# ruff: noqa: F811 - fixtures of another file
+
+import pytest
+import torch
+
+from serve.config import RuntimeConfig
+from serve.engine import Dims
+from serve.errors import UnavailableError
+from serve.native.kernels import definition
+from serve.native.kernels.choose import choose
+from tests.serve.native.kernels.test_kernels import (  # noqa: F401 - fixtures and filters
+    DEVICE,
+    DTYPES,
+    ON_GPU,
+    close,
+    kernels,
+    matrix_of,
+    norm_of,
+    pytestmark,
+    random,
+)
+
+GELU = 5e-5  # the polynomial's error; below what FP16 can tell
+D, WIDE = (1280, 5120) if ON_GPU else (64, 192)
+BATCHES = [1, 3] if ON_GPU else [2]
+
+
+@pytest.fixture
+def encoder(kernels):
+    return kernels[2].TritonEncoder(DEVICE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("batch", BATCHES)
+def test_linear_gelu(encoder, random, batch, dtype):
+    for depth, n_out in ((D, WIDE), (80, D)):
+        x, matrix = (
+            random(batch, 150, depth, dtype=dtype),
+            matrix_of(random, n_out, depth, dtype, False),
+        )
+        for spread in (1, 30):  # far beyond where the polynomial holds
+            wide = x * spread
+            close(encoder.linear_gelu(wide, matrix), definition.linear_gelu(wide, matrix), GELU)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n_mels", [80, 128])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_stem(encoder, random, batch, n_mels, dtype):
+    """Windows do not run into each other, and begin and end as if in silence."""
+    time = 3000 if ON_GPU else 60
+    features = random(batch, n_mels, time)
+    convs = [matrix_of(random, D, 3 * depth, dtype, False) for depth in (n_mels, D)]
+    positions = random(time // 2, D, dtype=dtype)
+    close(
+        encoder.stem(features, *convs, positions),
+        definition.stem(features, *convs, positions),
+        GELU,
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_residual_stream(encoder, random, dtype):
+    x, y = random(2, 75, D, dtype=dtype), random(2, 75, WIDE, dtype=dtype)
+    matrix = matrix_of(random, D, WIDE, dtype, False, bias=False)
+    norm, shift = norm_of(random, D), random(D)
+    close(encoder.norm(x, norm), definition.norm(x, norm))
+    mine, twin = x.clone(), x.clone()
+    got = encoder.add_linear_norm(mine, y, matrix, shift, norm, last=False)
+    close(got, definition.add_linear_norm(twin, y, matrix, shift, norm, last=False))
+    close(mine, twin)
+
+
+def values(scaled):
+    width = scaled.values.shape[-1]
+    return scaled.values.float().view(-1, width) * scaled.scale[:, None]
+
+
+@pytest.mark.gpu  # FP8 needs a GPU of compute capability 9.0
+def test_fp8_rows_are_scaled_as_the_twin_says(kernels, random):
+    encoder = kernels[2].Fp8Encoder(DEVICE)
+    x, norm = random(2, 75, D, dtype=torch.float16), norm_of(random, D)
+    for got, expected in (
+        (encoder.norm(x, norm), definition.norm(x, norm)),
+        (kernels[2]._scale_rows(x, gelu=False), x),
+        (kernels[2]._scale_rows(x, gelu=True), torch.nn.functional.gelu(x)),
+    ):
+        twin = definition.scaled(expected)
+        assert torch.allclose(got.scale, twin.scale, rtol=2e-3)
+        error = (values(got) - values(twin)).norm() / values(twin).norm()
+        assert float(error) < 0.01  # numbers that rounding to FP16 moved across an FP8 edge
+
+
+@pytest.mark.gpu
+def test_fp8_products(kernels, random):
+    """What FP8 loses: about 4 % of a product of random numbers, and nothing systematic."""
+    encoder = kernels[2].Fp8Encoder(DEVICE)
+    x, y = (random(1, 75, width, dtype=torch.float16) for width in (D, WIDE))
+    wide = matrix_of(random, WIDE, D, torch.float16, False)
+    narrow = matrix_of(random, D, WIDE, torch.float16, False, bias=False)
+    norm, shift = norm_of(random, D), random(D)
+    got = encoder.linear(definition.scaled(x), encoder.prepare(wide))
+    error = (got.float() - definition.linear(x, wide).float()).norm()
+    assert float(error / definition.linear(x, wide).float().norm()) < 0.06
+    mine, twin = x.clone(), x.clone()
+    for last in (False, True):
+        got = encoder.add_linear_norm(mine, y, encoder.prepare(narrow), shift, norm, last)
+        expected = definition.add_linear_norm(twin, y, narrow, shift, norm, last)
+        got = got if last else values(got).view(expected.shape)
+        assert float((got.float() - expected.float()).norm() / expected.float().norm()) < 0.08
+
+
+def test_fp8_is_refused_where_it_cannot_run():
+    dims = Dims(80, 1500, 64, 1, 1, 128, 5601, 448, 64, 1, 1, 128)
+    with pytest.raises(UnavailableError, match=r'"fp8" needs .* 9\.0 .*the device is cpu'):
+        choose("auto", torch.device("cpu"), dims, 4, "fp8")
+    with pytest.raises(UnavailableError, match=r'runtime\.kernels = "torch"'):
+        choose("torch", torch.device("cpu"), dims, 4, "fp8")
+    assert RuntimeConfig().encoder_precision == "full"

@@ -1,0 +1,137 @@
+"""The native runtime on a CUDA device: it says what the CPU says, and the same in any company."""
+
+# ruff: noqa: F811 - fixtures of another file
+
+import dataclasses
+import random
+
+import pytest
+import torch
+
+from build import writer
+from serve.config import RuntimeConfig
+from serve.engine import DETECT_LANGUAGE, open_engine
+from serve.errors import UnavailableError
+from serve.native.runtime import NativeRuntime
+from serve.runtime.protocol import DecodingOptions, Job
+from tests.serve.native.test_runtime import (  # noqa: F401 - fixtures
+    checkpoint,
+    engine,
+    prompt_of,
+    run,
+    windows,
+    write_engine,
+)
+
+pytestmark = pytest.mark.gpu
+CUDA = RuntimeConfig(device="cuda", slots=16, encoder_batch=8)
+WAYS = {
+    "graphs": dataclasses.replace(CUDA, cuda_graph=True),
+    "eager": CUDA,
+    "torch": dataclasses.replace(CUDA, kernels="torch"),
+}
+
+
+@pytest.fixture(scope="module")
+def int8_engine(checkpoint, tmp_path_factory):
+    target = tmp_path_factory.mktemp("engines") / "demo-int8"
+    with writer.staged(target) as folder:
+        writer.fill(folder, checkpoint, "int8", writer.tensor_names(checkpoint))
+    return open_engine(target)
+
+
+@pytest.fixture(scope="module")
+def expected(engine, int8_engine, checkpoint, windows):
+    """What the CPU says of each window, by the engine's precision."""
+    found = {}
+    for name, one in (("fp16", engine), ("int8", int8_engine)):
+        runtime = NativeRuntime(one, RuntimeConfig(slots=8, encoder_batch=4))
+        jobs = [Job(i, w[2], prompt_of(checkpoint.facts, w[1])) for i, w in enumerate(windows)]
+        found[name] = run(runtime, jobs)
+        runtime.close()
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_the_same_tokens_as_on_the_cpu(
+    precision,
+    way,
+    engine,
+    int8_engine,
+    expected,
+    checkpoint,
+    windows,
+):
+    runtime = NativeRuntime({"fp16": engine, "int8": int8_engine}[precision], WAYS[way])
+    jobs = [Job(i, w[2], prompt_of(checkpoint.facts, w[1])) for i, w in enumerate(windows)]
+    ended = run(runtime, jobs)
+    for i, window in enumerate(windows):
+        cpu = expected[precision][i]
+        assert ended[i].tokens == cpu.tokens, window[0]
+        assert ended[i].finished == cpu.finished
+        assert ended[i].scores.avg_logprob == pytest.approx(cpu.scores.avg_logprob, abs=2e-2)
+        assert ended[i].scores.no_speech_prob == pytest.approx(cpu.scores.no_speech_prob, abs=2e-2)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_the_same_bits_in_any_company(graphs, int8_engine, checkpoint, windows):
+    """One window per encoder batch: what is left to differ is the decoder, and it must not."""
+    facts, rng = checkpoint.facts, random.Random(3)
+    config = dataclasses.replace(CUDA, encoder_batch=1, cuda_graph=graphs)
+    runtime = NativeRuntime(int8_engine, config)
+    jobs = []
+    for i, (_, language, features) in enumerate(windows):
+        options = DecodingOptions(temperature=[0.0, 0.8][i % 2], seed=i)
+        heard = DETECT_LANGUAGE if i % 3 else facts.languages[language]
+        jobs.append(Job(i, features, (facts.sot, heard, facts.transcribe), options))
+    alone = {job.id: run(runtime, [job])[job.id] for job in jobs}
+    again = [dataclasses.replace(job, id=100 * turn + job.id) for turn in (1, 2) for job in jobs]
+    rng.shuffle(again)
+    ended = {}
+    waiting = list(again)
+    while len(ended) < len(again):
+        if waiting and rng.random() < 0.3:
+            runtime.submit(waiting.pop())
+        for event in runtime.poll(0.0):
+            ended[event.job_id] = event
+    for job_id, event in ended.items():
+        before = alone[job_id % 100]
+        assert event.tokens == before.tokens
+        assert event.scores.avg_logprob == before.scores.avg_logprob
+        assert event.scores.no_speech_prob == before.scores.no_speech_prob
+        assert event.scores.language_prob == before.scores.language_prob
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_cancelled_window_leaves_its_slot(graphs, int8_engine, checkpoint, windows):
+    runtime = NativeRuntime(int8_engine, dataclasses.replace(CUDA, cuda_graph=graphs))
+    prompt = prompt_of(checkpoint.facts, "en")
+    jobs = [Job(i, windows[0][2], prompt) for i in range(30)]
+    for job in jobs:
+        runtime.submit(job)
+    ended = {}
+    for turn in range(5000):
+        if turn < 9:
+            runtime.cancel(turn * 3)
+        for event in runtime.poll(0.0):
+            assert event.job_id not in ended
+            ended[event.job_id] = event
+        if len(ended) == len(jobs):
+            break
+    assert len(ended) == len(jobs)
+    assert len({event.tokens for event in ended.values() if event.finished == "eot"}) == 1
+    assert runtime.load().busy_slots == 0
+
+
+def test_too_little_memory_is_an_error_at_the_start(int8_engine):
+    with pytest.raises(UnavailableError, match=r"slots = 100000: .* set runtime\.slots = \d+$"):
+        NativeRuntime(int8_engine, dataclasses.replace(CUDA, slots=100_000))
+
+
+def test_the_plan_is_kept(int8_engine):
+    """What is taken, graphs included, is no more than was planned."""
+    before = torch.cuda.memory_reserved()
+    runtime = NativeRuntime(int8_engine, dataclasses.replace(CUDA, cuda_graph=True, slots=64))
+    planned = float(runtime.description.partition("memory ")[2].split()[0]) * 2**30
+    assert torch.cuda.memory_reserved() - before < planned

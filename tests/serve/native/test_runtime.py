@@ -1,0 +1,294 @@
+"""NativeRuntime against transformers, and against itself in every company."""
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from build import writer
+from build.checkpoint import Checkpoint, open_checkpoint
+from build.verify import load_reference
+from serve.config import RuntimeConfig
+from serve.engine import DETECT_LANGUAGE, Dims, Source, open_engine, tensor_kinds
+from serve.errors import OptionError, UnavailableError
+from serve.native.runtime import NativeRuntime
+from serve.runtime.protocol import DecodingOptions, Job
+from serve.speech.audio import decode
+from serve.speech.features import WINDOW_SAMPLES, log_mel
+from serve.speech.windows import cut
+
+DATA = Path(__file__).parents[2] / "data"
+DEMO = "build/demo/checkpoint"
+
+
+@pytest.fixture(scope="module")
+def checkpoint():
+    return open_checkpoint(DEMO)
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint, tmp_path_factory):
+    return write_engine(checkpoint, tmp_path_factory.mktemp("engines") / "demo-fp16")
+
+
+def write_engine(checkpoint, target):
+    with writer.staged(target) as folder:
+        writer.fill(folder, checkpoint, "fp16", writer.tensor_names(checkpoint))
+    return open_engine(target)
+
+
+@pytest.fixture
+def runtime(engine):
+    runtime = NativeRuntime(engine, RuntimeConfig(slots=4, encoder_batch=3, threads=1))
+    yield runtime
+    runtime.close()
+
+
+def features_of(samples, n_mels):
+    padded = np.zeros(WINDOW_SAMPLES, np.float32)
+    padded[: len(samples)] = samples
+    return log_mel(torch.from_numpy(padded)[None], n_mels)[0]
+
+
+@pytest.fixture(scope="module")
+def windows():
+    """Every window of every bundled clip: (clip, language, features)."""
+    found = []
+    for line in (DATA / "manifest.jsonl").read_text(encoding="utf-8").splitlines():
+        entry = json.loads(line)
+        samples = decode((DATA / entry["file"]).read_bytes(), 3600)
+        found += [
+            (entry["file"], entry["language"] or "en", features_of(window.samples, 80))
+            for window in cut(samples)
+        ]
+    return found
+
+
+def prompt_of(facts, language):
+    return (facts.sot, facts.languages[language], facts.transcribe)
+
+
+def run(runtime, jobs):
+    """Decode all jobs together: job id -> its last event."""
+    for job in jobs:
+        runtime.submit(job)
+    ended = {}
+    while len(ended) < len(jobs):
+        for event in runtime.poll(1.0):
+            assert event.job_id not in ended
+            assert event.error is None
+            if event.finished:
+                ended[event.job_id] = event
+    assert runtime.load().busy_slots == runtime.load().queued == 0
+    return ended
+
+
+def sampled(event, eot):
+    return [*event.tokens, eot] if event.finished == "eot" else list(event.tokens)
+
+
+@torch.inference_mode()
+def greedy(model, features, prompt, max_tokens, eot, timestamps=True):
+    """What transformers samples for each window of a batch, end of text included."""
+    processors = []
+    if timestamps:
+        processors.append(
+            transformers.generation.WhisperTimeStampLogitsProcessor(
+                model.generation_config, begin_index=len(prompt)
+            )
+        )
+    ids = transformers.GenerationMixin.generate(
+        model,
+        features,
+        decoder_input_ids=torch.tensor([prompt] * len(features)),
+        logits_processor=processors,
+        max_new_tokens=max_tokens,
+    )
+    rows = [row[len(prompt) :].tolist() for row in ids]
+    return [row[: row.index(eot) + 1] if eot in row else row for row in rows]
+
+
+def test_greedy_equals_transformers_token_for_token_on_every_bundled_clip(
+    checkpoint, runtime, windows
+):
+    facts, model = checkpoint.facts, load_reference(checkpoint)
+    expected = {}
+    for language in sorted({language for _, language, _ in windows}):
+        chosen = [i for i, window in enumerate(windows) if window[1] == language]
+        features = torch.stack([windows[i][2] for i in chosen])
+        rows = greedy(model, features, prompt_of(facts, language), 224, facts.eot)
+        expected |= dict(zip(chosen, rows, strict=True))
+    jobs = [Job(i, w[2], prompt_of(facts, w[1])) for i, w in enumerate(windows)]
+    ended = run(runtime, jobs)
+    for i, (clip, _, _) in enumerate(windows):
+        assert sampled(ended[i], facts.eot) == expected[i], clip
+
+
+SHAPES = {  # published widths, reduced depth
+    "tiny": Dims(80, 1500, 384, 6, 2, 1536, 51865, 448, 384, 6, 2, 1536),
+    "turbo": Dims(128, 1500, 1280, 20, 1, 5120, 51866, 448, 1280, 20, 1, 5120),
+}
+
+
+def random_checkpoint(checkpoint, dims, seed=0):
+    """Random weights of a shape, with multilingual Whisper's special ids."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, shape, _ in tensor_kinds(dims):
+        spread = 0.02 if name.endswith(("tokens", "positions")) else 2.0 * shape[-1] ** -0.5
+        value = torch.randn(shape, generator=generator) * spread
+        tensors[name] = (value + ("norm.weight" in name)).half()
+    languages = dims.n_vocab - 51765 - 1
+    shift = languages - 99
+    facts = dataclasses.replace(
+        checkpoint.facts,
+        eot=50257,
+        sot=50258,
+        languages={
+            code: 50259 + i for i, code in enumerate(list(checkpoint.facts.languages)[:languages])
+        },
+        translate=50358 + shift,
+        transcribe=50359 + shift,
+        sot_prev=50361 + shift,
+        no_speech=50362 + shift,
+        no_timestamps=50363 + shift,
+        timestamp_begin=50364 + shift,
+        suppress_tokens=(1, 2, 7, 50258, 50360 + shift),
+        begin_suppress_tokens=(220, 50257),
+    )
+    return Checkpoint(
+        checkpoint.path, "openai", dims, tensors, facts, checkpoint.tokenizer_json,
+        Source("random", "0" * 64), 0, (),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("timestamps", [True, False])
+@pytest.mark.parametrize("size", SHAPES)
+def test_greedy_equals_transformers_on_random_weights_of_published_shapes(
+    size, timestamps, checkpoint, tmp_path
+):
+    dims = SHAPES[size]
+    made = random_checkpoint(checkpoint, dims)
+    facts = made.facts
+    prompt = prompt_of(facts, "es") + (() if timestamps else (facts.no_timestamps,))
+    noise = torch.randn(2, WINDOW_SAMPLES, generator=torch.Generator().manual_seed(1)) * 0.1
+    noise[1, 100_000:] = 0
+    features = log_mel(noise, dims.n_mels)
+    expected = greedy(load_reference(made), features, prompt, 64, facts.eot, timestamps)
+    runtime = NativeRuntime(
+        write_engine(made, tmp_path / size), RuntimeConfig(slots=2, encoder_batch=2, threads=1)
+    )
+    options = DecodingOptions(timestamps=timestamps, max_tokens=64)
+    ended = run(runtime, [Job(i, features[i], prompt, options) for i in range(2)])
+    got = [sampled(ended[i], facts.eot) for i in range(2)]
+    assert got == expected
+    assert max(len(set(row)) for row in got) > 8  # the rows say something
+
+
+def test_results_do_not_depend_on_the_company(checkpoint, runtime, windows):
+    """Windows join and leave at random; each ends with the tokens and scores it has alone."""
+    facts, rng = checkpoint.facts, random.Random(7)
+    chosen = windows[:6]
+    jobs = []
+    for i, (_, language, features) in enumerate(chosen):
+        options = DecodingOptions(
+            temperature=[0.0, 0.8][i % 2], seed=i, max_tokens=[224, 9][i % 3 == 2]
+        )
+        prompt = (
+            facts.sot,
+            DETECT_LANGUAGE if i % 2 else facts.languages[language],
+            facts.transcribe,
+        )
+        if i == 4:
+            prompt = (facts.sot_prev, 300, 301, 302, *prompt)
+        jobs.append(Job(i, features, prompt, options))
+    alone = {job.id: run(runtime, [job])[job.id] for job in jobs}
+
+    waiting = [dataclasses.replace(job, id=100 * turn + job.id) for turn in (1, 2) for job in jobs]
+    rng.shuffle(waiting)
+    ended, cancelled = {}, set()
+    while waiting or len(ended) < 2 * len(jobs):
+        if waiting and rng.random() < 0.15:
+            job = waiting.pop()
+            runtime.submit(job)
+            if rng.random() < 0.2:
+                runtime.submit(dataclasses.replace(job, id=job.id + 1000))
+                cancelled.add(job.id + 1000)
+        if cancelled and rng.random() < 0.05:
+            runtime.cancel(rng.choice(sorted(cancelled)))
+        for event in runtime.poll(0.0):
+            if event.job_id < 1000:
+                ended[event.job_id] = event
+            else:
+                cancelled.discard(event.job_id)
+    for job_id, event in ended.items():
+        expected = alone[job_id % 100]
+        assert event.tokens == expected.tokens
+        assert event.finished == expected.finished
+        assert event.scores.language == expected.scores.language
+        assert event.scores.avg_logprob == pytest.approx(expected.scores.avg_logprob, abs=1e-4)
+        assert event.scores.no_speech_prob == pytest.approx(
+            expected.scores.no_speech_prob, abs=1e-4
+        )
+
+
+def test_a_window_that_arrives_joins_those_that_decode(checkpoint, runtime, windows):
+    prompt = prompt_of(checkpoint.facts, "en")
+    options = DecodingOptions(max_tokens=40)
+    runtime.submit(Job(0, windows[0][2], prompt, options))
+    runtime.poll(0.0)
+    steps = runtime.load().steps
+    runtime.submit(Job(1, windows[1][2], prompt, options))
+    runtime.poll(0.0)
+    load = runtime.load()
+    assert (load.busy_slots, load.steps) == (2, steps + 1)
+
+
+def test_scores_are_those_of_openai(checkpoint, runtime, windows):
+    """The average log-probability and no-speech probability, computed from the logits anew."""
+    facts = checkpoint.facts
+    prompt = (*prompt_of(facts, "en"), facts.no_timestamps)
+    features = windows[2][2]
+    event = run(runtime, [Job(0, features, prompt, DecodingOptions(timestamps=False))])[0]
+    tokens = sampled(event, facts.eot)
+    model = load_reference(checkpoint)
+    ids = torch.tensor([[*prompt, *tokens[:-1]]])
+    with torch.inference_mode():
+        logits = model(features[None], decoder_input_ids=ids).logits[0]
+    no_speech = logits[0].softmax(-1)[facts.no_speech]
+    logits = logits[len(prompt) - 1 :].clone()
+    logits[:, list(facts.suppress_tokens)] = -torch.inf
+    logits[0, list(facts.begin_suppress_tokens)] = -torch.inf
+    chosen = logits.log_softmax(-1)[torch.arange(len(tokens)), tokens]
+    assert event.scores.avg_logprob == pytest.approx(float(chosen.mean()), abs=1e-3)
+    assert event.scores.no_speech_prob == pytest.approx(float(no_speech), abs=1e-4)
+
+
+def test_a_prompt_that_fills_the_context_is_refused(checkpoint, runtime, windows):
+    prompt = (0,) * 445 + prompt_of(checkpoint.facts, "en")
+    with pytest.raises(OptionError, match="448"):
+        runtime.submit(Job(0, windows[0][2], prompt))
+
+
+@pytest.mark.parametrize(
+    ("device", "message"), [("cuda:99", "CUDA devices"), ("tpu", "not a device")]
+)
+def test_a_device_that_is_not_there_is_refused(engine, device, message):
+    with pytest.raises(UnavailableError, match=message):
+        NativeRuntime(engine, RuntimeConfig(device=device))
+
+
+def test_graphs_are_refused_where_there_is_no_gpu(engine):
+    with pytest.raises(UnavailableError, match="cuda_graph = true needs a CUDA device"):
+        NativeRuntime(engine, RuntimeConfig(cuda_graph=True))
+
+
+def test_a_slot_takes_what_the_plan_says(engine):
+    network = NativeRuntime(engine, RuntimeConfig(slots=1)).network
+    for precision in ("full", "int8"):
+        assert network.new_cache(3, precision).nbytes == 3 * network.slot_bytes(precision)

@@ -1,0 +1,270 @@
+"""Prompt ids, decoding and language names, with a small tokenizer made here."""
+
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Pieces
+
+from serve.engine import (
+    DETECT_LANGUAGE,
+    FORMAT_VERSION,
+    Dims,
+    Engine,
+    Manifest,
+    Source,
+    TokenizerFacts,
+)
+from serve.errors import EngineError, OptionError
+from serve.speech.tokenizer import LANGUAGE_NAMES, Tokenizer
+
+SENTENCES = [" the quick brown fox jumps over the lazy dog", " mañana será otro día", " 你好，世界"]
+PIECES = 300
+N_TEXT_CTX = 32
+DIMS = Dims(80, 1500, 64, 1, 1, 256, 2000, N_TEXT_CTX, 64, 1, 1, 256)
+
+
+def make_pieces(codes: list[str]) -> Pieces:
+    """Byte-level BPE with Whisper's special tokens in Whisper's order."""
+    pieces = Pieces(models.BPE())
+    pieces.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pieces.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=PIECES, initial_alphabet=alphabet, show_progress=False)
+    pieces.train_from_iterator(SENTENCES, trainer)
+    names = ["endoftext", "startoftranscript", *codes, "translate", "transcribe", "startoflm"]
+    names += ["startofprev", "nospeech", "notimestamps"]
+    pieces.add_special_tokens([AddedToken(f"<|{name}|>", special=True) for name in names])
+    pieces.add_tokens([AddedToken(f"<|{i * 0.02:.2f}|>", normalized=False) for i in range(1501)])
+    return pieces
+
+
+def make_engine(path: Path, multilingual: bool = True, codes: list[str] | None = None) -> Engine:
+    codes = list(LANGUAGE_NAMES) if codes is None else codes
+    pieces = make_pieces(codes)
+    pieces.save(str(path / "tokenizer.json"))
+
+    def id_of(name: str) -> int:
+        return pieces.token_to_id(f"<|{name}|>")
+
+    facts = TokenizerFacts(
+        eot=id_of("endoftext"),
+        sot=id_of("startoftranscript"),
+        sot_prev=id_of("startofprev"),
+        no_speech=id_of("nospeech"),
+        no_timestamps=id_of("notimestamps"),
+        timestamp_begin=id_of("0.00"),
+        transcribe=id_of("transcribe") if multilingual else None,
+        translate=id_of("translate") if multilingual else None,
+        languages={code: id_of(code) for code in codes} if multilingual else {},
+        suppress_tokens=(),
+        begin_suppress_tokens=(),
+        max_initial_timestamp_index=50,
+        alignment_heads=(),
+    )
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        runtime="native",
+        precision="fp16",
+        dims=DIMS,
+        tokenizer=facts,
+        source=Source("made in a test", ""),
+        quantization={},
+        versions={},
+        files={},
+        checkpoint_bytes=0,
+        verification=None,
+        runtime_options={},
+    )
+    return Engine(path, manifest)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.open(make_engine(tmp_path_factory.mktemp("engine")))
+
+
+@pytest.fixture(scope="module")
+def english(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.open(make_engine(tmp_path_factory.mktemp("english"), multilingual=False))
+
+
+def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of text, found through a prompt so that no other encoder is needed."""
+    return list(tokenizer.prompt_ids("en", "transcribe", True, text)[1:-3])
+
+
+def test_prompt_order(tokenizer: Tokenizer):
+    facts = tokenizer.facts
+    spanish, english = facts.languages["es"], facts.languages["en"]
+    assert tokenizer.prompt_ids("es", "transcribe", True, "") == (
+        facts.sot, spanish, facts.transcribe,
+    )  # fmt: skip
+    assert tokenizer.prompt_ids("en", "translate", False, "") == (
+        facts.sot, english, facts.translate, facts.no_timestamps,
+    )  # fmt: skip
+    assert tokenizer.prompt_ids(None, "transcribe", True, "") == (
+        facts.sot, DETECT_LANGUAGE, facts.transcribe,
+    )  # fmt: skip
+
+
+def test_english_only_prompts_have_no_language_and_no_task(english: Tokenizer):
+    facts = english.facts
+    assert english.languages == {"en"}
+    for language in (None, "en", "English"):
+        assert english.prompt_ids(language, "transcribe", True, "") == (facts.sot,)
+    assert english.prompt_ids(None, "transcribe", False, "") == (facts.sot, facts.no_timestamps)
+
+
+def test_english_only_refuses_what_it_cannot_do(english: Tokenizer):
+    with pytest.raises(OptionError, match="language 'es': this engine is English-only"):
+        english.prompt_ids("es", "transcribe", True, "")
+    with pytest.raises(OptionError, match="task 'translate' needs a multilingual engine"):
+        english.prompt_ids(None, "translate", True, "")
+
+
+def test_previous_text_stands_first_and_begins_with_a_space(tokenizer: Tokenizer):
+    ids = tokenizer.prompt_ids("en", "transcribe", True, "  lazy fox \n")
+    assert ids[0] == tokenizer.facts.sot_prev
+    assert ids[-3:] == tokenizer.prompt_ids("en", "transcribe", True, "")
+    assert tokenizer.decode(ids[1:-3]) == " lazy fox"
+
+
+def test_long_previous_text_keeps_its_end(tokenizer: Tokenizer):
+    ids = tokenizer.prompt_ids("en", "transcribe", True, "dog " * 100 + "fox")
+    assert len(ids) == 1 + (N_TEXT_CTX // 2 - 1) + 3
+    assert tokenizer.decode(ids).endswith(" dog fox")
+
+
+@pytest.mark.parametrize("prompt", ["", "   ", "\n"])
+def test_blank_previous_text_is_none(tokenizer: Tokenizer, prompt: str):
+    assert tokenizer.facts.sot_prev not in tokenizer.prompt_ids("en", "transcribe", True, prompt)
+
+
+@pytest.mark.parametrize("token", ["<|endoftext|>", "<|startoftranscript|>", "<|0.00|>", "<|en|>"])
+def test_previous_text_cannot_smuggle_special_tokens(tokenizer: Tokenizer, token: str):
+    with pytest.raises(OptionError, match="prompt holds the special token"):
+        tokenizer.prompt_ids("en", "transcribe", True, f"hello {token} world")
+
+
+def test_there_are_100_languages_with_names(tokenizer: Tokenizer):
+    assert len(LANGUAGE_NAMES) == 100
+    assert len(set(LANGUAGE_NAMES.values())) == 100
+    assert tokenizer.languages == set(LANGUAGE_NAMES)
+    for code, name in LANGUAGE_NAMES.items():
+        by_code = tokenizer.prompt_ids(code, "transcribe", True, "")
+        assert tokenizer.prompt_ids(name.title(), "transcribe", True, "") == by_code
+        assert tokenizer.language_code(by_code[1]) == code
+
+
+def test_names_equal_those_of_transformers():
+    from transformers.models.whisper.tokenization_whisper import (  # noqa: PLC0415 - heavy
+        LANGUAGES,
+        TO_LANGUAGE_CODE,
+    )
+
+    assert LANGUAGE_NAMES == LANGUAGES
+    from serve.speech.tokenizer import _CODES  # noqa: PLC0415
+
+    assert {name: _CODES[name] for name in TO_LANGUAGE_CODE} == TO_LANGUAGE_CODE
+
+
+@pytest.mark.parametrize(
+    ("language", "code"),
+    [("EN", "en"), (" Spanish ", "es"), ("castilian", "es"), ("haitian creole", "ht")],
+)
+def test_language_spellings(tokenizer: Tokenizer, language: str, code: str):
+    ids = tokenizer.prompt_ids(language, "transcribe", True, "")
+    assert tokenizer.language_code(ids[1]) == code
+
+
+@pytest.mark.parametrize(
+    ("language", "message"),
+    [
+        ("englsh", "'englsh' is unknown; did you mean 'english'"),
+        ("xqzw", "'xqzw' is unknown; expected a code"),
+        ("", "'' is unknown; expected a code"),
+    ],
+)
+def test_unknown_languages(tokenizer: Tokenizer, language: str, message: str):
+    with pytest.raises(OptionError, match=message):
+        tokenizer.prompt_ids(language, "transcribe", True, "")
+
+
+def test_a_language_that_this_engine_lacks(tmp_path: Path):
+    tokenizer = Tokenizer.open(make_engine(tmp_path, codes=["en", "es"]))
+    assert tokenizer.languages == {"en", "es"}
+    with pytest.raises(OptionError, match="'cantonese' is not among this engine's 2"):
+        tokenizer.prompt_ids("cantonese", "transcribe", True, "")
+
+
+def test_unknown_task(tokenizer: Tokenizer):
+    with pytest.raises(OptionError, match="task 'sing' is unknown; expected one of transcribe"):
+        tokenizer.prompt_ids("en", "sing", True, "")
+
+
+@pytest.mark.parametrize("text", ["lazy dog", "mañana será otro día", "你好，世界", "né 🎧 ok"])
+def test_text_survives(tokenizer: Tokenizer, text: str):
+    assert tokenizer.decode(ids_of(tokenizer, text)[-15:]).endswith(text[-3:])
+    if len(ids_of(tokenizer, text)) < N_TEXT_CTX // 2 - 1:
+        assert tokenizer.decode(ids_of(tokenizer, text)) == " " + text
+
+
+def test_partial_characters_do_not_break(tokenizer: Tokenizer):
+    """🎧 is four bytes that the pieces do not join, so any slice cuts it."""
+    ids = ids_of(tokenizer, "🎧")
+    assert len(ids) == 5  # a space and four bytes
+    for begin in range(len(ids)):
+        for end in range(begin, len(ids) + 1):
+            text = tokenizer.decode(ids[begin:end])
+            assert set(text) <= {" ", "🎧", "\ufffd"}
+    assert tokenizer.decode(ids) == " 🎧"
+    assert tokenizer.decode(ids[:-1]).startswith(" \ufffd")
+
+
+def test_special_and_timestamp_ids_are_dropped(tokenizer: Tokenizer):
+    facts = tokenizer.facts
+    text = ids_of(tokenizer, "fox")
+    ids = [facts.sot, facts.timestamp_begin, *text, facts.timestamp_begin + 50, facts.eot]
+    assert tokenizer.decode([*ids, DETECT_LANGUAGE, 10**6]) == " fox"
+    assert tokenizer.decode([]) == ""
+
+
+def test_every_id_decodes(tokenizer: Tokenizer):
+    for token in range(tokenizer.facts.timestamp_begin + 1501):
+        text = tokenizer.decode([token])
+        assert bool(text) == (token < tokenizer.facts.eot)
+
+
+def test_language_code_of_something_else(tokenizer: Tokenizer):
+    with pytest.raises(KeyError):
+        tokenizer.language_code(tokenizer.facts.sot)
+
+
+def test_missing_file(tmp_path: Path):
+    engine = make_engine(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(EngineError, match=r"cannot read .*tokenizer\.json"):
+        Tokenizer.open(engine)
+
+
+def test_damaged_file(tmp_path: Path):
+    engine = make_engine(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(EngineError, match=r"cannot read .*tokenizer\.json"):
+        Tokenizer.open(engine)
+
+
+def test_tokenizer_of_another_engine(tmp_path: Path):
+    engine = make_engine(tmp_path)
+    make_pieces(["en"]).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(EngineError, match=r"<\|zh\|> has id None, the manifest says"):
+        Tokenizer.open(engine)
+
+
+def test_tokenizer_without_a_decoder(tmp_path: Path):
+    engine = make_engine(tmp_path)
+    pieces = Pieces(models.BPE())
+    pieces.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(EngineError, match="no decoder"):
+        Tokenizer.open(engine)

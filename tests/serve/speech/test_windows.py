@@ -1,0 +1,340 @@
+"""Cutting, splitting, judging and stitching: properties and worked examples."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serve.config import TranscriberConfig
+from serve.engine import TokenizerFacts
+from serve.speech import audio
+from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
+from serve.speech.windows import (
+    TIMESTAMP_STEP_S,
+    Attempt,
+    Decoded,
+    Piece,
+    compression_ratio,
+    cut,
+    join_text,
+    judge,
+    split_segments,
+    stitch,
+)
+
+EOT, SOT, TIMES = 100, 101, 110
+FACTS = TokenizerFacts(
+    eot=EOT, sot=SOT, sot_prev=102, no_speech=103, no_timestamps=104, timestamp_begin=TIMES,
+    transcribe=105, translate=106, languages={"en": 107}, suppress_tokens=(),
+    begin_suppress_tokens=(), max_initial_timestamp_index=50, alignment_heads=(),
+)  # fmt: skip
+CONFIG = TranscriberConfig()
+DATA = Path(__file__).parents[2] / "data"
+EDGE = 1 / 16  # s; a cut may be this far outside a pause, through smoothing and frames
+
+
+def at(time_s: float) -> int:
+    """The timestamp token."""
+    return TIMES + round(time_s / TIMESTAMP_STEP_S)
+
+
+def noise(seconds: float, level: float = 0.1, seed: int = 0) -> np.ndarray:
+    count = round(seconds * SAMPLE_RATE)
+    return np.random.default_rng(seed).normal(0, level, count).astype(np.float32)
+
+
+def with_pauses(seconds: float, pauses: list[tuple[float, float]], floor: float) -> np.ndarray:
+    """Noise at level 0.1 as speech, pauses (begin, end) at level `floor`."""
+    samples = noise(seconds)
+    for begin, end in pauses:
+        samples[round(begin * SAMPLE_RATE) : round(end * SAMPLE_RATE)] *= floor / 0.1
+    return samples
+
+
+# --- cut
+
+
+@pytest.mark.parametrize("count", [1, 319, SAMPLE_RATE, WINDOW_SAMPLES - 1, WINDOW_SAMPLES])
+def test_a_short_clip_is_one_window(count: int):
+    samples = noise(30)[:count]
+    (window,) = cut(samples)
+    assert window.start_s == 0
+    assert window.duration_s == count / SAMPLE_RATE
+    np.testing.assert_array_equal(window.samples, samples)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.integers(1, 130 * SAMPLE_RATE),
+    pauses=st.lists(st.tuples(st.floats(0, 130), st.floats(0.01, 20)), max_size=8),
+    floor=st.sampled_from([0.0, 1e-4, 0.01, 0.05]),
+)
+def test_windows_join_up_to_the_whole(count: int, pauses: list[tuple[float, float]], floor: float):
+    samples = with_pauses(130, [(begin, begin + length) for begin, length in pauses], floor)[:count]
+    windows = cut(samples)
+    np.testing.assert_array_equal(np.concatenate([w.samples for w in windows]), samples)
+    position = 0
+    for window in windows:
+        assert window.start_s == position / SAMPLE_RATE
+        assert 0 < len(window.samples) <= WINDOW_SAMPLES
+        position += len(window.samples)
+    for window in windows[:-1]:
+        assert len(window.samples) >= WINDOW_SAMPLES // 2
+    if len(windows) > 1:
+        assert len(windows[-1].samples) >= SAMPLE_RATE
+
+
+@pytest.mark.parametrize("extra", [1, 100, SAMPLE_RATE // 2, SAMPLE_RATE - 1])
+def test_no_tiny_last_window(extra: int):
+    """Loud to the end, so a cut at the very last moment would look no worse than another."""
+    samples = np.full(WINDOW_SAMPLES + extra, 0.1, np.float32)
+    samples[28 * SAMPLE_RATE :] = 0
+    first, last = cut(samples)
+    assert first.duration_s > 28
+    assert last.duration_s >= 1
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.001, 0.02])
+@pytest.mark.parametrize("begin", [15.2, 19.0, 24.7, 28.5])
+def test_the_cut_is_in_the_pause(begin: float, floor: float):
+    samples = with_pauses(45, [(begin, begin + 0.6)], floor)
+    first, _ = cut(samples)
+    assert begin + 0.2 < first.duration_s < begin + 0.4
+
+
+def test_a_longer_pause_beats_a_shorter_one_even_if_later():
+    samples = with_pauses(45, [(18, 18.9), (26, 26.4)], 0.001)
+    assert cut(samples)[0].duration_s == pytest.approx(18.45, abs=EDGE)
+
+
+def test_of_equal_pauses_the_later_wins():
+    samples = with_pauses(45, [(17, 17.6), (21, 21.6), (25, 25.6)], 0.001)
+    assert cut(samples)[0].duration_s == pytest.approx(25.3, abs=EDGE)
+
+
+def test_long_pauses_are_equal_and_the_cut_is_close_to_the_next_speech():
+    samples = with_pauses(45, [(16, 20), (24, 26)], 0.001)
+    assert cut(samples)[0].duration_s == pytest.approx(25.5, abs=0.2)
+
+
+def test_digital_silence_does_not_beat_a_pause_with_room_noise():
+    samples = with_pauses(45, [(26, 26.8)], 0.0005)
+    samples[17 * SAMPLE_RATE : round(17.4 * SAMPLE_RATE)] = 0
+    assert cut(samples)[0].duration_s == pytest.approx(26.4, abs=EDGE)
+
+
+def test_gaps_between_words_do_not_look_like_pauses():
+    gaps = [(15 + 0.4 * i, 15.06 + 0.4 * i) for i in range(36)]
+    samples = with_pauses(45, [*gaps, (20.2, 20.8)], 0.001)
+    assert 20.3 < cut(samples)[0].duration_s < 20.7
+
+
+def test_speech_without_a_pause_is_cut_at_its_quietest_place():
+    samples = noise(45)
+    dip = slice(22 * SAMPLE_RATE, round(22.4 * SAMPLE_RATE))
+    samples[dip] *= 0.6
+    assert 22 <= cut(samples)[0].duration_s <= 22.4
+
+
+@pytest.mark.parametrize("file", ["en_long.mp3", "es_long.mp3"])
+def test_long_clips_are_cut_between_sentences(file: str):
+    lines = (DATA / "manifest.jsonl").read_text("utf-8").splitlines()
+    clip = next(clip for clip in map(json.loads, lines) if clip["file"] == file)
+    windows = cut(audio.decode((DATA / file).read_bytes(), 120.0))
+    assert len(windows) > 1
+    for window in windows[1:]:
+        inside = [s for s in clip["segments"] if s["start"] < window.start_s < s["end"]]
+        assert not inside
+
+
+def test_silence_costs_no_more_windows_than_needed():
+    windows = cut(np.zeros(10 * 60 * SAMPLE_RATE, np.float32))
+    assert len(windows) <= 21
+
+
+# --- split_segments
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([], []),
+        ([at(0), 1, 2, at(2)], [(0, 2, (1, 2))]),
+        ([at(0), 1, at(2), at(2), 2, at(4.5)], [(0, 2, (1,)), (2, 4.5, (2,))]),
+        ([at(0.5), 1, at(2), at(3), 2, at(4.5)], [(0.5, 2, (1,)), (3, 4.5, (2,))]),
+        # the end of the last piece is missing: text is kept to the window's end
+        ([at(0), 1, at(2), at(3), 2, 3], [(0, 2, (1,)), (3, 10, (2, 3))]),
+        ([at(1), 1, 2], [(1, 10, (1, 2))]),
+        # no timestamps: one piece over the window
+        ([1, 2, 3], [(0, 10, (1, 2, 3))]),
+        # text before the first timestamp begins with the window
+        ([1, at(2), at(2), 2, at(4)], [(0, 2, (1,)), (2, 4, (2,))]),
+        # a pair without text between, and timestamps alone
+        ([at(0), at(0), 1, at(2)], [(0, 2, (1,))]),
+        ([at(0), 1, at(2), at(2)], [(0, 2, (1,))]),
+        ([at(0), at(5)], []),
+        ([at(5)], []),
+        # a lone timestamp between texts ends one and begins the other
+        ([at(0), 1, at(2), 2, at(4)], [(0, 2, (1,)), (2, 4, (2,))]),
+        # an end that is not after its start tells nothing
+        ([at(0), 1, at(0)], [(0, 10, (1,))]),
+        ([at(2), 1, at(2), at(3), 2, at(4)], [(2, 3, (1,)), (3, 4, (2,))]),
+        # times that run backwards are lifted
+        ([at(4), 1, at(2), at(3), 2, at(6)], [(4, 4, (1,)), (4, 6, (2,))]),
+        # beyond the audio: clamped
+        ([at(0), 1, at(28)], [(0, 10, (1,))]),
+        ([at(12), 1, at(28)], [(10, 10, (1,))]),
+        # other special tokens are not text
+        ([SOT, at(0), 1, at(2), EOT], [(0, 2, (1,))]),
+    ],
+)
+def test_split(tokens: list[int], expected: list[tuple[float, float, tuple[int, ...]]]):
+    pieces = split_segments(tokens, FACTS, 10.0)
+    assert pieces == [Piece(*row) for row in expected]
+
+
+TOKENS = st.lists(st.one_of(st.integers(0, EOT - 1), st.integers(TIMES, TIMES + 1500)), max_size=60)
+
+
+@given(tokens=TOKENS, duration_s=st.floats(0.01, 30))
+def test_split_loses_no_text_and_times_are_in_order(tokens: list[int], duration_s: float):
+    pieces = split_segments(tokens, FACTS, duration_s)
+    assert [t for piece in pieces for t in piece.tokens] == [t for t in tokens if t < EOT]
+    times = [time for piece in pieces for time in (piece.start_s, piece.end_s)]
+    assert times == sorted(times)
+    assert all(0 <= time <= duration_s for time in times)
+    assert all(piece.tokens for piece in pieces)
+
+
+# --- judge
+
+
+def attempt(
+    logprob: float | None = -0.3,
+    no_speech: float | None = 0.01,
+    ratio: float = 1.5,
+    temperature: float = 0.0,
+) -> Attempt:
+    return Attempt((1, 2), logprob, no_speech, temperature, ratio)
+
+
+@pytest.mark.parametrize(
+    ("scores", "outcome", "temperature"),
+    [
+        ({}, "accept", None),
+        ({"ratio": 2.5}, "retry", 0.2),
+        ({"ratio": 2.4}, "accept", None),
+        ({"logprob": -1.1}, "retry", 0.2),
+        ({"logprob": -1.0}, "accept", None),
+        ({"logprob": -1.1, "temperature": 0.4}, "retry", 0.6),
+        ({"logprob": -1.1, "temperature": 0.8}, "retry", 1.0),
+        ({"logprob": -1.1, "temperature": 1.0}, "accept", None),
+        ({"ratio": 9.0, "temperature": 1.0}, "accept", None),
+        # silence: no speech likely, and the model unsure of its words
+        ({"no_speech": 0.7, "logprob": -1.1}, "silence", None),
+        ({"no_speech": 0.7, "logprob": -1.1, "ratio": 9.0}, "silence", None),
+        ({"no_speech": 0.7, "logprob": -1.1, "temperature": 1.0}, "silence", None),
+        ({"no_speech": 0.7, "logprob": -0.5}, "accept", None),
+        ({"no_speech": 0.7, "logprob": -0.5, "ratio": 9.0}, "retry", 0.2),
+        ({"no_speech": 0.6, "logprob": -1.1}, "retry", 0.2),
+        # what the runtime cannot measure is not checked
+        ({"logprob": None}, "accept", None),
+        ({"no_speech": None, "logprob": -1.1}, "retry", 0.2),
+        ({"no_speech": None, "logprob": None, "ratio": 9.0}, "retry", 0.2),
+        ({"no_speech": 0.7, "logprob": None}, "silence", None),
+    ],
+)
+def test_judge(scores: dict[str, float], outcome: str, temperature: float | None):
+    verdict = judge(attempt(**scores), CONFIG, fixed_temperature=False)
+    assert verdict.outcome == outcome
+    assert verdict.temperature == temperature
+
+
+def test_a_fixed_temperature_is_the_only_one():
+    for scores in ({"logprob": -5.0}, {"ratio": 9.0}, {"temperature": 0.3, "logprob": -5.0}):
+        assert judge(attempt(**scores), CONFIG, fixed_temperature=True).outcome == "accept"
+    silent = attempt(no_speech=0.9, logprob=-2.0)
+    assert judge(silent, CONFIG, fixed_temperature=True).outcome == "silence"
+
+
+@given(
+    temperatures=st.lists(st.sampled_from([0.0, 0.2, 0.5, 1.0]), min_size=1, max_size=6),
+)
+def test_retries_end(temperatures: list[float]):
+    """Also where a configuration repeats a temperature or has them out of order."""
+    config = TranscriberConfig(temperatures=tuple(temperatures))
+    current, tries = config.temperatures[0], 1
+    while True:
+        verdict = judge(attempt(ratio=9.0, temperature=current), config, False)
+        if verdict.outcome != "retry":
+            break
+        assert verdict.temperature in temperatures
+        assert verdict.temperature > current
+        current, tries = verdict.temperature, tries + 1
+    assert tries <= len(set(temperatures))
+
+
+def test_compression_ratio():
+    assert compression_ratio("") == 0
+    plain = "the quick brown fox jumps over the lazy dog near the old river bank at dawn"
+    assert 0.5 < compression_ratio(plain) < 1.5
+    assert compression_ratio("no no no " * 40) > CONFIG.compression_ratio_threshold
+    assert compression_ratio("你好" * 100) > CONFIG.compression_ratio_threshold
+
+
+# --- stitch
+
+
+def decode(tokens) -> str:
+    return "".join(f" w{token}" if token else " " for token in tokens)
+
+
+def test_stitch_gives_absolute_times_and_keeps_spaces():
+    windows = [
+        Decoded(0.0, 20.0, attempt(), (Piece(0.5, 2.0, (1, 2)), Piece(2.0, 20.0, (3,)))),
+        Decoded(20.0, 25.0, attempt(no_speech=0.9), ()),
+        Decoded(45.0, 10.0, attempt(-0.7, 0.2, 1.1, 0.4), (Piece(1.26, 9.9, (4,)),)),
+    ]
+    segments = stitch(windows, decode)
+    assert [(s.start, s.end, s.text, s.tokens) for s in segments] == [
+        (0.5, 2.0, " w1 w2", (1, 2)),
+        (2.0, 20.0, " w3", (3,)),
+        (46.26, 54.9, " w4", (4,)),
+    ]
+    last = segments[-1]
+    assert (last.avg_logprob, last.no_speech_prob) == (-0.7, 0.2)
+    assert (last.compression_ratio, last.temperature) == (1.1, 0.4)
+    assert join_text(segments) == "w1 w2 w3 w4"
+
+
+def test_stitch_leaves_out_blank_text():
+    windows = [Decoded(0.0, 5.0, attempt(), (Piece(0, 1, (0,)), Piece(1, 2, (1,))))]
+    assert [s.text for s in stitch(windows, decode)] == [" w1"]
+    assert stitch([], decode) == ()
+    assert join_text([]) == ""
+
+
+@settings(max_examples=40, deadline=None)
+@given(tokens=st.lists(TOKENS, min_size=3, max_size=3), count=st.integers(61, 89))
+def test_audio_to_segments(tokens: list[list[int]], count: int):
+    """Whatever the tokens: in order, inside the audio, and the same window by window."""
+    samples = np.zeros(count * SAMPLE_RATE + 7, np.float32)
+    duration_s = len(samples) / SAMPLE_RATE
+    decoded = [
+        Decoded(
+            window.start_s,
+            window.duration_s,
+            attempt(),
+            tuple(split_segments(tokens[index % 3], FACTS, window.duration_s)),
+        )
+        for index, window in enumerate(cut(samples))
+    ]
+    segments = stitch(decoded, decode)
+    times = [time for segment in segments for time in (segment.start, segment.end)]
+    assert times == sorted(times)
+    assert all(0 <= time <= duration_s for time in times)
+    one_by_one = tuple(s for window in decoded for s in stitch([window], decode))
+    assert one_by_one == segments

@@ -1,0 +1,246 @@
+"""`python -m serve transcribe` and `triton`, as a user meets them."""
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+import serve.transcriber.open
+from serve.__main__ import main
+from serve.config import Config
+from serve.errors import AudioError
+from serve.triton.server import config_to_toml, free_ports, is_ready
+from tests.serve.speech.test_formats import TWO
+
+ROOT = Path(__file__).parents[2]
+WAIT_S = 120
+
+
+class FakeTranscriber:
+    """Answers every file alike, but for those that hold nothing."""
+
+    def __init__(self):
+        self.requests = []
+
+    def transcribe(self, request):
+        self.requests.append(request)
+        if not request.audio:
+            raise AudioError("audio has 0 bytes; expected a file")
+        return TWO
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    fake = FakeTranscriber()
+    monkeypatch.setattr(serve.transcriber.open, "open_transcriber", lambda config, engine: fake)
+    return fake
+
+
+@pytest.fixture
+def toml(tmp_path):
+    """A config whose ports nobody listens on."""
+    http, grpc, metrics = free_ports("127.0.0.1", 3)
+    path = tmp_path / "some.toml"
+    path.write_text(f"[server]\nhttp_port = {http}\ngrpc_port = {grpc}\nmetrics_port = {metrics}\n")
+    return path
+
+
+@pytest.fixture
+def files(tmp_path):
+    for name in ("a.wav", "b.mp3", "empty.wav"):
+        (tmp_path / name).write_bytes(b"" if name == "empty.wav" else name.encode())
+    return {path.name: str(path) for path in tmp_path.iterdir()}
+
+
+def run(toml, *arguments):
+    return main(["transcribe", "--config", str(toml), *arguments])
+
+
+def test_one_file_is_its_text_alone(toml, files, fake, capsys):
+    assert run(toml, files["a.wav"]) == 0
+    output = capsys.readouterr()
+    assert output.out == "Hello & goodbye.\n1 < 2 --> 3\n"
+    assert "in this process" in output.err
+
+
+def test_a_bad_file_is_reported_and_the_others_go_on(toml, files, fake, capsys):
+    names = [files["a.wav"], files["empty.wav"], "/no/such.wav", files["b.mp3"]]
+    assert run(toml, *names) == 1
+    output = capsys.readouterr()
+    assert output.out.count("Hello") == 2
+    assert output.out.index(names[0]) < output.out.index(names[3])
+    assert f"error: {names[1]}: audio has 0 bytes" in output.err
+    assert "error: /no/such.wav: cannot read it: No such file" in output.err
+    assert "2 of 4 files failed" in output.err
+    assert "Traceback" not in output.err
+
+
+def test_json_is_a_line_for_each_file_in_order(toml, files, fake, capsys):
+    names = [files["b.mp3"], files["a.wav"]]
+    assert run(toml, "--format", "json", *names) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["file"] for line in lines] == names
+
+
+@pytest.mark.parametrize("format, suffix", [("text", "txt"), ("srt", "srt"), ("vtt", "vtt")])
+def test_a_folder_gets_a_file_for_each(toml, files, fake, tmp_path, capsys, format, suffix):
+    out = tmp_path / "new" / "out"
+    assert run(toml, "--format", format, "--output", str(out), files["a.wav"], files["b.mp3"]) == 0
+    assert {path.name for path in out.iterdir()} == {f"a.wav.{suffix}", f"b.mp3.{suffix}"}
+    assert "goodbye" in (out / f"a.wav.{suffix}").read_text(encoding="utf-8")
+    assert capsys.readouterr().out == ""
+
+
+def test_two_files_never_share_an_output(toml, files, fake, tmp_path, capsys):
+    other = tmp_path / "other" / "a.wav"
+    other.parent.mkdir()
+    other.write_bytes(b"x")
+    assert run(toml, "--output", str(tmp_path / "out"), files["a.wav"], str(other)) == 2
+    assert "two files would be written to" in capsys.readouterr().err
+
+
+def test_options_reach_the_request(toml, files, fake):
+    options = ["--language", "es", "--task", "translate", "--prompt", "Zoë", "--no-timestamps"]
+    options += ["--temperature", "0.5", "--max-tokens", "7"]
+    assert run(toml, *options, files["a.wav"]) == 0
+    (request,) = fake.requests
+    assert (request.language, request.task, request.prompt) == ("es", "translate", "Zoë")
+    assert (request.timestamps, request.temperature, request.max_tokens) == (False, 0.5, 7)
+
+
+def test_a_missing_engine_and_a_missing_config_say_what_to_do(toml, files, capsys):
+    assert run(toml, "--engine", "/no/engine", files["a.wav"]) == 1
+    assert "no engine at /no/engine" in capsys.readouterr().err
+    assert run("/no/config.toml", files["a.wav"]) == 2
+    assert "cannot read config /no/config.toml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [[], ["triton"], ["transcribe"]])
+def test_help_helps(command, capsys):
+    with pytest.raises(SystemExit) as end:
+        main([*command, "--help"])
+    assert end.value.code == 0
+    assert "--config" in capsys.readouterr().out or not command
+
+
+def test_a_reader_that_stops_early_is_no_error(toml, files, monkeypatch):
+    """`… | head -1`: no stack trace, and the status of a broken pipe."""
+    code = (
+        "import sys, serve.transcriber.open\n"
+        "from tests.serve.test_main import FakeTranscriber\n"
+        "from serve.__main__ import main\n"
+        "serve.transcriber.open.open_transcriber = lambda config, engine: FakeTranscriber()\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    names = [files["a.wav"]] * 3
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "transcribe", "--config", str(toml), *names],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 128 + signal.SIGPIPE
+    assert b"Traceback" not in errors and b"Exception ignored" not in errors
+
+
+# ---------------------------------------------------------------- with a real server
+
+
+@pytest.fixture
+def nano_toml(nano_config, tmp_path):
+    path = tmp_path / "nano.toml"
+    path.write_text(config_to_toml(nano_config()), encoding="utf-8")
+    return path
+
+
+def triton(toml, *arguments, **options):
+    return subprocess.Popen(
+        [sys.executable, "-m", "serve", "triton", "--config", str(toml), *arguments],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    )
+
+
+@pytest.mark.server
+def test_triton_serves_transcribe_until_ctrl_c(nano_toml, tmp_path, capfd):
+    clip = str(ROOT / "tests" / "data" / "en_two.wav")
+    with triton(nano_toml, "--log", str(tmp_path / "log")) as server:
+        ready = server.stdout.readline()
+        assert ready.startswith("ready: HTTP 127.0.0.1:") and "/metrics" in ready, ready
+        http = ready.split()[2].rstrip(",")
+        assert run(nano_toml, "--format", "json", clip) == 0
+        output = capfd.readouterr()
+        assert json.loads(output.out)["file"] == clip
+        assert "through the server at 127.0.0.1:" in output.err
+        server.send_signal(signal.SIGINT)
+        _, errors = server.communicate(timeout=WAIT_S)
+    assert server.returncode == 0
+    assert "stopping" in errors and "Traceback" not in errors
+    assert not is_ready(http)
+    assert "whisper" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_start_leaves_nothing(nano_toml, number):
+    with triton(nano_toml) as server:
+        assert "starting" in server.stderr.readline()
+        server.send_signal(number)
+        _, errors = server.communicate(timeout=WAIT_S)
+    assert server.returncode == 130
+    assert errors == "interrupted\n"
+
+
+@pytest.mark.server
+def test_triton_says_why_it_cannot_start(nano_toml):
+    with triton(nano_toml, "--engine", "/no/engine") as server:
+        output, errors = server.communicate(timeout=WAIT_S)
+    assert server.returncode == 1 and output == ""
+    assert "no engine at /no/engine" in errors and "make build-engine" in errors
+    assert "Traceback" not in errors and len(errors.splitlines()) == 2
+
+
+@pytest.mark.server
+def test_a_terminal_sees_progress(nano_toml):
+    """In process, with a terminal on stderr and a file on stdout."""
+    master, slave = pty.openpty()
+    termios.tcsetwinsize(slave, (24, 80))
+    clip = str(ROOT / "tests" / "data" / "en_two.wav")
+    done = subprocess.run(
+        [sys.executable, "-m", "serve", "transcribe", "--config", str(nano_toml), clip, clip],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=slave,
+        timeout=WAIT_S,
+    )
+    os.close(slave)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while part := os.read(master, 100_000):
+            shown += part
+    os.close(master)
+    assert done.returncode == 0, shown
+    assert b"0/2" in shown, shown
+    assert done.stdout.decode().count("==> ") == 2
+
+
+def test_the_default_config_listens_on_this_machine_alone():
+    assert Config().server.host == "127.0.0.1"

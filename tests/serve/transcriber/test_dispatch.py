@@ -1,0 +1,142 @@
+"""Handing out windows: fair between requests, bounded, and nobody's job is lost."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from serve.config import TranscriberConfig
+from serve.errors import OptionError
+from serve.runtime.protocol import DecodingOptions
+from serve.speech.windows import Window
+from serve.transcriber.dispatch import Dispatcher
+from serve.transcriber.inflight import InFlight, Plan
+from tests.fakes import CAPABILITIES, FakeRuntime, Play
+from tests.serve.speech.test_tokenizer import DIMS
+
+SLOTS = 2
+CONFIG = TranscriberConfig()
+
+
+@pytest.fixture(autouse=True)
+def cheap_features(monkeypatch):
+    """A window's features hold its first sample, padded with zeros."""
+    monkeypatch.setattr("serve.transcriber.dispatch.log_mel", lambda samples, n_mels: samples)
+
+
+def make(script=lambda job: Play(), **capabilities):
+    capabilities = {"max_windows": SLOTS, **capabilities}
+    runtime = FakeRuntime(script, dataclasses.replace(CAPABILITIES, **capabilities))
+    return Dispatcher(runtime, DIMS), runtime
+
+
+def flight(id, windows, prompt_tokens=1):
+    options = DecodingOptions(max_tokens=10)
+    made = InFlight(id, Plan((1,) * prompt_tokens, "en", options, False), print, 0.0, 1e9)
+    samples = [torch.full((10,), id + i / 100).numpy() for i in range(windows)]
+    made.set_windows([Window(i * 30.0, part) for i, part in enumerate(samples)])
+    return made
+
+
+def owners(runtime, since=0):
+    """(request, window) of the jobs submitted, as their features say."""
+    return [
+        (int(first), round(first % 1 * 100))
+        for first in (float(job.features[0]) for job in runtime.jobs[since:])
+    ]
+
+
+def test_requests_take_turns():
+    dispatcher, runtime = make()
+    long = flight(1, windows=30)
+    dispatcher.enqueue(long)
+    assert dispatcher.hand_out() == []
+    assert owners(runtime) == [(1, 0), (1, 1), (1, 2), (1, 3)], "twice the slots, no more"
+    dispatcher.enqueue(flight(2, windows=1))
+    dispatcher.enqueue(flight(3, windows=2))
+    taken = 0
+    while not dispatcher.idle and taken < 4:
+        for event in runtime.poll(0):
+            if dispatcher.take(event) is not None:
+                taken += 1
+                dispatcher.hand_out()
+    assert owners(runtime, since=4) == [(1, 4), (2, 0), (3, 0), (1, 5)]
+    dispatcher.check({1, 2, 3})
+
+
+@pytest.mark.gpu
+def test_pinned_memory_is_not_written_again_before_it_is_copied():
+    """The copies wait behind a busy GPU while the host goes on to the next windows."""
+    dispatcher, runtime = make(max_windows=40, device="cuda")
+    dispatcher.enqueue(flight(1, windows=60))
+    dispatcher.hand_out()  # the memory is there
+    torch.cuda.synchronize()
+    torch.cuda._sleep(500_000_000)
+    while dispatcher._ready:
+        dispatcher.hand_out()
+    assert owners(runtime) == [(1, i) for i in range(60)]
+    assert all(not job.features[10:].any() for job in runtime.jobs)
+
+
+def test_short_windows_are_padded_and_long_batches_are_split():
+    dispatcher, runtime = make(max_windows=20)
+    dispatcher.enqueue(flight(1, windows=12))
+    dispatcher.hand_out()
+    assert len(runtime.jobs) == 8
+    features = runtime.jobs[0].features
+    assert features.shape == (480_000,)
+    assert features[:10].tolist() == [1.0] * 10
+    assert not features[10:].any()
+    dispatcher.hand_out()
+    assert owners(runtime) == [(1, i) for i in range(12)]
+    assert dispatcher.windows == 12
+
+
+def test_a_refused_window_is_told_and_does_not_stay():
+    dispatcher, runtime = make()
+    too_long = flight(1, windows=1, prompt_tokens=448)
+    dispatcher.enqueue(too_long)
+    dispatcher.enqueue(flight(2, windows=1))
+    ((refused, error),) = dispatcher.hand_out()
+    assert refused is too_long
+    assert isinstance(error, OptionError)
+    assert owners(runtime) == [(2, 0)]
+    assert dispatcher.windows == 1
+
+
+def test_withdrawn_requests_hand_out_nothing_and_free_their_slots():
+    dispatcher, runtime = make(lambda job: Play(delay=100))
+    gone = flight(1, windows=30)
+    dispatcher.enqueue(gone)
+    dispatcher.hand_out()
+    runtime.poll(0)
+    assert runtime.load().busy_slots == SLOTS
+    gone.ended = True
+    dispatcher.withdraw(gone)
+    assert not dispatcher.idle, "until the runtime has confirmed"
+    dispatcher.check(set())
+    assert [dispatcher.take(event) for event in runtime.poll(0)] == [None] * 4
+    assert dispatcher.idle
+    assert dispatcher.hand_out() == []
+    assert runtime.load().busy_slots == 0
+
+
+def test_a_retry_keeps_features_and_place():
+    dispatcher, runtime = make()
+    dispatcher.enqueue(flight(1, windows=1))
+    dispatcher.hand_out()
+    (event,) = runtime.poll(0)
+    dispatcher.retry(dispatcher.take(event), 0.4)
+    first, second = runtime.jobs
+    assert second.id != first.id
+    assert second.features is first.features
+    assert (second.options.temperature, dispatcher.retries, dispatcher.windows) == (0.4, 1, 1)
+
+
+def test_the_check_finds_a_job_without_a_request():
+    dispatcher, _ = make()
+    dispatcher.enqueue(flight(1, windows=1))
+    dispatcher.hand_out()
+    dispatcher.check({1})
+    with pytest.raises(AssertionError):
+        dispatcher.check(set())

@@ -1,0 +1,300 @@
+"""The transcriber over a fake runtime: every ending a request can have, and their count."""
+
+import collections
+import dataclasses
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from serve.errors import (
+    AudioError,
+    CancelledError,
+    DeadlineError,
+    DeviceError,
+    EarshotError,
+    OverloadedError,
+)
+from serve.messages import Failed, Finished, SegmentReady
+from serve.speech.features import SAMPLE_RATE
+from tests.fakes import CAPABILITIES, Echo
+from tests.harness import (
+    FOREVER,
+    WAIT_S,
+    Client,
+    TranscriberTests,
+    noise,
+    quiescent,
+    request,
+    until,
+)
+
+KINDS = ["plain", "unsure", "wrong", "long", "detect", "noise", "plain", "plain"]
+LONG = noise(70.0)
+
+
+def moody(tokenizer):
+    """A script: windows take their time, and do what their prompt's first word says."""
+    dice = random.Random(7)
+
+    def script(job):
+        text = tokenizer.decode(job.prompt)
+        play = {"delay": dice.randrange(6)}
+        if "wrong" in text:
+            play["error"] = EarshotError("scripted")
+        if "unsure" in text and job.options.temperature < 0.3:
+            play["avg_logprob"] = -3.0
+        return Echo(tokenizer, **play)(job)
+
+    return script
+
+
+def request_of_kind(kind, i):
+    options = {
+        "detect": {"language": None},
+        "long": {"audio": LONG},
+        "noise": {"audio": b"neither music nor speech", "sample_rate": None},
+    }
+    return request(f"{kind} {i}", **options.get(kind, {}))
+
+
+def send_many(transcriber, user, sent):
+    """Send 50 requests, cancelling a fifth of them sooner or later."""
+    dice = random.Random(user)
+    for i in range(user * 50, user * 50 + 50):
+        kind = dice.choice(KINDS)
+        client = Client().send(transcriber, request_of_kind(kind, i))
+        sent.append((kind, i, client))
+        if i % 5 == 0:
+            time.sleep(dice.choice([0, 0, 0.001, 0.01]))
+            client.ticket.cancel()
+
+
+def ending(kind, i, client):
+    """How a request ended, having checked that it may end so."""
+    if isinstance(client.terminal, Finished):
+        words = client.transcript.text.split()
+        windows = len(words) // 2
+        assert words == [kind, str(i)] * windows, "another request's answer"
+        assert windows >= (3 if kind == "long" else 1)
+        return "ok"
+    if isinstance(client.error, CancelledError):
+        assert i % 5 == 0
+        return "cancelled"
+    assert kind in ("wrong", "noise"), client.error
+    return "failed"
+
+
+class TestEndings(TranscriberTests):
+    """Each request ends exactly once, and harms no other."""
+
+    @pytest.mark.parametrize("audio", [b"not audio at all", b"", np.zeros(0, np.float32)])
+    def test_bad_audio_ends_its_request_only(self, start, echo, audio):
+        transcriber, runtime = start(echo)
+        rate = None if isinstance(audio, bytes) else SAMPLE_RATE
+        with pytest.raises(AudioError):
+            transcriber.transcribe(request(audio=audio, sample_rate=rate))
+        assert transcriber.stats().failed == 1
+        quiescent(transcriber, runtime)
+
+    def test_an_unforeseen_fault_in_decoding_ends_its_request_only(self, start, echo, monkeypatch):
+        transcriber, runtime = start(echo)
+        with monkeypatch.context() as patch:
+            patch.setattr("serve.transcriber.intake.cut", lambda samples: 1 / 0)
+            with pytest.raises(EarshotError, match="ZeroDivisionError"):
+                transcriber.transcribe(request())
+        quiescent(transcriber, runtime)
+
+    def test_too_many_requests_are_refused_until_one_ends(self, start, tokenizer):
+        transcriber, runtime = start(Echo(tokenizer, delay=FOREVER), max_pending=3)
+        clients = [Client().send(transcriber, request()) for _ in range(3)]
+        with pytest.raises(OverloadedError, match="3 of 3"):
+            transcriber.submit(request(), Client())
+        clients[1].ticket.cancel()
+        assert isinstance(clients[1].error, CancelledError)
+        clients.append(Client().send(transcriber, request()))
+        until(lambda: runtime.load().busy_slots == 3)
+        stats = transcriber.stats()
+        assert (stats.accepted, stats.rejected, stats.pending) == (4, 1, 3)
+
+    def test_hundreds_of_mixed_requests_end_exactly_once_each(self, start, tokenizer):
+        transcriber, runtime = start(moody(tokenizer), step_s=0, max_pending=1000)
+        sent = []
+        users = [
+            threading.Thread(target=send_many, args=(transcriber, user, sent)) for user in range(8)
+        ]
+        for thread in users:
+            thread.start()
+        for thread in users:
+            thread.join(WAIT_S)
+        endings = collections.Counter(ending(*each) for each in sent)
+        assert len(sent) == 400
+        assert min(endings[how] for how in ("ok", "cancelled", "failed")) > 10, endings
+        until(lambda: transcriber.stats().pending == 0)
+        stats = transcriber.stats()
+        assert {"ok": stats.ok, "cancelled": stats.cancelled, "failed": stats.failed} == endings
+        assert (stats.accepted, stats.timed_out, stats.rejected) == (400, 0, 0)
+        quiescent(transcriber, runtime)
+        assert collections.Counter(ending(*each) for each in sent) == endings, "news after the end"
+
+    def test_a_failed_window_ends_its_request_only(self, start, tokenizer):
+        broken = EarshotError("this window is cursed")
+
+        def script(job):
+            cursed = "cursed" in tokenizer.decode(job.prompt)
+            return Echo(tokenizer, error=broken if cursed else None)(job)
+
+        transcriber, runtime = start(script)
+        bad = Client().send(transcriber, request("cursed", audio=noise(100.0)))
+        good = Client().send(transcriber, request("fine"))
+        assert bad.error is broken
+        assert good.transcript.text == "fine"
+        assert transcriber.stats().failed == 1
+        quiescent(transcriber, runtime)
+
+    def test_cancelling_frees_the_slots(self, start, tokenizer):
+        def script(job):
+            stuck = "stuck" in tokenizer.decode(job.prompt)
+            return Echo(tokenizer, delay=FOREVER if stuck else 0)(job)
+
+        transcriber, runtime = start(script)
+        stuck = Client().send(transcriber, request("stuck", audio=noise(300.0)))
+        until(lambda: runtime.load().busy_slots == CAPABILITIES.max_windows)
+        stuck.ticket.cancel()
+        stuck.ticket.cancel()
+        assert isinstance(stuck.error, CancelledError)
+        assert transcriber.transcribe(request("after")).text == "after"
+        assert transcriber.stats().cancelled == 1
+        quiescent(transcriber, runtime)
+
+    def test_a_runtime_that_cannot_cancel_finishes_unheard(self, start, tokenizer):
+        capabilities = dataclasses.replace(CAPABILITIES, cancel=False)
+        transcriber, runtime = start(Echo(tokenizer, delay=20), capabilities)
+        client = Client().send(transcriber, request())
+        until(lambda: runtime.load().busy_slots == 1)
+        client.ticket.cancel()
+        assert isinstance(client.error, CancelledError)
+        until(lambda: ("finish", runtime.jobs[0].id) in runtime.log)
+        assert not [what for what, _ in runtime.log if what == "cancel"]
+        quiescent(transcriber, runtime)
+
+    def test_a_request_that_takes_too_long_ends_with_an_error(self, start, tokenizer):
+        def script(job):
+            stuck = "stuck" in tokenizer.decode(job.prompt)
+            return Echo(tokenizer, delay=FOREVER if stuck else 0)(job)
+
+        transcriber, runtime = start(script, request_timeout_s=0.5)
+        client = Client().send(transcriber, request("stuck"))
+        assert isinstance(client.error, DeadlineError)
+        assert transcriber.stats().timed_out == 1
+        quiescent(transcriber, runtime)
+
+    def test_a_deadline_holds_while_audio_is_decoded(self, start, echo, monkeypatch):
+        go_on = threading.Event()
+        monkeypatch.setattr("serve.transcriber.intake.cut", lambda samples: go_on.wait(WAIT_S))
+        transcriber, _ = start(echo, request_timeout_s=0.2)
+        client = Client().send(transcriber, request())
+        assert isinstance(client.error, DeadlineError)
+        go_on.set()
+
+    def test_a_broken_device_ends_every_request_and_is_reported(self, start, tokenizer):
+        def script(job):
+            fatal = "fatal" in tokenizer.decode(job.prompt)
+            play = {"device_error": "out of memory"} if fatal else {"delay": FOREVER}
+            return Echo(tokenizer, **play)(job)
+
+        transcriber, _ = start(script)
+        clients = [Client().send(transcriber, request()) for _ in range(5)]
+        clients.append(Client().send(transcriber, request("fatal")))
+        # The slots are all taken, so the fatal one never runs unless these are cancelled.
+        for client in clients[:3]:
+            client.ticket.cancel()
+        for client in clients[3:]:
+            assert isinstance(client.error, DeviceError)
+            assert "out of memory" in str(client.error)
+        until(lambda: not transcriber.healthy)
+        with pytest.raises(DeviceError, match="out of memory"):
+            transcriber.transcribe(request())
+        stats = transcriber.stats()
+        assert (stats.accepted, stats.cancelled, stats.failed, stats.rejected) == (6, 3, 3, 1)
+
+    def test_a_bug_in_the_device_thread_ends_every_request(self, start):
+        def script(job):
+            raise ZeroDivisionError("a bug")
+
+        transcriber, _ = start(script)
+        client = Client().send(transcriber, request())
+        assert isinstance(client.error, DeviceError)
+        assert "a bug" in str(client.error)
+        until(lambda: not transcriber.healthy)
+
+    def test_draining_finishes_what_was_accepted_and_refuses_the_rest(self, start, tokenizer):
+        transcriber, _ = start(Echo(tokenizer, delay=5))
+        clients = [Client().send(transcriber, request(f"{i}")) for i in range(20)]
+        transcriber.drain(WAIT_S)
+        assert all(client.ended.is_set() for client in clients)
+        assert [client.transcript.text for client in clients] == [f"{i}" for i in range(20)]
+        with pytest.raises(OverloadedError, match="shutting down"):
+            transcriber.submit(request(), Client())
+
+    def test_draining_waits_for_the_last_answer_to_be_delivered(self, start, echo):
+        transcriber, _ = start(echo)
+        begun, slow, delivered = threading.Event(), threading.Event(), threading.Event()
+
+        def on_event(event):
+            if isinstance(event, Finished):
+                begun.set()
+                slow.wait(0.3)
+                delivered.set()
+
+        transcriber.submit(request(), on_event)
+        assert begun.wait(WAIT_S)
+        transcriber.drain(WAIT_S)
+        assert delivered.is_set()
+
+    def test_closing_ends_what_is_left_after_draining(self, start, tokenizer):
+        transcriber, runtime = start(Echo(tokenizer, delay=FOREVER))
+        clients = [Client().send(transcriber, request(audio=noise(40.0))) for _ in range(9)]
+        transcriber.drain(0.05)
+        assert transcriber.stats().pending == 9
+        transcriber.close()
+        transcriber.close()
+        assert all(isinstance(client.error, CancelledError) for client in clients)
+        assert runtime.closed
+        assert not transcriber.healthy
+        with pytest.raises(OverloadedError):
+            transcriber.transcribe(request())
+
+    @pytest.mark.parametrize("fails_on", [SegmentReady, Finished])
+    def test_a_client_that_raises_harms_nobody_else(self, start, echo, fails_on):
+        transcriber, runtime = start(echo)
+        seen = []
+
+        def on_event(event):
+            seen.append(type(event))
+            if isinstance(event, fails_on):
+                raise RuntimeError("this client is broken")
+
+        transcriber.submit(request(audio=noise(100.0)), on_event)
+        until(lambda: transcriber.stats().ended == 1)
+        until(lambda: seen[-1] is not SegmentReady)
+        if fails_on is SegmentReady:
+            assert seen == [SegmentReady, Failed]
+            assert transcriber.stats().cancelled == 1
+        else:
+            assert seen.count(Finished) == 1
+        quiescent(transcriber, runtime)
+
+    def test_an_interrupted_wait_cancels_its_request(self, start, tokenizer, monkeypatch):
+        transcriber, _ = start(Echo(tokenizer, delay=FOREVER))
+
+        def interrupt(self, timeout=None):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr("concurrent.futures.Future.result", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                transcriber.transcribe(request())
+        until(lambda: transcriber.stats().cancelled == 1)

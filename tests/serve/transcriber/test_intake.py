@@ -1,0 +1,121 @@
+"""Decoding ahead: bounded memory, nothing forgotten, nothing decoded for the departed."""
+
+import queue
+import threading
+
+import numpy as np
+import pytest
+
+from serve.config import TranscriberConfig
+from serve.errors import AudioError
+from serve.messages import Request
+from serve.runtime.protocol import DecodingOptions
+from serve.speech.features import SAMPLE_RATE
+from serve.transcriber.inflight import InFlight, Plan
+from serve.transcriber.intake import Intake
+
+WAIT_S = 30.0
+SECOND = Request(np.zeros(SAMPLE_RATE, np.float32), sample_rate=SAMPLE_RATE)
+
+
+@pytest.fixture
+def news():
+    return queue.SimpleQueue()
+
+
+@pytest.fixture
+def intake(news):
+    """At most about four seconds of decoded audio."""
+    config = TranscriberConfig(max_audio_s=1.0, decode_workers=2)
+    made = Intake(config, lambda *args: news.put(args), lambda *args: news.put(args))
+    yield made
+    made.close()
+
+
+def flight(id):
+    return InFlight(id, Plan((1,), "en", DecodingOptions(), False), print, 0.0, 1e9)
+
+
+def test_audio_becomes_windows_in_order_of_arrival(intake, news):
+    flights = [flight(i) for i in range(3)]
+    for each in flights:
+        intake.add(each, SECOND)
+    got = {}
+    for _ in flights:
+        made, windows = news.get(timeout=WAIT_S)
+        got[made.id] = windows
+    assert sorted(got) == [0, 1, 2]
+    assert all(len(windows) == 1 and windows[0].duration_s == 1.0 for windows in got.values())
+
+
+def test_bad_audio_is_reported(intake, news):
+    intake.add(flight(0), Request(b"no sound here"))
+    _, error = news.get(timeout=WAIT_S)
+    assert isinstance(error, AudioError)
+
+
+def test_decoding_pauses_while_memory_is_full(intake, news):
+    flights = [flight(i) for i in range(10)]
+    for each in flights:
+        intake.add(each, SECOND)
+    first = [news.get(timeout=WAIT_S)[0] for _ in range(4)]
+    # Two workers may each have begun one more before the fourth was counted.
+    with pytest.raises(queue.Empty):
+        for _ in range(2):
+            first.append(news.get(timeout=0.2)[0])
+        news.get(timeout=0.2)
+    assert intake.known() == set(range(10))
+    ended = set()
+    while len(ended) < 10:
+        for each in first:
+            intake.forget(each)
+            ended.add(each.id)
+        first = [] if len(ended) == 10 else [news.get(timeout=WAIT_S)[0]]
+    assert intake.known() == set()
+
+
+def test_what_ended_before_its_turn_is_not_decoded(intake, news, monkeypatch):
+    go_on = threading.Event()
+    decoded = []
+
+    def cut(samples):
+        decoded.append(len(samples))
+        assert go_on.wait(WAIT_S)
+        return []
+
+    monkeypatch.setattr("serve.transcriber.intake.cut", cut)
+    flights = [flight(i) for i in range(5)]
+    for each in flights:
+        intake.add(each, SECOND)
+    for each in flights[2:]:
+        intake.forget(each)
+    go_on.set()
+    assert {news.get(timeout=WAIT_S)[0].id for _ in range(2)} == {0, 1}
+    with pytest.raises(queue.Empty):
+        news.get(timeout=0.1)
+    assert len(decoded) == 2
+
+
+def test_what_ended_while_it_was_decoded_holds_no_memory(intake, news, monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def cut(samples):
+        begun.set()
+        assert go_on.wait(WAIT_S)
+        return []
+
+    monkeypatch.setattr("serve.transcriber.intake.cut", cut)
+    gone = flight(0)
+    intake.add(gone, SECOND)
+    assert begun.wait(WAIT_S)
+    intake.forget(gone)
+    go_on.set()
+    news.get(timeout=WAIT_S)
+    assert intake.known() == set()
+
+
+def test_after_closing_nothing_more_is_decoded(intake, news):
+    intake.close()
+    intake.add(flight(0), SECOND)
+    with pytest.raises(queue.Empty):
+        news.get(timeout=0.1)

@@ -1,0 +1,223 @@
+"""The transcriber over a fake runtime, when all goes well: answers, windows, opening."""
+
+import dataclasses
+
+import pytest
+
+import serve.transcriber.open
+from serve.config import Config
+from serve.engine import DETECT_LANGUAGE
+from serve.errors import CancelledError, ConfigError, EarshotError
+from serve.messages import SegmentReady
+from serve.speech.tokenizer import Tokenizer
+from serve.transcriber.open import open_transcriber
+from tests.fakes import CAPABILITIES, Echo, FakeRuntime, Play, fake_engine
+from tests.harness import (
+    FOREVER,
+    UNSURE,
+    Client,
+    TranscriberTests,
+    noise,
+    quiescent,
+    request,
+    until,
+)
+
+
+class TestAnswers(TranscriberTests):
+    """Text, times, languages and counts of requests that go well."""
+
+    def test_answers_with_text_times_and_counts(self, start, echo):
+        transcriber, runtime = start(echo)
+        answer = transcriber.transcribe(request("hello there", audio=noise(2.0)))
+        assert answer.text == "hello there"
+        assert (answer.language, answer.language_prob) == ("en", None)
+        assert answer.duration == 2.0
+        (segment,) = answer.segments
+        assert (segment.start, segment.end, segment.text) == (0.0, 1.0, " hello there")
+        assert 0 <= answer.timings.queue_s <= answer.timings.total_s
+        until(lambda: transcriber.stats().tokens == len(segment.tokens) + 2)
+        stats = transcriber.stats()
+        assert (stats.accepted, stats.ok, stats.windows, stats.retries) == (1, 1, 1, 0)
+        assert (stats.audio_s, stats.mean_batch, stats.queued) == (2.0, 1.0, 0)
+        assert stats.rtfx == pytest.approx(2.0 / stats.busy_s)
+        quiescent(transcriber, runtime)
+
+    def test_the_language_may_be_named_in_full(self, start, echo):
+        transcriber, _ = start(echo)
+        assert transcriber.transcribe(request(language="Spanish")).language == "es"
+
+    def test_without_timestamps_a_window_is_one_segment(self, start, echo):
+        transcriber, runtime = start(echo)
+        answer = transcriber.transcribe(request("one two", audio=noise(3.0), timestamps=False))
+        assert [(s.start, s.end, s.text) for s in answer.segments] == [(0.0, 3.0, " one two")]
+        assert runtime.jobs[0].options.timestamps is False
+
+    def test_an_english_only_engine_answers_in_english(self, start, tmp_path):
+        engine = fake_engine(tmp_path, multilingual=False)
+        script = Echo(Tokenizer.open(engine))
+        capabilities = dataclasses.replace(CAPABILITIES, detect_language=False)
+        transcriber, _ = start(script, capabilities, on=engine)
+        answer = transcriber.transcribe(request("hello", language=None))
+        assert (answer.text, answer.language, answer.language_prob) == ("hello", "en", None)
+
+    def test_silence_gives_no_text(self, start, tokenizer):
+        transcriber, _ = start(Echo(tokenizer, no_speech_prob=0.9, **UNSURE))
+        answer = transcriber.transcribe(request(language=None))
+        assert (answer.text, answer.segments, answer.language) == ("", (), "es")
+
+    def test_the_same_request_is_decoded_the_same_way(self, start, tokenizer):
+        transcriber, runtime = start(Echo(tokenizer, **UNSURE))
+        for _ in range(2):
+            transcriber.transcribe(request(audio=noise(50.0)))
+        options = [(job.options.temperature, job.options.seed) for job in runtime.jobs]
+        half = len(options) // 2
+        assert sorted(options[:half]) == sorted(options[half:])
+        seeds = {seed for _, seed in options}
+        assert len(seeds) == half, "every window and temperature has its own seed"
+
+
+class TestWindows(TranscriberTests):
+    """Decoding again, finding the language, the order of segments."""
+
+    def test_an_unsure_window_is_decoded_again_hotter(self, start, tokenizer):
+        sure_at = 0.4
+        transcriber, runtime = start(
+            lambda job: Echo(
+                tokenizer, avg_logprob=-0.1 if job.options.temperature >= sure_at else -3
+            )(job)
+        )
+        answer = transcriber.transcribe(request())
+        assert [job.options.temperature for job in runtime.jobs] == [0.0, 0.2, 0.4]
+        assert [s.temperature for s in answer.segments] == [0.4]
+        stats = transcriber.stats()
+        assert (stats.windows, stats.retries) == (1, 2)
+
+    def test_the_hottest_attempt_stands(self, start, tokenizer):
+        transcriber, runtime = start(Echo(tokenizer, **UNSURE), temperatures=(0.0, 0.5))
+        answer = transcriber.transcribe(request())
+        assert answer.text == "hello"
+        assert [job.options.temperature for job in runtime.jobs] == [0.0, 0.5]
+
+    def test_a_chosen_temperature_is_the_only_one(self, start, tokenizer):
+        transcriber, runtime = start(Echo(tokenizer, **UNSURE))
+        transcriber.transcribe(request(temperature=0.3))
+        assert [job.options.temperature for job in runtime.jobs] == [0.3]
+
+    def test_the_language_of_the_first_window_is_that_of_the_rest(self, start, tokenizer):
+        spanish = tokenizer.facts.languages["es"]
+        transcriber, runtime = start(Echo(tokenizer, delay=5))
+        answer = transcriber.transcribe(request(audio=noise(100.0), language=None))
+        assert (answer.language, answer.language_prob) == ("es", 0.9)
+        first, *rest = runtime.jobs
+        assert len(rest) >= 3
+        assert DETECT_LANGUAGE in first.prompt
+        assert all(spanish in job.prompt and DETECT_LANGUAGE not in job.prompt for job in rest)
+        assert runtime.log[:2] == [("submit", first.id), ("finish", first.id)]
+        assert runtime.most_in_hand > 1, "the rest go together"
+
+    def test_a_silent_window_does_not_name_the_language(self, start, tokenizer):
+        german = tokenizer.facts.languages["de"]
+        order = []
+
+        def script(job):
+            order.append(job)
+            silent = {"no_speech_prob": 0.9, **UNSURE} if len(order) == 1 else {"language": german}
+            return Echo(tokenizer, **silent)(job)
+
+        transcriber, runtime = start(script)
+        answer = transcriber.transcribe(request(audio=noise(100.0), language=None))
+        assert answer.language == "de"
+        detecting = [DETECT_LANGUAGE in job.prompt for job in runtime.jobs]
+        assert detecting == [True, True] + [False] * (len(detecting) - 2)
+
+    def test_a_window_decoded_again_keeps_the_language_found(self, start, tokenizer):
+        spanish = tokenizer.facts.languages["es"]
+        transcriber, runtime = start(Echo(tokenizer, **UNSURE), temperatures=(0.0, 0.2))
+        assert transcriber.transcribe(request(language=None)).language == "es"
+        assert DETECT_LANGUAGE in runtime.jobs[0].prompt
+        assert spanish in runtime.jobs[1].prompt
+
+    def test_segments_come_in_order_as_soon_as_they_are_final(self, start, tokenizer):
+        facts = tokenizer.facts
+        seen = []
+
+        def script(job):  # the later a window, the sooner it is done; each says its own letter
+            seen.append(job)
+            letter = tokenizer.prompt_ids("en", "transcribe", True, chr(ord("a") + len(seen) - 1))
+            text = letter[1 : letter.index(facts.sot)]
+            return Play(
+                (facts.timestamp_begin, *text, facts.timestamp_begin + 100), 40 - 9 * len(seen)
+            )
+
+        capabilities = dataclasses.replace(CAPABILITIES, max_windows=4)
+        transcriber, runtime = start(script, capabilities)
+        client = Client().send(transcriber, request(audio=noise(80.0)))
+        answer = client.transcript
+        finished = [job_id for what, job_id in runtime.log if what == "finish"]
+        assert finished != sorted(finished), "the windows did not end in reverse"
+        *news, _ = client.events
+        assert [event.segment for event in news] == list(answer.segments)
+        assert answer.text == " ".join("abcdefgh"[: len(answer.segments)])
+        starts = [segment.start for segment in answer.segments]
+        assert len(starts) >= 3
+        assert starts == sorted(starts)
+        assert starts[0] == 0.0
+        assert starts[-1] > 45.0
+
+    def test_a_segment_does_not_wait_for_later_windows(self, start, tokenizer):
+        order = []
+
+        def script(job):
+            order.append(job)
+            return Echo(tokenizer, delay=0 if len(order) == 1 else FOREVER)(job)
+
+        transcriber, _ = start(script)
+        client = Client().send(transcriber, request(audio=noise(80.0)))
+        until(lambda: client.events)
+        assert isinstance(client.events[0], SegmentReady)
+        assert not client.ended.is_set()
+        client.ticket.cancel()
+        assert isinstance(client.error, CancelledError)
+
+    def test_long_audio_does_not_fill_the_runtime(self, start, echo):
+        transcriber, runtime = start(echo, step_s=0)
+        answer = transcriber.transcribe(request("so", audio=noise(900.0)))
+        assert len(runtime.jobs) >= 30
+        assert len(answer.text.split()) == len(runtime.jobs)
+        assert runtime.most_in_hand <= 2 * CAPABILITIES.max_windows
+
+
+class TestOpening(TranscriberTests):
+    """What `open_transcriber` leaves behind, well or ill."""
+
+    @pytest.fixture
+    def product(self, engine, monkeypatch):
+        """A fake runtime with the given script, and a function that opens a transcriber on it."""
+        monkeypatch.setattr(serve.transcriber.open, "open_engine", lambda path: engine)
+
+        def product(script, **lacks):
+            runtime = FakeRuntime(script, dataclasses.replace(CAPABILITIES, **lacks))
+            return runtime, lambda: open_transcriber(Config(), start=lambda *_: runtime)
+
+        return product
+
+    @pytest.mark.parametrize("lacks", [{}, {"detect_language": False, "timestamps": False}])
+    def test_opening_ends_with_a_warm_up(self, product, echo, lacks):
+        runtime, opened = product(echo, **lacks)
+        with opened() as transcriber:
+            assert len(runtime.jobs) == 1
+            assert transcriber.healthy
+        assert runtime.closed
+
+    def test_a_failed_warm_up_closes_everything(self, product, tokenizer):
+        runtime, opened = product(Echo(tokenizer, error=EarshotError("cold")))
+        with pytest.raises(EarshotError, match="cold"):
+            opened()
+        assert runtime.closed
+
+    def test_a_wrong_configuration_closes_the_runtime(self, product, echo):
+        runtime, opened = product(echo, sampling=False)
+        with pytest.raises(ConfigError):
+            opened()
+        assert runtime.closed

@@ -1,0 +1,213 @@
+"""The client against a scripted KServe server in this process."""
+
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from serve.errors import (
+    AudioError,
+    CancelledError,
+    DeadlineError,
+    EarshotError,
+    OverloadedError,
+    RequestError,
+    UnavailableError,
+)
+from serve.messages import Finished, Request, SegmentReady
+from serve.triton import wire
+from serve.triton.client import Client
+from serve.triton.server import free_ports
+from tests.serve.triton.test_wire import SEGMENT, TRANSCRIPT
+
+WAIT_S = 10
+_CODES = {"TEXT": "BYTES", "SEGMENTS": "BYTES", "LANGUAGE": "BYTES", "TIMINGS": "BYTES"}
+
+
+def reply(outputs):
+    answer = service_pb2.ModelInferResponse(model_name="whisper")
+    for name, values in outputs.items():
+        datatype = _CODES.get(name) or {"f4": "FP32", "f8": "FP64"}[values.dtype.str[1:]]
+        answer.outputs.add(name=name, datatype=datatype, shape=values.shape)
+        raw = values.tobytes()
+        if datatype == "BYTES":
+            raw = b"".join(len(item).to_bytes(4, "little") + item for item in values)
+        answer.raw_output_contents.append(raw)
+    return answer
+
+
+class Script(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """Answers as it is told to; keeps what it was asked, and whether the client stayed."""
+
+    def __init__(self):
+        self.asked = []
+        self.fail = None  # (code, words)
+        self.outputs = wire.transcript_outputs(TRANSCRIPT)
+        self.hold = threading.Event()
+        self.hold.set()
+        self.left = threading.Event()
+
+    def ModelReady(self, request, context):
+        return service_pb2.ModelReadyResponse(ready=request.name != self.fail)
+
+    def ModelInfer(self, request, context):
+        context.add_callback(self.left.set)
+        self.asked.append(request)
+        if self.fail is not None:
+            context.abort(*self.fail)
+        self.hold.wait(WAIT_S)
+        return reply(self.outputs)
+
+    def ModelStreamInfer(self, requests, context):
+        context.add_callback(self.left.set)
+        self.asked.append(next(requests))
+        if self.fail is not None:
+            yield service_pb2.ModelStreamInferResponse(error_message=self.fail[1])
+            return
+        for segment in TRANSCRIPT.segments:
+            yield self.message(wire.segment_outputs(segment))
+        self.hold.wait(WAIT_S)
+        yield self.message(self.outputs)
+
+    def message(self, outputs):
+        return service_pb2.ModelStreamInferResponse(infer_response=reply(outputs))
+
+
+@pytest.fixture
+def script():
+    return Script()
+
+
+@pytest.fixture
+def address(script):
+    with ThreadPoolExecutor(16) as pool:
+        server = grpc.server(pool)
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(script, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield f"127.0.0.1:{port}"
+        script.hold.set()
+        server.stop(None).wait(WAIT_S)
+
+
+@pytest.fixture
+def client(address):
+    with Client(address, timeout_s=WAIT_S) as client:
+        yield client
+
+
+def test_an_answer_arrives_whole_and_the_request_said_everything(client, script):
+    assert client.transcribe(b"audio", language="es", max_tokens=9) == TRANSCRIPT
+    (asked,) = script.asked
+    assert asked.model_name == "whisper"
+    assert [(i.name, i.datatype, list(i.shape)) for i in asked.inputs] == [
+        ("LANGUAGE", "BYTES", [1]),
+        ("MAX_TOKENS", "INT32", [1]),
+        ("AUDIO", "BYTES", [1]),
+    ]
+
+
+def test_samples_are_sent_as_samples(client, script):
+    client.transcribe(np.zeros(5, np.float32), sample_rate=8_000)
+    (asked,) = script.asked
+    assert [(i.name, list(i.shape)) for i in asked.inputs] == [
+        ("SAMPLES", [5]),
+        ("SAMPLE_RATE", [1]),
+    ]
+
+
+def test_a_stream_gives_segments_before_the_answer_exists(client, script):
+    script.hold.clear()
+    events = client.stream(Request(audio=b"audio"))
+    assert [next(events), next(events)] == [SegmentReady(SEGMENT)] * 2
+    script.hold.set()
+    assert list(events) == [Finished(TRANSCRIPT)]
+    assert script.asked[0].model_name == "whisper_stream"
+
+
+def test_many_threads_share_a_client(client):
+    def one(i):
+        if i % 2:
+            return client.transcribe(b"audio")
+        return list(client.stream(Request(audio=b"audio")))[-1].transcript
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(one, range(40))) == [TRANSCRIPT] * 40
+
+
+@pytest.mark.parametrize(
+    "code, words, kind, message",
+    [
+        ("INVALID_ARGUMENT", "AudioError: audio has 0 bytes", AudioError, "^audio has 0 bytes$"),
+        ("INVALID_ARGUMENT", "unexpected shape for 'X'", RequestError, "^unexpected shape"),
+        ("UNAVAILABLE", "OverloadedError: full", OverloadedError, "^full$"),
+        ("UNAVAILABLE", "Socket closed", UnavailableError, "^server at 127.*: Socket closed$"),
+        ("NOT_FOUND", "unknown model", UnavailableError, "unknown model"),
+        ("CANCELLED", "gone", CancelledError, "cancelled"),
+        ("INTERNAL", "EarshotError: internal error", EarshotError, "^internal error$"),
+    ],
+)
+def test_errors_come_back_as_the_class_that_was_meant(client, script, code, words, kind, message):
+    script.fail = (grpc.StatusCode[code], words)
+    with pytest.raises(EarshotError, match=message) as found:
+        client.transcribe(b"audio")
+    assert type(found.value) is kind
+
+
+def test_an_error_in_a_stream_is_raised(client, script):
+    script.fail = (None, "AudioError: audio has 0 bytes")
+    with pytest.raises(AudioError, match=r"^audio has 0 bytes$"):
+        list(client.stream(Request(audio=b"")))
+
+
+def test_an_answer_of_another_server_is_refused(client, script):
+    del script.outputs["LANGUAGE"]
+    with pytest.raises(EarshotError, match="holds no LANGUAGE"):
+        client.transcribe(b"audio")
+
+
+def test_a_cancelled_call_ends_at_both_sides(client, script):
+    script.hold.clear()
+    call = client.start(Request(audio=b"audio"))
+    call.cancel()
+    with pytest.raises(CancelledError):
+        call.result()
+    call.cancel()  # once more changes nothing
+
+
+def test_a_stream_that_is_left_early_ends_at_the_server(client, script):
+    script.hold.clear()
+    events = client.stream(Request(audio=b"audio"))
+    next(events)
+    events.close()
+    assert script.left.wait(WAIT_S)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_waiting_has_an_end(address, script, streamed):
+    script.hold.clear()
+    with Client(address, timeout_s=0.3) as client, pytest.raises(DeadlineError):
+        if streamed:
+            list(client.stream(Request(audio=b"audio")))
+        else:
+            client.transcribe(b"audio")
+    assert script.left.wait(WAIT_S)
+
+
+def test_ready_asks_for_both_models(client, script):
+    assert client.ready()
+    script.fail = "whisper_stream"
+    assert not client.ready()
+
+
+def test_no_server_is_said_with_its_address():
+    (port,) = free_ports("127.0.0.1", 1)
+    with contextlib.closing(Client(f"127.0.0.1:{port}")) as client:
+        assert not client.ready()
+        for ask in (client.transcribe, lambda audio: list(client.stream(Request(audio)))):
+            with pytest.raises(UnavailableError, match=f"server at 127.0.0.1:{port}"):
+                ask(b"audio")

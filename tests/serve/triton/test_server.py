@@ -1,0 +1,386 @@
+"""The real server: answers, refusals, cancels, company, metrics, start and end."""
+
+import dataclasses
+import io
+import re
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import soundfile
+import tritonclient.http as triton_http
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+from serve.errors import (
+    AudioError,
+    CancelledError,
+    EarshotError,
+    OptionError,
+    OverloadedError,
+)
+from serve.messages import Finished, Request, SegmentReady
+from serve.speech.tokenizer import LANGUAGE_NAMES
+from serve.triton import wire
+
+pytestmark = pytest.mark.server
+ROOT = Path(__file__).parents[3]
+WAIT_S = 60.0
+
+
+def audio_file(seconds, format="FLAC", seed=0):
+    """Noise with a pause in every tenth second, as a file's bytes."""
+    samples = np.random.default_rng(seed).normal(0, 0.05, int(seconds * 16_000)).astype("f4")
+    samples[(np.arange(len(samples)) // 16_000) % 10 == 9] = 0
+    file = io.BytesIO()
+    soundfile.write(file, samples, 16_000, format=format)
+    return file.getvalue()
+
+
+CLIP = audio_file(1.0)
+LONG = audio_file(75.0)
+
+
+def outcomes(server):
+    """Requests by outcome, as the metrics page counts them."""
+    page = urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10).read().decode()
+    found = re.findall(r'^earshot_requests_total\{outcome="(\w+)"\} (\d+)', page, re.MULTILINE)
+    found.append(("pending", re.search(r"^earshot_pending_requests (\d+)", page, re.M)[1]))
+    return {name: int(value) for name, value in found}
+
+
+def settled(server):
+    """The counts once nothing is pending and a second has passed in which they stayed."""
+    end, last = time.monotonic() + WAIT_S, None
+    while True:
+        now = outcomes(server)
+        if now == last and not now["pending"]:
+            return now
+        assert time.monotonic() < end, now
+        last = now
+        time.sleep(1.2)
+
+
+def wait_until(condition, what):
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+# ---------------------------------------------------------------- answers
+
+
+def test_an_answer_by_grpc_is_whole_and_says_where_time_went(client):
+    transcript = client.transcribe(CLIP)
+    assert transcript.duration == 1.0
+    assert transcript.language in LANGUAGE_NAMES and 0 < transcript.language_prob <= 1
+    assert transcript.text == "".join(s.text for s in transcript.segments).strip()
+    for segment in transcript.segments:
+        assert 0 <= segment.start <= segment.end <= 1.0
+        assert segment.tokens and segment.avg_logprob < 0 and 0 <= segment.no_speech_prob <= 1
+    timings = transcript.timings
+    assert 0 < timings.encode_s <= timings.total_s and 0 < timings.decode_s <= timings.total_s
+
+
+def test_http_and_stream_give_the_same_answer_as_grpc(server, client):
+    expected = client.transcribe(LONG, language="en")
+    assert expected.language_prob is None and len(expected.segments) >= 3
+
+    *pieces, last = client.stream(Request(audio=LONG, language="en"))
+    assert isinstance(last, Finished)
+    assert [type(piece) for piece in pieces] == [SegmentReady] * len(expected.segments)
+    assert tuple(piece.segment for piece in pieces) == last.transcript.segments
+
+    inputs = http_inputs(Request(audio=LONG, language="en"))
+    with triton_http.InferenceServerClient(server.http, network_timeout=WAIT_S) as http:
+        by_http = wire.transcript_from_outputs(http.infer("whisper", inputs).as_numpy)
+    for found in (last.transcript, by_http):
+        assert dataclasses.replace(found, timings=expected.timings) == expected
+
+
+def http_inputs(request):
+    tensors = []
+    for name, values in wire.request_to_inputs(request).items():
+        tensor = triton_http.InferInput(name, list(values.shape), wire.INPUTS[name])
+        tensor.set_data_from_numpy(values)
+        tensors.append(tensor)
+    return tensors
+
+
+def test_segments_of_a_stream_arrive_before_the_answer(server, client):
+    """The first segment of many windows comes while later windows still decode."""
+    with_slow_company = [client.start(Request(audio=LONG)) for _ in range(12)]
+    times = [time.monotonic() for _ in client.stream(Request(audio=audio_file(115.0)))]
+    for call in with_slow_company:
+        call.result()
+    assert len(times) >= 4
+    assert times[-1] - times[0] > 0.001
+
+
+def test_options_reach_the_model(client):
+    named = client.transcribe(CLIP, language="es", timestamps=False, max_tokens=3)
+    assert named.language == "es" and len(named.segments) <= 1
+    assert all(len(segment.tokens) <= 3 for segment in named.segments)
+    hot = client.transcribe(CLIP, temperature=0.2)
+    assert all(segment.temperature == 0.2 for segment in hot.segments)
+
+
+def test_samples_are_the_same_as_their_file(client):
+    samples, rate = soundfile.read(io.BytesIO(CLIP), dtype="float32")
+    by_samples = client.transcribe(samples, sample_rate=rate)
+    assert by_samples.text == client.transcribe(CLIP).text
+
+
+def test_a_stream_can_be_asked_for_the_answer_alone(server):
+    request = infer_request("whisper_stream", AUDIO=CLIP, STREAM=False)
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        answers = list(stub.ModelStreamInfer(iter([request]), timeout=WAIT_S))
+    names = [{output.name for output in answer.infer_response.outputs} for answer in answers]
+    assert len(names) == 1 and "TIMINGS" in names[0]
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def infer_request(model, **inputs):
+    """A request as any KServe client may send it; a tuple is (datatype, shape, raw bytes)."""
+    request = service_pb2.ModelInferRequest(model_name=model)
+    for name, value in inputs.items():
+        if not isinstance(value, tuple):
+            value = encoded(name, value)
+        datatype, shape, raw = value
+        request.inputs.add(name=name, datatype=datatype, shape=shape)
+        request.raw_input_contents.append(raw)
+    return request
+
+
+def encoded(name, value):
+    if isinstance(value, np.ndarray):
+        return "FP32", value.shape, value.astype("<f4").tobytes()
+    if isinstance(value, bool):
+        return "BOOL", [1], bytes([value])
+    if isinstance(value, int):
+        return "INT32", [1], value.to_bytes(4, "little", signed=True)
+    if isinstance(value, float):
+        return "FP32", [1], np.float32(value).tobytes()
+    data = value if isinstance(value, bytes) else value.encode()
+    return "BYTES", [1], len(data).to_bytes(4, "little") + data
+
+
+NAN = np.full(1600, np.nan, np.float32)
+WAV = audio_file(2.0, "WAV")
+INVALID = {
+    "nothing": ({}, "AUDIO"),
+    "both kinds of audio": ({"AUDIO": CLIP, "SAMPLES": NAN, "SAMPLE_RATE": 16_000}, "AUDIO"),
+    "empty file": ({"AUDIO": b""}, "audio has 0 bytes"),
+    "truncated FLAC": ({"AUDIO": LONG[: len(LONG) // 2]}, "audio is cut short"),
+    "truncated WAV": ({"AUDIO": WAV[: len(WAV) // 2]}, "audio is cut short"),
+    "no audio at all": ({"AUDIO": b"GET / HTTP/1.1\r\n" * 40}, "audio"),
+    "no samples": ({"SAMPLES": np.zeros(0, "f4"), "SAMPLE_RATE": 16_000}, "audio holds no samples"),
+    "file without sound": ({"AUDIO": audio_file(0.0, "WAV")}, "audio"),
+    "NaN": ({"SAMPLES": NAN, "SAMPLE_RATE": 16_000}, "NaN"),
+    "16-bit numbers": ({"SAMPLES": NAN * 0 + 9.0, "SAMPLE_RATE": 16_000}, "audio"),
+    "too long": ({"AUDIO": audio_file(121.0)}, "the limit is 120 s"),
+    "samples without a rate": ({"SAMPLES": np.zeros(1600, "f4")}, "sample_rate"),
+    "rate of 7": ({"SAMPLES": np.zeros(1600, "f4"), "SAMPLE_RATE": 7}, "7 samples a second"),
+    "rate with a file": ({"AUDIO": CLIP, "SAMPLE_RATE": 16_000}, "sample_rate"),
+    "unknown language": ({"AUDIO": CLIP, "LANGUAGE": "klingon"}, "klingon"),
+    "language not in UTF-8": ({"AUDIO": CLIP, "LANGUAGE": b"\xff\xfe"}, "LANGUAGE"),
+    "unknown task": ({"AUDIO": CLIP, "TASK": "sing"}, "TASK = 'sing'"),
+    "temperature": ({"AUDIO": CLIP, "TEMPERATURE": 2.5}, "temperature = 2.5"),
+    "temperature NaN": ({"AUDIO": CLIP, "TEMPERATURE": float("nan")}, "temperature"),
+    "no tokens": ({"AUDIO": CLIP, "MAX_TOKENS": 0}, "max_tokens"),
+    "too many tokens": ({"AUDIO": CLIP, "MAX_TOKENS": 10**6}, "max_tokens"),
+    "unknown option": ({"AUDIO": CLIP, "VOLUME": 3}, "VOLUME"),
+    "audio of another type": ({"AUDIO": np.zeros(1, "f4")}, "AUDIO"),
+    "samples of another type": ({"SAMPLES": ("INT16", [2], b"\0" * 4)}, "SAMPLES"),
+    "samples in two dimensions": ({"SAMPLES": np.zeros((2, 80), "f4")}, "SAMPLES"),
+    "option of another type": ({"AUDIO": CLIP, "LANGUAGE": 3}, "LANGUAGE"),
+    "two languages": ({"AUDIO": CLIP, "LANGUAGE": ("BYTES", [2], b"\x01\0\0\0a" * 2)}, "LANGUAGE"),
+    "torn BYTES": ({"AUDIO": ("BYTES", [1], b"\xff\xff\xff\x7fabc")}, "AUDIO"),
+    "torn FP32": ({"SAMPLES": ("FP32", [2], b"\0\0\0")}, "SAMPLES"),
+}
+
+
+@pytest.mark.parametrize("inputs, message", INVALID.values(), ids=INVALID)
+def test_bad_input_is_refused_by_name_and_the_server_goes_on(server, client, inputs, message):
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.ModelInfer(infer_request("whisper", **inputs), timeout=WAIT_S)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT, refused.value
+        assert message in refused.value.details()
+
+        (answer,) = stub.ModelStreamInfer(
+            iter([infer_request("whisper_stream", **inputs)]), timeout=WAIT_S
+        )
+        assert message in answer.error_message
+    assert client.transcribe(CLIP).duration == 1.0
+
+
+def test_a_refusal_by_http_has_its_status_too(server):
+    with triton_http.InferenceServerClient(server.http) as http:
+        with pytest.raises(InferenceServerException, match=r"OptionError: .*klingon") as refused:
+            http.infer("whisper", http_inputs(Request(audio=CLIP, language="klingon")))
+        assert refused.value.status() == "400"
+
+
+def test_the_client_raises_what_the_server_meant(client):
+    with pytest.raises(AudioError, match=r"^audio has 0 bytes"):
+        client.transcribe(b"")
+    with pytest.raises(OptionError, match="klingon"):
+        list(client.stream(Request(audio=CLIP, language="klingon")))
+
+
+def test_whisper_does_not_pretend_to_stream(server):
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError, match="whisper_stream") as refused:
+            stub.ModelInfer(infer_request("whisper", AUDIO=CLIP, STREAM=True), timeout=WAIT_S)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_full_queue_refuses_and_recovers(server, client):
+    before = settled(server)
+    calls = [client.start(Request(audio=LONG)) for _ in range(300)]
+    wait_until(lambda: outcomes(server)["rejected"] > before["rejected"], "nothing was refused")
+    for call in calls:
+        call.cancel()
+    errors = [error_of(call) for call in calls]
+    assert any(isinstance(error, OverloadedError) for error in errors)
+    kinds = {type(error) for error in errors}
+    assert kinds <= {OverloadedError, CancelledError, type(None)}, kinds
+    settled(server)  # cancels take a moment to be seen
+    assert client.transcribe(CLIP).duration == 1.0
+    counts = settled(server)
+    ended = {name: counts[name] - before[name] for name in counts}
+    assert ended["rejected"] > 0 and ended["failed"] == ended["timed_out"] == 0
+    assert sum(ended.values()) <= 301  # a call cancelled very early never reached the model
+
+
+def error_of(call):
+    try:
+        call.result()
+    except EarshotError as error:
+        return error
+    return None
+
+
+# ---------------------------------------------------------------- clients that go
+
+
+def test_a_cancelled_stream_and_a_cancelled_call_free_their_slots(server, client):
+    before = settled(server)
+    audio = audio_file(119.0)
+    stream = client.stream(Request(audio=audio))
+    next(stream)
+    calls = [client.start(Request(audio=audio)) for _ in range(40)]
+    wait_until(lambda: outcomes(server)["pending"] > 5, "no request arrived")
+    stream.close()
+    for call in calls:
+        call.cancel()
+    cancelled = sum(isinstance(error_of(call), CancelledError) for call in calls)
+    after = settled(server)
+    assert cancelled > 0 and after["cancelled"] > before["cancelled"]
+    assert after["failed"] == before["failed"] and after["timed_out"] == before["timed_out"]
+
+
+def test_a_client_that_vanishes_is_cancelled(server):
+    """The connection breaks without a word: what `kill -9` does to a client."""
+    before = settled(server)
+    code = (
+        "import sys; from serve.triton.client import Client; from serve.messages import Request\n"
+        "client = Client(sys.argv[1]); audio = sys.stdin.buffer.read()\n"
+        "calls = [client.start(Request(audio=audio)) for _ in range(40)]\n"
+        "print('sent', flush=True); [call.result() for call in calls]\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, server.grpc],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    with process:
+        process.stdin.write(audio_file(119.0))
+        process.stdin.close()
+        assert process.stdout.readline() == b"sent\n"
+        wait_until(lambda: outcomes(server)["pending"] > 10, "no request arrived")
+        process.kill()
+    after = settled(server)
+    assert after["cancelled"] > before["cancelled"]
+
+
+def test_200_mixed_requests_of_which_a_fifth_is_cancelled_all_end_once(server, client):
+    before = settled(server)
+    clips = [audio_file(0.5 + i % 7, ("WAV", "FLAC", "OGG", "MP3")[i % 4], i) for i in range(28)]
+    endings = []
+    lock = threading.Lock()
+
+    def one(i):
+        audio, cancel = clips[i % len(clips)], i % 5 == 0
+        try:
+            if i % 2:
+                ending = stream(audio, cancel)
+            elif i % 4 == 0 or cancel:
+                call = client.start(Request(audio=audio))
+                if cancel:
+                    call.cancel()
+                call.result()
+                ending = "ok"
+            else:
+                with triton_http.InferenceServerClient(server.http, network_timeout=WAIT_S) as http:
+                    http.infer("whisper", http_inputs(Request(audio=audio)))
+                ending = "ok"
+        except CancelledError:
+            ending = "cancelled"
+        with lock:
+            endings.append(ending)
+
+    def stream(audio, cancel):
+        events = client.stream(Request(audio=audio))
+        if cancel:
+            next(events)
+            events.close()
+            return "cancelled"
+        assert isinstance(list(events)[-1], Finished)
+        return "ok"
+
+    with ThreadPoolExecutor(200) as pool:
+        list(pool.map(one, range(200)))
+    assert len(endings) == 200 and endings.count("ok") >= 160
+
+    counts = settled(server)
+    ended = {name: counts[name] - before[name] for name in counts}
+    assert ended["failed"] == ended["timed_out"] == ended["rejected"] == 0, ended
+    # A call that was cancelled before Triton had read it never reached the model.
+    assert endings.count("ok") <= ended["ok"] and 160 <= ended["ok"] + ended["cancelled"] <= 200
+
+
+# ---------------------------------------------------------------- metrics
+
+
+def test_metrics_tell_what_was_done(server, client):
+    client.transcribe(LONG)
+    settled(server)
+    page = urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10).read().decode()
+    values = dict(re.findall(r"^(earshot_\w+) (\S+)$", page, re.MULTILINE))
+    for name in ("windows_total", "tokens_total", "audio_seconds_total", "busy_seconds_total"):
+        assert float(values[f"earshot_{name}"]) > 0, name
+    for name in ("encode_seconds_total", "decode_seconds_total", "batch_size", "rtfx"):
+        assert float(values[f"earshot_{name}"]) > 0, name
+    for name in ("queue_depth", "busy_slots", "pending_requests"):
+        assert float(values[f"earshot_{name}"]) == 0, name
+
+
+def test_peak_memory_covers_server_and_models(server):
+    assert server.peak_memory_bytes() > 200 * 2**20  # torch alone is more

@@ -1,0 +1,105 @@
+"""Requests and answers survive their way through tensors."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from serve.errors import (
+    AudioError,
+    CancelledError,
+    DeadlineError,
+    EarshotError,
+    OptionError,
+    OverloadedError,
+    RequestError,
+    UnavailableError,
+)
+from serve.messages import Request, Segment, Timings, Transcript
+from serve.triton import wire
+
+SEGMENT = Segment(0.5, 1.5, " ¿Qué?", (1, 2), -0.5, None, 0.2, 1.25)
+TRANSCRIPT = Transcript("¿Qué?", "es", 0.5, 1.75, (SEGMENT, SEGMENT), Timings(0.1, 0.2, 0.3, 0.7))
+FULL = Request(
+    audio=b"RIFF",
+    language="en",
+    task="translate",
+    prompt="Zoë",
+    timestamps=False,
+    temperature=0.2,
+    max_tokens=7,
+)
+
+
+@pytest.mark.parametrize("request_", [Request(audio=b""), FULL], ids=["least", "full"])
+def test_a_request_comes_back_as_it_was(request_):
+    inputs = wire.request_to_inputs(request_)
+    assert wire.request_from_inputs(inputs) == request_
+    assert all(values.shape == (1,) for values in inputs.values())
+
+
+def test_only_what_differs_from_the_defaults_is_sent():
+    assert list(wire.request_to_inputs(Request(audio=b"x"))) == ["AUDIO"]
+
+
+def test_samples_keep_their_values():
+    samples = np.linspace(-1, 1, 9)[::2]  # neither float32 nor contiguous
+    found = wire.request_from_inputs(wire.request_to_inputs(Request(samples, 8_000)))
+    assert found.audio.dtype == np.float32 and found.sample_rate == 8_000
+    np.testing.assert_allclose(found.audio, samples, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "inputs, error, message",
+    [
+        ({}, AudioError, "neither AUDIO nor SAMPLES"),
+        ({"AUDIO": [b"x"], "SAMPLES": np.zeros(3)}, AudioError, "both AUDIO and SAMPLES"),
+        ({"AUDIO": [b"x"], "TASK": [b"sing"]}, OptionError, "TASK = 'sing'; expected one of"),
+        ({"AUDIO": [b"x"], "PROMPT": [b"\xff"]}, OptionError, "PROMPT is not UTF-8"),
+    ],
+)
+def test_what_cannot_be_a_request_is_refused_by_name(inputs, error, message):
+    with pytest.raises(error, match=message):
+        wire.request_from_inputs(inputs)
+
+
+@pytest.mark.parametrize("prob", [0.5, None])
+def test_an_answer_comes_back_as_it_was(prob):
+    transcript = dataclasses.replace(TRANSCRIPT, language_prob=prob)
+    outputs = wire.transcript_outputs(transcript)
+    assert set(outputs) <= set(wire.OUTPUTS)
+    assert wire.is_whole(outputs.get)
+    assert wire.transcript_from_outputs(outputs.get) == transcript
+
+
+def test_a_segment_on_its_own_is_not_an_answer():
+    outputs = wire.segment_outputs(SEGMENT)
+    assert not wire.is_whole(outputs.get)
+    assert wire.segments_from_outputs(outputs.get) == (SEGMENT,)
+    with pytest.raises(EarshotError, match="no LANGUAGE"):
+        wire.transcript_from_outputs(outputs.get)
+
+
+@pytest.mark.parametrize(
+    "error", [AudioError("audio: 0 bytes"), OverloadedError("full"), EarshotError("odd: odd")]
+)
+def test_an_error_keeps_its_class_and_words(error):
+    found = wire.error_from_text(wire.error_to_text(error), "UNKNOWN")
+    assert type(found) is type(error) and str(found) == str(error)
+
+
+@pytest.mark.parametrize(
+    "status, kind",
+    [
+        ("INVALID_ARGUMENT", RequestError),
+        ("CANCELLED", CancelledError),
+        ("DEADLINE_EXCEEDED", DeadlineError),
+        ("NOT_FOUND", UnavailableError),
+        ("UNAVAILABLE", UnavailableError),
+        ("INTERNAL", EarshotError),
+        ("", EarshotError),
+    ],
+)
+def test_errors_of_triton_itself_go_by_their_status(status, kind):
+    found = wire.error_from_text("unexpected shape: [2]", status)
+    assert type(found) is kind and str(found) == "unexpected shape: [2]"

@@ -1,0 +1,252 @@
+"""Triton's layout for TensorRT-LLM: the rendered files, the link between the models, the whole."""
+
+import dataclasses
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from serve.config import BuildConfig, ServerConfig, TranscriberConfig
+from serve.engine import MANIFEST_FILE, manifest_to_json
+from serve.errors import ConfigError, EarshotError, OptionError
+from serve.messages import Request
+from serve.runtime.protocol import DecodingOptions, Job
+from serve.triton import repository as repository_module
+from serve.triton.client import Client
+from serve.triton.repository import BEHIND, write_model_behind
+from serve.triton.server import free_ports, running_server
+from serve.trtllm.backend import OUTPUTS, open_backend
+from serve.trtllm.executor import open_tensorrt_llm
+from tests.fake_trtllm.install import FACTS, HERE, make_config
+from tests.serve.trtllm.test_executor_contract import (  # noqa: F401 - fixtures
+    CONFIG,
+    checkpoint,
+    compiled,
+    engine,
+)
+from tests.serve.trtllm.test_runtime import (
+    DETECT,
+    PLAIN,
+    fake,  # noqa: F401 - a fixture
+    make_job,
+    run,
+)
+from tests.serve.trtllm.test_runtime import engine as small_engine  # noqa: F401 - a fixture
+
+TYPES = {
+    np.float16: model_config_pb2.TYPE_FP16,
+    np.float32: model_config_pb2.TYPE_FP32,
+    np.int32: model_config_pb2.TYPE_INT32,
+    np.uint64: model_config_pb2.TYPE_UINT64,
+    np.bool_: model_config_pb2.TYPE_BOOL,
+}
+
+
+@pytest.fixture
+def rendered(small_engine, tmp_path):  # noqa: F811
+    """The model's config.pbtxt, parsed with Triton's own schema."""
+    runtime = make_config(kv_cache_fraction=0.6, cross_kv_fraction=0.7).runtime
+    assert write_model_behind(tmp_path, small_engine.path, runtime) == BEHIND
+    assert (tmp_path / BEHIND / "1").is_dir()
+    text = (tmp_path / BEHIND / "config.pbtxt").read_text()
+    return text_format.Parse(text, model_config_pb2.ModelConfig())
+
+
+def test_the_decoding_model_is_configured_from_engine_and_toml(rendered, small_engine):  # noqa: F811
+    assert (rendered.name, rendered.backend) == (BEHIND, "tensorrtllm")
+    assert rendered.max_batch_size == 4
+    assert not rendered.model_transaction_policy.decoupled
+    parameters = {key: value.string_value for key, value in rendered.parameters.items()}
+    engines = small_engine.path.resolve() / "tensorrt_llm"
+    assert parameters["gpt_model_path"] == str(engines / "decoder")
+    assert parameters["encoder_model_path"] == str(engines / "encoder")
+    assert parameters["gpt_model_type"] == "inflight_fused_batching"
+    assert parameters["kv_cache_free_gpu_mem_fraction"] == "0.6"
+    assert parameters["cross_kv_cache_fraction"] == "0.7"
+    assert parameters["enable_kv_cache_reuse"] == "false"
+    assert parameters["normalize_log_probs"] == "false"
+    assert parameters["max_beam_width"] == "1"
+    assert "$" not in "".join(parameters.values())
+
+
+def test_a_native_engine_gets_no_second_model(engine, tmp_path):  # noqa: F811
+    assert write_model_behind(tmp_path, engine.path, make_config().runtime) == ""
+    assert not list(tmp_path.iterdir())
+
+
+def scripted(tokens, logprob=-1.5):
+    """An `Infer` that notes its inputs and answers the same each time."""
+    calls = []
+
+    def infer(inputs, outputs):
+        assert outputs == OUTPUTS
+        calls.append(inputs)
+        return {
+            "output_ids": np.array([[[*tokens, FACTS.eot]]], np.int32),
+            "sequence_length": np.array([[len(tokens)]], np.int32),
+            "cum_log_probs": np.array([[logprob]], np.float32),
+        }
+
+    return infer, calls
+
+
+@pytest.fixture
+def opened(small_engine):  # noqa: F811
+    runtimes = []
+
+    def opened(infer, **trtllm):
+        runtimes.append(open_backend(small_engine, make_config(**trtllm).runtime, infer))
+        return runtimes[-1]
+
+    yield opened
+    for runtime in runtimes:
+        runtime.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.5, "seed": 9}])
+def test_calls_fit_the_models_declared_inputs(opened, rendered, options):
+    infer, calls = scripted([5, 6, 7])
+    tokens, last = run(opened(infer), make_job(1, PLAIN, **options))[1]
+    assert (tokens, last.finished) == ((5, 6, 7), "eot")
+    assert last.scores.avg_logprob == pytest.approx(-1.5 / 4)  # the end counts
+    declared = {item.name: item for item in rendered.input}
+    (inputs,) = calls
+    for name, value in inputs.items():
+        assert value.shape[0] == 1  # the batch
+        dims = list(declared[name].dims)
+        assert len(value.shape) - 1 == len(dims), name
+        assert all(d in (-1, n) for d, n in zip(dims, value.shape[1:], strict=True)), name
+        assert TYPES[value.dtype.type] == declared[name].data_type, name
+    required = {item.name for item in rendered.input if not item.optional}
+    assert required <= set(inputs)
+    assert set(OUTPUTS) <= {item.name for item in rendered.output}
+    assert inputs["encoder_input_features"].shape == (1, 3000, 80)
+    assert inputs["input_lengths"].item() == 3000
+    assert inputs["encoder_output_lengths"].item() == 1500
+    assert inputs["decoder_input_ids"].tolist() == [list(PLAIN)]
+
+
+def test_a_full_answer_has_ended_by_length(opened):
+    infer, _ = scripted([5, 6, 7])
+    tokens, last = run(opened(infer), make_job(1, PLAIN, max_tokens=3))[1]
+    assert (tokens, last.finished) == ((5, 6, 7), "length")
+
+
+def test_detection_lets_the_bias_choose_among_the_languages(opened):
+    spanish = FACTS.languages["es"]
+    infer, calls = scripted([spanish], logprob=-0.5)
+    job = Job(1, torch.zeros(80, 3000), (*DETECT, FACTS.no_timestamps), DecodingOptions(False))
+    scores = run(opened(infer), job)[1][1].scores
+    assert scores.language == spanish
+    assert scores.language_prob == pytest.approx(np.exp(-0.5))
+    probe, decode = calls
+    assert probe["request_output_len"].item() == 1
+    free = np.flatnonzero(probe["embedding_bias"][0] == 0).tolist()
+    assert free == sorted(FACTS.languages.values())
+    assert decode["decoder_input_ids"][0].tolist() == [
+        FACTS.sot,
+        spanish,
+        FACTS.transcribe,
+        FACTS.no_timestamps,
+    ]
+
+
+@pytest.mark.parametrize("error", [EarshotError("model is not ready"), KeyError("output_ids")])
+def test_a_failed_call_ends_its_window_alone(opened, error):
+    def infer(inputs, outputs):
+        raise error
+
+    _, last = run(opened(infer), make_job(1, PLAIN))[1]
+    assert last.finished == "error"
+    assert str(error) in str(last.error)
+
+
+def test_what_the_model_cannot_do_is_refused(opened):
+    runtime = opened(scripted([5])[0])
+    able = runtime.capabilities
+    assert not (able.timestamps or able.streaming or able.cancel or able.no_speech_prob)
+    with pytest.raises(OptionError, match="timestamps"):
+        runtime.submit(make_job(1, PLAIN, timestamps=True))
+    with pytest.raises(ConfigError, match="no_speech_probe needs the logits"):
+        opened(scripted([5])[0], no_speech_probe=True)
+
+
+def test_the_image_takes_its_packages_from_the_pins():
+    text = Path("serve/Dockerfile").read_text()
+    assert "tritonserver:26.07-trtllm-python-py3" in text  # TensorRT-LLM 1.2.1
+    (names,) = re.findall(r"grep -E '\^\((.*)\)=='", text)
+    pins = Path("requirements.txt").read_text().splitlines()
+    for name in names.split("|"):
+        assert any(pin.startswith(f"{name}==") for pin in pins), name
+    for kept in ("torch", "numpy", "transformers", "protobuf"):
+        assert kept not in names.split("|")
+
+
+@pytest.mark.server
+def test_two_models_in_a_real_server_say_what_one_process_says(
+    compiled,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+):
+    """Triton itself, our model in front, the stand-in for the C++ model behind it."""
+    write = repository_module.write_model_behind
+
+    def with_stand_in(repository, engine_path, config):
+        model = write(repository, engine_path, config)
+        path = repository / model / "config.pbtxt"
+        path.write_text(path.read_text().replace('"tensorrtllm"', '"python"'))
+        (repository / model / "1" / "model.py").symlink_to(HERE / "triton_model" / "model.py")
+        for name in ("tensorrt_llm", "plain_whisper.py"):  # Triton puts this folder on its path
+            (repository / model / "1" / name).symlink_to(HERE / name)
+        return model
+
+    monkeypatch.setattr(repository_module, "write_model_behind", with_stand_in)
+    http, grpc, metrics = free_ports("127.0.0.1", 3)
+    trtllm = dataclasses.replace(
+        CONFIG.runtime.tensorrt_llm, triton_backend=True, logits_processor=False
+    )
+    config = dataclasses.replace(
+        CONFIG,
+        build=BuildConfig(engine=str(only_text(compiled, tmp_path / "engine"))),
+        runtime=dataclasses.replace(CONFIG.runtime, tensorrt_llm=trtllm),
+        transcriber=TranscriberConfig(max_tokens=8, temperatures=(0.0,)),
+        server=ServerConfig(http_port=http, grpc_port=grpc, metrics_port=metrics),
+    )
+    noise = [np.random.default_rng(i).normal(0, 0.1, 32_000).astype("f4") for i in range(6)]
+    asked = [
+        Request(item, sample_rate=16_000, timestamps=False, language=None if i % 2 else "es")
+        for i, item in enumerate(noise)
+    ]
+    with running_server(config) as server, Client(server.grpc) as client:
+        calls = [client.start(request) for request in asked]  # all at once
+        found = [call.result() for call in calls]
+        with pytest.raises(OptionError, match="timestamps = true"):
+            client.start(dataclasses.replace(asked[0], timestamps=True)).result()
+    expected = in_process(config, asked)
+    assert [(t.text, t.language) for t in found] == [(t.text, t.language) for t in expected]
+    assert any(transcript.text for transcript in found)
+
+
+def only_text(engine, target):  # noqa: F811
+    """A copy of an engine that suppresses all but text, of which its random weights say little."""
+    shutil.copytree(engine.path, target)
+    facts, n_vocab = engine.manifest.tokenizer, engine.manifest.dims.n_vocab
+    facts = dataclasses.replace(facts, suppress_tokens=tuple(range(facts.eot, n_vocab)))
+    manifest = dataclasses.replace(engine.manifest, tokenizer=facts)
+    (target / MANIFEST_FILE).write_text(manifest_to_json(manifest))
+    return target
+
+
+def in_process(config, asked):
+    from serve.transcriber.open import open_transcriber  # noqa: PLC0415
+
+    transcriber = open_transcriber(config, start=open_tensorrt_llm)
+    try:
+        return [transcriber.transcribe(request) for request in asked]
+    finally:
+        transcriber.close()

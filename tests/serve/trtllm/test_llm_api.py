@@ -1,0 +1,314 @@
+"""TensorRT-LLM's LLM API: what is asked of it, what is refused, and how failures end."""
+
+import dataclasses
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from build.trtllm.llm_api import build_engine
+from serve.config import TranscriberConfig, TrtllmConfig
+from serve.engine import DETECT_LANGUAGE
+from serve.errors import ConfigError, DeviceError, EarshotError, OptionError, UnavailableError
+from serve.messages import Request
+from serve.runtime.protocol import DecodingOptions
+from serve.runtime.table import open_runtime
+from serve.speech.tokenizer import Tokenizer
+from serve.speech.windows import Window
+from serve.transcriber.dispatch import Dispatcher
+from serve.transcriber.inflight import InFlight, Plan, plan_request
+from serve.transcriber.loop import Transcriber
+from serve.trtllm import llm_api as trtllm_api
+from tests.fake_trtllm.install import install_api
+from tests.fakes import FakeRuntime, Play
+from tests.serve.runtime.test_contract import facts, run  # noqa: F401 - a fixture
+from tests.serve.trtllm.test_llm_api_contract import (  # noqa: F401 - fixtures
+    BUILD,
+    CONFIG,
+    checkpoint,
+    job,
+)
+
+
+@pytest.fixture(scope="module")
+def fake():
+    """The stand-in's `tensorrt_llm.llmapi`, with a GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield install_api(patch)
+
+
+@pytest.fixture(scope="module")
+def engine(fake, checkpoint, tmp_path_factory):  # noqa: F811
+    target = tmp_path_factory.mktemp("api") / "engine"
+    return build_engine(checkpoint, BUILD, target, lambda _: None)
+
+
+def settings(**changes):
+    """Runtime settings; those of `TrtllmConfig` by their names too."""
+    own = {f.name for f in dataclasses.fields(TrtllmConfig)} & changes.keys()
+    trtllm = TrtllmConfig(**{name: changes.pop(name) for name in own})
+    return dataclasses.replace(CONFIG.runtime, tensorrt_llm=trtllm, **changes)
+
+
+@pytest.fixture
+def opened(engine, fake):
+    """Open the engine with changed settings; gives runtime and LLM."""
+    runtimes = []
+
+    def opened(**changes):
+        runtimes.append(open_runtime(engine, settings(**changes)))
+        return runtimes[-1], fake.LLM.instances[-1]
+
+    yield opened
+    for runtime in runtimes:
+        runtime.close()
+
+
+def test_the_stand_in_refuses_unknown_arguments(fake, engine):
+    with pytest.raises(TypeError):
+        fake.SamplingParams(max_new_tokens=3)
+    with pytest.raises(TypeError):
+        fake.KvCacheConfig(cross_kv_fraction=0.5)
+    with pytest.raises(ValueError, match="LLM got invalid argument: max_batch"):
+        fake.LLM(model=str(engine.path / "checkpoint"), max_batch=3)
+
+
+class TestRequests:
+    def test_the_library_is_configured_for_whisper(self, opened, engine):
+        _, llm = opened(kv_cache_fraction=0.6, cross_kv_fraction=0.7)
+        assert llm.model == str(engine.path / "checkpoint")
+        assert llm.dtype is torch.float16
+        args = llm.args
+        assert (args.backend, args.attn_backend) == ("pytorch", "TRTLLM")
+        assert (args.max_batch_size, args.max_beam_width) == (CONFIG.runtime.slots, 1)
+        assert args.max_input_len >= 1500
+        assert args.max_num_tokens == 1500 * (CONFIG.runtime.encoder_batch + 1)
+        assert args.cuda_graph_config is None
+        assert args.scheduler_config.use_python_scheduler
+        cache = args.kv_cache_config
+        assert cache.enable_block_reuse is False
+        assert (cache.free_gpu_memory_fraction, cache.cross_kv_cache_fraction) == (0.6, 0.7)
+
+    def test_graphs_cover_every_sequence(self, opened):
+        _, llm = opened(cuda_graph=True, beam_width=2)
+        assert llm.args.cuda_graph_config.max_batch_size == 2 * CONFIG.runtime.slots
+        assert llm.args.cuda_graph_config.enable_padding
+
+    def test_requests_carry_what_whisper_needs(self, opened, job, facts):  # noqa: F811
+        runtime, llm = opened()
+        made = job(1, language="es", max_tokens=7)
+        run(runtime, [made])
+        ((inputs, params),) = llm.requests
+        assert inputs["prompt"] == "<|startoftranscript|><|es|><|transcribe|><|notimestamps|>"
+        ((samples, rate),) = inputs["multi_modal_data"]["audio"]
+        assert rate == 16_000
+        assert np.array_equal(samples, made.features.numpy())
+        assert (params.max_tokens, params.end_id) == (7, facts.eot)
+        assert (params.temperature, params.use_beam_search) == (0.0, False)
+        assert params.greedy
+
+    def test_sampling_asks_for_the_whole_distribution(self, opened, job):  # noqa: F811
+        runtime, llm = opened()
+        run(runtime, [job(1, temperature=0.4, seed=17)])
+        ((_, params),) = llm.requests
+        assert (params.temperature, params.top_p, params.seed) == (0.4, 1.0, 17)
+        assert not params.greedy
+
+    def test_windows_in_flight_stay_within_the_slots(self, opened, job):  # noqa: F811
+        runtime, llm = opened()
+        run(runtime, [job(id, max_tokens=4) for id in range(9)])
+        assert llm.most_active == CONFIG.runtime.slots
+        assert max(llm.encoded_together) <= CONFIG.runtime.encoder_batch + 1
+
+    def test_tokens_stream_one_by_one(self, opened, job):  # noqa: F811
+        runtime, _ = opened()
+        runtime.submit(job(1))
+        events = []
+        while not events or events[-1].finished is None:
+            events += runtime.poll(0.05)
+        assert len(events) > 3
+        assert all(len(event.tokens) == 1 for event in events[:-1])
+
+    def test_beams_neither_stream_nor_sample(self, opened, engine, job):  # noqa: F811
+        runtime, llm = opened(beam_width=2)
+        able = runtime.capabilities
+        assert (able.beam_width, able.streaming, able.sampling) == (2, False, False)
+        assert not able.token_logprobs
+        (ended,) = run(runtime, [job(1)]).values()
+        assert ended.last.scores.avg_logprob is None
+        ((_, params),) = llm.requests
+        assert (params.use_beam_search, params.best_of, params.n) == (True, 2, 1)
+        assert llm.args.max_beam_width == 2
+        with pytest.raises(OptionError, match="temperature: this runtime decodes greedily"):
+            runtime.submit(job(2, temperature=0.4))
+        with pytest.raises(ConfigError, match=r"tensorrt_llm_api cannot sample; expected \[0\.0\]"):
+            Transcriber(engine, runtime, TranscriberConfig())
+
+    def test_cancelled_jobs_are_aborted_in_the_library(self, opened, job):  # noqa: F811
+        runtime, llm = opened()
+        for id in range(5):
+            runtime.submit(job(id, max_tokens=400))
+        for _ in range(1000):
+            runtime.poll(0.01)
+            if len(llm.requests) == 5:
+                break
+        for id in range(5):
+            runtime.cancel(id)
+        assert {e.job_id for e in runtime.poll(0.0) if e.finished == "cancelled"} == set(range(5))
+        for _ in range(1000):
+            time.sleep(0.01)
+            if not (llm._queue or llm._active):
+                return
+        pytest.fail("the library goes on with what nobody waits for")
+
+
+class TestRefusals:
+    def test_the_runtime_refuses_what_the_api_cannot(self, opened, job):  # noqa: F811
+        runtime, llm = opened()
+        plain = job(1)
+        refusals = {
+            "timestamps: this runtime cannot": job(2, timestamps=True),
+            "language: this runtime cannot detect it": job(3, language=None),
+            "prompt: this runtime cannot begin with text": job(4, prompt="some words"),
+            r"samples of shape \(80, 3000\)": with_features(plain, torch.zeros(80, 3000)),
+            r"samples of shape \(480001,\)": with_features(plain, torch.zeros(480_001)),
+            r"samples of shape \(0,\)": with_features(plain, torch.zeros(0)),
+            "max_tokens 0": job(5, max_tokens=0),
+        }
+        for words, refused in refusals.items():
+            with pytest.raises(OptionError, match=words):
+                runtime.submit(refused)
+        assert runtime.poll(0.0) == []
+        assert llm.requests == []
+
+    def test_the_transcriber_refuses_by_name_at_once(self, opened, engine):
+        able = opened()[0].capabilities
+        tokenizer, config = Tokenizer.open(engine), TranscriberConfig()
+        good = {"language": "en", "timestamps": False}
+        refusals = {
+            "timestamps = true": {"timestamps": True},
+            "language is not given": {"language": None},
+            "prompt is given": {"prompt": "names"},
+        }
+        for words, change in refusals.items():
+            request = Request(b"", **{**good, **change})
+            with pytest.raises(OptionError, match=rf"{words}.*the runtime tensorrt_llm_api cannot"):
+                plan_request(request, tokenizer, able, config, 448)
+        plan = plan_request(Request(b"", **good), tokenizer, able, config, 448)
+        assert DETECT_LANGUAGE not in plan.prompt
+
+    def test_settings_of_engines_are_refused(self, engine, fake):
+        refusals = {
+            r"no_speech_probe = true needs engines": {"no_speech_probe": True},
+            r"triton_backend = true needs engines": {"triton_backend": True},
+            r"set CUDA_VISIBLE_DEVICES=1 and runtime\.device": {"device": "cuda:1"},
+        }
+        for words, changes in refusals.items():
+            with pytest.raises(ConfigError, match=words):
+                open_runtime(engine, settings(**changes))
+        with pytest.raises(UnavailableError, match="needs an NVIDIA GPU"):
+            open_runtime(engine, settings(device="cpu"))
+
+    def test_the_dispatcher_hands_out_samples_and_computes_no_log_mel(self, monkeypatch, engine):
+        monkeypatch.setattr("serve.transcriber.dispatch.log_mel", None)
+        able = dataclasses.replace(FakeRuntime(lambda _: Play()).capabilities, takes="samples")
+        runtime = FakeRuntime(lambda _: Play(), able)
+        flight = InFlight(1, Plan((1,), "en", DecodingOptions(), False), print, 0.0, 1e9)
+        samples = np.arange(5, dtype=np.float32)
+        samples.flags.writeable = False
+        flight.set_windows([Window(0.0, samples)])
+        dispatcher = Dispatcher(runtime, engine.manifest.dims)
+        dispatcher.enqueue(flight)
+        assert dispatcher.hand_out() == []
+        assert runtime.jobs[0].features.tolist() == [0, 1, 2, 3, 4]
+        assert runtime.jobs[0].features.dtype is torch.float32
+
+
+def with_features(job, features):  # noqa: F811
+    return dataclasses.replace(job, features=features)
+
+
+class TestFailures:
+    @pytest.mark.parametrize("kind", ["RequestError", "ValueError"])
+    def test_a_refused_window_ends_alone(self, opened, fake, job, monkeypatch, kind):  # noqa: F811
+        runtime, llm = opened()
+        honest = llm.generate_async
+        error = {"RequestError": fake.RequestError, "ValueError": ValueError}[kind]
+
+        def picky(inputs, **options):
+            if "<|es|>" in inputs["prompt"]:
+                raise error("no Spanish today")
+            return honest(inputs, **options)
+
+        monkeypatch.setattr(llm, "generate_async", picky)
+        ended = run(runtime, [job(1), job(2, language="es"), job(3)])
+        assert [ended[id].last.finished == "error" for id in (1, 2, 3)] == [False, True, False]
+        assert isinstance(ended[2].last.error, EarshotError)
+        assert "TensorRT-LLM failed this window: no Spanish today" in str(ended[2].last.error)
+
+    def test_an_end_without_a_known_reason_is_an_error(self, fake):
+        output = fake.CompletionOutput(0, token_ids=[5, 6], finish_reason="timeout")
+        answer = trtllm_api._last(3, output, sent=1)
+        assert (answer.finished, answer.tokens) == ("error", (6,))
+        assert "unexpected end 'timeout'" in answer.error
+
+    def test_a_dead_library_is_a_device_error(self, opened, job):  # noqa: F811
+        runtime, llm = opened()
+        llm.broken = "CUDA error: an illegal memory access was encountered"
+        runtime.submit(job(1))
+        with pytest.raises(DeviceError, match="illegal memory access"):
+            for _ in range(1000):
+                runtime.poll(0.05)
+        with pytest.raises(DeviceError, match="illegal memory access"):
+            runtime.submit(job(2))
+
+    def test_a_library_that_takes_no_requests_is_a_device_error(self, opened, job):  # noqa: F811
+        runtime, llm = opened()
+        llm.shutdown()
+        runtime.submit(job(1))
+        with pytest.raises(DeviceError, match="LLM is shutting down"):
+            for _ in range(1000):
+                runtime.poll(0.05)
+
+    def test_what_the_library_says_on_starting_reaches_the_user(self, engine, fake, monkeypatch):
+        def start(self, **options):
+            raise RuntimeError("CUDA out of memory")
+
+        monkeypatch.setattr(fake.LLM, "__init__", start)
+        with pytest.raises(UnavailableError, match=r"cannot run the checkpoint in .*out of memory"):
+            open_runtime(engine, settings())
+
+    def test_polls_wait_no_longer_than_asked(self, opened, job, monkeypatch):  # noqa: F811
+        runtime, llm = opened()
+        monkeypatch.setattr(llm, "_step", lambda *_: None)  # never says anything
+        runtime.submit(job(1))
+        assert runtime.poll(0.2) == []
+        runtime.cancel(1)
+        (event,) = runtime.poll(0.0)
+        assert event.finished == "cancelled"
+
+    def test_a_library_that_does_not_stop_is_left(self, opened, monkeypatch, caplog):
+        runtime, llm = opened()
+        monkeypatch.setattr(trtllm_api, "_STOP_S", 0.1)
+        wake, honest = threading.Event(), llm.shutdown
+        monkeypatch.setattr(llm, "shutdown", lambda: wake.wait(10) and honest())
+        runtime.close()
+        assert "did not shut down within 0.1 s" in caplog.text
+        wake.set()
+
+    def test_closing_ends_the_thread(self, opened, job):  # noqa: F811
+        runtime, llm = opened()
+        runtime.submit(job(1, max_tokens=400))
+        runtime.poll(0.05)
+        runtime.close()
+        assert not llm._thread.is_alive()
+        assert "earshot-llm-api" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_the_name_of_a_token_that_is_not_there(engine):
+    tokenizer = Tokenizer.open(engine)
+    assert tokenizer.special_name(engine.manifest.tokenizer.sot) == "<|startoftranscript|>"
+    with pytest.raises(EarshotError, match="has no token 99999"):
+        tokenizer.special_name(99_999)

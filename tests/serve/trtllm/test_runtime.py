@@ -1,0 +1,322 @@
+"""What the adapter asks of the executor, what it refuses, and how failures end."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+
+from build.trtllm.engines import build_engine
+from serve.engine import DETECT_LANGUAGE, MANIFEST_FILE, manifest_to_json, open_engine
+from serve.errors import ConfigError, DeviceError, EarshotError, EngineError, OptionError
+from serve.errors import UnavailableError as Unavailable
+from serve.runtime.protocol import DecodingOptions, Job
+from serve.runtime.table import open_runtime
+from serve.trtllm.executor import RulesCallback
+from serve.trtllm.runtime import Ask
+from tests.fake_trtllm.install import DIMS, FACTS, install, make_checkpoint, make_config
+
+EN = FACTS.languages["en"]
+TIMED = (FACTS.sot, EN, FACTS.transcribe)
+PLAIN = (*TIMED, FACTS.no_timestamps)
+DETECT = (FACTS.sot, DETECT_LANGUAGE, FACTS.transcribe)
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory):
+    """The stand-in's executor module, with everything installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield install(patch, tmp_path_factory.mktemp("fake"))
+
+
+@pytest.fixture(scope="module")
+def engine(fake, tmp_path_factory):
+    """A small engine with random weights."""
+    target = tmp_path_factory.mktemp("engines") / "small"
+    return build_engine(make_checkpoint(), make_config(), "fp16", target, lambda _: None)
+
+
+@pytest.fixture
+def opened(engine, fake):
+    """Open the engine with settings of `TrtllmConfig`; gives runtime and executor."""
+    runtimes = []
+
+    def opened(**trtllm):
+        runtimes.append(open_runtime(engine, make_config(**trtllm).runtime))
+        return runtimes[-1], fake.Executor.instances[-1]
+
+    yield opened
+    for runtime in runtimes:
+        runtime.close()
+
+
+def make_job(id=1, prompt=TIMED, **options):
+    features = torch.randn(80, 3000, generator=torch.Generator().manual_seed(id))
+    options = {"max_tokens": 12, "timestamps": prompt[-1] != FACTS.no_timestamps, **options}
+    return Job(id, features, prompt, DecodingOptions(**options))
+
+
+def run(runtime, *jobs):
+    """What became of each job: (tokens, last event), by id."""
+    for job in jobs:
+        runtime.submit(job)
+    tokens, last = {job.id: () for job in jobs}, {}
+    for _ in range(1000):
+        for event in runtime.poll(0.01):
+            tokens[event.job_id] += event.tokens
+            if event.finished:
+                last[event.job_id] = event
+        if len(last) == len(jobs):
+            return {id: (tokens[id], last[id]) for id in tokens}
+    raise AssertionError(f"only {sorted(last)} of {sorted(tokens)} ended")
+
+
+def test_the_stand_in_refuses_misspelt_and_mistyped_arguments(fake):
+    with pytest.raises(TypeError):
+        fake.Request([1], 5, end_token=3)
+    with pytest.raises(TypeError):
+        fake.Request([1], 5.0)
+    with pytest.raises(TypeError):
+        fake.SamplingConfig(1, 5)
+    with pytest.raises(TypeError):
+        fake.KvCacheConfig(free_gpu_memory_fraction="0.9")
+    with pytest.raises(TypeError):
+        fake.ExecutorConfig(kv_cache=fake.KvCacheConfig())
+
+
+def test_the_executor_is_configured_for_whisper(opened, fake):
+    _, executor = opened(kv_cache_fraction=0.6, cross_kv_fraction=0.7)
+    config = executor.config
+    assert config.kv_cache_config.enable_block_reuse is False
+    assert config.kv_cache_config.free_gpu_memory_fraction == 0.6
+    assert config.kv_cache_config.cross_kv_cache_fraction == 0.7
+    assert config.batching_type is fake.BatchingType.INFLIGHT
+    assert config.normalize_log_probs is False
+    assert (config.max_batch_size, config.max_beam_width) == (4, 1)
+    assert config.parallel_config is None
+
+
+def test_another_gpu_of_the_machine_is_named_to_the_executor(engine, fake, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    config = dataclasses.replace(make_config().runtime, device="cuda:1")
+    open_runtime(engine, config).close()
+    assert fake.Executor.instances[-1].config.parallel_config.device_ids == [1]
+
+
+def test_requests_carry_what_whisper_needs(opened):
+    runtime, executor = opened()
+    job = make_job(max_tokens=7)
+    run(runtime, job)
+    (request,) = executor.requests
+    assert request.input_token_ids == list(TIMED)
+    assert request.max_tokens == 7
+    assert request.end_id == FACTS.eot
+    assert request.encoder_output_length == 1500
+    assert torch.equal(request.encoder_input_features, job.features.half().T)
+    assert request.output_config.exclude_input_from_output
+    assert request.streaming
+    assert request.sampling_config.top_k == 1
+
+
+def test_sampling_asks_for_the_whole_distribution(opened):
+    runtime, executor = opened()
+    run(runtime, make_job(temperature=0.4, seed=17))
+    sampling = executor.requests[0].sampling_config
+    assert (sampling.top_k, sampling.top_p) == (None, 1.0)
+    assert (sampling.temperature, sampling.seed) == (0.4, 17)
+
+
+def test_max_tokens_is_cut_to_the_context(opened):
+    runtime, executor = opened()
+    runtime.submit(make_job(max_tokens=1000))
+    assert executor.requests[0].max_tokens == 448 - len(TIMED)
+
+
+def test_the_encoder_batches_what_its_budget_allows(opened):
+    runtime, executor = opened()
+    run(runtime, *(make_job(id, max_tokens=3) for id in range(6)))
+    assert max(executor.encoded_together) == 2  # `encoder_batch`
+    assert sum(executor.encoded_together) == 6
+
+
+def test_tokens_stream_and_the_average_covers_the_end(opened, fake):
+    runtime, _ = opened()
+    job = make_job()
+    runtime.submit(job)
+    events = []
+    while not events or events[-1].finished is None:
+        events += runtime.poll(0.01)
+    assert len(events) > 3
+    assert all(len(event.tokens) == 1 for event in events[:-1])
+    tokens = [token for event in events for token in event.tokens]
+    (whole,) = run(runtime, dataclasses.replace(job, id=2)).values()
+    assert tuple(tokens) == whole[0]
+    assert math.isfinite(whole[1].scores.avg_logprob)
+    assert whole[1].scores.avg_logprob < -0.01  # 0 if normalised over the one candidate
+
+
+def test_detection_probes_once_and_fills_the_prompt(opened):
+    runtime, executor = opened()
+    ended = run(runtime, make_job(1, DETECT), make_job(2, TIMED))
+    probes = [r for r in executor.requests if r.output_config.return_generation_logits]
+    assert [(p.input_token_ids, p.max_tokens) for p in probes] == [([FACTS.sot], 1)]
+    found = ended[1][1].scores
+    assert found.language in FACTS.languages.values()
+    assert [FACTS.sot, found.language, FACTS.transcribe] in [
+        request.input_token_ids for request in executor.requests
+    ]
+    assert ended[2][1].scores.language is None
+    assert ended[2][1].scores.no_speech_prob is None
+    assert not runtime.capabilities.no_speech_prob
+
+
+def test_probing_every_window_gives_no_speech_probabilities(opened):
+    runtime, executor = opened(no_speech_probe=True)
+    assert runtime.capabilities.no_speech_prob
+    job = make_job(3, (FACTS.sot_prev, 5, 6, *TIMED))
+    scores = run(runtime, job)[3][1].scores
+    network = executor.network
+    with torch.inference_mode():
+        cross = network.cross(network.encode(job.features.half().T[None]))
+        logits = network.logits(torch.tensor([[FACTS.sot_prev, 5, 6, FACTS.sot]]), cross)[0, -1]
+    expected = float(logits.half().float().softmax(dim=-1)[FACTS.no_speech])
+    assert scores.no_speech_prob == pytest.approx(expected, rel=1e-4)
+    assert scores.language is None
+
+
+def test_a_bias_suppresses_where_the_callback_is_off(opened, engine):
+    runtime, executor = opened(logits_processor=False)
+    able = runtime.capabilities
+    assert (able.timestamps, able.suppression) == (False, False)
+    with pytest.raises(OptionError, match="timestamps"):
+        runtime.submit(make_job(1, TIMED))
+    (said, _) = run(runtime, make_job(1, PLAIN))[1]
+    bias = executor.requests[0].embedding_bias
+    assert set(torch.nonzero(bias).flatten().tolist()) == set(FACTS.suppress_tokens)
+    assert executor.requests[0].logits_post_processor_name is None
+    # Suppress just what it said: then it must say something else.
+    facts = dataclasses.replace(engine.manifest.tokenizer, suppress_tokens=said)
+    stricter = dataclasses.replace(engine.manifest, tokenizer=facts)
+    runtime = open_runtime(
+        dataclasses.replace(engine, manifest=stricter), make_config(logits_processor=False).runtime
+    )
+    (other, _) = run(runtime, make_job(1, PLAIN))[1]
+    runtime.close()
+    assert said
+    assert other
+    assert not set(said) & set(other)
+
+
+def test_the_callback_forbids_by_row_and_leaves_the_rest():
+    callback = RulesCallback(FACTS, DIMS)
+    asks = {7: Ask(TIMED, torch.zeros(1), 9, timestamps=True), 8: Ask(PLAIN, torch.zeros(1), 9)}
+    callback.asks.update(asks)
+    first, second, stranger = (torch.zeros(1, n, DIMS.n_vocab).half() for n in (2, 1, 1))
+    begin = FACTS.timestamp_begin
+    beams = [[*TIMED, begin + 4, 50], [*TIMED, begin + 4, 51, begin + 9]]
+    callback([1, 2, 3], [first, second, stranger], [beams, [[*PLAIN]], [[1]]], 0, [7, 8, None])
+    allowed = [set(torch.nonzero(row == 0).flatten().tolist()) for row in first[0]]
+    text = set(range(FACTS.eot)) - set(FACTS.suppress_tokens)
+    # Equal logits: 1,501 timestamps together outweigh any text, so a timestamp must come. One
+    # that ends the text may not precede the one that opened it; an open pair repeats its last.
+    assert allowed[0] == set(range(begin + 5, DIMS.n_vocab))
+    assert allowed[1] == set(range(begin + 9, DIMS.n_vocab))
+    plain = set(torch.nonzero(second[0, 0] == 0).flatten().tolist())
+    assert plain & set(range(FACTS.eot)) == text - set(FACTS.begin_suppress_tokens)
+    assert FACTS.eot not in plain  # forbidden as the first token
+    assert not stranger.any()
+
+
+def test_a_refused_window_ends_alone(opened):
+    runtime, executor = opened()
+    executor.network.encoder_config["n_mels"] = 81  # as if the engine were another's
+    _, last = run(runtime, make_job(1))[1]
+    assert last.finished == "error"
+    assert isinstance(last.error, EarshotError)
+    assert "features have 80 mels" in str(last.error)
+    executor.network.encoder_config["n_mels"] = 80
+    assert run(runtime, make_job(2))[2][1].finished in ("eot", "length")
+
+
+def test_a_broken_executor_is_a_device_error(opened):
+    runtime, executor = opened()
+    runtime.submit(make_job(1))
+    executor.broken = "CUDA error: an illegal memory access was encountered"
+    with pytest.raises(DeviceError, match="illegal memory access"):
+        runtime.poll(0.01)
+    executor.shutdown()
+    with pytest.raises(DeviceError, match="takes no requests"):
+        runtime.submit(make_job(2))
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        (make_job(1, (5,) * 300 + TIMED), "at most 228 tokens"),
+        (dataclasses.replace(make_job(1), features=torch.zeros(80, 2999)), r"\(80, 2999\)"),
+        (dataclasses.replace(make_job(1), features=torch.zeros(128, 3000)), r"\(80, 3000\)"),
+        (make_job(1, max_tokens=0), "max_tokens 0"),
+    ],
+)
+def test_jobs_beyond_the_build_are_refused(opened, job, words):
+    runtime, _ = opened()
+    with pytest.raises(OptionError, match=words):
+        runtime.submit(job)
+    assert runtime.poll(0.0) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"slots": 5}, r"runtime\.slots = 5, but the engine was built for at most 4"),
+        ({"beam_width": 2}, r"beam_width = 2, but the engine was built for at most 1"),
+    ],
+)
+def test_settings_beyond_the_build_are_refused(engine, change, words):
+    config = make_config(**{k: v for k, v in change.items() if k == "beam_width"}).runtime
+    config = dataclasses.replace(config, slots=change.get("slots", 4))
+    with pytest.raises(ConfigError, match=words):
+        open_runtime(engine, config)
+
+
+def altered(engine, tmp_path, **options):
+    """The engine with other limits in its manifest."""
+    manifest = engine.manifest
+    limits = {**manifest.runtime_options, **options}
+    manifest = dataclasses.replace(manifest, runtime_options=limits, files={})
+    (tmp_path / MANIFEST_FILE).write_text(manifest_to_json(manifest))
+    return open_engine(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tensorrt_llm": "1.2.0"}, r"compiled by TensorRT-LLM 1\.2\.0, found 1\.2\.1; build it"),
+        (
+            {"compute_capability": "8.9", "gpu": "L40S"},
+            r"capability 8\.9 \(L40S\), found 9\.0 \(Stand-in GPU\); build it again .* on this",
+        ),
+        ({"max_windows": 3}, "runtime_options are malformed .*max_windows"),
+    ],
+)
+def test_engines_made_elsewhere_are_refused(engine, tmp_path, options, words):
+    with pytest.raises(EngineError, match=words):
+        open_runtime(altered(engine, tmp_path, **options), make_config().runtime)
+
+
+def test_an_engine_of_another_runtime_is_refused(engine, tmp_path):
+    from serve.trtllm.executor import open_tensorrt_llm  # noqa: PLC0415
+
+    fields = json.loads((engine.path / MANIFEST_FILE).read_text())
+    (tmp_path / MANIFEST_FILE).write_text(json.dumps({**fields, "runtime": "native", "files": {}}))
+    with pytest.raises(EngineError, match="is for the runtime 'native', expected 'tensorrt_llm'"):
+        open_tensorrt_llm(open_engine(tmp_path), make_config().runtime)
+
+
+def test_what_the_library_says_on_opening_reaches_the_user(engine, tmp_path):
+    empty = altered(engine, tmp_path, max_beam_width=4)
+    for half in ("encoder", "decoder"):
+        (tmp_path / "tensorrt_llm" / half).mkdir(parents=True)
+    with pytest.raises(Unavailable, match=r"cannot run the engine in .*: this stand-in searches"):
+        open_runtime(empty, make_config(beam_width=4).runtime)
