@@ -8,12 +8,16 @@ import dataclasses
 import json
 from pathlib import Path
 
+import pytest
 import tokenizers
 import torch
 from safetensors.torch import save_file
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
-from serve.engine import Dims
+from build import writer
+from build.checkpoint import open_checkpoint
+from serve.engine import Dims, open_engine
+from serve.errors import CheckpointError
 from serve.speech.tokenizer import LANGUAGE_NAMES
 
 POOL_SIZE = 1_000_003  # prime: rows of a large matrix made from the pool differ
@@ -231,3 +235,17 @@ def edit_json(path, **changes):
     """Change keys of a JSON file; None removes one."""
     content = json.loads(Path(path).read_text(encoding="utf-8")) | changes
     write_json(path, {key: value for key, value in content.items() if value is not None})
+
+
+def write_engine(checkpoint, target, precision="int8"):
+    """Build a native engine, unverified."""
+    with writer.staged(target) as folder:
+        writer.fill(folder, checkpoint, precision, writer.tensor_names(checkpoint))
+    return open_engine(target)
+
+
+def refusal(checkpoint, tokenizer=""):
+    """What `open_checkpoint` says about a checkpoint that it must refuse."""
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(str(checkpoint), str(tokenizer))
+    return str(caught.value)

@@ -5,12 +5,11 @@ import dataclasses
 import pytest
 import torch
 
-from build import writer
 from build.checkpoint import open_checkpoint
 from serve.config import BuildConfig, Config, RuntimeConfig, ServerConfig, TranscriberConfig
 from serve.triton.client import Client
 from serve.triton.server import free_ports, running_server
-from tests.checkpoints import NANO, random_weights, write_hf
+from tests.checkpoints import NANO, random_weights, write_engine, write_hf
 
 
 def pytest_addoption(parser):
@@ -37,9 +36,7 @@ def nano_engine(tmp_path_factory):
     """Folder of an engine with random weights: what it says is nonsense, at once."""
     folder = tmp_path_factory.mktemp("nano")
     checkpoint = open_checkpoint(str(write_hf(folder / "checkpoint", NANO, random_weights(NANO))))
-    with writer.staged(folder / "engine") as target:
-        writer.fill(target, checkpoint, "int8", writer.tensor_names(checkpoint))
-    return folder / "engine"
+    return write_engine(checkpoint, folder / "engine").path
 
 
 @pytest.fixture(scope="session")

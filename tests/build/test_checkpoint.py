@@ -10,7 +10,12 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
-from checkpoints import (
+from safetensors.torch import save_file
+
+from build.checkpoint import open_checkpoint
+from build.names import foreign_name
+from serve.engine import tensor_kinds
+from tests.checkpoints import (
     NANO,
     PUBLISHED,
     dims_of,
@@ -18,42 +23,21 @@ from checkpoints import (
     hf_tensors,
     openai_name,
     random_weights,
+    refusal,
     write_hf,
     write_json,
     write_openai,
     write_tokenizer,
 )
-from safetensors.torch import save_file
-
-from build.checkpoint import open_checkpoint
-from build.names import foreign_name
-from serve.engine import tensor_kinds
-from serve.errors import CheckpointError
 
 TOKENS = "model.decoder.embed_tokens.weight"
 SOME = "model.decoder.layers.0.encoder_attn.v_proj.weight"
-
-
-@pytest.fixture(scope="module")
-def weights():
-    return random_weights(NANO)
-
-
-@pytest.fixture
-def folder(tmp_path, weights):
-    return write_hf(tmp_path / "hf", NANO, weights)
 
 
 @pytest.fixture
 def save(folder):
     """Replace the folder's weights."""
     return lambda tensors: save_file(tensors, folder / "model.safetensors")
-
-
-def refusal(checkpoint, tokenizer=""):
-    with pytest.raises(CheckpointError) as caught:
-        open_checkpoint(str(checkpoint), str(tokenizer))
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("size", PUBLISHED)

@@ -5,40 +5,22 @@ import json
 
 import pytest
 import torch
-from checkpoints import (
-    NANO,
-    PUBLISHED,
-    dims_of,
-    edit_json,
-    random_weights,
-    special_ids,
-    write_hf,
-    write_openai,
-    write_tokenizer,
-)
 from safetensors.torch import save_file
 
 from build.checkpoint import open_checkpoint
 from build.facts import read_tokenizer_files, tokenizer_facts
-from serve.errors import CheckpointError
+from tests.checkpoints import (
+    NANO,
+    PUBLISHED,
+    dims_of,
+    edit_json,
+    refusal,
+    special_ids,
+    write_openai,
+    write_tokenizer,
+)
 
 TOKENS = "model.decoder.embed_tokens.weight"
-
-
-@pytest.fixture(scope="module")
-def weights():
-    return random_weights(NANO)
-
-
-@pytest.fixture
-def folder(tmp_path, weights):
-    return write_hf(tmp_path / "hf", NANO, weights)
-
-
-def refusal(checkpoint, tokenizer=""):
-    with pytest.raises(CheckpointError) as caught:
-        open_checkpoint(str(checkpoint), str(tokenizer))
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("size", PUBLISHED)

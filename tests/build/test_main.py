@@ -6,25 +6,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from checkpoints import NANO, edit_json, random_weights, write_hf, write_json, write_openai
 
 from build import verify
 from build.__main__ import main
 from serve.engine import MANIFEST_FILE, open_engine
+from tests.checkpoints import NANO, edit_json, random_weights, write_hf, write_json, write_openai
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_hf(tmp_path_factory.mktemp("hf"), NANO, random_weights(NANO))
-
-
 @pytest.fixture
-def config(folder, tmp_path):
+def config(nano_folder, tmp_path):
     path = tmp_path / "nano.toml"
     path.write_text(
-        f'[build]\ncheckpoint = "{folder}"\nengine = "{tmp_path}/engines/nano"\n'
+        f'[build]\ncheckpoint = "{nano_folder}"\nengine = "{tmp_path}/engines/nano"\n'
         f'[eval]\nmanifest = "{tmp_path}/none.jsonl"\n'
     )
     return path
@@ -66,9 +61,9 @@ def test_build_verifies_and_says_what_it_made(config, capsys):
     assert "tensors" in shown.err
 
 
-def test_flags_override_the_config(config, folder, tmp_path, capsys):
+def test_flags_override_the_config(config, nano_folder, tmp_path, capsys):
     path = write_openai(tmp_path / "a.pt", NANO, random_weights(NANO))
-    flags = ["--checkpoint", path, "--tokenizer", folder, "--engine", tmp_path / "other"]
+    flags = ["--checkpoint", path, "--tokenizer", nano_folder, "--engine", tmp_path / "other"]
     flags += ["--precision", "fp16", "--no-verify"]
     assert main(["engine", "--config", str(config), *map(str, flags)]) == 0
     manifest = open_engine(tmp_path / "other").manifest
@@ -93,7 +88,7 @@ def test_if_stale_builds_only_what_is_stale(config, engine, capsys):
     assert "is up to date" in capsys.readouterr().out
 
 
-def test_what_the_checkpoint_does_not_state_is_said(config, folder, tmp_path, capsys):
+def test_what_the_checkpoint_does_not_state_is_said(config, tmp_path, capsys):
     copy = write_hf(tmp_path / "copy", NANO, random_weights(NANO))
     edit_json(copy / "generation_config.json", alignment_heads=None)
     command = ["engine", "--config", str(config), "--checkpoint", str(copy), "--no-verify"]
@@ -143,7 +138,7 @@ def test_an_engine_that_fails_verification_does_not_replace_one_that_passed(
     assert list(engine.parent.iterdir()) == [engine]
 
 
-def test_mistakes_get_one_line(config, engine, folder, tmp_path, capsys):
+def test_mistakes_get_one_line(config, engine, nano_folder, tmp_path, capsys):
     assert error(capsys, "inspect", tmp_path / "none") == (
         1,
         f"error: no engine at {tmp_path}/none ({tmp_path}/none/engine.json: No such file or "
@@ -153,7 +148,9 @@ def test_mistakes_get_one_line(config, engine, folder, tmp_path, capsys):
     assert code == 2 and "none.toml: No such file" in message
     code, message = error(capsys, "engine", "--checkpoint", "no/such/folder")
     assert code == 1 and "no checkpoint at no/such/folder" in message
-    code, message = error(capsys, "engine", "--config", config, "--engine", folder, "--no-verify")
+    code, message = error(
+        capsys, "engine", "--config", config, "--engine", nano_folder, "--no-verify"
+    )
     assert code == 1 and "is not an engine" in message
     code, message = error(capsys, "verify", engine, "--checkpoint", "no/such/folder")
     assert code == 1 and "no checkpoint at no/such/folder" in message

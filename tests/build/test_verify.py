@@ -5,25 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import NANO, random_weights, write_hf, write_json, write_openai
 from safetensors.torch import load_file
 
 from build import verify
 from build.checkpoint import open_checkpoint
-from build.writer import fill, staged, tensor_names
-from serve.engine import WEIGHTS_FILE, open_engine
+from serve.engine import WEIGHTS_FILE
 from serve.errors import AudioError, EngineError, UnavailableError
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_hf(tmp_path_factory.mktemp("hf"), NANO, random_weights(NANO))
-
-
-@pytest.fixture(scope="module")
-def checkpoint(folder):
-    return open_checkpoint(str(folder))
+from tests.checkpoints import NANO, random_weights, write_engine, write_hf, write_json, write_openai
 
 
 @pytest.fixture(scope="module")
@@ -31,34 +20,28 @@ def clips():
     return verify.synthetic_clips()[1:]
 
 
-def write(checkpoint, target, precision):
-    with staged(target) as folder:
-        fill(folder, checkpoint, precision, tensor_names(checkpoint))
-    return open_engine(target)
-
-
 def test_fp16_is_equal_and_int8_close(checkpoint, tmp_path, clips):
-    fp16 = verify.verify(write(checkpoint, tmp_path / "a", "fp16"), checkpoint, clips)
+    fp16 = verify.verify(write_engine(checkpoint, tmp_path / "a", "fp16"), checkpoint, clips)
     assert fp16.logits_relative < 1e-5  # float16 weights, computed in float32
     assert (fp16.token_agreement, fp16.greedy_agreement) == (1.0, 1.0)
     assert fp16.windows == 1 and 0 < fp16.tokens <= verify.MAX_TOKENS
-    int8 = verify.verify(write(checkpoint, tmp_path / "b", "int8"), checkpoint, clips)
+    int8 = verify.verify(write_engine(checkpoint, tmp_path / "b", "int8"), checkpoint, clips)
     assert fp16.logits_relative < int8.logits_relative < 0.05
 
 
-def test_openai_checkpoints_too(folder, checkpoint, tmp_path, clips):
+def test_openai_checkpoints_too(nano_folder, checkpoint, tmp_path, clips):
     path = write_openai(tmp_path / "a.pt", NANO, random_weights(NANO))
-    openai = open_checkpoint(str(path), str(folder))
-    engine = write(openai, tmp_path / "engine", "fp16")
+    openai = open_checkpoint(str(path), str(nano_folder))
+    engine = write_engine(openai, tmp_path / "engine", "fp16")
     found = verify.verify(engine, openai, clips)
-    expected = verify.verify(write(checkpoint, tmp_path / "b", "fp16"), checkpoint, clips)
+    expected = verify.verify(write_engine(checkpoint, tmp_path / "b", "fp16"), checkpoint, clips)
     assert found == expected
 
 
 def test_english_only_checkpoints(tmp_path, clips):
     shape = dataclasses.replace(NANO, multilingual=False)
     checkpoint = open_checkpoint(str(write_hf(tmp_path / "hf", shape, random_weights(shape))))
-    deviation = verify.verify(write(checkpoint, tmp_path / "e", "fp16"), checkpoint, clips)
+    deviation = verify.verify(write_engine(checkpoint, tmp_path / "e", "fp16"), checkpoint, clips)
     assert deviation.greedy_agreement == 1.0
 
 
@@ -70,7 +53,7 @@ def test_a_wrong_tensor_is_caught(checkpoint, tmp_path, clips, damaged):
     tensors = dict(checkpoint.tensors)
     tensors[damaged] = tensors[damaged].flip(0) + 0.3
     wrong = dataclasses.replace(checkpoint, tensors=tensors)
-    engine = write(wrong, tmp_path / "engine", "fp16")
+    engine = write_engine(wrong, tmp_path / "engine", "fp16")
     with pytest.raises(EngineError, match=r"does not match its checkpoint, .*: logits deviate by"):
         verify.verify(engine, checkpoint, clips)
 
@@ -79,14 +62,14 @@ def test_the_first_difference_is_named(checkpoint, tmp_path, clips):
     tensors = dict(checkpoint.tensors)
     tensors["decoder.tokens"] = tensors["decoder.tokens"].flip(0)
     wrong = dataclasses.replace(checkpoint, tensors=tensors)
-    engine = write(wrong, tmp_path / "engine", "fp16")
+    engine = write_engine(wrong, tmp_path / "engine", "fp16")
     pattern = rf"first in {clips[0].name}, token \d+: expected id \d+, got \d+"
     with pytest.raises(EngineError, match=pattern):
         verify.verify(engine, checkpoint, clips)
 
 
 def test_nan_does_not_pass(checkpoint, tmp_path, clips, monkeypatch):
-    engine = write(checkpoint, tmp_path / "engine", "fp16")
+    engine = write_engine(checkpoint, tmp_path / "engine", "fp16")
 
     def load_weights(self, device="cpu"):
         weights = load_file(self.path / WEIGHTS_FILE)
@@ -98,7 +81,7 @@ def test_nan_does_not_pass(checkpoint, tmp_path, clips, monkeypatch):
 
 
 def test_an_engine_of_other_weights_is_refused(checkpoint, tmp_path, clips):
-    engine = write(checkpoint, tmp_path / "engine", "fp16")
+    engine = write_engine(checkpoint, tmp_path / "engine", "fp16")
     folder = write_hf(tmp_path / "other", NANO, random_weights(NANO, seed=1))
     with pytest.raises(EngineError, match=r"was built from .* not from .*other"):
         verify.verify(engine, open_checkpoint(str(folder)), clips)
@@ -106,7 +89,7 @@ def test_an_engine_of_other_weights_is_refused(checkpoint, tmp_path, clips):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_a_device_that_is_not_there(checkpoint, tmp_path, clips):
-    engine = write(checkpoint, tmp_path / "engine", "fp16")
+    engine = write_engine(checkpoint, tmp_path / "engine", "fp16")
     with pytest.raises(UnavailableError, match="cuda"):
         verify.verify(engine, checkpoint, clips, device="cuda")
 

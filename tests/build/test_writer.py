@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import NANO, PUBLISHED, random_weights, write_hf, write_openai
 
 import build.writer
 from build.checkpoint import open_checkpoint
@@ -19,29 +18,14 @@ from build.quantize import quantize_rows
 from build.writer import convert, fill, staged, tensor_names, up_to_date, write_manifest
 from serve.engine import MANIFEST_FILE, WEIGHTS_FILE, open_engine, tensor_specs
 from serve.errors import CheckpointError, EngineError
+from tests.checkpoints import PUBLISHED, random_weights, write_engine, write_hf, write_openai
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_hf(tmp_path_factory.mktemp("hf"), NANO, random_weights(NANO))
-
-
-@pytest.fixture(scope="module")
-def checkpoint(folder):
-    return open_checkpoint(str(folder))
 
 
 @pytest.fixture
 def target(tmp_path):
     return tmp_path / "engines" / "nano"
-
-
-def write(checkpoint, target, precision="int8"):
-    with staged(target) as folder:
-        fill(folder, checkpoint, precision, tensor_names(checkpoint))
-    return open_engine(target)
 
 
 def contents(target):
@@ -52,7 +36,7 @@ def contents(target):
 
 @pytest.mark.parametrize("precision", ["int8", "fp16"])
 def test_engine_holds_what_the_contract_lists(checkpoint, target, precision):
-    engine = write(checkpoint, target, precision)
+    engine = write_engine(checkpoint, target, precision)
     weights = engine.load_weights()
     assert set(weights) == set(tensor_specs(checkpoint.dims, precision))
     manifest = engine.manifest
@@ -68,7 +52,7 @@ def test_engine_holds_what_the_contract_lists(checkpoint, target, precision):
 
 
 def test_int8_weights_are_close_and_plain_ones_equal(checkpoint, target):
-    engine = write(checkpoint, target)
+    engine = write_engine(checkpoint, target)
     weights = engine.load_weights()
     for name, tensor in checkpoint.tensors.items():
         if name in engine.manifest.quantization:
@@ -89,8 +73,8 @@ def test_both_formats_give_identical_engines(tmp_path, precision):
     stored = random_weights(shape)
     folder = write_hf(tmp_path / "hf", shape, stored)
     path = write_openai(tmp_path / "a.pt", shape, stored)
-    hf = write(open_checkpoint(str(folder)), tmp_path / "a", precision)
-    openai = write(open_checkpoint(str(path), str(folder)), tmp_path / "b", precision)
+    hf = write_engine(open_checkpoint(str(folder)), tmp_path / "a", precision)
+    openai = write_engine(open_checkpoint(str(path), str(folder)), tmp_path / "b", precision)
     assert hf.manifest.files == openai.manifest.files  # sizes and hashes
     assert dataclasses.replace(hf.manifest, source=None, checkpoint_bytes=0) == (
         dataclasses.replace(openai.manifest, source=None, checkpoint_bytes=0)
@@ -110,7 +94,7 @@ def test_values_that_float16_cannot_hold_are_refused(checkpoint, bad, name):
 def test_other_users_can_read_the_engine(checkpoint, target):
     old = os.umask(0o022)
     try:
-        write(checkpoint, target)
+        write_engine(checkpoint, target)
     finally:
         os.umask(old)
     assert target.stat().st_mode & 0o777 == 0o755
@@ -121,7 +105,7 @@ def test_other_users_can_read_the_engine(checkpoint, target):
 @pytest.mark.parametrize("existing", [False, True])
 def test_a_build_that_fails_changes_nothing(checkpoint, target, error, existing):
     if existing:
-        write(checkpoint, target, "fp16")
+        write_engine(checkpoint, target, "fp16")
     target.parent.mkdir(exist_ok=True)
     before = contents(target)
     with pytest.raises(error), staged(target) as folder:
@@ -132,7 +116,7 @@ def test_a_build_that_fails_changes_nothing(checkpoint, target, error, existing)
 
 
 def test_an_engine_is_replaced_whole_and_only_at_the_end(checkpoint, target):
-    write(checkpoint, target, "fp16")
+    write_engine(checkpoint, target, "fp16")
     with staged(target) as folder:
         fill(folder, checkpoint, "int8", tensor_names(checkpoint))
         assert open_engine(target).manifest.precision == "fp16"
@@ -141,31 +125,31 @@ def test_an_engine_is_replaced_whole_and_only_at_the_end(checkpoint, target):
 
 
 def test_a_symbolic_link_is_followed(checkpoint, target, tmp_path):
-    write(checkpoint, target, "fp16")
+    write_engine(checkpoint, target, "fp16")
     link = tmp_path / "current"
     link.symlink_to(target)
-    write(checkpoint, link)
+    write_engine(checkpoint, link)
     assert link.is_symlink()
     assert open_engine(target).manifest.precision == "int8"
 
 
 def test_a_folder_that_is_no_engine_is_not_replaced(checkpoint, target):
     target.mkdir(parents=True)
-    write(checkpoint, target)  # an empty folder is
+    write_engine(checkpoint, target)  # an empty folder is
     (target / MANIFEST_FILE).unlink()
     before = contents(target)
     with pytest.raises(EngineError, match="exists and is not an engine"):
-        write(checkpoint, target)
+        write_engine(checkpoint, target)
     assert contents(target) == before
     file = target.parent / "file"
     file.write_text("mine")
     with pytest.raises(EngineError, match="exists and is not an engine"):
-        write(checkpoint, file)
+        write_engine(checkpoint, file)
 
 
 @pytest.mark.parametrize("full", ["save_file", "write_manifest"])
 def test_a_full_disk_is_said_and_leaves_nothing(checkpoint, target, monkeypatch, full):
-    write(checkpoint, target, "fp16")
+    write_engine(checkpoint, target, "fp16")
     before = contents(target)
 
     def save_file(tensors, path):
@@ -183,7 +167,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(checkpoint, target, monkeypatch,
     with pytest.raises(
         EngineError, match=r"No space left on device \(.* MB free.*nothing was chan"
     ):
-        write(checkpoint, target)
+        write_engine(checkpoint, target)
     assert contents(target) == before
 
 
@@ -194,7 +178,7 @@ def test_a_write_that_the_system_stops_leaves_nothing(checkpoint, target):
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
     try:
         with pytest.raises(EngineError, match=r"File too large"):
-            write(checkpoint, target)
+            write_engine(checkpoint, target)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(target.parent.iterdir()) == []
@@ -203,18 +187,18 @@ def test_a_write_that_the_system_stops_leaves_nothing(checkpoint, target):
 def test_a_folder_that_cannot_be_made(checkpoint, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(EngineError, match="cannot write"):
-        write(checkpoint, tmp_path / "file" / "nano")
+        write_engine(checkpoint, tmp_path / "file" / "nano")
 
 
 def test_a_filesystem_that_cannot_swap_folders(checkpoint, target, monkeypatch):
-    write(checkpoint, target, "fp16")
+    write_engine(checkpoint, target, "fp16")
 
     def exchange(folder, _):
         raise OSError(errno.EINVAL, "this filesystem cannot swap folders; remove the old engine")
 
     monkeypatch.setattr(build.writer, "_exchange", exchange)
     with pytest.raises(EngineError, match="remove the old engine"):
-        write(checkpoint, target)
+        write_engine(checkpoint, target)
     assert open_engine(target).manifest.precision == "fp16"
     assert list(target.parent.iterdir()) == [target]
 
@@ -234,9 +218,9 @@ with staged(Path(sys.argv[2])) as folder:
 
 
 @pytest.fixture
-def half_build(folder, target):
+def half_build(nano_folder, target):
     """A build in another process that stops before it publishes."""
-    command = [sys.executable, "-c", HALF_BUILD, str(folder), str(target)]
+    command = [sys.executable, "-c", HALF_BUILD, str(nano_folder), str(target)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"filled\n"
         yield process
@@ -246,13 +230,13 @@ def half_build(folder, target):
 def test_a_killed_build_leaves_the_old_engine_and_the_next_one_cleans_up(
     checkpoint, target, half_build
 ):
-    write(checkpoint, target, "fp16")
+    write_engine(checkpoint, target, "fp16")
     assert len(list(target.parent.glob(".nano.building-*"))) == 2  # folder and lock, still held
     half_build.send_signal(signal.SIGKILL)
     half_build.wait(timeout=30)
     assert open_engine(target).manifest.precision == "fp16"
     assert len(list(target.parent.glob(".nano.building-*"))) == 2
-    write(checkpoint, target)
+    write_engine(checkpoint, target)
     assert open_engine(target).manifest.precision == "int8"
     assert list(target.parent.iterdir()) == [target]
 
@@ -262,7 +246,7 @@ def test_up_to_date(checkpoint, target):
         return up_to_date(target, changed, precision, verified)
 
     assert not current()
-    engine = write(checkpoint, target)
+    engine = write_engine(checkpoint, target)
     assert current()
     assert not current(verified=True)
     write_manifest(target, dataclasses.replace(engine.manifest, verification={"tokens": 1}))
@@ -279,7 +263,7 @@ def test_up_to_date(checkpoint, target):
 
 
 def test_manifest_is_replaced_or_left(checkpoint, target, monkeypatch):
-    engine = write(checkpoint, target)
+    engine = write_engine(checkpoint, target)
     before = contents(target)
 
     def replace(source, _):

@@ -1,0 +1,30 @@
+"""What tests of build share: a small checkpoint with random weights."""
+
+import pytest
+
+from build.checkpoint import open_checkpoint
+from tests.checkpoints import NANO, random_weights, write_hf
+
+
+@pytest.fixture(scope="session")
+def weights():
+    """Tensors by Hugging Face's names; not to be written to."""
+    return random_weights(NANO)
+
+
+@pytest.fixture
+def folder(tmp_path, weights):
+    """A Hugging Face folder of the test's own."""
+    return write_hf(tmp_path / "hf", NANO, weights)
+
+
+@pytest.fixture(scope="session")
+def nano_folder(tmp_path_factory, weights):
+    """A Hugging Face folder that tests only read."""
+    return write_hf(tmp_path_factory.mktemp("hf"), NANO, weights)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(nano_folder):
+    """The same, opened."""
+    return open_checkpoint(str(nano_folder))
