@@ -1,7 +1,8 @@
-"""Serve engines: `python -m serve triton|transcribe`; each has --help.
+"""Serve engines: `python -m serve triton|transcribe|tensors`; each has --help.
 
 python -m serve triton --config configs/demo.toml
 python -m serve transcribe --config configs/demo.toml --format srt talk.mp3
+python -m serve tensors
 """
 
 import argparse
@@ -22,6 +23,7 @@ from serve.config import Config, load_config
 from serve.errors import ConfigError, EarshotError
 from serve.messages import Request, Task, Transcript
 from serve.speech.formats import Format, render
+from serve.triton import wire
 from serve.triton.server import running_server
 
 _WATCH_S = 0.5
@@ -82,6 +84,13 @@ def _parser() -> argparse.ArgumentParser:
         "--in-process", action="store_true", help="do not look for a server; implied by --engine"
     )
     _add_options(transcribe)
+
+    tensors = commands.add_parser(
+        "tensors",
+        help="list the inputs and outputs of the Triton models",
+        description="List the inputs and outputs of the Triton models, as KServe v2 has them.",
+    )
+    tensors.set_defaults(run=_tensors)
     return parser
 
 
@@ -103,7 +112,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--no-timestamps", action="store_true", help="one segment per window of at most 30 s"
     )
-    group.add_argument("--temperature", type=float, help="0 to 1; default: 0, hotter on failure")
+    group.add_argument(
+        "--temperature", type=float, help="0 to 1; default: 0, higher where that fails"
+    )
     group.add_argument("--max-tokens", type=int, help="per window; default: as in the config")
 
 
@@ -143,6 +154,11 @@ def _triton(args: argparse.Namespace) -> int:
                 raise EarshotError(f"Triton Inference Server failed: {reason}")
         print("stopping when all requests are answered; Ctrl-C stops at once", file=sys.stderr)
     print("stopped", file=sys.stderr)
+    return 0
+
+
+def _tensors(args: argparse.Namespace) -> int:
+    print(wire.describe(), end="")
     return 0
 
 

@@ -170,7 +170,7 @@ class Client:
 def _inputs(request: Request) -> list[Any]:
     tensors = []
     for name, values in wire.request_to_inputs(request).items():
-        tensor = triton_grpc.InferInput(name, list(values.shape), wire.INPUTS[name])
+        tensor = triton_grpc.InferInput(name, list(values.shape), wire.INPUTS[name].datatype)
         tensor.set_data_from_numpy(values)
         tensors.append(tensor)
     return tensors

@@ -50,7 +50,11 @@ FAMILIES = (
     ),
     _counter("accepted_total", "Requests taken in", lambda stats: stats.accepted),
     _counter("windows_total", "Windows decoded, first tries", lambda stats: stats.windows),
-    _counter("retries_total", "Windows decoded again, hotter", lambda stats: stats.retries),
+    _counter(
+        "retries_total",
+        "Windows decoded again at a higher temperature",
+        lambda stats: stats.retries,
+    ),
     _counter("tokens_total", "Tokens sampled", lambda stats: stats.tokens),
     _counter("audio_seconds_total", "Audio answered, unpadded", lambda stats: stats.audio_s),
     _counter("busy_seconds_total", "Time with a request pending", lambda stats: stats.busy_s),

@@ -6,19 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from serve.config import RuntimeConfig
-from serve.triton.wire import MODEL, STREAM_MODEL
+from serve.triton.wire import INPUTS, MODEL, OUTPUTS, STREAM_MODEL, TensorSpec
 
-BEHIND = "tensorrt_llm"  # the model that decodes behind ours
+BACKEND_MODEL = "tensorrt_llm"  # NVIDIA's C++ model, which decodes for `whisper`
 
 _PACKAGE = Path(__file__).resolve().parent
 _TEMPLATE = _PACKAGE / "model_repository" / MODEL
-_TEMPLATE_BEHIND = _PACKAGE / "model_repository_trtllm" / BEHIND / "config.pbtxt"
+_BACKEND_TEMPLATE = _PACKAGE / "model_repository_trtllm" / BACKEND_MODEL / "config.pbtxt"
 
 
 def write_repository(folder: Path, toml: Path, engine: Path, config: RuntimeConfig) -> Path:
-    """Write `<folder>/models`: both models, and the one that decodes behind them if there is one.
+    """Write `<folder>/models`: both models, and the one that decodes for them if there is one.
 
-    Each has this package beside its code, because the Python backend's stub looks there.
+    Each of our models gets a link to the package `serve` beside its code, because the Python
+    backend's stub looks for packages there.
 
     Args:
         folder: the run's own.
@@ -33,9 +34,9 @@ def write_repository(folder: Path, toml: Path, engine: Path, config: RuntimeConf
         EarshotError: the engine cannot run behind Triton's `tensorrt_llm` model as configured.
     """
     repository = folder / "models"
-    behind = ""
+    backend_model = ""
     if config.tensorrt_llm.triton_backend:
-        behind = write_model_behind(repository, engine, config)
+        backend_model = write_backend_model(repository, engine, config)
     for name in (MODEL, STREAM_MODEL):
         code = repository / name / "1"
         code.mkdir(parents=True)
@@ -46,16 +47,16 @@ def write_repository(folder: Path, toml: Path, engine: Path, config: RuntimeConf
             "engine": engine.resolve(),
             "relay": folder / "relay.sock",
             "failure": folder / "failure",
-            "behind": behind,
+            "backend_model": backend_model,
         }
-        text = _filled(_TEMPLATE / "config.pbtxt", values)
+        text = _filled(_TEMPLATE / "config.pbtxt", values) + _tensor_lists()
         (repository / name / "config.pbtxt").write_text(text, encoding="utf-8")
         (code / "model.py").symlink_to(_TEMPLATE / "1" / "model.py")
         (code / "serve").symlink_to(_PACKAGE.parent)
     return repository
 
 
-def write_model_behind(repository: Path, engine_path: Path, config: RuntimeConfig) -> str:
+def write_backend_model(repository: Path, engine_path: Path, config: RuntimeConfig) -> str:
     """Write `<repository>/tensorrt_llm`, NVIDIA's C++ backend, if the engine is for it.
 
     Args:
@@ -70,7 +71,7 @@ def write_model_behind(repository: Path, engine_path: Path, config: RuntimeConfi
         EngineError: the engine cannot be opened.
         ConfigError: the configuration goes beyond what the engine was built for.
     """
-    # They load torch, which no other server needs here.
+    # These load torch, which only this configuration needs in the launcher's process.
     from serve.engine import open_engine  # noqa: PLC0415
     from serve.trtllm.limits import ENGINES_FOLDER, check_config, limits_of  # noqa: PLC0415
 
@@ -90,10 +91,24 @@ def write_model_behind(repository: Path, engine_path: Path, config: RuntimeConfi
         "cross_kv_fraction": config.tensorrt_llm.cross_kv_fraction,
         "gpu_device_ids": gpu or 0,
     }
-    (repository / BEHIND / "1").mkdir(parents=True)
-    text = _filled(_TEMPLATE_BEHIND, values)
-    (repository / BEHIND / "config.pbtxt").write_text(text, encoding="utf-8")
-    return BEHIND
+    folder = repository / BACKEND_MODEL
+    (folder / "1").mkdir(parents=True)
+    text = _filled(_BACKEND_TEMPLATE, values)
+    (folder / "config.pbtxt").write_text(text, encoding="utf-8")
+    return BACKEND_MODEL
+
+
+def _tensor_lists() -> str:
+    """The inputs and outputs of config.pbtxt, as `serve.triton.wire` lists them."""
+    # The client may leave any input out: `wire.request_from_inputs` says what belongs together.
+    inputs = "".join(f"input {{ {_fields(spec)} optional: true }}\n" for spec in INPUTS.values())
+    outputs = "".join(f"output {{ {_fields(spec)} }}\n" for spec in OUTPUTS.values())
+    return inputs + outputs
+
+
+def _fields(spec: TensorSpec) -> str:
+    datatype = "STRING" if spec.datatype == "BYTES" else spec.datatype
+    return f'name: "{spec.name}" data_type: TYPE_{datatype} dims: {list(spec.dims)}'
 
 
 def _filled(template: Path, values: Mapping[str, Any]) -> str:

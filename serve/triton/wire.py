@@ -1,36 +1,19 @@
 """Transcriptions as KServe v2 tensors: what the Triton models take and give, both ways.
 
-Used by the models and by the client, so that the two cannot disagree. All inputs but the audio
-are optional. Triton gives an input one type, so audio has two inputs, of which one is sent:
+`INPUTS` and `OUTPUTS` are the one list of tensors: the models' config.pbtxt is rendered from them,
+and `python -m serve tensors` prints them. The models and the client both use this module, so that
+the two cannot disagree.
 
-    AUDIO        BYTES [1]    a whole file in any supported format
-    SAMPLES      FP32  [-1]   mono samples in [-1, 1], with
-    SAMPLE_RATE  INT32 [1]    Hz
-    LANGUAGE     BYTES [1]    code such as "en"; detected where it is not sent
-    TASK         BYTES [1]    "transcribe" or "translate"
-    PROMPT       BYTES [1]    text that precedes the audio: names, spelling, style
-    TIMESTAMPS   BOOL  [1]    whether the model marks times inside its windows; default true
-    TEMPERATURE  FP32  [1]    0 to 1; where it is not sent, 0 with the configured fallback
-    MAX_TOKENS   INT32 [1]    new tokens per window of at most 30 s
-    STREAM       BOOL  [1]    `whisper_stream` alone: whether segments are sent one by one
-
-The answer, of `whisper` and as the last message of `whisper_stream`:
-
-    TEXT           BYTES [1]
-    SEGMENTS       BYTES [1]  JSON list of segments; the fields of `serve.messages.Segment`
-    LANGUAGE       BYTES [1]  code
-    LANGUAGE_PROB  FP32  [1]  left out where the client named the language
-    DURATION       FP64  [1]  seconds of audio
-    TIMINGS        BYTES [1]  JSON object; the fields of `serve.messages.Timings`, seconds
-
-Each earlier message of `whisper_stream` holds one more segment: TEXT and SEGMENTS alone.
+`whisper` answers once, with all outputs. `whisper_stream` sends a message for each segment, with
+that segment's TEXT and SEGMENTS alone, and then the same answer as its last message.
 
 An error's text is the name of its class in `serve.errors`, a colon and its message.
 """
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -51,25 +34,69 @@ Tensor = npt.NDArray[Any]
 MODEL = "whisper"
 STREAM_MODEL = "whisper_stream"
 
-INPUTS = {
-    "AUDIO": "BYTES",
-    "SAMPLES": "FP32",
-    "SAMPLE_RATE": "INT32",
-    "LANGUAGE": "BYTES",
-    "TASK": "BYTES",
-    "PROMPT": "BYTES",
-    "TIMESTAMPS": "BOOL",
-    "TEMPERATURE": "FP32",
-    "MAX_TOKENS": "INT32",
-    "STREAM": "BOOL",
+
+@dataclasses.dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of the models."""
+
+    name: str
+    datatype: str  # as KServe v2 calls it; BYTES is text in UTF-8 where nothing else is said
+    dims: tuple[int, ...]  # -1: any number
+    meaning: str
+
+
+def _by_name(*specs: TensorSpec) -> dict[str, TensorSpec]:
+    return {spec.name: spec for spec in specs}
+
+
+# Triton gives an input one datatype, so audio has two inputs, of which a request sends one. Every
+# other input may be left out.
+INPUTS = _by_name(
+    TensorSpec("AUDIO", "BYTES", (1,), "a whole file in any supported format"),
+    TensorSpec("SAMPLES", "FP32", (-1,), "instead of AUDIO: mono samples in [-1, 1]"),
+    TensorSpec("SAMPLE_RATE", "INT32", (1,), "Hz; needed with SAMPLES, not allowed with AUDIO"),
+    TensorSpec("LANGUAGE", "BYTES", (1,), 'code such as "en"; default: detected'),
+    TensorSpec("TASK", "BYTES", (1,), '"transcribe" (default) or "translate"'),
+    TensorSpec("PROMPT", "BYTES", (1,), "text before the audio: names, spelling, style"),
+    TensorSpec("TIMESTAMPS", "BOOL", (1,), "whether the model marks times; default: true"),
+    TensorSpec("TEMPERATURE", "FP32", (1,), "0 to 1; default: 0, with the configured fallback"),
+    TensorSpec("MAX_TOKENS", "INT32", (1,), "most new tokens per window of at most 30 s"),
+    TensorSpec("STREAM", "BOOL", (1,), "whisper_stream: one message a segment; default: true"),
+)
+OUTPUTS = _by_name(
+    TensorSpec("TEXT", "BYTES", (1,), "the whole text, or that of one segment"),
+    TensorSpec("SEGMENTS", "BYTES", (1,), "JSON list; fields of serve.messages.Segment"),
+    TensorSpec("LANGUAGE", "BYTES", (1,), "code"),
+    TensorSpec("LANGUAGE_PROB", "FP32", (1,), "left out where the request named the language"),
+    TensorSpec("DURATION", "FP64", (1,), "seconds of audio"),
+    TensorSpec("TIMINGS", "BYTES", (1,), "JSON object; fields of serve.messages.Timings, seconds"),
+)
+_NUMPY = {
+    "BYTES": np.object_,
+    "FP32": np.float32,
+    "FP64": np.float64,
+    "INT32": np.int32,
+    "BOOL": np.bool_,
 }
-OUTPUTS = ("TEXT", "SEGMENTS", "LANGUAGE", "LANGUAGE_PROB", "DURATION", "TIMINGS")
-_NUMPY = {"FP32": np.float32, "INT32": np.int32, "BOOL": np.bool_}
+
+
+def describe() -> str:
+    """The tensors as a text for people: a line each, inputs first."""
+    lines = []
+    for title, specs in (("Inputs", INPUTS), ("Outputs", OUTPUTS)):
+        lines.append(f"{title}:")
+        for spec in specs.values():
+            dims = str(list(spec.dims))
+            lines.append(f"  {spec.name:<14} {spec.datatype:<6} {dims:<5} {spec.meaning}")
+    return "\n".join(lines) + "\n"
 
 
 def request_to_inputs(request: Request) -> dict[str, Tensor]:
     """The tensors that say the same as `request`; what has its default is left out."""
-    values: dict[str, bytes | str | float | None] = {
+    whole_file = isinstance(request.audio, bytes)
+    values = {
+        "AUDIO": request.audio if whole_file else None,
+        "SAMPLES": None if whole_file else request.audio,
         "SAMPLE_RATE": request.sample_rate,
         "LANGUAGE": request.language,
         "TASK": None if request.task == "transcribe" else request.task,
@@ -78,15 +105,7 @@ def request_to_inputs(request: Request) -> dict[str, Tensor]:
         "TEMPERATURE": request.temperature,
         "MAX_TOKENS": request.max_tokens,
     }
-    inputs: dict[str, Tensor] = {}
-    if isinstance(request.audio, bytes):
-        values["AUDIO"] = request.audio
-    else:
-        inputs["SAMPLES"] = np.ascontiguousarray(request.audio, dtype=np.float32)
-    for name, value in values.items():
-        if value is not None:
-            inputs[name] = _tensor(value, INPUTS[name])
-    return inputs
+    return _tensors(INPUTS, values)
 
 
 def request_from_inputs(inputs: Mapping[str, Tensor]) -> Request:
@@ -120,21 +139,20 @@ def request_from_inputs(inputs: Mapping[str, Tensor]) -> Request:
 
 def segment_outputs(segment: Segment) -> dict[str, Tensor]:
     """One more segment of a stream."""
-    return {"TEXT": _tensor(segment.text, "BYTES"), "SEGMENTS": _segments([segment])}
+    return _tensors(OUTPUTS, {"TEXT": segment.text, "SEGMENTS": _segments_json((segment,))})
 
 
 def transcript_outputs(transcript: Transcript) -> dict[str, Tensor]:
     """A whole answer."""
-    outputs = {
-        "TEXT": _tensor(transcript.text, "BYTES"),
-        "SEGMENTS": _segments(transcript.segments),
-        "LANGUAGE": _tensor(transcript.language, "BYTES"),
-        "DURATION": np.array([transcript.duration], np.float64),
-        "TIMINGS": _tensor(json.dumps(vars(transcript.timings)), "BYTES"),
+    values = {
+        "TEXT": transcript.text,
+        "SEGMENTS": _segments_json(transcript.segments),
+        "LANGUAGE": transcript.language,
+        "LANGUAGE_PROB": transcript.language_prob,
+        "DURATION": transcript.duration,
+        "TIMINGS": json.dumps(vars(transcript.timings)),
     }
-    if transcript.language_prob is not None:
-        outputs["LANGUAGE_PROB"] = _tensor(transcript.language_prob, "FP32")
-    return outputs
+    return _tensors(OUTPUTS, values)
 
 
 def segments_from_outputs(output: Callable[[str], Tensor | None]) -> tuple[Segment, ...]:
@@ -180,7 +198,7 @@ def error_from_text(text: str, status: str) -> EarshotError:
         status: name of the gRPC status, which decides where the text names no class.
     """
     name, _, message = text.partition(": ")
-    by_name = {kind.__name__: kind for kind in _kinds(EarshotError)}
+    by_name = {found.__name__: found for found in _classes(EarshotError)}
     if name in by_name:
         return by_name[name](message)
     by_status: dict[str, type[EarshotError]] = {
@@ -193,24 +211,27 @@ def error_from_text(text: str, status: str) -> EarshotError:
     return by_status.get(status, EarshotError)(text)
 
 
-def _kinds(kind: type[EarshotError]) -> Iterator[type[EarshotError]]:
-    yield kind
-    for below in kind.__subclasses__():
-        yield from _kinds(below)
+def _classes(top: type[EarshotError]) -> Iterator[type[EarshotError]]:
+    """A class of errors and all below it."""
+    yield top
+    for below in top.__subclasses__():
+        yield from _classes(below)
 
 
-def _tensor(value: bytes | str | float, datatype: str) -> Tensor:
-    """A tensor of shape [1]."""
-    if datatype != "BYTES":
-        return np.array([value], _NUMPY[datatype])
-    data = value if isinstance(value, bytes) else cast(str, value).encode()
-    return np.array([data], dtype=np.object_)
+def _tensors(specs: Mapping[str, TensorSpec], values: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Those values that are not None; a single value becomes a tensor of shape [1]."""
+    tensors = {}
+    for name, value in values.items():
+        if value is not None:
+            data = value.encode() if isinstance(value, str) else value
+            array = np.asarray(data, _NUMPY[specs[name].datatype])
+            tensors[name] = np.ascontiguousarray(np.atleast_1d(array))
+    return tensors
 
 
-def _segments(segments: list[Segment] | tuple[Segment, ...]) -> Tensor:
+def _segments_json(segments: tuple[Segment, ...]) -> str:
     # Not `dataclasses.asdict`, which copies each token by itself.
-    text = json.dumps([vars(segment) for segment in segments], ensure_ascii=False)
-    return _tensor(text, "BYTES")
+    return json.dumps([vars(segment) for segment in segments], ensure_ascii=False)
 
 
 def _present(name: str, output: Callable[[str], Tensor | None]) -> Tensor:

@@ -16,6 +16,7 @@ import serve.transcriber.open
 from serve.__main__ import main
 from serve.config import Config
 from serve.errors import AudioError
+from serve.triton import wire
 from serve.triton.server import config_to_toml, free_ports, is_ready
 from tests.serve.speech.test_formats import TWO
 
@@ -128,12 +129,17 @@ def test_a_missing_engine_and_a_missing_config_say_what_to_do(toml, files, capsy
     assert "cannot read config /no/config.toml" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [[], ["triton"], ["transcribe"]])
+@pytest.mark.parametrize("command", [[], ["triton"], ["transcribe"], ["tensors"]])
 def test_help_helps(command, capsys):
     with pytest.raises(SystemExit) as end:
         main([*command, "--help"])
     assert end.value.code == 0
-    assert "--config" in capsys.readouterr().out or not command
+    assert "--config" in capsys.readouterr().out or command in ([], ["tensors"])
+
+
+def test_tensors_are_listed_without_a_config(capsys):
+    assert main(["tensors"]) == 0
+    assert capsys.readouterr().out == wire.describe()
 
 
 def test_a_reader_that_stops_early_is_no_error(toml, files, monkeypatch):

@@ -22,16 +22,15 @@ from serve.messages import Finished, Request, SegmentReady
 from serve.triton import wire
 from serve.triton.client import Client
 from serve.triton.server import free_ports
-from tests.serve.triton.test_wire import SEGMENT, TRANSCRIPT
+from tests.serving import SEGMENT, TRANSCRIPT
 
 WAIT_S = 10
-_CODES = {"TEXT": "BYTES", "SEGMENTS": "BYTES", "LANGUAGE": "BYTES", "TIMINGS": "BYTES"}
 
 
 def reply(outputs):
     answer = service_pb2.ModelInferResponse(model_name="whisper")
     for name, values in outputs.items():
-        datatype = _CODES.get(name) or {"f4": "FP32", "f8": "FP64"}[values.dtype.str[1:]]
+        datatype = wire.OUTPUTS[name].datatype
         answer.outputs.add(name=name, datatype=datatype, shape=values.shape)
         raw = values.tobytes()
         if datatype == "BYTES":
@@ -105,9 +104,9 @@ def test_an_answer_arrives_whole_and_the_request_said_everything(client, script)
     (asked,) = script.asked
     assert asked.model_name == "whisper"
     assert [(i.name, i.datatype, list(i.shape)) for i in asked.inputs] == [
+        ("AUDIO", "BYTES", [1]),
         ("LANGUAGE", "BYTES", [1]),
         ("MAX_TOKENS", "INT32", [1]),
-        ("AUDIO", "BYTES", [1]),
     ]
 
 

@@ -8,7 +8,7 @@ import pytest
 from serve.errors import OverloadedError, UnavailableError
 from serve.messages import Failed, Finished, SegmentReady
 from serve.triton.relay import RelayClient, RelayServer, RelayTicket
-from tests.serve.triton.test_wire import SEGMENT, TRANSCRIPT
+from tests.serving import SEGMENT, TRANSCRIPT
 
 WAIT_S = 10
 

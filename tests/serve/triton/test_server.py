@@ -29,50 +29,10 @@ from serve.errors import (
 from serve.messages import Finished, Request, SegmentReady
 from serve.speech.tokenizer import LANGUAGE_NAMES
 from serve.triton import wire
+from tests.serving import CLIP, LONG, WAIT_S, audio_file, http_inputs, outcomes, settled, wait_until
 
 pytestmark = pytest.mark.server
 ROOT = Path(__file__).parents[3]
-WAIT_S = 60.0
-
-
-def audio_file(seconds, format="FLAC", seed=0):
-    """Noise with a pause in every tenth second, as a file's bytes."""
-    samples = np.random.default_rng(seed).normal(0, 0.05, int(seconds * 16_000)).astype("f4")
-    samples[(np.arange(len(samples)) // 16_000) % 10 == 9] = 0
-    file = io.BytesIO()
-    soundfile.write(file, samples, 16_000, format=format)
-    return file.getvalue()
-
-
-CLIP = audio_file(1.0)
-LONG = audio_file(75.0)
-
-
-def outcomes(server):
-    """Requests by outcome, as the metrics page counts them."""
-    page = urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10).read().decode()
-    found = re.findall(r'^earshot_requests_total\{outcome="(\w+)"\} (\d+)', page, re.MULTILINE)
-    found.append(("pending", re.search(r"^earshot_pending_requests (\d+)", page, re.M)[1]))
-    return {name: int(value) for name, value in found}
-
-
-def settled(server):
-    """The counts once nothing is pending and a second has passed in which they stayed."""
-    end, last = time.monotonic() + WAIT_S, None
-    while True:
-        now = outcomes(server)
-        if now == last and not now["pending"]:
-            return now
-        assert time.monotonic() < end, now
-        last = now
-        time.sleep(1.2)
-
-
-def wait_until(condition, what):
-    end = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
 
 
 # ---------------------------------------------------------------- answers
@@ -104,15 +64,6 @@ def test_http_and_stream_give_the_same_answer_as_grpc(server, client):
         by_http = wire.transcript_from_outputs(http.infer("whisper", inputs).as_numpy)
     for found in (last.transcript, by_http):
         assert dataclasses.replace(found, timings=expected.timings) == expected
-
-
-def http_inputs(request):
-    tensors = []
-    for name, values in wire.request_to_inputs(request).items():
-        tensor = triton_http.InferInput(name, list(values.shape), wire.INPUTS[name])
-        tensor.set_data_from_numpy(values)
-        tensors.append(tensor)
-    return tensors
 
 
 def test_segments_of_a_stream_arrive_before_the_answer(server, client):

@@ -26,9 +26,10 @@ from serve.triton.server import (
     require_numpy_1,
     running_server,
 )
-from tests.serve.triton.test_server import LONG, ROOT, WAIT_S, outcomes, wait_until
+from tests.serving import LONG, WAIT_S, outcomes, wait_until
 
 pytestmark = pytest.mark.server
+ROOT = Path(__file__).parents[3]
 
 
 def test_readiness_and_a_clean_end(nano_config):
@@ -152,5 +153,6 @@ def test_the_model_configuration_lists_the_wire(server):
     for name in (wire.MODEL, wire.STREAM_MODEL):
         with urllib.request.urlopen(f"http://{server.http}/v2/models/{name}", timeout=10) as page:
             model = json.load(page)
-        assert {i["name"]: i["datatype"] for i in model["inputs"]} == wire.INPUTS
+        datatypes = {spec.name: spec.datatype for spec in wire.INPUTS.values()}
+        assert {i["name"]: i["datatype"] for i in model["inputs"]} == datatypes
         assert [o["name"] for o in model["outputs"]] == list(wire.OUTPUTS)

@@ -15,11 +15,10 @@ from serve.errors import (
     RequestError,
     UnavailableError,
 )
-from serve.messages import Request, Segment, Timings, Transcript
+from serve.messages import Request
 from serve.triton import wire
+from tests.serving import SEGMENT, TRANSCRIPT
 
-SEGMENT = Segment(0.5, 1.5, " ¿Qué?", (1, 2), -0.5, None, 0.2, 1.25)
-TRANSCRIPT = Transcript("¿Qué?", "es", 0.5, 1.75, (SEGMENT, SEGMENT), Timings(0.1, 0.2, 0.3, 0.7))
 FULL = Request(
     audio=b"RIFF",
     language="en",
@@ -103,3 +102,17 @@ def test_an_error_keeps_its_class_and_words(error):
 def test_errors_of_triton_itself_go_by_their_status(status, kind):
     found = wire.error_from_text("unexpected shape: [2]", status)
     assert type(found) is kind and str(found) == "unexpected shape: [2]"
+
+
+def test_every_tensor_is_described_on_a_line_of_its_own():
+    lines = [line.split(maxsplit=3) for line in wire.describe().splitlines()]
+    titles = [i for i, line in enumerate(lines) if len(line) == 1]
+    assert [lines[i][0] for i in titles] == ["Inputs:", "Outputs:"]
+    for specs, found in (
+        (wire.INPUTS, lines[1 : titles[1]]),
+        (wire.OUTPUTS, lines[titles[1] + 1 :]),
+    ):
+        assert found == [
+            [spec.name, spec.datatype, str(list(spec.dims)), spec.meaning]
+            for spec in specs.values()
+        ]

@@ -18,7 +18,7 @@ from serve.messages import Request
 from serve.runtime.protocol import DecodingOptions, Job
 from serve.triton import repository as repository_module
 from serve.triton.client import Client
-from serve.triton.repository import BEHIND, write_model_behind
+from serve.triton.repository import BACKEND_MODEL, write_backend_model
 from serve.triton.server import free_ports, running_server
 from serve.trtllm.backend import OUTPUTS, open_backend
 from serve.trtllm.executor import open_tensorrt_llm
@@ -51,14 +51,14 @@ TYPES = {
 def rendered(small_engine, tmp_path):  # noqa: F811
     """The model's config.pbtxt, parsed with Triton's own schema."""
     runtime = make_config(kv_cache_fraction=0.6, cross_kv_fraction=0.7).runtime
-    assert write_model_behind(tmp_path, small_engine.path, runtime) == BEHIND
-    assert (tmp_path / BEHIND / "1").is_dir()
-    text = (tmp_path / BEHIND / "config.pbtxt").read_text()
+    assert write_backend_model(tmp_path, small_engine.path, runtime) == BACKEND_MODEL
+    assert (tmp_path / BACKEND_MODEL / "1").is_dir()
+    text = (tmp_path / BACKEND_MODEL / "config.pbtxt").read_text()
     return text_format.Parse(text, model_config_pb2.ModelConfig())
 
 
 def test_the_decoding_model_is_configured_from_engine_and_toml(rendered, small_engine):  # noqa: F811
-    assert (rendered.name, rendered.backend) == (BEHIND, "tensorrtllm")
+    assert (rendered.name, rendered.backend) == (BACKEND_MODEL, "tensorrtllm")
     assert rendered.max_batch_size == 4
     assert not rendered.model_transaction_policy.decoupled
     parameters = {key: value.string_value for key, value in rendered.parameters.items()}
@@ -75,7 +75,7 @@ def test_the_decoding_model_is_configured_from_engine_and_toml(rendered, small_e
 
 
 def test_a_native_engine_gets_no_second_model(engine, tmp_path):  # noqa: F811
-    assert write_model_behind(tmp_path, engine.path, make_config().runtime) == ""
+    assert write_backend_model(tmp_path, engine.path, make_config().runtime) == ""
     assert not list(tmp_path.iterdir())
 
 
@@ -194,7 +194,7 @@ def test_two_models_in_a_real_server_say_what_one_process_says(
     monkeypatch,
 ):
     """Triton itself, our model in front, the stand-in for the C++ model behind it."""
-    write = repository_module.write_model_behind
+    write = repository_module.write_backend_model
 
     def with_stand_in(repository, engine_path, config):
         model = write(repository, engine_path, config)
@@ -205,7 +205,7 @@ def test_two_models_in_a_real_server_say_what_one_process_says(
             (repository / model / "1" / name).symlink_to(HERE / name)
         return model
 
-    monkeypatch.setattr(repository_module, "write_model_behind", with_stand_in)
+    monkeypatch.setattr(repository_module, "write_backend_model", with_stand_in)
     http, grpc, metrics = free_ports("127.0.0.1", 3)
     trtllm = dataclasses.replace(
         CONFIG.runtime.tensorrt_llm, triton_backend=True, logits_processor=False

@@ -58,14 +58,14 @@ class EngineBackend:
     """The transcriber, in this process, and open to `whisper_stream` through the relay."""
 
     def __init__(
-        self, config: Config, engine: str, relay: Path, failure: Path, behind: str
+        self, config: Config, engine: str, relay: Path, failure: Path, backend_model: str
     ) -> None:
         self._failure = failure
         self._drain_s = config.server.drain_timeout_s
         self._malformed = 0
         self._lock = threading.Lock()
         began = time.monotonic()
-        self._transcriber = _open_transcriber(config, engine, behind)
+        self._transcriber = _open_transcriber(config, engine, backend_model)
         logger.info("the engine is open after %.1f s", time.monotonic() - began)
         self._publisher = Publisher(self._stats)
         self._relay = RelayServer(relay, self.start)  # last: whisper_stream is ready after this
@@ -312,19 +312,19 @@ def _open_backend(parameters: dict[str, str], stream: bool) -> Backend:
     if stream:
         return RelayClient(relay, config.server.start_timeout_s)
     failure = Path(parameters["failure"])
-    return EngineBackend(config, parameters["engine"], relay, failure, parameters["behind"])
+    return EngineBackend(config, parameters["engine"], relay, failure, parameters["backend_model"])
 
 
-def _open_transcriber(config: Config, engine: str, behind: str) -> "Transcriber":
-    """With a runtime of its own, or with the model `behind` this one as its runtime."""
+def _open_transcriber(config: Config, engine: str, backend_model: str) -> "Transcriber":
+    """With a runtime of its own, or with the model `backend_model` as its runtime."""
     # Loads torch, which the process of whisper_stream does without.
     from serve.transcriber.open import open_transcriber  # noqa: PLC0415
 
-    if not behind:
+    if not backend_model:
         return open_transcriber(config, engine)
     from serve.trtllm.backend import open_backend  # noqa: PLC0415
 
-    infer = functools.partial(_infer, behind)
+    infer = functools.partial(_infer, backend_model)
     # Triton lets a model call another only once it is initialised, so there is no warm-up.
     return open_transcriber(config, engine, functools.partial(open_backend, infer=infer), False)
 

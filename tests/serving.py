@@ -1,0 +1,68 @@
+"""What the tests of the Triton side share: an answer, audio, and looks at a running server."""
+
+import io
+import re
+import time
+import urllib.request
+
+import numpy as np
+import soundfile
+import tritonclient.http as triton_http
+
+from serve.messages import Segment, Timings, Transcript
+from serve.triton import wire
+
+WAIT_S = 60.0
+
+SEGMENT = Segment(0.5, 1.5, " ¿Qué?", (1, 2), -0.5, None, 0.2, 1.25)
+TRANSCRIPT = Transcript("¿Qué?", "es", 0.5, 1.75, (SEGMENT, SEGMENT), Timings(0.1, 0.2, 0.3, 0.7))
+
+
+def audio_file(seconds, format="FLAC", seed=0):
+    """Noise with a pause in every tenth second, as a file's bytes."""
+    samples = np.random.default_rng(seed).normal(0, 0.05, int(seconds * 16_000)).astype("f4")
+    samples[(np.arange(len(samples)) // 16_000) % 10 == 9] = 0
+    file = io.BytesIO()
+    soundfile.write(file, samples, 16_000, format=format)
+    return file.getvalue()
+
+
+CLIP = audio_file(1.0)
+LONG = audio_file(75.0)
+
+
+def outcomes(server):
+    """Requests by outcome, as the metrics page counts them."""
+    page = urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10).read().decode()
+    found = re.findall(r'^earshot_requests_total\{outcome="(\w+)"\} (\d+)', page, re.MULTILINE)
+    found.append(("pending", re.search(r"^earshot_pending_requests (\d+)", page, re.M)[1]))
+    return {name: int(value) for name, value in found}
+
+
+def settled(server):
+    """The counts once nothing is pending and a second has passed in which they stayed."""
+    end, last = time.monotonic() + WAIT_S, None
+    while True:
+        now = outcomes(server)
+        if now == last and not now["pending"]:
+            return now
+        assert time.monotonic() < end, now
+        last = now
+        time.sleep(1.2)
+
+
+def wait_until(condition, what):
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+def http_inputs(request):
+    """A request as the HTTP client of tritonclient sends it."""
+    tensors = []
+    for name, values in wire.request_to_inputs(request).items():
+        tensor = triton_http.InferInput(name, list(values.shape), wire.INPUTS[name].datatype)
+        tensor.set_data_from_numpy(values)
+        tensors.append(tensor)
+    return tensors
