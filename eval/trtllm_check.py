@@ -27,7 +27,7 @@ from serve.errors import CheckpointError, EarshotError
 from serve.runtime.protocol import DecodingOptions, Job
 from serve.speech.features import N_FRAMES, WINDOW_SAMPLES, log_mel
 from serve.triton.server import config_to_toml
-from serve.trtllm.executor import ExecutorLink
+from serve.trtllm.executor import CppExecutor
 from serve.trtllm.limits import (
     API_RELEASE,
     api_version,
@@ -37,8 +37,8 @@ from serve.trtllm.limits import (
     library_version,
     limits_of,
 )
-from serve.trtllm.llm_api import ApiLink
-from serve.trtllm.runtime import Ask, Link, TensorRTLLMRuntime
+from serve.trtllm.llm_api import LlmApiExecutor
+from serve.trtllm.runtime import Executor, ExecutorRequest, TensorRTLLMRuntime
 
 Say = Callable[[str], None]
 Compile = Callable[[Path], None]
@@ -182,13 +182,15 @@ def check_engine(engine: Engine, config: RuntimeConfig, network: Any, say: Say) 
     precision = engine.manifest.precision
     reference = Reference(network)
     api = engine.manifest.runtime == "tensorrt_llm_api"
-    link = ApiLink(engine, config) if api else ExecutorLink(engine, limits_of(engine), config)
-    runtime = TensorRTLLMRuntime(engine, link)
+    executor = (
+        LlmApiExecutor(engine, config) if api else CppExecutor(engine, limits_of(engine), config)
+    )
+    runtime = TensorRTLLMRuntime(engine, executor)
     try:
         jobs = make_jobs(engine, samples=api)
         expected = [reference.greedy(engine.manifest.tokenizer, job) for job in jobs]
         if not api:
-            worst = compare_logits(link, reference, jobs, expected, LOGITS_BOUND[precision])
+            worst = compare_logits(executor, reference, jobs, expected, LOGITS_BOUND[precision])
             say(f"{precision}: logits are within {worst:.2g} of transformers'")
         alone = [decode(runtime, [job])[job.id] for job in jobs]
         ties = compare_tokens(reference, jobs, alone, expected, TIE[precision])
@@ -266,7 +268,11 @@ class Reference:
 
 
 def compare_logits(
-    link: Link, reference: Reference, jobs: list[Job], expected: list[list[int]], bound: float
+    executor: Executor,
+    reference: Reference,
+    jobs: list[Job],
+    expected: list[list[int]],
+    bound: float,
 ) -> float:
     """Logits after prefixes of the reference's tokens; returns the largest relative deviation."""
     worst = 0.0
@@ -275,7 +281,9 @@ def compare_logits(
         for count in {0, len(tokens) // 2, len(tokens)}:
             features = job.features.half().T.contiguous()
             prefix = (*job.prompt, *tokens[:count])
-            found = _ask(link, Ask(prefix, features, max_tokens=1, probe=True))
+            found = _logits_of(
+                executor, ExecutorRequest(prefix, features, max_tokens=1, probe=True)
+            )
             theirs = logits[count]
             relative = float((found - theirs).norm() / theirs.norm())
             worst = max(worst, relative)
@@ -288,12 +296,14 @@ def compare_logits(
     return worst
 
 
-def _ask(link: Link, ask: Ask) -> torch.Tensor:
-    ask_id = link.send(ask)
-    answers = [answer for answer in link.receive(_WAIT_S) if answer.id == ask_id]
-    if not answers or answers[0].logits is None:
-        raise DifferenceError(f"a request for logits was answered with {answers or 'nothing'}")
-    return answers[0].logits
+def _logits_of(executor: Executor, request: ExecutorRequest) -> torch.Tensor:
+    request_id = executor.enqueue(request)
+    responses = [
+        response for response in executor.await_responses(_WAIT_S) if response.id == request_id
+    ]
+    if not responses or responses[0].logits is None:
+        raise DifferenceError(f"a request for logits was answered with {responses or 'nothing'}")
+    return responses[0].logits
 
 
 def decode(runtime: TensorRTLLMRuntime, jobs: list[Job]) -> dict[int, list[int]]:

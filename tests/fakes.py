@@ -15,7 +15,7 @@ from typing import Any
 
 from serve.engine import DETECT_LANGUAGE, Engine
 from serve.errors import DeviceError, EarshotError, OptionError
-from serve.runtime.protocol import Capabilities, Event, FinishReason, Job, Load, Scores
+from serve.runtime.protocol import Capabilities, Event, FinishReason, Gauges, Job, Scores
 from serve.speech.tokenizer import Tokenizer
 from tests.serve.speech.test_tokenizer import make_engine
 
@@ -77,7 +77,7 @@ class FakeRuntime:
         self._waiting: collections.deque[Job] = collections.deque()
         self._slots: list[_Slot] = []
         self._events: list[Event] = []
-        self._load = Load(0, 0, 0, 0, 0, 0, 0.0, 0.0)
+        self._gauges = Gauges(0, 0, 0, 0, 0, 0, 0.0, 0.0)
 
     def submit(self, job: Job) -> None:
         if len(job.prompt) >= self._n_text_ctx or job.options.max_tokens < 1:
@@ -111,9 +111,9 @@ class FakeRuntime:
         self.log.append(("cancel", job_id))
         self._events.append(Event(job_id, finished="cancelled"))
 
-    def load(self) -> Load:
+    def gauges(self) -> Gauges:
         return dataclasses.replace(
-            self._load, queued=len(self._waiting), busy_slots=len(self._slots)
+            self._gauges, queued=len(self._waiting), busy_slots=len(self._slots)
         )
 
     def close(self) -> None:
@@ -155,8 +155,8 @@ class FakeRuntime:
         self._events.append(Event(slot.job.id, tokens, reason, scores))
 
     def _count(self, **more: int) -> None:
-        changes = {name: getattr(self._load, name) + value for name, value in more.items()}
-        self._load = dataclasses.replace(self._load, **changes)
+        changes = {name: getattr(self._gauges, name) + value for name, value in more.items()}
+        self._gauges = dataclasses.replace(self._gauges, **changes)
 
 
 def fake_engine(folder: Path, multilingual: bool = True) -> Engine:

@@ -78,7 +78,7 @@ def until(condition):
 def quiescent(transcriber, runtime):
     """Wait until nothing is left anywhere, then check that the transcriber still works."""
     until(lambda: transcriber.stats().pending == 0)
-    until(lambda: runtime.load().queued + runtime.load().busy_slots == 0)
+    until(lambda: runtime.gauges().queued + runtime.gauges().busy_slots == 0)
     # Answering takes a sleep before and after, and with it a check of the invariants.
     transcriber.transcribe(request())
     assert transcriber.healthy

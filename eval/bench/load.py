@@ -16,7 +16,7 @@ import torch
 
 from serve.engine import Engine
 from serve.errors import DeadlineError
-from serve.runtime.protocol import DecodingOptions, Event, Job, Load, Runtime
+from serve.runtime.protocol import DecodingOptions, Event, Gauges, Job, Runtime
 from serve.speech.features import SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES, log_mel, upload
 
 STALL_S = 120.0  # nothing ended for so long: the runtime is stuck
@@ -153,7 +153,7 @@ class Steady:
 
     windows: int  # that ended
     wall_s: float
-    load: Load  # what its counters moved by
+    gauges: Gauges  # what its counters moved by
 
     @property
     def rate(self) -> float:
@@ -163,12 +163,12 @@ class Steady:
     @property
     def detail(self) -> str:
         """Where the time went."""
-        load, text = self.load, f"{self.windows} windows in {self.wall_s:.1f} s"
-        if load.steps and load.windows:
+        gauges, text = self.gauges, f"{self.windows} windows in {self.wall_s:.1f} s"
+        if gauges.steps and gauges.windows:
             text += (
-                f"; step {1e3 * load.decode_s / load.steps:.2f} ms, encode "
-                f"{1e3 * load.encode_s / load.windows:.2f} ms a window, "
-                f"{load.step_slots / load.steps:.0f} slots busy"
+                f"; step {1e3 * gauges.decode_s / gauges.steps:.2f} ms, encode "
+                f"{1e3 * gauges.encode_s / gauges.windows:.2f} ms a window, "
+                f"{gauges.step_slots / gauges.steps:.0f} slots busy"
             )
         return text
 
@@ -190,16 +190,16 @@ def steady(feed: Feed, lengths: Iterator[int], slots: int, inside: int, seconds:
     while done < 2 * slots:
         feed.fill(lengths, inside)
         done += len(feed.poll())
-    before, began, done = feed.runtime.load(), time.perf_counter(), 0
+    before, began, done = feed.runtime.gauges(), time.perf_counter(), 0
     while (wall_s := time.perf_counter() - began) < seconds or not done:
         feed.fill(lengths, inside)
         done += len(feed.poll())
-    moved = _difference(feed.runtime.load(), before)
+    moved = _difference(feed.runtime.gauges(), before)
     feed.drain()
     return Steady(done, wall_s, moved)
 
 
-def _difference(after: Load, before: Load) -> Load:
+def _difference(after: Gauges, before: Gauges) -> Gauges:
     moved = {name: getattr(after, name) - getattr(before, name) for name in _COUNTED}
     return dataclasses.replace(after, **moved)
 

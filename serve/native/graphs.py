@@ -2,8 +2,8 @@
 
 A CUDA graph is captured once per bucket (a number of slots or windows) when the runtime starts, all
 slots being free then. Replayed steps need no answer from the host: the device itself knows which
-slots have finished. So several are launched at a time, and what they did is looked at only after
-the next ones are launched; `SlotLoop.look` hides the difference.
+slots have finished. So several are launched at a time, and what they did is read only after
+the next ones are launched; `SlotLoop.read_snapshot` hides the difference.
 """
 
 import collections
@@ -20,12 +20,12 @@ from serve.native.rules.definition import SlotState, new_state
 from serve.native.slots import Slots
 from serve.speech.features import N_FRAMES
 
-_FEW = 2  # up to so many slots, the next request gains more than launches cost
+_FEW_SLOTS = 2  # up to so many slots, the next request gains more than launches cost
 SPANS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
 @dataclasses.dataclass(frozen=True)
-class Look:
+class Snapshot:
     """The slots as they were after some steps, for the host to read."""
 
     state: SlotState
@@ -39,12 +39,12 @@ class SlotLoop(Protocol):
         """Advance every busy slot; returns by how many steps at most."""
         ...
 
-    def look(self) -> Look | None:
-        """The newest state that can be had without letting the device idle; None: not yet any."""
+    def read_snapshot(self) -> Snapshot | None:
+        """The newest snapshot that can be had without letting the device idle, if any."""
         ...
 
-    def forget(self) -> None:
-        """No job is left: what was launched for the last ones is of no interest any more."""
+    def discard_launched(self) -> None:
+        """Drop every snapshot not yet read: no job is left that it could tell of."""
         ...
 
 
@@ -61,7 +61,7 @@ class EagerLoop:
         self._cache = cache
         self._state = state
         self._advance = advance
-        self._look: Look | None = None
+        self._snapshot: Snapshot | None = None
 
     def launch(self, slots: Slots, sampling: bool) -> int:
         """See `SlotLoop.launch`."""
@@ -69,21 +69,21 @@ class EagerLoop:
         longest = int(positions.max()) + 1
         logits = self._network.step(self._state.tokens, positions, self._cache, longest)
         self._advance(self._state, logits, sampling)
-        self._look = Look(self._state, slots.owners())
+        self._snapshot = Snapshot(self._state, slots.owners())
         return 1
 
-    def look(self) -> Look | None:
-        """See `SlotLoop.look`."""
-        look, self._look = self._look, None
-        return look
+    def read_snapshot(self) -> Snapshot | None:
+        """See `SlotLoop.read_snapshot`."""
+        snapshot, self._snapshot = self._snapshot, None
+        return snapshot
 
-    def forget(self) -> None:
-        """See `SlotLoop.forget`."""
-        self._look = None
+    def discard_launched(self) -> None:
+        """See `SlotLoop.discard_launched`."""
+        self._snapshot = None
 
 
 class GraphLoop:
-    """Several steps at a time, replayed from CUDA graphs; the host looks one launch behind.
+    """Several steps at a time, replayed from CUDA graphs; the host reads one launch behind.
 
     Args:
         network, cache, state: of the same slots, all free.
@@ -94,7 +94,7 @@ class GraphLoop:
     def __init__(
         self, network: Whisper, cache: Cache, state: SlotState, advance: Advance, steps: int
     ) -> None:
-        self._alive = (network, cache, advance)  # graphs hold bare addresses of their memory
+        self._referenced = (network, cache, advance)  # graphs hold bare addresses of their memory
         self._state = state
         self._steps = steps
         count = len(state.finished)
@@ -113,10 +113,10 @@ class GraphLoop:
         # Three: one being copied into, one being read, one between them.
         mirror = new_state(count, n_text_ctx, torch.device("cpu"))
         self._mirrors = collections.deque(mirror.pinned() for _ in "123")
-        self._launched: collections.deque[tuple[torch.cuda.Event, Look]] = collections.deque()
+        self._launched: collections.deque[tuple[torch.cuda.Event, Snapshot]] = collections.deque()
 
-    def forget(self) -> None:
-        """See `SlotLoop.forget`."""
+    def discard_launched(self) -> None:
+        """See `SlotLoop.discard_launched`."""
         self._launched.clear()
 
     def launch(self, slots: Slots, sampling: bool) -> int:
@@ -131,20 +131,20 @@ class GraphLoop:
         mirror.tokens[:span].copy_(self._state.tokens[:span], non_blocking=True)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
-        self._launched.append((copied, Look(mirror, slots.owners())))
+        self._launched.append((copied, Snapshot(mirror, slots.owners())))
         return self._steps_of(span)
 
     def _steps_of(self, span: int) -> int:
         """Steps of a launch; few slots are seldom all busy, and steps beyond the end cost time."""
-        return 1 if span <= _FEW else self._steps
+        return 1 if span <= _FEW_SLOTS else self._steps
 
-    def look(self) -> Look | None:
-        """See `SlotLoop.look`."""
+    def read_snapshot(self) -> Snapshot | None:
+        """See `SlotLoop.read_snapshot`."""
         if len(self._launched) < 2:
             return None
-        copied, look = self._launched.popleft()
+        copied, snapshot = self._launched.popleft()
         copied.synchronize()
-        return look
+        return snapshot
 
 
 class Encoder(Protocol):
@@ -183,7 +183,7 @@ class GraphEncoder:
     """CUDA graphs of 1, 2, 4, ... windows up to `most`."""
 
     def __init__(self, network: Whisper, cache: Cache, dims: Dims, most: int) -> None:
-        self._alive = (network, cache)  # graphs hold bare addresses of their memory
+        self._referenced = (network, cache)  # graphs hold bare addresses of their memory
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]] = {}
         pool = torch.cuda.graph_pool_handle()
         for count in sorted({most, *(2**i for i in range(10) if 2**i < most)}, reverse=True):

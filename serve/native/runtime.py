@@ -26,13 +26,13 @@ from serve.native.network import Whisper
 from serve.native.rules.choose import choose_advance
 from serve.native.rules.definition import Rules, SlotState, new_state
 from serve.native.slots import Slots
-from serve.runtime.protocol import Capabilities, Event, FinishReason, Job, Load, Scores
+from serve.runtime.protocol import Capabilities, Event, FinishReason, Gauges, Job, Scores
 
 logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
-class Running:
+class SlotJob:
     """A job that owns a slot."""
 
     job: Job
@@ -99,11 +99,11 @@ class NativeRuntime:
             ) from error
         self._slots = Slots(config.slots)
         self._waiting: collections.deque[Job] = collections.deque()
-        self._running: dict[int, Running] = {}
+        self._running: dict[int, SlotJob] = {}
         self._encoding: collections.deque[Stopwatch] = collections.deque()
         self._stepping: collections.deque[Stopwatch] = collections.deque()
         self._ended: list[Event] = []  # cancelled before the next poll
-        self._load = Load(0, 0, 0, 0, 0, 0, 0.0, 0.0)
+        self._gauges = Gauges(0, 0, 0, 0, 0, 0, 0.0, 0.0)
         self.capabilities = Capabilities(
             runtime="native",
             timestamps=True,
@@ -184,10 +184,10 @@ class NativeRuntime:
             raise DeviceError(f"{self._device} failed: {error}") from error
         return events
 
-    def load(self) -> Load:
-        """Gauges and counters; see `Runtime.load`."""
+    def gauges(self) -> Gauges:
+        """Gauges and counters; see `Runtime.gauges`."""
         return dataclasses.replace(
-            self._load, queued=len(self._waiting), busy_slots=self._slots.busy
+            self._gauges, queued=len(self._waiting), busy_slots=self._slots.busy
         )
 
     def close(self) -> None:
@@ -232,10 +232,10 @@ class NativeRuntime:
         stopwatch.stop()
         began = time.perf_counter()
         for job, slot in zip(jobs, slots, strict=True):
-            self._running[job.id] = Running(job, slot, stopwatch, began)
+            self._running[job.id] = SlotJob(job, slot, stopwatch, began)
         self._start(jobs, slots)
         self._encoding.append(stopwatch)
-        self._load = dataclasses.replace(self._load, windows=self._load.windows + count)
+        self._gauges = dataclasses.replace(self._gauges, windows=self._gauges.windows + count)
 
     def _start(self, jobs: list[Job], slots: list[int]) -> None:
         """Write the jobs' prompts and options into their slots."""
@@ -267,30 +267,30 @@ class NativeRuntime:
         steps = self._loop.launch(self._slots, sampling)
         stopwatch.stop()
         self._stepping.append(stopwatch)
-        self._load = dataclasses.replace(
-            self._load,
-            steps=self._load.steps + steps,
-            step_slots=self._load.step_slots + steps * self._slots.busy,
+        self._gauges = dataclasses.replace(
+            self._gauges,
+            steps=self._gauges.steps + steps,
+            step_slots=self._gauges.step_slots + steps * self._slots.busy,
         )
 
     def _collect(self) -> list[Event]:
         """End the jobs whose sequence is complete."""
-        look = self._loop.look()
-        self._load = dataclasses.replace(
-            self._load,
-            encode_s=self._load.encode_s + _total(self._encoding),
-            decode_s=self._load.decode_s + _total(self._stepping),
+        snapshot = self._loop.read_snapshot()
+        self._gauges = dataclasses.replace(
+            self._gauges,
+            encode_s=self._gauges.encode_s + _total(self._encoding),
+            decode_s=self._gauges.decode_s + _total(self._stepping),
         )
-        if look is None:
+        if snapshot is None:
             return []
-        finished = look.state.finished.tolist()
+        finished = snapshot.state.finished.tolist()
         return [
-            self._finish(self._running[job_id], look.state)
-            for slot, job_id in look.owners
+            self._finish(self._running[job_id], snapshot.state)
+            for slot, job_id in snapshot.owners
             if finished[slot] and job_id in self._running
         ]
 
-    def _finish(self, running: Running, state: SlotState) -> Event:
+    def _finish(self, running: SlotJob, state: SlotState) -> Event:
         slot = running.slot
         length = int(state.position[slot]) + 1
         sampled = state.tokens[slot, len(running.job.prompt) : length].tolist()
@@ -304,16 +304,16 @@ class NativeRuntime:
             encode_s=running.stopwatch.seconds(),
             decode_s=time.perf_counter() - running.decode_began,
         )
-        self._load = dataclasses.replace(self._load, tokens=self._load.tokens + len(sampled))
+        self._gauges = dataclasses.replace(self._gauges, tokens=self._gauges.tokens + len(sampled))
         self._release(running)
         tokens = tuple(sampled[:-1] if reason == "eot" else sampled)
         return Event(running.job.id, tokens, reason, scores)
 
-    def _release(self, running: Running) -> None:
+    def _release(self, running: SlotJob) -> None:
         self._slots.release(running.job.id)
         del self._running[running.job.id]
         if not self._running:
-            self._loop.forget()
+            self._loop.discard_launched()
 
 
 def _total(stopwatches: collections.deque[Stopwatch]) -> float:

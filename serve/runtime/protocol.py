@@ -81,7 +81,7 @@ class Event:
 
 
 @dataclasses.dataclass(frozen=True)
-class Load:
+class Gauges:
     """A runtime's gauges and counters since it started."""
 
     queued: int  # jobs submitted, not yet encoded
@@ -125,7 +125,7 @@ class Runtime(Protocol):
         """End a job; it gets a last event with "cancelled". Unknown or ended ids do nothing."""
         ...
 
-    def load(self) -> Load:
+    def gauges(self) -> Gauges:
         """Gauges and counters."""
         ...
 

@@ -31,7 +31,7 @@ from serve.errors import (
     OptionError,
 )
 from serve.messages import Failed, Finished, Request, SegmentReady, TranscriberEvent, Transcript
-from serve.runtime.protocol import Capabilities, Event, Load, Runtime
+from serve.runtime.protocol import Capabilities, Event, Gauges, Runtime
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import Window
 from serve.transcriber.dispatch import Dispatcher
@@ -82,7 +82,7 @@ class Transcriber:
         self._intake = Intake(config, self._put_windows, self._put_failure)
 
         # Written by the device thread alone; others read the first two.
-        self._load: Load = runtime.load()
+        self._gauges: Gauges = runtime.gauges()
         self._turn_s = time.monotonic()
         self._dispatcher = Dispatcher(runtime, engine.manifest.dims)
         self._stopping = False
@@ -156,7 +156,7 @@ class Transcriber:
 
     def stats(self) -> Stats:
         """Counters and gauges of this moment."""
-        load = self._load
+        gauges = self._gauges
         counters, pending = self._ledger.counters()
         return Stats(
             **dataclasses.asdict(counters),
@@ -164,11 +164,11 @@ class Transcriber:
             queued=sum(flight.started_s is None for flight in pending),
             windows=self._dispatcher.windows,
             retries=self._dispatcher.retries,
-            tokens=load.tokens,
-            busy_slots=load.busy_slots,
-            mean_batch=load.step_slots / load.steps if load.steps else 0.0,
-            encode_s=load.encode_s,
-            decode_s=load.decode_s,
+            tokens=gauges.tokens,
+            busy_slots=gauges.busy_slots,
+            mean_batch=gauges.step_slots / gauges.steps if gauges.steps else 0.0,
+            encode_s=gauges.encode_s,
+            decode_s=gauges.decode_s,
         )
 
     def drain(self, timeout_s: float) -> None:
@@ -217,7 +217,7 @@ class Transcriber:
                 self._fail(flight, error)
             for event in self._runtime.poll(_POLL_S):
                 self._advance(event)  # tokens -> another try, or segments and maybe the answer
-            self._load = self._runtime.load()
+            self._gauges = self._runtime.gauges()
             self._turn_s = time.monotonic()
 
     def _run(self) -> None:

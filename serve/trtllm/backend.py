@@ -1,4 +1,4 @@
-"""Triton's C++ `tensorrt_llm` model as a link: one call from model to model per request.
+"""Triton's C++ `tensorrt_llm` model as an executor: one call from model to model per request.
 
 The `whisper` model, in Triton, reaches its neighbour by business-logic scripting. The neighbour
 runs the same engines with its own in-flight batching; `serve/triton/model_repository_trtllm`
@@ -23,7 +23,13 @@ from serve.engine import Engine
 from serve.errors import ConfigError
 from serve.runtime.protocol import Capabilities
 from serve.trtllm.limits import Lengths, Limits, check_config, limits_of
-from serve.trtllm.runtime import FORBIDDEN, Answer, Ask, TensorRTLLMRuntime, suppression_bias
+from serve.trtllm.runtime import (
+    FORBIDDEN,
+    ExecutorRequest,
+    ExecutorResponse,
+    TensorRTLLMRuntime,
+    suppression_bias,
+)
 
 Tensor = npt.NDArray[Any]
 Infer = Callable[[Mapping[str, Tensor], list[str]], Mapping[str, Tensor]]
@@ -47,11 +53,11 @@ def open_backend(engine: Engine, config: RuntimeConfig, infer: Infer) -> TensorR
             "runtime.tensorrt_llm.no_speech_probe needs the logits, which Triton's tensorrt_llm "
             "model does not give; set it or runtime.tensorrt_llm.triton_backend to false"
         )
-    return TensorRTLLMRuntime(engine, BackendLink(engine, limits, config, infer))
+    return TensorRTLLMRuntime(engine, TritonModelExecutor(engine, limits, config, infer))
 
 
-class BackendLink:
-    """`Infer` as a `serve.trtllm.runtime.Link`; each request waits on a thread of its own.
+class TritonModelExecutor:
+    """`Infer` as a `serve.trtllm.runtime.Executor`; each request waits on a thread of its own.
 
     Args:
         engine: a TensorRT-LLM engine, the one that the model behind `infer` runs.
@@ -75,8 +81,8 @@ class BackendLink:
             _CALLS_PER_WINDOW * windows, thread_name_prefix="earshot-trtllm"
         )
         self._ids = itertools.count()
-        self._waiting: dict[int, concurrent.futures.Future[Answer]] = {}
-        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._waiting: dict[int, concurrent.futures.Future[ExecutorResponse]] = {}
+        self._responses: queue.SimpleQueue[ExecutorResponse] = queue.SimpleQueue()
         self.capabilities = Capabilities(
             runtime="tensorrt_llm",
             timestamps=False,
@@ -91,77 +97,79 @@ class BackendLink:
             max_windows=windows,
         )
 
-    def send(self, ask: Ask) -> int:
-        """Hand a request to a thread; see `Link.send`."""
-        ask_id = next(self._ids)
-        future = self._pool.submit(self._run, ask_id, ask)
-        self._waiting[ask_id] = future
-        future.add_done_callback(lambda future: self._put(ask_id, future))
-        return ask_id
+    def enqueue(self, request: ExecutorRequest) -> int:
+        """Hand a request to a thread; see `Executor.enqueue`."""
+        request_id = next(self._ids)
+        future = self._pool.submit(self._run, request_id, request)
+        self._waiting[request_id] = future
+        future.add_done_callback(lambda future: self._put(request_id, future))
+        return request_id
 
-    def _put(self, ask_id: int, future: "concurrent.futures.Future[Answer]") -> None:
-        """Pass on a call's answer, or what went wrong, so that every request ends."""
+    def _put(self, request_id: int, future: "concurrent.futures.Future[ExecutorResponse]") -> None:
+        """Pass on a call's response, or what went wrong, so that every request ends."""
         if future.cancelled():
             return
         error = future.exception()
-        failed = Answer(ask_id, finished="error", error=str(error) or repr(error))
-        self._answers.put(future.result() if error is None else failed)
+        failed = ExecutorResponse(request_id, finished="error", error=str(error) or repr(error))
+        self._responses.put(future.result() if error is None else failed)
 
-    def _run(self, ask_id: int, ask: Ask) -> Answer:
-        outputs = self._infer(self._inputs(ask), OUTPUTS)
+    def _run(self, request_id: int, request: ExecutorRequest) -> ExecutorResponse:
+        outputs = self._infer(self._inputs(request), OUTPUTS)
         length = int(outputs["sequence_length"].reshape(-1)[0])
         tokens = tuple(int(token) for token in outputs["output_ids"].reshape(-1)[:length])
-        if ask.probe and not tokens:
-            return Answer(ask_id, finished="error", error="no token at start of transcript")
+        if request.probe and not tokens:
+            return ExecutorResponse(
+                request_id, finished="error", error="no token at start of transcript"
+            )
         # The model says nothing about the reason: a short answer is a finished one.
-        ended = not ask.probe and (len(tokens) < ask.max_tokens or tokens[-1] == self._eot)
+        ended = not request.probe and (len(tokens) < request.max_tokens or tokens[-1] == self._eot)
         logprob_sum = float(outputs["cum_log_probs"].reshape(-1)[0])
-        return Answer(ask_id, tokens, "eot" if ended else "length", logprob_sum)
+        return ExecutorResponse(request_id, tokens, "eot" if ended else "length", logprob_sum)
 
-    def _inputs(self, ask: Ask) -> dict[str, Tensor]:
+    def _inputs(self, request: ExecutorRequest) -> dict[str, Tensor]:
         """Inputs of the model for one request; the first dimension is the batch of one."""
-        width = 1 if ask.probe or ask.temperature > 0 else self._beam_width
+        width = 1 if request.probe or request.temperature > 0 else self._beam_width
         numbers: dict[str, int] = {
             "encoder_output_lengths": self._n_audio_ctx,
-            "input_lengths": ask.features.shape[0],
-            "decoder_input_lengths": len(ask.prompt),
-            "request_output_len": ask.max_tokens,
+            "input_lengths": request.features.shape[0],
+            "decoder_input_lengths": len(request.prompt),
+            "request_output_len": request.max_tokens,
             "end_id": self._eot,
             "pad_id": self._eot,
             "beam_width": width,
         }
         flags = {"return_log_probs": True, "exclude_input_in_output": True, "streaming": False}
-        bias = self._languages if ask.probe else self._bias
+        bias = self._languages if request.probe else self._bias
         inputs: dict[str, Tensor] = {
-            "encoder_input_features": ask.features.cpu().numpy()[None],
-            "decoder_input_ids": np.array([ask.prompt], np.int32),
+            "encoder_input_features": request.features.cpu().numpy()[None],
+            "decoder_input_ids": np.array([request.prompt], np.int32),
             "embedding_bias": bias.numpy()[None],
             **{name: np.array([[value]], np.int32) for name, value in numbers.items()},
             **{name: np.array([[value]], np.bool_) for name, value in flags.items()},
         }
-        if ask.temperature > 0:
+        if request.temperature > 0:
             inputs["runtime_top_p"] = np.array([[1.0]], np.float32)
-            inputs["temperature"] = np.array([[ask.temperature]], np.float32)
-            inputs["seed"] = np.array([[ask.seed]], np.uint64)
+            inputs["temperature"] = np.array([[request.temperature]], np.float32)
+            inputs["seed"] = np.array([[request.seed]], np.uint64)
         elif width == 1:
             inputs["runtime_top_k"] = np.array([[1]], np.int32)
         return inputs
 
-    def receive(self, timeout_s: float) -> list[Answer]:
-        """Wait for answers; see `Link.receive`."""
-        answers: list[Answer] = []
+    def await_responses(self, timeout_s: float) -> list[ExecutorResponse]:
+        """Wait for responses; see `Executor.await_responses`."""
+        responses: list[ExecutorResponse] = []
         end = time.monotonic() + timeout_s
         with contextlib.suppress(queue.Empty):
-            answers.append(self._answers.get(timeout=max(0.0, end - time.monotonic())))
+            responses.append(self._responses.get(timeout=max(0.0, end - time.monotonic())))
             while True:
-                answers.append(self._answers.get_nowait())
-        for answer in answers:
-            self._waiting.pop(answer.id, None)
-        return answers
+                responses.append(self._responses.get_nowait())
+        for response in responses:
+            self._waiting.pop(response.id, None)
+        return responses
 
-    def cancel(self, ask_id: int) -> None:
+    def cancel(self, request_id: int) -> None:
         """Forget a request; one that was already called runs on to its end in the model."""
-        future = self._waiting.pop(ask_id, None)
+        future = self._waiting.pop(request_id, None)
         if future is not None:
             future.cancel()
 

@@ -1,4 +1,4 @@
-"""TensorRT-LLM 1.2 in this process: its C++ executor as a link.
+"""TensorRT-LLM 1.2 in this process: its C++ executor.
 
 Written to the bindings of release 1.2 (cpp/tensorrt_llm/nanobind/executor), which compile engines
 with `trtllm-build` and run them with in-flight batching; release 1.3 removed both, and
@@ -28,7 +28,12 @@ from serve.trtllm.limits import (
     library_version,
     limits_of,
 )
-from serve.trtllm.runtime import Answer, Ask, TensorRTLLMRuntime, suppression_bias
+from serve.trtllm.runtime import (
+    ExecutorRequest,
+    ExecutorResponse,
+    TensorRTLLMRuntime,
+    suppression_bias,
+)
 
 
 def open_tensorrt_llm(engine: Engine, config: RuntimeConfig) -> TensorRTLLMRuntime:
@@ -42,7 +47,7 @@ def open_tensorrt_llm(engine: Engine, config: RuntimeConfig) -> TensorRTLLMRunti
     limits = limits_of(engine)
     check_build(engine, limits, library_version(), find_gpu(config.device))
     check_config(limits, config)
-    return TensorRTLLMRuntime(engine, ExecutorLink(engine, limits, config))
+    return TensorRTLLMRuntime(engine, CppExecutor(engine, limits, config))
 
 
 class RulesCallback:
@@ -56,7 +61,9 @@ class RulesCallback:
         self._facts = facts
         self._dims = dims
         self._rules: dict[torch.device, Rules] = {}
-        self.asks: dict[int, Ask] = {}  # by client id; the link adds and removes
+        self.requests: dict[
+            int, ExecutorRequest
+        ] = {}  # by client id; `CppExecutor` adds and removes
 
     def __call__(
         self,
@@ -73,13 +80,13 @@ class RulesCallback:
             logits: one tensor per request, (1, beams, n_vocab), changed in place.
             token_ids: per request and beam, the prompt and what was sampled so far.
             stream_ptr: the CUDA stream that computes `logits`.
-            client_ids: what the link gave each request.
+            client_ids: what `CppExecutor` gave each request.
         """
         del req_ids
         live = [  # without the cancelled, whose tokens go nowhere
-            (item, [list(beam)[len(ask.prompt) :] for beam in beams], ask)
+            (item, [list(beam)[len(request.prompt) :] for beam in beams], request)
             for item, beams, client_id in zip(logits, token_ids, client_ids, strict=True)
-            if client_id is not None and (ask := self.asks.get(client_id)) is not None
+            if client_id is not None and (request := self.requests.get(client_id)) is not None
         ]
         if not live:
             return
@@ -93,7 +100,9 @@ class RulesCallback:
             self._apply(live, device)
 
     def _apply(
-        self, live: list[tuple[torch.Tensor, list[list[int]], Ask]], device: torch.device
+        self,
+        live: list[tuple[torch.Tensor, list[list[int]], ExecutorRequest]],
+        device: torch.device,
     ) -> None:
         """Run `Rules` on every request at once; one row per request and beam."""
         rules = self._rules.get(device)
@@ -105,9 +114,9 @@ class RulesCallback:
                 *[0, 0, *sampled][-2:],
                 max((token for token in sampled if token >= begin), default=0),
                 len(sampled),
-                int(ask.timestamps),
+                int(request.timestamps),
             ]
-            for item, beams, ask in live
+            for item, beams, request in live
             for sampled in beams[: item.shape[-2]]
         ]
         table = torch.tensor(facts).to(device)  # one copy to the device
@@ -128,8 +137,8 @@ def _external_stream(pointer: int, device: torch.device) -> Any:
     return make(pointer, device=device)
 
 
-class ExecutorLink:
-    """`tensorrt_llm.bindings.executor.Executor` as a `serve.trtllm.runtime.Link`.
+class CppExecutor:
+    """`tensorrt_llm.bindings.executor.Executor` as a `serve.trtllm.runtime.Executor`.
 
     Args:
         engine: a TensorRT-LLM engine that passed `check_build`.
@@ -209,71 +218,71 @@ class ExecutorLink:
             **options,
         )
 
-    def send(self, ask: Ask) -> int:
-        """Hand over a request; see `Link.send`."""
+    def enqueue(self, request: ExecutorRequest) -> int:
+        """Hand over a request; see `Executor.enqueue`."""
         options: dict[str, Any] = {}
         self._client_ids += 1
-        if not ask.probe and self._callback is not None:
+        if not request.probe and self._callback is not None:
             options["logits_post_processor_name"] = self._api.Request.BATCHED_POST_PROCESSOR_NAME
-            self._callback.asks[self._client_ids] = ask
-        elif not ask.probe:
+            self._callback.requests[self._client_ids] = request
+        elif not request.probe:
             options["embedding_bias"] = self._bias
-        request = self._api.Request(
-            list(ask.prompt),
-            ask.max_tokens,
-            streaming=not ask.probe and self._beam_width == 1,
-            sampling_config=self._sampling(ask),
+        library_request = self._api.Request(
+            list(request.prompt),
+            request.max_tokens,
+            streaming=not request.probe and self._beam_width == 1,
+            sampling_config=self._sampling(request),
             output_config=self._api.OutputConfig(
-                return_log_probs=not ask.probe,
-                return_generation_logits=ask.probe,
+                return_log_probs=not request.probe,
+                return_generation_logits=request.probe,
                 exclude_input_from_output=True,
             ),
             end_id=self._eot,
             pad_id=self._eot,
             client_id=self._client_ids,
-            encoder_input_features=ask.features,
+            encoder_input_features=request.features,
             # NOTE: required; without it the encoder's output is taken to be as long as its input.
             encoder_output_length=self._n_audio_ctx,
             **options,
         )
         try:
-            request_id = int(self._executor.enqueue_request(request))
+            request_id = int(self._executor.enqueue_request(library_request))
         except RuntimeError as error:
             raise DeviceError(f"TensorRT-LLM takes no requests: {error}") from error
         self._clients[request_id] = self._client_ids
         return request_id
 
-    def _sampling(self, ask: Ask) -> Any:
-        if ask.temperature > 0:
+    def _sampling(self, request: ExecutorRequest) -> Any:
+        if request.temperature > 0:
             return self._api.SamplingConfig(
-                beam_width=1, top_p=1.0, temperature=ask.temperature, seed=ask.seed
+                beam_width=1, top_p=1.0, temperature=request.temperature, seed=request.seed
             )
-        width = 1 if ask.probe else self._beam_width
+        width = 1 if request.probe else self._beam_width
         return self._api.SamplingConfig(beam_width=width, top_k=1 if width == 1 else None)
 
-    def receive(self, timeout_s: float) -> list[Answer]:
-        """Wait for responses; see `Link.receive`."""
+    def await_responses(self, timeout_s: float) -> list[ExecutorResponse]:
+        """Wait for responses; see `Executor.await_responses`."""
         timeout = datetime.timedelta(seconds=timeout_s)
         try:
             responses: Iterable[Any] = self._executor.await_responses(timeout=timeout)
         except RuntimeError as error:
             raise DeviceError(f"TensorRT-LLM failed: {error}") from error
-        return [self._answer(response) for response in responses]
+        return [self._response(response) for response in responses]
 
-    def _answer(self, response: Any) -> Answer:
+    def _response(self, response: Any) -> ExecutorResponse:
         request_id = int(response.request_id)
         if response.has_error():
             self._forget(request_id)
-            return Answer(request_id, finished="error", error=str(response.error_msg))
+            return ExecutorResponse(request_id, finished="error", error=str(response.error_msg))
         result = response.result
         tokens = tuple(result.output_token_ids[0]) if result.output_token_ids else ()
         if not result.is_final:
-            return Answer(request_id, tokens)
+            return ExecutorResponse(request_id, tokens)
         self._forget(request_id)
         reason = self._reason(result.finish_reasons)
         error = "" if reason != "error" else f"unexpected end {result.finish_reasons}"
         logprobs, logits = result.cum_log_probs, result.generation_logits
-        return Answer(
+        return ExecutorResponse(
             request_id,
             tokens,
             reason,
@@ -294,15 +303,15 @@ class ExecutorLink:
     def _forget(self, request_id: int) -> None:
         client_id = self._clients.pop(request_id, None)
         if client_id is not None and self._callback is not None:
-            self._callback.asks.pop(client_id, None)
+            self._callback.requests.pop(client_id, None)
 
-    def cancel(self, ask_id: int) -> None:
-        """Stop a request; see `Link.cancel`."""
-        self._executor.cancel_request(ask_id)
-        self._forget(ask_id)
+    def cancel(self, request_id: int) -> None:
+        """Stop a request; see `Executor.cancel`."""
+        self._executor.cancel_request(request_id)
+        self._forget(request_id)
 
     def steps(self) -> tuple[int, int, float]:
-        """Iterations since the last call; see `Link.steps`."""
+        """Iterations since the last call; see `Executor.steps`."""
         if self._closed:
             return 0, 0, 0.0
         stats = list(self._executor.get_latest_iteration_stats())
@@ -311,7 +320,7 @@ class ExecutorLink:
         return len(stats), slots, sum(item.iter_latency_ms for item in stats) / 1000
 
     def close(self) -> None:
-        """Shut the executor down; see `Link.close`."""
+        """Shut the executor down; see `Executor.close`."""
         if not self._closed:
             self._closed = True
             self._executor.shutdown()

@@ -1,4 +1,4 @@
-"""TensorRT-LLM 1.3 and later in this process: its LLM API as a link.
+"""TensorRT-LLM 1.3 and later in this process: its LLM API as an executor.
 
 Those releases have no engines: their PyTorch backend runs the Hugging Face checkpoint that the
 engine folder holds, in FP16. Written to NVIDIA's guide docs/source/models/encoder-decoder.md and to
@@ -27,7 +27,7 @@ from serve.runtime.protocol import Capabilities, FinishReason
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.tokenizer import Tokenizer
 from serve.trtllm.limits import CHECKPOINT_FOLDER, Lengths, api_version, find_gpu
-from serve.trtllm.runtime import Answer, Ask, TensorRTLLMRuntime
+from serve.trtllm.runtime import ExecutorRequest, ExecutorResponse, TensorRTLLMRuntime
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def open_llm_api(engine: Engine, config: RuntimeConfig) -> TensorRTLLMRuntime:
     check_config(config)
     api_version()
     find_gpu(config.device)
-    return TensorRTLLMRuntime(engine, ApiLink(engine, config))
+    return TensorRTLLMRuntime(engine, LlmApiExecutor(engine, config))
 
 
 def check_config(config: RuntimeConfig) -> None:
@@ -69,8 +69,8 @@ def check_config(config: RuntimeConfig) -> None:
         )
 
 
-class ApiLink:
-    """`tensorrt_llm.llmapi.LLM` as a `serve.trtllm.runtime.Link`.
+class LlmApiExecutor:
+    """`tensorrt_llm.llmapi.LLM` as a `serve.trtllm.runtime.Executor`.
 
     Args:
         engine: one whose manifest names the runtime "tensorrt_llm_api".
@@ -119,7 +119,9 @@ class ApiLink:
                 f"TensorRT-LLM cannot run the checkpoint in {engine.path}: {error}"
             ) from error
         self._ids = itertools.count()
-        self._answers: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()  # None: look again
+        self._responses: queue.SimpleQueue[ExecutorResponse | None] = (
+            queue.SimpleQueue()
+        )  # None: look again
         self._failure: BaseException | None = None
         self._closed = False
         # Of the loop's thread:
@@ -161,33 +163,33 @@ class ApiLink:
 
     # ---------------------------------------------------------------- called by the device thread
 
-    def send(self, ask: Ask) -> int:
-        """Hand over a request; see `Link.send`."""
+    def enqueue(self, request: ExecutorRequest) -> int:
+        """Hand over a request; see `Executor.enqueue`."""
         self._check()
-        ask_id = next(self._ids)
-        self._loop.call_soon_threadsafe(self._begin, ask_id, ask)
-        return ask_id
+        request_id = next(self._ids)
+        self._loop.call_soon_threadsafe(self._begin, request_id, request)
+        return request_id
 
-    def receive(self, timeout_s: float) -> list[Answer]:
-        """Wait for answers; see `Link.receive`."""
-        answers: list[Answer | None] = []
+    def await_responses(self, timeout_s: float) -> list[ExecutorResponse]:
+        """Wait for responses; see `Executor.await_responses`."""
+        responses: list[ExecutorResponse | None] = []
         with contextlib.suppress(queue.Empty):
-            answers.append(self._answers.get(timeout=timeout_s))
+            responses.append(self._responses.get(timeout=timeout_s))
             while True:
-                answers.append(self._answers.get_nowait())
+                responses.append(self._responses.get_nowait())
         self._check()
-        return [answer for answer in answers if answer is not None]
+        return [response for response in responses if response is not None]
 
-    def cancel(self, ask_id: int) -> None:
-        """Abort a request; see `Link.cancel`."""
-        self._loop.call_soon_threadsafe(self._abort, ask_id)
+    def cancel(self, request_id: int) -> None:
+        """Abort a request; see `Executor.cancel`."""
+        self._loop.call_soon_threadsafe(self._abort, request_id)
 
     def steps(self) -> tuple[int, int, float]:
         """Nothing: the API tells of its steps only by waiting for them."""
         return 0, 0, 0.0
 
     def close(self) -> None:
-        """Abort what runs and shut the library down; see `Link.close`."""
+        """Abort what runs and shut the library down; see `Executor.close`."""
         if self._closed:
             return
         self._closed = True
@@ -208,78 +210,80 @@ class ApiLink:
 
     async def _serve(self) -> None:
         await self._closing.wait()
-        for ask_id in list(self._tasks):
-            self._abort(ask_id)
+        for request_id in list(self._tasks):
+            self._abort(request_id)
         self._llm.shutdown()  # NOTE: before the loop closes, for its threads post to it
 
-    def _begin(self, ask_id: int, ask: Ask) -> None:
-        task = self._loop.create_task(self._follow(ask_id, ask))
-        self._tasks[ask_id] = task
-        task.add_done_callback(functools.partial(self._end, ask_id))
+    def _begin(self, request_id: int, request: ExecutorRequest) -> None:
+        task = self._loop.create_task(self._follow(request_id, request))
+        self._tasks[request_id] = task
+        task.add_done_callback(functools.partial(self._end, request_id))
 
-    async def _follow(self, ask_id: int, ask: Ask) -> None:
+    async def _follow(self, request_id: int, request: ExecutorRequest) -> None:
         """Put out a request's tokens as they come, and its end."""
-        prompt = "".join(self._names[token] for token in ask.prompt)
+        prompt = "".join(self._names[token] for token in request.prompt)
         output = self._llm.generate_async(
             {
                 "prompt": prompt,
-                "multi_modal_data": {"audio": [(ask.features.numpy(), SAMPLE_RATE)]},
+                "multi_modal_data": {"audio": [(request.features.numpy(), SAMPLE_RATE)]},
             },
-            sampling_params=self._sampling(ask),
+            sampling_params=self._sampling(request),
             streaming=self.capabilities.streaming,
         )
-        self._outputs[ask_id] = output
+        self._outputs[request_id] = output
         sent = 0
         async for part in output:
             if part.finished:
                 break
             tokens = tuple(part.outputs[0].token_ids[sent:])
             sent += len(tokens)
-            self._answers.put(Answer(ask_id, tokens))
-        self._answers.put(_last(ask_id, output.outputs[0], sent))
+            self._responses.put(ExecutorResponse(request_id, tokens))
+        self._responses.put(_last(request_id, output.outputs[0], sent))
 
-    def _sampling(self, ask: Ask) -> Any:
-        options: dict[str, Any] = {"temperature": ask.temperature}
+    def _sampling(self, request: ExecutorRequest) -> Any:
+        options: dict[str, Any] = {"temperature": request.temperature}
         if self._beam_width > 1:
             options |= {"use_beam_search": True, "best_of": self._beam_width, "n": 1}
         else:
             options["logprobs"] = 1  # the likeliest, and the one that was sampled
-        if ask.temperature > 0:
-            options |= {"top_p": 1.0, "seed": ask.seed}  # from the whole distribution
+        if request.temperature > 0:
+            options |= {"top_p": 1.0, "seed": request.seed}  # from the whole distribution
         return self._api.SamplingParams(
-            max_tokens=ask.max_tokens,
+            max_tokens=request.max_tokens,
             end_id=self._eot,
             pad_id=self._eot,
             detokenize=False,
             **options,
         )
 
-    def _abort(self, ask_id: int) -> None:
-        if ask_id in self._outputs:
-            self._outputs[ask_id].abort()
-        if ask_id in self._tasks:
-            self._tasks[ask_id].cancel()
+    def _abort(self, request_id: int) -> None:
+        if request_id in self._outputs:
+            self._outputs[request_id].abort()
+        if request_id in self._tasks:
+            self._tasks[request_id].cancel()
 
-    def _end(self, ask_id: int, task: asyncio.Task[None]) -> None:
-        """Pass on what went wrong: a refused request ends alone, anything else ends the link."""
-        del self._tasks[ask_id]
-        self._outputs.pop(ask_id, None)
+    def _end(self, request_id: int, task: asyncio.Task[None]) -> None:
+        """Pass on what went wrong: a refused request ends alone, all else ends the executor."""
+        del self._tasks[request_id]
+        self._outputs.pop(request_id, None)
         error = None if task.cancelled() else task.exception()
         if error is None:
             return
         if isinstance(error, (ValueError, TypeError, self._api.RequestError)):
-            self._answers.put(Answer(ask_id, finished="error", error=str(error)))
+            self._responses.put(ExecutorResponse(request_id, finished="error", error=str(error)))
         else:
             self._failure = error
-            self._answers.put(None)
+            self._responses.put(None)
 
 
-def _last(ask_id: int, result: Any, sent: int) -> Answer:
-    """The answer that ends a request, from its finished `CompletionOutput`."""
+def _last(request_id: int, result: Any, sent: int) -> ExecutorResponse:
+    """The response that ends a request, from its finished `CompletionOutput`."""
     reason = _REASONS.get(result.finish_reason, "error")
     error = "" if reason != "error" else f"unexpected end {result.finish_reason!r}"
     tokens = tuple(result.token_ids[sent:])
-    return Answer(ask_id, tokens, reason, logprob_sum=_logprob_sum(result), error=error)
+    return ExecutorResponse(
+        request_id, tokens, reason, logprob_sum=_logprob_sum(result), error=error
+    )
 
 
 def _logprob_sum(result: Any) -> float | None:

@@ -1,9 +1,9 @@
 """TensorRTLLMRuntime: windows become TensorRT-LLM requests, its responses become events.
 
-TensorRT-LLM schedules by itself, so a job is simply sent and its responses awaited. How a request
-travels is behind `Link`: `serve.trtllm.executor.ExecutorLink` calls the C++ executor in this
-process, `serve.trtllm.backend.BackendLink` calls Triton's `tensorrt_llm` model, and
-`serve.trtllm.llm_api.ApiLink` calls the LLM API of release 1.3 and later.
+TensorRT-LLM schedules by itself, so a job is simply enqueued and its responses awaited. How it is
+reached is behind `Executor`: `serve.trtllm.executor.CppExecutor` calls the C++ executor in this
+process, `serve.trtllm.backend.TritonModelExecutor` calls Triton's `tensorrt_llm` model, and
+`serve.trtllm.llm_api.LlmApiExecutor` calls the LLM API of release 1.3 and later.
 
 A language is detected, and the no-speech probability measured, by a probe: a request of one token
 whose prompt ends at start-of-transcript. It costs a second encoder pass for that window.
@@ -18,7 +18,7 @@ import torch
 
 from serve.engine import DETECT_LANGUAGE, Engine, TokenizerFacts
 from serve.errors import EarshotError, OptionError
-from serve.runtime.protocol import Capabilities, Event, FinishReason, Job, Load, Scores
+from serve.runtime.protocol import Capabilities, Event, FinishReason, Gauges, Job, Scores
 from serve.speech.features import WINDOW_SAMPLES
 from serve.trtllm.limits import Lengths
 
@@ -26,12 +26,12 @@ FORBIDDEN = -1e4  # far below any logit of Whisper, and a float16
 
 
 @dataclasses.dataclass(frozen=True)
-class Ask:
+class ExecutorRequest:
     """One request to TensorRT-LLM."""
 
     prompt: tuple[int, ...]
-    # In host memory, contiguous: log-mel float16 (3000, n_mels), time first; or, over a link that
-    # `takes` samples, float32 (n,).
+    # In host memory, contiguous: log-mel float16 (3000, n_mels), time first; or, for an executor
+    # that `takes` samples, float32 (n,).
     features: torch.Tensor
     max_tokens: int
     timestamps: bool = False
@@ -41,23 +41,23 @@ class Ask:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class ExecutorResponse:
     """News of one request."""
 
     id: int
-    tokens: tuple[int, ...] = ()  # new since the last answer
+    tokens: tuple[int, ...] = ()  # new since the last response
     finished: FinishReason | None = None
     logprob_sum: float | None = None  # with `finished`: over every sampled token
     logits: torch.Tensor | None = None  # to a probe: float32 (n_vocab,). None: see `tokens`
     error: str = ""  # with `finished` "error"
 
 
-class Link(Protocol):
-    """The way to TensorRT-LLM."""
+class Executor(Protocol):
+    """Takes requests and gives responses: TensorRT-LLM, however it is reached."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """What requests over this link can ask for."""
+        """What its requests can ask for."""
         ...
 
     @property
@@ -65,7 +65,7 @@ class Link(Protocol):
         """What fits in a request."""
         ...
 
-    def send(self, ask: Ask) -> int:
+    def enqueue(self, request: ExecutorRequest) -> int:
         """Hand over a request and return its id; never blocks.
 
         Raises:
@@ -73,7 +73,7 @@ class Link(Protocol):
         """
         ...
 
-    def receive(self, timeout_s: float) -> list[Answer]:
+    def await_responses(self, timeout_s: float) -> list[ExecutorResponse]:
         """Wait at most `timeout_s` for news.
 
         Raises:
@@ -81,8 +81,8 @@ class Link(Protocol):
         """
         ...
 
-    def cancel(self, ask_id: int) -> None:
-        """Stop a request. Answers to it may still arrive."""
+    def cancel(self, request_id: int) -> None:
+        """Stop a request. Responses to it may still arrive."""
         ...
 
     def steps(self) -> tuple[int, int, float]:
@@ -123,22 +123,22 @@ class _Window:
 
 
 class TensorRTLLMRuntime:
-    """Implements `serve.runtime.protocol.Runtime` over a link.
+    """Implements `serve.runtime.protocol.Runtime` over an `Executor`.
 
     Args:
         engine: an engine that TensorRT-LLM runs.
-        link: the way to TensorRT-LLM; closed with the runtime.
+        executor: closed with the runtime.
     """
 
-    def __init__(self, engine: Engine, link: Link) -> None:
-        self.capabilities = link.capabilities
-        self._lengths = link.lengths
+    def __init__(self, engine: Engine, executor: Executor) -> None:
+        self.capabilities = executor.capabilities
+        self._lengths = executor.lengths
         self._facts = engine.manifest.tokenizer
         self._dims = engine.manifest.dims
-        self._link = link
+        self._executor = executor
         self._windows: dict[int, _Window] = {}  # by request id
         self._ended: list[Event] = []  # cancelled before the next poll
-        self._load = Load(0, 0, 0, 0, 0, 0, 0.0, 0.0)
+        self._gauges = Gauges(0, 0, 0, 0, 0, 0, 0.0, 0.0)
 
     def submit(self, job: Job) -> None:
         """Take one job; see `Runtime.submit`."""
@@ -156,35 +156,35 @@ class TensorRTLLMRuntime:
         """Wait for news; see `Runtime.poll`."""
         events, self._ended = self._ended, []
         if self._windows:
-            for answer in self._link.receive(0.0 if events else timeout_s):
-                events += self._take(answer)
+            for response in self._executor.await_responses(0.0 if events else timeout_s):
+                events += self._take(response)
         return events
 
     def cancel(self, job_id: int) -> None:
         """End a job; see `Runtime.cancel`."""
-        for ask_id, window in self._windows.items():
+        for request_id, window in self._windows.items():
             if window.job.id == job_id:
-                self._link.cancel(ask_id)
-                del self._windows[ask_id]
+                self._executor.cancel(request_id)
+                del self._windows[request_id]
                 self._ended.append(Event(job_id, finished="cancelled"))
                 return
 
-    def load(self) -> Load:
+    def gauges(self) -> Gauges:
         """Gauges and counters; all of the library's time counts as decoding."""
-        steps, step_slots, seconds = self._link.steps()
-        self._load = dataclasses.replace(
-            self._load,
-            steps=self._load.steps + steps,
-            step_slots=self._load.step_slots + step_slots,
-            decode_s=self._load.decode_s + seconds,
+        steps, step_slots, seconds = self._executor.steps()
+        self._gauges = dataclasses.replace(
+            self._gauges,
+            steps=self._gauges.steps + steps,
+            step_slots=self._gauges.step_slots + step_slots,
+            decode_s=self._gauges.decode_s + seconds,
         )
         busy = min(len(self._windows), self.capabilities.max_windows)
-        return dataclasses.replace(self._load, queued=len(self._windows) - busy, busy_slots=busy)
+        return dataclasses.replace(self._gauges, queued=len(self._windows) - busy, busy_slots=busy)
 
     def close(self) -> None:
         """Drop every job and free the GPU."""
         self._windows.clear()
-        self._link.close()
+        self._executor.close()
 
     def _check(self, job: Job) -> None:
         limits, options = self._lengths, job.options
@@ -225,9 +225,9 @@ class TensorRTLLMRuntime:
         job, options = window.job, window.job.options
         if window.probing:
             prompt = job.prompt[: job.prompt.index(self._facts.sot) + 1]
-            ask = Ask(prompt, window.features, max_tokens=1, probe=True)
+            request = ExecutorRequest(prompt, window.features, max_tokens=1, probe=True)
         else:
-            ask = Ask(
+            request = ExecutorRequest(
                 prompt=window.prompt,
                 features=window.features,
                 max_tokens=min(options.max_tokens, self._lengths.max_seq_len - len(window.prompt)),
@@ -235,60 +235,62 @@ class TensorRTLLMRuntime:
                 temperature=options.temperature,
                 seed=options.seed,
             )
-        self._windows[self._link.send(ask)] = window
+        self._windows[self._executor.enqueue(request)] = window
 
-    def _take(self, answer: Answer) -> list[Event]:
-        """Turn one answer into events; an answer to a cancelled job is nobody's."""
-        window = self._windows.get(answer.id)
+    def _take(self, response: ExecutorResponse) -> list[Event]:
+        """Turn one response into events; one to a cancelled job is nobody's."""
+        window = self._windows.get(response.id)
         if window is None:
             return []
-        if answer.finished is not None:
-            del self._windows[answer.id]
-        if answer.finished == "error":
-            error = EarshotError(f"TensorRT-LLM failed this window: {answer.error}")
+        if response.finished is not None:
+            del self._windows[response.id]
+        if response.finished == "error":
+            error = EarshotError(f"TensorRT-LLM failed this window: {response.error}")
             return [Event(window.job.id, finished="error", error=error)]
         if window.probing:
-            if answer.finished is not None:
-                self._note_probe(window, answer)
+            if response.finished is not None:
+                self._note_probe(window, response)
                 self._send(window)
             return []
-        return self._progress(window, answer)
+        return self._progress(window, response)
 
-    def _progress(self, window: _Window, answer: Answer) -> list[Event]:
-        tokens = answer.tokens
+    def _progress(self, window: _Window, response: ExecutorResponse) -> list[Event]:
+        tokens = response.tokens
         # The executor leaves the end token out; Triton's backend pads with it.
         if tokens and tokens[-1] == self._facts.eot:
             tokens = tokens[:-1]
         now = time.perf_counter()
         if window.first_at is None:
             window.first_at = now
-            self._load = dataclasses.replace(self._load, windows=self._load.windows + 1)
-        ended = answer.finished == "eot"
+            self._gauges = dataclasses.replace(self._gauges, windows=self._gauges.windows + 1)
+        ended = response.finished == "eot"
         window.sampled += len(tokens) + ended
-        self._load = dataclasses.replace(self._load, tokens=self._load.tokens + len(tokens) + ended)
-        if answer.finished is None:
+        self._gauges = dataclasses.replace(
+            self._gauges, tokens=self._gauges.tokens + len(tokens) + ended
+        )
+        if response.finished is None:
             return [Event(window.job.id, tokens)] if tokens else []
-        if answer.finished == "cancelled":
+        if response.finished == "cancelled":
             return [Event(window.job.id, tokens, "cancelled")]
         scores = Scores(
-            avg_logprob=_mean(answer.logprob_sum, window.sampled),
+            avg_logprob=_mean(response.logprob_sum, window.sampled),
             no_speech_prob=window.no_speech_prob,
             language=window.language,
             language_prob=window.language_prob,
             encode_s=window.first_at - window.began,
             decode_s=now - window.first_at,
         )
-        return [Event(window.job.id, tokens, answer.finished, scores)]
+        return [Event(window.job.id, tokens, response.finished, scores)]
 
-    def _note_probe(self, window: _Window, answer: Answer) -> None:
+    def _note_probe(self, window: _Window, response: ExecutorResponse) -> None:
         """Keep what is told at start-of-transcript; put the language into the prompt."""
         window.probing = False
         detecting = DETECT_LANGUAGE in window.job.prompt
-        if answer.logits is None:  # a link without logits chose among the languages itself
-            window.language = answer.tokens[0]
-            window.language_prob = math.exp(answer.logprob_sum or 0.0)
+        if response.logits is None:  # an executor without logits chose among the languages itself
+            window.language = response.tokens[0]
+            window.language_prob = math.exp(response.logprob_sum or 0.0)
         else:
-            logits = answer.logits.float()
+            logits = response.logits.float()
             window.no_speech_prob = float(logits.softmax(dim=-1)[self._facts.no_speech])
             if detecting:
                 languages = sorted(self._facts.languages.values())

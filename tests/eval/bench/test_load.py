@@ -9,7 +9,7 @@ import pytest
 from eval.bench import load as bench_load
 from eval.bench.load import Feed, at_once, open_loop, poisson, steady
 from serve.errors import DeadlineError, DeviceError
-from serve.runtime.protocol import DecodingOptions, Event, Job, Load
+from serve.runtime.protocol import DecodingOptions, Event, Gauges, Job
 
 
 class Clock:
@@ -56,8 +56,8 @@ class OneSecondEach:
         self._waiting = collections.deque(job for job in self._waiting if job.id != job_id)
         self._cancelled.append(job_id)
 
-    def load(self):
-        return Load(0, 0, self.steps, self.steps, 0, self.steps, 0.25 * self.steps, self.steps)
+    def gauges(self):
+        return Gauges(0, 0, self.steps, self.steps, 0, self.steps, 0.25 * self.steps, self.steps)
 
 
 class Numbers:
@@ -96,7 +96,7 @@ def test_a_closed_loop_keeps_the_runtime_full_and_counts_after_the_warm_up(clock
     feed, runtime = feed_of(clock)
     found = steady(feed, itertools.repeat(5), slots=4, inside=7, seconds=10.0)
     assert (found.windows, found.wall_s, found.rate) == (10, 10.0, 1.0)
-    assert found.load.steps == 10 and found.load.encode_s == 2.5  # not the 8 of the warm-up
+    assert found.gauges.steps == 10 and found.gauges.encode_s == 2.5  # not the 8 of the warm-up
     assert runtime.most == 7 and feed.inside == 0
     assert "step 1000.00 ms, encode 250.00 ms a window, 1 slots busy" in found.detail
 

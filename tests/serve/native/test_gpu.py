@@ -121,7 +121,7 @@ def test_a_cancelled_window_leaves_its_slot(graphs, int8_engine, checkpoint, win
             break
     assert len(ended) == len(jobs)
     assert len({event.tokens for event in ended.values() if event.finished == "eot"}) == 1
-    assert runtime.load().busy_slots == 0
+    assert runtime.gauges().busy_slots == 0
 
 
 def test_too_little_memory_is_an_error_at_the_start(int8_engine):

@@ -84,7 +84,7 @@ def run(runtime, jobs):
             assert event.error is None
             if event.finished:
                 ended[event.job_id] = event
-    assert runtime.load().busy_slots == runtime.load().queued == 0
+    assert runtime.gauges().busy_slots == runtime.gauges().queued == 0
     return ended
 
 
@@ -242,11 +242,11 @@ def test_a_window_that_arrives_joins_those_that_decode(checkpoint, runtime, wind
     options = DecodingOptions(max_tokens=40)
     runtime.submit(Job(0, windows[0][2], prompt, options))
     runtime.poll(0.0)
-    steps = runtime.load().steps
+    steps = runtime.gauges().steps
     runtime.submit(Job(1, windows[1][2], prompt, options))
     runtime.poll(0.0)
-    load = runtime.load()
-    assert (load.busy_slots, load.steps) == (2, steps + 1)
+    gauges = runtime.gauges()
+    assert (gauges.busy_slots, gauges.steps) == (2, steps + 1)
 
 
 def test_scores_are_those_of_openai(checkpoint, runtime, windows):

@@ -125,8 +125,8 @@ def run(runtime, jobs):
     for job in jobs:
         runtime.submit(job)
     collect(runtime, ended, [job.id for job in jobs])
-    assert runtime.load().busy_slots == 0
-    assert runtime.load().queued == 0
+    assert runtime.gauges().busy_slots == 0
+    assert runtime.gauges().queued == 0
     assert set(ended) == {job.id for job in jobs}
     return ended
 
@@ -134,7 +134,7 @@ def run(runtime, jobs):
 def test_with_nothing_to_do_nothing_happens(runtime):
     assert runtime.poll(0.0) == []
     assert runtime.poll(0.01) == []
-    assert (runtime.load().busy_slots, runtime.load().queued) == (0, 0)
+    assert (runtime.gauges().busy_slots, runtime.gauges().queued) == (0, 0)
 
 
 def test_capabilities_fit_the_configuration(runtime):
@@ -279,23 +279,23 @@ def test_cancelled_jobs_end_once_and_free_their_slots(runtime, job):
     collect(runtime, ended, range(2 * SLOTS))
     cancelled = {id for id, entry in ended.items() if entry.last.finished == "cancelled"}
     assert cancelled == {running[0], 2 * SLOTS - 1}
-    assert runtime.load().busy_slots == 0
+    assert runtime.gauges().busy_slots == 0
     runtime.cancel(0)
     assert runtime.poll(0.0) == []
     run(runtime, [job(100 + id) for id in range(SLOTS)])
 
 
-def test_load_counts_the_work(runtime, job):
+def test_gauges_count_the_work(runtime, job):
     ended = run(runtime, [job(id) for id in range(5)])
-    load = runtime.load()
+    gauges = runtime.gauges()
     sampled = sum(len(entry.tokens) for entry in ended.values())
     ends = sum(entry.last.finished == "eot" for entry in ended.values())
-    assert load.windows == 5
-    assert sampled <= load.tokens <= sampled + ends  # the end of text may count
-    assert load.steps > 0
-    assert load.steps <= load.step_slots <= load.steps * SLOTS
-    assert load.encode_s >= 0
-    assert load.decode_s >= 0
+    assert gauges.windows == 5
+    assert sampled <= gauges.tokens <= sampled + ends  # the end of text may count
+    assert gauges.steps > 0
+    assert gauges.steps <= gauges.step_slots <= gauges.steps * SLOTS
+    assert gauges.encode_s >= 0
+    assert gauges.decode_s >= 0
 
 
 def test_closing_drops_what_runs(open_runtime, job):
@@ -305,7 +305,7 @@ def test_closing_drops_what_runs(open_runtime, job):
     runtime.poll(0.0)
     runtime.close()
     runtime.close()
-    assert (runtime.load().busy_slots, runtime.load().queued) == (0, 0)
+    assert (runtime.gauges().busy_slots, runtime.gauges().queued) == (0, 0)
 
 
 def test_audio_becomes_text_through_the_whole_path(engine):

@@ -110,7 +110,7 @@ def test_withdrawn_requests_hand_out_nothing_and_free_their_slots():
     dispatcher.enqueue(gone)
     dispatcher.hand_out()
     runtime.poll(0)
-    assert runtime.load().busy_slots == SLOTS
+    assert runtime.gauges().busy_slots == SLOTS
     gone.ended = True
     dispatcher.withdraw(gone)
     assert not dispatcher.idle, "until the runtime has confirmed"
@@ -118,7 +118,7 @@ def test_withdrawn_requests_hand_out_nothing_and_free_their_slots():
     assert [dispatcher.take(event) for event in runtime.poll(0)] == [None] * 4
     assert dispatcher.idle
     assert dispatcher.hand_out() == []
-    assert runtime.load().busy_slots == 0
+    assert runtime.gauges().busy_slots == 0
 
 
 def test_a_retry_keeps_features_and_place():

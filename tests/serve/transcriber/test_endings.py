@@ -115,7 +115,7 @@ class TestEndings(TranscriberTests):
         clients[1].ticket.cancel()
         assert isinstance(clients[1].error, CancelledError)
         clients.append(Client().send(transcriber, request()))
-        until(lambda: runtime.load().busy_slots == 3)
+        until(lambda: runtime.gauges().busy_slots == 3)
         stats = transcriber.stats()
         assert (stats.accepted, stats.rejected, stats.pending) == (4, 1, 3)
 
@@ -161,7 +161,7 @@ class TestEndings(TranscriberTests):
 
         transcriber, runtime = start(script)
         stuck = Client().send(transcriber, request("stuck", audio=noise(300.0)))
-        until(lambda: runtime.load().busy_slots == CAPABILITIES.max_windows)
+        until(lambda: runtime.gauges().busy_slots == CAPABILITIES.max_windows)
         stuck.ticket.cancel()
         stuck.ticket.cancel()
         assert isinstance(stuck.error, CancelledError)
@@ -173,7 +173,7 @@ class TestEndings(TranscriberTests):
         capabilities = dataclasses.replace(CAPABILITIES, cancel=False)
         transcriber, runtime = start(Echo(tokenizer, delay=20), capabilities)
         client = Client().send(transcriber, request())
-        until(lambda: runtime.load().busy_slots == 1)
+        until(lambda: runtime.gauges().busy_slots == 1)
         client.ticket.cancel()
         assert isinstance(client.error, CancelledError)
         until(lambda: ("finish", runtime.jobs[0].id) in runtime.log)

@@ -106,14 +106,14 @@ def job(engine):
     return job
 
 
-def test_load_counts_windows_and_tokens(runtime, job):  # noqa: F811
+def test_gauges_count_windows_and_tokens(runtime, job):  # noqa: F811
     """Steps are not counted: the API tells of them only by waiting."""
     ended = run(runtime, [job(id) for id in range(5)])
     sampled = sum(len(entry.tokens) for entry in ended.values())
     ends = sum(entry.last.finished == "eot" for entry in ended.values())
-    load = runtime.load()
-    assert (load.windows, load.tokens) == (5, sampled + ends)
-    assert (load.steps, load.step_slots) == (0, 0)
+    gauges = runtime.gauges()
+    assert (gauges.windows, gauges.tokens) == (5, sampled + ends)
+    assert (gauges.steps, gauges.step_slots) == (0, 0)
 
 
 def test_it_says_what_the_native_runtime_says(runtime, checkpoint, job, tmp_path):  # noqa: F811

@@ -14,7 +14,7 @@ from serve.errors import UnavailableError as Unavailable
 from serve.runtime.protocol import DecodingOptions, Job
 from serve.runtime.table import open_runtime
 from serve.trtllm.executor import RulesCallback
-from serve.trtllm.runtime import Ask
+from serve.trtllm.runtime import ExecutorRequest
 from tests.fake_trtllm.install import DIMS, FACTS, install, make_checkpoint, make_config
 
 EN = FACTS.languages["en"]
@@ -210,8 +210,11 @@ def test_a_bias_suppresses_where_the_callback_is_off(opened, engine):
 
 def test_the_callback_forbids_by_row_and_leaves_the_rest():
     callback = RulesCallback(FACTS, DIMS)
-    asks = {7: Ask(TIMED, torch.zeros(1), 9, timestamps=True), 8: Ask(PLAIN, torch.zeros(1), 9)}
-    callback.asks.update(asks)
+    requests = {
+        7: ExecutorRequest(TIMED, torch.zeros(1), 9, timestamps=True),
+        8: ExecutorRequest(PLAIN, torch.zeros(1), 9),
+    }
+    callback.requests.update(requests)
     first, second, stranger = (torch.zeros(1, n, DIMS.n_vocab).half() for n in (2, 1, 1))
     begin = FACTS.timestamp_begin
     beams = [[*TIMED, begin + 4, 50], [*TIMED, begin + 4, 51, begin + 9]]
