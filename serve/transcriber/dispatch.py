@@ -7,16 +7,18 @@ short request: whenever a job ends, each request in turn hands out one window.
 
 import collections
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 
 import torch
 
 from serve.engine import Dims
-from serve.errors import OptionError
+from serve.errors import DeviceError, EarshotError
 from serve.runtime.protocol import Event, Job, Runtime
 from serve.speech.features import WINDOW_SAMPLES, log_mel, upload
 from serve.speech.windows import Window
+from serve.transcriber.guard import guarded, runtime_calls
 from serve.transcriber.inflight import InFlight
 
 _FEATURES_BATCH = 8  # most windows whose log-mel is computed in one turn
@@ -62,38 +64,52 @@ class Dispatcher:
         if flight not in self._ready:
             self._ready.append(flight)
 
-    def hand_out(self) -> list[tuple[InFlight, OptionError]]:
-        """Turn windows into jobs, as many as fit; returns the requests that the runtime refused."""
+    def hand_out(self) -> list[tuple[InFlight, EarshotError]]:
+        """Turn windows into jobs, as many as fit; returns the requests for which that failed.
+
+        Raises:
+            DeviceError: the device failed.
+        """
+        failed: list[tuple[InFlight, EarshotError]] = []
         picked: list[tuple[InFlight, int, Window]] = []
         room = min(self._most_jobs - len(self._jobs), _FEATURES_BATCH)
         while self._ready and len(picked) < room:
             flight = self._ready.popleft()
-            picked.append((flight, *flight.take_window()))
+            taken = guarded(f"taking a window of request {flight.id}", flight.take_window)
+            if isinstance(taken, EarshotError):
+                failed.append((flight, taken))
+                continue
+            picked.append((flight, *taken))
             if flight.ready:
                 self._ready.append(flight)
-        refused: list[tuple[InFlight, OptionError]] = []
-        if picked:
-            features = self._features([window for _, _, window in picked])
-            for (flight, index, _), tensor in zip(picked, features, strict=True):
-                options = flight.options(index, flight.plan.options.temperature)
-                try:
-                    job = Job(next(self._ids), tensor, flight.prompt, options)
-                    self._submit(flight, index, job)
-                    self.windows += 1
-                except OptionError as error:
-                    refused.append((flight, error))
-        return refused
+        features = self._features([window for _, _, window in picked]) if picked else []
+        for (flight, index, _), found in zip(picked, features, strict=True):
+            error = self._first_job(flight, index, found)
+            if error is not None:
+                failed.append((flight, error))
+        return failed
+
+    def _first_job(
+        self, flight: InFlight, index: int, features: torch.Tensor | EarshotError
+    ) -> EarshotError | None:
+        """Submit a window for the first time; returns what its request must end with, if so."""
+        if isinstance(features, EarshotError):
+            return features
+        temperature = flight.plan.options.temperature
+        work = functools.partial(self._submit, flight, index, features, temperature)
+        error = guarded(f"submitting window {index} of request {flight.id}", work)
+        if error is None:
+            self.windows += 1
+        return error
 
     def retry(self, running: Running, temperature: float) -> None:
         """Decode a window once more, in the place of its job that has just ended.
 
         Raises:
             OptionError: the runtime refuses it.
+            DeviceError: the device failed.
         """
-        flight, index = running.flight, running.index
-        options = flight.options(index, temperature)
-        job = Job(next(self._ids), running.job.features, flight.prompt, options)
-        self._submit(flight, index, job)
+        self._submit(running.flight, running.index, running.job.features, temperature)
         self.retries += 1
 
     def take(self, event: Event) -> Running | None:
@@ -115,7 +131,8 @@ class Dispatcher:
         if self._capabilities.cancel:
             for job_id, running in self._jobs.items():
                 if running.flight is flight:
-                    self._runtime.cancel(job_id)
+                    with runtime_calls():
+                        self._runtime.cancel(job_id)
 
     def clear(self) -> None:
         """Forget every job: the runtime is broken or about to be closed."""
@@ -130,8 +147,19 @@ class Dispatcher:
         for running in self._jobs.values():
             assert running.flight.ended != (running.flight.id in pending)
 
-    def _features(self, windows: list[Window]) -> Sequence[torch.Tensor]:
-        """What the runtime takes of each window: log-mel where it wants it, or the samples."""
+    def _features(self, windows: list[Window]) -> list[torch.Tensor | EarshotError]:
+        """What the runtime takes of each window, or the error that the window ended with."""
+        what = f"computing the features of {len(windows)} windows"
+        features = guarded(what, functools.partial(self._compute_features, windows))
+        if not isinstance(features, EarshotError):
+            return list(features)
+        if len(windows) == 1:
+            return [features]
+        # Which window is to blame shows when each is alone.
+        return [alone for window in windows for alone in self._features([window])]
+
+    def _compute_features(self, windows: list[Window]) -> Sequence[torch.Tensor]:
+        """Log-mel where the runtime wants it, or the samples."""
         if self._capabilities.takes == "samples":
             return [torch.tensor(window.samples) for window in windows]
         # On a GPU the copy need not be waited for: torch reuses pinned memory only after it.
@@ -139,9 +167,17 @@ class Dispatcher:
         for row, window in zip(padded.numpy(), windows, strict=True):
             row[: len(window.samples)] = window.samples
             row[len(window.samples) :] = 0.0
-        return log_mel(upload(padded, self._device), self._n_mels).unbind()
+        try:
+            return log_mel(upload(padded, self._device), self._n_mels).unbind()
+        except torch.AcceleratorError as error:
+            raise DeviceError(f"{self._device}: {error}") from error
 
-    def _submit(self, flight: InFlight, index: int, job: Job) -> None:
-        self._runtime.submit(job)
+    def _submit(
+        self, flight: InFlight, index: int, features: torch.Tensor, temperature: float
+    ) -> None:
+        options = flight.options(index, temperature)
+        job = Job(next(self._ids), features, flight.prompt, options)
+        with runtime_calls():
+            self._runtime.submit(job)
         self._jobs[job.id] = Running(flight, index, job)
         flight.started()

@@ -1,7 +1,7 @@
 """From a request's audio to windows, in worker threads, as far ahead as memory allows."""
 
 import concurrent.futures
-import logging
+import functools
 import threading
 from collections.abc import Callable
 
@@ -10,9 +10,8 @@ from serve.errors import EarshotError
 from serve.messages import Request, Samples
 from serve.speech import audio
 from serve.speech.windows import Window, cut
+from serve.transcriber.guard import guarded
 from serve.transcriber.inflight import InFlight
-
-logger = logging.getLogger(__name__)
 
 _HELD_AUDIOS = 4  # decoded audio in memory is at most about this many of the longest allowed
 
@@ -83,15 +82,11 @@ class Intake:
     def _work(self) -> None:
         while (entry := self._next()) is not None:
             flight, request = entry
-            try:
-                windows = cut(self._samples(request))
-            except EarshotError as error:
-                self._on_error(flight, error)
-            except Exception as error:
-                logger.exception("decoding the audio of request %d failed", flight.id)
-                self._on_error(flight, EarshotError(f"decoding the audio failed: {error!r}"))
+            what = f"decoding the audio of request {flight.id}"
+            windows = guarded(what, functools.partial(self._windows, flight, request))
+            if isinstance(windows, EarshotError):
+                self._on_error(flight, windows)
             else:
-                self._hold(flight, sum(window.duration_s for window in windows))
                 self._on_windows(flight, windows)
 
     def _next(self) -> tuple[InFlight, Request] | None:
@@ -104,10 +99,13 @@ class Intake:
             self._held_s[id] = 0.0
             return entry
 
-    def _hold(self, flight: InFlight, duration_s: float) -> None:
+    def _windows(self, flight: InFlight, request: Request) -> list[Window]:
+        windows = cut(self._samples(request))
+        duration_s = sum(window.duration_s for window in windows)
         with self._lock:
             if flight.id in self._held_s:  # else it ended meanwhile
                 self._held_s[flight.id] = duration_s
+        return windows
 
     def _samples(self, request: Request) -> Samples:
         """Float32 (n,), 16 kHz mono."""

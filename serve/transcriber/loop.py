@@ -28,13 +28,13 @@ from serve.errors import (
     DeadlineError,
     DeviceError,
     EarshotError,
-    OptionError,
 )
 from serve.messages import Failed, Finished, Request, SegmentReady, TranscriberEvent, Transcript
-from serve.runtime.protocol import Capabilities, Event, Gauges, Runtime
+from serve.runtime.protocol import Capabilities, Event, Gauges, Runtime, Scores
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import Window
-from serve.transcriber.dispatch import Dispatcher
+from serve.transcriber.dispatch import Dispatcher, Running
+from serve.transcriber.guard import guarded
 from serve.transcriber.inflight import InFlight, plan_request
 from serve.transcriber.intake import Intake
 from serve.transcriber.ledger import Ledger
@@ -276,6 +276,21 @@ class Transcriber:
             cause = event.error or EarshotError(f"the runtime ended a window: {event.finished}")
             self._fail(flight, cause)
             return
+        what = f"going on with request {flight.id} after window {running.index}"
+        news = guarded(what, functools.partial(self._go_on, running, scores))
+        if isinstance(news, EarshotError):
+            self._fail(flight, news)
+            return
+        for each in news:
+            if isinstance(each, Finished):
+                self._end(flight, each, "ok")
+            elif not self._deliver(flight, each):
+                self._fail(flight, CancelledError("the client is gone"))
+                return
+
+    def _go_on(self, running: Running, scores: Scores) -> list[SegmentReady | Finished]:
+        """Judge what a job sampled and do what follows from it; returns what the client gets."""
+        flight = running.flight
         hotter = flight.absorb(
             running.index,
             running.job.options.temperature,
@@ -285,23 +300,14 @@ class Transcriber:
             self._config,
         )
         if hotter is not None:
-            try:
-                self._dispatcher.retry(running, hotter)
-            except OptionError as error:
-                self._fail(flight, error)
-                return
-        self._report(flight)
-
-    def _report(self, flight: InFlight) -> None:
-        """Go on with a request after one of its jobs has ended well."""
+            self._dispatcher.retry(running, hotter)
         if flight.ready:  # with its language known, the other windows may follow
             self._dispatcher.enqueue(flight)
-        for segment in flight.stitch_ready(self._tokenizer):
-            if not self._deliver(flight, SegmentReady(segment)):
-                self._fail(flight, CancelledError("the client is gone"))
-                return
+        segments = flight.stitch_ready(self._tokenizer)
+        news: list[SegmentReady | Finished] = [SegmentReady(segment) for segment in segments]
         if flight.complete:
-            self._end(flight, Finished(flight.transcript()), "ok")
+            news.append(Finished(flight.transcript()))
+        return news
 
     def _fail(self, flight: InFlight, error: EarshotError) -> None:
         """End a request without an answer, unless it has ended."""
@@ -331,7 +337,11 @@ class Transcriber:
         return True
 
     def _check_invariants(self) -> None:
-        """Assert what must always hold; runs whenever the device thread is about to sleep."""
+        """Assert what must always hold; runs whenever the device thread is about to sleep.
+
+        A broken invariant ends the server: the state that every request relies on is wrong, so a
+        restart is better than to go on with it.
+        """
         kept = self._intake.known()  # before the ledger: a request is entered there first
         counters, flights = self._ledger.counters()
         pending = {flight.id for flight in flights}

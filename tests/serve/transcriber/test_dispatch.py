@@ -140,3 +140,25 @@ def test_the_check_finds_a_job_without_a_request():
     dispatcher.check({1})
     with pytest.raises(AssertionError):
         dispatcher.check(set())
+
+
+def test_a_window_without_features_harms_no_other_of_its_batch(monkeypatch):
+    batches = []
+
+    def log_mel(samples, n_mels):
+        batches.append([int(row[0]) for row in samples])
+        if 2 in batches[-1]:
+            raise ZeroDivisionError("a bug")
+        return samples
+
+    monkeypatch.setattr("serve.transcriber.dispatch.log_mel", log_mel)
+    dispatcher, runtime = make()
+    flights = [flight(id, windows=1) for id in (1, 2, 3)]
+    for each in flights:
+        dispatcher.enqueue(each)
+    ((failed, error),) = dispatcher.hand_out()
+    assert failed is flights[1]
+    assert "ZeroDivisionError('a bug')" in str(error)
+    assert owners(runtime) == [(1, 0), (3, 0)]
+    assert batches == [[1, 2, 3], [1], [2], [3]], "a good batch is one computation"
+    assert dispatcher.windows == 2

@@ -1,0 +1,223 @@
+"""Bugs while one request is worked on: it ends with an error, its neighbours do not notice."""
+
+import pytest
+import torch
+
+from serve.errors import CancelledError, DeviceError, EarshotError
+from serve.messages import Finished
+from serve.speech.tokenizer import Tokenizer
+from serve.transcriber import inflight, intake
+from serve.transcriber.inflight import InFlight
+from tests.fakes import Echo, FakeRuntime
+from tests.harness import FOREVER, Client, TranscriberTests, noise, quiescent, request, until
+
+CURSED = noise(100.0, 0.2)
+LOUD = 0.75  # some samples of the cursed request are above this, no others
+DECODE = Tokenizer.decode  # as it is before anything is planted
+
+
+def faulty(honest, is_cursed):
+    """A function that has a bug with the cursed request and is honest with others."""
+
+    def planted(*args, **options):
+        if is_cursed(*args, **options):
+            raise ZeroDivisionError("planted")
+        return honest(*args, **options)
+
+    return planted
+
+
+def plant(monkeypatch, place, tokenizer):
+    """Plant a bug in one of the places where a single request is worked on."""
+
+    def says(tokens):
+        return "cursed" in DECODE(tokenizer, tokens)
+
+    def loud(samples):
+        return bool(abs(samples).max() > LOUD)
+
+    options = InFlight.options
+    faults = {
+        "cut": ("serve.transcriber.intake.cut", intake.cut, loud),
+        "log_mel": (
+            "serve.transcriber.dispatch.log_mel",
+            lambda samples, n_mels: torch.zeros(len(samples), n_mels, 1),
+            lambda samples, n_mels: loud(samples),
+        ),
+        "first options": (
+            "serve.transcriber.inflight.InFlight.options",
+            options,
+            lambda self, index, temperature: says(self.prompt) and temperature == 0.0,
+        ),
+        "options of a retry": (
+            "serve.transcriber.inflight.InFlight.options",
+            options,
+            lambda self, index, temperature: says(self.prompt) and temperature > 0.0,
+        ),
+        "take_window": (
+            "serve.transcriber.inflight.InFlight.take_window",
+            InFlight.take_window,
+            lambda self: says(self.prompt),
+        ),
+        "decode": (
+            "serve.speech.tokenizer.Tokenizer.decode",
+            DECODE,
+            lambda self, tokens: says(tokens),
+        ),
+        "judge": (
+            "serve.transcriber.inflight.judge",
+            inflight.judge,
+            lambda attempt, *_: says(attempt.tokens),
+        ),
+        "stitch": (
+            "serve.transcriber.inflight.stitch",
+            inflight.stitch,
+            lambda windows, decode: says(windows[0].attempt.tokens),
+        ),
+        "join_text": (
+            "serve.transcriber.inflight.join_text",
+            inflight.join_text,
+            lambda segments: "cursed" in segments[0].text,
+        ),
+    }
+    target, honest, is_cursed = faults[place]
+    monkeypatch.setattr(target, faulty(honest, is_cursed))
+
+
+PLACES = [
+    "cut",
+    "log_mel",
+    "first options",
+    "options of a retry",
+    "take_window",
+    "decode",
+    "judge",
+    "stitch",
+    "join_text",
+]
+
+
+def moody(tokenizer):
+    """A script: the cursed request is unsure at first, its neighbour takes its time."""
+
+    def script(job):
+        cursed = "cursed" in DECODE(tokenizer, job.prompt)
+        if not cursed:
+            return Echo(tokenizer, delay=50)(job)
+        unsure = job.options.temperature == 0.0
+        return Echo(tokenizer, avg_logprob=-3.0 if unsure else -0.1)(job)
+
+    return script
+
+
+def one_error(client, *words):
+    """Check that a request ended in exactly one error, which names the bug."""
+    assert type(client.error) is EarshotError
+    for word in words:
+        assert word in str(client.error)
+
+
+class TestOneRequestsBug(TranscriberTests):
+    """A bug while one request is worked on ends that request alone."""
+
+    @pytest.mark.parametrize("place", PLACES)
+    def test_it_ends_that_request_alone(self, start, tokenizer, monkeypatch, caplog, place):
+        plant(monkeypatch, place, tokenizer)
+        transcriber, runtime = start(moody(tokenizer))
+        good = Client().send(transcriber, request("fine", audio=noise(60.0)))
+        bad = Client().send(transcriber, request("cursed", audio=CURSED))
+        one_error(bad, "ZeroDivisionError('planted')")
+        assert set(good.transcript.text.split()) == {"fine"}
+        assert "Traceback" in caplog.text, "the log tells where"
+        stats = transcriber.stats()
+        assert (stats.accepted, stats.ok, stats.failed, stats.pending) == (2, 1, 1, 0)
+        quiescent(transcriber, runtime)
+        one_error(bad)  # nothing came after it
+        assert isinstance(good.terminal, Finished)
+
+    def test_a_language_that_is_none_ends_that_request_alone(self, start, tokenizer):
+        transcriber, runtime = start(Echo(tokenizer, language=tokenizer.facts.sot))
+        bad = Client().send(transcriber, request("cursed", language=None))
+        good = Client().send(transcriber, request("fine"))
+        one_error(bad, "KeyError")
+        assert good.transcript.text == "fine"
+        quiescent(transcriber, runtime)
+
+    def test_its_other_windows_are_withdrawn(self, start, tokenizer, monkeypatch):
+        plant(monkeypatch, "judge", tokenizer)
+        seen = []
+
+        def script(job):  # all but the first window would decode for ever
+            seen.append(job)
+            return Echo(tokenizer, delay=0 if len(seen) == 1 else FOREVER)(job)
+
+        transcriber, runtime = start(script)
+        bad = Client().send(transcriber, request("cursed", audio=CURSED))
+        one_error(bad, "ZeroDivisionError")
+        until(lambda: runtime.gauges().queued + runtime.gauges().busy_slots == 0)
+        ended = [job_id for what, job_id in runtime.log if what != "submit"]
+        assert sorted(ended) == [job.id for job in runtime.jobs]
+        assert transcriber.healthy
+
+
+class TestTheRuntimesFault(TranscriberTests):
+    """What the runtime itself raises is everyone's end."""
+
+    @pytest.mark.parametrize("call", ["submit", "poll", "cancel"])
+    @pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), DeviceError("a bug")])
+    def test_it_ends_every_request(self, start, tokenizer, monkeypatch, call, error):
+        transcriber, runtime = start(Echo(tokenizer, delay=FOREVER))
+        first = Client().send(transcriber, request())
+        until(lambda: runtime.gauges().busy_slots == 1)
+
+        def broken(*args):
+            raise error
+
+        monkeypatch.setattr(runtime, call, broken)
+        second = Client().send(transcriber, request())
+        if call == "cancel":
+            first.ticket.cancel()
+            assert isinstance(first.error, CancelledError)
+        for client in (first, second)[call == "cancel" :]:
+            assert isinstance(client.error, DeviceError)
+            assert "a bug" in str(client.error)
+        until(lambda: not transcriber.healthy)
+        with pytest.raises(DeviceError, match="a bug"):
+            transcriber.submit(request(), Client())
+        assert transcriber.stats().pending == 0
+
+    def test_a_bug_that_a_retry_meets_in_the_runtime_is_everyones(
+        self, start, tokenizer, monkeypatch
+    ):
+        transcriber, _ = start(Echo(tokenizer, avg_logprob=-3.0))
+        honest = FakeRuntime.submit
+
+        def submit(self, job):
+            if job.options.temperature > 0:
+                raise ZeroDivisionError("a bug")
+            honest(self, job)
+
+        monkeypatch.setattr(FakeRuntime, "submit", submit)
+        client = Client().send(transcriber, request())
+        assert isinstance(client.error, DeviceError)
+        until(lambda: not transcriber.healthy)
+
+    def test_log_mel_on_a_broken_device_is_everyones(self, start, echo, monkeypatch):
+        def broken(samples, n_mels):
+            raise torch.AcceleratorError("an illegal memory access was encountered")
+
+        transcriber, _ = start(echo)
+        monkeypatch.setattr("serve.transcriber.dispatch.log_mel", broken)
+        client = Client().send(transcriber, request())
+        assert isinstance(client.error, DeviceError)
+        assert "illegal memory access" in str(client.error)
+        until(lambda: not transcriber.healthy)
+
+    def test_a_broken_invariant_ends_the_server(self, start, echo, monkeypatch, caplog):
+        transcriber, _ = start(echo)
+        monkeypatch.setattr(transcriber._intake, "known", lambda: {99})
+        Client().send(transcriber, request())  # the check is before the next sleep
+        until(lambda: not transcriber.healthy)
+        with pytest.raises(DeviceError, match=r"audio of the ended requests \{99\} is kept"):
+            transcriber.submit(request(), Client())
+        assert "Traceback" in caplog.text

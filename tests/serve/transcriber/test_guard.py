@@ -1,0 +1,50 @@
+"""Whose fault an exception is."""
+
+import pytest
+
+from serve.errors import AudioError, DeviceError, EarshotError, OptionError, OverloadedError
+from serve.transcriber.guard import guarded, runtime_calls
+
+
+def raising(error):
+    def work():
+        raise error
+
+    return work
+
+
+def test_what_work_returns_comes_back():
+    assert guarded("counting", lambda: 3) == 3
+
+
+def test_an_error_for_the_client_stays_as_it_is(caplog):
+    error = AudioError("no sound")
+    assert guarded("listening", raising(error)) is error
+    assert not caplog.records, "the client's mistakes have no trace"
+
+
+def test_a_bug_becomes_an_error_that_names_it(caplog):
+    error = guarded("dividing for request 3", raising(ZeroDivisionError("by zero")))
+    assert type(error) is EarshotError
+    assert str(error) == "internal error: ZeroDivisionError('by zero')"
+    assert "dividing for request 3" in caplog.text and "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize("error", [DeviceError("gone"), KeyboardInterrupt()])
+def test_the_devices_failure_and_ctrl_c_pass(error):
+    with pytest.raises(type(error)):
+        guarded("waiting", raising(error))
+
+
+@pytest.mark.parametrize("error", [DeviceError("gone"), OptionError("too long")])
+def test_what_a_runtime_may_raise_passes(error):
+    with pytest.raises(type(error)) as caught, runtime_calls():
+        raise error
+    assert caught.value is error
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), OverloadedError("by zero")])
+def test_anything_else_of_a_runtime_is_the_devices_failure(error, caplog):
+    with pytest.raises(DeviceError, match="by zero"), runtime_calls():
+        raise error
+    assert "Traceback" in caplog.text
