@@ -1,6 +1,7 @@
 """What goes into a transcriber and what comes out: plain frozen data, no behaviour."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -82,3 +83,11 @@ class Failed:
 
 
 TranscriberEvent = SegmentReady | Finished | Failed
+
+
+@dataclasses.dataclass(frozen=True)
+class RequestHandle:
+    """A submitted request, for whoever submitted it."""
+
+    cancel: Callable[[], None]
+    """End the request with a CancelledError; does nothing once it has ended. Never blocks."""

@@ -32,7 +32,7 @@ class Client:
             self.ended.set()
 
     def send(self, transcriber, request):
-        self.ticket = transcriber.submit(request, self)
+        self.handle = transcriber.submit(request, self)
         return self
 
     @property

@@ -29,7 +29,15 @@ from serve.errors import (
     DeviceError,
     EarshotError,
 )
-from serve.messages import Failed, Finished, Request, SegmentReady, TranscriberEvent, Transcript
+from serve.messages import (
+    Failed,
+    Finished,
+    Request,
+    RequestHandle,
+    SegmentReady,
+    TranscriberEvent,
+    Transcript,
+)
 from serve.runtime.protocol import Capabilities, Event, Gauges, Runtime, Scores
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import Window
@@ -47,14 +55,6 @@ _IDLE_S = 10.0  # most that the idle device thread sleeps; whatever arrives wake
 _JOIN_S = 30.0  # most that `close` waits for the device thread
 _GRACE_S = 10.0  # beyond the deadline, after which a blocking caller gives up by itself
 _STALLED_S = 60.0  # a turn of the loop that takes longer is not healthy
-
-
-@dataclasses.dataclass(frozen=True)
-class Ticket:
-    """A submitted request, for whoever submitted it."""
-
-    cancel: Callable[[], None]
-    """End the request with a CancelledError; does nothing once it has ended. Never blocks."""
 
 
 class Transcriber:
@@ -92,7 +92,9 @@ class Transcriber:
 
     # ---------------------------------------------------------------- called by any thread
 
-    def submit(self, request: Request, on_event: Callable[[TranscriberEvent], None]) -> Ticket:
+    def submit(
+        self, request: Request, on_event: Callable[[TranscriberEvent], None]
+    ) -> RequestHandle:
         """Accept a request, or refuse it at once; never blocks.
 
         Args:
@@ -117,7 +119,7 @@ class Transcriber:
         self._intake.add(flight, request)
         self._inbox.put(_wake)  # the device thread has a deadline to keep
         cancelled = CancelledError("the client cancelled the request")
-        return Ticket(functools.partial(self._put_failure, flight, cancelled))
+        return RequestHandle(functools.partial(self._put_failure, flight, cancelled))
 
     def transcribe(self, request: Request) -> Transcript:
         """Transcribe and wait for the answer.
@@ -133,14 +135,14 @@ class Transcriber:
             elif isinstance(event, Failed):
                 answer.set_exception(event.error)
 
-        ticket = self.submit(request, on_event)
+        handle = self.submit(request, on_event)
         limit_s = self._config.request_timeout_s + _GRACE_S
         try:
             return answer.result(limit_s)
         except concurrent.futures.TimeoutError as error:
             raise DeadlineError(f"no answer after {limit_s:g} s: the device hangs") from error
         finally:
-            ticket.cancel()  # matters only if the wait was interrupted
+            handle.cancel()  # matters only if the wait was interrupted
 
     @property
     def capabilities(self) -> Capabilities:

@@ -34,7 +34,7 @@ _RETRY_S = 0.1
 
 
 class Cancellable(Protocol):
-    """A request under way, such as a `Ticket`."""
+    """A request under way, such as a `RequestHandle`."""
 
     @property
     def cancel(self) -> Callable[[], None]:

@@ -69,7 +69,7 @@ def send_many(transcriber, user, sent):
         sent.append((kind, i, client))
         if i % 5 == 0:
             time.sleep(dice.choice([0, 0, 0.001, 0.01]))
-            client.ticket.cancel()
+            client.handle.cancel()
 
 
 def ending(kind, i, client):
@@ -112,7 +112,7 @@ class TestEndings(TranscriberTests):
         clients = [Client().send(transcriber, request()) for _ in range(3)]
         with pytest.raises(OverloadedError, match="3 of 3"):
             transcriber.submit(request(), Client())
-        clients[1].ticket.cancel()
+        clients[1].handle.cancel()
         assert isinstance(clients[1].error, CancelledError)
         clients.append(Client().send(transcriber, request()))
         until(lambda: runtime.gauges().busy_slots == 3)
@@ -162,8 +162,8 @@ class TestEndings(TranscriberTests):
         transcriber, runtime = start(script)
         stuck = Client().send(transcriber, request("stuck", audio=noise(300.0)))
         until(lambda: runtime.gauges().busy_slots == CAPABILITIES.max_windows)
-        stuck.ticket.cancel()
-        stuck.ticket.cancel()
+        stuck.handle.cancel()
+        stuck.handle.cancel()
         assert isinstance(stuck.error, CancelledError)
         assert transcriber.transcribe(request("after")).text == "after"
         assert transcriber.stats().cancelled == 1
@@ -174,7 +174,7 @@ class TestEndings(TranscriberTests):
         transcriber, runtime = start(Echo(tokenizer, delay=20), capabilities)
         client = Client().send(transcriber, request())
         until(lambda: runtime.gauges().busy_slots == 1)
-        client.ticket.cancel()
+        client.handle.cancel()
         assert isinstance(client.error, CancelledError)
         until(lambda: ("finish", runtime.jobs[0].id) in runtime.log)
         assert not [what for what, _ in runtime.log if what == "cancel"]
@@ -210,7 +210,7 @@ class TestEndings(TranscriberTests):
         clients.append(Client().send(transcriber, request("fatal")))
         # The slots are all taken, so the fatal one never runs unless these are cancelled.
         for client in clients[:3]:
-            client.ticket.cancel()
+            client.handle.cancel()
         for client in clients[3:]:
             assert isinstance(client.error, DeviceError)
             assert "out of memory" in str(client.error)

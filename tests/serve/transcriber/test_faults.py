@@ -176,7 +176,7 @@ class TestTheRuntimesFault(TranscriberTests):
         monkeypatch.setattr(runtime, call, broken)
         second = Client().send(transcriber, request())
         if call == "cancel":
-            first.ticket.cancel()
+            first.handle.cancel()
             assert isinstance(first.error, CancelledError)
         for client in (first, second)[call == "cancel" :]:
             assert isinstance(client.error, DeviceError)

@@ -177,7 +177,7 @@ class TestWindows(TranscriberTests):
         until(lambda: client.events)
         assert isinstance(client.events[0], SegmentReady)
         assert not client.ended.is_set()
-        client.ticket.cancel()
+        client.handle.cancel()
         assert isinstance(client.error, CancelledError)
 
     def test_long_audio_does_not_fill_the_runtime(self, start, echo):
