@@ -26,7 +26,7 @@ from serve.engine import Engine, manifest_to_json, open_engine
 from serve.errors import ConfigError, EarshotError, EngineError
 
 if TYPE_CHECKING:
-    from build.verify import Clip
+    from build.verify import Recording
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -134,14 +134,14 @@ def _engine(args: argparse.Namespace) -> None:
     ):
         print(f"{target} is up to date")
         return
-    clips = [] if args.no_verify else _clips(args, config)
+    recordings = [] if args.no_verify else _recordings(args, config)
     with writer.staged(target) as folder:
         names = tqdm(
             writer.tensor_names(checkpoint), desc=f"Building {target}", unit=" tensors", leave=False
         )
         writer.fill(folder, checkpoint, build.precision, names)
-        if clips:
-            _verify_engine(open_engine(folder), checkpoint, clips, args.device)
+        if recordings:
+            _verify_engine(open_engine(folder), checkpoint, recordings, args.device)
     print(summary(open_engine(target)))
 
 
@@ -173,25 +173,25 @@ def _keep(checkpoint: Checkpoint, build: BuildConfig, args: argparse.Namespace) 
     print(summary(trtllm_api.build_engine(checkpoint, build, target, tqdm.write)))
 
 
-def _clips(args: argparse.Namespace, config: Config) -> list["Clip"]:
+def _recordings(args: argparse.Namespace, config: Config) -> list["Recording"]:
     from build import verify  # noqa: PLC0415 - transformers takes seconds to load
 
     manifest = Path(config.eval.manifest)
     if args.audio:
-        return verify.clips_from_files(args.audio)
+        return verify.read_recordings(args.audio)
     if args.config and manifest.is_file():
-        return verify.clips_from_manifest(manifest)
-    return verify.synthetic_clips()
+        return verify.recordings_of(manifest)
+    return verify.synthetic_recordings()
 
 
 def _verify_engine(
-    engine: Engine, checkpoint: Checkpoint, clips: list["Clip"], device: str
+    engine: Engine, checkpoint: Checkpoint, recordings: list["Recording"], device: str
 ) -> None:
     """Compare, and note the deviation in the engine's manifest."""
     from build import verify  # noqa: PLC0415 - as above
 
-    print(f"Verifying on {', '.join(clip.name for clip in clips)}", file=sys.stderr)
-    deviation = verify.verify(engine, checkpoint, clips, device)
+    print(f"Verifying on {', '.join(recording.name for recording in recordings)}", file=sys.stderr)
+    deviation = verify.verify(engine, checkpoint, recordings, device)
     measured = dataclasses.asdict(deviation)
     writer.write_manifest(engine.path, dataclasses.replace(engine.manifest, verification=measured))
 
@@ -205,7 +205,7 @@ def _verify(args: argparse.Namespace) -> None:
             "library reads; `python -m eval trtllm-check` compares it with transformers"
         )
     checkpoint = open_checkpoint(args.checkpoint or engine.manifest.source.id, args.tokenizer)
-    _verify_engine(engine, checkpoint, _clips(args, config), args.device)
+    _verify_engine(engine, checkpoint, _recordings(args, config), args.device)
     print(summary(open_engine(args.engine)))
 
 

@@ -7,7 +7,6 @@ compared position by position. The measured deviation goes into the manifest.
 
 import dataclasses
 import difflib
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,10 @@ import transformers
 
 from build.checkpoint import HF_DIMS, Checkpoint
 from build.names import foreign_name
+from serve.clips import load_clips
 from serve.config import Precision, RuntimeConfig
 from serve.engine import Engine, TokenizerFacts
-from serve.errors import AudioError, EngineError
+from serve.errors import AudioError, ConfigError, EngineError
 from serve.messages import Samples
 from serve.native.network import Whisper
 from serve.runtime.protocol import DecodingOptions, Job, Runtime
@@ -36,7 +36,7 @@ _hf: Any = transformers  # its annotations are too incomplete for strict checkin
 
 
 @dataclasses.dataclass(frozen=True)
-class Clip:
+class Recording:
     """Audio that an engine is verified on; only its first 30 s are used."""
 
     name: str
@@ -84,54 +84,56 @@ BOUNDS: dict[Precision, Bounds] = {
 class _Window:
     """One window with what transformers made of it."""
 
-    clip: str
+    recording: str  # its name
     features: torch.Tensor  # float32 (1, n_mels, 3000)
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]  # sampled, end of text included where it was reached
     logits: torch.Tensor  # float32 (len(tokens), n_vocab), which chose `tokens` before any rule
 
 
-def clips_from_files(paths: Iterable[str]) -> list[Clip]:
+def read_recordings(paths: Iterable[str]) -> list[Recording]:
     """Read audio files.
 
     Raises:
         AudioError: a file cannot be read or decoded.
     """
-    clips = []
+    recordings = []
     for path in paths:
         try:
             content = Path(path).read_bytes()
         except OSError as error:
             raise AudioError(f"cannot read {path}: {error.strerror}") from error
-        clips.append(Clip(path, decode(content, _MAX_AUDIO_S)))
-    return clips
+        recordings.append(Recording(path, decode(content, _MAX_AUDIO_S)))
+    return recordings
 
 
-def clips_from_manifest(path: Path) -> list[Clip]:
-    """Read, of a JSONL manifest's clips that fit one window, the longest of each language.
+def recordings_of(manifest: Path) -> list[Recording]:
+    """Read, of a manifest's clips that fit one window, the longest two of each language.
 
     Raises:
-        AudioError: the manifest is malformed, or a file cannot be read or decoded.
+        ConfigError: the manifest is malformed, or none of its clips with text fits one window.
+        AudioError: a file cannot be read or decoded.
     """
     chosen: dict[str, list[str]] = {}
-    try:
-        entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        entries = [e for e in entries if e["text"] and e["duration"] <= WINDOW_S]
-        for entry in sorted(entries, key=lambda e: -e["duration"]):
-            chosen.setdefault(entry["language"], []).append(str(path.parent / entry["file"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise AudioError(f"cannot read the clips of {path}: {error!r}") from error
+    for clip in sorted(load_clips(manifest), key=lambda clip: -clip.duration_s):
+        if clip.text and clip.language and clip.duration_s <= WINDOW_S:
+            chosen.setdefault(clip.language, []).append(str(clip.path))
+    if not chosen:
+        raise ConfigError(
+            f"{manifest} lists no clip with text of at most {WINDOW_S} s to verify on; name "
+            "audio with --audio, or build with --no-verify"
+        )
     return [
-        dataclasses.replace(clip, language=language)
+        dataclasses.replace(recording, language=language)
         for language, files in sorted(chosen.items())
-        for clip in clips_from_files(files[:_CLIPS_PER_LANGUAGE])
+        for recording in read_recordings(files[:_CLIPS_PER_LANGUAGE])
     ]
 
 
-def synthetic_clips() -> list[Clip]:
+def synthetic_recordings() -> list[Recording]:
     """Deterministic sounds with the pitch, rhythm and noise of speech, though not its words."""
     rng = np.random.default_rng(0)
-    clips = []
+    recordings = []
     for seconds in (WINDOW_S, 6):
         time = np.arange(seconds * SAMPLE_RATE) / SAMPLE_RATE
         pitch = 140 + 40 * np.sin(2 * np.pi * 0.4 * time)
@@ -139,19 +141,20 @@ def synthetic_clips() -> list[Clip]:
         voice = sum(np.sin(phase * k) * np.cos(time * k) / k for k in range(1, 20))
         syllables = np.clip(np.sin(2 * np.pi * 3 * time), 0, 1) * (np.sin(0.9 * time) > -0.6)
         samples = 0.1 * voice * syllables + 0.003 * rng.standard_normal(time.size)
-        clips.append(Clip(f"synthetic signal of {seconds} s", samples.astype(np.float32)))
-    return clips
+        name = f"synthetic signal of {seconds} s"
+        recordings.append(Recording(name, samples.astype(np.float32)))
+    return recordings
 
 
 def verify(
-    engine: Engine, checkpoint: Checkpoint, clips: Sequence[Clip], device: str = "cpu"
+    engine: Engine, checkpoint: Checkpoint, recordings: Sequence[Recording], device: str = "cpu"
 ) -> Deviation:
     """Measure an engine's deviation from the checkpoint that it was built from.
 
     Args:
         engine: of any precision.
         checkpoint: its source.
-        clips: audio to compare on, at least one.
+        recordings: audio to compare on, at least one.
         device: where both run.
 
     Raises:
@@ -165,10 +168,10 @@ def verify(
             f"{engine.path} was built from {source.id} (SHA-256 {source.sha256}), not from "
             f"{checkpoint.source.id} ({checkpoint.source.sha256}); build the engine again"
         )
-    slots, threads = min(len(clips), _MOST_SLOTS), torch.get_num_threads()
+    slots, threads = min(len(recordings), _MOST_SLOTS), torch.get_num_threads()
     config = RuntimeConfig(device, slots, encoder_batch=1, threads=threads)
     runtime = open_runtime(engine, config)  # first, since it says best what the machine lacks
-    windows = _reference(checkpoint, clips, device)
+    windows = _reference(checkpoint, recordings, device)
     decoded = _decode(runtime, engine, windows)
     runtime.close()
     del runtime  # its weights, before they are loaded once more
@@ -186,15 +189,17 @@ def _prompt(facts: TokenizerFacts, language: str) -> tuple[int, ...]:
 
 
 @torch.inference_mode()
-def _reference(checkpoint: Checkpoint, clips: Sequence[Clip], device: str) -> list[_Window]:
+def _reference(
+    checkpoint: Checkpoint, recordings: Sequence[Recording], device: str
+) -> list[_Window]:
     model = load_reference(checkpoint).to(device)
     facts = checkpoint.facts
     windows = []
-    for clip in clips:
+    for recording in recordings:
         padded = np.zeros(WINDOW_SAMPLES, np.float32)
-        padded[: clip.samples.size] = clip.samples[:WINDOW_SAMPLES]
+        padded[: recording.samples.size] = recording.samples[:WINDOW_SAMPLES]
         features = log_mel(torch.from_numpy(padded)[None], checkpoint.dims.n_mels).to(device)
-        prompt = _prompt(facts, clip.language)
+        prompt = _prompt(facts, recording.language)
         rules = _hf.generation.WhisperTimeStampLogitsProcessor(
             model.generation_config, begin_index=len(prompt)
         )
@@ -210,7 +215,7 @@ def _reference(checkpoint: Checkpoint, clips: Sequence[Clip], device: str) -> li
         logits = model(input_features=features, decoder_input_ids=ids[:, :-1]).logits[0]
         tokens = tuple(ids[0, len(prompt) :].tolist())
         logits = logits[len(prompt) - 1 :].float().cpu()
-        windows.append(_Window(clip.name, features.cpu(), prompt, tokens, logits))
+        windows.append(_Window(recording.name, features.cpu(), prompt, tokens, logits))
     return windows
 
 
@@ -328,5 +333,7 @@ def _first_difference(windows: Sequence[_Window], decoded: Sequence[tuple[int, .
     for window, tokens in zip(windows, decoded, strict=True):
         for i, pair in enumerate(zip(window.tokens, tokens, strict=False)):
             if pair[0] != pair[1]:
-                return f"first in {window.clip}, token {i}: expected id {pair[0]}, got {pair[1]}"
+                return (
+                    f"first in {window.recording}, token {i}: expected id {pair[0]}, got {pair[1]}"
+                )
     return "all greedy tokens are equal"

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 
 from tqdm import tqdm
 
-from eval.accuracy.data import Clip, Row, load_clips
+from eval.accuracy.data import Row
 from eval.accuracy.load import drive, wall_s
 from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.score import Accuracy, accuracy, char_counts, latency, rtfx
 from eval.accuracy.systems import EarshotTriton
+from serve.clips import Clip, load_clips
 from serve.config import Config
 
 WIDTH = 100  # columns

@@ -5,7 +5,8 @@ import threading
 import time
 from pathlib import Path
 
-from eval.accuracy.data import Clip, Prediction, Row, SystemFacts, TimedText
+from eval.accuracy.data import Prediction, Row, SystemFacts, TimedText
+from serve.clips import Clip
 from serve.errors import AudioError, UnavailableError
 
 

@@ -20,6 +20,7 @@ RULES = {
     "serve.errors": (),
     "serve.messages": (),
     "serve.config": ("serve.errors",),
+    "serve.clips": ("serve.errors",),
     "serve.engine": ("serve.config", "serve.errors"),
     "serve.speech": CONTRACTS,
     "serve.runtime.protocol": CONTRACTS,

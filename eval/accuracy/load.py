@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Protocol
 
-from eval.accuracy.data import Clip, Phase, Prediction, Row
+from eval.accuracy.data import Phase, Prediction, Row
+from serve.clips import Clip
 from serve.errors import EarshotError
 
 SHUFFLE_SEED = 20  # the same order of clips for every system

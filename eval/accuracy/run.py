@@ -22,10 +22,8 @@ from tqdm import tqdm
 
 from eval.accuracy import systems
 from eval.accuracy.data import (
-    Clip,
     Row,
     SystemFacts,
-    load_clips,
     read_json,
     read_rows,
     row_to_json,
@@ -33,6 +31,7 @@ from eval.accuracy.data import (
     write_text,
 )
 from eval.accuracy.worker import calls_per_system, measure
+from serve.clips import Clip, load_clips
 from serve.config import Config
 from serve.errors import ConfigError
 

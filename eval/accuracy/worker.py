@@ -21,9 +21,10 @@ from types import FrameType
 
 import psutil
 
-from eval.accuracy.data import Clip, Row, ten_second_clip
+from eval.accuracy.data import Row, ten_second_clip
 from eval.accuracy.load import drive
 from eval.accuracy.systems import System
+from serve.clips import Clip
 from serve.config import Config
 from serve.errors import DeadlineError, EarshotError, UnavailableError
 

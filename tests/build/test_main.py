@@ -34,8 +34,8 @@ def engine(config, capsys):
 
 @pytest.fixture(autouse=True)
 def short_signal(monkeypatch):
-    clips = verify.synthetic_clips()[1:]
-    monkeypatch.setattr(verify, "synthetic_clips", lambda: clips)
+    clips = verify.synthetic_recordings()[1:]
+    monkeypatch.setattr(verify, "synthetic_recordings", lambda: clips)
 
 
 def error(capsys, *arguments):

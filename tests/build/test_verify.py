@@ -10,65 +10,69 @@ from safetensors.torch import load_file
 from build import verify
 from build.checkpoint import open_checkpoint
 from serve.engine import WEIGHTS_FILE
-from serve.errors import AudioError, EngineError, UnavailableError
+from serve.errors import AudioError, ConfigError, EngineError, UnavailableError
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from tests.checkpoints import NANO, random_weights, write_engine, write_hf, write_json, write_openai
 
 
 @pytest.fixture(scope="module")
-def clips():
-    return verify.synthetic_clips()[1:]
+def recordings():
+    return verify.synthetic_recordings()[1:]
 
 
-def test_fp16_is_equal_and_int8_close(checkpoint, tmp_path, clips):
-    fp16 = verify.verify(write_engine(checkpoint, tmp_path / "a", "fp16"), checkpoint, clips)
+def test_fp16_is_equal_and_int8_close(checkpoint, tmp_path, recordings):
+    fp16 = verify.verify(write_engine(checkpoint, tmp_path / "a", "fp16"), checkpoint, recordings)
     assert fp16.logits_relative < 1e-5  # float16 weights, computed in float32
     assert (fp16.token_agreement, fp16.greedy_agreement) == (1.0, 1.0)
     assert fp16.windows == 1 and 0 < fp16.tokens <= verify.MAX_TOKENS
-    int8 = verify.verify(write_engine(checkpoint, tmp_path / "b", "int8"), checkpoint, clips)
+    int8 = verify.verify(write_engine(checkpoint, tmp_path / "b", "int8"), checkpoint, recordings)
     assert fp16.logits_relative < int8.logits_relative < 0.05
 
 
-def test_openai_checkpoints_too(nano_folder, checkpoint, tmp_path, clips):
+def test_openai_checkpoints_too(nano_folder, checkpoint, tmp_path, recordings):
     path = write_openai(tmp_path / "a.pt", NANO, random_weights(NANO))
     openai = open_checkpoint(str(path), str(nano_folder))
     engine = write_engine(openai, tmp_path / "engine", "fp16")
-    found = verify.verify(engine, openai, clips)
-    expected = verify.verify(write_engine(checkpoint, tmp_path / "b", "fp16"), checkpoint, clips)
+    found = verify.verify(engine, openai, recordings)
+    expected = verify.verify(
+        write_engine(checkpoint, tmp_path / "b", "fp16"), checkpoint, recordings
+    )
     assert found == expected
 
 
-def test_english_only_checkpoints(tmp_path, clips):
+def test_english_only_checkpoints(tmp_path, recordings):
     shape = dataclasses.replace(NANO, multilingual=False)
     checkpoint = open_checkpoint(str(write_hf(tmp_path / "hf", shape, random_weights(shape))))
-    deviation = verify.verify(write_engine(checkpoint, tmp_path / "e", "fp16"), checkpoint, clips)
+    deviation = verify.verify(
+        write_engine(checkpoint, tmp_path / "e", "fp16"), checkpoint, recordings
+    )
     assert deviation.greedy_agreement == 1.0
 
 
 @pytest.mark.parametrize(
     "damaged", ["encoder.layers.1.mlp.fc2.weight", "decoder.layers.0.cross.q.bias"]
 )
-def test_a_wrong_tensor_is_caught(checkpoint, tmp_path, clips, damaged):
+def test_a_wrong_tensor_is_caught(checkpoint, tmp_path, recordings, damaged):
     """The manifest fits the file, so nothing but the numbers can tell."""
     tensors = dict(checkpoint.tensors)
     tensors[damaged] = tensors[damaged].flip(0) + 0.3
     wrong = dataclasses.replace(checkpoint, tensors=tensors)
     engine = write_engine(wrong, tmp_path / "engine", "fp16")
     with pytest.raises(EngineError, match=r"does not match its checkpoint, .*: logits deviate by"):
-        verify.verify(engine, checkpoint, clips)
+        verify.verify(engine, checkpoint, recordings)
 
 
-def test_the_first_difference_is_named(checkpoint, tmp_path, clips):
+def test_the_first_difference_is_named(checkpoint, tmp_path, recordings):
     tensors = dict(checkpoint.tensors)
     tensors["decoder.tokens"] = tensors["decoder.tokens"].flip(0)
     wrong = dataclasses.replace(checkpoint, tensors=tensors)
     engine = write_engine(wrong, tmp_path / "engine", "fp16")
-    pattern = rf"first in {clips[0].name}, token \d+: expected id \d+, got \d+"
+    pattern = rf"first in {recordings[0].name}, token \d+: expected id \d+, got \d+"
     with pytest.raises(EngineError, match=pattern):
-        verify.verify(engine, checkpoint, clips)
+        verify.verify(engine, checkpoint, recordings)
 
 
-def test_nan_does_not_pass(checkpoint, tmp_path, clips, monkeypatch):
+def test_nan_does_not_pass(checkpoint, tmp_path, recordings, monkeypatch):
     engine = write_engine(checkpoint, tmp_path / "engine", "fp16")
 
     def load_weights(self, device="cpu"):
@@ -77,21 +81,21 @@ def test_nan_does_not_pass(checkpoint, tmp_path, clips, monkeypatch):
 
     monkeypatch.setattr(type(engine), "load_weights", load_weights)
     with pytest.raises(EngineError, match="logits deviate by nan%"):
-        verify.verify(engine, checkpoint, clips)
+        verify.verify(engine, checkpoint, recordings)
 
 
-def test_an_engine_of_other_weights_is_refused(checkpoint, tmp_path, clips):
+def test_an_engine_of_other_weights_is_refused(checkpoint, tmp_path, recordings):
     engine = write_engine(checkpoint, tmp_path / "engine", "fp16")
     folder = write_hf(tmp_path / "other", NANO, random_weights(NANO, seed=1))
     with pytest.raises(EngineError, match=r"was built from .* not from .*other"):
-        verify.verify(engine, open_checkpoint(str(folder)), clips)
+        verify.verify(engine, open_checkpoint(str(folder)), recordings)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_a_device_that_is_not_there(checkpoint, tmp_path, clips):
+def test_a_device_that_is_not_there(checkpoint, tmp_path, recordings):
     engine = write_engine(checkpoint, tmp_path / "engine", "fp16")
     with pytest.raises(UnavailableError, match="cuda"):
-        verify.verify(engine, checkpoint, clips, device="cuda")
+        verify.verify(engine, checkpoint, recordings, device="cuda")
 
 
 def test_bounds_are_stated_for_every_precision():
@@ -99,26 +103,34 @@ def test_bounds_are_stated_for_every_precision():
     assert verify.BOUNDS["fp16"].logits_relative < verify.BOUNDS["int8"].logits_relative
 
 
-def test_synthetic_clips_are_the_same_every_time():
-    first, second = verify.synthetic_clips(), verify.synthetic_clips()
-    assert [clip.samples.size for clip in first] == [WINDOW_SAMPLES, 6 * SAMPLE_RATE]
+def test_synthetic_recordings_are_the_same_every_time():
+    first, second = verify.synthetic_recordings(), verify.synthetic_recordings()
+    assert [recording.samples.size for recording in first] == [WINDOW_SAMPLES, 6 * SAMPLE_RATE]
     for a, b in zip(first, second, strict=True):
         assert (a.samples == b.samples).all()
         assert 0.01 < abs(a.samples).max() < 1.0
 
 
-def test_clips_of_the_bundled_manifest():
-    clips = verify.clips_from_manifest(Path("tests/data/manifest.jsonl"))
-    assert [clip.language for clip in clips] == ["en", "en", "es", "es"]
-    assert all(0 < clip.samples.size <= WINDOW_SAMPLES for clip in clips)
+def test_recordings_of_the_bundled_manifest():
+    recordings = verify.recordings_of(Path("tests/data/manifest.jsonl"))
+    assert [recording.language for recording in recordings] == ["en", "en", "es", "es"]
+    assert all(0 < recording.samples.size <= WINDOW_SAMPLES for recording in recordings)
 
 
 def test_audio_that_cannot_be_read(tmp_path):
     with pytest.raises(AudioError, match=r"cannot read .*nothing.wav: No such file"):
-        verify.clips_from_files([str(tmp_path / "nothing.wav")])
+        verify.read_recordings([str(tmp_path / "nothing.wav")])
     (tmp_path / "text.wav").write_text("no audio")
     with pytest.raises(AudioError):
-        verify.clips_from_files([str(tmp_path / "text.wav")])
+        verify.read_recordings([str(tmp_path / "text.wav")])
     write_json(tmp_path / "manifest.jsonl", {"file": "a.wav"})
-    with pytest.raises(AudioError, match="KeyError"):
-        verify.clips_from_manifest(tmp_path / "manifest.jsonl")
+    with pytest.raises(ConfigError, match=r"manifest.jsonl:1: 'text' is missing"):
+        verify.recordings_of(tmp_path / "manifest.jsonl")
+
+
+def test_a_manifest_without_a_clip_that_fits_is_refused_not_passed_over(tmp_path):
+    (tmp_path / "a.wav").touch()
+    clip = {"file": "a.wav", "text": "long", "language": "en", "duration": 30.1}
+    write_json(tmp_path / "manifest.jsonl", clip)
+    with pytest.raises(ConfigError, match="no clip with text of at most 30 s to verify on"):
+        verify.recordings_of(tmp_path / "manifest.jsonl")

@@ -26,7 +26,8 @@ from tqdm import tqdm
 from build import writer
 from build.checkpoint import Checkpoint, open_checkpoint
 from build.demo.maker.scoring import error_rate, normalise
-from build.verify import Clip, clips_from_files
+from build.verify import Recording, read_recordings
+from serve.clips import load_clips
 from serve.config import CrossPrecision, EncoderPrecision, Precision, RuntimeConfig
 from serve.engine import Engine, open_engine
 from serve.errors import AudioError, EarshotError, UnavailableError
@@ -35,7 +36,7 @@ from serve.runtime.table import open_runtime
 from serve.speech.features import SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES, log_mel
 from serve.speech.tokenizer import Tokenizer
 
-Spoken = tuple[Clip, str]  # and what is said in it
+Spoken = tuple[Recording, str]  # and what is said in it
 VARIANTS: dict[str, tuple[Precision, CrossPrecision, EncoderPrecision]] = {
     "fp16": ("fp16", "full", "full"),
     "int8, int8 cross_kv": ("int8", "int8", "full"),
@@ -67,31 +68,24 @@ def load(folder: Path) -> list[Spoken]:
     """The clips of a folder that `build.demo.maker.heldout` wrote.
 
     Raises:
-        AudioError: the manifest or a file cannot be read, or a clip does not fit a window.
+        ConfigError: the manifest cannot be read, or names a file that is not there.
+        AudioError: a file cannot be read or decoded, or does not fit a window.
     """
-    manifest = folder / "manifest.jsonl"
-    try:
-        lines = manifest.read_text(encoding="utf-8").splitlines()
-        entries = [(e["file"], str(e["language"]), str(e["text"])) for e in map(json.loads, lines)]
-        clips = clips_from_files(str(folder / file) for file, _, _ in entries)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise AudioError(
-            f"cannot read the clips of {manifest}: {error!r}; expected a folder that "
-            "`python -m build.demo.maker.heldout` wrote"
-        ) from error
-    if not clips:
-        raise AudioError(f"{manifest} lists no clips; expected at least one")
-    for clip in clips:
-        if clip.samples.size > WINDOW_SAMPLES:
-            seconds = clip.samples.size / SAMPLE_RATE
-            raise AudioError(f"{clip.name} lasts {seconds:.1f} s; expected at most {WINDOW_S} s")
+    clips = load_clips(folder / "manifest.jsonl")
+    recordings = read_recordings(str(clip.path) for clip in clips)
+    for recording in recordings:
+        if recording.samples.size > WINDOW_SAMPLES:
+            duration_s = recording.samples.size / SAMPLE_RATE
+            raise AudioError(
+                f"{recording.name} lasts {duration_s:.1f} s; expected at most {WINDOW_S} s"
+            )
     return [
-        (replace(clip, language=language), text)
-        for clip, (_, language, text) in zip(clips, entries, strict=True)
+        (replace(recording, language=clip.language or "en"), clip.text)
+        for recording, clip in zip(recordings, clips, strict=True)
     ]
 
 
-def transcribe(engine: Engine, config: RuntimeConfig, clips: Sequence[Clip]) -> list[str]:
+def transcribe(engine: Engine, config: RuntimeConfig, clips: Sequence[Recording]) -> list[str]:
     """The text of each clip.
 
     Raises:
@@ -119,7 +113,7 @@ def transcribe(engine: Engine, config: RuntimeConfig, clips: Sequence[Clip]) -> 
 
 
 def _jobs(
-    engine: Engine, tokenizer: Tokenizer, device: str, clips: Sequence[Clip], first: int
+    engine: Engine, tokenizer: Tokenizer, device: str, clips: Sequence[Recording], first: int
 ) -> Iterator[Job]:
     """A job for each clip, numbered from `first`; their log-mels are one batch on the device."""
     samples = torch.zeros(len(clips), WINDOW_SAMPLES)

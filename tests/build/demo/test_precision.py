@@ -12,8 +12,18 @@ from build.demo.maker.precision import VARIANTS, main, score
 from build.demo.maker.synth import write_wav
 
 DATA = Path(__file__).parents[2] / "data"
-KEY = {"file": "en_question.wav", "language": "en", "text": "Where is the key to the garden gate?"}
-LLAVE = {"file": "es_question.wav", "language": "es", "text": "¿Dónde está la llave del jardín?"}
+KEY = {
+    "file": "en_question.wav",
+    "language": "en",
+    "text": "Where is the key to the garden gate?",
+    "duration": 2.57,
+}
+LLAVE = {
+    "file": "es_question.wav",
+    "language": "es",
+    "text": "¿Dónde está la llave del jardín?",
+    "duration": 2.37,
+}
 
 
 def folder_of(path, *entries):
@@ -60,13 +70,13 @@ def test_every_variant_on_every_set_or_why_not(tmp_path, capsys, one_thread):
 def test_what_cannot_be_measured_is_an_error(tmp_path, capsys):
     write_wav(tmp_path / "long.wav", np.zeros(31 * 16000, np.int16))
     long = folder_of(tmp_path / "long", {**KEY, "file": "../long.wav"})
-    for folder, complaint in (
-        (tmp_path / "nowhere", "cannot read the clips of"),
-        (folder_of(tmp_path / "empty"), "lists no clips"),
-        (folder_of(tmp_path / "gone", {**KEY, "file": "gone.wav"}), "cannot read"),
-        (long, "lasts 31.0 s; expected at most 30 s"),
+    for folder, code, complaint in (
+        (tmp_path / "nowhere", 2, "cannot read the manifest"),
+        (folder_of(tmp_path / "empty"), 2, "lists no clips"),
+        (folder_of(tmp_path / "gone", {**KEY, "file": "gone.wav"}), 2, "gone.wav does not exist"),
+        (long, 1, "lasts 31.0 s; expected at most 30 s"),
     ):
-        assert main(["--clips", str(folder)]) == 1
+        assert main(["--clips", str(folder)]) == code
         assert complaint in capsys.readouterr().err
     clips = folder_of(tmp_path / "clips", KEY)
     if not torch.cuda.is_available():

@@ -10,8 +10,9 @@ from transformers import WhisperFeatureExtractor
 
 from eval import demo as demo_module
 from eval.accuracy import prepare, systems
-from eval.accuracy.data import Prediction, load_clips
+from eval.accuracy.data import Prediction
 from eval.demo import DemoResult, demo, render
+from serve.clips import load_clips
 from serve.config import BuildConfig, Config
 from serve.errors import ConfigError, EarshotError, UnavailableError
 from tests.eval_fakes import row
