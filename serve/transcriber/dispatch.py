@@ -2,7 +2,7 @@
 
 Used by the device thread alone. The runtime holds at most twice the windows that it can decode at
 the same time, so that it never waits for work and yet an hour of audio does not stand before a
-short request: whenever a job ends, each request in turn hands out one window.
+short request: whenever a job ends, one window of each request in turn is submitted.
 """
 
 import collections
@@ -18,24 +18,24 @@ from serve.errors import DeviceError, EarshotError
 from serve.runtime.protocol import Event, Job, Runtime
 from serve.speech.features import WINDOW_SAMPLES, log_mel, upload
 from serve.speech.windows import Window
+from serve.transcriber.active import ActiveRequest
 from serve.transcriber.guard import guarded, runtime_calls
-from serve.transcriber.inflight import InFlight
 
-_FEATURES_BATCH = 8  # most windows whose log-mel is computed in one turn
+_MAX_FEATURES_BATCH = 8  # windows whose log-mel is computed in one go
 
 
 @dataclasses.dataclass
-class Running:
-    """A job in the runtime."""
+class DecodingWindow:
+    """A window that the runtime has as a job."""
 
-    flight: InFlight
-    index: int  # of its window
+    active: ActiveRequest  # whose window it is
+    index: int  # of the window in its request
     job: Job
-    tokens: list[int] = dataclasses.field(default_factory=list)
+    tokens: list[int] = dataclasses.field(default_factory=list)  # sampled so far
 
 
 class Dispatcher:
-    """Hands windows to a runtime and knows which job is whose.
+    """Submits windows to a runtime and knows which job is whose.
 
     Args:
         runtime: called by the thread that calls this.
@@ -43,123 +43,116 @@ class Dispatcher:
     """
 
     def __init__(self, runtime: Runtime, dims: Dims) -> None:
-        self.windows = 0  # handed out for the first time
-        self.retries = 0
+        self.windows = 0  # submitted for the first time
+        self.retries = 0  # submitted again
         self._runtime = runtime
         self._capabilities = runtime.capabilities
         self._device = torch.device(self._capabilities.device)
         self._n_mels = dims.n_mels
-        self._most_jobs = 2 * self._capabilities.max_windows
+        self._max_jobs = 2 * self._capabilities.max_windows
         self._ids = itertools.count()
-        self._ready: collections.deque[InFlight] = collections.deque()  # have windows to hand out
-        self._jobs: dict[int, Running] = {}
+        # Requests with a window to submit, in the order of their turns.
+        self._ready: collections.deque[ActiveRequest] = collections.deque()
+        self._jobs: dict[int, DecodingWindow] = {}
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is in the runtime and nothing could be."""
+        """Whether the runtime has nothing to do and nothing waits to be submitted."""
         return not self._jobs and not self._ready
 
-    def enqueue(self, flight: InFlight) -> None:
-        """A request has windows to hand out."""
-        if flight not in self._ready:
-            self._ready.append(flight)
+    def enqueue(self, active: ActiveRequest) -> None:
+        """Give a request that has windows to submit its turn."""
+        if active not in self._ready:
+            self._ready.append(active)
 
-    def hand_out(self) -> list[tuple[InFlight, EarshotError]]:
+    def submit_windows(self) -> list[tuple[ActiveRequest, EarshotError]]:
         """Turn windows into jobs, as many as fit; returns the requests for which that failed.
 
         Raises:
             DeviceError: the device failed.
         """
-        failed: list[tuple[InFlight, EarshotError]] = []
-        picked: list[tuple[InFlight, int, Window]] = []
-        room = min(self._most_jobs - len(self._jobs), _FEATURES_BATCH)
+        failed: list[tuple[ActiveRequest, EarshotError]] = []
+        picked: list[tuple[ActiveRequest, int, Window]] = []
+        room = min(self._max_jobs - len(self._jobs), _MAX_FEATURES_BATCH)
         while self._ready and len(picked) < room:
-            flight = self._ready.popleft()
-            taken = guarded(f"taking a window of request {flight.id}", flight.take_window)
+            active = self._ready.popleft()
+            taken = guarded(f"taking a window of request {active.id}", active.next_window)
             if isinstance(taken, EarshotError):
-                failed.append((flight, taken))
+                failed.append((active, taken))
                 continue
-            picked.append((flight, *taken))
-            if flight.ready:
-                self._ready.append(flight)
+            picked.append((active, *taken))
+            if active.ready:
+                self._ready.append(active)
         features = self._features([window for _, _, window in picked]) if picked else []
-        for (flight, index, _), found in zip(picked, features, strict=True):
-            error = self._first_job(flight, index, found)
+        for (active, index, _), found in zip(picked, features, strict=True):
+            error = self._submit_first(active, index, found)
             if error is not None:
-                failed.append((flight, error))
+                failed.append((active, error))
         return failed
 
-    def _first_job(
-        self, flight: InFlight, index: int, features: torch.Tensor | EarshotError
-    ) -> EarshotError | None:
-        """Submit a window for the first time; returns what its request must end with, if so."""
-        if isinstance(features, EarshotError):
-            return features
-        temperature = flight.plan.options.temperature
-        work = functools.partial(self._submit, flight, index, features, temperature)
-        error = guarded(f"submitting window {index} of request {flight.id}", work)
-        if error is None:
-            self.windows += 1
-        return error
-
-    def retry(self, running: Running, temperature: float) -> None:
+    def retry(self, decoding: DecodingWindow, temperature: float) -> None:
         """Decode a window once more, in the place of its job that has just ended.
 
         Raises:
             OptionError: the runtime refuses it.
             DeviceError: the device failed.
         """
-        self._submit(running.flight, running.index, running.job.features, temperature)
+        self._submit(decoding.active, decoding.index, decoding.job.features, temperature)
         self.retries += 1
 
-    def take(self, event: Event) -> Running | None:
-        """Note an event; returns the job if it has ended and its request has not."""
-        running = self._jobs[event.job_id]
-        running.tokens.extend(event.tokens)
+    def record(self, event: Event) -> DecodingWindow | None:
+        """Take note of an event; returns the window if it has ended and its request has not."""
+        decoding = self._jobs[event.job_id]
+        decoding.tokens.extend(event.tokens)
         if event.finished is None:
             return None
         del self._jobs[event.job_id]
-        return None if running.flight.ended else running
+        return None if decoding.active.ended else decoding
 
-    def withdraw(self, flight: InFlight) -> None:
-        """A request has ended: hand out nothing more, and free the slots that it has.
+    def cancel(self, active: ActiveRequest) -> None:
+        """Submit no more windows of a request that has ended, and free the slots that it has.
 
         Its jobs count until the runtime has confirmed their end.
+
+        Raises:
+            DeviceError: the device failed.
         """
-        if flight in self._ready:
-            self._ready.remove(flight)
+        if active in self._ready:
+            self._ready.remove(active)
         if self._capabilities.cancel:
-            for job_id, running in self._jobs.items():
-                if running.flight is flight:
+            for job_id, decoding in self._jobs.items():
+                if decoding.active is active:
                     with runtime_calls():
                         self._runtime.cancel(job_id)
 
     def clear(self) -> None:
-        """Forget every job: the runtime is broken or about to be closed."""
+        """Drop every job: the runtime is broken or about to be closed."""
         self._jobs.clear()
         self._ready.clear()
 
-    def check(self, pending: set[int]) -> None:
+    def check_invariants(self, pending: set[int]) -> None:
         """Assert what must always hold, given the ids of the pending requests."""
-        assert len(self._jobs) <= self._most_jobs
+        assert len(self._jobs) <= self._max_jobs
         assert len(set(self._ready)) == len(self._ready)
-        assert all(flight.ready and flight.id in pending for flight in self._ready)
-        for running in self._jobs.values():
-            assert running.flight.ended != (running.flight.id in pending)
+        assert all(active.ready and active.id in pending for active in self._ready)
+        for decoding in self._jobs.values():
+            assert decoding.active.ended != (decoding.active.id in pending)
 
     def _features(self, windows: list[Window]) -> list[torch.Tensor | EarshotError]:
-        """What the runtime takes of each window, or the error that the window ended with."""
+        """What the runtime takes of each window, or the error that the window's request ends with.
+
+        All windows are computed as one batch; where that fails, each alone shows whose fault it is.
+        """
         what = f"computing the features of {len(windows)} windows"
         features = guarded(what, functools.partial(self._compute_features, windows))
         if not isinstance(features, EarshotError):
             return list(features)
         if len(windows) == 1:
             return [features]
-        # Which window is to blame shows when each is alone.
         return [alone for window in windows for alone in self._features([window])]
 
     def _compute_features(self, windows: list[Window]) -> Sequence[torch.Tensor]:
-        """Log-mel where the runtime wants it, or the samples."""
+        """Log-mel (n_mels, 3000) of each window, or its samples (n,) if the runtime takes those."""
         if self._capabilities.takes == "samples":
             return [torch.tensor(window.samples) for window in windows]
         # On a GPU the copy need not be waited for: torch reuses pinned memory only after it.
@@ -170,14 +163,27 @@ class Dispatcher:
         try:
             return log_mel(upload(padded, self._device), self._n_mels).unbind()
         except torch.AcceleratorError as error:
-            raise DeviceError(f"{self._device}: {error}") from error
+            raise DeviceError(f"{self._device} failed: {error}") from error
+
+    def _submit_first(
+        self, active: ActiveRequest, index: int, features: torch.Tensor | EarshotError
+    ) -> EarshotError | None:
+        """Submit a window for the first time; returns the error that its request ends with."""
+        if isinstance(features, EarshotError):
+            return features
+        temperature = active.plan.options.temperature
+        work = functools.partial(self._submit, active, index, features, temperature)
+        error = guarded(f"submitting window {index} of request {active.id}", work)
+        if error is None:
+            self.windows += 1
+        return error
 
     def _submit(
-        self, flight: InFlight, index: int, features: torch.Tensor, temperature: float
+        self, active: ActiveRequest, index: int, features: torch.Tensor, temperature: float
     ) -> None:
-        options = flight.options(index, temperature)
-        job = Job(next(self._ids), features, flight.prompt, options)
+        options = active.options(index, temperature)
+        job = Job(next(self._ids), features, active.prompt, options)
         with runtime_calls():
             self._runtime.submit(job)
-        self._jobs[job.id] = Running(flight, index, job)
-        flight.started()
+        self._jobs[job.id] = DecodingWindow(active, index, job)
+        active.mark_started()

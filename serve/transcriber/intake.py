@@ -1,4 +1,4 @@
-"""From a request's audio to windows, in worker threads, as far ahead as memory allows."""
+"""From a request's audio to windows, on worker threads, as far ahead as memory allows."""
 
 import concurrent.futures
 import functools
@@ -10,10 +10,11 @@ from serve.errors import EarshotError
 from serve.messages import Request, Samples
 from serve.speech import audio
 from serve.speech.windows import Window, cut
+from serve.transcriber.active import ActiveRequest
 from serve.transcriber.guard import guarded
-from serve.transcriber.inflight import InFlight
 
-_HELD_AUDIOS = 4  # decoded audio in memory is at most about this many of the longest allowed
+# Decoding pauses when the decoded audio in memory lasts this many times the longest allowed.
+_MAX_HELD_AUDIOS = 4
 
 
 class Intake:
@@ -31,8 +32,8 @@ class Intake:
     def __init__(
         self,
         config: TranscriberConfig,
-        on_windows: Callable[[InFlight, list[Window]], None],
-        on_error: Callable[[InFlight, EarshotError], None],
+        on_windows: Callable[[ActiveRequest, list[Window]], None],
+        on_error: Callable[[ActiveRequest, EarshotError], None],
     ) -> None:
         self._max_audio_s = config.max_audio_s
         self._on_windows = on_windows
@@ -42,34 +43,35 @@ class Intake:
         )
         # Guarded by the lock.
         self._lock = threading.Lock()
-        self._waiting: dict[int, tuple[InFlight, Request]] = {}
-        self._held_s: dict[int, float] = {}  # request -> decoded seconds; 0 while it is decoded
+        self._waiting: dict[int, tuple[ActiveRequest, Request]] = {}
+        # Seconds of decoded audio by request id; 0 from when a worker takes the request.
+        self._held_s: dict[int, float] = {}
         self._closed = False
 
-    def add(self, flight: InFlight, request: Request) -> None:
+    def add(self, active: ActiveRequest, request: Request) -> None:
         """Decode a request's audio when its turn comes; returns at once.
 
         After `close` the request gets no call back.
         """
         with self._lock:
-            self._waiting[flight.id] = (flight, request)
+            self._waiting[active.id] = (active, request)
             self._wake()
 
-    def forget(self, flight: InFlight) -> None:
+    def release(self, active: ActiveRequest) -> None:
         """A request has ended: drop its audio, and let others use the memory."""
         with self._lock:
-            self._waiting.pop(flight.id, None)
-            self._held_s.pop(flight.id, None)
+            self._waiting.pop(active.id, None)
+            self._held_s.pop(active.id, None)
             self._wake()
 
     def close(self) -> None:
-        """Stop the workers after what they are at; nothing more is called back for the rest."""
+        """Let the workers finish the requests that they have begun, and begin no others."""
         with self._lock:
             self._closed = True
             self._waiting.clear()
         self._workers.shutdown(wait=False)
 
-    def known(self) -> set[int]:
+    def held_ids(self) -> set[int]:
         """Ids of the requests whose audio is kept here, decoded or not."""
         with self._lock:
             return self._waiting.keys() | self._held_s.keys()
@@ -81,17 +83,17 @@ class Intake:
 
     def _work(self) -> None:
         while (entry := self._next()) is not None:
-            flight, request = entry
-            what = f"decoding the audio of request {flight.id}"
-            windows = guarded(what, functools.partial(self._windows, flight, request))
+            active, request = entry
+            what = f"decoding the audio of request {active.id}"
+            windows = guarded(what, functools.partial(self._windows, active, request))
             if isinstance(windows, EarshotError):
-                self._on_error(flight, windows)
+                self._on_error(active, windows)
             else:
-                self._on_windows(flight, windows)
+                self._on_windows(active, windows)
 
-    def _next(self) -> tuple[InFlight, Request] | None:
+    def _next(self) -> tuple[ActiveRequest, Request] | None:
         with self._lock:
-            full = sum(self._held_s.values()) >= _HELD_AUDIOS * self._max_audio_s
+            full = sum(self._held_s.values()) >= _MAX_HELD_AUDIOS * self._max_audio_s
             if full or not self._waiting:
                 return None
             id, entry = next(iter(self._waiting.items()))
@@ -99,12 +101,12 @@ class Intake:
             self._held_s[id] = 0.0
             return entry
 
-    def _windows(self, flight: InFlight, request: Request) -> list[Window]:
+    def _windows(self, active: ActiveRequest, request: Request) -> list[Window]:
         windows = cut(self._samples(request))
         duration_s = sum(window.duration_s for window in windows)
         with self._lock:
-            if flight.id in self._held_s:  # else it ended meanwhile
-                self._held_s[flight.id] = duration_s
+            if active.id in self._held_s:  # else it ended meanwhile
+                self._held_s[active.id] = duration_s
         return windows
 
     def _samples(self, request: Request) -> Samples:

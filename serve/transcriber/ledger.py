@@ -9,7 +9,8 @@ from typing import Literal
 from serve.config import TranscriberConfig
 from serve.errors import DeviceError, OverloadedError
 from serve.messages import TranscriberEvent
-from serve.transcriber.inflight import InFlight, Plan
+from serve.transcriber.active import ActiveRequest
+from serve.transcriber.plan import Plan
 from serve.transcriber.stats import Counters, Outcome
 
 
@@ -23,16 +24,16 @@ class Ledger:
     def __init__(self, config: TranscriberConfig) -> None:
         self._config = config
         self._ids = itertools.count()
-        # Guarded by the condition, which is notified when a request's ending is over.
+        # Guarded by the condition, which is notified of every answered request.
         self._changed = threading.Condition()
-        self._pending: dict[int, InFlight] = {}  # in order of acceptance, and so of deadline
-        self._ending = 0  # requests whose terminal event is on its way
+        self._pending: dict[int, ActiveRequest] = {}  # in order of acceptance, and so of deadline
+        self._unanswered = 0  # requests removed whose terminal event is being sent
         self._counters = Counters()
         self._busy_since_s = 0.0
         self._state: Literal["open", "draining", "closed"] = "open"
         self._failure: DeviceError | None = None
 
-    def accept(self, plan: Plan, on_event: Callable[[TranscriberEvent], None]) -> InFlight:
+    def accept(self, plan: Plan, on_event: Callable[[TranscriberEvent], None]) -> ActiveRequest:
         """Take a request in.
 
         Raises:
@@ -42,50 +43,50 @@ class Ledger:
         with self._changed:
             self._refuse_if_unable()
             now = time.monotonic()
-            deadline = now + self._config.request_timeout_s
-            flight = InFlight(next(self._ids), plan, on_event, now, deadline)
+            deadline_s = now + self._config.request_timeout_s
+            active = ActiveRequest(next(self._ids), plan, on_event, now, deadline_s)
             if not self._pending:
                 self._busy_since_s = now
-            self._pending[flight.id] = flight
+            self._pending[active.id] = active
             self._counters = self._counters.plus(accepted=1)
-            return flight
+            return active
 
     def _refuse_if_unable(self) -> None:
         if self._failure is not None:
             raise DeviceError(f"the device has failed, restart the server: {self._failure}")
         if self._state != "open":
             raise OverloadedError("the server is shutting down; send the request elsewhere")
-        count, most = len(self._pending), self._config.max_pending
-        if count >= most:
-            raise OverloadedError(f"{count} of {most} requests are pending; try again later")
+        pending, limit = len(self._pending), self._config.max_pending
+        if pending >= limit:
+            raise OverloadedError(f"{pending} of {limit} requests are pending; try again later")
 
     def reject(self) -> None:
         """Count a request that was refused at once."""
         with self._changed:
             self._counters = self._counters.plus(rejected=1)
 
-    def remove(self, flight: InFlight, outcome: Outcome) -> None:
-        """A request ends; its terminal event comes next, and then `ending_over`."""
+    def remove(self, active: ActiveRequest, outcome: Outcome) -> None:
+        """Count a request's end; its terminal event must follow, and then `mark_answered`."""
         with self._changed:
-            del self._pending[flight.id]
-            self._ending += 1
-            ended = {outcome: 1, "audio_s": flight.duration_s if outcome == "ok" else 0.0}
+            del self._pending[active.id]
+            self._unanswered += 1
+            increments = {outcome: 1, "audio_s": active.duration_s if outcome == "ok" else 0.0}
             if not self._pending:
-                ended["busy_s"] = time.monotonic() - self._busy_since_s
-            self._counters = self._counters.plus(**ended)
+                increments["busy_s"] = time.monotonic() - self._busy_since_s
+            self._counters = self._counters.plus(**increments)
 
-    def ending_over(self) -> None:
-        """The terminal event of a removed request was sent."""
+    def mark_answered(self) -> None:
+        """Note that the terminal event of a removed request was sent."""
         with self._changed:
-            self._ending -= 1
+            self._unanswered -= 1
             self._changed.notify_all()
 
-    def oldest(self) -> InFlight | None:
+    def oldest(self) -> ActiveRequest | None:
         """The pending request whose deadline comes first."""
         with self._changed:
             return next(iter(self._pending.values()), None)
 
-    def counters(self) -> tuple[Counters, list[InFlight]]:
+    def counters(self) -> tuple[Counters, list[ActiveRequest]]:
         """The counters, and the pending requests of the same moment."""
         with self._changed:
             pending, counters = list(self._pending.values()), self._counters
@@ -104,7 +105,7 @@ class Ledger:
         with self._changed:
             if self._state == "open":
                 self._state = "draining"
-            self._changed.wait_for(lambda: not self._pending and not self._ending, timeout_s)
+            self._changed.wait_for(lambda: not self._pending and not self._unanswered, timeout_s)
 
     def close(self, failure: DeviceError | None = None) -> None:
         """Take no more requests, because of a failure if one is given."""

@@ -41,18 +41,19 @@ from serve.messages import (
 from serve.runtime.protocol import Capabilities, Event, Gauges, Runtime, Scores
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import Window
-from serve.transcriber.dispatch import Dispatcher, Running
+from serve.transcriber.active import ActiveRequest
+from serve.transcriber.dispatch import DecodingWindow, Dispatcher
 from serve.transcriber.guard import guarded
-from serve.transcriber.inflight import InFlight, plan_request
 from serve.transcriber.intake import Intake
 from serve.transcriber.ledger import Ledger
+from serve.transcriber.plan import plan_request
 from serve.transcriber.stats import Outcome, Stats
 
 logger = logging.getLogger(__name__)
 
-_POLL_S = 0.02  # most that a poll may wait, so that arrivals and cancels are seen soon
-_IDLE_S = 10.0  # most that the idle device thread sleeps; whatever arrives wakes it at once
-_JOIN_S = 30.0  # most that `close` waits for the device thread
+_POLL_S = 0.02  # longest that a poll may wait, so that arrivals and cancels are seen soon
+_IDLE_S = 10.0  # longest that the idle device thread sleeps; whatever arrives wakes it at once
+_JOIN_S = 30.0  # longest that `close` waits for the device thread
 _GRACE_S = 10.0  # beyond the deadline, after which a blocking caller gives up by itself
 _STALLED_S = 60.0  # a turn of the loop that takes longer is not healthy
 
@@ -79,11 +80,11 @@ class Transcriber:
         self._config = config
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ledger = Ledger(config)
-        self._intake = Intake(config, self._put_windows, self._put_failure)
+        self._intake = Intake(config, self._post_windows, self._post_failure)
 
         # Written by the device thread alone; others read the first two.
         self._gauges: Gauges = runtime.gauges()
-        self._turn_s = time.monotonic()
+        self._last_turn_s = time.monotonic()
         self._dispatcher = Dispatcher(runtime, engine.manifest.dims)
         self._stopping = False
 
@@ -112,14 +113,15 @@ class Transcriber:
             plan = plan_request(
                 request, self._tokenizer, self._capabilities, self._config, self._n_text_ctx
             )
-            flight = self._ledger.accept(plan, on_event)
+            active = self._ledger.accept(plan, on_event)
         except EarshotError:
             self._ledger.reject()
             raise
-        self._intake.add(flight, request)
-        self._inbox.put(_wake)  # the device thread has a deadline to keep
+        self._intake.add(active, request)
+        # The device thread may be asleep and has one more deadline to keep.
+        self._inbox.put(_wake)
         cancelled = CancelledError("the client cancelled the request")
-        return RequestHandle(functools.partial(self._put_failure, flight, cancelled))
+        return RequestHandle(functools.partial(self._post_failure, active, cancelled))
 
     def transcribe(self, request: Request) -> Transcript:
         """Transcribe and wait for the answer.
@@ -145,15 +147,11 @@ class Transcriber:
             handle.cancel()  # matters only if the wait was interrupted
 
     @property
-    def capabilities(self) -> Capabilities:
-        """What the runtime honours."""
-        return self._capabilities
-
-    @property
     def healthy(self) -> bool:
         """Whether requests can be answered: the device works and its thread makes progress."""
         limit_s = max(_STALLED_S, self._config.request_timeout_s)
-        stalled = self._ledger.oldest() is not None and time.monotonic() - self._turn_s > limit_s
+        busy = self._ledger.oldest() is not None
+        stalled = busy and time.monotonic() - self._last_turn_s > limit_s
         return not self._ledger.closed and self._thread.is_alive() and not stalled
 
     def stats(self) -> Stats:
@@ -163,7 +161,7 @@ class Transcriber:
         return Stats(
             **dataclasses.asdict(counters),
             pending=len(pending),
-            queued=sum(flight.started_s is None for flight in pending),
+            queued=sum(active.started_s is None for active in pending),
             windows=self._dispatcher.windows,
             retries=self._dispatcher.retries,
             tokens=gauges.tokens,
@@ -202,25 +200,27 @@ class Transcriber:
         """Close it."""
         self.close()
 
-    def _put_windows(self, flight: InFlight, windows: list[Window]) -> None:
-        self._inbox.put(functools.partial(self._start, flight, windows))
+    def _post_windows(self, active: ActiveRequest, windows: list[Window]) -> None:
+        self._inbox.put(functools.partial(self._start, active, windows))
 
-    def _put_failure(self, flight: InFlight, error: EarshotError) -> None:
-        self._inbox.put(functools.partial(self._fail, flight, error))
+    def _post_failure(self, active: ActiveRequest, error: EarshotError) -> None:
+        self._inbox.put(functools.partial(self._fail, active, error))
 
     # ---------------------------------------------------------------- the device thread
 
     def _serve(self) -> None:
         """The loop. One turn is one step of the runtime, or a sleep if there is nothing to do."""
         while not self._stopping:
-            self._take_inbox()  # decoded audio, cancels, stop; sleeps when idle
+            self._run_inbox()  # decoded audio, cancels, stop; sleeps when idle
             self._expire()  # requests past their deadline
-            for flight, error in self._dispatcher.hand_out():  # windows -> log-mel -> jobs
-                self._fail(flight, error)
+            # Windows become log-mel, and that becomes jobs.
+            for active, error in self._dispatcher.submit_windows():
+                self._fail(active, error)
+            # Tokens become segments and answers, or the window is decoded again.
             for event in self._runtime.poll(_POLL_S):
-                self._advance(event)  # tokens -> another try, or segments and maybe the answer
+                self._handle_event(event)
             self._gauges = self._runtime.gauges()
-            self._turn_s = time.monotonic()
+            self._last_turn_s = time.monotonic()
 
     def _run(self) -> None:
         """Serve until told to stop or until the device fails, then end everything."""
@@ -237,15 +237,15 @@ class Transcriber:
         if failure is not None:
             logger.error("the device failed, and %d requests with it: %s", len(pending), failure)
         self._dispatcher.clear()
-        for flight in pending:
-            self._fail(flight, failure or CancelledError("the server has shut down"))
+        for active in pending:
+            self._fail(active, failure or CancelledError("the server has shut down"))
         self._intake.close()
         self._runtime.close()
 
     def _stop(self) -> None:
         self._stopping = True
 
-    def _take_inbox(self) -> None:
+    def _run_inbox(self) -> None:
         """Do what other threads asked for; without work, sleep until they ask or time is up."""
         wait_s = 0.0
         if self._dispatcher.idle:
@@ -260,81 +260,84 @@ class Transcriber:
 
     def _expire(self) -> None:
         limit_s = self._config.request_timeout_s
-        while (flight := self._ledger.oldest()) and flight.deadline_s <= time.monotonic():
-            self._fail(flight, DeadlineError(f"not finished within {limit_s:g} s"))
+        while (active := self._ledger.oldest()) and active.deadline_s <= time.monotonic():
+            self._fail(active, DeadlineError(f"not finished within {limit_s:g} s"))
 
-    def _start(self, flight: InFlight, windows: list[Window]) -> None:
-        if not flight.ended:
-            flight.set_windows(windows)
-            self._dispatcher.enqueue(flight)
+    def _start(self, active: ActiveRequest, windows: list[Window]) -> None:
+        if not active.ended:
+            active.set_windows(windows)
+            self._dispatcher.enqueue(active)
 
-    def _advance(self, event: Event) -> None:
-        """Take one piece of news from the runtime."""
-        running = self._dispatcher.take(event)
-        if running is None:
+    def _handle_event(self, event: Event) -> None:
+        """Go on with the request whose job the runtime reports about."""
+        decoding = self._dispatcher.record(event)
+        if decoding is None:
             return
-        flight, scores = running.flight, event.scores
+        active, scores = decoding.active, event.scores
         if scores is None:
             cause = event.error or EarshotError(f"the runtime ended a window: {event.finished}")
-            self._fail(flight, cause)
+            self._fail(active, cause)
             return
-        what = f"going on with request {flight.id} after window {running.index}"
-        news = guarded(what, functools.partial(self._go_on, running, scores))
-        if isinstance(news, EarshotError):
-            self._fail(flight, news)
+        what = f"processing window {decoding.index} of request {active.id}"
+        events = guarded(what, functools.partial(self._process_window, decoding, scores))
+        if isinstance(events, EarshotError):
+            self._fail(active, events)
             return
-        for each in news:
-            if isinstance(each, Finished):
-                self._end(flight, each, "ok")
-            elif not self._deliver(flight, each):
-                self._fail(flight, CancelledError("the client is gone"))
+        for news in events:
+            if isinstance(news, Finished):
+                self._end(active, news, "ok")
+            elif not self._deliver(active, news):
+                self._fail(active, CancelledError("the client is gone"))
                 return
 
-    def _go_on(self, running: Running, scores: Scores) -> list[SegmentReady | Finished]:
-        """Judge what a job sampled and do what follows from it; returns what the client gets."""
-        flight = running.flight
-        hotter = flight.absorb(
-            running.index,
-            running.job.options.temperature,
-            tuple(running.tokens),
+    def _process_window(
+        self, decoding: DecodingWindow, scores: Scores
+    ) -> list[SegmentReady | Finished]:
+        """Judge what a job sampled, submit what follows from it; returns the client's events."""
+        active = decoding.active
+        retry_temperature = active.judge_attempt(
+            decoding.index,
+            decoding.job.options.temperature,
+            tuple(decoding.tokens),
             scores,
             self._tokenizer,
             self._config,
         )
-        if hotter is not None:
-            self._dispatcher.retry(running, hotter)
-        if flight.ready:  # with its language known, the other windows may follow
-            self._dispatcher.enqueue(flight)
-        segments = flight.stitch_ready(self._tokenizer)
-        news: list[SegmentReady | Finished] = [SegmentReady(segment) for segment in segments]
-        if flight.complete:
-            news.append(Finished(flight.transcript()))
-        return news
+        if retry_temperature is not None:
+            self._dispatcher.retry(decoding, retry_temperature)
+        # With the language known, the other windows may follow.
+        if active.ready:
+            self._dispatcher.enqueue(active)
+        segments = active.stitch_ready(self._tokenizer)
+        events: list[SegmentReady | Finished] = [SegmentReady(segment) for segment in segments]
+        if active.complete:
+            events.append(Finished(active.transcript()))
+        return events
 
-    def _fail(self, flight: InFlight, error: EarshotError) -> None:
+    def _fail(self, active: ActiveRequest, error: EarshotError) -> None:
         """End a request without an answer, unless it has ended."""
         if isinstance(error, CancelledError):
             outcome: Outcome = "cancelled"
         else:
             outcome = "timed_out" if isinstance(error, DeadlineError) else "failed"
-        if not flight.ended:
-            self._end(flight, Failed(error), outcome)
+        if not active.ended:
+            self._end(active, Failed(error), outcome)
 
-    def _end(self, flight: InFlight, event: Finished | Failed, outcome: Outcome) -> None:
+    def _end(self, active: ActiveRequest, event: Finished | Failed, outcome: Outcome) -> None:
         """Send a request's terminal event and free whatever it holds."""
-        flight.ended = True
-        self._ledger.remove(flight, outcome)
-        self._deliver(flight, event)
-        self._ledger.ending_over()
-        self._intake.forget(flight)
-        self._dispatcher.withdraw(flight)
+        active.ended = True
+        self._ledger.remove(active, outcome)
+        self._deliver(active, event)
+        self._ledger.mark_answered()
+        self._intake.release(active)
+        self._dispatcher.cancel(active)
 
-    def _deliver(self, flight: InFlight, event: TranscriberEvent) -> bool:
-        """Tell the client; False if it cannot be told."""
+    def _deliver(self, active: ActiveRequest, event: TranscriberEvent) -> bool:
+        """Send an event to the client; False if it raises an exception."""
         try:
-            flight.on_event(event)
+            active.on_event(event)
         except Exception:
-            logger.exception("request %d: its client failed to take news", flight.id)
+            logger.exception("request %d: its client raised an exception", active.id)
             return False
         return True
 
@@ -344,12 +347,13 @@ class Transcriber:
         A broken invariant ends the server: the state that every request relies on is wrong, so a
         restart is better than to go on with it.
         """
-        kept = self._intake.known()  # before the ledger: a request is entered there first
-        counters, flights = self._ledger.counters()
-        pending = {flight.id for flight in flights}
+        # In this order: `submit` enters a request into the ledger first.
+        held = self._intake.held_ids()
+        counters, requests = self._ledger.counters()
+        pending = {active.id for active in requests}
         assert counters.accepted == counters.ended + len(pending), f"{counters}, {pending}"
-        assert kept <= pending, f"audio of the ended requests {kept - pending} is kept"
-        self._dispatcher.check(pending)
+        assert held <= pending, f"audio of the ended requests {held - pending} is kept"
+        self._dispatcher.check_invariants(pending)
 
 
 def _wake() -> None:

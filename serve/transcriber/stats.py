@@ -29,10 +29,10 @@ class Counters:
         """Seconds of audio answered for each busy second; 0 before the first."""
         return self.audio_s / self.busy_s if self.busy_s > 0 else 0.0
 
-    def plus(self, **more: float) -> Self:
-        """These counters with some of them increased."""
+    def plus(self, **increments: float) -> Self:
+        """A copy with some counters increased."""
         return dataclasses.replace(
-            self, **{name: getattr(self, name) + value for name, value in more.items()}
+            self, **{name: getattr(self, name) + value for name, value in increments.items()}
         )
 
 
@@ -41,9 +41,9 @@ class Stats(Counters):
     """One moment of a transcriber; `accepted == ended + pending`."""
 
     pending: int  # requests accepted and not yet ended
-    queued: int  # of these, not yet started: no window handed to the runtime
-    windows: int  # windows handed to the runtime for the first time
-    retries: int  # windows handed over again at a higher temperature
+    queued: int  # of these, not yet started: no window submitted to the runtime
+    windows: int  # windows submitted to the runtime for the first time
+    retries: int  # windows submitted again at a higher temperature
     tokens: int  # tokens sampled
     busy_slots: int
     mean_batch: float  # slots in use in an average decoder step; 0 before the first

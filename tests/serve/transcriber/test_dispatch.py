@@ -9,8 +9,9 @@ from serve.config import TranscriberConfig
 from serve.errors import OptionError
 from serve.runtime.protocol import DecodingOptions
 from serve.speech.windows import Window
+from serve.transcriber.active import ActiveRequest
 from serve.transcriber.dispatch import Dispatcher
-from serve.transcriber.inflight import InFlight, Plan
+from serve.transcriber.plan import Plan
 from tests.fakes import CAPABILITIES, FakeRuntime, Play
 from tests.serve.speech.test_tokenizer import DIMS
 
@@ -30,9 +31,9 @@ def make(script=lambda job: Play(), **capabilities):
     return Dispatcher(runtime, DIMS), runtime
 
 
-def flight(id, windows, prompt_tokens=1):
+def make_active(id, windows, prompt_tokens=1):
     options = DecodingOptions(max_tokens=10)
-    made = InFlight(id, Plan((1,) * prompt_tokens, "en", options, False), print, 0.0, 1e9)
+    made = ActiveRequest(id, Plan((1,) * prompt_tokens, "en", options, False), print, 0.0, 1e9)
     samples = [torch.full((10,), id + i / 100).numpy() for i in range(windows)]
     made.set_windows([Window(i * 30.0, part) for i, part in enumerate(samples)])
     return made
@@ -48,85 +49,85 @@ def owners(runtime, since=0):
 
 def test_requests_take_turns():
     dispatcher, runtime = make()
-    long = flight(1, windows=30)
+    long = make_active(1, windows=30)
     dispatcher.enqueue(long)
-    assert dispatcher.hand_out() == []
+    assert dispatcher.submit_windows() == []
     assert owners(runtime) == [(1, 0), (1, 1), (1, 2), (1, 3)], "twice the slots, no more"
-    dispatcher.enqueue(flight(2, windows=1))
-    dispatcher.enqueue(flight(3, windows=2))
+    dispatcher.enqueue(make_active(2, windows=1))
+    dispatcher.enqueue(make_active(3, windows=2))
     taken = 0
     while not dispatcher.idle and taken < 4:
         for event in runtime.poll(0):
-            if dispatcher.take(event) is not None:
+            if dispatcher.record(event) is not None:
                 taken += 1
-                dispatcher.hand_out()
+                dispatcher.submit_windows()
     assert owners(runtime, since=4) == [(1, 4), (2, 0), (3, 0), (1, 5)]
-    dispatcher.check({1, 2, 3})
+    dispatcher.check_invariants({1, 2, 3})
 
 
 @pytest.mark.gpu
 def test_pinned_memory_is_not_written_again_before_it_is_copied():
     """The copies wait behind a busy GPU while the host goes on to the next windows."""
     dispatcher, runtime = make(max_windows=40, device="cuda")
-    dispatcher.enqueue(flight(1, windows=60))
-    dispatcher.hand_out()  # the memory is there
+    dispatcher.enqueue(make_active(1, windows=60))
+    dispatcher.submit_windows()  # the memory is there
     torch.cuda.synchronize()
     torch.cuda._sleep(500_000_000)
     while dispatcher._ready:
-        dispatcher.hand_out()
+        dispatcher.submit_windows()
     assert owners(runtime) == [(1, i) for i in range(60)]
     assert all(not job.features[10:].any() for job in runtime.jobs)
 
 
 def test_short_windows_are_padded_and_long_batches_are_split():
     dispatcher, runtime = make(max_windows=20)
-    dispatcher.enqueue(flight(1, windows=12))
-    dispatcher.hand_out()
+    dispatcher.enqueue(make_active(1, windows=12))
+    dispatcher.submit_windows()
     assert len(runtime.jobs) == 8
     features = runtime.jobs[0].features
     assert features.shape == (480_000,)
     assert features[:10].tolist() == [1.0] * 10
     assert not features[10:].any()
-    dispatcher.hand_out()
+    dispatcher.submit_windows()
     assert owners(runtime) == [(1, i) for i in range(12)]
     assert dispatcher.windows == 12
 
 
 def test_a_refused_window_is_told_and_does_not_stay():
     dispatcher, runtime = make()
-    too_long = flight(1, windows=1, prompt_tokens=448)
+    too_long = make_active(1, windows=1, prompt_tokens=448)
     dispatcher.enqueue(too_long)
-    dispatcher.enqueue(flight(2, windows=1))
-    ((refused, error),) = dispatcher.hand_out()
+    dispatcher.enqueue(make_active(2, windows=1))
+    ((refused, error),) = dispatcher.submit_windows()
     assert refused is too_long
     assert isinstance(error, OptionError)
     assert owners(runtime) == [(2, 0)]
     assert dispatcher.windows == 1
 
 
-def test_withdrawn_requests_hand_out_nothing_and_free_their_slots():
+def test_cancelled_requests_submit_nothing_more_and_free_their_slots():
     dispatcher, runtime = make(lambda job: Play(delay=100))
-    gone = flight(1, windows=30)
+    gone = make_active(1, windows=30)
     dispatcher.enqueue(gone)
-    dispatcher.hand_out()
+    dispatcher.submit_windows()
     runtime.poll(0)
     assert runtime.gauges().busy_slots == SLOTS
     gone.ended = True
-    dispatcher.withdraw(gone)
+    dispatcher.cancel(gone)
     assert not dispatcher.idle, "until the runtime has confirmed"
-    dispatcher.check(set())
-    assert [dispatcher.take(event) for event in runtime.poll(0)] == [None] * 4
+    dispatcher.check_invariants(set())
+    assert [dispatcher.record(event) for event in runtime.poll(0)] == [None] * 4
     assert dispatcher.idle
-    assert dispatcher.hand_out() == []
+    assert dispatcher.submit_windows() == []
     assert runtime.gauges().busy_slots == 0
 
 
 def test_a_retry_keeps_features_and_place():
     dispatcher, runtime = make()
-    dispatcher.enqueue(flight(1, windows=1))
-    dispatcher.hand_out()
+    dispatcher.enqueue(make_active(1, windows=1))
+    dispatcher.submit_windows()
     (event,) = runtime.poll(0)
-    dispatcher.retry(dispatcher.take(event), 0.4)
+    dispatcher.retry(dispatcher.record(event), 0.4)
     first, second = runtime.jobs
     assert second.id != first.id
     assert second.features is first.features
@@ -135,11 +136,11 @@ def test_a_retry_keeps_features_and_place():
 
 def test_the_check_finds_a_job_without_a_request():
     dispatcher, _ = make()
-    dispatcher.enqueue(flight(1, windows=1))
-    dispatcher.hand_out()
-    dispatcher.check({1})
+    dispatcher.enqueue(make_active(1, windows=1))
+    dispatcher.submit_windows()
+    dispatcher.check_invariants({1})
     with pytest.raises(AssertionError):
-        dispatcher.check(set())
+        dispatcher.check_invariants(set())
 
 
 def test_a_window_without_features_harms_no_other_of_its_batch(monkeypatch):
@@ -153,11 +154,11 @@ def test_a_window_without_features_harms_no_other_of_its_batch(monkeypatch):
 
     monkeypatch.setattr("serve.transcriber.dispatch.log_mel", log_mel)
     dispatcher, runtime = make()
-    flights = [flight(id, windows=1) for id in (1, 2, 3)]
-    for each in flights:
+    requests = [make_active(id, windows=1) for id in (1, 2, 3)]
+    for each in requests:
         dispatcher.enqueue(each)
-    ((failed, error),) = dispatcher.hand_out()
-    assert failed is flights[1]
+    ((failed, error),) = dispatcher.submit_windows()
+    assert failed is requests[1]
     assert "ZeroDivisionError('a bug')" in str(error)
     assert owners(runtime) == [(1, 0), (3, 0)]
     assert batches == [[1, 2, 3], [1], [2], [3]], "a good batch is one computation"

@@ -6,8 +6,8 @@ import torch
 from serve.errors import CancelledError, DeviceError, EarshotError
 from serve.messages import Finished
 from serve.speech.tokenizer import Tokenizer
-from serve.transcriber import inflight, intake
-from serve.transcriber.inflight import InFlight
+from serve.transcriber import active, intake
+from serve.transcriber.active import ActiveRequest
 from tests.fakes import Echo, FakeRuntime
 from tests.harness import FOREVER, Client, TranscriberTests, noise, quiescent, request, until
 
@@ -36,7 +36,7 @@ def plant(monkeypatch, place, tokenizer):
     def loud(samples):
         return bool(abs(samples).max() > LOUD)
 
-    options = InFlight.options
+    options = ActiveRequest.options
     faults = {
         "cut": ("serve.transcriber.intake.cut", intake.cut, loud),
         "log_mel": (
@@ -45,18 +45,18 @@ def plant(monkeypatch, place, tokenizer):
             lambda samples, n_mels: loud(samples),
         ),
         "first options": (
-            "serve.transcriber.inflight.InFlight.options",
+            "serve.transcriber.active.ActiveRequest.options",
             options,
             lambda self, index, temperature: says(self.prompt) and temperature == 0.0,
         ),
         "options of a retry": (
-            "serve.transcriber.inflight.InFlight.options",
+            "serve.transcriber.active.ActiveRequest.options",
             options,
             lambda self, index, temperature: says(self.prompt) and temperature > 0.0,
         ),
-        "take_window": (
-            "serve.transcriber.inflight.InFlight.take_window",
-            InFlight.take_window,
+        "next_window": (
+            "serve.transcriber.active.ActiveRequest.next_window",
+            ActiveRequest.next_window,
             lambda self: says(self.prompt),
         ),
         "decode": (
@@ -65,18 +65,18 @@ def plant(monkeypatch, place, tokenizer):
             lambda self, tokens: says(tokens),
         ),
         "judge": (
-            "serve.transcriber.inflight.judge",
-            inflight.judge,
+            "serve.transcriber.active.judge",
+            active.judge,
             lambda attempt, *_: says(attempt.tokens),
         ),
         "stitch": (
-            "serve.transcriber.inflight.stitch",
-            inflight.stitch,
+            "serve.transcriber.active.stitch",
+            active.stitch,
             lambda windows, decode: says(windows[0].attempt.tokens),
         ),
         "join_text": (
-            "serve.transcriber.inflight.join_text",
-            inflight.join_text,
+            "serve.transcriber.active.join_text",
+            active.join_text,
             lambda segments: "cursed" in segments[0].text,
         ),
     }
@@ -89,7 +89,7 @@ PLACES = [
     "log_mel",
     "first options",
     "options of a retry",
-    "take_window",
+    "next_window",
     "decode",
     "judge",
     "stitch",
@@ -215,7 +215,7 @@ class TestTheRuntimesFault(TranscriberTests):
 
     def test_a_broken_invariant_ends_the_server(self, start, echo, monkeypatch, caplog):
         transcriber, _ = start(echo)
-        monkeypatch.setattr(transcriber._intake, "known", lambda: {99})
+        monkeypatch.setattr(transcriber._intake, "held_ids", lambda: {99})
         Client().send(transcriber, request())  # the check is before the next sleep
         until(lambda: not transcriber.healthy)
         with pytest.raises(DeviceError, match=r"audio of the ended requests \{99\} is kept"):

@@ -11,8 +11,9 @@ from serve.errors import AudioError
 from serve.messages import Request
 from serve.runtime.protocol import DecodingOptions
 from serve.speech.features import SAMPLE_RATE
-from serve.transcriber.inflight import InFlight, Plan
+from serve.transcriber.active import ActiveRequest
 from serve.transcriber.intake import Intake
+from serve.transcriber.plan import Plan
 
 WAIT_S = 30.0
 SECOND = Request(np.zeros(SAMPLE_RATE, np.float32), sample_rate=SAMPLE_RATE)
@@ -32,16 +33,16 @@ def intake(news):
     made.close()
 
 
-def flight(id):
-    return InFlight(id, Plan((1,), "en", DecodingOptions(), False), print, 0.0, 1e9)
+def make_active(id):
+    return ActiveRequest(id, Plan((1,), "en", DecodingOptions(), False), print, 0.0, 1e9)
 
 
 def test_audio_becomes_windows_in_order_of_arrival(intake, news):
-    flights = [flight(i) for i in range(3)]
-    for each in flights:
+    requests = [make_active(i) for i in range(3)]
+    for each in requests:
         intake.add(each, SECOND)
     got = {}
-    for _ in flights:
+    for _ in requests:
         made, windows = news.get(timeout=WAIT_S)
         got[made.id] = windows
     assert sorted(got) == [0, 1, 2]
@@ -49,14 +50,14 @@ def test_audio_becomes_windows_in_order_of_arrival(intake, news):
 
 
 def test_bad_audio_is_reported(intake, news):
-    intake.add(flight(0), Request(b"no sound here"))
+    intake.add(make_active(0), Request(b"no sound here"))
     _, error = news.get(timeout=WAIT_S)
     assert isinstance(error, AudioError)
 
 
 def test_decoding_pauses_while_memory_is_full(intake, news):
-    flights = [flight(i) for i in range(10)]
-    for each in flights:
+    requests = [make_active(i) for i in range(10)]
+    for each in requests:
         intake.add(each, SECOND)
     first = [news.get(timeout=WAIT_S)[0] for _ in range(4)]
     # Two workers may each have begun one more before the fourth was counted.
@@ -64,14 +65,14 @@ def test_decoding_pauses_while_memory_is_full(intake, news):
         for _ in range(2):
             first.append(news.get(timeout=0.2)[0])
         news.get(timeout=0.2)
-    assert intake.known() == set(range(10))
+    assert intake.held_ids() == set(range(10))
     ended = set()
     while len(ended) < 10:
         for each in first:
-            intake.forget(each)
+            intake.release(each)
             ended.add(each.id)
         first = [] if len(ended) == 10 else [news.get(timeout=WAIT_S)[0]]
-    assert intake.known() == set()
+    assert intake.held_ids() == set()
 
 
 def test_what_ended_before_its_turn_is_not_decoded(intake, news, monkeypatch):
@@ -84,11 +85,11 @@ def test_what_ended_before_its_turn_is_not_decoded(intake, news, monkeypatch):
         return []
 
     monkeypatch.setattr("serve.transcriber.intake.cut", cut)
-    flights = [flight(i) for i in range(5)]
-    for each in flights:
+    requests = [make_active(i) for i in range(5)]
+    for each in requests:
         intake.add(each, SECOND)
-    for each in flights[2:]:
-        intake.forget(each)
+    for each in requests[2:]:
+        intake.release(each)
     go_on.set()
     assert {news.get(timeout=WAIT_S)[0].id for _ in range(2)} == {0, 1}
     with pytest.raises(queue.Empty):
@@ -105,17 +106,17 @@ def test_what_ended_while_it_was_decoded_holds_no_memory(intake, news, monkeypat
         return []
 
     monkeypatch.setattr("serve.transcriber.intake.cut", cut)
-    gone = flight(0)
+    gone = make_active(0)
     intake.add(gone, SECOND)
     assert begun.wait(WAIT_S)
-    intake.forget(gone)
+    intake.release(gone)
     go_on.set()
     news.get(timeout=WAIT_S)
-    assert intake.known() == set()
+    assert intake.held_ids() == set()
 
 
 def test_after_closing_nothing_more_is_decoded(intake, news):
     intake.close()
-    intake.add(flight(0), SECOND)
+    intake.add(make_active(0), SECOND)
     with pytest.raises(queue.Empty):
         news.get(timeout=0.1)

@@ -17,9 +17,10 @@ from serve.runtime.protocol import DecodingOptions
 from serve.runtime.table import open_runtime
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import Window
+from serve.transcriber.active import ActiveRequest
 from serve.transcriber.dispatch import Dispatcher
-from serve.transcriber.inflight import InFlight, Plan, plan_request
 from serve.transcriber.loop import Transcriber
+from serve.transcriber.plan import Plan, plan_request
 from serve.trtllm import llm_api as trtllm_api
 from tests.fake_trtllm.install import install_api
 from tests.fakes import FakeRuntime, Play
@@ -215,13 +216,13 @@ class TestRefusals:
         monkeypatch.setattr("serve.transcriber.dispatch.log_mel", None)
         able = dataclasses.replace(FakeRuntime(lambda _: Play()).capabilities, takes="samples")
         runtime = FakeRuntime(lambda _: Play(), able)
-        flight = InFlight(1, Plan((1,), "en", DecodingOptions(), False), print, 0.0, 1e9)
+        active = ActiveRequest(1, Plan((1,), "en", DecodingOptions(), False), print, 0.0, 1e9)
         samples = np.arange(5, dtype=np.float32)
         samples.flags.writeable = False
-        flight.set_windows([Window(0.0, samples)])
+        active.set_windows([Window(0.0, samples)])
         dispatcher = Dispatcher(runtime, engine.manifest.dims)
-        dispatcher.enqueue(flight)
-        assert dispatcher.hand_out() == []
+        dispatcher.enqueue(active)
+        assert dispatcher.submit_windows() == []
         assert runtime.jobs[0].features.tolist() == [0, 1, 2, 3, 4]
         assert runtime.jobs[0].features.dtype is torch.float32
 

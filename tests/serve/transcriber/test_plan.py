@@ -10,7 +10,7 @@ from serve.engine import DETECT_LANGUAGE
 from serve.errors import AudioError, OptionError
 from serve.messages import Request
 from serve.speech.tokenizer import Tokenizer
-from serve.transcriber.inflight import plan_request
+from serve.transcriber.plan import plan_request
 from tests.fakes import CAPABILITIES, fake_engine
 
 N_TEXT_CTX = 448

@@ -1,0 +1,182 @@
+"""One accepted request that has not ended: which windows it waits for, what it has so far.
+
+Plain state without threads or a runtime; `serve.transcriber.loop` drives it.
+
+The windows of a request decode at the same time, with one exception: where the language has to be
+found, the first window goes alone, and the others follow with the language that was found in it.
+A window of silence says nothing about the language, so then the next one goes alone as well.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+from serve.config import TranscriberConfig
+from serve.engine import DETECT_LANGUAGE
+from serve.messages import Segment, Timings, TranscriberEvent, Transcript
+from serve.runtime.protocol import DecodingOptions, Scores
+from serve.speech.tokenizer import Tokenizer
+from serve.speech.windows import (
+    Attempt,
+    Decoded,
+    Window,
+    compression_ratio,
+    join_text,
+    judge,
+    split_segments,
+    stitch,
+)
+from serve.transcriber.plan import Plan
+
+_SEEDS_PER_WINDOW = 1000
+
+
+class ActiveRequest:
+    """The state of one accepted request.
+
+    Args:
+        id: unique in the transcriber.
+        plan: how to decode its windows.
+        on_event: called with its segments and its end.
+        accepted_s: monotonic time at which it was accepted.
+        deadline_s: monotonic time at which it has taken too long.
+    """
+
+    def __init__(
+        self,
+        id: int,
+        plan: Plan,
+        on_event: Callable[[TranscriberEvent], None],
+        accepted_s: float,
+        deadline_s: float,
+    ) -> None:
+        self.id = id
+        self.plan = plan
+        self.on_event = on_event
+        self.accepted_s = accepted_s
+        self.deadline_s = deadline_s
+        self.ended = False  # got its terminal event
+        self.started_s: float | None = None  # monotonic time of the first job
+        self.duration_s = 0.0  # of its audio, once that is decoded
+        self._segments: list[Segment] = []
+        self._prompt = plan.prompt
+        self._language = plan.language
+        self._language_prob: float | None = None
+        self._windows: list[Window] = []
+        self._next = 0  # index of the first window not submitted
+        self._decoded: dict[int, Decoded] = {}
+        self._stitched = 0  # windows whose segments are in `_segments`
+        self._encode_s = 0.0
+        self._decode_s = 0.0
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """Prompt ids of the next job; names the language once it has been found."""
+        return self._prompt
+
+    @property
+    def ready(self) -> bool:
+        """Whether a window can be submitted now."""
+        if self._next >= len(self._windows):
+            return False
+        one_at_a_time = DETECT_LANGUAGE in self._prompt
+        return not one_at_a_time or self._next == len(self._decoded)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every window is decoded and stitched."""
+        return bool(self._windows) and self._stitched == len(self._windows)
+
+    def set_windows(self, windows: list[Window]) -> None:
+        """Take the decoded audio, cut into windows."""
+        self._windows = windows
+        self.duration_s = sum(window.duration_s for window in windows)
+
+    def next_window(self) -> tuple[int, Window]:
+        """Index of the next window to submit, and the window; `ready` must hold."""
+        assert self.ready, f"request {self.id} has no window to submit"
+        index = self._next
+        self._next += 1
+        return index, self._windows[index]
+
+    def mark_started(self) -> None:
+        """Note that the runtime has a window of it."""
+        if self.started_s is None:
+            self.started_s = time.monotonic()
+
+    def options(self, index: int, temperature: float) -> DecodingOptions:
+        """How a window is decoded at a temperature.
+
+        The seed depends on the window and the temperature alone, so the same request gets the same
+        answer whenever and beside whatever it is sent.
+        """
+        seed = index * _SEEDS_PER_WINDOW + round(temperature * (_SEEDS_PER_WINDOW - 1))
+        return dataclasses.replace(self.plan.options, temperature=temperature, seed=seed)
+
+    def judge_attempt(
+        self,
+        index: int,
+        temperature: float,
+        tokens: tuple[int, ...],
+        scores: Scores,
+        tokenizer: Tokenizer,
+        config: TranscriberConfig,
+    ) -> float | None:
+        """Judge what a window's job sampled, and keep it unless the window is decoded again.
+
+        Returns the temperature at which to decode the window again, or None: the window is done.
+        """
+        self._encode_s += scores.encode_s
+        self._decode_s += scores.decode_s
+        attempt = Attempt(
+            tokens=tokens,
+            avg_logprob=scores.avg_logprob,
+            no_speech_prob=scores.no_speech_prob,
+            temperature=temperature,
+            compression_ratio=compression_ratio(tokenizer.decode(tokens)),
+        )
+        verdict = judge(attempt, config, self.plan.fixed_temperature)
+        if DETECT_LANGUAGE in self._prompt:
+            self._set_language(scores, tokenizer, silence=verdict.outcome == "silence")
+        if verdict.outcome == "retry":
+            return verdict.temperature
+        window = self._windows[index]
+        silent = verdict.outcome == "silence"
+        pieces = [] if silent else split_segments(tokens, tokenizer.facts, window.duration_s)
+        self._decoded[index] = Decoded(window.start_s, window.duration_s, attempt, tuple(pieces))
+        return None
+
+    def _set_language(self, scores: Scores, tokenizer: Tokenizer, silence: bool) -> None:
+        token = scores.language
+        assert token is not None, "the runtime was asked for the language and named none"
+        self._language = tokenizer.language_code(token)
+        self._language_prob = scores.language_prob
+        if not silence:
+            self._prompt = tuple(token if id == DETECT_LANGUAGE else id for id in self._prompt)
+
+    def stitch_ready(self, tokenizer: Tokenizer) -> list[Segment]:
+        """Segments that became final: of windows that are done and so are all before them."""
+        segments: list[Segment] = []
+        while (window := self._decoded.get(self._stitched)) is not None:
+            segments += stitch([window], tokenizer.decode)
+            self._stitched += 1
+        self._segments += segments
+        return segments
+
+    def transcript(self) -> Transcript:
+        """The whole answer; `complete` must hold."""
+        assert self.complete and self.started_s is not None and self._language is not None
+        timings = Timings(
+            queue_s=self.started_s - self.accepted_s,
+            encode_s=self._encode_s,
+            decode_s=self._decode_s,
+            total_s=time.monotonic() - self.accepted_s,
+        )
+        return Transcript(
+            text=join_text(self._segments),
+            language=self._language,
+            language_prob=self._language_prob,
+            duration=self.duration_s,
+            segments=tuple(self._segments),
+            timings=timings,
+        )

@@ -1,0 +1,119 @@
+"""From a request's options to the plan that all its windows are decoded by, or to a refusal."""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from serve.config import TranscriberConfig
+from serve.engine import DETECT_LANGUAGE
+from serve.errors import AudioError, OptionError
+from serve.messages import Request
+from serve.runtime.protocol import Capabilities, DecodingOptions
+from serve.speech.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How every window of a request is decoded."""
+
+    prompt: tuple[int, ...]  # holds DETECT_LANGUAGE where the language must be found
+    language: str | None  # code; None where it must be found
+    options: DecodingOptions
+    fixed_temperature: bool  # the client chose the temperature: no fallback
+
+
+def plan_request(
+    request: Request,
+    tokenizer: Tokenizer,
+    capabilities: Capabilities,
+    config: TranscriberConfig,
+    n_text_ctx: int,
+) -> Plan:
+    """Check a request's options and turn them into a plan; the audio is decoded later.
+
+    Raises:
+        OptionError: an option is out of bounds, unknown, or not honoured by the runtime.
+        AudioError: the audio is neither bytes nor an array.
+    """
+    _check_audio(request)
+    temperature = _temperature(request, capabilities, config)
+    if request.timestamps and not capabilities.timestamps:
+        raise OptionError(
+            f"timestamps = true, but the runtime {capabilities.runtime} cannot give them; "
+            "ask for timestamps = false"
+        )
+    if request.prompt.strip() and not capabilities.previous_text:
+        raise OptionError(
+            f"prompt is given, but the runtime {capabilities.runtime} cannot begin with text; "
+            "leave it out"
+        )
+    prompt = tokenizer.prompt_ids(
+        request.language, request.task, request.timestamps, request.prompt
+    )
+    if DETECT_LANGUAGE in prompt and not capabilities.detect_language:
+        raise OptionError(
+            f"language is not given, and the runtime {capabilities.runtime} cannot detect it; "
+            "name the language"
+        )
+    options = DecodingOptions(
+        timestamps=request.timestamps,
+        temperature=temperature,
+        max_tokens=_max_tokens(request, config, n_text_ctx - len(prompt)),
+    )
+    return Plan(prompt, _language(prompt, tokenizer), options, request.temperature is not None)
+
+
+def _check_audio(request: Request) -> None:
+    if isinstance(request.audio, bytes):
+        if request.sample_rate is not None:
+            raise OptionError(
+                f"sample_rate = {request.sample_rate} came with a file's bytes, which state "
+                "their own; leave it out, or send samples"
+            )
+    elif not isinstance(request.audio, np.ndarray):
+        found = type(request.audio).__name__
+        raise AudioError(f"audio is {found}; expected a file's bytes or an array of samples")
+    elif request.sample_rate is None:
+        raise OptionError("samples came without sample_rate; expected it in Hz")
+
+
+def _temperature(request: Request, capabilities: Capabilities, config: TranscriberConfig) -> float:
+    wanted = request.temperature
+    if wanted is None:
+        return config.temperatures[0]
+    if not _is_number(wanted) or not 0.0 <= wanted <= 1.0:
+        raise OptionError(f"temperature = {wanted!r}; expected a number from 0 to 1")
+    if wanted > 0 and not capabilities.sampling:
+        raise OptionError(
+            f"temperature = {wanted}, but the runtime {capabilities.runtime} decodes greedily; "
+            "expected 0"
+        )
+    return float(wanted)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _max_tokens(request: Request, config: TranscriberConfig, room: int) -> int:
+    """New tokens for each window; `room` is what the prompt leaves of the context."""
+    wanted = request.max_tokens
+    if wanted is None:
+        return min(config.max_tokens, room)
+    if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
+        raise OptionError(f"max_tokens = {wanted!r}; expected a whole number of at least 1")
+    if wanted > config.max_tokens:
+        raise OptionError(f"max_tokens = {wanted}; expected at most {config.max_tokens}")
+    if wanted > room:
+        raise OptionError(f"max_tokens = {wanted}, but the prompt leaves room for {room}")
+    return wanted
+
+
+def _language(prompt: tuple[int, ...], tokenizer: Tokenizer) -> str | None:
+    """Code of the language that a prompt names, however the client wrote it."""
+    if DETECT_LANGUAGE in prompt:
+        return None
+    if not tokenizer.facts.multilingual:
+        return "en"
+    return tokenizer.language_code(prompt[prompt.index(tokenizer.facts.sot) + 1])
