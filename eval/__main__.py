@@ -4,26 +4,21 @@ python -m eval run --config configs/demo.toml        run the systems, write the 
 python -m eval score reports/demo                    score kept predictions again
 python -m eval compare OLD/report.json NEW/report.json
 python -m eval demo --config configs/demo.toml       the bundled clips through a real server
-python -m eval bench --config configs/large-v3-turbo.toml --random-weights   speed on one GPU
+python -m eval bench --config configs/large-v3-turbo.toml   speed on one GPU
 python -m eval trtllm-check                          does TensorRT-LLM do what we expect of it?
 """
 
 import argparse
 import dataclasses
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from eval import demo
-from eval.accuracy import report
-from eval.accuracy.data import read_json, write_text
 from eval.accuracy.normalize import DEFAULT, NORMALIZERS
-from eval.accuracy.run import load_run, run
-from eval.accuracy.score import gates, score_system
+from eval.bench.plan import WORKLOADS, Plan
 from serve.config import Config, load_config
-from serve.errors import ConfigError, EarshotError
+from serve.errors import EarshotError
 
 INTERRUPTED = 130
 
@@ -69,36 +64,24 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     _add_config(parser)
+    what = "; ".join(f"{name}: {text}" for name, text in WORKLOADS.items())
     parser.add_argument(
-        "--random-weights",
-        action="store_true",
-        required=True,
-        help="weights of the published shape, made up; the only kind so far",
-    )
+        "--workloads", type=_names, default=Plan.workloads, metavar="A,B",
+        help=f"default: all. {what}",
+    )  # fmt: skip
     parser.add_argument(
-        "--workloads",
-        type=_names,
-        default=("start", "a", "b", "c", "d"),
-        metavar="A,B",
-        help="start; a throughput, b one request, c MLPerf-shaped, d Poisson; default: all",
-    )
+        "--slots", type=_counts, default=Plan.slots, metavar="N,M",
+        help="throughput with each, latency and open-loop with the first, mlperf with the last; "
+        f"default: {','.join(map(str, Plan.slots))}",
+    )  # fmt: skip
     parser.add_argument(
-        "--slots",
-        type=_counts,
-        default=(64, 256),
-        metavar="N,M",
-        help="workload a with each, b and d with the first, c with the last; default 64,256",
-    )
+        "--seconds", type=_positive, default=Plan.seconds, metavar="S",
+        help="least time per figure, without its warm-up; default: %(default)g",
+    )  # fmt: skip
     parser.add_argument(
-        "--seconds",
-        type=_positive,
-        default=20,
-        metavar="S",
-        help="least time per figure, without its warm-up; default 20",
-    )
-    parser.add_argument(
-        "--requests", type=_positive, default=200, metavar="N", help="of workload b; default 200"
-    )
+        "--requests", type=_positive, default=Plan.requests, metavar="N",
+        help="of the latency workload, through Triton too; default: %(default)s",
+    )  # fmt: skip
     parser.add_argument(
         "--ablate", action="store_true", help="turn each option: its gain and its error"
     )
@@ -114,8 +97,10 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
         help="of hugging-face, faster-whisper and vllm; '' for none; default: what is installed",
     )
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="keep the rows here too, each once it is known"
+        "--json", type=Path, metavar="FILE", help="keep the figures here too, each once it is known"
     )
+    # Former versions demanded it. Old command lines go on working.
+    parser.add_argument("--random-weights", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(command=_bench)
 
 
@@ -174,6 +159,8 @@ def _with_flags(config: Config, options: argparse.Namespace) -> Config:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from eval.accuracy.run import run  # noqa: PLC0415 - bench needs none of its packages
+
     config = _with_flags(load_config(options.config), options)
     folder = options.output or Path("reports") / config.name
     run(config, options.config, folder)
@@ -186,67 +173,57 @@ def _score(options: argparse.Namespace) -> int:
 
 def _write_report(folder: Path, names: tuple[str, ...], normalizer: str) -> int:
     """Score a run's predictions, write both reports, say where they are and what failed."""
-    loaded = load_run(folder, names)
-    scores = tuple(score_system(facts, rows, normalizer) for facts, rows in loaded.systems.values())
-    limits = (loaded.facts.max_cer_gap_faster_whisper, loaded.facts.max_cer_gap_fp16)
-    found = report.Report(loaded.facts, normalizer, scores, tuple(gates(scores, *limits)))
-    text = report.to_markdown(found)
-    write_text(folder / "report.json", json.dumps(report.to_json(found), indent=2) + "\n")
-    write_text(folder / "report.md", text)
-    print(text.partition("## Rules")[0].rstrip())
+    from eval.accuracy import report  # noqa: PLC0415 - needs jiwer
+
+    found = report.write_report(folder, names, normalizer)
+    print(report.to_markdown(found).partition("## Rules")[0].rstrip())
     print(f"\nThe whole report: {folder / 'report.md'}; raw predictions: {folder / 'predictions'}")
     for gate in found.gates:
         if gate.passed is False:
-            print(f"FAILED: {gate.name}. {gate.detail}", file=sys.stderr)
+            _tell(f"FAILED: {gate.name}. {gate.detail}")
     return 0 if found.passed else 1
 
 
 def _compare(options: argparse.Namespace) -> int:
-    a, b = (_report_json(path) for path in (options.a, options.b))
-    print(report.compare(a, b))
+    from eval.accuracy import report  # noqa: PLC0415 - needs jiwer
+
+    print(report.compare(report.read_report(options.a), report.read_report(options.b)))
     return 0
-
-
-def _report_json(path: Path) -> dict[str, object]:
-    file = path / "report.json" if path.is_dir() else path
-    fields = read_json(file, "a report")
-    if fields.get("format_version") != report.FORMAT_VERSION:
-        raise ConfigError(
-            f"{file} has format version {fields.get('format_version')}, expected "
-            f"{report.FORMAT_VERSION}; write it again with `python -m eval score`"
-        )
-    return fields
 
 
 def _bench(options: argparse.Namespace) -> int:
     # torch stays out of the memory that `run` measures
-    from eval.bench import engine as bench_engine  # noqa: PLC0415
-    from eval.bench import run as bench_run  # noqa: PLC0415
-    from eval.bench import workloads as bench  # noqa: PLC0415
+    from eval.bench import run as bench  # noqa: PLC0415
+    from eval.bench.engine import random_engine  # noqa: PLC0415
 
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
+    if options.random_weights:
+        _tell("--random-weights is not needed any more: the bench always makes its weights up")
     config = load_config(options.config)
-    plan = bench.Plan(options.workloads, options.slots, options.seconds, options.requests)
-    peers = bench_run.installed_peers(say) if options.peers is None else options.peers
-    extras = bench_run.Extras(options.ablate, options.through_triton, peers)
-    bench_run.check(config, plan, extras)
-    engine = bench_engine.random_engine(config)
-    record = bench_run.Record(config, plan, extras, options.json)
+    peers = bench.installed_peers(_tell) if options.peers is None else options.peers
+    flags = ("workloads", "slots", "seconds", "requests", "ablate", "through_triton")
+    plan = Plan(**{flag: getattr(options, flag) for flag in flags}, peers=peers)
+    bench.check(config, plan)
+    engine = random_engine(config)
+    record = bench.Record(config, plan, options.json)
     try:
-        for row in bench_run.rows(engine, config, plan, extras, say):
-            record.add(row)
-            say(str(row))
+        for measurement in bench.measurements(engine, config, plan, _tell):
+            record.add(measurement)
+            _tell(str(measurement))
         record.finish()
     finally:  # an error or Ctrl-C keeps what was measured
         print("\n".join(record.lines()), flush=True)
     return 0
 
 
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 def _demo(options: argparse.Namespace) -> int:
+    from eval import demo  # noqa: PLC0415 - needs jiwer
+
     config = load_config(options.config)
-    result = demo.demo(config, lambda line: print(line, file=sys.stderr))
+    result = demo.demo(config, _tell)
     print()
     for line in demo.render(result):
         print(line)

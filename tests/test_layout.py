@@ -35,8 +35,10 @@ RULES = {
     "build.trtllm": ("serve", "build.checkpoint", "build.facts", "build.writer"),
     "build.demo": ("serve", "build"),
     "build": ("serve",),
-    "eval.accuracy": ("serve",),
-    "eval.bench": ("serve", "eval.accuracy"),
+    "eval.files": ("serve.errors",),
+    "eval.machine": (),
+    "eval.accuracy": ("serve", "eval.files", "eval.machine"),
+    "eval.bench": ("serve", "eval.files", "eval.machine"),
     "eval": ("serve",),
 }
 # Packages that an interpreter without them must never be asked for, and who may.

@@ -5,10 +5,9 @@ Predictions are JSONL, one call a line, raw: normalising happens when they are s
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from serve.clips import Clip
 from serve.errors import ConfigError
@@ -75,14 +74,6 @@ def ten_second_clip(clips: Iterable[Clip]) -> Clip | None:
     return min(spoken, key=lambda clip: abs(clip.duration_s - 10.0), default=None)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all: beside it first, then renamed over it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
-
-
 def row_to_json(row: Row) -> str:
     """One line of a predictions file, without its line end."""
     return json.dumps(dataclasses.asdict(row), ensure_ascii=False)
@@ -112,20 +103,3 @@ def read_rows(path: Path) -> list[Row]:
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ConfigError(f"{path}:{number} is not a prediction ({error})") from error
     return rows
-
-
-def read_json(path: Path, what: str) -> dict[str, Any]:
-    """Read one JSON object.
-
-    Raises:
-        ConfigError: the file is missing or holds something else; `what` says what it should be.
-    """
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {what} {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON, expected {what}: {error}") from error
-    if not isinstance(fields, dict):
-        raise ConfigError(f"{path} holds a {type(fields).__name__}, expected {what}")
-    return fields

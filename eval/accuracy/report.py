@@ -1,14 +1,16 @@
-"""Scores -> report.json and report.md, and the comparison of two reports. Pure.
+"""Scores -> report.json and report.md, and the comparison of two reports.
 
 The rules of comparison stand in the report itself, beside the numbers that follow them.
 """
 
 import dataclasses
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from eval.accuracy.normalize import DESCRIPTIONS
-from eval.accuracy.run import RunFacts
+from eval.accuracy.run import RunFacts, load_run
 from eval.accuracy.score import (
     BOOTSTRAP_SAMPLES,
     BOOTSTRAP_SEED,
@@ -17,8 +19,11 @@ from eval.accuracy.score import (
     Latency,
     Rate,
     SystemScore,
+    gates,
+    score_system,
 )
 from eval.accuracy.worker import MEMORY_SAMPLE_S
+from eval.files import read_json, write_text
 from serve.errors import ConfigError
 
 FORMAT_VERSION = 1
@@ -54,6 +59,44 @@ class Report:
     def passed(self) -> bool:
         """Whether no gate failed."""
         return all(gate.passed is not False for gate in self.gates)
+
+
+def write_report(folder: Path, names: tuple[str, ...], normalizer_name: str) -> Report:
+    """Score a run's predictions and write report.json and report.md beside them.
+
+    Args:
+        folder: of the run.
+        names: of the systems to score; () is all of the run.
+        normalizer_name: how texts are normalised before they are compared.
+
+    Raises:
+        ConfigError: the folder holds no run, or a system did not finish.
+    """
+    loaded = load_run(folder, names)
+    scores = tuple(
+        score_system(facts, calls, normalizer_name) for facts, calls in loaded.systems.values()
+    )
+    limits = (loaded.facts.max_cer_gap_faster_whisper, loaded.facts.max_cer_gap_fp16)
+    report = Report(loaded.facts, normalizer_name, scores, tuple(gates(scores, *limits)))
+    write_text(folder / "report.json", json.dumps(to_json(report), indent=2) + "\n")
+    write_text(folder / "report.md", to_markdown(report))
+    return report
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """A report.json, or that of the folder which holds it.
+
+    Raises:
+        ConfigError: it is missing, or of another format.
+    """
+    file = path / "report.json" if path.is_dir() else path
+    fields = read_json(file, "a report")
+    if fields.get("format_version") != FORMAT_VERSION:
+        raise ConfigError(
+            f"{file} has format version {fields.get('format_version')}, expected "
+            f"{FORMAT_VERSION}; write it again with `python -m eval score`"
+        )
+    return fields
 
 
 def to_json(report: Report) -> dict[str, Any]:

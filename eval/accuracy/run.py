@@ -11,26 +11,22 @@ import dataclasses
 import datetime
 import json
 import os
-import platform
-import shutil
-import subprocess
 import uuid
 from pathlib import Path
 
-import psutil
 from tqdm import tqdm
 
 from eval.accuracy import systems
 from eval.accuracy.data import (
     Row,
     SystemFacts,
-    read_json,
     read_rows,
     row_to_json,
     ten_second_clip,
-    write_text,
 )
 from eval.accuracy.worker import calls_per_system, measure
+from eval.files import read_json, write_text
+from eval.machine import machine_facts
 from serve.clips import Clip, load_clips
 from serve.config import Config
 from serve.errors import ConfigError
@@ -64,33 +60,6 @@ class LoadedRun:
 
     facts: RunFacts
     systems: dict[str, tuple[SystemFacts, list[Row]]]  # in the order that they ran
-
-
-def machine_facts() -> dict[str, str]:
-    """The hardware and the software below every system."""
-    return {
-        "CPU": _cpu_model(),
-        "cores": f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}",
-        "RAM": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
-        "GPU": _gpu(),
-        "OS": platform.platform(),
-        "Python": platform.python_version(),
-    }
-
-
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
-
-
-def _gpu() -> str:
-    if shutil.which("nvidia-smi") is None:
-        return "none"
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
-    return "; ".join(done.stdout.splitlines()) if done.returncode == 0 else "none"
 
 
 def run(config: Config, config_path: str, folder: Path) -> None:

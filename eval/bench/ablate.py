@@ -1,10 +1,11 @@
 """What each option of the runtime is worth, and what it costs in accuracy.
 
-From the full configuration one option at a time is turned to its other value. Speed is workloads a
-and b of `bench`. The error is that of the logits, on random windows with random tokens fed, against
-plain torch operations in FP32 on the same engine. So what INT8 weights themselves lose is not in
-it: an engine's manifest holds that, and `python -m build verify` measures it. And random weights
-are not trained ones: the errors compare options, they do not foretell a word error rate.
+From the full configuration one option at a time is turned to its other value. Speed is that of
+the workloads throughput and latency. The error is that of the logits, on random windows with random
+tokens fed, against plain torch operations in FP32 on the same engine. So what INT8 weights
+themselves lose is not in it: an engine's manifest holds that, and `python -m build verify` measures
+it. And random weights are not trained ones: the errors compare options, they do not foretell a word
+error rate.
 """
 
 import dataclasses
@@ -14,9 +15,10 @@ from typing import Any
 import torch
 
 from eval.bench.floor import Ceilings
-from eval.bench.load import Windows
-from eval.bench.table import Row, refused
-from eval.bench.workloads import Plan, Say, Session, release_memory
+from eval.bench.load import NoiseWindows
+from eval.bench.plan import Plan, Progress
+from eval.bench.table import Measurement, refused
+from eval.bench.workloads import Session, release_memory
 from serve.config import Config, Precision, RuntimeConfig
 from serve.engine import Engine
 from serve.errors import UnavailableError
@@ -65,7 +67,7 @@ class Probe:
     tokens: torch.Tensor  # int64 (windows, prompt + TOKENS)
     logits: torch.Tensor  # float32 (windows, TOKENS, n_vocab), on the host
 
-    def error(self, session: Session) -> Row:
+    def error(self, session: Session) -> Measurement:
         """How far a runtime's own network is from that answer."""
         network, cross_kv = session.runtime.network, session.config.cross_kv
         logits = network.teacher_forced_logits(self.features, self.tokens, cross_kv)
@@ -73,7 +75,7 @@ class Probe:
         relative = float((logits - self.logits).norm() / self.logits.norm())
         same = logits.argmax(dim=-1) == self.logits.argmax(dim=-1)
         equal = float(same.float().mean())
-        return Row(
+        return Measurement(
             "logit error", "", 100 * relative, "%", None,
             f"||logits - FP32|| / ||FP32||; {100 * equal:.2f} % of {same.numel()} greedy tokens "
             "as in FP32",
@@ -83,9 +85,10 @@ class Probe:
 
 def probe(engine: Engine, device: torch.device, windows: int) -> Probe:
     """Ask plain torch operations in FP32."""
-    noise, dice = Windows(engine, device, windows), torch.Generator().manual_seed(1)
-    said = torch.randint(0, engine.manifest.tokenizer.eot, (windows, TOKENS), generator=dice)
-    tokens = torch.cat([torch.tensor([noise.prompt] * windows), said], dim=1)
+    noise, generator = NoiseWindows(engine, device, windows), torch.Generator().manual_seed(1)
+    eot = engine.manifest.tokenizer.eot
+    fed = torch.randint(0, eot, (windows, TOKENS), generator=generator)
+    tokens = torch.cat([torch.tensor([noise.prompt] * windows), fed], dim=1)
     features = noise.features(windows)
     # torch lets convolutions round to TF32, unless told otherwise
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
@@ -95,33 +98,40 @@ def probe(engine: Engine, device: torch.device, windows: int) -> Probe:
     return Probe(features, tokens, logits[:, -TOKENS:].cpu())
 
 
-def run(engine: Engine, config: Config, plan: Plan, ceilings: Ceilings, say: Say) -> Iterator[Row]:
+def run_ablation(
+    engine: Engine, config: Config, plan: Plan, ceilings: Ceilings, progress: Progress
+) -> Iterator[Measurement]:
     """The lines of every variant: throughput, one request, error; or that it is refused."""
     slots, probes = plan.slots[0], dict[Precision, Probe]()
     device = torch.device(config.runtime.device)
     for variant in variants(config, slots):
-        say(f"ablation: {variant.name}")
+        progress(f"ablation: {variant.name}")
         manifest = dataclasses.replace(engine.manifest, precision=variant.precision)
         turned = dataclasses.replace(engine, manifest=manifest)
         if variant.precision not in probes:
             release_memory(config.runtime.device)
             probes[variant.precision] = probe(turned, device, min(WINDOWS, slots))
-        for row in _measure(turned, variant, plan, ceilings, probes[variant.precision], say):
+        for row in _measure(turned, variant, plan, ceilings, probes[variant.precision], progress):
             yield dataclasses.replace(
                 row, workload=f"ablation, {row.workload}", system=variant.name
             )
 
 
 def _measure(
-    engine: Engine, variant: Variant, plan: Plan, ceilings: Ceilings, asked: Probe, say: Say
-) -> Iterator[Row]:
+    engine: Engine,
+    variant: Variant,
+    plan: Plan,
+    ceilings: Ceilings,
+    probed: Probe,
+    progress: Progress,
+) -> Iterator[Measurement]:
     """A function of its own, so that a runtime's memory goes before the next one is opened."""
     try:
-        session = Session(engine, variant.runtime, ceilings, say)
+        session = Session(engine, variant.runtime, ceilings, progress)
     except UnavailableError as error:
         yield refused("throughput", variant.name, "RTFx", error)
         return
     yield session.throughput(plan.seconds)
-    yield session.one_request(plan.requests)
-    yield asked.error(session)
+    yield session.latency(plan.requests)
+    yield probed.error(session)
     session.runtime.close()

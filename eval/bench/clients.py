@@ -34,8 +34,8 @@ _CLIPS = 4  # different ones in each process
 
 
 @dataclasses.dataclass(frozen=True)
-class Ask:
-    """What each request asks for."""
+class RequestSpec:
+    """What each request sends and asks for."""
 
     seconds: float  # of noise, as a WAV file's bytes: 16 bits, 16 kHz, mono
     tokens: int  # forced, so that a window's answer has text
@@ -62,19 +62,19 @@ def wav(seconds: float, seed: int) -> bytes:
     return file.getvalue()
 
 
-def ask(client: Client, audio: bytes, what: Ask) -> Answer:
+def timed_request(client: Client, audio: bytes, spec: RequestSpec) -> Answer:
     """Send one request and wait for its answer.
 
     Raises:
         EarshotError: it failed, or the answer is not that of the whole clip.
     """
     began = time.monotonic()
-    transcript = client.transcribe(audio, **what.options)
+    transcript = client.transcribe(audio, **spec.options)
     ended = time.monotonic()
-    if not transcript.text or transcript.duration != what.seconds:
+    if not transcript.text or transcript.duration != spec.seconds:
         raise EarshotError(
             f"an answer of {len(transcript.text)} characters to {transcript.duration:.3f} s of "
-            f"sound; expected text for {what.seconds} s"
+            f"sound; expected text for {spec.seconds} s"
         )
     return Answer(ended, ended - began)
 
@@ -89,22 +89,22 @@ class Clients:
 
     Args:
         address: of the server's gRPC endpoint.
-        what: each request asks for.
-        inside: requests in flight at any time.
+        spec: of each request.
+        in_flight: requests in flight at any time.
     """
 
-    def __init__(self, address: str, what: Ask, inside: int) -> None:
+    def __init__(self, address: str, spec: RequestSpec, in_flight: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.answered = 0
         self._stop = context.Event()
         self._processes: list[SpawnProcess] = []
         self._pipes: list[Connection] = []
-        count = processes_for(inside)
+        count = processes_for(in_flight)
         for i in range(count):
             ours, theirs = context.Pipe(duplex=False)
-            threads = inside // count + (i < inside % count)
+            threads = in_flight // count + (i < in_flight % count)
             process = context.Process(
-                target=_client, args=(address, what, threads, i, self._stop, theirs), daemon=True
+                target=_client, args=(address, spec, threads, i, self._stop, theirs), daemon=True
             )
             process.start()
             theirs.close()
@@ -170,11 +170,11 @@ class Clients:
 
 
 def _client(
-    address: str, what: Ask, threads: int, seed: int, stop: Event, pipe: Connection
+    address: str, spec: RequestSpec, threads: int, seed: int, stop: Event, pipe: Connection
 ) -> None:
     """Entry of a process: `threads` requests in flight until told to stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this
-    clips = [wav(what.seconds, seed * _CLIPS + i) for i in range(_CLIPS)]
+    clips = [wav(spec.seconds, seed * _CLIPS + i) for i in range(_CLIPS)]
     lock = threading.Lock()
 
     def send(message: Answer | EarshotError | None) -> None:
@@ -184,7 +184,7 @@ def _client(
     def loop(number: int) -> None:
         try:
             while not stop.is_set():
-                send(ask(client, clips[number % _CLIPS], what))
+                send(timed_request(client, clips[number % _CLIPS], spec))
         except EarshotError as error:
             stop.set()
             send(error)

@@ -73,7 +73,7 @@ def random_engine(config: Config) -> RandomEngine:
     dims = SHAPES.get(config.build.checkpoint.rpartition("/")[2])
     if dims is None:
         raise ConfigError(
-            f"--random-weights knows the shapes {', '.join(SHAPES)}, not build.checkpoint = "
+            f"bench knows the shapes {', '.join(SHAPES)}, not build.checkpoint = "
             f"{config.build.checkpoint!r}"
         )
     facts = TokenizerFacts(

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from eval.bench.table import Row
+from eval.bench.table import Measurement
 from serve.config import CrossPrecision, EncoderPrecision, Precision, RuntimeConfig
 from serve.engine import HEAD_DIM, Dims, Manifest
 
@@ -34,16 +34,16 @@ class Ceilings:
     attention: float  # FLOP/s of the encoder's attention
     memory: float  # bytes/s of a big copy, read and written
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[Measurement]:
         """The table's lines."""
-        yield Row("ceiling", "matrix product", self.product / 1e12, "TFLOP/s", None)
+        yield Measurement("ceiling", "matrix product", self.product / 1e12, "TFLOP/s", None)
         if self.fp8_product is not None:
-            yield Row("ceiling", "FP8 product", self.fp8_product / 1e12, "TFLOP/s", None)
-        yield Row("ceiling", "attention", self.attention / 1e12, "TFLOP/s", None)
-        yield Row("ceiling", "copy, read + write", self.memory / 1e12, "TB/s", None)
+            yield Measurement("ceiling", "FP8 product", self.fp8_product / 1e12, "TFLOP/s", None)
+        yield Measurement("ceiling", "attention", self.attention / 1e12, "TFLOP/s", None)
+        yield Measurement("ceiling", "copy, read + write", self.memory / 1e12, "TB/s", None)
 
 
-def measure(device: torch.device, dims: Dims) -> Ceilings:
+def measure_ceilings(device: torch.device, dims: Dims) -> Ceilings:
     """Measure a device; sizes that fill a GPU on a GPU, small ones on a CPU."""
     on_gpu = device.type == "cuda"
     side, floats = (8192, 2**29) if on_gpu else (512, 2**20)

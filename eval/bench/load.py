@@ -24,7 +24,7 @@ LATE_S = 0.010  # an arrival that is handed over later than this after it was du
 _COUNTED = ("steps", "step_slots", "windows", "encode_s", "decode_s")
 
 
-class Windows:
+class NoiseWindows:
     """Makes jobs, each of one window of noise.
 
     Args:
@@ -76,7 +76,7 @@ class Feed:
         windows: what is handed over.
     """
 
-    def __init__(self, runtime: Runtime, windows: Windows) -> None:
+    def __init__(self, runtime: Runtime, windows: NoiseWindows) -> None:
         self.runtime = runtime
         self.batch = windows.batch
         self._windows = windows
@@ -84,7 +84,7 @@ class Feed:
         self._moved = time.perf_counter()
 
     @property
-    def inside(self) -> int:
+    def in_flight(self) -> int:
         """Windows in the runtime."""
         return len(self._left)
 
@@ -98,9 +98,9 @@ class Feed:
             self.runtime.submit(job)
         return [job.id for job in jobs]
 
-    def fill(self, lengths: Iterator[int], inside: int) -> None:
-        """Hand over windows until `inside` are in the runtime, or there are no more lengths."""
-        while (room := inside - self.inside) > 0:
+    def fill(self, lengths: Iterator[int], in_flight: int) -> None:
+        """Hand over windows until `in_flight` are in the runtime, or there are no more lengths."""
+        while (room := in_flight - self.in_flight) > 0:
             taken = list(itertools.islice(lengths, min(room, self.batch)))
             if not taken:
                 return
@@ -119,7 +119,7 @@ class Feed:
             self._moved = now
         elif self._left and now - self._moved > STALL_S:
             raise DeadlineError(
-                f"no window ended for {STALL_S:.0f} s, with {self.inside} in the runtime; "
+                f"no window ended for {STALL_S:.0f} s, with {self.in_flight} in the runtime; "
                 "expected one every few seconds"
             )
         return ended
@@ -148,7 +148,7 @@ class Feed:
 
 
 @dataclasses.dataclass(frozen=True)
-class Steady:
+class ClosedLoop:
     """A stretch in which the runtime was full from the first moment to the last."""
 
     windows: int  # that ended
@@ -173,8 +173,10 @@ class Steady:
         return text
 
 
-def steady(feed: Feed, lengths: Iterator[int], slots: int, inside: int, seconds: float) -> Steady:
-    """A closed loop: `inside` windows in the runtime at any time, a new one for each that ends.
+def closed_loop(
+    feed: Feed, lengths: Iterator[int], slots: int, in_flight: int, seconds: float
+) -> ClosedLoop:
+    """A closed loop: `in_flight` windows in the runtime at any time, a new one for each that ends.
 
     Counted for at least `seconds`, once twice as many windows as there are slots have ended: their
     ages are mixed by then as they will stay. The runtime is empty afterwards.
@@ -183,20 +185,20 @@ def steady(feed: Feed, lengths: Iterator[int], slots: int, inside: int, seconds:
         feed: empty.
         lengths: tokens of the windows to come, without end.
         slots: of the runtime.
-        inside: at least `slots`, or some stay free.
+        in_flight: at least `slots`, or some stay free.
         seconds: to count.
     """
     done = 0
     while done < 2 * slots:
-        feed.fill(lengths, inside)
+        feed.fill(lengths, in_flight)
         done += len(feed.poll())
     before, began, done = feed.runtime.gauges(), time.perf_counter(), 0
     while (wall_s := time.perf_counter() - began) < seconds or not done:
-        feed.fill(lengths, inside)
+        feed.fill(lengths, in_flight)
         done += len(feed.poll())
     moved = _difference(feed.runtime.gauges(), before)
     feed.drain()
-    return Steady(done, wall_s, moved)
+    return ClosedLoop(done, wall_s, moved)
 
 
 def _difference(after: Gauges, before: Gauges) -> Gauges:
@@ -204,24 +206,25 @@ def _difference(after: Gauges, before: Gauges) -> Gauges:
     return dataclasses.replace(after, **moved)
 
 
-def at_once(feed: Feed, lengths: Sequence[int], inside: int) -> float:
-    """Seconds to run windows that are all at hand at the start, fill and drain included.
+def offline(feed: Feed, lengths: Sequence[int], in_flight: int) -> float:
+    """Seconds to run windows that are all at hand at the start: MLPerf's offline scenario.
 
-    Their log-mels are computed as the runtime makes room, so that any number fits in memory.
+    Filling and draining the runtime count. Log-mels are computed as the runtime makes room, so that
+    any number fits in memory.
     """
     began, coming = time.perf_counter(), iter(lengths)
-    feed.fill(coming, inside)
-    while feed.inside:
+    feed.fill(coming, in_flight)
+    while feed.in_flight:
         feed.poll()
-        feed.fill(coming, inside)
+        feed.fill(coming, in_flight)
     return time.perf_counter() - began
 
 
 def poisson(rate: float, seconds: float, seed: int) -> list[float]:
     """Arrival times (s) of a Poisson process up to `seconds`, and one more."""
-    dice, times = random.Random(seed), [0.0]
+    rng, times = random.Random(seed), [0.0]
     while times[-1] < seconds:
-        times.append(times[-1] + dice.expovariate(rate))
+        times.append(times[-1] + rng.expovariate(rate))
     return times[1:]
 
 
@@ -276,13 +279,13 @@ def open_loop(
     def now() -> float:
         return time.perf_counter() - began
 
-    while (coming or feed.inside) and now() < arrivals[-1] + drain_s:
+    while (coming or feed.in_flight) and now() < arrivals[-1] + drain_s:
         for group in _due(coming, now(), feed.batch):
             ids = feed.submit([length] * len(group))
             due_at.update(zip(ids, group, strict=True))
             handed_at.update(dict.fromkeys(ids, now()))
         until = max(0.0, coming[0] - now()) if coming else 1.0
-        if feed.inside:
+        if feed.in_flight:
             ended = feed.poll(min(until, 1.0))
             ended_at.update(dict.fromkeys(ended, now()))
         else:

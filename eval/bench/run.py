@@ -11,58 +11,43 @@ from typing import Any
 
 import torch
 
-from eval.accuracy.data import write_text
-from eval.bench import ablate as bench_ablate
-from eval.bench import floor as bench_floor
-from eval.bench import table as bench_table
-from eval.bench import workloads as bench
+from eval.bench.ablate import run_ablation
 from eval.bench.engine import RandomEngine, write_engine
-from eval.bench.peers import run as bench_peers
-from eval.bench.table import Row
-from eval.bench.workloads import Plan, Say
+from eval.bench.floor import measure_ceilings
+from eval.bench.peers.run import PEERS, check_peers, measure_peer
+from eval.bench.plan import Plan, Progress, check_workloads
+from eval.bench.table import OURS, Measurement, heading, refused, render, to_json
+from eval.bench.workloads import measure_start, release_memory, run_workloads, system_name
+from eval.files import write_text
 from serve.config import Config
 from serve.errors import ConfigError, UnavailableError
 
 SERVER_PACKAGES = ("pytriton", "soundfile", "tritonclient")  # beyond what the runtime needs
 
 
-@dataclasses.dataclass(frozen=True)
-class Extras:
-    """What to run beside the workloads."""
-
-    ablate: bool = False
-    through_triton: bool = False
-    peers: tuple[str, ...] = ()
-
-
-def installed_peers(say: Say) -> tuple[str, ...]:
+def installed_peers(progress: Progress) -> tuple[str, ...]:
     """The peers that this machine has, and a line on each that it lacks."""
     found = []
-    for name in bench_peers.PEERS:
+    for name in PEERS:
         try:
-            bench_peers.check([name])
+            check_peers([name])
             found.append(name)
         except UnavailableError as error:
-            say(f"left out: {error}")
+            progress(f"left out: {error}")
     return tuple(found)
 
 
-def check(config: Config, plan: Plan, extras: Extras) -> None:
+def check(config: Config, plan: Plan) -> None:
     """Refuse what cannot be run before anything is.
 
     Raises:
         ConfigError: a name is unknown, or the config is not for a GPU.
         UnavailableError: there is no GPU, or a peer or the server is not installed.
     """
-    for what, names, known in (
-        ("workloads", plan.workloads, bench.WORKLOADS),
-        ("peers", extras.peers, tuple(bench_peers.PEERS)),
-    ):
-        unknown = set(names) - set(known)
-        if unknown:
-            raise ConfigError(
-                f"unknown {what}: {', '.join(sorted(unknown))}; known: {', '.join(known)}"
-            )
+    check_workloads(plan.workloads)
+    unknown = set(plan.peers) - set(PEERS)
+    if unknown:
+        raise ConfigError(f"unknown peers: {', '.join(sorted(unknown))}; known: {', '.join(PEERS)}")
     device = config.runtime.device
     if not device.startswith("cuda"):
         raise ConfigError(f'bench needs runtime.device = "cuda", got {device!r}')
@@ -71,82 +56,79 @@ def check(config: Config, plan: Plan, extras: Extras) -> None:
             f"runtime.device = {device!r}, but torch sees {torch.cuda.device_count()} CUDA "
             "devices here; bench needs one"
         )
-    bench_peers.check(extras.peers)
+    check_peers(plan.peers)
     missing = [name for name in SERVER_PACKAGES if importlib.util.find_spec(name) is None]
-    if extras.through_triton and missing:
+    if plan.through_triton and missing:
         raise UnavailableError(
             f"--through-triton needs the packages {', '.join(missing)}, which are not installed"
         )
 
 
-def rows(
-    engine: RandomEngine, config: Config, plan: Plan, extras: Extras, say: Say
-) -> Iterator[Row]:
+def measurements(
+    engine: RandomEngine, config: Config, plan: Plan, progress: Progress
+) -> Iterator[Measurement]:
     """Everything that was asked for, one after the other.
 
     Raises:
         UnavailableError: an engine folder is needed and the disk does not hold it.
         EarshotError: something failed that is no refusal.
     """
-    needs_folder = "start" in plan.workloads or extras.through_triton
-    with on_disk(engine, config, say) if needs_folder else contextlib.nullcontext() as folder:
+    needs_folder = "start" in plan.workloads or plan.through_triton
+    with on_disk(engine, config, progress) if needs_folder else contextlib.nullcontext() as folder:
         found = []
-        for row in _in_process(engine, folder, config, plan, extras, say):
+        for row in _in_process(engine, folder, config, plan, progress):
             found.append(row)
             yield row
-        if extras.through_triton and folder is not None:
-            yield from _through_triton(folder, config, plan, found, say)
-    for name in extras.peers:
-        say(f"peer {name}")
-        bench.release_memory(config.runtime.device)
-        yield from bench_peers.PEERS[name](
-            engine.manifest.dims, config.runtime.device, plan.seconds, say
-        )
+        if plan.through_triton and folder is not None:
+            yield from _through_triton(folder, config, plan, found, progress)
+    for name in plan.peers:
+        progress(f"peer {name}")
+        release_memory(config.runtime.device)
+        dims, device = engine.manifest.dims, config.runtime.device
+        yield from measure_peer(name, dims, device, plan.seconds, progress)
 
 
 def _in_process(
-    engine: RandomEngine, folder: Path | None, config: Config, plan: Plan, extras: Extras, say: Say
-) -> Iterator[Row]:
+    engine: RandomEngine, folder: Path | None, config: Config, plan: Plan, progress: Progress
+) -> Iterator[Measurement]:
     """Ceilings, then the runtime without a server."""
-    say("ceilings of this machine")
-    ceilings = bench_floor.measure(torch.device(config.runtime.device), engine.manifest.dims)
+    progress("ceilings of this machine")
+    ceilings = measure_ceilings(torch.device(config.runtime.device), engine.manifest.dims)
     yield from ceilings.rows()
     if "start" in plan.workloads and folder is not None:
         try:
-            yield bench.start(folder, config.runtime, ceilings, say)
+            yield measure_start(folder, config.runtime, ceilings, progress)
         except UnavailableError as error:
-            yield bench_table.refused("start", bench_table.OURS, "s", error)
-    yield from bench.run(engine, config, plan, ceilings, say)
-    if extras.ablate:
-        yield from bench_ablate.run(engine, config, plan, ceilings, say)
+            yield refused("start", OURS, "s", error)
+    yield from run_workloads(engine, config, plan, ceilings, progress)
+    if plan.ablate:
+        yield from run_ablation(engine, config, plan, ceilings, progress)
 
 
 def _through_triton(
-    folder: Path, config: Config, plan: Plan, found: list[Row], say: Say
-) -> Iterator[Row]:
+    folder: Path, config: Config, plan: Plan, found: list[Measurement], progress: Progress
+) -> Iterator[Measurement]:
     """A real server, compared with the same number of slots in process."""
     from eval.bench.triton import through_triton  # noqa: PLC0415 - needs the server's packages
 
-    bench.release_memory(config.runtime.device)
-    name = bench.system(config.runtime)
+    release_memory(config.runtime.device)
+    name = system_name(config.runtime)
     same = [row.value for row in found if (row.workload, row.system) == ("throughput", name)]
     try:
-        yield from through_triton(config, folder, same[0] if same else None, plan.seconds, say)
+        yield from through_triton(config, folder, same[0] if same else None, plan, progress)
     except UnavailableError as error:
-        yield bench_table.refused(
-            "throughput", f"{bench_table.OURS}, through Triton", "RTFx", error
-        )
+        yield refused("throughput", f"{OURS}, through Triton", "RTFx", error)
 
 
 @contextlib.contextmanager
-def on_disk(engine: RandomEngine, config: Config, say: Say) -> Iterator[Path]:
+def on_disk(engine: RandomEngine, config: Config, progress: Progress) -> Iterator[Path]:
     """The engine as a folder, gone at the end.
 
     Raises:
         UnavailableError: the disk does not hold it.
     """
     with tempfile.TemporaryDirectory(prefix="earshot-bench-") as name:
-        say(f"writing the engine to {name}")
+        progress(f"writing the engine to {name}")
         try:
             write_engine(engine, Path(name), config.runtime.device)
         except OSError as error:
@@ -158,25 +140,24 @@ def on_disk(engine: RandomEngine, config: Config, say: Say) -> Iterator[Path]:
 
 
 class Record:
-    """The rows so far, and a file that always holds them.
+    """The measurements so far, and a file that always holds them.
 
     Args:
-        config, plan, extras: of the run.
+        config, plan: of the run.
         path: where the JSON goes; None: nowhere.
 
     Raises:
         ConfigError: the file cannot be written.
     """
 
-    def __init__(self, config: Config, plan: Plan, extras: Extras, path: Path | None) -> None:
-        settings = {**dataclasses.asdict(plan), **dataclasses.asdict(extras)}
-        self._heading = bench_table.heading(config, settings)
+    def __init__(self, config: Config, plan: Plan, path: Path | None) -> None:
+        self._heading = heading(config, dataclasses.asdict(plan))
         self._path = path
-        self.rows: list[Row] = []
+        self.rows: list[Measurement] = []
         self.complete = False
         self._write()
 
-    def add(self, row: Row) -> None:
+    def add(self, row: Measurement) -> None:
         """Keep one more."""
         self.rows.append(row)
         self._write()
@@ -188,10 +169,10 @@ class Record:
 
     def lines(self) -> Sequence[str]:
         """The table, and one line of JSON below it."""
-        return [*bench_table.render(self.rows), json.dumps(self._fields())]
+        return [*render(self.rows), json.dumps(self._fields())]
 
     def _fields(self) -> dict[str, Any]:
-        return bench_table.to_json(self._heading, self.rows, self.complete)
+        return to_json(self._heading, self.rows, self.complete)
 
     def _write(self) -> None:
         if self._path is None:

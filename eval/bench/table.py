@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from eval.accuracy.run import machine_facts
+from eval.machine import machine_facts
 from serve.config import Config
 
 OURS = "earshot"
@@ -19,7 +19,7 @@ MORE_IS_BETTER = ("RTFx", "samples/s", "requests/s")
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class Measurement:
     """One line of the table."""
 
     workload: str
@@ -36,17 +36,17 @@ class Row:
         return self.system == OURS or self.system.startswith(f"{OURS}, ")
 
     def __str__(self) -> str:
-        """The row by itself, for progress."""
+        """The measurement by itself, as a line of progress."""
         number = _number(self.value, 0)
         return f"{self.workload}; {self.system}: {number} {self.unit}; {self.detail}"
 
 
-def refused(workload: str, system: str, unit: str, why: Exception) -> Row:
+def refused(workload: str, system: str, unit: str, why: Exception) -> Measurement:
     """The line of something that this machine cannot run."""
-    return Row(workload, system, None, unit, None, f"refused: {why}")
+    return Measurement(workload, system, None, unit, None, f"refused: {why}")
 
 
-def ratio(row: Row, rows: Sequence[Row]) -> float | None:
+def ratio(row: Measurement, rows: Sequence[Measurement]) -> float | None:
     """How many times as fast as this system our best one was at the same workload.
 
     None where there is nothing to compare: the row is ours, or we did not run the workload.
@@ -65,7 +65,7 @@ def ratio(row: Row, rows: Sequence[Row]) -> float | None:
     return max(ours) / row.value if row.unit in MORE_IS_BETTER else None
 
 
-def render(rows: Sequence[Row]) -> Iterator[str]:
+def render(rows: Sequence[Measurement]) -> Iterator[str]:
     """The lines of the table."""
     yield (
         f"{'workload':26} {'system':30} {'measured':>10} {'unit':10} {'ideal':>9} {'of ideal':>8} "
@@ -85,7 +85,7 @@ def _number(value: float | None, width: int) -> str:
     return f"{value:{width}.{0 if abs(value) >= 1000 else 2}f}"
 
 
-def _share(row: Row) -> str:
+def _share(row: Measurement) -> str:
     """How much of the ideal was reached."""
     if not row.value or row.ideal is None:
         return " " * 8
@@ -113,7 +113,7 @@ def heading(config: Config, settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def to_json(heading: dict[str, Any], rows: Sequence[Row], complete: bool) -> dict[str, Any]:
+def to_json(heading: dict[str, Any], rows: Sequence[Measurement], complete: bool) -> dict[str, Any]:
     """Everything as plain values.
 
     Args:

@@ -1,4 +1,4 @@
-"""Workloads a and b through a real tritonserver: a file's bytes in, text out, over gRPC.
+"""Workloads throughput and latency through a real tritonserver: WAV in, text out, over gRPC.
 
 What is timed is what a client sees: sending 0.96 MB of WAV, Triton, decoding the audio, log-mel,
 encoder, decoder, text, JSON, and the way back. The server is started as `make serve` does it.
@@ -9,14 +9,22 @@ import os
 import re
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import psutil
 
-from eval.bench.clients import Answer, Ask, Clients, ask, processes_for, wav
-from eval.bench.table import Row
+from eval.bench.clients import (
+    Answer,
+    Clients,
+    RequestSpec,
+    processes_for,
+    timed_request,
+    wav,
+)
+from eval.bench.plan import Plan, Progress
+from eval.bench.table import Measurement
 from eval.bench.workloads import REQUEST_S, REQUEST_TOKENS, THROUGHPUT_TOKENS, WARM_REQUESTS
 from serve.config import Config
 from serve.errors import DeadlineError, EarshotError, UnavailableError
@@ -25,7 +33,6 @@ from serve.triton.client import Client
 from serve.triton.server import Server, free_ports, running_server
 
 SYSTEM = "earshot, through Triton"
-REQUESTS = 200  # of workload b
 _PUBLISHED_S = 1.2  # the server's counters are renewed once a second
 _SETTLE_S = 30.0  # how long they may go on changing
 _COUNTED = ("windows", "retries", "tokens")
@@ -35,26 +42,25 @@ def through_triton(
     config: Config,
     folder: Path,
     in_process: float | None,
-    seconds: float,
-    say: Callable[[str], None],
-) -> Iterator[Row]:
+    plan: Plan,
+    progress: Progress,
+) -> Iterator[Measurement]:
     """Start a server, put load on it, then single requests; a row for each.
 
     Args:
         config: how to run and serve it.
-        folder: an engine with end-of-text suppressed, as `bench_engine.write_engine` writes it.
+        folder: an engine with end-of-text suppressed, as `write_engine` writes it.
         in_process: throughput (RTFx) of the same runtime without a server, to compare with.
-        seconds: how long the throughput is sustained, its warm-up apart.
-        say: gets a line on each stage.
+        plan: for how long the throughput is sustained and how many single requests count.
 
     Raises:
         EarshotError: the server did not start, a request failed, or the answers are not those of
             the windows that were sent.
     """
-    inside = config.runtime.slots + config.runtime.encoder_batch
-    config = served(config, inside)
+    in_flight = config.runtime.slots + config.runtime.encoder_batch
+    config = served(config, in_flight)
     judged = config.transcriber
-    say(
+    progress(
         f"Triton: temperatures {list(judged.temperatures)}, so no window is decoded twice; "
         f"no_speech_threshold {judged.no_speech_threshold}, so none is silence; language named, "
         f"timestamps off; {judged.decode_workers} decode workers"
@@ -63,12 +69,12 @@ def through_triton(
     with running_server(config, str(folder)) as server:
         ready_s = time.perf_counter() - began
         yield _start(server, ready_s, _kernels() - kernels)
-        yield _throughput(server, inside, in_process, seconds, say)
-        yield _one_request(server, say)
+        yield _throughput(server, in_flight, in_process, plan.seconds, progress)
+        yield _latency(server, plan.requests, progress)
 
 
-def served(config: Config, inside: int) -> Config:
-    """The config for a server that takes `inside` requests and gives each window one try.
+def served(config: Config, in_flight: int) -> Config:
+    """The config for a server that takes `in_flight` requests and gives each window one try.
 
     Made-up weights are never sure of what they say, so every window would be decoded again at each
     higher temperature, and might pass for silence.
@@ -81,12 +87,12 @@ def served(config: Config, inside: int) -> Config:
         config.transcriber,
         temperatures=(0.0,),
         no_speech_threshold=1.0,
-        max_pending=max(config.transcriber.max_pending, inside),
+        max_pending=max(config.transcriber.max_pending, in_flight),
     )
     return dataclasses.replace(config, transcriber=transcriber, server=server)
 
 
-def _start(server: Server, ready_s: float, compiled: int) -> Row:
+def _start(server: Server, ready_s: float, compiled: int) -> Measurement:
     """From an engine folder to the first request that may come."""
     log = server.log_path.read_text(encoding="utf-8", errors="replace")
     (model_s,) = (float(text) for text in re.findall(r"the engine is open after (\S+) s", log))
@@ -94,22 +100,24 @@ def _start(server: Server, ready_s: float, compiled: int) -> Row:
         f"engine folder to ready, {compiled} kernels compiled in it; {model_s:.1f} s of it to load "
         "torch, check and open the engine, and transcribe once"
     )
-    return Row("start", SYSTEM, ready_s, "s", None, detail, {"model_s": model_s})
+    return Measurement("start", SYSTEM, ready_s, "s", None, detail, {"model_s": model_s})
 
 
 def _throughput(
     server: Server,
-    inside: int,
+    in_flight: int,
     in_process: float | None,
     seconds: float,
-    say: Callable[[str], None],
-) -> Row:
-    """(a) Clips of 30 s, `inside` of them in flight at any time."""
-    processes = processes_for(inside)
-    say(f"throughput through Triton: {inside} requests in flight from {processes} processes")
+    progress: Progress,
+) -> Measurement:
+    """Clips of 30 s, `in_flight` of them in flight at any time."""
+    processes = processes_for(in_flight)
+    progress(
+        f"throughput through Triton: {in_flight} requests in flight from {processes} processes"
+    )
     before, kept = _settled(server), list[Answer]()
-    with Clients(server.grpc, Ask(WINDOW_S, THROUGHPUT_TOKENS), inside) as clients:
-        while clients.answered < 2 * inside:
+    with Clients(server.grpc, RequestSpec(WINDOW_S, THROUGHPUT_TOKENS), in_flight) as clients:
+        while clients.answered < 2 * in_flight:
             clients.answers()
         busy, began = _cpu_s(server), time.monotonic()
         while (wall_s := time.monotonic() - began) < seconds:
@@ -123,27 +131,27 @@ def _throughput(
     figures = {"windows_per_s": rate, "seconds": wall_s, "p50_ms": p50, "p99_ms": p99}
     detail = (
         f"30 s of sound as WAV, {THROUGHPUT_TOKENS} tokens; {len(kept)} answers in {wall_s:.1f} s, "
-        f"{inside} requests in flight, p50 {p50:.0f} ms, p99 {p99:.0f} ms; CPU a window: "
+        f"{in_flight} requests in flight, p50 {p50:.0f} ms, p99 {p99:.0f} ms; CPU a window: "
         + ", ".join(f"{name} {1e3 * spent / len(kept):.2f} ms" for name, spent in busy.items())
     )
     if in_process is not None:
         figures["of_in_process"] = rate * WINDOW_S / in_process
         detail = f"{100 * figures['of_in_process']:.0f} % of in process; {detail}"
-    return Row("throughput", SYSTEM, rate * WINDOW_S, "RTFx", None, detail, figures)
+    return Measurement("throughput", SYSTEM, rate * WINDOW_S, "RTFx", None, detail, figures)
 
 
-def _one_request(server: Server, say: Callable[[str], None]) -> Row:
-    """(b) One clip of 10 s at a time."""
-    say("one request at a time through Triton")
-    what, before = Ask(REQUEST_S, REQUEST_TOKENS), _settled(server)
+def _latency(server: Server, requests: int, progress: Progress) -> Measurement:
+    """One clip of 10 s at a time."""
+    progress("one request at a time through Triton")
+    spec, before = RequestSpec(REQUEST_S, REQUEST_TOKENS), _settled(server)
     audio = wav(REQUEST_S, 0)
     with Client(server.grpc) as client:
-        answers = [ask(client, audio, what) for _ in range(WARM_REQUESTS + REQUESTS)]
+        answers = [timed_request(client, audio, spec) for _ in range(WARM_REQUESTS + requests)]
     _check(before, _settled(server), len(answers), REQUEST_TOKENS)
     p50, p99 = _percentiles(answers[WARM_REQUESTS:])
-    detail = f"p50 of {REQUESTS}, p99 {p99:.2f}; 10 s of sound as WAV, {REQUEST_TOKENS} tokens"
-    figures = {"p50_ms": p50, "p99_ms": p99, "requests": REQUESTS}
-    return Row("one request", SYSTEM, p50, "ms", None, detail, figures)
+    detail = f"p50 of {requests}, p99 {p99:.2f}; 10 s of sound as WAV, {REQUEST_TOKENS} tokens"
+    figures = {"p50_ms": p50, "p99_ms": p99, "requests": requests}
+    return Measurement("latency", SYSTEM, p50, "ms", None, detail, figures)
 
 
 def _percentiles(answers: list[Answer]) -> tuple[float, float]:

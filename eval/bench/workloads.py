@@ -1,15 +1,8 @@
 """How fast the native runtime is on this machine, beside what the machine could do at best.
 
-Workloads over an engine whose lengths are forced (see `bench_engine`), each after a warm-up of its
-own:
-
-    start  from an engine folder on the disk to a runtime that is ready
-    a  throughput: the runtime is kept full of windows of 30 s, 128 tokens each
-    b  one request of 10 s at a time, padded to 30 s, 40 tokens
-    c  MLPerf-shaped: windows of 30 s, all at hand at the start, lengths as in MLPerf's set
-    d  requests as in b that arrive by themselves (Poisson), at shares of the saturated rate
-
-Timed from samples in host memory to tokens on the host; see `bench_load`.
+The workloads of `eval.bench.plan`, over an engine whose lengths are forced (see
+`eval.bench.engine`), each after a warm-up of its own. Timed from samples in host memory to tokens
+on the host; see `eval.bench.load`.
 """
 
 import dataclasses
@@ -19,47 +12,28 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from eval.bench.floor import Ceilings, Floor
-from eval.bench.load import Feed, Windows, at_once, open_loop, poisson, steady
-from eval.bench.table import OURS, Row, refused
+from eval.bench.load import Feed, NoiseWindows, closed_loop, offline, open_loop, poisson
+from eval.bench.plan import Plan, Progress
+from eval.bench.table import OURS, Measurement, refused
 from serve.config import Config, RuntimeConfig
 from serve.engine import Engine, open_engine
 from serve.errors import UnavailableError
 from serve.native.runtime import NativeRuntime
 from serve.speech.features import WINDOW_S
 
-WORKLOADS = ("start", "a", "b", "c", "d")
 THROUGHPUT_TOKENS = 128
 REQUEST_S, REQUEST_TOKENS = 10.0, 40
 MLPERF_MEAN, MLPERF_LEAST, MLPERF_MAX = 75, 4, 200
 SHARES = (0.30, 0.50, 0.70, 0.85, 0.95)  # of the saturated rate
 WARM_REQUESTS = 10
 DRAIN_S = 30.0  # how long the last arrivals are waited for
-
-Say = Callable[[str], None]
-"""Gets a line on each stage."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """What to run."""
-
-    workloads: tuple[str, ...] = WORKLOADS
-    slots: tuple[int, ...] = (64, 256)  # a with each; b and d with the first, c with the last
-    seconds: float = 20.0  # how long a throughput figure is sustained
-    requests: int = 200  # of workload b
-
-    def workloads_with(self, slots: int) -> list[str]:
-        """Which workloads run with so many slots, in order."""
-        fits = {"b": slots == self.slots[0], "a": True}
-        fits |= {"d": slots == self.slots[0], "c": slots == self.slots[-1]}
-        return [name for name, fit in fits.items() if fit and name in self.workloads]
 
 
 class Session:
@@ -69,68 +43,69 @@ class Session:
         engine: with end-of-text suppressed.
         config: how to run it.
         ceilings: of the machine.
-        say: gets a line on each stage.
 
     Raises:
         UnavailableError: the machine cannot run it so.
     """
 
-    def __init__(self, engine: Engine, config: RuntimeConfig, ceilings: Ceilings, say: Say) -> None:
+    def __init__(
+        self, engine: Engine, config: RuntimeConfig, ceilings: Ceilings, progress: Progress
+    ) -> None:
         self._engine = engine
         self.config = config
-        self._say = say
+        self._progress = progress
         self._floor = Floor(engine.manifest, config, ceilings)
-        self._system = system(config)
+        self._system = system_name(config)
         held = release_memory(config.device)
         began = time.perf_counter()
         self.runtime = NativeRuntime(engine, config)
         self.open_s = time.perf_counter() - began
         self.held_bytes = release_memory(config.device) - held
-        say(f"{self.runtime.description}; ready after {self.open_s:.1f} s")
+        progress(f"{self.runtime.description}; ready after {self.open_s:.1f} s")
 
-    def opened(self) -> Iterator[Row]:
+    def opened(self) -> Iterator[Measurement]:
         """What opening took: time and, on a GPU, memory."""
         made_up = "weights made up on the device: no file is read"
-        yield Row("opening", self._system, self.open_s, "s", None, made_up)
+        yield Measurement("opening", self._system, self.open_s, "s", None, made_up)
         if self.held_bytes:
             text = f"taken from the device; {self.runtime.description}"
-            yield Row("memory", self._system, self.held_bytes / 2**30, "GiB", None, text)
+            yield Measurement("memory", self._system, self.held_bytes / 2**30, "GiB", None, text)
 
-    def run(self, workload: str, plan: Plan) -> Iterator[Row]:
+    def run(self, workload: str, plan: Plan) -> Iterator[Measurement]:
         """The lines of one workload."""
-        self._say(f"workload {workload} with {self.config.slots} slots")
-        if workload == "a":
+        self._progress(f"workload {workload} with {self.config.slots} slots")
+        if workload == "throughput":
             yield self.throughput(plan.seconds)
-        elif workload == "b":
-            yield self.one_request(plan.requests)
-        elif workload == "c":
+        elif workload == "latency":
+            yield self.latency(plan.requests)
+        elif workload == "mlperf":
             yield from self.mlperf(plan.seconds)
         else:
-            yield from self.sweep(plan.seconds)
+            yield from self.open_loop_sweep(plan.seconds)
 
     def _feed(self, seconds: float = WINDOW_S, batch: int | None = None) -> Feed:
         config = self.config
         batch = batch or config.encoder_batch
-        return Feed(self.runtime, Windows(self._engine, config.device, batch, seconds))
+        return Feed(self.runtime, NoiseWindows(self._engine, config.device, batch, seconds))
 
     @property
-    def _inside(self) -> int:
+    def _in_flight(self) -> int:
         """Windows that keep the runtime full: one for each slot, and a batch for the encoder."""
         return self.config.slots + self.config.encoder_batch
 
-    def throughput(self, seconds: float) -> Row:
-        """(a) Windows of 30 s arrive as others end."""
+    def throughput(self, seconds: float) -> Measurement:
+        """Windows of 30 s arrive as others end."""
         slots, lengths = self.config.slots, itertools.repeat(THROUGHPUT_TOKENS)
-        found = steady(self._feed(), lengths, slots, self._inside, seconds)
+        found = closed_loop(self._feed(), lengths, slots, self._in_flight, seconds)
         ideal = WINDOW_S / self._floor.window_s(THROUGHPUT_TOKENS, slots)
-        return Row(
+        return Measurement(
             "throughput", self._system, found.rate * WINDOW_S, "RTFx", ideal,
             f"30 s of sound, {THROUGHPUT_TOKENS} tokens; {found.detail}",
             {"windows_per_s": found.rate, "seconds": found.wall_s},
         )  # fmt: skip
 
-    def one_request(self, requests: int) -> Row:
-        """(b) One at a time."""
+    def latency(self, requests: int) -> Measurement:
+        """One request at a time."""
         feed, times = self._feed(REQUEST_S, batch=1), []
         for _ in range(WARM_REQUESTS + requests):
             began = time.perf_counter()
@@ -139,58 +114,58 @@ class Session:
             times.append(1e3 * (time.perf_counter() - began))
         kept = times[WARM_REQUESTS:]
         p50, p95, p99 = (float(value) for value in np.percentile(kept, [50, 95, 99]))
-        return Row(
-            "one request", self._system, p50, "ms", 1e3 * self._floor.window_s(REQUEST_TOKENS, 1),
+        return Measurement(
+            "latency", self._system, p50, "ms", 1e3 * self._floor.window_s(REQUEST_TOKENS, 1),
             f"p50 of {requests}, p95 {p95:.2f}, p99 {p99:.2f}; 10 s of sound in 30 s, "
             f"{REQUEST_TOKENS} tokens",
             {"p50_ms": p50, "p95_ms": p95, "p99_ms": p99, "requests": requests},
         )  # fmt: skip
 
-    def mlperf(self, seconds: float) -> Iterator[Row]:
-        """(c) Twice: full all the time, then a given number from an empty runtime to an empty one.
+    def mlperf(self, seconds: float) -> Iterator[Measurement]:
+        """Twice: full all the time, then a given number from an empty runtime to an empty one.
 
         The first tells how many windows the second needs to last, and what it would reach in the
         ten minutes that MLPerf asks for, where fill and drain weigh little.
         """
         slots, feed = self.config.slots, self._feed()
-        full = steady(feed, mlperf_lengths(), slots, self._inside, seconds)
+        full = closed_loop(feed, mlperf_lengths(), slots, self._in_flight, seconds)
         count, wall_s = max(2 * slots, math.ceil(full.rate * seconds)), 0.0
         while wall_s < seconds:
             lengths = list(itertools.islice(mlperf_lengths(), count))
-            wall_s = at_once(feed, lengths, self._inside)
+            wall_s = offline(feed, lengths, self._in_flight)
             reached, count = count / wall_s, math.ceil(1.2 * count * seconds / wall_s)
         ideal = 1 / statistics.mean(self._floor.window_s(length, slots) for length in lengths)
-        yield Row(
+        yield Measurement(
             "MLPerf-shaped", self._system, reached, "samples/s", ideal,
             f"{len(lengths)} windows at hand at the start, {statistics.mean(lengths):.1f} tokens "
             f"on average, {wall_s:.1f} s with fill and drain",
             {"windows": len(lengths), "seconds": wall_s},
         )  # fmt: skip
-        yield Row(
+        yield Measurement(
             "MLPerf-shaped, always full", self._system, full.rate, "samples/s", ideal,
             f"the same lengths, without fill and drain: {full.detail}",
             {"windows": full.windows, "seconds": full.wall_s},
         )  # fmt: skip
 
-    def sweep(self, seconds: float) -> Iterator[Row]:
-        """(d) The saturated rate, then arrivals at shares of it."""
+    def open_loop_sweep(self, seconds: float) -> Iterator[Measurement]:
+        """The saturated rate, then arrivals at shares of it."""
         slots, feed = self.config.slots, self._feed(REQUEST_S)
-        full = steady(feed, itertools.repeat(REQUEST_TOKENS), slots, self._inside, seconds)
+        full = closed_loop(feed, itertools.repeat(REQUEST_TOKENS), slots, self._in_flight, seconds)
         ideal = 1 / self._floor.window_s(REQUEST_TOKENS, slots)
-        yield Row(
-            "saturated, 10 s requests", self._system, full.rate, "requests/s", ideal,
+        yield Measurement(
+            "open loop, saturated", self._system, full.rate, "requests/s", ideal,
             f"10 s of sound in 30 s, {REQUEST_TOKENS} tokens; {full.detail}",
             {"seconds": full.wall_s},
         )  # fmt: skip
         for share in SHARES:
             yield self._open_loop(feed, share, full.rate, seconds)
 
-    def _open_loop(self, feed: Feed, share: float, saturated: float, seconds: float) -> Row:
+    def _open_loop(self, feed: Feed, share: float, saturated: float, seconds: float) -> Measurement:
         """Poisson arrivals of 10 s requests at a share of the saturated rate."""
         warm_s, rate = seconds / 4, share * saturated
         arrivals = poisson(rate, warm_s + seconds, seed=round(100 * share))
         found = open_loop(feed, arrivals, REQUEST_TOKENS, warm_s, DRAIN_S).figures
-        return Row(
+        return Measurement(
             f"open loop, {100 * share:.0f} % load", self._system, found["p99_ms"], "ms", None,
             f"p99 of {found['arrivals']:.0f} at {rate:.1f} a second, p50 {found['p50_ms']:.1f}, "
             f"p95 {found['p95_ms']:.1f}, jitter {found['jitter_ms']:.1f} (p99 - p50), deviation "
@@ -200,7 +175,9 @@ class Session:
         )  # fmt: skip
 
 
-def start(folder: Path, config: RuntimeConfig, ceilings: Ceilings, say: Say) -> Row:
+def measure_start(
+    folder: Path, config: RuntimeConfig, ceilings: Ceilings, progress: Progress
+) -> Measurement:
     """From an engine folder to ready, as a server starts.
 
     The folder was written just now, so its files come from memory, not from the disk; kernels that
@@ -212,35 +189,37 @@ def start(folder: Path, config: RuntimeConfig, ceilings: Ceilings, say: Say) -> 
     began = time.perf_counter()
     engine = open_engine(folder)
     checked_s = time.perf_counter() - began
-    session = Session(engine, config, ceilings, say)
+    session = Session(engine, config, ceilings, progress)
     session.runtime.close()
     size = sum(file.bytes for file in engine.manifest.files.values()) / 2**30
-    return Row(
-        "start", system(config), checked_s + session.open_s, "s", None,
+    return Measurement(
+        "start", system_name(config), checked_s + session.open_s, "s", None,
         f"from an engine folder of {size:.2f} GiB in the page cache: {checked_s:.1f} s of it to "
         "check the files",
         {"check_s": checked_s, "open_s": session.open_s},
     )  # fmt: skip
 
 
-def run(engine: Engine, config: Config, plan: Plan, ceilings: Ceilings, say: Say) -> Iterator[Row]:
+def run_workloads(
+    engine: Engine, config: Config, plan: Plan, ceilings: Ceilings, progress: Progress
+) -> Iterator[Measurement]:
     """The plan's workloads, one after the other; what the machine refuses becomes a line."""
     for slots in plan.slots:
-        yield from _with_slots(engine, config, plan, slots, ceilings, say)
+        yield from _with_slots(engine, config, plan, slots, ceilings, progress)
 
 
 def _with_slots(
-    engine: Engine, config: Config, plan: Plan, slots: int, ceilings: Ceilings, say: Say
-) -> Iterator[Row]:
+    engine: Engine, config: Config, plan: Plan, slots: int, ceilings: Ceilings, progress: Progress
+) -> Iterator[Measurement]:
     """A function of its own, so that a runtime's memory goes before the next one is opened."""
     workloads = plan.workloads_with(slots)
     if not workloads:
         return
     runtime = dataclasses.replace(config.runtime, slots=slots)
     try:
-        session = Session(engine, runtime, ceilings, say)
+        session = Session(engine, runtime, ceilings, progress)
     except UnavailableError as error:
-        yield refused("opening", system(runtime), "s", error)
+        yield refused("opening", system_name(runtime), "s", error)
         return
     yield from session.opened()
     for workload in workloads:
@@ -248,16 +227,16 @@ def _with_slots(
     session.runtime.close()
 
 
-def system(config: RuntimeConfig) -> str:
+def system_name(config: RuntimeConfig) -> str:
     """What the table calls a runtime."""
     return f"{OURS}, {config.slots} slots"
 
 
 def mlperf_lengths() -> Iterator[int]:
     """Tokens of windows without end: MLPerf's set in mean and maximum, always the same."""
-    dice = random.Random(0)
+    rng = random.Random(0)
     while True:
-        length = round(dice.gammavariate(6, MLPERF_MEAN / 6))
+        length = round(rng.gammavariate(6, MLPERF_MEAN / 6))
         yield max(MLPERF_LEAST, min(MLPERF_MAX, length))
 
 

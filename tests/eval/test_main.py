@@ -1,16 +1,20 @@
+import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
-from eval.__main__ import main
+from eval.__main__ import _parser, main
 from eval.accuracy import run as run_module
 from eval.accuracy import systems, worker
 from eval.accuracy.data import read_rows
+from eval.bench.plan import Plan
 from tests.eval_fakes import open_fake
 
 NAMES = "earshot-int8,earshot-fp16,faster-whisper-int8"
@@ -133,9 +137,25 @@ def test_a_missing_package_is_named_before_anything_runs(config, capsys, monkeyp
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["score"], ["compare"], ["demo"]])
+@pytest.mark.parametrize("command", [[], ["run"], ["score"], ["compare"], ["demo"], ["bench"]])
 def test_help(command):
     done = subprocess.run(
         [sys.executable, "-m", "eval", *command, "--help"], capture_output=True, text=True
     )
     assert done.returncode == 0 and "usage: python -m eval" in done.stdout
+
+
+def test_the_flags_of_the_bench_have_the_defaults_of_its_plan(capsys):
+    """Each default stands in one place."""
+    with pytest.raises(SystemExit):
+        main(["bench", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    for default in ("default: 64,256", "default: 20 ", "default: 200 "):
+        assert default in told
+    assert "random-weights" not in told
+    options = _parser().parse_args(["bench", "--config", "x"])
+    for field in dataclasses.fields(Plan):
+        if field.name != "peers":  # what is installed is not known before
+            assert getattr(options, field.name) == field.default
+    source = Path("eval/__main__.py").read_text(encoding="utf-8")
+    assert not re.search(r"default=[\d(\"']", source)

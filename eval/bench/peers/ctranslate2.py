@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from eval.bench.peers.checkpoint import END, prompt_ids, special_ids, write_checkpoint
-from eval.bench.peers.forced import Decode, batches, one_request
-from eval.bench.table import Row
-from eval.bench.workloads import Say
+from eval.bench.peers.forced import Decode, batched, latency
+from eval.bench.plan import Progress
+from eval.bench.table import Measurement
 from serve.engine import Dims
 
 BATCH = 64
@@ -22,14 +22,16 @@ COMPUTE_TYPES = {"cuda": ("float16", "int8_float16"), "cpu": ("float32", "int8")
 NOTE = "log-mel at hand on the device, not timed"
 
 
-def run(dims: Dims, device: str, seconds: float, say: Say, batch: int = BATCH) -> Iterator[Row]:
+def measure_ctranslate2(
+    dims: Dims, device: str, seconds: float, progress: Progress, batch: int = BATCH
+) -> Iterator[Measurement]:
     """For each compute type: one request, then throughput in batches."""
     import ctranslate2  # noqa: PLC0415 - only a peer
     from ctranslate2.converters import TransformersConverter  # noqa: PLC0415 - only a peer
 
     with tempfile.TemporaryDirectory(prefix="earshot-ctranslate2-") as folder:
         source, converted = Path(folder) / "checkpoint", Path(folder) / "converted"
-        say(f"CTranslate2 {ctranslate2.__version__}: converting random weights")
+        progress(f"CTranslate2 {ctranslate2.__version__}: converting random weights")
         write_checkpoint(source, dims)
         converter = TransformersConverter(str(source), load_as_float16=True)
         converter.convert(str(converted), quantization="float16")
@@ -39,10 +41,10 @@ def run(dims: Dims, device: str, seconds: float, say: Say, batch: int = BATCH) -
                 str(converted), device=kind, device_index=int(index or 0), compute_type=compute_type
             )
             system = f"CTranslate2 {compute_type}"
-            say(system)
+            progress(system)
             decode = _decoder(model, dims, device, batch)
-            yield one_request(system, decode, NOTE)
-            yield batches(system, decode, batch, seconds, NOTE)
+            yield latency(system, decode, NOTE)
+            yield batched(system, decode, batch, seconds, NOTE)
             del model, decode  # frees its memory before the next is loaded
 
 

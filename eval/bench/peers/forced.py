@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from eval.bench.table import Row
+from eval.bench.table import Measurement
 from eval.bench.workloads import REQUEST_TOKENS, THROUGHPUT_TOKENS, mlperf_lengths
 from serve.errors import EarshotError
 from serve.speech.features import WINDOW_S
@@ -39,22 +39,22 @@ def _few(lengths: Sequence[int]) -> str:
     return ", ".join(str(length) for length in sorted(set(lengths))[:8])
 
 
-def one_request(system: str, decode: Decode, note: str) -> Row:
-    """(b) One at a time; `decode` is given one length and makes the 10 s of sound itself."""
+def latency(system: str, decode: Decode, note: str) -> Measurement:
+    """One at a time; `decode` is given one length and makes the 10 s of sound itself."""
     for _ in range(3):
         seconds_of(decode, [REQUEST_TOKENS])
     times = sorted(1e3 * seconds_of(decode, [REQUEST_TOKENS]) for _ in range(REQUESTS))
     p50 = statistics.median(times)
-    return Row(
-        "one request", system, p50, "ms", None,
+    return Measurement(
+        "latency", system, p50, "ms", None,
         f"p50 of {REQUESTS}, worst {times[-1]:.1f}; 10 s of sound in 30 s, {REQUEST_TOKENS} "
         f"tokens; {note}",
         {"p50_ms": p50, "worst_ms": times[-1], "requests": REQUESTS},
     )  # fmt: skip
 
 
-def batches(system: str, decode: Decode, batch: int, seconds: float, note: str) -> Row:
-    """(a) Batch after batch, each waited for, for at least `seconds`."""
+def batched(system: str, decode: Decode, batch: int, seconds: float, note: str) -> Measurement:
+    """Throughput of batch after batch, each waited for, for at least `seconds`."""
     lengths = [THROUGHPUT_TOKENS] * batch
     seconds_of(decode, lengths)
     count, wall_s = 0, 0.0
@@ -64,42 +64,42 @@ def batches(system: str, decode: Decode, batch: int, seconds: float, note: str) 
     return _throughput(system, count * batch, wall_s, f"batches of {batch}; {note}")
 
 
-def queued(system: str, decode: Decode, inside: int, seconds: float, note: str) -> Row:
-    """(a) All windows handed over at once, enough of them for `seconds`, `inside` in flight."""
-    lengths, wall_s = at_once(decode, itertools.repeat(THROUGHPUT_TOKENS), inside, seconds)
-    return _throughput(system, len(lengths), wall_s, f"{inside} in flight, rest queued; {note}")
+def queued(system: str, decode: Decode, in_flight: int, seconds: float, note: str) -> Measurement:
+    """Throughput with all windows handed over at once, enough of them for `seconds`."""
+    lengths, wall_s = offline(decode, itertools.repeat(THROUGHPUT_TOKENS), in_flight, seconds)
+    return _throughput(system, len(lengths), wall_s, f"{in_flight} in flight, rest queued; {note}")
 
 
-def mlperf(system: str, decode: Decode, inside: int, seconds: float, note: str) -> Row:
-    """(c) As `queued`, with lengths as in MLPerf's set."""
-    lengths, wall_s = at_once(decode, mlperf_lengths(), inside, seconds)
-    return Row(
+def mlperf(system: str, decode: Decode, in_flight: int, seconds: float, note: str) -> Measurement:
+    """As `queued`, with lengths as in MLPerf's set."""
+    lengths, wall_s = offline(decode, mlperf_lengths(), in_flight, seconds)
+    return Measurement(
         "MLPerf-shaped", system, len(lengths) / wall_s, "samples/s", None,
         f"{len(lengths)} windows queued at the start, {statistics.mean(lengths):.1f} tokens on "
-        f"average, {inside} in flight, {wall_s:.1f} s; {note}",
+        f"average, {in_flight} in flight, {wall_s:.1f} s; {note}",
         {"windows": len(lengths), "seconds": wall_s},
     )  # fmt: skip
 
 
-def at_once(
-    decode: Decode, endless: Iterator[int], inside: int, seconds: float
+def offline(
+    decode: Decode, endless: Iterator[int], in_flight: int, seconds: float
 ) -> tuple[list[int], float]:
     """Lengths and wall clock of a call with so many windows that it lasts `seconds`.
 
-    The call before it, with `inside` windows, warms up and tells how many that may be.
+    The call before it, with `in_flight` windows, warms up and tells how many that may be.
     """
-    lengths = list(itertools.islice(endless, inside))
+    lengths = list(itertools.islice(endless, in_flight))
     wall_s = seconds_of(decode, lengths)
     while True:
-        count = max(2 * inside, math.ceil(1.2 * len(lengths) * seconds / wall_s))
+        count = max(2 * in_flight, math.ceil(1.2 * len(lengths) * seconds / wall_s))
         lengths += itertools.islice(endless, max(0, count - len(lengths)))
         wall_s = seconds_of(decode, lengths)
         if wall_s >= seconds:
             return lengths, wall_s
 
 
-def _throughput(system: str, windows: int, wall_s: float, note: str) -> Row:
-    return Row(
+def _throughput(system: str, windows: int, wall_s: float, note: str) -> Measurement:
+    return Measurement(
         "throughput", system, windows * WINDOW_S / wall_s, "RTFx", None,
         f"30 s of sound, {THROUGHPUT_TOKENS} tokens; {windows} windows in {wall_s:.1f} s, {note}",
         {"windows_per_s": windows / wall_s, "seconds": wall_s},

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from eval.bench.peers.checkpoint import hugging_face_config, prompt_ids
-from eval.bench.peers.forced import batches, one_request
-from eval.bench.table import Row
-from eval.bench.workloads import Say
+from eval.bench.peers.forced import batched, latency
+from eval.bench.plan import Progress
+from eval.bench.table import Measurement
 from serve.engine import Dims
 
 BATCHES = (32, 64)
@@ -16,16 +16,16 @@ SYSTEM = "Hugging Face generate, fp16"
 NOTE = "log-mel at hand on the device, not timed"
 
 
-def run(
-    dims: Dims, device: str, seconds: float, say: Say, sizes: Sequence[int] = BATCHES
-) -> Iterator[Row]:
+def measure_hugging_face(
+    dims: Dims, device: str, seconds: float, progress: Progress, sizes: Sequence[int] = BATCHES
+) -> Iterator[Measurement]:
     """One request, then throughput with each batch size."""
     import transformers  # noqa: PLC0415 - heavy, and only a peer
 
     with torch.device(device):
         model: Any = transformers.WhisperForConditionalGeneration(hugging_face_config(dims))
     model = model.half().eval()
-    say(f"transformers {transformers.__version__}: WhisperForConditionalGeneration.generate")
+    progress(f"transformers {transformers.__version__}: WhisperForConditionalGeneration.generate")
     windows = max(sizes)
     features = torch.randn(windows, dims.n_mels, 3000, device=device).half()
     prompt = torch.tensor([prompt_ids(dims.n_vocab)] * windows, device=device)
@@ -40,6 +40,6 @@ def run(
         )  # fmt: skip
         return [len(row) - prompt.shape[1] for row in ids.tolist()]
 
-    yield one_request(SYSTEM, decode, NOTE)
+    yield latency(SYSTEM, decode, NOTE)
     for batch in sizes:
-        yield batches(SYSTEM, decode, batch, seconds, NOTE)
+        yield batched(SYSTEM, decode, batch, seconds, NOTE)

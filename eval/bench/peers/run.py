@@ -6,7 +6,6 @@ its own lines. What it writes goes to a file; the end of that is told if it fail
 
 import contextlib
 import dataclasses
-import functools
 import importlib.util
 import multiprocessing
 import os
@@ -18,11 +17,11 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
-from eval.bench.peers import ctranslate2 as bench_ctranslate2
-from eval.bench.peers import hugging_face as bench_hugging_face
-from eval.bench.peers import vllm as bench_vllm
-from eval.bench.table import Row, refused
-from eval.bench.workloads import Say
+from eval.bench.peers.ctranslate2 import measure_ctranslate2
+from eval.bench.peers.hugging_face import measure_hugging_face
+from eval.bench.peers.vllm import measure_vllm
+from eval.bench.plan import Progress
+from eval.bench.table import Measurement, refused
 from serve.engine import Dims
 from serve.errors import DeadlineError, EarshotError, UnavailableError
 
@@ -31,7 +30,7 @@ FIGURES = 20  # at most so many are sustained, each with a warm-up that may take
 STOP_S = 30.0  # for a child that has done its work
 LOG_LINES = 20  # of a child that failed
 
-Run = Callable[[Dims, str, float, Say], Iterator[Row]]
+Run = Callable[[Dims, str, float, Progress], Iterator[Measurement]]
 """Takes shape, device, how long to sustain a throughput figure, and what gets a line on each
 stage."""
 
@@ -58,23 +57,23 @@ class _Ended:
     error: EarshotError | None = None
 
 
-_Message = Row | _Said | _Ended
+_Message = Measurement | _Said | _Ended
 
-KNOWN: dict[str, Peer] = {
-    "hugging-face": Peer(bench_hugging_face.run, ("transformers",)),
-    "faster-whisper": Peer(bench_ctranslate2.run, ("ctranslate2", "transformers")),
-    "vllm": Peer(bench_vllm.run, ("vllm", "transformers")),
+PEERS: dict[str, Peer] = {
+    "hugging-face": Peer(measure_hugging_face, ("transformers",)),
+    "faster-whisper": Peer(measure_ctranslate2, ("ctranslate2", "transformers")),
+    "vllm": Peer(measure_vllm, ("vllm", "transformers")),
 }
 
 
-def check(names: Sequence[str]) -> None:
+def check_peers(names: Sequence[str]) -> None:
     """Refuse peers that are not installed before anything is measured.
 
     Raises:
         UnavailableError: a package is missing; the message names it.
     """
     for name in names:
-        for package in KNOWN[name].packages:
+        for package in PEERS[name].packages:
             if importlib.util.find_spec(package) is None:
                 raise UnavailableError(
                     f"the peer {name} needs the package {package}, which is not installed; "
@@ -82,23 +81,22 @@ def check(names: Sequence[str]) -> None:
                 )
 
 
-def measure(name: str, dims: Dims, device: str, seconds: float, say: Say) -> Iterator[Row]:
+def measure_peer(
+    name: str, dims: Dims, device: str, seconds: float, progress: Progress
+) -> Iterator[Measurement]:
     """The lines of one peer; where it fails, the last one says why.
 
     Raises:
         UnavailableError: at once, where a package is missing.
     """
-    check([name])
+    check_peers([name])
     limit_s = START_S + FIGURES * 2 * seconds
-    return _measure(name, KNOWN[name].run, dims, device, seconds, say, limit_s)
-
-
-PEERS: dict[str, Run] = {name: functools.partial(measure, name) for name in KNOWN}
+    return _measure(name, PEERS[name].run, dims, device, seconds, progress, limit_s)
 
 
 def _measure(
-    name: str, run: Run, dims: Dims, device: str, seconds: float, say: Say, limit_s: float
-) -> Iterator[Row]:
+    name: str, run: Run, dims: Dims, device: str, seconds: float, progress: Progress, limit_s: float
+) -> Iterator[Measurement]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory(prefix="earshot-peer-") as folder, ours:
@@ -109,17 +107,17 @@ def _measure(
         process.start()
         theirs.close()
         try:
-            yield from _rows(ours, limit_s, log, say)
+            yield from _rows(ours, limit_s, log, progress)
             process.join(STOP_S)
         except EarshotError as error:
             for line in _last_lines(log):
-                say(f"{name}: {line}")
+                progress(f"{name}: {line}")
             yield refused("throughput", name, "RTFx", error)
         finally:
             _stop(process)
 
 
-def _rows(pipe: Connection, limit_s: float, log: Path, say: Say) -> Iterator[Row]:
+def _rows(pipe: Connection, limit_s: float, log: Path, progress: Progress) -> Iterator[Measurement]:
     """What the child measures.
 
     Raises:
@@ -138,8 +136,8 @@ def _rows(pipe: Connection, limit_s: float, log: Path, say: Say) -> Iterator[Row
             raise UnavailableError(f"its process died: {last.strip()}") from None
         match message:
             case _Said():
-                say(message.line)
-            case Row():
+                progress(message.line)
+            case Measurement():
                 yield message
             case _Ended(None):
                 return

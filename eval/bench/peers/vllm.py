@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from eval.bench.peers.checkpoint import prompt_ids, write_checkpoint
-from eval.bench.peers.forced import Decode, batches, mlperf, one_request, queued
-from eval.bench.table import Row
-from eval.bench.workloads import REQUEST_S, Say
+from eval.bench.peers.forced import Decode, batched, latency, mlperf, queued
+from eval.bench.plan import Progress
+from eval.bench.table import Measurement
+from eval.bench.workloads import REQUEST_S
 from serve.engine import Dims
 from serve.errors import UnavailableError
 from serve.speech.features import SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES
@@ -42,7 +43,9 @@ SETTINGS: dict[str, Any] = {
 LOG_MELS = {"CPU": {}, "GPU": {"device": "cuda"}}  # where -> options of the feature extractor
 
 
-def run(dims: Dims, device: str, seconds: float, say: Say) -> Iterator[Row]:
+def measure_vllm(
+    dims: Dims, device: str, seconds: float, progress: Progress
+) -> Iterator[Measurement]:
     """One request, throughput with 64 and 256 windows, MLPerf-shaped; all with both log-mels.
 
     Raises:
@@ -58,15 +61,15 @@ def run(dims: Dims, device: str, seconds: float, say: Say) -> Iterator[Row]:
 
     with tempfile.TemporaryDirectory(prefix="earshot-vllm-") as folder:
         write_checkpoint(Path(folder), dims)
-        say(f"vLLM {vllm.__version__}: starting, which takes a minute or two")
+        progress(f"vLLM {vllm.__version__}: starting, which takes a minute or two")
         model = vllm.LLM(model=folder, **SETTINGS)
         for where, options in LOG_MELS.items():
             system, note = f"vLLM fp16, log-mel on {where}", "log-mel timed"
-            say(system)
+            progress(system)
             request = _decoder(model, dims, options, REQUEST_S)
-            yield one_request(system, request, note)
+            yield latency(system, request, note)
             decode = _decoder(model, dims, options, WINDOW_S)
-            yield batches(system, decode, FEW, seconds, note)
+            yield batched(system, decode, FEW, seconds, note)
             yield queued(system, decode, MANY, seconds, note)
             yield mlperf(system, decode, MANY, seconds, note)
 

@@ -1,6 +1,7 @@
 import pytest
 
-from eval.accuracy.data import read_rows, row_to_json, ten_second_clip, write_text
+from eval.accuracy.data import read_rows, row_to_json, ten_second_clip
+from eval.files import write_text
 from serve.clips import load_clips
 from serve.errors import ConfigError
 from tests.eval_fakes import row, write_clips

@@ -6,8 +6,8 @@ import types
 
 import pytest
 
-from eval.bench import load as bench_load
-from eval.bench.load import Feed, at_once, open_loop, poisson, steady
+from eval.bench import load
+from eval.bench.load import Feed, closed_loop, offline, open_loop, poisson
 from serve.errors import DeadlineError, DeviceError
 from serve.runtime.protocol import DecodingOptions, Event, Gauges, Job
 
@@ -80,7 +80,7 @@ class Numbers:
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(
-        bench_load,
+        load,
         "time",
         types.SimpleNamespace(perf_counter=clock.perf_counter, sleep=clock.sleep),
     )
@@ -94,17 +94,17 @@ def feed_of(clock, **kind):
 
 def test_a_closed_loop_keeps_the_runtime_full_and_counts_after_the_warm_up(clock):
     feed, runtime = feed_of(clock)
-    found = steady(feed, itertools.repeat(5), slots=4, inside=7, seconds=10.0)
+    found = closed_loop(feed, itertools.repeat(5), slots=4, in_flight=7, seconds=10.0)
     assert (found.windows, found.wall_s, found.rate) == (10, 10.0, 1.0)
     assert found.gauges.steps == 10 and found.gauges.encode_s == 2.5  # not the 8 of the warm-up
-    assert runtime.most == 7 and feed.inside == 0
+    assert runtime.most == 7 and feed.in_flight == 0
     assert "step 1000.00 ms, encode 250.00 ms a window, 1 slots busy" in found.detail
 
 
 def test_windows_at_hand_at_the_start_are_timed_with_fill_and_drain(clock):
     feed, runtime = feed_of(clock)
-    assert at_once(feed, [2] * 11, inside=5) == 11.0
-    assert runtime.most == 5 and feed.inside == 0
+    assert offline(feed, [2] * 11, in_flight=5) == 11.0
+    assert runtime.most == 5 and feed.in_flight == 0
 
 
 def test_latency_counts_from_when_an_arrival_was_due(clock):
@@ -126,7 +126,7 @@ def test_what_does_not_end_is_taken_back_and_counts_with_its_wait(clock):
     feed, _ = feed_of(clock, stuck=(1,))
     found = open_loop(feed, [0.0, 2.0, 3.0], length=4, warm_s=0.0, drain_s=5.0)
     assert found.unfinished == 2 and found.latency_s == [1.0, 6.0, 5.0]
-    assert feed.inside == 0
+    assert feed.in_flight == 0
 
 
 def test_groups_of_due_arrivals_are_at_most_a_batch(clock):

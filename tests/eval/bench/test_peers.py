@@ -1,7 +1,6 @@
 """Peers on a CPU and a tiny shape: lengths are forced, and a bad peer costs only its own lines."""
 
 import contextlib
-import dataclasses
 import importlib.util
 import itertools
 import multiprocessing
@@ -18,21 +17,12 @@ import psutil
 import pytest
 import transformers
 
-from eval.bench import engine as bench_engine
-from eval.bench.peers import checkpoint as bench_checkpoint
-from eval.bench.peers import ctranslate2 as bench_ctranslate2
-from eval.bench.peers import forced as bench_forced
-from eval.bench.peers import hugging_face as bench_hugging_face
-from eval.bench.peers import run as bench_peers
-from eval.bench.peers import vllm as bench_vllm
-from eval.bench.table import Row
+from eval.bench.peers import checkpoint, forced, vllm
+from eval.bench.peers.ctranslate2 import measure_ctranslate2
+from eval.bench.peers.hugging_face import measure_hugging_face
+from eval.bench.peers.run import PEERS, _measure, _rows, check_peers, measure_peer
+from eval.bench.table import Measurement
 from serve.errors import DeadlineError, EarshotError, UnavailableError
-
-TURBO = bench_engine.SHAPES["whisper-large-v3-turbo"]
-TINY = dataclasses.replace(
-    TURBO, n_audio_state=64, n_audio_head=1, n_audio_layer=1, n_audio_ffn=64, n_text_state=64,
-    n_text_head=1, n_text_layer=1, n_text_ffn=64,
-)  # fmt: skip
 
 
 def silent(line):
@@ -42,9 +32,9 @@ def silent(line):
 @pytest.fixture
 def short(monkeypatch):
     """Fewer tokens and requests, so that every workload ends soon."""
-    monkeypatch.setattr(bench_forced, "REQUESTS", 2)
-    monkeypatch.setattr(bench_forced, "REQUEST_TOKENS", 7)
-    monkeypatch.setattr(bench_forced, "THROUGHPUT_TOKENS", 12)
+    monkeypatch.setattr(forced, "REQUESTS", 2)
+    monkeypatch.setattr(forced, "REQUEST_TOKENS", 7)
+    monkeypatch.setattr(forced, "THROUGHPUT_TOKENS", 12)
 
 
 def kinds(rows):
@@ -52,35 +42,35 @@ def kinds(rows):
     return [(row.workload, row.system, row.unit) for row in rows]
 
 
-def test_hugging_face_decodes_forced_lengths(short):
-    rows = list(bench_hugging_face.run(TINY, "cpu", 0.0, silent, (2, 3)))
+def test_hugging_face_decodes_forced_lengths(short, tiny):
+    rows = list(measure_hugging_face(tiny, "cpu", 0.0, silent, (2, 3)))
     assert kinds(rows) == [
-        ("one request", "Hugging Face generate, fp16", "ms"),
+        ("latency", "Hugging Face generate, fp16", "ms"),
         ("throughput", "Hugging Face generate, fp16", "RTFx"),
         ("throughput", "Hugging Face generate, fp16", "RTFx"),
     ]
     assert "12 tokens; 3 windows" in rows[-1].detail
 
 
-def test_ctranslate2_decodes_forced_lengths(short):
-    rows = list(bench_ctranslate2.run(TINY, "cpu", 0.0, silent, 2))
+def test_ctranslate2_decodes_forced_lengths(short, tiny):
+    rows = list(measure_ctranslate2(tiny, "cpu", 0.0, silent, 2))
     assert kinds(rows) == [
         (workload, f"CTranslate2 {compute_type}", unit)
         for compute_type in ("float32", "int8")
-        for workload, unit in (("one request", "ms"), ("throughput", "RTFx"))
+        for workload, unit in (("latency", "ms"), ("throughput", "RTFx"))
     ]
 
 
-def test_the_checkpoint_is_what_transformers_reads(tmp_path):
-    bench_checkpoint.write_checkpoint(tmp_path, TINY)
+def test_the_checkpoint_is_what_transformers_reads(tmp_path, tiny):
+    checkpoint.write_checkpoint(tmp_path, tiny)
     processor = transformers.WhisperProcessor.from_pretrained(tmp_path)
-    tokens = list(bench_checkpoint.PROMPT)
+    tokens = list(checkpoint.PROMPT)
     facts = [50258, 50259, 50360, 50364]  # of every published large-v3
     assert processor.tokenizer.convert_tokens_to_ids(tokens) == facts
-    assert bench_checkpoint.prompt_ids(TINY.n_vocab) == facts
+    assert checkpoint.prompt_ids(tiny.n_vocab) == facts
     sound = np.zeros(16_000, np.float32)
     features = processor(sound, sampling_rate=16_000, return_tensors="np").input_features
-    assert features.shape == (1, TINY.n_mels, 3000)
+    assert features.shape == (1, tiny.n_mels, 3000)
     model, info = transformers.WhisperForConditionalGeneration.from_pretrained(
         tmp_path, output_loading_info=True
     )
@@ -120,19 +110,19 @@ class FakeVllm(types.ModuleType):
         return results
 
 
-def test_vllm_gets_new_sound_and_a_length_for_every_window(short, monkeypatch):
+def test_vllm_gets_new_sound_and_a_length_for_every_window(short, monkeypatch, tiny):
     fake = FakeVllm()
     monkeypatch.setitem(sys.modules, "vllm", fake)
-    monkeypatch.setattr(bench_vllm, "FEW", 2)
-    monkeypatch.setattr(bench_vllm, "MANY", 3)
-    for name in (*bench_vllm.ENVIRONMENT, "CUDA_VISIBLE_DEVICES"):
+    monkeypatch.setattr(vllm, "FEW", 2)
+    monkeypatch.setattr(vllm, "MANY", 3)
+    for name in (*vllm.ENVIRONMENT, "CUDA_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, "")
-    rows = list(bench_vllm.run(TINY, "cuda:1", 0.0, silent))
+    rows = list(vllm.measure_vllm(tiny, "cuda:1", 0.0, silent))
     assert kinds(rows) == [
         (workload, f"vLLM fp16, log-mel on {where}", unit)
         for where in ("CPU", "GPU")
         for workload, unit in (
-            ("one request", "ms"), ("throughput", "RTFx"), ("throughput", "RTFx"),
+            ("latency", "ms"), ("throughput", "RTFx"), ("throughput", "RTFx"),
             ("MLPerf-shaped", "samples/s"),
         )
     ]  # fmt: skip
@@ -143,27 +133,27 @@ def test_vllm_gets_new_sound_and_a_length_for_every_window(short, monkeypatch):
     assert fake.options[0] is None and fake.options[-1] == {"device": "cuda"}
 
 
-def test_vllm_is_refused_without_a_gpu():
+def test_vllm_is_refused_without_a_gpu(tiny):
     with pytest.raises(UnavailableError, match="vLLM's wheel runs on GPUs only"):
-        list(bench_vllm.run(TINY, "cpu", 0.0, silent))
+        list(vllm.measure_vllm(tiny, "cpu", 0.0, silent))
 
 
 def test_of_several_visible_gpus_the_configured_one_is_left(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    assert bench_vllm._visible(1) == "5"
+    assert vllm._visible(1) == "5"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert bench_vllm._visible(1) == "1"
+    assert vllm._visible(1) == "1"
 
 
 def test_a_length_that_was_not_kept_is_an_error():
     with pytest.raises(EarshotError, match="forced 2 windows to 5 tokens, got 4, 5 for 2"):
-        bench_forced.seconds_of(lambda lengths: [5, 4], [5, 5])
+        forced.seconds_of(lambda lengths: [5, 4], [5, 5])
 
 
 def test_windows_at_once_are_enough_for_the_time(monkeypatch):
     """A decoder of 100 windows a second on a clock of its own."""
     clock = types.SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
-    monkeypatch.setattr(bench_forced, "time", clock)
+    monkeypatch.setattr(forced, "time", clock)
     calls = []
 
     def decode(lengths):
@@ -171,29 +161,29 @@ def test_windows_at_once_are_enough_for_the_time(monkeypatch):
         clock.now += len(lengths) / 100
         return list(lengths)
 
-    lengths, wall_s = bench_forced.at_once(decode, itertools.count(1), 16, 2.0)
+    lengths, wall_s = forced.offline(decode, itertools.count(1), 16, 2.0)
     assert calls == [16, 240] and wall_s == pytest.approx(2.4)
     assert lengths == list(range(1, 241))
-    row = bench_forced.batches("peer", decode, 50, 2.0, "")
+    row = forced.batched("peer", decode, 50, 2.0, "")
     assert row.value == pytest.approx(3000) and row.figures["seconds"] == pytest.approx(2.0)
 
 
-def test_peers_and_what_they_need_are_known(monkeypatch):
-    assert set(bench_peers.PEERS) == {"hugging-face", "faster-whisper", "vllm"}
-    bench_peers.check(["hugging-face", "faster-whisper"])
+def test_peers_and_what_they_need_are_known(monkeypatch, tiny):
+    assert set(PEERS) == {"hugging-face", "faster-whisper", "vllm"}
+    check_peers(["hugging-face", "faster-whisper"])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UnavailableError, match="peer vllm needs the package vllm, which is not"):
-        bench_peers.PEERS["vllm"](TINY, "cuda", 1.0, silent)
+        measure_peer("vllm", tiny, "cuda", 1.0, silent)
 
 
 def raises(dims, device, seconds, say):
     say(f"in process {os.getpid()}")
-    yield Row("one request", "peer", seconds, "ms", None, device)
+    yield Measurement("latency", "peer", seconds, "ms", None, device)
     raise EarshotError("no such length")
 
 
 def dies(dims, device, seconds, say):
-    yield Row("one request", "peer", seconds, "ms", None, device)
+    yield Measurement("latency", "peer", seconds, "ms", None, device)
     print("the GPU is on fire", flush=True)
     os.abort()
 
@@ -206,7 +196,7 @@ def hangs(dims, device, seconds, say):
 
 
 def measured(run, say):
-    return list(bench_peers._measure("peer", run, TINY, "cpu", 1.5, say, 60.0))
+    return list(_measure("peer", run, None, "cpu", 1.5, say, 60.0))
 
 
 @pytest.mark.parametrize(
@@ -216,8 +206,8 @@ def measured(run, say):
 def test_what_a_peer_measured_before_it_failed_is_kept(run, why):
     said = []
     assert measured(run, said.append) == [
-        Row("one request", "peer", 1.5, "ms", None, "cpu"),
-        Row("throughput", "peer", None, "RTFx", None, f"refused: {why}"),
+        Measurement("latency", "peer", 1.5, "ms", None, "cpu"),
+        Measurement("throughput", "peer", None, "RTFx", None, f"refused: {why}"),
     ]
     if run is raises:
         assert said[0].startswith("in process") and said[0] != f"in process {os.getpid()}"
@@ -244,4 +234,4 @@ def test_a_run_that_is_given_up_leaves_nothing():
 def test_a_peer_may_not_take_for_ever(tmp_path):
     ours, theirs = multiprocessing.get_context("spawn").Pipe(duplex=False)
     with ours, theirs, pytest.raises(DeadlineError, match="not done after 0 s"):
-        list(bench_peers._rows(ours, 0.01, tmp_path / "log", silent))
+        list(_rows(ours, 0.01, tmp_path / "log", silent))

@@ -1,0 +1,55 @@
+"""What `python -m eval bench` is asked to run. Light, for the command's flags are made from it."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+from serve.errors import ConfigError
+
+WORKLOADS = {
+    "start": "from an engine folder on the disk to a runtime that is ready",
+    "throughput": "the runtime is kept full of windows of 30 s, 128 tokens each",
+    "latency": "one request of 10 s at a time, padded to 30 s, 40 tokens",
+    "mlperf": "MLPerf-shaped: 30 s windows, all at hand at the start, lengths as in MLPerf's set",
+    "open-loop": "requests as in latency, arriving at random (Poisson) below saturation",
+}
+FORMER_NAMES = {"a": "throughput", "b": "latency", "c": "mlperf", "d": "open-loop"}
+
+Progress = Callable[[str], None]
+"""Gets a line on each stage."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What to run; the command's flags have these defaults."""
+
+    workloads: tuple[str, ...] = tuple(WORKLOADS)
+    # Throughput with each; latency and open-loop with the first, mlperf with the last.
+    slots: tuple[int, ...] = (64, 256)
+    seconds: float = 20.0  # least time of a throughput figure, its warm-up apart
+    requests: int = 200  # counted of the latency workload, through Triton too
+    ablate: bool = False
+    through_triton: bool = False
+    peers: tuple[str, ...] = ()
+
+    def workloads_with(self, slots: int) -> list[str]:
+        """Which workloads run with so many slots, in order."""
+        fits = {"latency": slots == self.slots[0], "throughput": True}
+        fits |= {"open-loop": slots == self.slots[0], "mlperf": slots == self.slots[-1]}
+        return [name for name, fit in fits.items() if fit and name in self.workloads]
+
+
+def check_workloads(names: Iterable[str]) -> None:
+    """Refuse names of workloads that do not exist.
+
+    Raises:
+        ConfigError: a name is unknown; the message lists those that exist, and what a letter of
+            former versions is called now.
+    """
+    unknown = sorted(set(names) - WORKLOADS.keys())
+    if not unknown:
+        return
+    renamed = [f"{name} is now {FORMER_NAMES[name]}" for name in unknown if name in FORMER_NAMES]
+    raise ConfigError(
+        f"unknown workloads: {', '.join(unknown)}; known: {', '.join(WORKLOADS)}"
+        + (f" ({', '.join(renamed)})" if renamed else "")
+    )

@@ -1,0 +1,70 @@
+"""What the bench's tests share: turbo's config for a CPU, and an engine of a tiny shape."""
+
+import dataclasses
+
+import pytest
+
+from eval.bench import ablate, workloads
+from eval.bench.engine import SHAPES, RandomEngine, random_engine
+from eval.bench.floor import Ceilings
+from eval.bench.plan import Plan
+from serve.config import RuntimeConfig, load_config
+
+
+@pytest.fixture(scope="session")
+def turbo():
+    """The sizes of large-v3-turbo."""
+    return SHAPES["whisper-large-v3-turbo"]
+
+
+@pytest.fixture(scope="session")
+def tiny(turbo):
+    """Turbo's vocabulary and audio with next to no network."""
+    return dataclasses.replace(
+        turbo, n_audio_state=64, n_audio_head=1, n_audio_layer=1, n_audio_ffn=64,
+        n_text_state=64, n_text_head=1, n_text_layer=1, n_text_ffn=64,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def ceilings():
+    """Those of a machine that does not exist."""
+    return Ceilings(product=800e12, fp8_product=1600e12, attention=400e12, memory=4e12)
+
+
+@pytest.fixture
+def plan():
+    """Figures that take no time."""
+    return Plan(slots=(2, 3), seconds=0.05, requests=2)
+
+
+@pytest.fixture(scope="session")
+def cpu_config():
+    """Of turbo, for a CPU."""
+    config = load_config("configs/large-v3-turbo.toml")
+    return dataclasses.replace(config, runtime=RuntimeConfig(slots=2, encoder_batch=2, threads=1))
+
+
+@pytest.fixture
+def config(cpu_config, monkeypatch):
+    """The same, with lengths that take no time."""
+    monkeypatch.setattr(workloads, "THROUGHPUT_TOKENS", 5)
+    monkeypatch.setattr(workloads, "REQUEST_TOKENS", 3)
+    monkeypatch.setattr(workloads, "MLPERF_MAX", 6)
+    monkeypatch.setattr(workloads, "WARM_REQUESTS", 1)
+    monkeypatch.setattr(ablate, "WINDOWS", 1)
+    monkeypatch.setattr(ablate, "TOKENS", 3)
+    return cpu_config
+
+
+@pytest.fixture(scope="session")
+def engine(cpu_config, tiny):
+    """Random weights of the tiny shape."""
+    found = random_engine(cpu_config)
+    return RandomEngine(found.path, dataclasses.replace(found.manifest, dims=tiny))
+
+
+@pytest.fixture
+def quiet():
+    """Listens to progress and keeps none of it."""
+    return lambda line: None

@@ -1,0 +1,51 @@
+"""The least work of a window, counted by hand, and the ceilings that are measured."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from eval.bench.engine import SHAPES
+from eval.bench.floor import Floor, encoder_work, measure_ceilings, step_bytes
+from serve.config import RuntimeConfig
+
+
+def test_the_least_work_is_what_a_count_by_hand_gives(turbo):
+    turbo_dims, large_dims = turbo, SHAPES["whisper-large-v3"]
+    # 32 layers of 2 x 1500 x 12 x 1280^2 and 4 x 1500^2 x 1280, convolutions, cross K and V
+    turbo, large = (encoder_work(dims) for dims in (turbo_dims, large_dims))
+    assert turbo.products == large.products == pytest.approx(1887e9, rel=1e-3)
+    assert turbo.attention == large.attention == pytest.approx(368.6e9, rel=1e-3)
+    assert turbo.rest == pytest.approx(17.7e9 + 39.3e9, rel=2e-3)
+    assert large.rest == pytest.approx(17.7e9 + 314.6e9, rel=2e-3)
+    # 91.8 M + 66.4 M weights; 30.7 MB + 1.3 MB of keys and values per slot
+    count = step_bytes
+    assert count(turbo_dims, "fp16", "full", 0, 0) == pytest.approx(2 * 158.2e6, rel=2e-3)
+    assert count(turbo_dims, "int8", "full", 64, 64) == pytest.approx(
+        158.2e6 + 64 * (30.72e6 + 1.31e6), rel=2e-3
+    )
+    assert count(turbo_dims, "int8", "int8", 64, 64) == pytest.approx(
+        158.2e6 + 64 * (15.36e6 + 1.31e6), rel=2e-3
+    )
+
+
+def test_the_floor_of_a_window_is_its_encoding_and_its_share_of_the_steps(engine, turbo, ceilings):
+    manifest = dataclasses.replace(engine.manifest, dims=turbo)
+    full = Floor(manifest, RuntimeConfig(), ceilings)
+    # 1887 GFLOP at 800 T, 368.6 at 400 T, 57 at 800 T
+    assert 1e3 * full.encode_s == pytest.approx(2.359 + 0.922 + 0.071, rel=1e-3)
+    # 131 steps of (158.2 MB / 64 + 30.72 MB + 66 x 20.5 kB) at 4 TB/s
+    assert 1e3 * (full.window_s(128, 64) - full.encode_s) == pytest.approx(1.131, rel=2e-3)
+    fast = Floor(manifest, RuntimeConfig(cross_kv="int8", encoder_precision="fp8"), ceilings)
+    assert 1e3 * fast.encode_s == pytest.approx(2.359 / 2 + 0.922 + 0.071, rel=1e-3)
+    assert 1e3 * (fast.window_s(128, 64) - fast.encode_s) == pytest.approx(0.628, rel=2e-3)
+
+
+def test_ceilings_are_measured(tiny, ceilings):
+    found = measure_ceilings(torch.device("cpu"), tiny)
+    assert min(found.product, found.attention, found.memory) > 1e6
+    assert found.fp8_product is None
+    assert [row.system for row in found.rows()] == [
+        "matrix product", "attention", "copy, read + write"
+    ]  # fmt: skip
+    assert len(list(ceilings.rows())) == 4

@@ -1,0 +1,178 @@
+"""One run of the bench: what it refuses, in which order it measures, what it keeps."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from eval.__main__ import main
+from eval.bench import run
+from eval.bench.plan import Plan
+from eval.bench.run import Record, installed_peers, measurements
+from eval.bench.table import Measurement
+from serve.config import load_config
+from serve.engine import open_engine
+from serve.errors import ConfigError, UnavailableError
+
+
+def test_peers_run_last_with_the_same_shape_and_time(
+    config, engine, plan, tiny, quiet, monkeypatch
+):
+    def measure_peer(name, dims, device, seconds, progress):
+        assert (name, dims, device, seconds) == ("one", tiny, "cpu", plan.seconds)
+        yield Measurement("throughput", "peer", 1.0, "RTFx", None)
+
+    monkeypatch.setattr(run, "measure_peer", measure_peer)
+    plan = dataclasses.replace(plan, workloads=(), peers=("one",))
+    rows = list(measurements(engine, config, plan, quiet))
+    assert [row.system for row in rows[3:]] == ["peer"]
+
+
+def test_without_a_word_the_peers_are_those_that_are_installed(monkeypatch):
+    def check(names):
+        if "other" in names:
+            raise UnavailableError("the peer other needs a package")
+
+    monkeypatch.setattr(run, "PEERS", {"one": None, "other": None})
+    monkeypatch.setattr(run, "check_peers", check)
+    said = []
+    assert installed_peers(said.append) == ("one",)
+    assert said == ["left out: the peer other needs a package"]
+
+
+def test_what_was_measured_before_an_interruption_is_kept(config, plan, tmp_path):
+    path = tmp_path / "deeper" / "bench.json"
+    record = Record(config, plan, path)
+    record.add(Measurement("latency", "earshot, 2 slots", 20.0, "ms", 5.0))
+    kept = json.loads(path.read_text())
+    assert kept["complete"] is False and kept["rows"][0]["value"] == 20.0
+    assert kept["config"] == "large-v3-turbo" and kept["versions"]["torch"] == torch.__version__
+    assert kept["settings"]["runtime"]["slots"] == 2 and kept["settings"]["seconds"] == 0.05
+    record.finish()
+    assert json.loads(path.read_text())["complete"] is True
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(config, plan, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write"):
+        Record(config, plan, tmp_path / "file" / "bench.json")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message", "code"),
+    [
+        (("--config", "configs/demo.toml"), 'bench needs runtime.device = "cuda"', 2),
+        (
+            ("--workloads", "a,latency,x"),
+            "unknown workloads: a, x; known: start, throughput, latency, mlperf, open-loop "
+            "(a is now throughput)",
+            2,
+        ),
+        (("--workloads", "b,c,d"), "(b is now latency, c is now mlperf, d is now open-loop)", 2),
+        (("--peers", "nobody"), "unknown peers: nobody; known: ", 2),
+        ((), "torch sees 0 CUDA devices here", 1),
+    ],
+)
+def test_what_cannot_run_is_refused_at_once(flags, message, code, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    line = ["bench", "--config", "configs/large-v3-turbo.toml", *flags]
+    assert main(line) == code
+    assert message in capsys.readouterr().err
+
+
+def test_the_command_ends_with_a_table_and_a_line_of_json(config, engine, capsys, monkeypatch):
+    monkeypatch.setattr("eval.__main__.load_config", lambda path: config)
+    monkeypatch.setattr(run, "check", lambda *given: None)
+    monkeypatch.setattr("eval.bench.engine.random_engine", lambda config: engine)
+    flags = "--config x --workloads start,latency --slots 2 --requests 2 --seconds 1"
+    assert main(["bench", *flags.split(), "--peers="]) == 0
+    out = capsys.readouterr().out.splitlines()
+    rows = json.loads(out[-1])["rows"]
+    assert [row["workload"] for row in rows] == ["ceiling"] * 3 + [
+        "start",
+        "opening",
+        "latency",
+    ]
+    assert len(out) == 1 + len(rows) + 1
+
+
+def test_the_server_gets_the_same_engine_and_what_was_reached_in_process(
+    config, engine, plan, tiny, quiet, monkeypatch
+):
+    given = []
+
+    def through_triton(config, folder, in_process, plan, progress):
+        given.append((open_engine(folder).manifest.dims, in_process, plan))
+        yield Measurement("throughput", "earshot, through Triton", 1.0, "RTFx", None)
+
+    monkeypatch.setattr("eval.bench.triton.through_triton", through_triton)
+    plan = dataclasses.replace(plan, workloads=("throughput",), slots=(2,), through_triton=True)
+    *_, ours, row = measurements(engine, config, plan, quiet)
+    assert row.system == "earshot, through Triton"
+    assert given == [(tiny, ours.value, plan)]
+
+
+def test_the_former_switch_for_random_weights_is_taken_and_called_unneeded(capsys):
+    line = ["bench", "--random-weights", "--config", "configs/demo.toml", "--peers="]
+    assert main(line) == 2
+    err = capsys.readouterr().err
+    assert "--random-weights is not needed any more" in err and 'device = "cuda"' in err
+
+
+WITHOUT = """
+import importlib.machinery, sys
+
+class Without(importlib.machinery.PathFinder):
+    # finds what is installed, but for these
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        hidden = name.partition(".")[0] in {hidden}
+        return None if hidden else super().find_spec(name, path, target)
+
+sys.meta_path[:] = [Without if f is importlib.machinery.PathFinder else f for f in sys.meta_path]
+from eval.__main__ import main
+sys.exit(main(["bench", "--config", "configs/large-v3-turbo.toml", *sys.argv[1:]]))
+"""
+PACKAGES = ("jiwer", "transformers", "faster_whisper", "ctranslate2", "pytriton", "tritonclient")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "torch sees 0 CUDA devices here"),  # the last thing that is asked
+        (["--through-triton"], "torch sees 0 CUDA devices here"),
+        (["--peers", "hugging-face"], "torch sees 0 CUDA devices here"),
+    ],
+)
+def test_the_bench_needs_no_package_of_the_evaluation_or_of_the_server(flags, message):
+    """It once imported jiwer, by way of the accuracy's report."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT.replace("{hidden}", repr(set(PACKAGES))), *flags],
+        capture_output=True, text=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    assert message in done.stderr and done.returncode == 1
+    if "--peers" not in flags:
+        assert "left out: the peer faster-whisper needs the package ctranslate2" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (Plan(through_triton=True), "--through-triton needs the packages pytriton, tritonclient"),
+        (Plan(peers=("vllm",)), "the peer vllm needs the package vllm"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_before_anything_runs(plan, message, monkeypatch):
+    config = load_config("configs/large-v3-turbo.toml")
+    find = importlib.util.find_spec
+    hidden = {"pytriton", "tritonclient", "vllm"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n in hidden else find(n))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UnavailableError, match=message):
+        run.check(config, plan)

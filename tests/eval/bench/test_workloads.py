@@ -1,0 +1,53 @@
+"""The workloads on a CPU and a tiny shape."""
+
+import dataclasses
+
+import pytest
+
+from eval.bench.plan import Plan
+from eval.bench.workloads import MLPERF_MEAN, mlperf_lengths, run_workloads
+from serve.config import RuntimeConfig
+
+
+def test_every_workload_ends_with_its_forced_lengths(config, engine, plan, ceilings):
+    said = []
+    rows = list(run_workloads(engine, config, plan, ceilings, said.append))
+    assert [(row.workload, row.system[-7:]) for row in rows] == [
+        ("opening", "2 slots"),
+        ("latency", "2 slots"),
+        ("throughput", "2 slots"),
+        ("open loop, saturated", "2 slots"),
+        *((f"open loop, {share} % load", "2 slots") for share in (30, 50, 70, 85, 95)),
+        ("opening", "3 slots"),
+        ("throughput", "3 slots"),
+        ("MLPerf-shaped", "3 slots"),
+        ("MLPerf-shaped, always full", "3 slots"),
+    ]
+    assert all(row.value > 0 and row.is_ours for row in rows)
+    by_name = {row.workload: row for row in rows}
+    assert by_name["MLPerf-shaped"].figures["windows"] >= 6
+    for name in ("throughput", "MLPerf-shaped", "MLPerf-shaped, always full"):
+        assert by_name[name].figures["seconds"] >= plan.seconds
+    for share in (30, 95):
+        found = by_name[f"open loop, {share} % load"].figures
+        assert found["unfinished"] == 0 < found["p50_ms"] <= found["p99_ms"]
+        assert found["jitter_ms"] == pytest.approx(found["p99_ms"] - found["p50_ms"])
+    assert "workload open-loop with 2 slots" in said
+
+
+def test_only_the_workloads_that_were_chosen_are_run(config, engine, plan, ceilings, quiet):
+    plan = dataclasses.replace(plan, workloads=("latency",))
+    rows = list(run_workloads(engine, config, plan, ceilings, quiet))
+    assert [row.workload for row in rows] == ["opening", "latency"]
+
+
+def test_slots_that_the_machine_refuses_become_a_line(config, engine, ceilings, quiet):
+    config = dataclasses.replace(config, runtime=RuntimeConfig(cuda_graph=True, threads=1))
+    (row,) = run_workloads(engine, config, Plan(slots=(2,)), ceilings, quiet)
+    assert row.value is None and row.detail.startswith("refused: runtime.cuda_graph = true needs")
+
+
+def test_mlperf_lengths_have_their_mean_and_their_limits():
+    lengths = [next(dice) for dice in [mlperf_lengths()] for _ in range(5000)]
+    assert sum(lengths) / 5000 == pytest.approx(MLPERF_MEAN, rel=0.02)
+    assert min(lengths) >= 4 and max(lengths) == 200
