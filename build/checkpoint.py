@@ -8,19 +8,16 @@ read with `weights_only`.
 import dataclasses
 import hashlib
 import pickle
-import re
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from build.facts import (
-    GENERATION_CONFIG,
     TokenizerFiles,
     read_json,
     read_tokenizer_files,
@@ -29,9 +26,15 @@ from build.facts import (
 from build.names import Naming, foreign_name
 from serve.engine import HEAD_DIM, TOKENIZER_FILE, Dims, Source, TokenizerFacts, tensor_kinds
 from serve.errors import CheckpointError
+from serve.hub import (
+    CONFIG,
+    GENERATION_CONFIG,
+    SMALL_FILES,
+    WEIGHTS_OR_INDEX,
+    checkpoint_folder,
+)
 from serve.speech.features import N_FRAMES
 
-CONFIG = "config.json"
 HF_DIMS = {  # our field: Hugging Face's key in config.json
     "n_mels": "num_mel_bins",
     "n_audio_ctx": "max_source_positions",
@@ -53,21 +56,6 @@ _HF_FIXED = {  # what the architecture that we run requires of config.json, wher
     "tie_word_embeddings": True,
 }
 _TIED = "proj_out.weight"  # some Hugging Face checkpoints store the tied projection too
-# In order of preference; some hub folders hold several copies of the weights.
-_WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
-_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w.-]+))?")
-PROCESSOR_CONFIGS = ("preprocessor_config.json", "processor_config.json")  # older; newer
-_HUB_FACTS = (
-    *(CONFIG, GENERATION_CONFIG, TOKENIZER_FILE),
-    # What else transformers' WhisperProcessor reads; we do not, TensorRT-LLM's LLM API does.
-    *PROCESSOR_CONFIGS,
-    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "merges.txt", "normalizer.json"),
-)
-_HUB_WEIGHTS = (
-    ("model.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors"),
-    ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-?????-of-?????.bin"),
-)
 _SHA256_CHUNK_BYTES = 1 << 24
 
 
@@ -113,12 +101,12 @@ def open_checkpoint(checkpoint: str, tokenizer: str = "") -> Checkpoint:
     """
     if Path(checkpoint).is_file():
         return _open_openai(checkpoint, tokenizer)
-    folder, source_id = _folder(checkpoint, with_weights=True)
+    folder, source_id = checkpoint_folder(checkpoint)
     dims = _hf_dims(folder)
     files = _weight_files(folder)
     tensors = _renamed(_read_all(files), dims, "hf", str(folder))
     tokens = read_tokenizer_files(
-        _folder(tokenizer, with_weights=False)[0] if tokenizer else folder
+        checkpoint_folder(tokenizer, with_weights=False)[0] if tokenizer else folder
     )
     return _assemble(folder, "hf", source_id, dims, files, tensors, tokens, bool(tokenizer))
 
@@ -137,7 +125,7 @@ def _open_openai(checkpoint: str, tokenizer: str) -> Checkpoint:
         )
     dims = _openai_dims(content["dims"], str(path))
     tensors = _renamed(content["model_state_dict"], dims, "openai", str(path))
-    tokens = read_tokenizer_files(_folder(tokenizer, with_weights=False)[0])
+    tokens = read_tokenizer_files(checkpoint_folder(tokenizer, with_weights=False)[0])
     return _assemble(path, "openai", checkpoint, dims, [path], tensors, tokens, True)
 
 
@@ -165,59 +153,23 @@ def _assemble(
     )
 
 
-def _folder(name: str, with_weights: bool) -> tuple[Path, str]:
-    """A local folder for a folder's path or a hub id, and the id to remember it by."""
-    path = Path(name)
-    if path.is_dir():
-        return path, name
-    match = _HUB_ID.fullmatch(name)
-    if match is None:
-        raise CheckpointError(
-            f"no checkpoint at {name}: expected a Hugging Face folder, an OpenAI .pt file, or a "
-            "hub id such as openai/whisper-tiny"
-        )
-    hub_id, revision = match[1], match[2]
-    try:
-        folder = _download(hub_id, revision, _HUB_FACTS)
-        for patterns in _HUB_WEIGHTS if with_weights else ():
-            if not any((folder / file).exists() for file in _candidates()):
-                folder = _download(hub_id, revision, patterns)
-    except (OSError, ValueError) as error:  # what huggingface_hub's own errors derive from
-        reason = str(error).partition("\n")[0]
-        raise CheckpointError(
-            f"{name} is no folder here, and it cannot be had from the Hugging Face hub: "
-            f"{reason}; without a network, give a folder"
-        ) from error
-    return folder, f"{hub_id}@{folder.name}"  # the hub's cache names folders by revision
-
-
-def _download(hub_id: str, revision: str | None, patterns: Iterable[str]) -> Path:
-    folder = huggingface_hub.snapshot_download(
-        hub_id, revision=revision, allow_patterns=list(patterns)
-    )
-    return Path(folder)
-
-
-def _candidates() -> list[str]:
-    """Files that say where the weights are, best first."""
-    return [name + ending for name in _WEIGHT_FILES for ending in ("", ".index.json")]
-
-
 def folder_files(folder: Path) -> list[Path]:
     """The files of a Hugging Face folder that make the checkpoint, with one copy of the weights.
 
     Raises:
         CheckpointError: it holds no weights, or not all that its index names.
     """
-    facts = (folder / name for name in _HUB_FACTS)
+    facts = (folder / name for name in SMALL_FILES)
     weights = {_weights_or_index(folder), *_weight_files(folder)}
     return sorted(weights.union(path for path in facts if path.is_file()))
 
 
 def _weights_or_index(folder: Path) -> Path:
-    found = next((folder / name for name in _candidates() if (folder / name).is_file()), None)
+    found = next((folder / name for name in WEIGHTS_OR_INDEX if (folder / name).is_file()), None)
     if found is None:
-        raise CheckpointError(f"{folder} holds no weights: expected {' or '.join(_candidates())}")
+        raise CheckpointError(
+            f"{folder} holds no weights: expected {' or '.join(WEIGHTS_OR_INDEX)}"
+        )
     return found
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from serve.engine import TOKENIZER_FILE, Dims, TokenizerFacts
 from serve.errors import CheckpointError
+from serve.hub import CONFIG, GENERATION_CONFIG
 
-GENERATION_CONFIG = "generation_config.json"
 N_TIMESTAMPS = 1501  # 0.00 to 30.00 s in steps of 20 ms
 MAX_INITIAL_TIMESTAMP_INDEX = 50  # 1.0 s, the default of OpenAI's DecodingOptions
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
@@ -78,7 +78,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
             f"{path}: added_tokens is missing or malformed ({error!r})"
         ) from error
     generation: dict[str, Any] = {}
-    for name in ("config.json", GENERATION_CONFIG):
+    for name in (CONFIG, GENERATION_CONFIG):
         if (folder / name).is_file():
             generation |= {k: v for k, v in read_json(folder / name).items() if v is not None}
     return TokenizerFiles(folder, path.read_bytes(), special, generation)

@@ -8,8 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from build.checkpoint import PROCESSOR_CONFIGS, Checkpoint, folder_files
-from build.facts import GENERATION_CONFIG
+from build.checkpoint import Checkpoint, folder_files
 from build.trtllm.engines import file_facts
 from build.writer import disk_errors, finite, staged, versions, write_manifest
 from serve.config import BuildConfig
@@ -22,6 +21,7 @@ from serve.engine import (
     sha256_of,
 )
 from serve.errors import CheckpointError, ConfigError, EngineError
+from serve.hub import GENERATION_CONFIG, PROCESSOR_CONFIGS
 from serve.trtllm.limits import CHECKPOINT_FOLDER
 
 Log = Callable[[str], None]

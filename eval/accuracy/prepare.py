@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from serve import hub
 from serve.config import Config, Precision
 from serve.errors import DeadlineError, EarshotError, UnavailableError
 
@@ -46,6 +47,7 @@ def checkpoint_folder(config: Config) -> Path:
 
     Raises:
         UnavailableError: the checkpoint is an OpenAI file, which only Earshot reads.
+        CheckpointError: the hub does not give it.
     """
     name = config.build.checkpoint
     if Path(name).is_dir():
@@ -55,9 +57,7 @@ def checkpoint_folder(config: Config) -> Path:
             f"transformers and faster-whisper need a Hugging Face checkpoint, got {name}; "
             "name the systems that can run with --systems"
         )
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 - only hub ids need it
-
-    return Path(snapshot_download(name))
+    return hub.checkpoint_folder(name)[0]
 
 
 def converted_folder(config: Config) -> Path:

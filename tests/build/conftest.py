@@ -4,6 +4,7 @@ import pytest
 
 from build.checkpoint import open_checkpoint
 from tests.checkpoints import NANO, random_weights, write_hf
+from tests.fake_hub import FakeHub
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +29,9 @@ def nano_folder(tmp_path_factory, weights):
 def checkpoint(nano_folder):
     """The same, opened."""
     return open_checkpoint(str(nano_folder))
+
+
+@pytest.fixture
+def hub(folder, tmp_path, monkeypatch):
+    """A hub that has `folder` as someone/whisper."""
+    return FakeHub(folder, tmp_path / "cache").install(monkeypatch)

@@ -1,13 +1,10 @@
 """build.checkpoint and build.names: both formats, every size, and what is refused."""
 
-import fnmatch
 import io
 import os
 import pickle
-import shutil
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -243,59 +240,28 @@ def test_nothing_there(tmp_path):
     assert "expected a Hugging Face folder" in refusal(tmp_path / "nothing")
 
 
-class TestHub:
-    FILES = ("model.safetensors", "config.json", "generation_config.json", "tokenizer.json")
+SMALL = ("config.json", "generation_config.json", "tokenizer.json")
 
-    def hub(self, monkeypatch, folder):
-        """A hub with one repository, `folder`; returns what was downloaded."""
-        cache = folder.parent / "0123abc"
-        got = []
 
-        def snapshot_download(repo_id, revision, allow_patterns):
-            assert (repo_id, revision) in {("someone/whisper", r) for r in (None, "0123abc")}
-            cache.mkdir(exist_ok=True)
-            for file in sorted(folder.iterdir()):
-                if any(fnmatch.fnmatch(file.name, pattern) for pattern in allow_patterns):
-                    got.append(file.name)
-                    shutil.copy(file, cache)
-            return str(cache)
+def test_a_hub_id_is_remembered_with_its_revision(hub, folder):
+    checkpoint = open_checkpoint("someone/whisper")
+    assert checkpoint.source.id == "someone/whisper@0123abc"
+    assert sorted(hub.downloaded) == sorted([*SMALL, "model.safetensors"])
+    assert open_checkpoint(checkpoint.source.id).source == checkpoint.source
+    assert {revision for _, revision in hub.asked} == {None, "0123abc"}
 
-        monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-        return got
 
-    def test_downloads_one_copy_of_the_weights(self, monkeypatch, folder):
-        for surplus in (
-            "model.fp32-00001-of-00002.safetensors",
-            "model.safetensors.index.fp32.json",
-            "pytorch_model.bin",
-            "flax_model.msgpack",
-        ):
-            (folder / surplus).write_bytes(b"gigabytes")
-        got = self.hub(monkeypatch, folder)
-        checkpoint = open_checkpoint("someone/whisper")
-        assert checkpoint.source.id == "someone/whisper@0123abc"
-        assert sorted(got) == sorted(self.FILES)
-        assert open_checkpoint(checkpoint.source.id).source == checkpoint.source
+def test_a_pickle_is_downloaded_where_there_is_nothing_better(hub, folder, weights):
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    open_checkpoint("someone/whisper")
+    assert "pytorch_model.bin" in hub.downloaded
 
-    def test_downloads_a_pickle_where_there_is_nothing_better(self, monkeypatch, folder, weights):
-        (folder / "model.safetensors").unlink()
-        torch.save(weights, folder / "pytorch_model.bin")
-        got = self.hub(monkeypatch, folder)
-        open_checkpoint("someone/whisper")
-        assert "pytorch_model.bin" in got
 
-    def test_downloads_no_weights_for_a_tokenizer(self, monkeypatch, folder, tmp_path, weights):
-        got = self.hub(monkeypatch, folder)
-        path = write_openai(tmp_path / "a.pt", NANO, weights)
-        open_checkpoint(str(path), "someone/whisper")
-        assert sorted(got) == sorted(self.FILES[1:])
-
-    def test_without_a_network(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-        message = refusal("someone/whisper")
-        assert "someone/whisper is no folder here" in message
-        assert "without a network, give a folder" in message
+def test_no_weights_are_downloaded_for_a_tokenizer(hub, tmp_path, weights):
+    path = write_openai(tmp_path / "a.pt", NANO, weights)
+    open_checkpoint(str(path), "someone/whisper")
+    assert sorted(hub.downloaded) == sorted(SMALL)
 
 
 def test_legacy_pickles_open_without_mapping(folder, weights):

@@ -1,13 +1,11 @@
 """An engine for the LLM API: what is copied, what is refused, and which releases can run it."""
 
 import dataclasses
-import fnmatch
 import importlib.metadata
 import json
 import shutil
 import sys
 
-import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -23,6 +21,7 @@ from serve.runtime.table import open_runtime
 from serve.trtllm.limits import api_version, library_version
 from serve.trtllm.llm_api import check_config
 from tests.checkpoints import NANO, write_openai
+from tests.fake_hub import FakeHub
 from tests.fake_trtllm.install import HERE, make_checkpoint, make_config
 from tests.serve.trtllm.test_llm_api_contract import BUILD, checkpoint  # noqa: F401 - a fixture
 
@@ -154,16 +153,7 @@ def test_a_full_disk_keeps_the_old_engine(engine, checkpoint, tmp_path, monkeypa
 
 
 def test_a_hub_checkpoint_comes_with_its_processor(checkpoint, tmp_path, monkeypatch):  # noqa: F811
-    cache = tmp_path / "0123abc"
-
-    def snapshot_download(repo_id, revision, allow_patterns):
-        cache.mkdir(exist_ok=True)
-        for file in checkpoint.path.iterdir():
-            if any(fnmatch.fnmatch(file.name, pattern) for pattern in allow_patterns):
-                shutil.copy(file, cache)
-        return str(cache)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    FakeHub(checkpoint.path, tmp_path / "cache").install(monkeypatch)
     opened = open_checkpoint("someone/whisper")
     built = build_engine(opened, BUILD, tmp_path / "engine", lambda _: None)
     assert "checkpoint/preprocessor_config.json" in built.manifest.files

@@ -1,0 +1,151 @@
+"""serve.hub: which files are downloaded, for build and for eval, and what is said when none are."""
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+
+from build.checkpoint import open_checkpoint
+from eval.accuracy import prepare
+from serve.config import BuildConfig, Config
+from serve.errors import CheckpointError
+from serve.hub import checkpoint_folder
+from tests.checkpoints import NANO, random_weights, write_hf
+from tests.fake_hub import HUB_ID, REVISION, FakeHub
+
+PINNED = f"{HUB_ID}@{REVISION}"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "vocab.json"):
+        (folder / name).write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    for surplus in (
+        "model.fp32-00001-of-00002.safetensors",
+        "model.safetensors.index.fp32.json",
+        "pytorch_model.bin",
+        "flax_model.msgpack",
+        "README.md",
+    ):
+        (folder / surplus).write_bytes(b"gigabytes")
+    return folder
+
+
+@pytest.fixture
+def hub(folder, tmp_path, monkeypatch):
+    return FakeHub(folder, tmp_path / "cache").install(monkeypatch)
+
+
+def for_build(name):
+    return checkpoint_folder(name)[0]
+
+
+def for_eval(name):
+    return prepare.checkpoint_folder(Config(build=BuildConfig(checkpoint=name)))
+
+
+@pytest.mark.parametrize("download", [for_build, for_eval])
+def test_a_pinned_id_is_split_and_one_copy_of_the_weights_comes(hub, download):
+    assert download(PINNED) == hub.cache
+    assert set(hub.asked) == {(HUB_ID, REVISION)}
+    assert sorted(hub.downloaded) == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "vocab.json",
+    ]
+
+
+def test_the_revision_found_is_remembered(hub):
+    assert checkpoint_folder(HUB_ID)[1] == PINNED
+    assert hub.asked[0] == (HUB_ID, None)
+
+
+def test_shards_come_with_their_index(hub, folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").unlink()
+    for name in ("pytorch_model.bin.index.json", "pytorch_model-00001-of-00001.bin"):
+        (folder / name).write_bytes(b"")
+    checkpoint_folder(HUB_ID)
+    weights = [name for name in hub.downloaded if "model" in name]
+    assert sorted(weights) == ["pytorch_model-00001-of-00001.bin", "pytorch_model.bin.index.json"]
+
+
+def test_a_folder_here_needs_no_hub(hub, folder, monkeypatch):
+    monkeypatch.chdir(folder.parent.parent)
+    name = f"{folder.parent.name}/{folder.name}"  # which a hub id may look like
+    assert checkpoint_folder(name) == (folder.relative_to(folder.parent.parent), name)
+    assert hub.asked == []
+
+
+def test_what_is_neither_folder_nor_id(tmp_path):
+    for name in ("whisper", "a/b/c", "someone/whisper@", "../x/y", ""):
+        with pytest.raises(CheckpointError, match="expected a Hugging Face folder"):
+            checkpoint_folder(name or str(tmp_path / "nothing"))
+
+
+def http(kind, status=404):
+    client = pytest.importorskip("httpx2")
+    response = client.Response(status, request=client.Request("GET", "https://huggingface.co"))
+    return kind(f"{status} Client Error. (Request ID: x)\n\nFor url", response=response)
+
+
+FAILURES = {
+    "gated": (
+        lambda: http(errors.GatedRepoError, 403),
+        "must be accepted: do it on https://huggingface.co/someone/whisper, then log in with",
+    ),
+    "unknown": (
+        lambda: http(errors.RepositoryNotFoundError),
+        "has none of that name; if it is private, log in",
+    ),
+    "revision": (
+        lambda: http(errors.RevisionNotFoundError),
+        "has no revision 0123abc of it; https://huggingface.co/someone/whisper/commits lists",
+    ),
+    "offline": (
+        lambda: errors.LocalEntryNotFoundError("Cannot find\nan appropriate"),
+        "cannot be reached, nor does its cache here hold every file; without a network, give a",
+    ),
+    "disk": (lambda: OSError(28, "No space left on device"), "No space left on device"),
+    "name": (lambda: errors.HFValidationError("Repo id must not\n"), "Repo id must not; try again"),
+    "proxy": (
+        lambda: pytest.importorskip("httpx2").ProxyError("403 Forbidden"),
+        "cannot be had from the Hugging Face hub: 403 Forbidden; try again, or give a folder",
+    ),
+}
+
+
+@pytest.mark.parametrize("download", [for_build, for_eval])
+@pytest.mark.parametrize("failure", FAILURES)
+def test_why_the_hub_gives_nothing_is_one_sentence(monkeypatch, failure, download):
+    make, words = FAILURES[failure]
+
+    def snapshot_download(repo_id, revision, allow_patterns):
+        raise make()
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    with pytest.raises(CheckpointError) as caught:
+        download(PINNED)
+    assert str(caught.value).startswith("someone/whisper is no folder here, and ")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_network_and_no_stand_in(monkeypatch, tmp_path):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(CheckpointError, match="without a network, give a folder"):
+        checkpoint_folder("someone/whisper")
+
+
+def test_what_eval_is_given_opens(tmp_path, monkeypatch):
+    """The same pinned id, first built from, then evaluated."""
+    whole = write_hf(tmp_path / "whole", NANO, random_weights(NANO))
+    FakeHub(whole, tmp_path / "cache").install(monkeypatch)
+    opened = open_checkpoint(PINNED)
+    assert opened.source.id == PINNED
+    assert opened.path == for_eval(PINNED)
