@@ -59,7 +59,9 @@ def _size(manifest: Manifest) -> str:
 def _verified(manifest: Manifest) -> str:
     found = manifest.verification
     if found is None:
-        return "not yet; `python -m build verify` does it"
+        native = manifest.runtime == "native"
+        command = "python -m build verify" if native else "python -m eval trtllm-check"
+        return f"not yet; `{command}` does it"
     measured = dict(found)
     shares = ("logits_relative", "token_agreement", "greedy_agreement")
     parts = [f"{k.replace('_', ' ')} {measured.pop(k):.2%}" for k in shares if k in measured]

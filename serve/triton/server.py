@@ -223,7 +223,7 @@ def _wheel() -> Path:
     if found is None or found.origin is None:
         raise UnavailableError(
             "Triton Inference Server is not installed: the wheel nvidia-pytriton is missing; "
-            "install requirements/serve.txt"
+            "install requirements.txt"
         )
     return Path(found.origin).parent
 

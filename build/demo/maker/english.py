@@ -3,7 +3,7 @@
 import random
 
 from build.demo.maker import words_en as words
-from build.demo.maker.grammar import Slot, capitalise, chooser, fill, weighted
+from build.demo.maker.grammar import Slot, capitalise, chooser, digits, fill, salad, weighted
 from build.demo.maker.numbers import english_number, english_time
 
 _VOWELS = "aeiou"
@@ -85,15 +85,6 @@ def _date(rng: random.Random) -> str:
     return f"{rng.choice(words.MONTHS)} {rng.choice(words.ORDINALS)}"
 
 
-def _salad(rng: random.Random) -> str:
-    lists = (_ALL_WORDS, _ALL_WORDS, words.FUNCTION)
-    return " ".join(rng.choice(rng.choice(lists)) for _ in range(rng.randint(2, 11)))
-
-
-def _digits(rng: random.Random) -> str:
-    return " ".join(english_number(rng.randint(0, 9)) for _ in range(rng.randint(3, 8)))
-
-
 def _name_list(rng: random.Random) -> str:
     names = rng.sample(words.FIRST_NAMES, 3)
     return f"{names[0]}, {names[1]} and {names[2]}"
@@ -129,8 +120,8 @@ SLOTS: dict[str, Slot] = {
     "big": _big_number,
     "time": _time,
     "date": _date,
-    "salad": _salad,
-    "digits": _digits,
+    "salad": salad(_ALL_WORDS, words.FUNCTION),
+    "digits": digits(english_number),
     "names": _name_list,
     "poss": chooser("my your his her our their the the the this that".split()),
     "he": chooser("he she I you we they".split()),
@@ -208,7 +199,7 @@ SLOTS: dict[str, Slot] = {
     ),
 }
 
-CLAUSES = (
+_CLAUSES = (
     (3, "{subj} {ved} {obj}"),
     (2, "{subj} {vs} {obj} {when}"),
     (2, "{subj} {ved} {obj} {where}"),
@@ -232,9 +223,7 @@ CLAUSES = (
     (1, "{subj} {ved} {obj} for {obj}"),
     (1, "the {noun} costs {big} dollars"),
 )
-_CLAUSE_TEMPLATES = [(float(weight), template) for weight, template in CLAUSES]
-
-_SENTENCES: list[tuple[float, str]] = [
+_SENTENCES = (
     (9, "{clause}."),
     (3, "{clause} and {clause}."),
     (2, "{clause}, but {clause}."),
@@ -270,10 +259,11 @@ _SENTENCES: list[tuple[float, str]] = [
     (6, "{salad}."),
     (1, "{first}."),
     (1, "{adj} {nouns}."),
-]
-SLOTS["clause"] = lambda rng: weighted(_CLAUSE_TEMPLATES, rng)
+)
+_sentence = weighted(_SENTENCES)
+SLOTS["clause"] = weighted(_CLAUSES)
 
 
 def sentence(rng: random.Random) -> str:
     """One English sentence, cased and punctuated."""
-    return capitalise(fill(weighted(_SENTENCES, rng), SLOTS, rng))
+    return capitalise(fill(_sentence(rng), SLOTS, rng))

@@ -1,4 +1,4 @@
-"""What the English and Spanish grammars share: a random source, templates, and the sentence type.
+"""What the English and Spanish grammars share: slots, templates, and the sentence type.
 
 A grammar is a table of templates; `{slot}` is filled by a function of the random source.
 """
@@ -30,6 +30,25 @@ def chooser(options: Sequence[str]) -> Slot:
     return choose
 
 
+def salad(content: Sequence[str], function: Sequence[str]) -> Slot:
+    """A slot of 2 to 11 words without grammar, about every third a function word."""
+
+    def words(rng: random.Random) -> str:
+        lists = (content, content, function)
+        return " ".join(rng.choice(rng.choice(lists)) for _ in range(rng.randint(2, 11)))
+
+    return words
+
+
+def digits(number: Callable[[int], str]) -> Slot:
+    """A slot of 3 to 8 digits in words, which `number` gives."""
+
+    def words(rng: random.Random) -> str:
+        return " ".join(number(rng.randint(0, 9)) for _ in range(rng.randint(3, 8)))
+
+    return words
+
+
 def fill(template: str, slots: Mapping[str, Slot], rng: random.Random) -> str:
     """Replace every `{slot}`; what a slot returns may hold slots of its own."""
     while "{" in template:
@@ -37,10 +56,11 @@ def fill(template: str, slots: Mapping[str, Slot], rng: random.Random) -> str:
     return template
 
 
-def weighted(table: Sequence[tuple[float, str]], rng: random.Random) -> str:
-    """One template of the table, by weight."""
+def weighted(table: Sequence[tuple[float, str]]) -> Slot:
+    """A slot that picks one template of the table, by weight."""
     weights = [weight for weight, _ in table]
-    return rng.choices([template for _, template in table], weights)[0]
+    templates = [template for _, template in table]
+    return lambda rng: rng.choices(templates, weights)[0]
 
 
 def capitalise(text: str) -> str:

@@ -3,7 +3,7 @@
 import random
 
 from build.demo.maker import words_es as words
-from build.demo.maker.grammar import Slot, capitalise, chooser, fill, weighted
+from build.demo.maker.grammar import Slot, capitalise, chooser, digits, fill, salad, weighted
 from build.demo.maker.numbers import spanish_number, spanish_time
 
 _VOWELS = "aeiouáéíóú"
@@ -119,15 +119,6 @@ def _date(rng: random.Random) -> str:
     return f"el {spanish_number(rng.randint(2, 31))} de {rng.choice(words.MONTHS)}"
 
 
-def _salad(rng: random.Random) -> str:
-    lists = (_ALL_WORDS, _ALL_WORDS, words.FUNCTION)
-    return " ".join(rng.choice(rng.choice(lists)) for _ in range(rng.randint(2, 11)))
-
-
-def _digits(rng: random.Random) -> str:
-    return " ".join(spanish_number(rng.randint(0, 9)) for _ in range(rng.randint(3, 8)))
-
-
 def _name_list(rng: random.Random) -> str:
     names = rng.sample(words.FIRST_NAMES, 3)
     last = f"e {names[2]}" if names[2].startswith(("I", "Hi")) else f"y {names[2]}"
@@ -170,8 +161,8 @@ SLOTS: dict[str, Slot] = {
     "big": _big_number,
     "time": _time,
     "date": _date,
-    "salad": _salad,
-    "digits": _digits,
+    "salad": salad(_ALL_WORDS, words.FUNCTION),
+    "digits": digits(spanish_number),
     "names": _name_list,
     "poss": chooser("mi tu su mi nuestro".split()),
     "modal": chooser("puede debe quiere va~a podía quería tiene~que acaba~de".split()),
@@ -239,7 +230,7 @@ SLOTS: dict[str, Slot] = {
     ),
 }
 
-CLAUSES = (
+_CLAUSES = (
     (3, "{subj} {pasado} {obj}"),
     (2, "{subj} {él} {obj} {when}"),
     (2, "{subj} {era} {obj} {where}"),
@@ -264,9 +255,7 @@ CLAUSES = (
     (1, "{the} cuesta {big} euros"),
     (1, "ellas {serán} {obj}"),
 )
-_CLAUSE_TEMPLATES = [(float(weight), template) for weight, template in CLAUSES]
-
-_SENTENCES: list[tuple[float, str]] = [
+_SENTENCES = (
     (9, "{clause}."),
     (3, "{clause} y {clause}."),
     (2, "{clause}, pero {clause}."),
@@ -299,11 +288,12 @@ _SENTENCES: list[tuple[float, str]] = [
     (6, "{salad}."),
     (1, "{first}."),
     (1, "{a}."),
-]
-SLOTS["clause"] = lambda rng: weighted(_CLAUSE_TEMPLATES, rng)
+)
+_sentence = weighted(_SENTENCES)
+SLOTS["clause"] = weighted(_CLAUSES)
 
 
 def sentence(rng: random.Random) -> str:
     """One Spanish sentence, cased and punctuated."""
-    text = fill(weighted(_SENTENCES, rng), SLOTS, rng).replace("~", " ")
+    text = fill(_sentence(rng), SLOTS, rng).replace("~", " ")
     return capitalise(text.replace(" a el ", " al ").replace(" de el ", " del "))
