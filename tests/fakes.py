@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from serve.engine import DETECT_LANGUAGE, Engine
-from serve.errors import DeviceError, EarshotError, OptionError
+from serve.errors import AudioError, DeviceError, EarshotError, OptionError
+from serve.messages import Request, Segment, Timings, Transcript
 from serve.runtime.protocol import Capabilities, Event, FinishReason, Gauges, Job, Scores
 from serve.speech.tokenizer import Tokenizer
-from tests.serve.speech.test_tokenizer import make_engine
+from tests.tiny_engine import make_engine
 
 CAPABILITIES = Capabilities(
     runtime="fake",
@@ -186,3 +187,31 @@ class Echo:
             text = (facts.timestamp_begin, *text, facts.timestamp_begin + 50)
         language = facts.languages.get("es")
         return Play(**{"tokens": text, "language": language, **self._play})
+
+
+def transcript(*texts: str) -> Transcript:
+    """A transcript whose segments follow each other, a second each."""
+    segments = tuple(
+        Segment(i, i + 1.0, text, (7, 8), -0.25, 0.01, 0.0, 1.1) for i, text in enumerate(texts)
+    )
+    timings = Timings(queue_s=0.1, encode_s=0.2, decode_s=0.3, total_s=0.7)
+    return Transcript("".join(texts).strip(), "en", None, float(len(texts)), segments, timings)
+
+
+class FakeTranscriber:
+    """Answers every file alike, but for those that hold nothing."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+
+    def transcribe(self, request: Request) -> Transcript:
+        self.requests.append(request)
+        if not len(request.audio):
+            raise AudioError("audio has 0 bytes; expected a file")
+        return transcript(" Hello & goodbye.", " 1 < 2\n\n--> 3")
+
+    def __enter__(self) -> "FakeTranscriber":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass

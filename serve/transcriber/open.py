@@ -6,7 +6,6 @@ import numpy as np
 
 from serve.config import Config, RuntimeConfig
 from serve.engine import Engine, open_engine
-from serve.errors import EarshotError
 from serve.messages import Request
 from serve.runtime.protocol import Capabilities, Runtime
 from serve.runtime.table import open_runtime
@@ -35,7 +34,7 @@ def open_transcriber(
     runtime = start(engine, config.runtime)
     try:
         transcriber = Transcriber(engine, runtime, config.transcriber)
-    except EarshotError:
+    except BaseException:  # Ctrl-C as well
         runtime.close()
         raise
     try:

@@ -15,32 +15,12 @@ import pytest
 import serve.transcriber.open
 from serve.__main__ import main
 from serve.config import Config
-from serve.errors import AudioError
 from serve.triton import wire
 from serve.triton.server import config_to_toml, free_ports, is_ready
-from tests.serve.speech.test_formats import TWO
+from tests.fakes import FakeTranscriber
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 120
-
-
-class FakeTranscriber:
-    """Answers every file alike, but for those that hold nothing."""
-
-    def __init__(self):
-        self.requests = []
-
-    def transcribe(self, request):
-        self.requests.append(request)
-        if not request.audio:
-            raise AudioError("audio has 0 bytes; expected a file")
-        return TWO
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
 
 
 @pytest.fixture
@@ -146,7 +126,7 @@ def test_a_reader_that_stops_early_is_no_error(toml, files, monkeypatch):
     """`… | head -1`: no stack trace, and the status of a broken pipe."""
     code = (
         "import sys, serve.transcriber.open\n"
-        "from tests.serve.test_main import FakeTranscriber\n"
+        "from tests.fakes import FakeTranscriber\n"
         "from serve.__main__ import main\n"
         "serve.transcriber.open.open_transcriber = lambda config, engine: FakeTranscriber()\n"
         "sys.exit(main(sys.argv[1:]))\n"

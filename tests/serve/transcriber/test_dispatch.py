@@ -13,7 +13,7 @@ from serve.transcriber.active import ActiveRequest
 from serve.transcriber.dispatch import Dispatcher
 from serve.transcriber.plan import Plan
 from tests.fakes import CAPABILITIES, FakeRuntime, Play
-from tests.serve.speech.test_tokenizer import DIMS
+from tests.tiny_engine import DIMS
 
 SLOTS = 2
 CONFIG = TranscriberConfig()
@@ -63,6 +63,14 @@ def test_requests_take_turns():
                 dispatcher.submit_windows()
     assert owners(runtime, since=4) == [(1, 4), (2, 0), (3, 0), (1, 5)]
     dispatcher.check_invariants({1, 2, 3})
+
+
+def test_the_runtime_holds_twice_what_it_decodes_at_a_time():
+    dispatcher, runtime = make(max_windows=3)
+    dispatcher.enqueue(make_active(1, windows=30))
+    dispatcher.submit_windows()
+    dispatcher.submit_windows()
+    assert len(runtime.jobs) == 6
 
 
 @pytest.mark.gpu

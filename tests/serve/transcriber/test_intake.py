@@ -75,6 +75,21 @@ def test_decoding_pauses_while_memory_is_full(intake, news):
     assert intake.held_ids() == set()
 
 
+def test_decoding_pauses_as_soon_as_memory_is_full(news):
+    """With one worker, which is idle again once it has taken something else."""
+    config = TranscriberConfig(max_audio_s=1.0, decode_workers=1)
+    intake = Intake(config, lambda *args: news.put(args), lambda *args: news.put(args))
+    requests = [make_active(i) for i in range(6)]
+    for each in requests:
+        intake.add(each, SECOND)
+    intake._workers.submit(int).result(WAIT_S)
+    assert [news.get_nowait()[0].id for _ in range(news.qsize())] == [0, 1, 2, 3]
+    intake.release(requests[1])
+    intake._workers.submit(int).result(WAIT_S)
+    assert [news.get_nowait()[0].id for _ in range(news.qsize())] == [4]
+    intake.close()
+
+
 def test_what_ended_before_its_turn_is_not_decoded(intake, news, monkeypatch):
     go_on = threading.Event()
     decoded = []

@@ -1,17 +1,14 @@
-"""The transcriber over a fake runtime, when all goes well: answers, windows, opening."""
+"""The transcriber over a fake runtime, when all goes well: answers and windows."""
 
 import dataclasses
 
 import pytest
 
-import serve.transcriber.open
-from serve.config import Config
 from serve.engine import DETECT_LANGUAGE
-from serve.errors import CancelledError, ConfigError, EarshotError
+from serve.errors import CancelledError
 from serve.messages import SegmentReady
 from serve.speech.tokenizer import Tokenizer
-from serve.transcriber.open import open_transcriber
-from tests.fakes import CAPABILITIES, Echo, FakeRuntime, Play, fake_engine
+from tests.fakes import CAPABILITIES, Echo, Play, fake_engine
 from tests.harness import (
     FOREVER,
     UNSURE,
@@ -186,38 +183,3 @@ class TestWindows(TranscriberTests):
         assert len(runtime.jobs) >= 30
         assert len(answer.text.split()) == len(runtime.jobs)
         assert runtime.most_in_hand <= 2 * CAPABILITIES.max_windows
-
-
-class TestOpening(TranscriberTests):
-    """What `open_transcriber` leaves behind, well or ill."""
-
-    @pytest.fixture
-    def product(self, engine, monkeypatch):
-        """A fake runtime with the given script, and a function that opens a transcriber on it."""
-        monkeypatch.setattr(serve.transcriber.open, "open_engine", lambda path: engine)
-
-        def product(script, **lacks):
-            runtime = FakeRuntime(script, dataclasses.replace(CAPABILITIES, **lacks))
-            return runtime, lambda: open_transcriber(Config(), start=lambda *_: runtime)
-
-        return product
-
-    @pytest.mark.parametrize("lacks", [{}, {"detect_language": False, "timestamps": False}])
-    def test_opening_ends_with_a_warm_up(self, product, echo, lacks):
-        runtime, opened = product(echo, **lacks)
-        with opened() as transcriber:
-            assert len(runtime.jobs) == 1
-            assert transcriber.healthy
-        assert runtime.closed
-
-    def test_a_failed_warm_up_closes_everything(self, product, tokenizer):
-        runtime, opened = product(Echo(tokenizer, error=EarshotError("cold")))
-        with pytest.raises(EarshotError, match="cold"):
-            opened()
-        assert runtime.closed
-
-    def test_a_wrong_configuration_closes_the_runtime(self, product, echo):
-        runtime, opened = product(echo, sampling=False)
-        with pytest.raises(ConfigError):
-            opened()
-        assert runtime.closed

@@ -82,6 +82,12 @@ def test_a_long_prompt_shortens_what_may_follow(plan):
     assert len(made.prompt) + made.options.max_tokens == N_TEXT_CTX
 
 
+def test_as_many_tokens_as_there_is_room_for_may_be_asked_for(plan):
+    assert plan(language="en", prompt="word " * 400, max_tokens=221).options.max_tokens == 221
+    assert plan(language="en", max_tokens=224).options.max_tokens == 224
+    assert plan(language="en", max_tokens=1).options.max_tokens == 1
+
+
 def test_a_plan_says_what_was_asked(plan):
     made = plan(language="Spanish", temperature=0.5, max_tokens=7, timestamps=False)
     assert (made.language, made.fixed_temperature) == ("es", True)

@@ -1,0 +1,142 @@
+"""The ledger of requests: who is taken in, who is refused, and how they are counted."""
+
+import threading
+import time
+
+import pytest
+
+from serve.config import TranscriberConfig
+from serve.errors import DeviceError, OverloadedError
+from serve.runtime.protocol import DecodingOptions
+from serve.transcriber.ledger import Ledger
+from serve.transcriber.plan import Plan
+from tests.harness import WAIT_S
+
+PLAN = Plan((1,), "en", DecodingOptions(), False)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until a test sets it."""
+    now = [100.0]
+    monkeypatch.setattr("serve.transcriber.ledger.time.monotonic", lambda: now[0])
+    return now
+
+
+@pytest.fixture
+def ledger():
+    return Ledger(TranscriberConfig(max_pending=2, request_timeout_s=30.0))
+
+
+def end(ledger, active, outcome="ok"):
+    ledger.remove(active, outcome)
+    ledger.mark_answered()
+
+
+def test_requests_have_their_own_ids_and_deadlines(ledger, clock):
+    first = ledger.accept(PLAN, print)
+    clock[0] = 105.0
+    second = ledger.accept(PLAN, print)
+    assert first.id != second.id
+    assert (first.plan, first.on_event) == (PLAN, print)
+    assert (first.accepted_s, first.deadline_s) == (100.0, 130.0)
+    assert (second.accepted_s, second.deadline_s) == (105.0, 135.0)
+
+
+def test_the_oldest_is_the_first_that_is_pending(ledger):
+    assert ledger.oldest() is None
+    first, second = ledger.accept(PLAN, print), ledger.accept(PLAN, print)
+    assert ledger.oldest() is first
+    end(ledger, first)
+    assert ledger.oldest() is second
+    end(ledger, second)
+    assert ledger.oldest() is None
+
+
+def test_no_more_are_pending_than_may_be(ledger):
+    first = ledger.accept(PLAN, print)
+    ledger.accept(PLAN, print)
+    with pytest.raises(OverloadedError, match="2 of 2 requests are pending"):
+        ledger.accept(PLAN, print)
+    end(ledger, first)
+    ledger.accept(PLAN, print)
+    counters, pending = ledger.counters()
+    assert (counters.accepted, counters.ended, len(pending)) == (3, 1, 2)
+
+
+@pytest.mark.parametrize("outcome", ["ok", "failed", "cancelled", "timed_out"])
+def test_each_outcome_is_counted_by_its_name(ledger, outcome):
+    active = ledger.accept(PLAN, print)
+    active.duration_s = 7.0
+    end(ledger, active, outcome)
+    counters, pending = ledger.counters()
+    names = ("ok", "failed", "cancelled", "timed_out")
+    assert [getattr(counters, name) for name in names] == [name == outcome for name in names]
+    assert counters.audio_s == (7.0 if outcome == "ok" else 0.0), "only answered audio counts"
+    assert pending == []
+
+
+def test_refusals_are_counted_apart(ledger):
+    ledger.reject()
+    ledger.reject()
+    counters, _ = ledger.counters()
+    assert (counters.rejected, counters.accepted, counters.ended) == (2, 0, 0)
+
+
+def test_busy_time_is_that_with_something_pending(ledger, clock):
+    first = ledger.accept(PLAN, print)
+    clock[0] = 101.0
+    second = ledger.accept(PLAN, print)
+    clock[0] = 103.0
+    assert ledger.counters()[0].busy_s == 3.0, "also while it lasts"
+    end(ledger, first)
+    clock[0] = 104.0
+    end(ledger, second)
+    clock[0] = 150.0
+    assert ledger.counters()[0].busy_s == 4.0
+    third = ledger.accept(PLAN, print)
+    clock[0] = 150.5
+    end(ledger, third)
+    assert ledger.counters()[0].busy_s == 4.5
+
+
+def test_a_drained_ledger_refuses_and_is_not_closed(ledger):
+    ledger.drain(0.0)
+    with pytest.raises(OverloadedError, match="shutting down"):
+        ledger.accept(PLAN, print)
+    assert not ledger.closed
+
+
+def test_draining_waits_until_every_answer_is_sent(ledger):
+    active = ledger.accept(PLAN, print)
+    thread = threading.Thread(target=ledger.drain, args=(WAIT_S,))
+    thread.start()
+    ledger.remove(active, "ok")
+    time.sleep(0.05)  # a drain that does not wait for the answer has ended by then
+    assert thread.is_alive()
+    ledger.mark_answered()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
+def test_draining_ends_when_its_time_is_up(ledger):
+    ledger.accept(PLAN, print)
+    ledger.drain(0.01)
+    assert len(ledger.counters()[1]) == 1
+
+
+def test_closed_stays_closed_and_the_failure_is_named(ledger):
+    assert not ledger.closed
+    ledger.close(DeviceError("out of memory"))
+    assert ledger.closed
+    ledger.close()
+    ledger.drain(0.0)
+    assert ledger.closed, "draining does not open it again"
+    with pytest.raises(DeviceError, match=r"the device has failed.*out of memory"):
+        ledger.accept(PLAN, print)
+
+
+def test_closed_without_a_failure_sends_requests_elsewhere(ledger):
+    ledger.close()
+    with pytest.raises(OverloadedError, match="shutting down"):
+        ledger.accept(PLAN, print)

@@ -1,0 +1,109 @@
+"""Opening a transcriber: what is warmed up, and what is left when opening fails."""
+
+import dataclasses
+
+import pytest
+
+import serve.transcriber.open
+from serve.config import BuildConfig, Config, RuntimeConfig
+from serve.errors import ConfigError, EarshotError
+from serve.speech.features import SAMPLE_RATE
+from serve.transcriber.loop import Transcriber
+from serve.transcriber.open import open_transcriber
+from tests.fakes import CAPABILITIES, Echo, FakeRuntime
+from tests.harness import TranscriberTests
+
+CONFIG = Config(build=BuildConfig(engine="engines/of-the-config"), runtime=RuntimeConfig(slots=3))
+
+
+class TestOpening(TranscriberTests):
+    """What `open_transcriber` leaves behind, well or ill."""
+
+    @pytest.fixture
+    def paths(self, engine, monkeypatch):
+        """Paths of the engines that are opened; each is the fake one."""
+        paths = []
+
+        def open_engine(path):
+            paths.append(path)
+            return engine
+
+        monkeypatch.setattr(serve.transcriber.open, "open_engine", open_engine)
+        return paths
+
+    @pytest.fixture
+    def product(self, paths, engine):
+        """A fake runtime with the given script, and a function that opens a transcriber on it."""
+
+        def product(script, **lacks):
+            runtime = FakeRuntime(script, dataclasses.replace(CAPABILITIES, **lacks))
+
+            def start(found, config):
+                assert (found, config) == (engine, CONFIG.runtime)
+                return runtime
+
+            return runtime, lambda *path, **how: open_transcriber(CONFIG, *path, start=start, **how)
+
+        return product
+
+    def test_the_engine_is_that_of_the_config_unless_another_is_named(self, product, echo, paths):
+        _, opened = product(echo)
+        opened().close()
+        opened("engines/other").close()
+        assert paths == ["engines/of-the-config", "engines/other"]
+
+    @pytest.mark.parametrize("lacks", [{}, {"detect_language": False, "timestamps": False}])
+    def test_opening_ends_with_a_warm_up(self, product, echo, lacks):
+        runtime, opened = product(echo, **lacks)
+        with opened() as transcriber:
+            (job,) = runtime.jobs
+            assert transcriber.healthy
+            assert transcriber.stats().audio_s == 1.0
+        assert job.options.timestamps == (not lacks)
+        assert runtime.closed
+
+    def test_the_warm_up_is_quiet_noise_of_a_second(self, product, echo, monkeypatch):
+        requests = []
+        honest = Transcriber.transcribe
+
+        def transcribe(self, request):
+            requests.append(request)
+            return honest(self, request)
+
+        monkeypatch.setattr(Transcriber, "transcribe", transcribe)
+        product(echo)[1]().close()
+        (request,) = requests
+        assert (len(request.audio), request.sample_rate) == (SAMPLE_RATE, SAMPLE_RATE)
+        assert 0 < abs(request.audio).max() < 0.01
+        assert request.language is None, "detection is warmed up too"
+
+    def test_a_runtime_that_cannot_work_yet_is_not_warmed_up(self, product, echo):
+        runtime, opened = product(echo)
+        with opened(warm_up=False) as transcriber:
+            assert runtime.jobs == []
+            assert transcriber.healthy
+
+    def test_a_failed_warm_up_closes_everything(self, product, tokenizer):
+        runtime, opened = product(Echo(tokenizer, error=EarshotError("cold")))
+        with pytest.raises(EarshotError, match="cold"):
+            opened()
+        assert runtime.closed
+
+    @pytest.mark.parametrize("error", [ConfigError("no"), KeyboardInterrupt()])
+    def test_a_transcriber_that_cannot_be_made_closes_the_runtime(
+        self, product, echo, monkeypatch, error
+    ):
+        def fail(*_):
+            raise error
+
+        runtime, opened = product(echo)
+        monkeypatch.setattr(serve.transcriber.open, "Transcriber", fail)
+        with pytest.raises(type(error)):
+            opened()
+        assert runtime.closed
+
+    def test_a_wrong_configuration_closes_the_runtime(self, product, echo):
+        runtime, opened = product(echo, sampling=False)
+        with pytest.raises(ConfigError, match=r"temperatures.*cannot sample; expected \[0.0\]"):
+            opened()
+        assert runtime.closed

@@ -1,0 +1,69 @@
+"""A tokenizer trained on three sentences, and an engine that has it and no weights."""
+
+from pathlib import Path
+
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Pieces
+
+from serve.engine import FORMAT_VERSION, Dims, Engine, Manifest, Source, TokenizerFacts
+from serve.speech.tokenizer import LANGUAGE_NAMES
+
+SENTENCES = [" the quick brown fox jumps over the lazy dog", " mañana será otro día", " 你好，世界"]
+PIECES = 300
+N_TEXT_CTX = 32
+DIMS = Dims(80, 1500, 64, 1, 1, 256, 2000, N_TEXT_CTX, 64, 1, 1, 256)
+
+
+def make_pieces(codes: list[str]) -> Pieces:
+    """Byte-level BPE with Whisper's special tokens in Whisper's order."""
+    pieces = Pieces(models.BPE())
+    pieces.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pieces.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=PIECES, initial_alphabet=alphabet, show_progress=False)
+    pieces.train_from_iterator(SENTENCES, trainer)
+    names = ["endoftext", "startoftranscript", *codes, "translate", "transcribe", "startoflm"]
+    names += ["startofprev", "nospeech", "notimestamps"]
+    pieces.add_special_tokens([AddedToken(f"<|{name}|>", special=True) for name in names])
+    pieces.add_tokens([AddedToken(f"<|{i * 0.02:.2f}|>", normalized=False) for i in range(1501)])
+    return pieces
+
+
+def make_engine(path: Path, multilingual: bool = True, codes: list[str] | None = None) -> Engine:
+    codes = list(LANGUAGE_NAMES) if codes is None else codes
+    pieces = make_pieces(codes)
+    pieces.save(str(path / "tokenizer.json"))
+
+    def id_of(name: str) -> int:
+        return pieces.token_to_id(f"<|{name}|>")
+
+    facts = TokenizerFacts(
+        eot=id_of("endoftext"),
+        sot=id_of("startoftranscript"),
+        sot_prev=id_of("startofprev"),
+        no_speech=id_of("nospeech"),
+        no_timestamps=id_of("notimestamps"),
+        timestamp_begin=id_of("0.00"),
+        transcribe=id_of("transcribe") if multilingual else None,
+        translate=id_of("translate") if multilingual else None,
+        languages={code: id_of(code) for code in codes} if multilingual else {},
+        suppress_tokens=(),
+        begin_suppress_tokens=(),
+        max_initial_timestamp_index=50,
+        alignment_heads=(),
+    )
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        runtime="native",
+        precision="fp16",
+        dims=DIMS,
+        tokenizer=facts,
+        source=Source("made in a test", ""),
+        quantization={},
+        versions={},
+        files={},
+        checkpoint_bytes=0,
+        verification=None,
+        runtime_options={},
+    )
+    return Engine(path, manifest)
