@@ -21,7 +21,7 @@ from build.checkpoint import Checkpoint, open_checkpoint
 from build.summary import summary
 from build.trtllm import engines as trtllm_build
 from build.trtllm import llm_api as trtllm_api
-from serve.config import BuildConfig, Config, Precision, load_config
+from serve.config import BuildConfig, Config, Precision, RuntimeConfig, load_config
 from serve.engine import Engine, manifest_to_json, open_engine
 from serve.errors import ConfigError, EarshotError, EngineError
 
@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument(
         "--tokenizer", default="", help="folder or hub id with tokenizer.json, for a .pt"
     )
-    _add_config(verify, "settings whose [eval] manifest names the clips to compare on")
+    _add_config(verify, "settings: [runtime] to compare with, clips of the [eval] manifest")
     _add_audio(verify)
     return parser
 
@@ -141,7 +141,7 @@ def _engine(args: argparse.Namespace) -> None:
         )
         writer.fill(folder, checkpoint, build.precision, names)
         if recordings:
-            _verify_engine(open_engine(folder), checkpoint, recordings, args.device)
+            _verify_engine(open_engine(folder), checkpoint, recordings, _runtime(args, config))
     print(summary(open_engine(target)))
 
 
@@ -184,14 +184,20 @@ def _recordings(args: argparse.Namespace, config: Config) -> list["Recording"]:
     return verify.synthetic_recordings()
 
 
+def _runtime(args: argparse.Namespace, config: Config) -> RuntimeConfig:
+    """How the config serves, on the device where engine and checkpoint are compared."""
+    graphs = config.runtime.cuda_graph and args.device != "cpu"
+    return dataclasses.replace(config.runtime, device=args.device, cuda_graph=graphs)
+
+
 def _verify_engine(
-    engine: Engine, checkpoint: Checkpoint, recordings: list["Recording"], device: str
+    engine: Engine, checkpoint: Checkpoint, recordings: list["Recording"], runtime: RuntimeConfig
 ) -> None:
     """Compare, and note the deviation in the engine's manifest."""
     from build import verify  # noqa: PLC0415 - as above
 
     print(f"Verifying on {', '.join(recording.name for recording in recordings)}", file=sys.stderr)
-    deviation = verify.verify(engine, checkpoint, recordings, device)
+    deviation = verify.verify(engine, checkpoint, recordings, runtime)
     measured = dataclasses.asdict(deviation)
     writer.write_manifest(engine.path, dataclasses.replace(engine.manifest, verification=measured))
 
@@ -205,7 +211,7 @@ def _verify(args: argparse.Namespace) -> None:
             "library reads; `python -m eval trtllm-check` compares it with transformers"
         )
     checkpoint = open_checkpoint(args.checkpoint or engine.manifest.source.id, args.tokenizer)
-    _verify_engine(engine, checkpoint, _recordings(args, config), args.device)
+    _verify_engine(engine, checkpoint, _recordings(args, config), _runtime(args, config))
     print(summary(open_engine(args.engine)))
 
 

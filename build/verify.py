@@ -1,8 +1,9 @@
 """Compare an engine with its checkpoint, which transformers runs in FP32, on fixed audio.
 
 For each window transformers decodes greedily under Whisper's rules. The engine then does the same
-through its runtime, and also scores transformers' tokens (teacher forcing), so that logits can be
-compared position by position. The measured deviation goes into the manifest.
+through its runtime, which also scores transformers' tokens (teacher forcing), so that logits can be
+compared position by position. The measured deviation, which goes into the manifest, is thus that of
+the operations and precisions that serve.
 """
 
 import dataclasses
@@ -22,9 +23,8 @@ from serve.config import Precision, RuntimeConfig
 from serve.engine import Engine, TokenizerFacts
 from serve.errors import AudioError, ConfigError, EngineError
 from serve.messages import Samples
-from serve.native.network import Whisper
+from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job, Runtime
-from serve.runtime.table import open_runtime
 from serve.speech.audio import decode
 from serve.speech.features import SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES, log_mel
 
@@ -147,7 +147,10 @@ def synthetic_recordings() -> list[Recording]:
 
 
 def verify(
-    engine: Engine, checkpoint: Checkpoint, recordings: Sequence[Recording], device: str = "cpu"
+    engine: Engine,
+    checkpoint: Checkpoint,
+    recordings: Sequence[Recording],
+    config: RuntimeConfig = RuntimeConfig(),  # noqa: B008 - frozen
 ) -> Deviation:
     """Measure an engine's deviation from the checkpoint that it was built from.
 
@@ -155,12 +158,13 @@ def verify(
         engine: of any precision.
         checkpoint: its source.
         recordings: audio to compare on, at least one.
-        device: where both run.
+        config: how the engine will be served: its device, where the checkpoint runs too, kernels
+            and precisions. Slots and batches are as few as the recordings need.
 
     Raises:
         EngineError: the engine was built from other weights, or a bound of `BOUNDS` is broken;
             the message names the first difference.
-        UnavailableError: the device is not there.
+        UnavailableError: the device, or what else the configuration orders, is not there.
     """
     source = engine.manifest.source
     if source.sha256 != checkpoint.source.sha256:
@@ -169,13 +173,12 @@ def verify(
             f"{checkpoint.source.id} ({checkpoint.source.sha256}); build the engine again"
         )
     slots, threads = min(len(recordings), _MOST_SLOTS), torch.get_num_threads()
-    config = RuntimeConfig(device, slots, encoder_batch=1, threads=threads)
-    runtime = open_runtime(engine, config)  # first, since it says best what the machine lacks
-    windows = _reference(checkpoint, recordings, device)
+    config = dataclasses.replace(config, slots=slots, encoder_batch=1, threads=threads)
+    runtime = NativeRuntime(engine, config)  # first, since it says best what the machine lacks
+    windows = _reference(checkpoint, recordings, config.device)
     decoded = _decode(runtime, engine, windows)
+    logits = _score(runtime, windows)
     runtime.close()
-    del runtime  # its weights, before they are loaded once more
-    logits = _score(engine, windows, device)
     deviation = _deviation(windows, decoded, logits)
     _check(deviation, engine, windows, decoded)
     return deviation
@@ -270,15 +273,12 @@ def _decode(runtime: Runtime, engine: Engine, windows: Sequence[_Window]) -> lis
     return [decoded[i] for i in range(len(windows))]
 
 
-def _score(engine: Engine, windows: Sequence[_Window], device: str) -> list[torch.Tensor]:
-    """The engine's logits, float32 (tokens, n_vocab), where transformers chose its tokens."""
-    where = torch.device(device)
-    dtype = torch.float32 if where.type == "cpu" else torch.float16
-    network = Whisper(engine.manifest.dims, engine.load_weights(), where, dtype)
+def _score(runtime: NativeRuntime, windows: Sequence[_Window]) -> list[torch.Tensor]:
+    """The runtime's logits, float32 (tokens, n_vocab), where transformers chose its tokens."""
     scored = []
     for window in windows:
         fed = torch.tensor([window.prompt + window.tokens[:-1]])
-        logits = network.teacher_forced_logits(window.features, fed)[0]
+        logits = runtime.teacher_forced_logits(window.features, fed)[0]
         scored.append(logits[len(window.prompt) - 1 :].cpu())
     return scored
 

@@ -69,8 +69,7 @@ class Probe:
 
     def error(self, session: Session) -> Measurement:
         """How far a runtime's own network is from that answer."""
-        network, cross_kv = session.runtime.network, session.config.cross_kv
-        logits = network.teacher_forced_logits(self.features, self.tokens, cross_kv)
+        logits = session.runtime.teacher_forced_logits(self.features, self.tokens)
         logits = logits[:, -TOKENS:].cpu()
         relative = float((logits - self.logits).norm() / self.logits.norm())
         same = logits.argmax(dim=-1) == self.logits.argmax(dim=-1)

@@ -127,7 +127,8 @@ class NativeRuntime:
         ops = choose(config.kernels, device, dims, slots, config.encoder_precision)
         network = Whisper(dims, engine.load_weights(device), device, dtype, ops)
         plan = plan_memory(network, config) if on_gpu else None
-        self.network = network  # for those who measure what its options cost
+        self._network = network
+        self._cross_kv = config.cross_kv
         cache = network.new_cache(slots, config.cross_kv)
         self._state = new_state(slots, dims.n_text_ctx, device)
         advance = choose_advance(ops, Rules(self._facts, dims, device), slots)
@@ -189,6 +190,18 @@ class NativeRuntime:
         return dataclasses.replace(
             self._gauges, queued=len(self._waiting), busy_slots=self._slots.busy
         )
+
+    def teacher_forced_logits(self, features: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """What this runtime's own steps make of given tokens: for those who measure its error.
+
+        Args:
+            features: float32 (batch, n_mels, 3000), batch at most the configured slots.
+            tokens: int64 (batch, time), time at most n_text_ctx.
+
+        Returns:
+            float32 (batch, time, n_vocab): logits after each token.
+        """
+        return self._network.teacher_forced_logits(features, tokens, self._cross_kv)
 
     def close(self) -> None:
         """Drop every job; the memory goes with the object."""

@@ -115,6 +115,19 @@ def test_verify_writes_the_deviation(engine, capsys):
     assert "greedy agreement 100.00%" in capsys.readouterr().out
 
 
+def test_verify_compares_with_the_runtime_of_the_config(engine, config, capsys):
+    """What the server's precision costs is in the deviation; its GPU's graphs need no GPU here."""
+
+    def deviation(*arguments):
+        assert main(["verify", str(engine), *arguments]) == 0
+        return open_engine(engine).manifest.verification["logits_relative"]
+
+    config.write_text(
+        config.read_text() + '[runtime]\ndevice = "cuda"\ncuda_graph = true\ncross_kv = "int8"\n'
+    )
+    assert deviation("--config", str(config)) != deviation()
+
+
 def test_verify_uses_the_audio_that_is_named(engine, config, tmp_path, capsys):
     clip = ROOT / "tests" / "data" / "en_thanks.flac"
     assert main(["verify", str(engine), "--audio", str(clip)]) == 0

@@ -9,8 +9,10 @@ from safetensors.torch import load_file
 
 from build import verify
 from build.checkpoint import open_checkpoint
+from serve.config import RuntimeConfig
 from serve.engine import WEIGHTS_FILE
 from serve.errors import AudioError, ConfigError, EngineError, UnavailableError
+from serve.native import runtime as native
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from tests.checkpoints import NANO, random_weights, write_engine, write_hf, write_json, write_openai
 
@@ -72,6 +74,30 @@ def test_the_first_difference_is_named(checkpoint, tmp_path, recordings):
         verify.verify(engine, checkpoint, recordings)
 
 
+def test_the_operations_that_serve_are_the_ones_that_are_scored(
+    checkpoint, tmp_path, recordings, monkeypatch
+):
+    """Greedy tokens cannot tell: every logit is wrong by the same factor."""
+    engine, choose = write_engine(checkpoint, tmp_path / "engine", "fp16"), native.choose
+
+    def slightly_wrong(*arguments):
+        chosen = choose(*arguments)
+        return dataclasses.replace(chosen, logits=lambda *inputs: 1.02 * chosen.logits(*inputs))
+
+    monkeypatch.setattr(native, "choose", slightly_wrong)
+    with pytest.raises(EngineError, match=r"logits deviate by 2\.00%"):
+        verify.verify(engine, checkpoint, recordings)
+
+
+def test_the_precisions_that_serve_are_the_ones_that_are_scored(checkpoint, tmp_path, recordings):
+    engine = write_engine(checkpoint, tmp_path / "engine", "fp16")
+    full, int8 = (
+        verify.verify(engine, checkpoint, recordings, RuntimeConfig(cross_kv=cross_kv))
+        for cross_kv in ("full", "int8")
+    )
+    assert 10 * full.logits_relative < int8.logits_relative < 0.01
+
+
 def test_nan_does_not_pass(checkpoint, tmp_path, recordings, monkeypatch):
     engine = write_engine(checkpoint, tmp_path / "engine", "fp16")
 
@@ -95,7 +121,7 @@ def test_an_engine_of_other_weights_is_refused(checkpoint, tmp_path, recordings)
 def test_a_device_that_is_not_there(checkpoint, tmp_path, recordings):
     engine = write_engine(checkpoint, tmp_path / "engine", "fp16")
     with pytest.raises(UnavailableError, match="cuda"):
-        verify.verify(engine, checkpoint, recordings, device="cuda")
+        verify.verify(engine, checkpoint, recordings, RuntimeConfig(device="cuda"))
 
 
 def test_bounds_are_stated_for_every_precision():

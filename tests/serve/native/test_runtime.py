@@ -16,6 +16,7 @@ from build.verify import load_reference
 from serve.config import RuntimeConfig
 from serve.engine import DETECT_LANGUAGE, Dims, Source, open_engine, tensor_kinds
 from serve.errors import OptionError, UnavailableError
+from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job
 from serve.speech.audio import decode
@@ -289,6 +290,7 @@ def test_graphs_are_refused_where_there_is_no_gpu(engine):
 
 
 def test_a_slot_takes_what_the_plan_says(engine):
-    network = NativeRuntime(engine, RuntimeConfig(slots=1)).network
+    dims, cpu = engine.manifest.dims, torch.device("cpu")
+    network = Whisper(dims, engine.load_weights(), cpu, torch.float32)
     for precision in ("full", "int8"):
         assert network.new_cache(3, precision).nbytes == 3 * network.slot_bytes(precision)
