@@ -10,12 +10,33 @@ import soundfile
 import tritonclient.http as triton_http
 
 from serve.messages import Segment, Timings, Transcript
+from serve.transcriber.stats import Stats
 from serve.triton import wire
 
 WAIT_S = 60.0
 
 SEGMENT = Segment(0.5, 1.5, " ¿Qué?", (1, 2), -0.5, None, 0.2, 1.25)
 TRANSCRIPT = Transcript("¿Qué?", "es", 0.5, 1.75, (SEGMENT, SEGMENT), Timings(0.1, 0.2, 0.3, 0.7))
+# Every field has a value of its own, so that none can stand for another.
+STATS = Stats(
+    accepted=101,
+    ok=2,
+    failed=3,
+    cancelled=4,
+    timed_out=5,
+    rejected=6,
+    audio_s=40.0,
+    busy_s=8.0,
+    pending=9,
+    queued=10,
+    windows=11,
+    retries=12,
+    tokens=13,
+    busy_slots=14,
+    mean_batch=1.5,
+    encode_s=16.0,
+    decode_s=17.0,
+)
 
 
 def audio_file(seconds, format="FLAC", seed=0):

@@ -20,8 +20,8 @@ _GRACE_S = 5.0  # beyond the deadline, which gRPC keeps itself
 _REQUEST_S = 660.0  # a little more than the server gives a request
 
 
-class Call:
-    """A request under way; `Client.start` makes them."""
+class PendingTranscript:
+    """A request that was sent, and its answer once it is there; `Client.start` makes them."""
 
     def __init__(self, answer: "Future[Transcript]", context: Any, timeout_s: float) -> None:
         self._answer = answer
@@ -77,11 +77,11 @@ class Client:
         """Transcribe a file's bytes, or samples; options are the other fields of `Request`.
 
         Raises:
-            EarshotError: see `Call.result`.
+            EarshotError: see `PendingTranscript.result`.
         """
         return self.start(Request(audio=audio, **options)).result()
 
-    def start(self, request: Request) -> Call:
+    def start(self, request: Request) -> PendingTranscript:
         """Send a request and return at once."""
         answer: Future[Transcript] = Future()
 
@@ -97,7 +97,7 @@ class Client:
         context = self._client.async_infer(
             wire.MODEL, inputs, on_answer, client_timeout=self._timeout_s
         )
-        return Call(answer, context, self._timeout_s)
+        return PendingTranscript(answer, context, self._timeout_s)
 
     def stream(self, request: Request) -> Iterator[SegmentReady | Finished]:
         """Each segment as soon as it is known, then the whole answer.
@@ -105,7 +105,7 @@ class Client:
         Closing the iterator early cancels the request.
 
         Raises:
-            EarshotError: as `Call.result`.
+            EarshotError: as `PendingTranscript.result`.
         """
         messages: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
         end = time.monotonic() + self._timeout_s

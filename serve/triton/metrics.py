@@ -1,12 +1,18 @@
 """What the server publishes for Prometheus, computed from a transcriber's `Stats`."""
 
 import dataclasses
+import threading
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from serve.transcriber.stats import Stats
 
 Kind = Literal["counter", "gauge"]
+MetricFamily = Any
+"""Triton's class of that name, `triton_python_backend_utils.MetricFamily`, or a stand-in."""
+
+_INTERVAL_S = 1.0  # between two looks at the statistics
+_JOIN_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,3 +72,47 @@ FAMILIES = (
     _gauge("batch_size", "Mean windows in a decoder step", lambda stats: stats.mean_batch),
     _gauge("rtfx", "Seconds of audio answered for each busy second", lambda stats: stats.rtfx),
 )
+
+
+class Publisher:
+    """Copies statistics into Triton's metrics once a second.
+
+    Args:
+        stats: gives the numbers of this moment.
+        metric_family: makes the metrics.
+    """
+
+    def __init__(self, stats: Callable[[], Stats], metric_family: MetricFamily) -> None:
+        kinds = {"counter": metric_family.COUNTER, "gauge": metric_family.GAUGE}
+        self._stats = stats
+        self._families = [
+            metric_family(name=family.name, description=family.description, kind=kinds[family.kind])
+            for family in FAMILIES
+        ]
+        self._metrics = [
+            (made.Metric(labels=series.labels), family.kind, series.value)
+            for made, family in zip(self._families, FAMILIES, strict=True)
+            for series in family.series
+        ]
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="earshot-metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; the metrics go before their families, as Triton demands."""
+        self._stopped.set()
+        self._thread.join(timeout=_JOIN_S)
+        self._metrics.clear()
+        self._families.clear()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_INTERVAL_S):
+            self._publish()
+
+    def _publish(self) -> None:
+        stats = self._stats()
+        for metric, kind, value in self._metrics:
+            if kind == "gauge":
+                metric.set(value(stats))
+            else:  # a counter only takes what came on top
+                metric.increment(max(0.0, value(stats) - metric.value()))

@@ -21,29 +21,18 @@ import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from serve.errors import EarshotError, UnavailableError
-from serve.messages import Failed, Finished, TranscriberEvent
+from serve.messages import Failed, Finished, RequestHandle, TranscriberEvent
 from serve.triton.wire import Tensor
 
 OnEvent = Callable[[TranscriberEvent], None]
 Inputs = Mapping[str, Tensor]
+Start = Callable[[Inputs, OnEvent], RequestHandle]
+"""Starts a request; raises an EarshotError, and nothing else, where it is refused at once."""
 
 _RETRY_S = 0.1
-
-
-class Cancellable(Protocol):
-    """A request under way, such as a `RequestHandle`."""
-
-    @property
-    def cancel(self) -> Callable[[], None]:
-        """End it; never blocks."""
-        ...
-
-
-Start = Callable[[Inputs, OnEvent], Cancellable]
-"""Starts a request; raises an EarshotError where it is refused at once."""
 
 
 class RelayServer:
@@ -87,7 +76,7 @@ class _Session:
         # Events wait here, because the device thread must not wait for a slow reader.
         self._outbox: queue.SimpleQueue[tuple[int, TranscriberEvent] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._running: dict[int, Cancellable | None] = {}  # None until `start` has returned
+        self._running: dict[int, RequestHandle | None] = {}  # None until `start` has returned
 
     def read(self) -> None:
         try:
@@ -99,9 +88,9 @@ class _Session:
                     self._begin(number, inputs)
         except (EOFError, OSError):  # the other side is gone, and so are its clients
             with self._lock:
-                running = [ticket for ticket in self._running.values() if ticket is not None]
-            for ticket in running:
-                ticket.cancel()
+                running = [handle for handle in self._running.values() if handle is not None]
+            for handle in running:
+                handle.cancel()
             self._outbox.put(None)
 
     def write(self) -> None:
@@ -114,32 +103,25 @@ class _Session:
         with self._lock:
             self._running[number] = None
         try:
-            ticket = self._start(inputs, functools.partial(self._on_event, number))
+            handle = self._start(inputs, functools.partial(self._on_event, number))
         except EarshotError as error:
             self._on_event(number, Failed(error))
             return
         with self._lock:
             if number in self._running:  # else it has ended already
-                self._running[number] = ticket
+                self._running[number] = handle
 
     def _cancel(self, number: int) -> None:
         with self._lock:
-            ticket = self._running.get(number)
-        if ticket is not None:
-            ticket.cancel()
+            handle = self._running.get(number)
+        if handle is not None:
+            handle.cancel()
 
     def _on_event(self, number: int, event: TranscriberEvent) -> None:
         if isinstance(event, Finished | Failed):
             with self._lock:
                 self._running.pop(number, None)
         self._outbox.put((number, event))
-
-
-class RelayTicket:
-    """A request sent through a relay."""
-
-    def __init__(self, cancel: Callable[[], None]) -> None:
-        self.cancel = cancel
 
 
 class RelayClient:
@@ -164,7 +146,7 @@ class RelayClient:
         self._thread = threading.Thread(target=self._read, name="earshot-relay", daemon=True)
         self._thread.start()
 
-    def start(self, inputs: Inputs, on_event: OnEvent) -> RelayTicket:
+    def start(self, inputs: Inputs, on_event: OnEvent) -> RequestHandle:
         """Send a request; its events, the refusal too, come on another thread.
 
         Raises:
@@ -177,7 +159,7 @@ class RelayClient:
             number = self._last
             self._waiting[number] = on_event
         self._send((number, dict(inputs)))
-        return RelayTicket(functools.partial(self._send, (number, None)))
+        return RequestHandle(functools.partial(self._send, (number, None)))
 
     def close(self) -> None:
         """Hang up; whatever is pending fails here and is cancelled over there."""

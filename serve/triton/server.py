@@ -1,20 +1,11 @@
-"""Triton Inference Server as a child process: write its model repository, start and stop it.
+"""Triton Inference Server as a child process: started, watched, drained and stopped.
 
-The server is the one that the wheel of `nvidia-pytriton` carries. What it needs around it:
-
-- its Python backend folder with the stub for this Python beside it, which the wheel keeps apart;
-- the wheel's own libraries and libpython in LD_LIBRARY_PATH;
-- this environment's `python3` first in PATH: the stub ignores PYTHONPATH and takes its packages
-  from the environment of the first `python3` that it finds;
-- numpy below 2, for which the stub was compiled: with numpy 2 tensors arrive garbled.
-
-All of it goes into a folder of the run's own, which disappears with the run.
+Everything that the server needs besides its installation goes into a folder of the run's own,
+which disappears with the run.
 """
 
 import contextlib
-import ctypes.util
 import dataclasses
-import importlib.util
 import json
 import math
 import os
@@ -23,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 import urllib.error
@@ -36,10 +26,12 @@ import numpy as np
 
 from serve.config import Config, ServerConfig
 from serve.errors import ConfigError, EarshotError, UnavailableError
+from serve.triton.installation import find_installation
+from serve.triton.numpy_version import require_numpy_1
+from serve.triton.processes import live_children, peak_memory_bytes
 from serve.triton.repository import write_repository
 
-_MODELS = 2  # processes below the server
-_CONTAINER = Path("/opt/tritonserver")  # in NVIDIA's images, which need none of the above
+_MODELS = 2  # each in a process below the server
 _POLL_S = 0.1
 _KILL_S = 10.0  # beyond the drain's limit, after which the server is killed
 _PR_SET_PDEATHSIG = 1
@@ -70,12 +62,12 @@ class Server:
 
     def peak_memory_bytes(self) -> int:
         """Largest resident memory of the server and its models, each at its own peak."""
-        return sum(_peak_bytes(pid) for pid in (self.pid, *_children(self.pid)))
+        return sum(peak_memory_bytes(pid) for pid in (self.pid, *live_children(self.pid)))
 
     def failure(self) -> str | None:
         """Why the server, once ready, cannot go on; None while it can."""
         reason = self.startup_failure()
-        if reason is None and len(_children(self.pid)) < _MODELS:
+        if reason is None and len(live_children(self.pid)) < _MODELS:
             reason = f"a model's process ended; the log ends:\n{_tail(self.log_path)}"
         return reason
 
@@ -133,19 +125,6 @@ def running_server(
                 left.unlink(missing_ok=True)
 
 
-def require_numpy_1(version: str) -> None:
-    """Refuse a numpy that Triton's Python backend was not compiled for.
-
-    Raises:
-        UnavailableError: it is 2 or later.
-    """
-    if int(version.split(".")[0]) >= 2:
-        raise UnavailableError(
-            f"numpy {version} is installed, and Triton Inference Server's Python backend was "
-            "compiled for numpy 1: it would send garbled tensors; install numpy below 2"
-        )
-
-
 def free_ports(host: str, count: int) -> tuple[int, ...]:
     """Ports that nobody listens on, for servers that need no well-known address."""
     with contextlib.ExitStack() as stack:
@@ -185,17 +164,12 @@ def _prepare(folder: Path, config: Config, engine: str) -> tuple[list[str], dict
     toml = folder / "config.toml"
     toml.write_text(config_to_toml(config), encoding="utf-8")
     repository = write_repository(folder, toml, Path(engine), config.runtime)
-    if (_CONTAINER / "bin" / "tritonserver").is_file():
-        binary, backends, libraries = _CONTAINER / "bin", _CONTAINER / "backends", []
-    else:
-        wheel = _wheel()
-        binary, backends = wheel / "tritonserver" / "bin", _link_backend(folder, wheel)
-        libraries = [str(wheel.parent / "nvidia_pytriton.libs"), _libpython_folder()]
+    installation = find_installation(folder)
     server = config.server
     command = [
-        str(binary / "tritonserver"),
+        str(installation.binary),
         f"--model-repository={repository}",
-        f"--backend-directory={backends}",
+        f"--backend-directory={installation.backends}",
         f"--backend-config=python,shm-region-prefix-name={folder.name}",
         f"--http-address={server.host}",
         f"--http-port={server.http_port}",
@@ -205,59 +179,7 @@ def _prepare(folder: Path, config: Config, engine: str) -> tuple[list[str], dict
         f"--metrics-port={server.metrics_port}",
         f"--exit-timeout-secs={math.ceil(server.drain_timeout_s)}",
     ]
-    path = [str(Path(sys.executable).parent)]
-    environment = {
-        **os.environ,
-        "LD_LIBRARY_PATH": _joined(libraries, "LD_LIBRARY_PATH"),
-        "PATH": _joined(path, "PATH"),
-    }
-    return command, environment
-
-
-def _joined(first: list[str], variable: str) -> str:
-    return os.pathsep.join([*first, *filter(None, [os.environ.get(variable)])])
-
-
-def _wheel() -> Path:
-    found = importlib.util.find_spec("pytriton")
-    if found is None or found.origin is None:
-        raise UnavailableError(
-            "Triton Inference Server is not installed: the wheel nvidia-pytriton is missing; "
-            "install requirements.txt"
-        )
-    return Path(found.origin).parent
-
-
-def _link_backend(folder: Path, wheel: Path) -> Path:
-    """A backend folder as Triton expects it, with the stub for this Python."""
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    backend = wheel / "tritonserver" / "backends" / "python"
-    stub = wheel / "tritonserver" / "python_backend_stubs" / version / "triton_python_backend_stub"
-    target = folder / "backends" / "python"
-    target.mkdir(parents=True)
-    sources = (backend / "libtriton_python.so", backend / "triton_python_backend_utils.py", stub)
-    for source in sources:
-        if not source.is_file():
-            raise UnavailableError(
-                f"{source} is missing; expected nvidia-pytriton with a stub for Python {version}"
-            )
-        (target / source.name).symlink_to(source)
-    return target.parent
-
-
-def _libpython_folder() -> str:
-    """Where the stub finds libpython; may be empty where the loader knows by itself."""
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    name = f"libpython{version}.so.1.0"
-    folder = str(sysconfig.get_config_var("LIBDIR") or "")
-    if (Path(folder) / name).is_file():
-        return folder
-    if ctypes.util.find_library(f"python{version}"):
-        return ""
-    raise UnavailableError(
-        f"{name} was not found, and Triton's Python backend needs it; install this Python's "
-        f"shared library (on Debian and Ubuntu: libpython{version})"
-    )
+    return command, installation.environment()
 
 
 def _check_ports(server: ServerConfig) -> None:
@@ -351,27 +273,3 @@ def _explain_exit(code: int, log_path: Path) -> str:
 def _tail(log_path: Path) -> str:
     lines = log_path.read_text(encoding="utf-8", errors="replace").splitlines()
     return "\n".join(lines[-5:])
-
-
-def _children(pid: int) -> list[int]:
-    """Direct children of a process that have not ended, whichever of its threads made them."""
-    found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += [int(child) for child in path.read_text().split()]
-    return [child for child in found if not _ended(child)]
-
-
-def _ended(pid: int) -> bool:
-    """Whether a process is gone, or a zombie that nobody has asked about."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    return True
-
-
-def _peak_bytes(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        status = Path(f"/proc/{pid}/status").read_text()
-        match = re.search(r"VmHWM:\s+(\d+) kB", status)
-        return int(match.group(1)) * 1024 if match else 0
-    return 0

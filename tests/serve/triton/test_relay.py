@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from serve.errors import OverloadedError, UnavailableError
-from serve.messages import Failed, Finished, SegmentReady
-from serve.triton.relay import RelayClient, RelayServer, RelayTicket
+from serve.messages import Failed, Finished, RequestHandle, SegmentReady
+from serve.triton.relay import RelayClient, RelayServer
 from tests.serving import SEGMENT, TRANSCRIPT
 
 WAIT_S = 10
@@ -25,7 +25,7 @@ class Engine:
         if self.refusal is not None:
             raise self.refusal
         self.started.put((inputs, on_event))
-        return RelayTicket(lambda: self.cancelled.put(inputs["NAME"]))
+        return RequestHandle(lambda: self.cancelled.put(inputs["NAME"]))
 
 
 @pytest.fixture
@@ -53,12 +53,12 @@ def client(server, path):
 
 
 def start(client, engine, name):
-    """Start a request; returns its ticket, what it hears, and how to speak for the engine."""
+    """Start a request; returns its handle, what it hears, and how to speak for the engine."""
     events = queue.Queue()
-    ticket = client.start({"NAME": name}, events.put)
+    handle = client.start({"NAME": name}, events.put)
     inputs, on_event = engine.started.get(timeout=WAIT_S)
     assert inputs == {"NAME": name}
-    return ticket, events, on_event
+    return handle, events, on_event
 
 
 def test_events_reach_the_request_that_they_belong_to(client, engine):
@@ -86,9 +86,9 @@ def test_a_cancel_reaches_its_request_alone_and_none_that_ended(client, engine):
     say(Finished(TRANSCRIPT))
     events.get(timeout=WAIT_S)
     start(client, engine, "runs on")
-    ticket, _, _ = start(client, engine, "cancelled")
+    handle, _, _ = start(client, engine, "cancelled")
     ended.cancel()
-    ticket.cancel()
+    handle.cancel()
     assert engine.cancelled.get(timeout=WAIT_S) == "cancelled"
     assert engine.cancelled.empty()
 

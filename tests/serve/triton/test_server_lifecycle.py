@@ -19,11 +19,11 @@ from serve.messages import Request
 from serve.triton import server as server_module
 from serve.triton import wire
 from serve.triton.client import Client
+from serve.triton.processes import is_alive, live_children
 from serve.triton.server import (
     config_to_toml,
     free_ports,
     is_ready,
-    require_numpy_1,
     running_server,
 )
 from tests.serving import LONG, WAIT_S, outcomes, wait_until
@@ -36,7 +36,7 @@ def test_readiness_and_a_clean_end(nano_config):
     config = nano_config()
     with running_server(config) as server:
         assert is_ready(server.http) and server.failure() is None
-        children = server_module._children(server.pid)
+        children = live_children(server.pid)
         assert len(children) == 2
         folder = server.folder
         with Client(server.grpc) as client:
@@ -45,7 +45,7 @@ def test_readiness_and_a_clean_end(nano_config):
             wait_until(lambda: outcomes(server)["pending"] or answered(server), "not accepted")
     assert call.result().duration == 75.0  # accepted before the end, so answered
     assert not is_ready(server.http)
-    assert not any(alive(pid) for pid in (server.pid, *children))
+    assert not any(is_alive(pid) for pid in (server.pid, *children))
     assert not folder.exists()
     assert not list(Path("/dev/shm").glob(f"{folder.name}*"))
 
@@ -67,10 +67,6 @@ def answered(server):
     return outcomes(server)["ok"] > 1  # the warm-up is one
 
 
-def alive(pid):
-    return not server_module._ended(pid)
-
-
 def test_no_process_outlives_a_parent_that_is_killed(nano_config, tmp_path):
     config = nano_config(drain_timeout_s=5.0)
     toml = tmp_path / "nano.toml"
@@ -85,11 +81,11 @@ def test_no_process_outlives_a_parent_that_is_killed(nano_config, tmp_path):
         )
         with parent:
             assert parent.stdout.readline().startswith(b"ready: ")
-            (server_pid,) = server_module._children(parent.pid)
-            family = [server_pid, *server_module._children(server_pid)]
-            assert len(family) == 3 and all(map(alive, family))
+            (server_pid,) = live_children(parent.pid)
+            family = [server_pid, *live_children(server_pid)]
+            assert len(family) == 3 and all(map(is_alive, family))
             parent.kill()
-        wait_until(lambda: not any(map(alive, family)), family)
+        wait_until(lambda: not any(map(is_alive, family)), family)
         (folder,) = Path(left).iterdir()
         assert not list(Path("/dev/shm").glob(f"{folder.name}*"))
 
@@ -105,10 +101,10 @@ def test_a_path_too_long_for_a_socket_is_refused(nano_config, tmp_path, monkeypa
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_model_that_dies_is_noticed(nano_config, number):
     with pytest.raises(EarshotError, match="process ended"), running_server(nano_config()) as one:
-        os.kill(server_module._children(one.pid)[0], number)
+        os.kill(live_children(one.pid)[0], number)
         wait_until(one.failure, "nobody noticed")
         raise EarshotError(one.failure())
-    assert not alive(one.pid)
+    assert not is_alive(one.pid)
 
 
 def test_a_missing_engine_is_said_in_one_sentence(nano_config, tmp_path):
@@ -130,12 +126,6 @@ def test_a_port_in_use_is_named(nano_config):
             running_server(config),
         ):
             raise AssertionError("the server started")
-
-
-def test_numpy_2_is_refused_before_the_start():
-    require_numpy_1("1.26.4")
-    with pytest.raises(UnavailableError, match=r"numpy 2\.1\.0 .*below 2"):
-        require_numpy_1("2.1.0")
 
 
 def test_a_config_survives_its_way_to_the_model(tmp_path):

@@ -1,0 +1,122 @@
+"""What answers a model's requests: the engine in this process, or the relay to it.
+
+`whisper` has an `EngineBackend`, `whisper_stream` a `serve.triton.relay.RelayClient`.
+"""
+
+import dataclasses
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from serve.config import Config
+from serve.errors import EarshotError
+from serve.messages import RequestHandle
+from serve.transcriber.guard import guarded
+from serve.transcriber.stats import Stats
+from serve.triton import wire
+from serve.triton.metrics import MetricFamily, Publisher
+from serve.triton.relay import Inputs, OnEvent, RelayServer
+
+if TYPE_CHECKING:
+    from serve.transcriber.loop import Transcriber
+
+logger = logging.getLogger("earshot")
+
+Infer = Callable[[Mapping[str, Any], list[str]], dict[str, Any]]
+"""Calls the model that decodes with inputs and names of outputs; raises an EarshotError."""
+
+
+class Backend(Protocol):
+    """What answers a model's requests."""
+
+    def start(self, inputs: Inputs, on_event: OnEvent) -> RequestHandle:
+        """Start a request; raises an EarshotError where it is refused at once."""
+        ...
+
+    def close(self) -> None:
+        """Finish what was accepted, within a limit, and free everything."""
+        ...
+
+
+class EngineBackend:
+    """The transcriber, in this process, and open to `whisper_stream` through the relay.
+
+    Args:
+        transcriber: ready to work; closed by `close`.
+        drain_s: longest wait at the end for what was accepted.
+        relay: path of the relay's socket, which is made last: `whisper_stream` then is ready.
+        failure: file that gets the reason when the device has failed.
+        metric_family: makes Triton's metrics.
+    """
+
+    def __init__(
+        self,
+        transcriber: "Transcriber",
+        drain_s: float,
+        relay: Path,
+        failure: Path,
+        metric_family: MetricFamily,
+    ) -> None:
+        self._transcriber = transcriber
+        self._drain_s = drain_s
+        self._failure = failure
+        self._malformed = 0  # requests that never reached the transcriber
+        self._lock = threading.Lock()
+        self._publisher = Publisher(self.stats, metric_family)
+        self._relay = RelayServer(relay, self.start)
+
+    def start(self, inputs: Inputs, on_event: OnEvent) -> RequestHandle:
+        """Submit a request; raises nothing but EarshotErrors, whatever is wrong with it."""
+        handle = guarded("starting a request", lambda: self._submit(inputs, on_event))
+        if isinstance(handle, EarshotError):
+            raise handle
+        return handle
+
+    def close(self) -> None:
+        """Drain, then stop."""
+        self._publisher.close()
+        self._transcriber.drain(self._drain_s)
+        self._relay.close()
+        self._transcriber.close()
+
+    def stats(self) -> Stats:
+        """The transcriber's, with malformed requests among the rejected ones."""
+        if not self._transcriber.healthy:
+            self._failure.write_text("the device failed, see the log", encoding="utf-8")
+        stats = self._transcriber.stats()
+        return dataclasses.replace(stats, rejected=stats.rejected + self._malformed)
+
+    def _submit(self, inputs: Inputs, on_event: OnEvent) -> RequestHandle:
+        try:
+            request = wire.request_from_inputs(inputs)
+        except EarshotError:
+            with self._lock:
+                self._malformed += 1
+            raise
+        return self._transcriber.submit(request, on_event)
+
+
+def open_transcriber(config: Config, engine: str, infer: Infer | None) -> "Transcriber":
+    """With a runtime of its own, or with the model that `infer` calls as its runtime.
+
+    Raises:
+        EarshotError: the engine or its runtime cannot be opened.
+    """
+    # Loads torch, which the process of whisper_stream does without.
+    from serve.transcriber import open as opening  # noqa: PLC0415
+
+    began = time.monotonic()
+    if infer is None:
+        transcriber = opening.open_transcriber(config, engine)
+    else:
+        from serve.trtllm.backend import open_backend  # noqa: PLC0415
+
+        start = functools.partial(open_backend, infer=infer)
+        # Triton lets a model call another only once it is initialised, so there is no warm-up.
+        transcriber = opening.open_transcriber(config, engine, start, warm_up=False)
+    logger.info("the engine is open after %.1f s", time.monotonic() - began)
+    return transcriber

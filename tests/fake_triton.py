@@ -1,0 +1,115 @@
+"""A stand-in for `triton_python_backend_utils`, which only exists inside Triton.
+
+It has what our model uses, and Triton 24.10's two traps: a request that is asked about after its
+last response, and a metric family that goes before its metrics, take the whole server down.
+"""
+
+import queue
+from types import SimpleNamespace
+
+FINAL = 1
+
+
+class Tensor:
+    def __init__(self, name, values):
+        self.name = name
+        self._values = values
+
+    def as_numpy(self):
+        return self._values
+
+
+class TritonError:
+    INTERNAL, UNAVAILABLE, INVALID_ARG, CANCELLED = (
+        "internal",
+        "unavailable",
+        "invalid",
+        "cancelled",
+    )
+
+    def __init__(self, message, code):
+        self.message, self.code = message, code
+
+
+class TritonModelException(Exception):
+    pass
+
+
+class InferenceResponse:
+    def __init__(self, output_tensors=(), error=None):
+        self.outputs = {tensor.name: tensor.as_numpy() for tensor in output_tensors}
+        self.error = error
+
+
+class ResponseSender:
+    """Keeps what was sent, as (response, final)."""
+
+    def __init__(self):
+        self.sent = queue.Queue()
+        self.cancelled = False
+        self.ended = False
+
+    def send(self, response, flags=0):
+        assert not self.ended, "a response after the last one"
+        self.ended = flags == FINAL
+        self.sent.put((response, self.ended))
+
+    def is_cancelled(self):
+        assert not self.ended, "this crashes Triton 24.10"
+        return self.cancelled
+
+
+class Request:
+    def __init__(self, **inputs):
+        self.inputs = {name: Tensor(name, values) for name, values in inputs.items()}
+        self.sender = ResponseSender()
+
+    def get_response_sender(self):
+        return self.sender
+
+
+class Metric:
+    def __init__(self, family, labels):
+        self.family, self.labels = family, labels
+        self._value = 0.0
+        family.living += 1
+
+    def __del__(self):
+        self.family.living -= 1
+
+    def value(self):
+        return self._value
+
+    def set(self, value):
+        assert self.family.kind == MetricFamily.GAUGE
+        self._value = value
+
+    def increment(self, value):
+        assert self.family.kind == MetricFamily.COUNTER and value >= 0
+        self._value += value
+
+
+class MetricFamily:
+    COUNTER, GAUGE = "a counter", "a gauge"
+
+    def __init__(self, name, description, kind):
+        self.name, self.description, self.kind = name, description, kind
+        self.living = 0  # metrics that have not gone
+
+    def Metric(self, labels):
+        return Metric(self, labels)
+
+
+def backend_utils(**more):
+    """The module, for `sys.modules`."""
+    return SimpleNamespace(
+        TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL,
+        Tensor=Tensor,
+        TritonError=TritonError,
+        TritonModelException=TritonModelException,
+        InferenceResponse=InferenceResponse,
+        MetricFamily=MetricFamily,
+        get_input_tensor_by_name=lambda request, name: request.inputs.get(name),
+        using_decoupled_model_transaction_policy=lambda config: config["decoupled"],
+        **more,
+    )

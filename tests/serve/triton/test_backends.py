@@ -1,0 +1,149 @@
+"""The engine behind the models, with stand-ins for transcriber and metrics."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serve.errors import AudioError, DeviceError, EarshotError, OverloadedError
+from serve.messages import Failed, Finished, Request
+from serve.triton import metrics, wire
+from serve.triton.backends import EngineBackend
+from serve.triton.relay import RelayClient
+from tests import fake_triton
+from tests.serving import STATS, TRANSCRIPT, wait_until
+
+ROOT = Path(__file__).parents[3]
+
+
+class Transcriber:
+    """Accepts everything, and writes down what is asked of it."""
+
+    def __init__(self):
+        self.calls = []
+        self.submitted = []
+        self.healthy = True
+        self.refusal = None
+
+    def submit(self, request, on_event):
+        if self.refusal:
+            raise self.refusal
+        self.submitted.append((request, on_event))
+        return "the handle"
+
+    def stats(self):
+        return STATS
+
+    def drain(self, timeout_s):
+        self.calls.append(("drain", timeout_s))
+
+    def close(self):
+        self.calls.append("close")
+
+
+@pytest.fixture
+def transcriber():
+    return Transcriber()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path
+
+
+@pytest.fixture
+def backend(transcriber, folder, monkeypatch):
+    monkeypatch.setattr(metrics, "_INTERVAL_S", 0.001)
+    backend = EngineBackend(
+        transcriber, 7.0, folder / "relay", folder / "failure", fake_triton.MetricFamily
+    )
+    yield backend
+    backend.close()
+
+
+def test_a_request_reaches_the_transcriber(backend, transcriber):
+    request = Request(audio=b"RIFF", language="en")
+    assert backend.start(wire.request_to_inputs(request), print) == "the handle"
+    assert transcriber.submitted == [(request, print)]
+
+
+def test_malformed_requests_are_counted_as_rejected(backend, transcriber):
+    for _ in range(2):
+        with pytest.raises(AudioError, match="neither AUDIO nor SAMPLES"):
+            backend.start({"LANGUAGE": np.array([b"en"])}, print)
+    assert not transcriber.submitted
+    assert backend.stats().rejected == STATS.rejected + 2
+    assert backend.stats().ok == STATS.ok
+
+
+def test_what_the_transcriber_refuses_it_counts_itself(backend, transcriber):
+    transcriber.refusal = OverloadedError("full")
+    with pytest.raises(OverloadedError):
+        backend.start(wire.request_to_inputs(Request(audio=b"x")), print)
+    assert backend.stats() == STATS
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), DeviceError("the device failed")])
+def test_only_expected_errors_leave_it(backend, transcriber, folder, error):
+    """On the relay's thread anything else would end every stream."""
+    transcriber.refusal = error
+    inputs = wire.request_to_inputs(Request(audio=b"x"))
+    with pytest.raises(EarshotError, match=str(error)):
+        backend.start(inputs, print)
+    client = RelayClient(folder / "relay", 10)
+    heard = []
+    client.start(inputs, heard.append)
+    client.start(inputs, heard.append)
+    wait_until(lambda: len(heard) == 2, "no refusal came back")
+    assert all(str(error) in str(event.error) for event in heard)
+    client.close()
+
+
+def test_a_broken_device_is_told_to_the_launcher(backend, transcriber, folder):
+    backend.stats()
+    assert not (folder / "failure").exists()
+    transcriber.healthy = False
+    wait_until((folder / "failure").exists, "nobody looks")
+    wait_until((folder / "failure").read_text, "empty")
+    assert "device failed" in (folder / "failure").read_text()
+
+
+def test_the_other_model_reaches_the_transcriber_through_the_relay(backend, transcriber, folder):
+    client = RelayClient(folder / "relay", 10)
+    heard = []
+    client.start(wire.request_to_inputs(Request(audio=b"x", prompt="Zoë")), heard.append)
+    wait_until(lambda: transcriber.submitted, "it never arrived")
+    ((request, on_event),) = transcriber.submitted
+    assert request == Request(audio=b"x", prompt="Zoë")
+    on_event(Finished(TRANSCRIPT))
+    wait_until(lambda: heard, "no answer came back")
+    assert heard == [Finished(TRANSCRIPT)]
+    client.close()
+
+
+def test_a_malformed_request_through_the_relay_is_refused_there(backend, folder):
+    client = RelayClient(folder / "relay", 10)
+    heard = []
+    client.start({}, heard.append)
+    wait_until(lambda: heard, "no refusal came back")
+    (event,) = heard
+    assert isinstance(event, Failed) and isinstance(event.error, AudioError)
+    client.close()
+
+
+def test_the_end_drains_before_it_closes(backend, transcriber, folder):
+    backend.close()
+    assert transcriber.calls == [("drain", 7.0), "close"]
+    assert not (folder / "relay").exists()
+    backend.close = lambda: None
+
+
+def test_the_process_of_whisper_stream_does_without_torch():
+    code = (
+        "import sys\n"
+        "from serve.triton import backends, responses, relay\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)

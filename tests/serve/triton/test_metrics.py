@@ -1,0 +1,123 @@
+"""What Prometheus is told, and how Triton's metrics follow the statistics."""
+
+import dataclasses
+import threading
+
+import pytest
+
+from serve.triton import metrics
+from serve.triton.metrics import FAMILIES, Publisher
+from tests import fake_triton
+from tests.serving import STATS, wait_until
+
+EXPECTED = {
+    ("requests_total", "ok"): 2,
+    ("requests_total", "failed"): 3,
+    ("requests_total", "cancelled"): 4,
+    ("requests_total", "timed_out"): 5,
+    ("requests_total", "rejected"): 6,
+    ("accepted_total", None): 101,
+    ("windows_total", None): 11,
+    ("retries_total", None): 12,
+    ("tokens_total", None): 13,
+    ("audio_seconds_total", None): 40.0,
+    ("busy_seconds_total", None): 8.0,
+    ("encode_seconds_total", None): 16.0,
+    ("decode_seconds_total", None): 17.0,
+    ("pending_requests", None): 9,
+    ("queue_depth", None): 10,
+    ("busy_slots", None): 14,
+    ("batch_size", None): 1.5,
+    ("rtfx", None): 5.0,
+}
+
+
+class Families(fake_triton.MetricFamily):
+    """Remembers families and metrics without keeping them alive longer than the publisher does."""
+
+    def __init__(self, name, description, kind):
+        super().__init__(name, description, kind)
+        self.seen.append((name, kind))
+
+    def Metric(self, labels):
+        metric = super().Metric(labels)
+        self.values[(self.name.removeprefix("earshot_"), labels.get("outcome"))] = metric.value
+        return metric
+
+    def __del__(self):
+        self.order.append((self.name, self.living))
+
+
+@pytest.fixture
+def families():
+    return type("Families", (Families,), {"seen": [], "values": {}, "order": []})
+
+
+@pytest.fixture
+def publish(families, monkeypatch):
+    """Start a publisher that looks all the time."""
+    monkeypatch.setattr(metrics, "_INTERVAL_S", 0.001)
+    started = []
+
+    def start(stats):
+        started.append(Publisher(stats, families))
+        return started[-1]
+
+    yield start
+    for publisher in started:
+        publisher.close()
+
+
+def read(families):
+    return {key: value() for key, value in families.values.items()}
+
+
+def test_every_number_reaches_the_metric_that_is_named_for_it(publish, families):
+    publish(lambda: STATS)
+    wait_until(lambda: read(families) == EXPECTED, "never published")
+
+
+def test_names_follow_prometheus_and_say_whether_they_count():
+    for family in FAMILIES:
+        assert family.name.startswith("earshot_") and family.description
+        assert (family.kind == "counter") == family.name.endswith("_total")
+    assert len({family.name for family in FAMILIES}) == len(FAMILIES)
+
+
+def test_triton_is_told_which_kind_each_family_is(publish, families):
+    publish(lambda: STATS)
+    kinds = {"counter": families.COUNTER, "gauge": families.GAUGE}
+    assert families.seen == [(family.name, kinds[family.kind]) for family in FAMILIES]
+
+
+def test_counters_never_fall_and_gauges_do(publish, families):
+    now = [STATS]
+    publish(lambda: now[0])
+    wait_until(lambda: read(families) == EXPECTED, "never published")
+    now[0] = dataclasses.replace(STATS, tokens=1, ok=7, busy_slots=0)
+    expected = {**EXPECTED, ("requests_total", "ok"): 7, ("busy_slots", None): 0}
+    wait_until(lambda: read(families) == expected, "no second look")
+
+
+def test_metrics_go_before_their_families(publish, families):
+    publisher = publish(lambda: STATS)
+    wait_until(lambda: read(families) == EXPECTED, "never published")
+    families.values.clear()  # these hold the metrics
+    publisher.close()
+    assert dict(families.order) == {family.name: 0 for family in FAMILIES}
+
+
+def test_nothing_is_published_after_the_end(publish):
+    looks = []
+    looked = threading.Event()
+
+    def stats():
+        looks.append(looked.set())
+        return STATS
+
+    publisher = publish(stats)
+    assert looked.wait(10)
+    publisher.close()
+    before = len(looks)
+    assert not publisher._thread.is_alive()
+    assert len(looks) == before

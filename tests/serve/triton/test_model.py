@@ -1,0 +1,183 @@
+"""What Triton calls, with a stand-in for Triton and for what answers."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serve.errors import EarshotError, OverloadedError
+from serve.messages import Finished, Request, SegmentReady
+from serve.triton import wire
+from tests import fake_triton
+from tests.serving import SEGMENT, TRANSCRIPT, wait_until
+
+MODEL = Path(__file__).parents[3] / "serve/triton/model_repository/whisper/1/model.py"
+
+
+class Backend:
+    """Keeps what is started, and answers by hand."""
+
+    def __init__(self):
+        self.started = []
+        self.cancelled = []
+        self.refusal = None
+        self.closed = False
+
+    def start(self, inputs, on_event):
+        if self.refusal:
+            raise self.refusal
+        self.started.append((inputs, on_event))
+        return self
+
+    def cancel(self):
+        self.cancelled.append(self)
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def module(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", fake_triton.backend_utils())
+    spec = importlib.util.spec_from_file_location("model_under_test", MODEL)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def backend():
+    return Backend()
+
+
+@pytest.fixture
+def failure(tmp_path):
+    """The file by which the launcher learns why a model did not start."""
+    return tmp_path / "failure"
+
+
+@pytest.fixture
+def start(module, backend, failure, monkeypatch):
+    """Start the model as Triton does."""
+    monkeypatch.setattr(module, "_open_backend", lambda parameters, stream: backend)
+    models = []
+    interval = sys.getswitchinterval()
+
+    def start(stream=False):
+        model = module.TritonPythonModel()
+        parameters = {"failure": {"string_value": str(failure)}}
+        config = json.dumps({"parameters": parameters, "decoupled": stream})
+        model.initialize({"model_config": config})
+        models.append(model)
+        return model
+
+    yield start
+    for model in models:
+        model.finalize()
+    sys.setswitchinterval(interval)
+
+
+def asked(**options):
+    inputs = wire.request_to_inputs(Request(audio=b"RIFF"))
+    return fake_triton.Request(**inputs, **options)
+
+
+def last(request):
+    response, final = request.sender.sent.get(timeout=10)
+    assert final and request.sender.sent.empty()
+    return response
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_goes_out_once_and_segments_in_a_stream_before_it(start, backend, stream):
+    model, request = start(stream), asked()
+    model.execute([request])
+    ((inputs, on_event),) = backend.started
+    assert wire.request_from_inputs(inputs) == Request(audio=b"RIFF")
+    for event in (SegmentReady(SEGMENT), Finished(TRANSCRIPT)):
+        on_event(event)
+    if stream:
+        response, final = request.sender.sent.get(timeout=10)
+        assert not final and wire.segments_from_outputs(response.outputs.get) == (SEGMENT,)
+    assert wire.transcript_from_outputs(last(request).outputs.get) == TRANSCRIPT
+
+
+def test_a_stream_asked_for_the_answer_alone_gives_no_segments(start, backend):
+    model, request = start(stream=True), asked(STREAM=np.array([False]))
+    model.execute([request])
+    for event in (SegmentReady(SEGMENT), Finished(TRANSCRIPT)):
+        backend.started[0][1](event)
+    assert "TIMINGS" in last(request).outputs
+
+
+def test_whisper_refuses_to_stream(start, backend):
+    request = asked(STREAM=np.array([True]))
+    start().execute([request])
+    error = last(request).error
+    assert "whisper_stream" in error.message and error.code == fake_triton.TritonError.INVALID_ARG
+    assert not backend.started
+
+
+@pytest.mark.parametrize(
+    "refusal, code, message",
+    [
+        (OverloadedError("full"), "unavailable", "OverloadedError: full"),
+        (KeyError("x"), "internal", "EarshotError: internal error: KeyError('x')"),
+    ],
+)
+def test_a_refusal_is_an_answer_and_its_neighbours_go_on(start, backend, refusal, code, message):
+    model, request = start(), asked()
+    backend.refusal = refusal
+    model.execute([request])
+    error = last(request).error
+    assert (error.code, error.message) == (code, message)
+    backend.refusal = None
+    model.execute([asked()])
+    assert len(backend.started) == 1
+
+
+def test_tensors_are_copied_because_tritons_memory_ends_with_execute(start, backend):
+    samples = np.zeros(3, np.float32)
+    start().execute([fake_triton.Request(SAMPLES=samples)])
+    samples[:] = 1.0
+    assert not backend.started[0][0]["SAMPLES"].any()
+
+
+def test_a_client_that_goes_has_its_request_cancelled(start, backend):
+    request = asked()
+    start(stream=True).execute([request])
+    request.sender.cancelled = True
+    wait_until(lambda: backend.cancelled, "nobody noticed")
+
+
+def test_the_interpreter_changes_threads_sooner_than_a_decoder_step_takes(start):
+    start()
+    assert sys.getswitchinterval() == pytest.approx(0.0005)
+
+
+def test_the_end_closes_what_answers(start, backend):
+    start().finalize()
+    assert backend.closed
+
+
+@pytest.mark.parametrize(
+    "error, told", [(EarshotError("no engine at x"), "no engine at x"), (KeyError(), "KeyError()")]
+)
+def test_a_start_that_fails_leaves_its_reason(start, module, failure, monkeypatch, error, told):
+    def fail(parameters, stream):
+        raise error
+
+    monkeypatch.setattr(module, "_open_backend", fail)
+    with pytest.raises(fake_triton.TritonModelException, match=f"^{error}$"):
+        start()
+    assert failure.read_text() == told
+
+
+def test_numpy_2_is_refused_at_the_start(start, module, failure, monkeypatch):
+    monkeypatch.setattr(module.np, "__version__", "2.0.1")
+    with pytest.raises(fake_triton.TritonModelException, match=r"numpy 2\.0\.1"):
+        start()
+    assert "numpy 2.0.1" in failure.read_text()
