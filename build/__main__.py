@@ -18,10 +18,11 @@ from tqdm import tqdm
 
 from build import writer
 from build.checkpoint import Checkpoint, open_checkpoint
+from build.config import BuildConfig, Config, load_config
 from build.summary import summary
 from build.trtllm import engines as trtllm_build
 from build.trtllm import llm_api as trtllm_api
-from serve.config import BuildConfig, Config, Precision, RuntimeConfig, load_config
+from serve.config import Precision, RuntimeConfig
 from serve.engine import Engine, manifest_to_json, open_engine
 from serve.errors import ConfigError, EarshotError, EngineError
 
@@ -55,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
 
     engine = commands.add_parser("engine", help="build an engine from a checkpoint, and verify it")
     engine.set_defaults(run=_engine)
-    _add_config(engine, "settings to build with; flags below override its [build] section")
+    _add_config(engine, "settings to build with; flags below override it")
     engine.add_argument("--checkpoint", help="Hugging Face folder or hub id, or OpenAI .pt file")
     engine.add_argument("--engine", help="folder to write; an engine there is replaced")
     engine.add_argument(
@@ -91,13 +92,13 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument(
         "--tokenizer", default="", help="folder or hub id with tokenizer.json, for a .pt"
     )
-    _add_config(verify, "settings: [runtime] to compare with, clips of the [eval] manifest")
+    _add_config(verify, "settings: [runtime] to compare with, clips of build.verify_clips")
     _add_audio(verify)
     return parser
 
 
 def _add_config(parser: argparse.ArgumentParser, meaning: str) -> None:
-    parser.add_argument("--config", metavar="TOML", help=f"{meaning}; default: serve/config.py's")
+    parser.add_argument("--config", metavar="TOML", help=f"{meaning}; default: build/config.py's")
 
 
 def _add_audio(parser: argparse.ArgumentParser) -> None:
@@ -106,8 +107,8 @@ def _add_audio(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="compare on these; default: clips of the config's [eval] manifest, or, where there "
-        "is none, a synthetic signal",
+        help="compare on these; default: clips of the config's build.verify_clips, or, where "
+        "there is none, a synthetic signal",
     )
     parser.add_argument(
         "--device", default="cpu", help="where to compare: cpu (default), cuda or cuda:N"
@@ -115,19 +116,18 @@ def _add_audio(parser: argparse.ArgumentParser) -> None:
 
 
 def _engine(args: argparse.Namespace) -> None:
-    config = load_config(args.config) if args.config else Config()
-    build = _overridden(config.build, args)
+    config = _overridden(load_config(args.config) if args.config else Config(), args)
+    build, target = config.build, Path(config.engine)
     checkpoint = open_checkpoint(build.checkpoint, build.tokenizer)
     for note in checkpoint.notes:
         print(f"note: {note}")
     if build.runtime == "tensorrt_llm":
-        _compile(checkpoint, dataclasses.replace(config, build=build), args)
+        _compile(checkpoint, config, target, args)
         return
     if args.dry_run:
         raise ConfigError(f"--dry-run shows commands; build.runtime = {build.runtime!r} runs none")
-    target = Path(build.engine)
     if build.runtime == "tensorrt_llm_api":
-        _keep(checkpoint, build, args)
+        _keep(checkpoint, build, target, args)
         return
     if args.if_stale and writer.up_to_date(
         target, checkpoint, build.precision, verified=not args.no_verify
@@ -145,28 +145,33 @@ def _engine(args: argparse.Namespace) -> None:
     print(summary(open_engine(target)))
 
 
-def _overridden(build: BuildConfig, args: argparse.Namespace) -> BuildConfig:
-    names = ("checkpoint", "engine", "precision", "tokenizer")
+def _overridden(config: Config, args: argparse.Namespace) -> Config:
+    """The config with the flags that were given."""
+    names = ("checkpoint", "precision", "tokenizer")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    return dataclasses.replace(build, **given)
+    build = dataclasses.replace(config.build, **given)
+    return dataclasses.replace(config, engine=args.engine or config.engine, build=build)
 
 
-def _compile(checkpoint: Checkpoint, config: Config, args: argparse.Namespace) -> None:
+def _compile(
+    checkpoint: Checkpoint, config: Config, target: Path, args: argparse.Namespace
+) -> None:
     """Build for TensorRT-LLM, which verifies on its own GPU, not here."""
-    build, target = config.build, Path(config.build.engine)
+    precision = config.build.precision
     if args.dry_run:
         print(trtllm_build.dry_run(checkpoint.dims, config))
         return
-    if args.if_stale and trtllm_build.up_to_date(target, checkpoint, config, build.precision):
+    if args.if_stale and trtllm_build.up_to_date(target, checkpoint, config, precision):
         print(f"{target} is up to date")
         return
-    built = trtllm_build.build_engine(checkpoint, config, build.precision, target, tqdm.write)
+    built = trtllm_build.build_engine(checkpoint, config, precision, target, tqdm.write)
     print(summary(built))
 
 
-def _keep(checkpoint: Checkpoint, build: BuildConfig, args: argparse.Namespace) -> None:
+def _keep(
+    checkpoint: Checkpoint, build: BuildConfig, target: Path, args: argparse.Namespace
+) -> None:
     """Build for TensorRT-LLM's LLM API, which runs the checkpoint as it is."""
-    target = Path(build.engine)
     if args.if_stale and trtllm_api.up_to_date(target, checkpoint, build):
         print(f"{target} is up to date")
         return
@@ -176,7 +181,7 @@ def _keep(checkpoint: Checkpoint, build: BuildConfig, args: argparse.Namespace) 
 def _recordings(args: argparse.Namespace, config: Config) -> list["Recording"]:
     from build import verify  # noqa: PLC0415 - transformers takes seconds to load
 
-    manifest = Path(config.eval.manifest)
+    manifest = Path(config.build.verify_clips)
     if args.audio:
         return verify.read_recordings(args.audio)
     if args.config and manifest.is_file():

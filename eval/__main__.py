@@ -17,7 +17,7 @@ from pathlib import Path
 
 from eval.accuracy.normalize import DEFAULT, NORMALIZERS
 from eval.bench.plan import WORKLOADS, Plan
-from serve.config import Config, load_config
+from eval.config import Config, load_config
 from serve.errors import EarshotError
 
 INTERRUPTED = 130

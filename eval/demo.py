@@ -13,8 +13,8 @@ from eval.accuracy.load import drive, wall_s
 from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.score import Accuracy, accuracy, char_counts, latency, rtfx
 from eval.accuracy.systems import EarshotTriton
+from eval.config import Config
 from serve.clips import Clip, load_clips
-from serve.config import Config
 
 WIDTH = 100  # columns
 _MARGIN = " " * 4
@@ -43,7 +43,7 @@ def demo(config: Config, say: Callable[[str], None]) -> DemoResult:
         EarshotError: a clip is missing or the server did not start.
     """
     clips = load_clips(config.eval.manifest)
-    say(f"Starting Triton Inference Server with the engine {config.build.engine} …")
+    say(f"Starting Triton Inference Server with the engine {config.engine} …")
     with contextlib.closing(EarshotTriton(config)) as system:
         say(f"Ready: HTTP {system.server.http}, gRPC {system.server.grpc}")
         rows = _send(system, clips, config.eval.concurrency)

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 import transformers
 
-from serve.config import BuildConfig, Config, Precision, RuntimeConfig, RuntimeName
+from build.config import BuildConfig, Config
+from serve.config import Precision, RuntimeConfig, RuntimeName
 from serve.engine import Engine, TokenizerFacts, open_engine
 from serve.errors import CheckpointError, EarshotError
 from serve.runtime.protocol import DecodingOptions, Job
@@ -94,7 +95,7 @@ def run(work: Path, say: Say, compile_engine: Compile, contract: Sequence[str] =
     for precision in precisions:
         config = write_config(work, precision, runtime)
         compile_engine(work / f"{precision}.toml")
-        engine = open_engine(config.build.engine)
+        engine = open_engine(config.engine)
         if not api:
             check_build(engine, limits_of(engine), version, gpu)
         say(f"{precision}: built {engine.path}")
@@ -138,9 +139,9 @@ def write_config(work: Path, precision: Precision, runtime: RuntimeName) -> Conf
     """Write `<work>/<precision>.toml` and return what it says."""
     config = Config(
         name=f"trtllm-check-{precision}",
+        engine=str(work / precision),
         build=BuildConfig(
             checkpoint=str(work / "checkpoint"),
-            engine=str(work / precision),
             precision=precision,
             runtime=runtime,
         ),

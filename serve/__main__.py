@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", required=True, metavar="TOML", help="engine, addresses, limits")
-    parser.add_argument("--engine", metavar="FOLDER", help="instead of build.engine in the config")
+    parser.add_argument("--engine", metavar="FOLDER", help="instead of `engine` in the config")
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -139,7 +139,7 @@ class _Stop:
 def _triton(args: argparse.Namespace) -> int:
     config = load_config(args.config)
     stop = _Stop()
-    engine = args.engine or config.build.engine
+    engine = args.engine or config.engine
     print(f"starting Triton Inference Server with the engine {engine} …", file=sys.stderr)
     with running_server(config, args.engine, args.log) as server:
         stop.armed = True
@@ -224,7 +224,7 @@ def _backend(config: Config, args: argparse.Namespace) -> Iterator[Transcribe]:
                 return
     from serve.transcriber.open import open_transcriber  # noqa: PLC0415 - loads torch
 
-    engine = args.engine or config.build.engine
+    engine = args.engine or config.engine
     print(f"in this process, with the engine {engine}", file=sys.stderr)
     with open_transcriber(config, engine) as transcriber:
         yield transcriber.transcribe

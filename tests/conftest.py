@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from build.checkpoint import open_checkpoint
-from serve.config import BuildConfig, Config, RuntimeConfig, ServerConfig, TranscriberConfig
+from serve.config import Config, RuntimeConfig, ServerConfig, TranscriberConfig
 from serve.triton.client import Client
 from serve.triton.server import free_ports, running_server
 from tests.checkpoints import NANO, random_weights, write_engine, write_hf
@@ -48,7 +48,7 @@ def nano_config(nano_engine):
         ports = {"http_port": http, "grpc_port": grpc, "metrics_port": metrics}
         return Config(
             name="nano",
-            build=BuildConfig(engine=str(nano_engine)),
+            engine=str(nano_engine),
             runtime=RuntimeConfig(slots=8, threads=1),
             transcriber=TranscriberConfig(
                 max_audio_s=120.0, max_pending=210, max_tokens=16, temperatures=(0.0,)

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from build.checkpoint import Checkpoint, folder_files
+from build.config import BuildConfig
 from build.trtllm.engines import file_facts
 from build.writer import disk_errors, finite, staged, versions, write_manifest
-from serve.config import BuildConfig
 from serve.engine import (
     FORMAT_VERSION,
     TOKENIZER_FILE,

@@ -12,8 +12,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from eval.config import Config
 from serve import hub
-from serve.config import Config, Precision
+from serve.config import Precision
 from serve.errors import DeadlineError, EarshotError, UnavailableError
 
 CACHE = Path(".cache") / "ctranslate2"
@@ -27,8 +28,8 @@ _TOKENIZER_FILES = ("tokenizer.json", "preprocessor_config.json")
 def engine_of(config: Config, precision: Precision) -> str:
     """The folder of the engine of that precision: the configured one, or its sibling."""
     if precision == config.build.precision:
-        return config.build.engine
-    return f"{config.build.engine.rstrip('/')}-{precision}"
+        return config.engine
+    return f"{config.engine.rstrip('/')}-{precision}"
 
 
 def prepare_engine(config: Config, config_path: str, precision: Precision) -> None:

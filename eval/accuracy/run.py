@@ -25,10 +25,10 @@ from eval.accuracy.data import (
     ten_second_clip,
 )
 from eval.accuracy.worker import calls_per_system, measure
+from eval.config import Config
 from eval.files import read_json, write_text
 from eval.machine import machine_facts
 from serve.clips import Clip, load_clips
-from serve.config import Config
 from serve.errors import ConfigError
 
 RUN_FILE = "run.json"

@@ -23,7 +23,8 @@ from eval.accuracy.prepare import (
     prepare_converted,
     prepare_engine,
 )
-from serve.config import Config, Precision
+from eval.config import Config
+from serve.config import Precision
 from serve.errors import AudioError, ConfigError, UnavailableError
 from serve.messages import Request, Transcript
 
@@ -91,7 +92,7 @@ class EarshotTriton:
             self._stack = stack.pop_all()
         self.settings = {
             "transport": "KServe v2 infer by gRPC, file bytes in, whole answer out",
-            **_runtime_settings(config, config.build.engine),
+            **_runtime_settings(config, config.engine),
             **versions("nvidia-pytriton", "tritonclient", "torch"),
         }
 

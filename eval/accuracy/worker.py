@@ -24,8 +24,8 @@ import psutil
 from eval.accuracy.data import Row, ten_second_clip
 from eval.accuracy.load import drive
 from eval.accuracy.systems import System
+from eval.config import Config
 from serve.clips import Clip
-from serve.config import Config
 from serve.errors import DeadlineError, EarshotError, UnavailableError
 
 START_TIMEOUT_S = 900.0  # opening a large model from a cold disk

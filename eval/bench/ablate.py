@@ -19,7 +19,8 @@ from eval.bench.load import NoiseWindows
 from eval.bench.plan import Plan, Progress
 from eval.bench.table import Measurement, refused
 from eval.bench.workloads import Session, release_memory
-from serve.config import Config, Precision, RuntimeConfig
+from eval.config import Config
+from serve.config import Precision, RuntimeConfig
 from serve.engine import Engine
 from serve.errors import UnavailableError
 from serve.native.network import Whisper

@@ -15,7 +15,7 @@ from pathlib import Path
 import tokenizers
 import torch
 
-from serve.config import Config
+from eval.config import Config
 from serve.engine import (
     MANIFEST_FILE,
     TOKENIZER_FILE,

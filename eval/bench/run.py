@@ -18,8 +18,8 @@ from eval.bench.peers.run import PEERS, check_peers, measure_peer
 from eval.bench.plan import Plan, Progress, check_workloads
 from eval.bench.table import OURS, Measurement, heading, refused, render, to_json
 from eval.bench.workloads import measure_start, release_memory, run_workloads, system_name
+from eval.config import Config
 from eval.files import write_text
-from serve.config import Config
 from serve.errors import ConfigError, UnavailableError
 
 SERVER_PACKAGES = ("pytriton", "soundfile", "tritonclient")  # beyond what the runtime needs

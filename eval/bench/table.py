@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from eval.config import Config
 from eval.machine import machine_facts
-from serve.config import Config
 
 OURS = "earshot"
 LESS_IS_BETTER = ("ms", "s")

@@ -22,7 +22,8 @@ from eval.bench.floor import Ceilings, Floor
 from eval.bench.load import Feed, NoiseWindows, closed_loop, offline, open_loop, poisson
 from eval.bench.plan import Plan, Progress
 from eval.bench.table import OURS, Measurement, refused
-from serve.config import Config, RuntimeConfig
+from eval.config import Config
+from serve.config import RuntimeConfig
 from serve.engine import Engine, open_engine
 from serve.errors import UnavailableError
 from serve.native.runtime import NativeRuntime

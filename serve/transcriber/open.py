@@ -23,14 +23,14 @@ def open_transcriber(
 
     Args:
         config: what to run and how.
-        engine_path: the engine's folder; None takes `config.build.engine`.
+        engine_path: the engine's folder; None takes `config.engine`.
         start: starts the runtime.
         warm_up: False where the runtime cannot work before this returns.
 
     Raises:
         EarshotError: any of this fails; whatever was opened is closed again.
     """
-    engine = open_engine(engine_path or config.build.engine)
+    engine = open_engine(engine_path or config.engine)
     runtime = start(engine, config.runtime)
     try:
         transcriber = Transcriber(engine, runtime, config.transcriber)

@@ -6,7 +6,6 @@ which disappears with the run.
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import re
@@ -20,9 +19,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import tomli_w
 
 from serve.config import Config, ServerConfig
 from serve.errors import ConfigError, EarshotError, UnavailableError
@@ -103,7 +102,7 @@ def running_server(
 
     Args:
         config: addresses and limits; passed on to the model.
-        engine: the engine's folder; None takes `config.build.engine`.
+        engine: the engine's folder; None takes `config.engine`.
         log_path: file for the server's log; None keeps it only while the server runs.
 
     Raises:
@@ -112,7 +111,7 @@ def running_server(
     """
     with tempfile.TemporaryDirectory(prefix="earshot-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        command, environment = _prepare(folder, config, engine or config.build.engine)
+        command, environment = _prepare(folder, config, engine or config.engine)
         log_path = log_path or folder / "server.log"
         server = _launch(folder, config.server, command, environment, log_path)
         try:
@@ -136,18 +135,7 @@ def free_ports(host: str, count: int) -> tuple[int, ...]:
 
 def config_to_toml(config: Config) -> str:
     """The text of a file from which `load_config` reads the same configuration."""
-    return "\n".join(_toml_lines(dataclasses.asdict(config), "")) + "\n"
-
-
-def _toml_lines(table: dict[str, Any], name: str) -> Iterator[str]:
-    if name:
-        yield f"[{name}]"
-    for key, value in table.items():
-        if not isinstance(value, dict):  # TOML's strings, numbers and lists are JSON's
-            yield f"{key} = {json.dumps(value, ensure_ascii=False)}"
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _toml_lines(value, f"{name}.{key}" if name else key)
+    return tomli_w.dumps(dataclasses.asdict(config))
 
 
 # ---------------------------------------------------------------- before the start

@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def config(nano_folder, tmp_path):
     path = tmp_path / "nano.toml"
     path.write_text(
-        f'[build]\ncheckpoint = "{nano_folder}"\nengine = "{tmp_path}/engines/nano"\n'
-        f'[eval]\nmanifest = "{tmp_path}/none.jsonl"\n'
+        f'engine = "{tmp_path}/engines/nano"\n[build]\ncheckpoint = "{nano_folder}"\n'
+        f'verify_clips = "{tmp_path}/none.jsonl"\n'
     )
     return path
 

@@ -44,7 +44,7 @@ def built(fake, tmp_path_factory):
     network = make_checkpoint(work / "checkpoint")
     config = write_config(work, "fp16", "tensorrt_llm")
     assert build_main(["engine", "--config", str(work / "fp16.toml")]) == 0
-    return open_engine(config.build.engine), config.runtime, network
+    return open_engine(config.engine), config.runtime, network
 
 
 def in_process(path):

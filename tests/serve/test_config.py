@@ -32,15 +32,32 @@ def test_values_reach_their_fields(tmp_path):
     [
         ("[runtime]\nslot = 3", "unknown key 'slot'; did you mean 'slots'"),
         ("[surver]\n", "unknown key 'surver'; did you mean 'server'"),
-        ("[runtime]\nslots = '3'", "slots = '3'; expected int"),
-        ("[runtime]\nslots = true", "slots = True; expected int"),
+        ("[runtime]\nslots = '3'", "runtime.slots = '3'; expected an integer"),
+        ("[runtime]\nslots = true", "runtime.slots = True; expected an integer"),
+        ("[runtime]\nmemory_share = true", "runtime.memory_share = True; expected a number"),
+        ("[runtime]\nkernels = 'cuda'", "expected 'auto', 'torch' or 'triton'"),
+        ("[runtime]\ncuda_graph = 1", "runtime.cuda_graph = 1; expected true or false"),
+        ("name = 3", "name = 3; expected text"),
+        ("name = 1979-05-27", "expected text"),
         ("[runtime]\nslots = 0", "runtime.slots = 0; expected more than 0"),
-        ("runtime = 3", "runtime must be a table"),
-        ("[build]\nprecision = 'int4'", "expected one of int8, fp16"),
-        ("[transcriber]\ntemperatures = []", "at least one value"),
-        ("[transcriber]\ntemperatures = 0.5", "must be a list"),
-        ("[transcriber]\ntemperatures = [1.5]", "each from 0 to 1"),
+        ("runtime = 3", "runtime = 3; expected a table"),
+        ("[transcriber]\ntemperatures = []", "temperatures = []; expected at least 1 of them"),
+        ("[transcriber]\ntemperatures = 0.5", "temperatures = 0.5; expected a list"),
+        ("[transcriber]\ntemperatures = [0, 1.5]", "temperatures[1] = 1.5; expected at most 1"),
+        ("[transcriber]\ntemperatures = [-0.5]", "temperatures[0] = -0.5; expected at least 0"),
+        ("[runtime]\nmemory_share = 0", "memory_share = 0; expected more than 0"),
+        ("[runtime]\nmemory_share = 1.5", "memory_share = 1.5; expected at most 1"),
+        (
+            "[runtime.tensorrt_llm]\nkv_cache_fraction = 1",
+            "runtime.tensorrt_llm.kv_cache_fraction = 1; expected less than 1",
+        ),
+        (
+            "[runtime.tensorrt_llm]\nbeam = 2",
+            "tensorrt_llm: unknown key 'beam'; known: beam_",
+        ),
         ("[server]\nhttp_port = 8001", "three different ports"),
+        ("[server]\nhttp_port = 65536", "server.http_port = 65536; expected less than 65536"),
+        ("[build]\nengine = 'e'", "[build] engine has moved; write engine = 'e' at the top of"),
         ("[runtime\n", "not valid TOML"),
     ],
 )
@@ -53,3 +70,31 @@ def test_a_wrong_file_is_refused_by_name(tmp_path, text, message):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"absent\.toml"):
         load_config(tmp_path / "absent.toml")
+
+
+def test_a_file_that_is_not_utf8_is_named(tmp_path):
+    (tmp_path / "latin.toml").write_bytes(b'name = "caf\xe9"')
+    with pytest.raises(ConfigError, match=r"latin\.toml is not valid TOML"):
+        load_config(tmp_path / "latin.toml")
+
+
+def test_sections_of_build_and_eval_are_passed_over_unread(tmp_path):
+    others = "[build]\nprecision = 'int4'\n[eval]\nanything = 1\n"
+    config = load(tmp_path, f"{others}[runtime]\nslots = 3")
+    assert config.runtime.slots == 3
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        *(("runtime", key) for key in ("slots", "encoder_batch", "steps_per_sync")),
+        *(("transcriber", key) for key in ("max_audio_s", "max_pending", "decode_workers")),
+        *(("transcriber", key) for key in ("request_timeout_s", "max_tokens")),
+        ("runtime.tensorrt_llm", "beam_width"),
+        ("server", "start_timeout_s"),
+    ],
+)
+def test_what_must_be_above_zero(tmp_path, section, key):
+    load(tmp_path, f"[{section}]\n{key} = 1")
+    with pytest.raises(ConfigError, match=rf"{section}\.{key} = 0; expected more than 0"):
+        load(tmp_path, f"[{section}]\n{key} = 0")

@@ -5,8 +5,9 @@ import pytest
 from huggingface_hub import errors
 
 from build.checkpoint import open_checkpoint
+from build.config import BuildConfig
 from eval.accuracy import prepare
-from serve.config import BuildConfig, Config
+from eval.config import Config
 from serve.errors import CheckpointError
 from serve.hub import checkpoint_folder
 from tests.checkpoints import NANO, random_weights, write_hf

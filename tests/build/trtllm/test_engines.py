@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from build.__main__ import main as build_main
+from build.config import load_config
 from build.trtllm import engines as trtllm_build
 from build.trtllm.engines import build_engine, commands, dry_run, planned_limits, up_to_date
-from serve.config import Config, RuntimeConfig, TrtllmConfig, load_config
+from serve.config import Config, RuntimeConfig, TrtllmConfig
 from serve.engine import MANIFEST_FILE, open_engine
 from serve.errors import ConfigError, EngineError, UnavailableError
 from serve.trtllm.limits import Gpu, limits_of
@@ -71,7 +72,7 @@ def test_dry_run_prints_the_commands_and_touches_nothing(tmp_path, capsys):
     """Needs no library and no GPU; the bundled checkpoint stands for any."""
     config = tmp_path / "c.toml"
     engine = tmp_path / "engine"
-    config.write_text(f'[build]\nruntime = "tensorrt_llm"\nengine = "{engine}"\n')
+    config.write_text(f'engine = "{engine}"\n[build]\nruntime = "tensorrt_llm"\n')
     assert build_main(["engine", "--config", str(config), "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     commands = [line for line in lines if line.startswith("trtllm-build ")]

@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from build.__main__ import main as build_main
 from build.checkpoint import open_checkpoint
+from build.config import load_config
 from build.trtllm import engines as trtllm_build
 from build.trtllm.llm_api import build_engine, up_to_date
-from serve.config import RuntimeConfig, load_config
+from serve.config import RuntimeConfig
 from serve.engine import MANIFEST_FILE, open_engine
 from serve.errors import CheckpointError, ConfigError, EarshotError, UnavailableError
 from serve.runtime.table import open_runtime
@@ -103,7 +104,7 @@ def test_by_command_line_without_library_or_gpu(checkpoint, tmp_path, capsys):  
     engine = tmp_path / "engine"
     config = tmp_path / "c.toml"
     config.write_text(
-        f'[build]\ncheckpoint = "{checkpoint.path}"\nengine = "{engine}"\n'
+        f'engine = "{engine}"\n[build]\ncheckpoint = "{checkpoint.path}"\n'
         'runtime = "tensorrt_llm_api"\nprecision = "fp16"\n'
     )
     assert build_main(["engine", "--config", str(config)]) == 0

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from transformers import WhisperFeatureExtractor
 
+from build.config import BuildConfig
 from eval import demo as demo_module
 from eval.accuracy import prepare, systems
 from eval.accuracy.data import Prediction
+from eval.config import Config
 from eval.demo import DemoResult, demo, render
 from serve.clips import load_clips
-from serve.config import BuildConfig, Config
 from serve.errors import ConfigError, EarshotError, UnavailableError
 from tests.eval_fakes import row
 
@@ -79,7 +80,7 @@ def test_a_failed_conversion_leaves_nothing(config, tmp_path, monkeypatch):
 
 
 def test_the_other_precision_lies_beside_the_configured_engine():
-    config = Config(build=BuildConfig(engine="engines/demo", precision="int8"))
+    config = Config(engine="engines/demo", build=BuildConfig(precision="int8"))
     assert prepare.engine_of(config, "int8") == "engines/demo"
     assert prepare.engine_of(config, "fp16") == "engines/demo-fp16"
 

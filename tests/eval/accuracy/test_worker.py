@@ -11,7 +11,7 @@ import pytest
 
 from eval.accuracy import worker
 from eval.accuracy.worker import calls_per_system, measure, tree_memory_bytes
-from serve.config import Config, EvalConfig
+from eval.config import Config, EvalConfig
 from serve.errors import DeadlineError, UnavailableError
 from tests.eval_fakes import open_fake, write_clips
 

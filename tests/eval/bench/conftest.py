@@ -8,7 +8,8 @@ from eval.bench import ablate, workloads
 from eval.bench.engine import SHAPES, RandomEngine, random_engine
 from eval.bench.floor import Ceilings
 from eval.bench.plan import Plan
-from serve.config import RuntimeConfig, load_config
+from eval.config import load_config
+from serve.config import RuntimeConfig
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,8 @@ import pytest
 from eval.bench import ablate
 from eval.bench.ablate import run_ablation, variants
 from eval.bench.table import ratio
-from serve.config import RuntimeConfig, load_config
+from eval.config import load_config
+from serve.config import RuntimeConfig
 
 
 def test_each_option_is_turned_alone_and_its_error_is_measured(

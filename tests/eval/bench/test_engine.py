@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from eval.bench.engine import RandomEngine, random_engine
-from serve.config import load_config
+from eval.config import load_config
 from serve.engine import tensor_specs
 from serve.errors import ConfigError
 

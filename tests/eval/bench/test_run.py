@@ -15,7 +15,7 @@ from eval.bench import run
 from eval.bench.plan import Plan
 from eval.bench.run import Record, installed_peers, measurements
 from eval.bench.table import Measurement
-from serve.config import load_config
+from eval.config import load_config
 from serve.engine import open_engine
 from serve.errors import ConfigError, UnavailableError
 

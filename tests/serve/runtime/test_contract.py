@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from serve.config import BuildConfig, Config, RuntimeConfig, TranscriberConfig
+from serve.config import Config, RuntimeConfig, TranscriberConfig
 from serve.engine import DETECT_LANGUAGE, open_engine
 from serve.errors import OptionError
 from serve.messages import Request
@@ -311,7 +311,7 @@ def test_closing_drops_what_runs(open_runtime, job):
 def test_audio_becomes_text_through_the_whole_path(engine):
     """Random weights say nothing of sense, but every stage runs, and twice the same."""
     config = Config(
-        build=BuildConfig(engine=str(engine.path)),
+        engine=str(engine.path),
         runtime=RuntimeConfig(slots=SLOTS, encoder_batch=2, threads=1),
         transcriber=TranscriberConfig(max_tokens=8, temperatures=(0.0, 0.5)),
     )

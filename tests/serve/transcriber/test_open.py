@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 import serve.transcriber.open
-from serve.config import BuildConfig, Config, RuntimeConfig
+from serve.config import Config, RuntimeConfig
 from serve.errors import ConfigError, EarshotError
 from serve.speech.features import SAMPLE_RATE
 from serve.transcriber.loop import Transcriber
@@ -13,7 +13,7 @@ from serve.transcriber.open import open_transcriber
 from tests.fakes import CAPABILITIES, Echo, FakeRuntime
 from tests.harness import TranscriberTests
 
-CONFIG = Config(build=BuildConfig(engine="engines/of-the-config"), runtime=RuntimeConfig(slots=3))
+CONFIG = Config(engine="engines/of-the-config", runtime=RuntimeConfig(slots=3))
 
 
 class TestOpening(TranscriberTests):

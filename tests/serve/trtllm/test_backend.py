@@ -11,7 +11,7 @@ import torch
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from serve.config import BuildConfig, ServerConfig, TranscriberConfig
+from serve.config import ServerConfig, TranscriberConfig
 from serve.engine import MANIFEST_FILE, manifest_to_json
 from serve.errors import ConfigError, EarshotError, OptionError
 from serve.messages import Request
@@ -212,7 +212,7 @@ def test_two_models_in_a_real_server_say_what_one_process_says(
     )
     config = dataclasses.replace(
         CONFIG,
-        build=BuildConfig(engine=str(only_text(compiled, tmp_path / "engine"))),
+        engine=str(only_text(compiled, tmp_path / "engine")),
         runtime=dataclasses.replace(CONFIG.runtime, tensorrt_llm=trtllm),
         transcriber=TranscriberConfig(max_tokens=8, temperatures=(0.0,)),
         server=ServerConfig(http_port=http, grpc_port=grpc, metrics_port=metrics),

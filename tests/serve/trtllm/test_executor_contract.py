@@ -11,7 +11,7 @@ import torch
 from build import writer
 from build.checkpoint import open_checkpoint
 from build.trtllm.engines import build_engine
-from serve.config import BuildConfig, Config, RuntimeConfig, TranscriberConfig
+from serve.config import Config, RuntimeConfig, TranscriberConfig
 from serve.engine import open_engine
 from serve.errors import UnavailableError
 from serve.messages import Request
@@ -123,7 +123,7 @@ def test_audio_becomes_text_through_the_whole_path(compiled):
     """Manifest to runtime to transcriber: the same call as for a native engine."""
     config = dataclasses.replace(
         CONFIG,
-        build=BuildConfig(engine=str(compiled.path)),
+        engine=str(compiled.path),
         transcriber=TranscriberConfig(max_tokens=8, temperatures=(0.0, 0.5)),
     )
     samples = torch.randn(40 * SAMPLE_RATE, generator=torch.Generator().manual_seed(0)) * 0.1

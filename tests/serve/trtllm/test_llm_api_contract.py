@@ -11,8 +11,9 @@ from transformers import WhisperFeatureExtractor
 
 from build import writer
 from build.checkpoint import open_checkpoint
+from build.config import BuildConfig
 from build.trtllm import llm_api as trtllm_api
-from serve.config import BuildConfig, Config, RuntimeConfig, TranscriberConfig
+from serve.config import Config, RuntimeConfig, TranscriberConfig
 from serve.engine import open_engine
 from serve.errors import UnavailableError
 from serve.messages import Request
@@ -142,7 +143,7 @@ def test_audio_becomes_text_through_the_whole_path(engine):
     """Manifest to runtime to transcriber: the same call as for a native engine."""
     config = dataclasses.replace(
         CONFIG,
-        build=BuildConfig(engine=str(engine.path)),
+        engine=str(engine.path),
         transcriber=TranscriberConfig(max_tokens=8, temperatures=(0.0, 0.5)),
     )
     samples = torch.randn(40 * SAMPLE_RATE, generator=torch.Generator().manual_seed(0)) * 0.1

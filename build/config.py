@@ -1,0 +1,30 @@
+"""Configuration of builds: serve's, and the section [build]. The only home of its defaults."""
+
+import dataclasses
+from pathlib import Path
+
+import serve.config
+from serve.config import Precision, RuntimeName, read_config
+
+
+@dataclasses.dataclass(frozen=True)
+class BuildConfig:
+    """How a checkpoint becomes an engine."""
+
+    checkpoint: str = "build/demo/checkpoint"  # Hugging Face folder or hub id, or OpenAI .pt
+    precision: Precision = "int8"
+    runtime: RuntimeName = "native"  # tensorrt_llm: of release 1.2; tensorrt_llm_api: 1.3 or later
+    tokenizer: str = ""  # folder or hub id with tokenizer.json; needed for .pt only
+    verify_clips: str = "tests/data/manifest.jsonl"  # an engine is compared on some of these
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(serve.config.Config):
+    """One product: what to build, and how it will be served."""
+
+    build: BuildConfig = BuildConfig()
+
+
+def load_config(path: str | Path) -> Config:
+    """Read a product's TOML file; see `serve.config.read_config`."""
+    return read_config(path, Config)

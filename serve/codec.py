@@ -1,0 +1,154 @@
+"""Text <-> frozen dataclasses: the one place where JSON and TOML are checked against types.
+
+A field's annotation says all that is required of its value: `Annotated[int, Field(gt=0)]`, a
+`Literal`, another dataclass. Reading is strict: an unknown key, a missing one or a value of another
+type is an error that names the place, what was found and what was expected. Numbers with a point
+may be written without; true and false are never numbers.
+"""
+
+import dataclasses
+import difflib
+import functools
+import json
+import reprlib
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import pydantic
+import pydantic_core
+from pydantic_core import ErrorDetails
+
+from serve.errors import ConfigError, EarshotError
+
+T = TypeVar("T")
+
+# What is expected where pydantic reports an error of this kind; its context fills the braces.
+_EXPECTED = {
+    "bool_type": "true or false",
+    "dataclass_type": "a table",
+    "dict_type": "a table",
+    "float_type": "a number",
+    "greater_than": "more than {gt:g}",
+    "greater_than_equal": "at least {ge:g}",
+    "int_type": "an integer",
+    "less_than": "less than {lt:g}",
+    "less_than_equal": "at most {le:g}",
+    "literal_error": "{expected}",
+    "string_type": "text",
+    "too_short": "at least {min_length} of them",
+    "tuple_type": "a list",
+}
+
+
+def from_json(
+    kind: type[T],
+    text: str | bytes,
+    where: str,
+    *,
+    error: type[EarshotError] = ConfigError,
+    advice: str = "",
+    extra: Literal["forbid", "ignore"] = "forbid",
+) -> T:
+    """Read a value of `kind` from JSON.
+
+    Args:
+        kind: a dataclass, or a tuple or dict of them.
+        text: UTF-8 where it is bytes.
+        where: stands at the start of an error's message, such as the file's name.
+        error: class of the error that is raised.
+        advice: what to do about it; stands at the end of the message.
+        extra: whether keys that are no field of their dataclass are refused or passed over.
+
+    Raises:
+        EarshotError: of class `error`; the text is not JSON, or not that of a `kind`.
+    """
+    try:
+        value: T = _adapter(typing.cast(Any, kind)).validate_json(text, strict=True, extra=extra)
+    except pydantic.ValidationError as problem:
+        message = _sentence(kind, problem.errors(include_url=False)[0], where)
+        raise error(f"{message}; {advice}" if advice else message) from problem
+    return value
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """The JSON of dataclasses, or of plain values that hold some; non-ASCII text as it is."""
+    return pydantic_core.to_json(value, indent=indent).decode()
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file.
+
+    Raises:
+        ConfigError: the file is missing or not TOML.
+    """
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read config {path}: {error.strerror}") from error
+    except ValueError as error:  # TOML's own errors, and bytes that are not UTF-8
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def from_table(kind: type[T], table: Mapping[str, Any], where: str) -> T:
+    """Read a dataclass from a TOML table; `where` as in `from_json`.
+
+    Raises:
+        ConfigError: a key or a value is wrong.
+    """
+    # By way of JSON, whose lists may become tuples; TOML's dates alone have no JSON.
+    text = json.dumps(table, default=lambda value: {"date or time": str(value)})
+    return from_json(kind, text, where)
+
+
+@functools.cache
+def _adapter(kind: Any) -> pydantic.TypeAdapter[Any]:
+    return pydantic.TypeAdapter(kind)
+
+
+def _sentence(kind: Any, details: ErrorDetails, where: str) -> str:
+    """One of pydantic's errors in our words."""
+    problem, location, found = details["type"], details["loc"], details["input"]
+    context = details.get("ctx", {})
+    if problem == "json_invalid":
+        return f"{where} is not JSON: {context['error']}"
+    if problem == "unexpected_keyword_argument":
+        *parents, key = location
+        place = f"{where}: {_dotted(parents)}" if parents else where
+        return f"{place}: unknown key {key!r}{_nearest(str(key), _fields_at(kind, parents))}"
+    if problem == "missing":
+        has = f"; has {', '.join(found) or 'no keys'}" if isinstance(found, dict) else ""
+        return f"{where}: {_dotted(location)} is missing{has}"
+    expected = _EXPECTED.get(problem, details["msg"]).format(**context)
+    subject = f"{where}: {_dotted(location)} =" if location else f"{where} holds"
+    return f"{subject} {reprlib.repr(found)}; expected {expected}"
+
+
+def _dotted(location: Sequence[int | str]) -> str:
+    """A place as one writes it: runtime.slots, temperatures[0]."""
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)
+    return "".join(steps).removeprefix(".")
+
+
+def _nearest(key: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(key, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+
+
+def _fields_at(kind: Any, location: Sequence[int | str]) -> list[str]:
+    """Field names of the dataclass at a place; indices and a dict's keys stay in the dataclass."""
+    fields = _hints(kind)
+    for step in location:
+        if step in fields:
+            fields = _hints(fields[str(step)])
+    return list(fields)
+
+
+def _hints(hint: Any) -> dict[str, Any]:
+    """Fields with their types of a dataclass, or of the one that a tuple, dict or union holds."""
+    if dataclasses.is_dataclass(hint):
+        return typing.get_type_hints(hint)
+    return next(filter(None, map(_hints, typing.get_args(hint))), {})
