@@ -175,7 +175,7 @@ def verify(
     slots, threads = min(len(recordings), _MOST_SLOTS), torch.get_num_threads()
     config = dataclasses.replace(config, slots=slots, encoder_batch=1, threads=threads)
     runtime = NativeRuntime(engine, config)  # first, since it says best what the machine lacks
-    windows = _reference(checkpoint, recordings, config.device)
+    windows = _reference(checkpoint, recordings, config.device, engine.load_mel_filters())
     decoded = _decode(runtime, engine, windows)
     logits = _score(runtime, windows)
     runtime.close()
@@ -193,7 +193,10 @@ def _prompt(facts: TokenizerFacts, language: str) -> tuple[int, ...]:
 
 @torch.inference_mode()
 def _reference(
-    checkpoint: Checkpoint, recordings: Sequence[Recording], device: str
+    checkpoint: Checkpoint,
+    recordings: Sequence[Recording],
+    device: str,
+    mel_filters: torch.Tensor,
 ) -> list[_Window]:
     model = load_reference(checkpoint).to(device)
     facts = checkpoint.facts
@@ -201,7 +204,7 @@ def _reference(
     for recording in recordings:
         padded = np.zeros(WINDOW_SAMPLES, np.float32)
         padded[: recording.samples.size] = recording.samples[:WINDOW_SAMPLES]
-        features = log_mel(torch.from_numpy(padded)[None], checkpoint.dims.n_mels).to(device)
+        features = log_mel(torch.from_numpy(padded)[None], mel_filters).to(device)
         prompt = _prompt(facts, recording.language)
         rules = _hf.generation.WhisperTimeStampLogitsProcessor(
             model.generation_config, begin_index=len(prompt)

@@ -29,6 +29,7 @@ from serve.config import Precision
 from serve.engine import (
     FORMAT_VERSION,
     MANIFEST_FILE,
+    MEL_FILTERS_FILE,
     TOKENIZER_FILE,
     WEIGHTS_FILE,
     FileFacts,
@@ -39,6 +40,7 @@ from serve.engine import (
     scale_name,
     sha256_of,
     tensor_kinds,
+    write_mel_filters,
 )
 from serve.errors import CheckpointError, EngineError
 
@@ -117,15 +119,12 @@ def fill(folder: Path, checkpoint: Checkpoint, precision: Precision, names: Iter
         EngineError: the disk is full or fails.
     """
     tensors, quantization = convert(checkpoint, precision, names)
-    weights, tokenizer = folder / WEIGHTS_FILE, folder / TOKENIZER_FILE
     with disk_errors(folder):
-        tokenizer.write_bytes(checkpoint.tokenizer_json)
-        save_file(tensors, weights)
+        write_common_files(folder, checkpoint)
+        save_file(tensors, folder / WEIGHTS_FILE)
         # save_file makes a private file; the server may run as another user than the build.
-        shutil.copymode(tokenizer, weights)
-        for path in (tokenizer, weights):
-            sync(path)
-        facts = {p.name: FileFacts(sha256_of(p), p.stat().st_size) for p in (tokenizer, weights)}
+        shutil.copymode(folder / TOKENIZER_FILE, folder / WEIGHTS_FILE)
+        files = file_facts(folder)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         runtime="native",
@@ -135,12 +134,29 @@ def fill(folder: Path, checkpoint: Checkpoint, precision: Precision, names: Iter
         source=checkpoint.source,
         quantization=quantization,
         versions=versions(),
-        files=facts,
+        files=files,
         checkpoint_bytes=checkpoint.weight_bytes,
         verification=None,
         runtime_options={},
     )
     write_manifest(folder, manifest)
+
+
+def write_common_files(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write what engines of every runtime hold: the tokenizer and the mel filters."""
+    (folder / TOKENIZER_FILE).write_bytes(checkpoint.tokenizer_json)
+    write_mel_filters(folder, checkpoint.dims.n_mels)
+
+
+def file_facts(folder: Path) -> dict[str, FileFacts]:
+    """Facts of every file below a folder, by path, once it is on the disk."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for path in files:
+        sync(path)
+    return {
+        path.relative_to(folder).as_posix(): FileFacts(sha256_of(path), path.stat().st_size)
+        for path in files
+    }
 
 
 def versions() -> dict[str, str]:
@@ -292,6 +308,7 @@ def up_to_date(target: Path, checkpoint: Checkpoint, precision: Precision, verif
         and manifest.tokenizer == checkpoint.facts
         and manifest.source.sha256 == checkpoint.source.sha256
         and (manifest.verification is not None or not verified)
+        and MEL_FILTERS_FILE in manifest.files
         and tokenizer is not None
         and tokenizer.sha256 == hashlib.sha256(checkpoint.tokenizer_json).hexdigest()
     )

@@ -23,7 +23,7 @@ import transformers
 
 from build.config import BuildConfig, Config
 from serve.config import Precision, RuntimeConfig, RuntimeName
-from serve.engine import Engine, TokenizerFacts, open_engine
+from serve.engine import Engine, TokenizerFacts, mel_filters, open_engine
 from serve.errors import CheckpointError, EarshotError
 from serve.runtime.protocol import DecodingOptions, Job
 from serve.speech.features import N_FRAMES, WINDOW_SAMPLES, log_mel
@@ -236,6 +236,7 @@ class Reference:
 
     def __init__(self, network: Any) -> None:
         self._network = network
+        self._mel_filters = mel_filters(network.config.num_mel_bins)
         self._encoded: dict[int, Any] = {}  # by job id
 
     @torch.inference_mode()
@@ -244,7 +245,7 @@ class Reference:
         if job.id not in self._encoded:
             features = job.features[None]
             if features.ndim == 2:  # samples
-                features = log_mel(features, self._network.config.num_mel_bins)
+                features = log_mel(features, self._mel_filters)
             features = features.half().float()  # what an engine gets
             self._encoded[job.id] = self._network.model.encoder(features)
         ids = torch.tensor([[*job.prompt, *tokens]])

@@ -3,6 +3,8 @@
     engine.json           the manifest: everything a runtime must know
     weights.safetensors   the tensors listed by `tensor_specs`
     tokenizer.json        byte-level BPE, as the `tokenizers` library reads it
+    mel_filters.safetensors   the filterbank of the log-mel spectrogram; engines built before it
+                          was kept lack it
 
 This is the contract between build, which writes the folder, and serve, which opens it strictly.
 """
@@ -16,15 +18,18 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save
 
 from serve.config import Precision, RuntimeName
-from serve.errors import EngineError
+from serve.errors import EngineError, UnavailableError
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "engine.json"
 WEIGHTS_FILE = "weights.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
+MEL_FILTERS_FILE = "mel_filters.safetensors"
 HEAD_DIM = 64
+N_FREQUENCIES = 201  # of a Fourier transform over 400 samples
 DETECT_LANGUAGE = -1
 """Stands in a prompt where the runtime must put the language token it finds most likely."""
 
@@ -203,6 +208,44 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def mel_filters(n_mels: int) -> torch.Tensor:
+    """The filterbank of Whisper's log-mel spectrogram: Slaney-normalised triangles up to 8 kHz.
+
+    Made by transformers, exactly as its WhisperFeatureExtractor makes it; builds need that library,
+    servers do not, since engines carry the result.
+
+    Args:
+        n_mels: 80, or 128 for large-v3 and turbo.
+
+    Returns:
+        float32 (n_mels, N_FREQUENCIES).
+
+    Raises:
+        UnavailableError: transformers is not installed.
+    """
+    try:
+        from transformers.audio_utils import mel_filter_bank  # noqa: PLC0415 - only builds need it
+    except ImportError as error:
+        raise UnavailableError(
+            "mel filters are made by transformers, which is not installed here; install it"
+        ) from error
+    filters = mel_filter_bank(
+        num_frequency_bins=N_FREQUENCIES,
+        num_mel_filters=n_mels,
+        min_frequency=0.0,
+        max_frequency=8000.0,
+        sampling_rate=16_000,
+        norm="slaney",
+        mel_scale="slaney",
+    )
+    return torch.tensor(filters, dtype=torch.float32).T.contiguous()
+
+
+def write_mel_filters(folder: Path, n_mels: int) -> None:
+    """Write the file that `Engine.load_mel_filters` reads; errors are those of `mel_filters`."""
+    (folder / MEL_FILTERS_FILE).write_bytes(save({"mel_filters": mel_filters(n_mels)}))
+
+
 def manifest_to_json(manifest: Manifest) -> str:
     """The text of `engine.json`."""
     return json.dumps(dataclasses.asdict(manifest), indent=2, ensure_ascii=False) + "\n"
@@ -265,6 +308,32 @@ class Engine:
             if found != spec:
                 raise EngineError(f"{path}: {name} is {found}, expected {spec}")
         return tensors
+
+    def load_mel_filters(self) -> torch.Tensor:
+        """The filterbank that log-mels are computed with: float32 (n_mels, N_FREQUENCIES), CPU.
+
+        Raises:
+            EngineError: the file cannot be read or holds something else, or the engine was built
+                before it was kept and transformers, which makes it, is not installed.
+        """
+        path, n_mels = self.path / MEL_FILTERS_FILE, self.manifest.dims.n_mels
+        if MEL_FILTERS_FILE not in self.manifest.files:
+            try:
+                return mel_filters(n_mels)
+            except UnavailableError as error:
+                raise EngineError(
+                    f"{self.path} was built before engines kept their mel filters, and without "
+                    "transformers they cannot be made here; build the engine again"
+                ) from error
+        try:
+            filters = load_file(path)["mel_filters"]
+        except (OSError, SafetensorError, KeyError) as error:
+            raise EngineError(f"cannot read {path}: {error}; build the engine again") from error
+        found = TensorSpec(tuple(filters.shape), filters.dtype)
+        expected = TensorSpec((n_mels, N_FREQUENCIES), torch.float32)
+        if found != expected:
+            raise EngineError(f"{path} holds {found}, expected {expected}; build the engine again")
+        return filters
 
 
 def _check_names(path: Path, found: set[str], expected: set[str]) -> None:

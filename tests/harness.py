@@ -106,7 +106,7 @@ class TranscriberTests:
         """The fake runtime does not look at features."""
         monkeypatch.setattr(
             "serve.transcriber.dispatch.log_mel",
-            lambda samples, n_mels: torch.zeros(len(samples), n_mels, 1),
+            lambda samples, filters: torch.zeros(len(samples), len(filters), 1),
         )
 
     @pytest.fixture(autouse=True)

@@ -17,17 +17,23 @@ from typing import Any
 
 from build.checkpoint import Checkpoint
 from build.trtllm.weights import CONFIG_FILE, HALVES, write_checkpoint
-from build.writer import disk_errors, staged, sync, versions, write_manifest
+from build.writer import (
+    disk_errors,
+    file_facts,
+    staged,
+    versions,
+    write_common_files,
+    write_manifest,
+)
 from serve.config import Config, Precision
 from serve.engine import (
     FORMAT_VERSION,
-    TOKENIZER_FILE,
+    MEL_FILTERS_FILE,
     Dims,
     Engine,
     FileFacts,
     Manifest,
     open_engine,
-    sha256_of,
 )
 from serve.errors import ConfigError, EngineError, UnavailableError
 from serve.trtllm.limits import (
@@ -175,7 +181,7 @@ def build_engine(
         limits = built_limits(folder, checkpoint.dims, limits, log)
         with disk_errors(target):
             shutil.rmtree(work)
-            (folder / TOKENIZER_FILE).write_bytes(checkpoint.tokenizer_json)
+            write_common_files(folder, checkpoint)
             files = file_facts(folder)
         write_manifest(folder, _manifest(checkpoint, precision, limits, files))
     return open_engine(target)
@@ -276,17 +282,6 @@ def _built_config(folder: Path) -> dict[str, Any]:
     return result
 
 
-def file_facts(folder: Path) -> dict[str, FileFacts]:
-    """Facts of every file below a folder, by path, once it is on the disk."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    for path in files:
-        sync(path)
-    return {
-        path.relative_to(folder).as_posix(): FileFacts(sha256_of(path), path.stat().st_size)
-        for path in files
-    }
-
-
 def _manifest(
     checkpoint: Checkpoint, precision: Precision, limits: Limits, files: dict[str, FileFacts]
 ) -> Manifest:
@@ -327,6 +322,7 @@ def up_to_date(target: Path, checkpoint: Checkpoint, config: Config, precision: 
     same_limits = dataclasses.replace(built, encoder_batch=planned.encoder_batch) == planned
     return (
         same_limits
+        and MEL_FILTERS_FILE in manifest.files
         and built.encoder_batch <= planned.encoder_batch
         and manifest.precision == precision
         and manifest.dims == checkpoint.dims

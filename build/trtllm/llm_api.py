@@ -10,10 +10,18 @@ from pathlib import Path
 
 from build.checkpoint import Checkpoint, folder_files
 from build.config import BuildConfig
-from build.trtllm.engines import file_facts
-from build.writer import disk_errors, finite, staged, versions, write_manifest
+from build.writer import (
+    disk_errors,
+    file_facts,
+    finite,
+    staged,
+    versions,
+    write_common_files,
+    write_manifest,
+)
 from serve.engine import (
     FORMAT_VERSION,
+    MEL_FILTERS_FILE,
     TOKENIZER_FILE,
     Engine,
     Manifest,
@@ -53,7 +61,7 @@ def build_engine(checkpoint: Checkpoint, build: BuildConfig, target: Path, log: 
             for source in sources:
                 shutil.copyfile(source, folder / CHECKPOINT_FOLDER / source.name)
                 log(f"copied {source} ({source.stat().st_size:,} bytes)")
-            (folder / TOKENIZER_FILE).write_bytes(checkpoint.tokenizer_json)
+            write_common_files(folder, checkpoint)
             files = file_facts(folder)
         manifest = Manifest(
             format_version=FORMAT_VERSION,
@@ -91,7 +99,7 @@ def up_to_date(target: Path, checkpoint: Checkpoint, build: BuildConfig) -> bool
         and manifest.dims == checkpoint.dims
         and manifest.tokenizer == checkpoint.facts
         and manifest.source.sha256 == checkpoint.source.sha256
-        and manifest.files.keys() == {TOKENIZER_FILE, *copies}
+        and manifest.files.keys() == {TOKENIZER_FILE, MEL_FILTERS_FILE, *copies}
         and all(manifest.files[name].sha256 == sha256_of(path) for name, path in small.items())
     )
 

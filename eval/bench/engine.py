@@ -18,6 +18,7 @@ import torch
 from eval.config import Config
 from serve.engine import (
     MANIFEST_FILE,
+    MEL_FILTERS_FILE,
     TOKENIZER_FILE,
     WEIGHTS_FILE,
     Dims,
@@ -27,8 +28,10 @@ from serve.engine import (
     Source,
     TokenizerFacts,
     manifest_to_json,
+    mel_filters,
     sha256_of,
     tensor_specs,
+    write_mel_filters,
 )
 from serve.errors import ConfigError
 
@@ -46,6 +49,10 @@ class RandomEngine(Engine):
     def load_weights(self, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
         """Random tensors as `Engine.load_weights` gives them."""
         return dict(self.each_weight(device))
+
+    def load_mel_filters(self) -> torch.Tensor:
+        """The filterbank, made anew: there is no folder to read it from."""
+        return mel_filters(self.manifest.dims.n_mels)
 
     def each_weight(self, device: torch.device | str) -> Iterator[tuple[str, torch.Tensor]]:
         """The same one after the other, by name, in the order of `tensor_specs`."""
@@ -106,7 +113,9 @@ def write_engine(engine: RandomEngine, folder: Path, device: torch.device | str)
     weights, tokenizer = folder / WEIGHTS_FILE, folder / TOKENIZER_FILE
     _write_weights(engine, weights, device)
     _write_tokenizer(engine.manifest, tokenizer)
-    files = {p.name: FileFacts(sha256_of(p), p.stat().st_size) for p in (weights, tokenizer)}
+    write_mel_filters(folder, engine.manifest.dims.n_mels)
+    paths = (weights, tokenizer, folder / MEL_FILTERS_FILE)
+    files = {path.name: FileFacts(sha256_of(path), path.stat().st_size) for path in paths}
     manifest = dataclasses.replace(engine.manifest, files=files)
     (folder / MANIFEST_FILE).write_text(manifest_to_json(manifest), encoding="utf-8")
     return Engine(folder, manifest)

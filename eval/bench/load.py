@@ -43,8 +43,8 @@ class NoiseWindows:
         assert facts.transcribe is not None
         self.batch = batch
         self.prompt = (facts.sot, facts.languages["en"], facts.transcribe, facts.no_timestamps)
-        self._n_mels = engine.manifest.dims.n_mels
         self._device = torch.device(device)
+        self._mel_filters = engine.load_mel_filters().to(self._device)
         noise = torch.randn(batch, WINDOW_SAMPLES, generator=torch.Generator().manual_seed(0)) * 0.1
         noise[:, round(seconds * SAMPLE_RATE) :] = 0
         self._samples = noise.pin_memory() if self._device.type == "cuda" else noise
@@ -56,7 +56,7 @@ class NoiseWindows:
         The host does not wait for them.
         """
         assert count <= self.batch
-        return log_mel(upload(self._samples[:count], self._device), self._n_mels)
+        return log_mel(upload(self._samples[:count], self._device), self._mel_filters)
 
     def jobs(self, lengths: Sequence[int]) -> list[Job]:
         """A job for each length in tokens, at most `batch`."""

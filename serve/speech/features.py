@@ -6,7 +6,6 @@ decades below the loudest bin of the window, then (x + 4) / 4. FP32 throughout.
 """
 
 import functools
-import math
 
 import torch
 
@@ -17,76 +16,61 @@ WINDOW_S = 30
 WINDOW_SAMPLES = WINDOW_S * SAMPLE_RATE
 N_FRAMES = WINDOW_SAMPLES // HOP_LENGTH
 
-_LINEAR_STEP_HZ = 200.0 / 3.0  # Slaney's scale is linear below 1 kHz, logarithmic above
-_LOG_BEGIN_HZ = 1000.0
-_LOG_BEGIN_MEL = _LOG_BEGIN_HZ / _LINEAR_STEP_HZ
-_LOG_STEP = math.log(6.4) / 27.0
 
-
-def _mel_to_hz(mels: torch.Tensor) -> torch.Tensor:
-    above = _LOG_BEGIN_HZ * torch.exp(_LOG_STEP * (mels - _LOG_BEGIN_MEL))
-    return torch.where(mels >= _LOG_BEGIN_MEL, above, mels * _LINEAR_STEP_HZ)
-
-
-def mel_filters(n_mels: int) -> torch.Tensor:
-    """Slaney-normalised triangular filters from 0 to 8 kHz, as in librosa.
-
-    Returns float32 (n_mels, N_FFT // 2 + 1).
-    """
-    nyquist = SAMPLE_RATE / 2
-    top_mel = _LOG_BEGIN_MEL + math.log(nyquist / _LOG_BEGIN_HZ) / _LOG_STEP
-    edges = _mel_to_hz(torch.linspace(0, top_mel, n_mels + 2, dtype=torch.float64))
-    bins = torch.linspace(0, nyquist, N_FFT // 2 + 1, dtype=torch.float64)
-    widths = edges.diff()
-    slopes = edges[:, None] - bins[None, :]
-    rising = -slopes[:-2] / widths[:-1, None]
-    falling = slopes[2:] / widths[1:, None]
-    triangles = torch.minimum(rising, falling).clamp_min(0)
-    return (triangles * (2.0 / (edges[2:] - edges[:-2]))[:, None]).float()
+@functools.lru_cache(maxsize=8)
+def _hann_window(device: torch.device) -> torch.Tensor:
+    return torch.hann_window(N_FFT, periodic=True, device=device)
 
 
 @functools.lru_cache(maxsize=8)
-def _constants(n_mels: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    window = torch.hann_window(N_FFT, periodic=True, device=device)
-    return window, mel_filters(n_mels).to(device)
-
-
-@functools.lru_cache(maxsize=8)
-def _copies(device: torch.device) -> torch.cuda.Stream:
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def upload(samples: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Samples on a device; from pinned memory, beside the work that the device has in hand."""
+    """Copy samples to a device.
+
+    From pinned memory a GPU copies while it does other work, and the host does not wait. Whatever
+    is started afterwards on the current stream finds the copy complete.
+    """
     if device.type != "cuda":
         return samples.to(device)
-    with torch.cuda.stream(_copies(device)):
-        there = samples.to(device, non_blocking=True)
-    user = torch.cuda.current_stream(device)
-    user.wait_stream(_copies(device))
-    there.record_stream(user)
-    return there
+    copy_stream, current_stream = _copy_stream(device), torch.cuda.current_stream(device)
+    with torch.cuda.stream(copy_stream):
+        on_device = samples.to(device, non_blocking=True)
+    current_stream.wait_stream(copy_stream)
+    # Keeps the allocator from giving the memory to the copy stream while this one still reads it.
+    on_device.record_stream(current_stream)
+    return on_device
 
 
-def log_mel(samples: torch.Tensor, n_mels: int) -> torch.Tensor:
+def log_mel(samples: torch.Tensor, mel_filters: torch.Tensor) -> torch.Tensor:
     """Compute the encoder's input for a batch of windows.
 
     Args:
         samples: float32 (batch, WINDOW_SAMPLES), 16 kHz mono in [-1, 1], zero-padded to 30 s.
-        n_mels: 80, or 128 for large-v3 and turbo.
+        mel_filters: float32 (n_mels, N_FFT // 2 + 1), as `Engine.load_mel_filters` gives them, on
+            the device of `samples`.
 
     Returns:
-        float32 (batch, n_mels, N_FRAMES) on the device of `samples`.
+        float32 (batch, n_mels, N_FRAMES) on the same device.
+
+    Raises:
+        ValueError: the samples have another shape.
     """
     if samples.ndim != 2 or samples.shape[1] != WINDOW_SAMPLES:
         raise ValueError(
             f"expected samples of shape (batch, {WINDOW_SAMPLES}), got {tuple(samples.shape)}"
         )
-    window, filters = _constants(n_mels, samples.device)
     spectrum = torch.stft(
-        samples.float(), N_FFT, HOP_LENGTH, window=window, center=True, return_complex=True
+        samples.float(),
+        N_FFT,
+        HOP_LENGTH,
+        window=_hann_window(samples.device),
+        center=True,
+        return_complex=True,
     )
-    power = spectrum[..., :-1].abs().square()
-    log_power = (filters @ power).clamp_min(1e-10).log10()
+    power = spectrum[..., :-1].abs().square()  # Whisper drops the frame that begins at 30 s
+    log_power = (mel_filters @ power).clamp_min(1e-10).log10()
     loudest = log_power.amax(dim=(1, 2), keepdim=True)
     return (torch.maximum(log_power, loudest - 8.0) + 4.0) / 4.0

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import torch
 
-from serve.engine import Dims
 from serve.errors import DeviceError, EarshotError
 from serve.runtime.protocol import Event, Job, Runtime
 from serve.speech.features import WINDOW_SAMPLES, log_mel, upload
@@ -39,16 +38,16 @@ class Dispatcher:
 
     Args:
         runtime: called by the thread that calls this.
-        dims: for the number of mel bins.
+        mel_filters: float32 (n_mels, 201), of the engine that the runtime executes.
     """
 
-    def __init__(self, runtime: Runtime, dims: Dims) -> None:
+    def __init__(self, runtime: Runtime, mel_filters: torch.Tensor) -> None:
         self.windows = 0  # submitted for the first time
         self.retries = 0  # submitted again
         self._runtime = runtime
         self._capabilities = runtime.capabilities
         self._device = torch.device(self._capabilities.device)
-        self._n_mels = dims.n_mels
+        self._mel_filters = mel_filters.to(self._device)
         self._max_jobs = 2 * self._capabilities.max_windows
         self._ids = itertools.count()
         # Requests with a window to submit, in the order of their turns.
@@ -161,7 +160,7 @@ class Dispatcher:
             row[: len(window.samples)] = window.samples
             row[len(window.samples) :] = 0.0
         try:
-            return log_mel(upload(padded, self._device), self._n_mels).unbind()
+            return log_mel(upload(padded, self._device), self._mel_filters).unbind()
         except torch.AcceleratorError as error:
             raise DeviceError(f"{self._device} failed: {error}") from error
 

@@ -85,7 +85,7 @@ class Transcriber:
         # Written by the device thread alone; others read the first two.
         self._gauges: Gauges = runtime.gauges()
         self._last_turn_s = time.monotonic()
-        self._dispatcher = Dispatcher(runtime, engine.manifest.dims)
+        self._dispatcher = Dispatcher(runtime, engine.load_mel_filters())
         self._stopping = False
 
         self._thread = threading.Thread(target=self._run, name="earshot-device", daemon=True)

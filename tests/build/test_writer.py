@@ -16,7 +16,13 @@ import build.writer
 from build.checkpoint import open_checkpoint
 from build.quantize import quantize_rows
 from build.writer import convert, fill, staged, tensor_names, up_to_date, write_manifest
-from serve.engine import MANIFEST_FILE, WEIGHTS_FILE, open_engine, tensor_specs
+from serve.engine import (
+    MANIFEST_FILE,
+    MEL_FILTERS_FILE,
+    WEIGHTS_FILE,
+    open_engine,
+    tensor_specs,
+)
 from serve.errors import CheckpointError, EngineError
 from tests.checkpoints import PUBLISHED, random_weights, write_engine, write_hf, write_openai
 
@@ -260,6 +266,15 @@ def test_up_to_date(checkpoint, target):
     with (target / WEIGHTS_FILE).open("ab") as file:
         file.write(b"!")
     assert not current()
+
+
+def test_an_engine_without_mel_filters_is_not_up_to_date(checkpoint, target):
+    manifest = write_engine(checkpoint, target).manifest
+    files = {name: facts for name, facts in manifest.files.items() if name != MEL_FILTERS_FILE}
+    write_manifest(target, dataclasses.replace(manifest, files=files))
+    (target / MEL_FILTERS_FILE).unlink()
+    assert open_engine(target).manifest.files == files
+    assert not up_to_date(target, checkpoint, "int8", verified=False)
 
 
 def test_manifest_is_replaced_or_left(checkpoint, target, monkeypatch):

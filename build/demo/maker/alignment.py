@@ -18,7 +18,6 @@ import torch
 from build.demo.maker.evaluate import Decoder, Scene, full_windows
 from build.demo.maker.heldout import generate
 from build.demo.maker.tokenizer import SpecialIds
-from serve.speech.features import log_mel
 
 _FRAMES_PER_S = 50
 _KEPT = 5
@@ -61,10 +60,9 @@ def measure(decoder: Decoder, scenes: Sequence[Scene]) -> torch.Tensor:
     total: list[torch.Tensor] = []
     for scene in scenes:
         row, slices = _tokens(scene, decoder)
-        mel = log_mel(torch.from_numpy(scene.samples)[None].to(decoder.device), 80)
         ids = torch.tensor([row], device=decoder.device)
         out = decoder.model(
-            input_features=mel.to(decoder.dtype), decoder_input_ids=ids, output_attentions=True
+            input_features=decoder.features([scene]), decoder_input_ids=ids, output_attentions=True
         )
         # A token is spoken of where the token before it is read.
         spans = [

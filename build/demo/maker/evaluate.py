@@ -28,6 +28,7 @@ from build.demo.maker.heldout import generate
 from build.demo.maker.scoring import error_rate, normalise
 from build.demo.maker.synth import Utterance
 from build.demo.maker.tokenizer import TIMESTAMP_STEP_S, SpecialIds
+from serve.engine import mel_filters
 from serve.speech.features import WINDOW_SAMPLES, log_mel
 
 _RATE = WINDOW_SAMPLES // 30
@@ -101,6 +102,12 @@ class Decoder:
         model: Any = WhisperForConditionalGeneration.from_pretrained(folder, dtype=dtype)
         self.model: Any = model.to(device).eval()
         self.device, self.dtype, self.ids = device, dtype, SpecialIds()
+        self._mel_filters = mel_filters(self.model.config.num_mel_bins).to(device)
+
+    def features(self, scenes: Sequence[Scene]) -> torch.Tensor:
+        """Log-mel (scenes, n_mels, 3000) as the model takes it."""
+        samples = torch.from_numpy(np.stack([scene.samples for scene in scenes]))
+        return log_mel(samples.to(self.device), self._mel_filters).to(self.dtype)
 
     @torch.no_grad()
     def languages(self, mel: torch.Tensor) -> list[int]:
@@ -115,8 +122,7 @@ class Decoder:
         """Language token and generated ids of every window, decoded with timestamps."""
         results: list[tuple[int, list[int]]] = []
         for at in range(0, len(scenes), batch):
-            samples = np.stack([scene.samples for scene in scenes[at : at + batch]])
-            mel = log_mel(torch.from_numpy(samples).to(self.device), 80).to(self.dtype)
+            mel = self.features(scenes[at : at + batch])
             rows = self.model.generate(
                 mel, return_timestamps=True, task="transcribe", max_new_tokens=440
             ).tolist()

@@ -93,13 +93,14 @@ def transcribe(engine: Engine, config: RuntimeConfig, clips: Sequence[Recording]
         OptionError: the engine does not know a clip's language.
     """
     runtime, tokenizer = open_runtime(engine, config), Tokenizer.open(engine)
+    filters = engine.load_mel_filters().to(config.device)
     tokens: list[tuple[int, ...]] = [()] * len(clips)
     handed = ended = 0
     with tqdm(total=len(clips), unit=" clips", leave=False, disable=None) as bar:
         while ended < len(clips):
             while handed < len(clips) and handed - ended < 2 * config.slots:
                 batch = clips[handed : handed + config.encoder_batch]
-                for job in _jobs(engine, tokenizer, config.device, batch, handed):
+                for job in _jobs(filters, tokenizer, batch, handed):
                     runtime.submit(job)
                 handed += len(batch)
             for event in runtime.poll(timeout_s=1.0):
@@ -113,13 +114,13 @@ def transcribe(engine: Engine, config: RuntimeConfig, clips: Sequence[Recording]
 
 
 def _jobs(
-    engine: Engine, tokenizer: Tokenizer, device: str, clips: Sequence[Recording], first: int
+    filters: torch.Tensor, tokenizer: Tokenizer, clips: Sequence[Recording], first: int
 ) -> Iterator[Job]:
-    """A job for each clip, numbered from `first`; their log-mels are one batch on the device."""
+    """A job for each clip, numbered from `first`; their log-mels are a batch on filters' device."""
     samples = torch.zeros(len(clips), WINDOW_SAMPLES)
     for row, clip in zip(samples, clips, strict=True):
         row[: clip.samples.size] = torch.from_numpy(clip.samples)
-    features = log_mel(samples.to(device), engine.manifest.dims.n_mels)
+    features = log_mel(samples.to(filters.device), filters)
     for id, (row, clip) in enumerate(zip(features, clips, strict=True), first):
         yield Job(id, row, tokenizer.prompt_ids(clip.language, "transcribe", True, ""))
 

@@ -44,6 +44,7 @@ from build.demo.maker.store import Store, Synthesisers, pack
 from build.demo.maker.tokenizer import SpecialIds
 from build.demo.maker.validate import Quick, quick_look
 from build.demo.maker.windows import Batch, collate, draw_window, gather
+from serve.engine import mel_filters
 from serve.speech.features import WINDOW_SAMPLES, log_mel
 
 # Share of the time at which a stage begins, and its windows' length in seconds.
@@ -100,13 +101,13 @@ def learning_rate(progress: float, top: float) -> float:
     return top * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
 
 
-def features(store: Store, batch: Batch, clean: bool) -> torch.Tensor:
-    """Log-mel (batch, 80, 100 * seconds), augmented unless `clean`."""
+def features(store: Store, batch: Batch, clean: bool, filters: torch.Tensor) -> torch.Tensor:
+    """Log-mel (batch, n_mels, 100 * seconds), augmented unless `clean`."""
     speech = gather(store, batch)
     ends = torch.tensor([window.end for window in batch.windows]).to(store.device)
     sound = speech if clean else corrupt(speech, ends)
     sound = F.pad(sound, (0, WINDOW_SAMPLES - batch.length))
-    mel = log_mel(sound, 80)[:, :, : batch.length // 160]
+    mel = log_mel(sound, filters)[:, :, : batch.length // 160]
     return mel if clean else mask_mel(warp_mel(mel))
 
 
@@ -117,6 +118,7 @@ class Trainer:
         self.options, self.store, self.ids = options, store, SpecialIds()
         self.network = Whisper(geometry, self.ids.pieces + 1).to(store.device)
         self.average = copy.deepcopy(self.network).requires_grad_(False)
+        self.mel_filters = mel_filters(geometry.n_mels).to(store.device)
         decayed = [p for p in self.network.parameters() if p.requires_grad and p.ndim > 1]
         plain = [p for p in self.network.parameters() if p.requires_grad and p.ndim <= 1]
         self.optimiser = torch.optim.AdamW(
@@ -155,7 +157,8 @@ class Trainer:
     def losses(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Cross-entropy of the decoder and CTC of the encoder."""
         device = self.store.device
-        mel = features(self.store, batch, self.progress < self.clean_until)
+        clean = self.progress < self.clean_until
+        mel = features(self.store, batch, clean, self.mel_filters)
         inputs, labels = batch.inputs.to(device), batch.labels.to(device)
         with torch.autocast(device.type, torch.bfloat16):
             logits, ctc_logits = self.network(mel, inputs)

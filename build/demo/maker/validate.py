@@ -10,6 +10,7 @@ from build.demo.maker.network import Whisper
 from build.demo.maker.scoring import error_rate, normalise
 from build.demo.maker.store import Store
 from build.demo.maker.tokenizer import SpecialIds
+from serve.engine import mel_filters
 from serve.speech.features import WINDOW_SAMPLES, log_mel
 
 _MAX_TOKENS = 96
@@ -61,10 +62,11 @@ def quick_look(network: Whisper, store: Store, tokenizer: Tokenizer) -> Quick:
     """Measure on every utterance of the store."""
     ids, hypotheses, right = SpecialIds(), list[str](), 0
     network.eval()
+    filters = mel_filters(network.geometry.n_mels).to(store.device)
     languages = {index: code for code, rows in store.by_language.items() for index in rows}
     for begin in range(0, len(store.sizes), _BATCH):
         rows = list(range(begin, min(begin + _BATCH, len(store.sizes))))
-        mel = log_mel(one_each(store, rows), 80)
+        mel = log_mel(one_each(store, rows), filters)
         with torch.autocast(mel.device.type, torch.bfloat16):
             told, tokens = greedy(network, mel, ids)
         right += sum(

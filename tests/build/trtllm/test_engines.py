@@ -14,7 +14,7 @@ from build.config import load_config
 from build.trtllm import engines as trtllm_build
 from build.trtllm.engines import build_engine, commands, dry_run, planned_limits, up_to_date
 from serve.config import Config, RuntimeConfig, TrtllmConfig
-from serve.engine import MANIFEST_FILE, open_engine
+from serve.engine import MANIFEST_FILE, MEL_FILTERS_FILE, open_engine
 from serve.errors import ConfigError, EngineError, UnavailableError
 from serve.trtllm.limits import Gpu, limits_of
 from tests.build.trtllm.test_weights import dims_of
@@ -102,7 +102,7 @@ def test_build_writes_a_sound_engine_and_nothing_else(fake, tmp_path, precision)
     files = {p.relative_to(target).as_posix() for p in target.rglob("*") if p.is_file()}
     halves = [f"tensorrt_llm/{half}/" for half in ("encoder", "decoder")]
     expected = {half + name for half in halves for name in ("config.json", "rank0.engine")}
-    assert files == expected | {"tokenizer.json", MANIFEST_FILE}
+    assert files == expected | {"tokenizer.json", MEL_FILTERS_FILE, MANIFEST_FILE}
     manifest = engine.manifest
     assert (manifest.runtime, manifest.precision) == ("tensorrt_llm", precision)
     assert set(manifest.files) == files - {MANIFEST_FILE}

@@ -16,7 +16,7 @@ from build.config import load_config
 from build.trtllm import engines as trtllm_build
 from build.trtllm.llm_api import build_engine, up_to_date
 from serve.config import RuntimeConfig
-from serve.engine import MANIFEST_FILE, open_engine
+from serve.engine import MANIFEST_FILE, MEL_FILTERS_FILE, open_engine
 from serve.errors import CheckpointError, ConfigError, EarshotError, UnavailableError
 from serve.runtime.table import open_runtime
 from serve.trtllm.limits import api_version, library_version
@@ -49,7 +49,7 @@ def test_an_engine_holds_the_checkpoint_and_nothing_else(engine, checkpoint):  #
         "tokenizer.json",
     )
     copies = {f"checkpoint/{name}" for name in names}
-    assert files == {*copies, "tokenizer.json", MANIFEST_FILE}
+    assert files == {*copies, "tokenizer.json", MEL_FILTERS_FILE, MANIFEST_FILE}
     manifest = engine.manifest
     assert (manifest.runtime, manifest.precision) == ("tensorrt_llm_api", "fp16")
     assert manifest.files.keys() == files - {MANIFEST_FILE}

@@ -14,7 +14,14 @@ from build import writer
 from build.checkpoint import Checkpoint, open_checkpoint
 from build.verify import load_reference
 from serve.config import RuntimeConfig
-from serve.engine import DETECT_LANGUAGE, Dims, Source, open_engine, tensor_kinds
+from serve.engine import (
+    DETECT_LANGUAGE,
+    Dims,
+    Source,
+    mel_filters,
+    open_engine,
+    tensor_kinds,
+)
 from serve.errors import OptionError, UnavailableError
 from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
@@ -50,10 +57,10 @@ def runtime(engine):
     runtime.close()
 
 
-def features_of(samples, n_mels):
+def features_of(samples):
     padded = np.zeros(WINDOW_SAMPLES, np.float32)
     padded[: len(samples)] = samples
-    return log_mel(torch.from_numpy(padded)[None], n_mels)[0]
+    return log_mel(torch.from_numpy(padded)[None], mel_filters(80))[0]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +71,7 @@ def windows():
         entry = json.loads(line)
         samples = decode((DATA / entry["file"]).read_bytes(), 3600)
         found += [
-            (entry["file"], entry["language"] or "en", features_of(window.samples, 80))
+            (entry["file"], entry["language"] or "en", features_of(window.samples))
             for window in cut(samples)
         ]
     return found
@@ -179,7 +186,7 @@ def test_greedy_equals_transformers_on_random_weights_of_published_shapes(
     prompt = prompt_of(facts, "es") + (() if timestamps else (facts.no_timestamps,))
     noise = torch.randn(2, WINDOW_SAMPLES, generator=torch.Generator().manual_seed(1)) * 0.1
     noise[1, 100_000:] = 0
-    features = log_mel(noise, dims.n_mels)
+    features = log_mel(noise, mel_filters(dims.n_mels))
     expected = greedy(load_reference(made), features, prompt, 64, facts.eot, timestamps)
     runtime = NativeRuntime(
         write_engine(made, tmp_path / size), RuntimeConfig(slots=2, encoder_batch=2, threads=1)

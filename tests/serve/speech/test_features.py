@@ -5,6 +5,7 @@ import pytest
 import torch
 from transformers import WhisperFeatureExtractor
 
+from serve.engine import mel_filters
 from serve.speech import features
 
 
@@ -20,17 +21,11 @@ def test_equals_transformers_for_every_window_of_a_batch(n_mels):
     batch = np.stack([noise(30), noise(3.7, 1), noise(0)])
     extractor = WhisperFeatureExtractor(feature_size=n_mels)
     expected = extractor(list(batch), sampling_rate=16_000, return_tensors="np").input_features
-    got = features.log_mel(torch.from_numpy(batch), n_mels)
+    got = features.log_mel(torch.from_numpy(batch), mel_filters(n_mels))
     assert got.shape == (3, n_mels, features.N_FRAMES)
     np.testing.assert_allclose(got.numpy(), expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("n_mels", [80, 128])
-def test_filters_equal_those_of_transformers(n_mels):
-    expected = WhisperFeatureExtractor(feature_size=n_mels).mel_filters.T
-    np.testing.assert_allclose(features.mel_filters(n_mels).numpy(), expected, atol=1e-7)
-
-
 def test_a_window_of_another_length_is_refused():
     with pytest.raises(ValueError, match="480000"):
-        features.log_mel(torch.zeros(1, 100), 80)
+        features.log_mel(torch.zeros(1, 100), mel_filters(80))

@@ -13,7 +13,6 @@ from serve.transcriber.active import ActiveRequest
 from serve.transcriber.dispatch import Dispatcher
 from serve.transcriber.plan import Plan
 from tests.fakes import CAPABILITIES, FakeRuntime, Play
-from tests.tiny_engine import DIMS
 
 SLOTS = 2
 CONFIG = TranscriberConfig()
@@ -22,13 +21,13 @@ CONFIG = TranscriberConfig()
 @pytest.fixture(autouse=True)
 def cheap_features(monkeypatch):
     """A window's features hold its first sample, padded with zeros."""
-    monkeypatch.setattr("serve.transcriber.dispatch.log_mel", lambda samples, n_mels: samples)
+    monkeypatch.setattr("serve.transcriber.dispatch.log_mel", lambda samples, filters: samples)
 
 
 def make(script=lambda job: Play(), **capabilities):
     capabilities = {"max_windows": SLOTS, **capabilities}
     runtime = FakeRuntime(script, dataclasses.replace(CAPABILITIES, **capabilities))
-    return Dispatcher(runtime, DIMS), runtime
+    return Dispatcher(runtime, torch.zeros(80, 201)), runtime
 
 
 def make_active(id, windows, prompt_tokens=1):
@@ -154,7 +153,7 @@ def test_the_check_finds_a_job_without_a_request():
 def test_a_window_without_features_harms_no_other_of_its_batch(monkeypatch):
     batches = []
 
-    def log_mel(samples, n_mels):
+    def log_mel(samples, filters):
         batches.append([int(row[0]) for row in samples])
         if 2 in batches[-1]:
             raise ZeroDivisionError("a bug")

@@ -41,8 +41,8 @@ def plant(monkeypatch, place, tokenizer):
         "cut": ("serve.transcriber.intake.cut", intake.cut, loud),
         "log_mel": (
             "serve.transcriber.dispatch.log_mel",
-            lambda samples, n_mels: torch.zeros(len(samples), n_mels, 1),
-            lambda samples, n_mels: loud(samples),
+            lambda samples, filters: torch.zeros(len(samples), len(filters), 1),
+            lambda samples, filters: loud(samples),
         ),
         "first options": (
             "serve.transcriber.active.ActiveRequest.options",
@@ -203,7 +203,7 @@ class TestTheRuntimesFault(TranscriberTests):
         until(lambda: not transcriber.healthy)
 
     def test_log_mel_on_a_broken_device_is_everyones(self, start, echo, monkeypatch):
-        def broken(samples, n_mels):
+        def broken(samples, filters):
             raise torch.AcceleratorError("an illegal memory access was encountered")
 
         transcriber, _ = start(echo)

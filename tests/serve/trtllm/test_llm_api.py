@@ -220,7 +220,7 @@ class TestRefusals:
         samples = np.arange(5, dtype=np.float32)
         samples.flags.writeable = False
         active.set_windows([Window(0.0, samples)])
-        dispatcher = Dispatcher(runtime, engine.manifest.dims)
+        dispatcher = Dispatcher(runtime, engine.load_mel_filters())
         dispatcher.enqueue(active)
         assert dispatcher.submit_windows() == []
         assert runtime.jobs[0].features.tolist() == [0, 1, 2, 3, 4]

@@ -14,7 +14,7 @@ from build.checkpoint import open_checkpoint
 from build.config import BuildConfig
 from build.trtllm import llm_api as trtllm_api
 from serve.config import Config, RuntimeConfig, TranscriberConfig
-from serve.engine import open_engine
+from serve.engine import mel_filters, open_engine
 from serve.errors import UnavailableError
 from serve.messages import Request
 from serve.native.runtime import NativeRuntime
@@ -136,7 +136,7 @@ def test_it_says_what_the_native_runtime_says(runtime, checkpoint, job, tmp_path
 def mel(samples):
     padded = torch.zeros(1, WINDOW_SAMPLES)
     padded[0, : len(samples)] = samples
-    return log_mel(padded, NANO.n_mels)[0]
+    return log_mel(padded, mel_filters(NANO.n_mels))[0]
 
 
 def test_audio_becomes_text_through_the_whole_path(engine):
