@@ -22,6 +22,7 @@ from serve.clips import load_clips
 from serve.config import Precision, RuntimeConfig
 from serve.engine import Engine, TokenizerFacts
 from serve.errors import AudioError, ConfigError, EngineError
+from serve.files import read_bytes
 from serve.messages import Samples
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job, Runtime
@@ -95,15 +96,16 @@ def read_recordings(paths: Iterable[str]) -> list[Recording]:
     """Read audio files.
 
     Raises:
-        AudioError: a file cannot be read or decoded.
+        FileError: a file cannot be read.
+        AudioError: it cannot be decoded; the message names it.
     """
     recordings = []
     for path in paths:
+        content = read_bytes(path)
         try:
-            content = Path(path).read_bytes()
-        except OSError as error:
-            raise AudioError(f"cannot read {path}: {error.strerror}") from error
-        recordings.append(Recording(path, decode(content, _MAX_AUDIO_S)))
+            recordings.append(Recording(path, decode(content, _MAX_AUDIO_S)))
+        except AudioError as error:
+            raise AudioError(f"{path}: {error}") from error
     return recordings
 
 
@@ -112,7 +114,8 @@ def recordings_of(manifest: Path) -> list[Recording]:
 
     Raises:
         ConfigError: the manifest is malformed, or none of its clips with text fits one window.
-        AudioError: a file cannot be read or decoded.
+        FileError: the manifest or a file cannot be read.
+        AudioError: a file cannot be decoded.
     """
     chosen: dict[str, list[str]] = {}
     for clip in sorted(load_clips(manifest), key=lambda clip: -clip.duration_s):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from serve.errors import ConfigError
+from serve.files import read_text
 
 
 def write_text(path: Path, text: str) -> None:
@@ -20,12 +21,12 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     """Read one JSON object.
 
     Raises:
-        ConfigError: the file is missing or holds something else; `what` says what it should be.
+        FileError: it cannot be read.
+        ConfigError: it holds something else; `what` says what it should be.
     """
+    text = read_text(path, f"expected {what}")
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {what} {path}: {error.strerror}") from error
+        fields = json.loads(text)
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON, expected {what}: {error}") from error
     if not isinstance(fields, dict):

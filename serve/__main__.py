@@ -20,7 +20,8 @@ from typing import get_args
 from tqdm import tqdm
 
 from serve.config import Config, load_config
-from serve.errors import ConfigError, EarshotError
+from serve.errors import ConfigError, EarshotError, FileError
+from serve.files import read_bytes
 from serve.messages import Request, Task, Transcript
 from serve.speech.formats import Format, render
 from serve.triton import wire
@@ -182,6 +183,9 @@ def _transcribe(args: argparse.Namespace) -> int:
         for file, target, answer in zip(args.files, targets, answers, strict=True):
             try:
                 text = render(answer.result(), file, args.format)
+            except FileError as error:  # says which file by itself
+                failed += 1
+                tqdm.write(f"error: {error}", file=sys.stderr)
             except EarshotError as error:
                 failed += 1
                 tqdm.write(f"error: {file}: {error}", file=sys.stderr)
@@ -231,13 +235,9 @@ def _backend(config: Config, args: argparse.Namespace) -> Iterator[Transcribe]:
 
 
 def _one(transcribe: Transcribe, file: str, args: argparse.Namespace) -> Transcript:
-    try:
-        audio = Path(file).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read it: {error.strerror}") from error
     return transcribe(
         Request(
-            audio=audio,
+            audio=read_bytes(file),
             language=args.language,
             task=args.task,
             prompt=args.prompt,

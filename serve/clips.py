@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from serve.errors import ConfigError
+from serve.files import read_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,16 +28,12 @@ def load_clips(manifest: str | Path) -> list[Clip]:
     """Read a manifest.
 
     Raises:
-        ConfigError: the manifest or one of its files is missing, a line is malformed, a file is
-            listed twice, or there is no clip; the message names the line.
+        FileError: the manifest cannot be read.
+        ConfigError: one of its files is missing, a line is malformed, a file is listed twice, or
+            there is no clip; the message names the line.
     """
     manifest = Path(manifest)
-    try:
-        lines = manifest.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise ConfigError(f"cannot read the manifest {manifest}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"the manifest {manifest} is not UTF-8: {error.reason}") from error
+    lines = read_text(manifest, "expected a manifest of clips").split("\n")
     clips: list[Clip] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():

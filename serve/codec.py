@@ -22,6 +22,7 @@ import pydantic_core
 from pydantic_core import ErrorDetails
 
 from serve.errors import ConfigError, EarshotError
+from serve.files import read_text
 
 T = TypeVar("T")
 
@@ -82,14 +83,12 @@ def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file.
 
     Raises:
-        ConfigError: the file is missing or not TOML.
+        FileError: the file cannot be read.
+        ConfigError: it is not TOML.
     """
     try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
-    except OSError as error:
-        raise ConfigError(f"cannot read config {path}: {error.strerror}") from error
-    except ValueError as error:  # TOML's own errors, and bytes that are not UTF-8
+        return tomllib.loads(read_text(path, "expected a config, such as configs/demo.toml"))
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
 
 

@@ -121,7 +121,8 @@ def read_config(path: str | Path, kind: type[C]) -> C:
             does not have are passed over.
 
     Raises:
-        ConfigError: the file is missing or not TOML, or a key or value is wrong.
+        FileError: the file cannot be read.
+        ConfigError: it is not TOML, or a key or value is wrong.
     """
     path = Path(path)
     table = read_toml(path)

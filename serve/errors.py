@@ -2,6 +2,7 @@
 
     EarshotError
     ├── ConfigError            a TOML file or a flag is wrong
+    │   └── FileError          a file that one of them names cannot be read
     ├── CheckpointError        a checkpoint cannot be opened or is not Whisper
     ├── EngineError            an engine folder is missing, damaged or of another format
     ├── UnavailableError       this machine lacks what the chosen runtime or server needs
@@ -31,6 +32,10 @@ class ConfigError(EarshotError):
     """A configuration file or flag is wrong."""
 
     exit_code = 2
+
+
+class FileError(ConfigError):
+    """A file that a flag, a config or a manifest names cannot be read; see `serve.files`."""
 
 
 class CheckpointError(EarshotError):

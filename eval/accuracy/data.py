@@ -11,6 +11,7 @@ from typing import Literal
 
 from serve.clips import Clip
 from serve.errors import ConfigError
+from serve.files import read_text
 
 Phase = Literal["alone", "one_clip", "loaded"]
 """One call at a time over all clips; the same on the one 10 s clip; many calls at a time."""
@@ -83,12 +84,10 @@ def read_rows(path: Path) -> list[Row]:
     """Read a predictions file.
 
     Raises:
-        ConfigError: it is missing, or a line is not a prediction; the message names the line.
+        FileError: it cannot be read.
+        ConfigError: a line is not a prediction; the message names the line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise ConfigError(f"cannot read predictions {path}: {error.strerror}") from error
+    lines = read_text(path, "expected the predictions of a run").split("\n")
     rows = []
     for number, line in enumerate(lines, 1):
         if not line:

@@ -14,6 +14,7 @@ from typing import Protocol
 from eval.accuracy.data import Phase, Prediction, Row
 from serve.clips import Clip
 from serve.errors import EarshotError
+from serve.files import read_bytes
 
 SHUFFLE_SEED = 20  # the same order of clips for every system
 
@@ -38,7 +39,8 @@ def drive(
     """Send every clip `repeats` times, each pass in its own shuffled order, without a gap.
 
     `emit` gets a row per call, in order of completion, never two at the same time. An expected
-    error of one call becomes its row's `error`; any other exception ends the drive and is raised.
+    error of one call becomes its row's `error`; any other exception ends the drive and is raised, a
+    FileError among them: a clip that cannot be read says nothing about the system.
     """
     order = random.Random(SHUFFLE_SEED)
     calls = [
@@ -50,7 +52,7 @@ def drive(
     began = time.perf_counter()
 
     def call(clip: Clip, repeat: int) -> None:
-        audio = clip.path.read_bytes()
+        audio = read_bytes(clip.path)
         started = time.perf_counter()
         prediction, error = _transcribe(system, audio)
         row = Row(

@@ -11,7 +11,7 @@ from build import verify
 from build.checkpoint import open_checkpoint
 from serve.config import RuntimeConfig
 from serve.engine import WEIGHTS_FILE
-from serve.errors import AudioError, ConfigError, EngineError, UnavailableError
+from serve.errors import AudioError, ConfigError, EngineError, FileError, UnavailableError
 from serve.native import runtime as native
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from tests.checkpoints import NANO, random_weights, write_engine, write_hf, write_json, write_openai
@@ -144,10 +144,10 @@ def test_recordings_of_the_bundled_manifest():
 
 
 def test_audio_that_cannot_be_read(tmp_path):
-    with pytest.raises(AudioError, match=r"cannot read .*nothing.wav: No such file"):
+    with pytest.raises(FileError, match=r"cannot read .*nothing.wav: No such file"):
         verify.read_recordings([str(tmp_path / "nothing.wav")])
     (tmp_path / "text.wav").write_text("no audio")
-    with pytest.raises(AudioError):
+    with pytest.raises(AudioError, match=r"text.wav: audio of 8 bytes"):
         verify.read_recordings([str(tmp_path / "text.wav")])
     write_json(tmp_path / "manifest.jsonl", {"file": "a.wav"})
     with pytest.raises(ConfigError, match=r"manifest.jsonl:1: 'text' is missing"):

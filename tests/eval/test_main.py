@@ -119,7 +119,11 @@ def test_ctrl_c_keeps_valid_lines(config, capsys, monkeypatch):
     [
         (["--systems", "whisper.cpp"], 2, "unknown system 'whisper.cpp'; known: earshot-triton"),
         (["--systems", "earshot-int8,earshot-int8"], 2, "expected different names"),
-        (["--manifest", "none.jsonl"], 2, "cannot read the manifest none.jsonl"),
+        (
+            ["--manifest", "none.jsonl"],
+            2,
+            "cannot read none.jsonl: No such file or directory; expected a manifest",
+        ),
     ],
 )
 def test_mistakes_end_in_one_line(config, capsys, flags, code, said):

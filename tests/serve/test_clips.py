@@ -3,7 +3,7 @@ import json
 import pytest
 
 from serve.clips import load_clips
-from serve.errors import ConfigError
+from serve.errors import ConfigError, FileError
 
 
 def manifest(folder, *lines):
@@ -53,7 +53,7 @@ def test_refuses_by_line_and_field(tmp_path, lines, said):
 
 
 def test_missing_manifest(tmp_path):
-    with pytest.raises(ConfigError, match="cannot read the manifest"):
+    with pytest.raises(FileError, match=r"cannot read .*; expected a manifest of clips"):
         load_clips(tmp_path / "none.jsonl")
 
 

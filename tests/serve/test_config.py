@@ -74,7 +74,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_a_file_that_is_not_utf8_is_named(tmp_path):
     (tmp_path / "latin.toml").write_bytes(b'name = "caf\xe9"')
-    with pytest.raises(ConfigError, match=r"latin\.toml is not valid TOML"):
+    with pytest.raises(ConfigError, match=r"latin\.toml: byte 11 is not UTF-8"):
         load_config(tmp_path / "latin.toml")
 
 

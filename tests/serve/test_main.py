@@ -64,7 +64,7 @@ def test_a_bad_file_is_reported_and_the_others_go_on(toml, files, fake, capsys):
     assert output.out.count("Hello") == 2
     assert output.out.index(names[0]) < output.out.index(names[3])
     assert f"error: {names[1]}: audio has 0 bytes" in output.err
-    assert "error: /no/such.wav: cannot read it: No such file" in output.err
+    assert "error: cannot read /no/such.wav: No such file or directory; name a file" in output.err
     assert "2 of 4 files failed" in output.err
     assert "Traceback" not in output.err
 
@@ -106,7 +106,10 @@ def test_a_missing_engine_and_a_missing_config_say_what_to_do(toml, files, capsy
     assert run(toml, "--engine", "/no/engine", files["a.wav"]) == 1
     assert "no engine at /no/engine" in capsys.readouterr().err
     assert run("/no/config.toml", files["a.wav"]) == 2
-    assert "cannot read config /no/config.toml" in capsys.readouterr().err
+    assert (
+        "cannot read /no/config.toml: No such file or directory; expected a config"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("command", [[], ["triton"], ["transcribe"], ["tensors"]])

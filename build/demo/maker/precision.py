@@ -68,8 +68,8 @@ def load(folder: Path) -> list[Spoken]:
     """The clips of a folder that `build.demo.maker.heldout` wrote.
 
     Raises:
-        ConfigError: the manifest cannot be read, or names a file that is not there.
-        AudioError: a file cannot be read or decoded, or does not fit a window.
+        ConfigError: the manifest or a file cannot be read, or a line is malformed.
+        AudioError: a file cannot be decoded, or does not fit a window.
     """
     clips = load_clips(folder / "manifest.jsonl")
     recordings = read_recordings(str(clip.path) for clip in clips)

@@ -71,7 +71,7 @@ def test_what_cannot_be_measured_is_an_error(tmp_path, capsys):
     write_wav(tmp_path / "long.wav", np.zeros(31 * 16000, np.int16))
     long = folder_of(tmp_path / "long", {**KEY, "file": "../long.wav"})
     for folder, code, complaint in (
-        (tmp_path / "nowhere", 2, "cannot read the manifest"),
+        (tmp_path / "nowhere", 2, "manifest.jsonl: No such file or directory; expected a"),
         (folder_of(tmp_path / "empty"), 2, "lists no clips"),
         (folder_of(tmp_path / "gone", {**KEY, "file": "gone.wav"}), 2, "gone.wav does not exist"),
         (long, 1, "lasts 31.0 s; expected at most 30 s"),

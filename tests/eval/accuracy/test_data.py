@@ -3,7 +3,7 @@ import pytest
 from eval.accuracy.data import read_rows, row_to_json, ten_second_clip
 from eval.files import write_text
 from serve.clips import load_clips
-from serve.errors import ConfigError
+from serve.errors import ConfigError, FileError
 from tests.eval_fakes import row, write_clips
 
 
@@ -28,6 +28,14 @@ def test_rows_survive_the_file(tmp_path):
     assert read_rows(path) == rows
     assert read_rows(path)[1].text == ""
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_predictions_that_are_not_text(tmp_path):
+    """They once ended in a stack trace."""
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\xff\xfe{")
+    with pytest.raises(FileError, match=r"rows.jsonl: byte 0 is not UTF-8"):
+        read_rows(path)
 
 
 def test_damaged_rows_are_named(tmp_path):
