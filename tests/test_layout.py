@@ -29,7 +29,7 @@ RULES = {
     "serve.runtime.protocol": CONTRACTS,
     "serve.runtime.table": (*CONTRACTS, "serve.runtime", "serve.native.runtime", "serve.trtllm"),
     "serve.native.kernels": CONTRACTS,
-    "serve.native.rules": (*CONTRACTS, "serve.native.kernels.choose"),
+    "serve.native.rules": CONTRACTS,
     "serve.native": RUNTIME,
     "serve.trtllm": (*RUNTIME, "serve.native.rules.definition"),
     "serve.transcriber": (*RUNTIME, "serve.runtime.table"),

@@ -35,7 +35,7 @@ class Snapshot:
 class SlotLoop(Protocol):
     """Advances the slots and tells what became of them."""
 
-    def launch(self, slots: Slots, sampling: bool) -> int:
+    def launch(self, slots: Slots) -> int:
         """Advance every busy slot; returns by how many steps at most."""
         ...
 
@@ -63,12 +63,12 @@ class EagerLoop:
         self._advance = advance
         self._snapshot: Snapshot | None = None
 
-    def launch(self, slots: Slots, sampling: bool) -> int:
+    def launch(self, slots: Slots) -> int:
         """See `SlotLoop.launch`."""
         positions = self._state.position[: slots.span]
-        longest = int(positions.max()) + 1
-        logits = self._network.step(self._state.tokens, positions, self._cache, longest)
-        self._advance(self._state, logits, sampling)
+        cache = self._cache.up_to(int(positions.max()) + 1)
+        logits = self._network.step(self._state.tokens, positions, cache)
+        self._advance(self._state, logits)
         self._snapshot = Snapshot(self._state, slots.owners())
         return 1
 
@@ -106,8 +106,8 @@ class GraphLoop:
 
             def several(span: int = span) -> None:
                 for _ in range(self._steps_of(span)):
-                    logits = network.step(state.tokens, state.position[:span], cache, n_text_ctx)
-                    advance(state, logits, False)
+                    logits = network.step(state.tokens, state.position[:span], cache)
+                    advance(state, logits)
 
             self._graphs[span] = _capture(several, pool)
         # Three: one being copied into, one being read, one between them.
@@ -119,9 +119,8 @@ class GraphLoop:
         """See `SlotLoop.discard_launched`."""
         self._launched.clear()
 
-    def launch(self, slots: Slots, sampling: bool) -> int:
-        """See `SlotLoop.launch`; each slot's temperature is read on the device."""
-        del sampling
+    def launch(self, slots: Slots) -> int:
+        """See `SlotLoop.launch`."""
         span = slots.span
         graph = self._graphs[min(bucket for bucket in self._graphs if bucket >= span)]
         graph.replay()

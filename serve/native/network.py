@@ -5,12 +5,14 @@ is folded into its projection; query, key and value are one matrix.
 """
 
 import dataclasses
+import itertools
+from typing import Any
 
 import torch
 
 from serve.config import CrossPrecision
 from serve.engine import HEAD_DIM, Dims, scale_name
-from serve.native.kernels.choose import EncoderOps, Ops, torch_only
+from serve.native.kernels.choose import Activation, EncoderOps, Ops, torch_only
 from serve.native.kernels.definition import CrossKV, Matrix, Norm, encoder_attention, linear
 
 Weights = dict[str, torch.Tensor]
@@ -37,6 +39,12 @@ class Cache:
         if self.cross_scale is None:
             return CrossKV(k, v)
         return CrossKV(k, v, *self.cross_scale[layer, :, :slots])
+
+    def up_to(self, length: int) -> "Cache":
+        """Views for a step in which every slot's position is below `length`."""
+        return dataclasses.replace(
+            self, self_k=self.self_k[..., :length, :], self_v=self.self_v[..., :length, :]
+        )
 
     @property
     def nbytes(self) -> int:
@@ -182,7 +190,7 @@ class EncoderLayer:
     mlp_shift: torch.Tensor
 
 
-def _encoder_layers(load: Loader, count: int, ops: EncoderOps) -> list[EncoderLayer]:
+def _encoder_layers(load: Loader, count: int, ops: EncoderOps[Any]) -> list[EncoderLayer]:
     """The layers, their matrices as the operations read them."""
     layers: list[EncoderLayer] = []
     for i in range(count):
@@ -263,17 +271,28 @@ class Whisper:
         """Run the encoder: (batch, n_mels, 3000) float32 -> (batch, n_audio_ctx, d)."""
         ops = self.ops.encoder
         x = ops.stem(features.to(self.device), *self._stem, self._audio_positions)
-        following = [layer.attn.norm for layer in self._encoder[1:]] + [self._encoder_norm]
-        flow = ops.norm(x, self._encoder[0].attn.norm)
-        for layer, next_norm in zip(self._encoder, following, strict=True):
-            attn, mlp = layer.attn, layer.mlp
-            mixed = encoder_attention(ops.linear(flow, attn.qkv), self.dims.n_audio_head)
-            flow = ops.add_linear_norm(x, mixed, attn.out, layer.attn_shift, mlp.norm, last=False)
-            hidden = ops.linear_gelu(flow, mlp.fc1)
-            last = next_norm is self._encoder_norm
-            flow = ops.add_linear_norm(x, hidden, mlp.fc2, layer.mlp_shift, next_norm, last)
-        encoded: torch.Tensor = flow
-        return encoded
+        last = self._encoder[-1]
+        normed = ops.norm(x, self._encoder[0].attn.norm)
+        # Each layer ends with the layer norm that the next one begins with.
+        for layer, following in itertools.pairwise(self._encoder):
+            hidden = self._attend_and_widen(ops, layer, x, normed)
+            normed = ops.add_linear_norm(
+                x, hidden, layer.mlp.fc2, layer.mlp_shift, following.attn.norm
+            )
+        hidden = self._attend_and_widen(ops, last, x, normed)
+        return ops.add_linear_last_norm(x, hidden, last.mlp.fc2, last.mlp_shift, self._encoder_norm)
+
+    def _attend_and_widen(
+        self,
+        ops: EncoderOps[Activation],
+        layer: EncoderLayer,
+        x: torch.Tensor,
+        normed: Activation,
+    ) -> Activation:
+        """An encoder layer but for its last product: `x` is updated, the wide layer returned."""
+        mixed = encoder_attention(ops.linear(normed, layer.attn.qkv), self.dims.n_audio_head)
+        normed = ops.add_linear_norm(x, mixed, layer.attn.out, layer.attn_shift, layer.mlp.norm)
+        return ops.linear_gelu(normed, layer.mlp.fc1)
 
     def fill_cross(self, encoded: torch.Tensor, cache: Cache, slots: torch.Tensor) -> None:
         """Project the encoder's output (batch, n_audio_ctx, d) into the caches of int64 `slots`."""
@@ -285,29 +304,27 @@ class Whisper:
             rows = slice(begin * width, end * width)
             part = Matrix(self._cross_weight[rows], self._cross_bias[rows])
             scale = None if cache.cross_scale is None else cache.cross_scale[begin:end]
-            self.ops.store_cross(linear(encoded, part), slots, cache.cross[begin:end], scale)
+            self.ops.decoder.store_cross(
+                linear(encoded, part), slots, cache.cross[begin:end], scale
+            )
 
-    def step(
-        self, ids: torch.Tensor, positions: torch.Tensor, cache: Cache, longest: int
-    ) -> torch.Tensor:
+    def step(self, ids: torch.Tensor, positions: torch.Tensor, cache: Cache) -> torch.Tensor:
         """Feed one token to each of the first n slots.
 
         Args:
             ids: int64 (slots, time), every slot's sequence, at least n of them.
             positions: int64 (n,), which token of its sequence each slot is fed.
-            cache: caches of at least n slots; keys and values are written at `positions`.
-            longest: as in `definition.self_attention`.
+            cache: caches of at least n slots; keys and values are written at `positions`. Plain
+                torch attends to their whole length, so give it `Cache.up_to` what it needs.
 
         Returns:
             float32 logits (n, n_vocab) for the tokens that follow.
         """
-        n, ops = positions.shape[0], self.ops
+        n, ops = positions.shape[0], self.ops.decoder
         x = ops.embed(ids, positions, self._tokens, self._text_positions)
         for i, layer in enumerate(self._decoder):
             qkv = ops.norm_linear(x, layer.attn.norm, layer.attn.qkv)
-            mixed = ops.self_attention(
-                qkv, cache.self_k[i, :n], cache.self_v[i, :n], positions, longest
-            )
+            mixed = ops.self_attention(qkv, cache.self_k[i, :n], cache.self_v[i, :n], positions)
             x = ops.linear_residual(mixed, layer.attn.out, x)
             query = ops.norm_linear(x, layer.cross.norm, layer.cross.qkv)
             mixed = ops.cross_attention(query, cache.cross_kv(i, n))
@@ -336,5 +353,5 @@ class Whisper:
         self.fill_cross(self.encode(features), cache, everyone)
         ids, steps = tokens.to(self.device).contiguous(), []
         for t in range(time):
-            steps.append(self.step(ids, torch.full_like(everyone, t), cache, t + 1))
+            steps.append(self.step(ids, torch.full_like(everyone, t), cache.up_to(t + 1)))
         return torch.stack(steps, dim=1)

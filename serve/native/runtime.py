@@ -131,7 +131,8 @@ class NativeRuntime:
         self._cross_kv = config.cross_kv
         cache = network.new_cache(slots, config.cross_kv)
         self._state = new_state(slots, dims.n_text_ctx, device)
-        advance = choose_advance(ops, Rules(self._facts, dims, device), slots)
+        rules = Rules(self._facts, dims, device)
+        advance = choose_advance(ops.name, rules, slots, self._anyone_samples)
         self._loop: SlotLoop = EagerLoop(network, cache, self._state, advance)
         self._encoder: Encoder = EagerEncoder(network, cache, config.encoder_batch)
         if config.cuda_graph:
@@ -173,8 +174,11 @@ class NativeRuntime:
 
     @torch.inference_mode()
     def poll(self, timeout_s: float) -> list[Event]:
-        """Admit what waits, advance every busy slot by one token; see `Runtime.poll`."""
-        del timeout_s  # a step is short, and with nothing to do there is nothing to wait for
+        """Admit what waits, advance every busy slot; see `Runtime.poll`.
+
+        A step is short, and with nothing to do there is nothing to wait for: it never comes near
+        `timeout_s`.
+        """
         events, self._ended = self._ended, []
         try:
             self._admit_some()
@@ -275,9 +279,8 @@ class NativeRuntime:
 
     def _step(self) -> None:
         """Feed every busy slot and choose what it says next."""
-        sampling = any(r.job.options.temperature > 0 for r in self._running.values())
         stopwatch = Stopwatch(self._device)
-        steps = self._loop.launch(self._slots, sampling)
+        steps = self._loop.launch(self._slots)
         stopwatch.stop()
         self._stepping.append(stopwatch)
         self._gauges = dataclasses.replace(
@@ -285,6 +288,9 @@ class NativeRuntime:
             steps=self._gauges.steps + steps,
             step_slots=self._gauges.step_slots + steps * self._slots.busy,
         )
+
+    def _anyone_samples(self) -> bool:
+        return any(running.job.options.temperature > 0 for running in self._running.values())
 
     def _collect(self) -> list[Event]:
         """End the jobs whose sequence is complete."""

@@ -76,13 +76,12 @@ class RulesCallback:
         """Forbid tokens.
 
         Args:
-            req_ids: the executor's own ids; not used.
+            req_ids: the executor's own ids; here requests go by their client ids.
             logits: one tensor per request, (1, beams, n_vocab), changed in place.
             token_ids: per request and beam, the prompt and what was sampled so far.
             stream_ptr: the CUDA stream that computes `logits`.
             client_ids: what `CppExecutor` gave each request.
         """
-        del req_ids
         live = [  # without the cancelled, whose tokens go nowhere
             (item, [list(beam)[len(request.prompt) :] for beam in beams], request)
             for item, beams, client_id in zip(logits, token_ids, client_ids, strict=True)

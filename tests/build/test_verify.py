@@ -1,6 +1,7 @@
 """build.verify: a sound engine passes in both precisions, a wrong one is caught and named."""
 
 import dataclasses
+import types
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,9 @@ def test_the_operations_that_serve_are_the_ones_that_are_scored(
 
     def slightly_wrong(*arguments):
         chosen = choose(*arguments)
-        return dataclasses.replace(chosen, logits=lambda *inputs: 1.02 * chosen.logits(*inputs))
+        plain = chosen.decoder
+        changed = {**vars(plain), "logits": lambda *inputs: 1.02 * plain.logits(*inputs)}
+        return dataclasses.replace(chosen, decoder=types.SimpleNamespace(**changed))
 
     monkeypatch.setattr(native, "choose", slightly_wrong)
     with pytest.raises(EngineError, match=r"logits deviate by 2\.00%"):

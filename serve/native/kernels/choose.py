@@ -6,8 +6,7 @@ and are imported only where they are chosen.
 
 import dataclasses
 import importlib.util
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
@@ -15,15 +14,56 @@ from serve.config import EncoderPrecision, Kernels
 from serve.engine import Dims
 from serve.errors import UnavailableError
 from serve.native.kernels import definition
-from serve.native.kernels.definition import CrossKV, Matrix, Norm
+from serve.native.kernels.definition import CrossKV, Matrix, Norm, Scaled
 
 Tensor = torch.Tensor
-Flow = Any
-"""What one operation hands to the next and nobody else looks into; plain torch: a tensor."""
+KernelsName = Literal["torch", "triton"]
+Flow = TypeVar("Flow")
+"""A linear layer's output as one decoder operation hands it to the next; plain torch: a tensor."""
+Activation = TypeVar("Activation")
+"""What the encoder's linear layers read; plain torch: a tensor."""
 
 
-class EncoderOps(Protocol):
-    """One implementation of the encoder's operations; see `definition`."""
+class DecoderOps(Protocol[Flow]):
+    """One implementation of the decoder's operations; see `definition` for each."""
+
+    def embed(self, ids: Tensor, positions: Tensor, tokens: Tensor, places: Tensor) -> Tensor:
+        """See `definition.embed`."""
+        ...
+
+    def norm_linear(self, x: Tensor | Flow, params: Norm, matrix: Matrix) -> Flow:
+        """See `definition.norm_linear`."""
+        ...
+
+    def norm_linear_gelu(self, x: Tensor | Flow, params: Norm, matrix: Matrix) -> Tensor:
+        """See `definition.norm_linear_gelu`."""
+        ...
+
+    def linear_residual(self, x: Tensor, matrix: Matrix, residual: Tensor | Flow) -> Flow:
+        """See `definition.linear_residual`."""
+        ...
+
+    def logits(self, x: Tensor | Flow, params: Norm, matrix: Matrix) -> Tensor:
+        """See `definition.logits`."""
+        ...
+
+    def self_attention(
+        self, qkv: Flow, k_cache: Tensor, v_cache: Tensor, positions: Tensor
+    ) -> Tensor:
+        """See `definition.self_attention`."""
+        ...
+
+    def cross_attention(self, q: Flow, cross: CrossKV) -> Tensor:
+        """See `definition.cross_attention`."""
+        ...
+
+    def store_cross(self, x: Tensor, slots: Tensor, cache: Tensor, scale: Tensor | None) -> None:
+        """See `definition.store_cross`."""
+        ...
+
+
+class EncoderOps(Protocol[Activation]):
+    """One implementation of the encoder's operations; see `definition` for each."""
 
     def prepare(self, matrix: Matrix) -> Matrix:
         """See `definition.prepare`."""
@@ -33,59 +73,47 @@ class EncoderOps(Protocol):
         """See `definition.stem`."""
         ...
 
-    def norm(self, x: Tensor, params: Norm) -> Flow:
+    def norm(self, x: Tensor, params: Norm) -> Activation:
         """See `definition.norm`."""
         ...
 
-    def linear(self, x: Flow, matrix: Matrix) -> Tensor:
+    def linear(self, x: Activation, matrix: Matrix) -> Tensor:
         """See `definition.linear`."""
         ...
 
-    def linear_gelu(self, x: Flow, matrix: Matrix) -> Flow:
+    def linear_gelu(self, x: Activation, matrix: Matrix) -> Activation:
         """See `definition.linear_gelu`."""
         ...
 
     def add_linear_norm(
-        self, x: Tensor, y: Flow, matrix: Matrix, shift: Tensor, params: Norm, last: bool
-    ) -> Flow:
+        self, x: Tensor, y: Tensor | Activation, matrix: Matrix, shift: Tensor, params: Norm
+    ) -> Activation:
         """See `definition.add_linear_norm`."""
+        ...
+
+    def add_linear_last_norm(
+        self, x: Tensor, y: Tensor | Activation, matrix: Matrix, shift: Tensor, params: Norm
+    ) -> Tensor:
+        """See `definition.add_linear_last_norm`."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Ops:
-    """One implementation of each operation; see the function of the same name in `definition`."""
+    """The operations that one network computes with."""
 
-    name: str  # "torch" or "triton"
+    name: KernelsName
     reason: str  # why these
-    reads_int8: bool  # whether matrices may stay int8
-    embed: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-    norm_linear: Callable[[Flow, Norm, Matrix], Flow]
-    norm_linear_gelu: Callable[[Flow, Norm, Matrix], Flow]
-    linear_residual: Callable[[Flow, Matrix, Flow], Flow]
-    logits: Callable[[Flow, Norm, Matrix], Tensor]
-    self_attention: Callable[[Flow, Tensor, Tensor, Tensor, int], Flow]
-    cross_attention: Callable[[Flow, CrossKV], Flow]
-    store_cross: Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
-    encoder: EncoderOps
+    reads_int8: bool  # whether the decoder's matrices may stay int8
+    decoder: DecoderOps[Any]
+    encoder: EncoderOps[Any]
 
 
 def torch_only(reason: str) -> Ops:
     """Plain torch for every operation."""
-    return Ops(
-        name="torch",
-        reason=reason,
-        reads_int8=False,
-        embed=definition.embed,
-        norm_linear=definition.norm_linear,
-        norm_linear_gelu=definition.norm_linear_gelu,
-        linear_residual=definition.linear_residual,
-        logits=definition.logits,
-        self_attention=definition.self_attention,
-        cross_attention=definition.cross_attention,
-        store_cross=definition.store_cross,
-        encoder=definition,
-    )
+    decoder: DecoderOps[Tensor] = definition
+    encoder: EncoderOps[Tensor] = definition
+    return Ops("torch", reason, reads_int8=False, decoder=decoder, encoder=encoder)
 
 
 def choose(
@@ -141,7 +169,7 @@ def _has_bulk_copies(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def _encoder(device: torch.device, precision: EncoderPrecision) -> EncoderOps:
+def _encoder(device: torch.device, precision: EncoderPrecision) -> EncoderOps[Any]:
     if not _has_bulk_copies(device):
         return definition
     from serve.native.kernels.encoder import (  # noqa: PLC0415 - only where triton is
@@ -149,26 +177,22 @@ def _encoder(device: torch.device, precision: EncoderPrecision) -> EncoderOps:
         TritonEncoder,
     )
 
-    return Fp8Encoder(device) if precision == "fp8" else TritonEncoder(device)
+    if precision == "fp8":
+        scaled: EncoderOps[Scaled] = Fp8Encoder(device)
+        return scaled
+    plain: EncoderOps[Tensor] = TritonEncoder(device)
+    return plain
 
 
 def _triton(
     reason: str, device: torch.device, dims: Dims, slots: int, encoder_precision: EncoderPrecision
 ) -> Ops:
-    from serve.native.kernels.decoder import TritonOps  # noqa: PLC0415 - only where triton is
-
-    kernels = TritonOps(device, slots, dims.n_text_head, dims.n_audio_ctx)
-    return Ops(
-        name="triton",
-        reason=reason,
-        reads_int8=True,
-        embed=kernels.embed,
-        norm_linear=kernels.norm_linear,
-        norm_linear_gelu=kernels.norm_linear_gelu,
-        linear_residual=kernels.linear_residual,
-        logits=kernels.logits,
-        self_attention=kernels.self_attention,
-        cross_attention=kernels.cross_attention,
-        store_cross=kernels.store_cross,
-        encoder=_encoder(device, encoder_precision),
+    from serve.native.kernels.decoder import (  # noqa: PLC0415 - only where triton is
+        Pending,
+        TritonOps,
     )
+
+    decoder: DecoderOps[Tensor | Pending]
+    decoder = TritonOps(device, slots, dims.n_text_head, dims.n_audio_ctx)
+    encoder = _encoder(device, encoder_precision)
+    return Ops("triton", reason, reads_int8=True, decoder=decoder, encoder=encoder)

@@ -217,13 +217,13 @@ class TritonOps:
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         positions: torch.Tensor,
-        longest: int,
     ) -> torch.Tensor:
-        """See `definition.self_attention`; reads what each slot needs, so `longest` is not used."""
-        del longest
-        slots, heads, n_ctx, head_dim = k_cache.shape
+        """See `definition.self_attention`; of each slot's cache only what it has is read."""
+        slots, heads, _, head_dim = k_cache.shape
         source, scale, bias, parts, quantized = _unfinished(qkv)
-        assert k_cache.is_contiguous() and v_cache.is_contiguous()
+        n_ctx = k_cache.stride(1) // head_dim  # as allocated: the views may be shorter
+        strides = (heads * n_ctx * head_dim, n_ctx * head_dim, head_dim, 1)
+        assert k_cache.stride() == strides == v_cache.stride()
         out = torch.empty((slots, heads * head_dim), dtype=qkv.dtype, device=k_cache.device)
         pdl = self._overlaps(slots)
         self_attention_kernel[(heads, slots)](

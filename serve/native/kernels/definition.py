@@ -81,7 +81,7 @@ def linear_gelu(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
 
 
 def add_linear_norm(
-    x: torch.Tensor, y: torch.Tensor, matrix: Matrix, shift: torch.Tensor, params: Norm, last: bool
+    x: torch.Tensor, y: torch.Tensor, matrix: Matrix, shift: torch.Tensor, params: Norm
 ) -> torch.Tensor:
     """x += linear(y) in place, then layer norm of x + shift.
 
@@ -94,14 +94,16 @@ def add_linear_norm(
         matrix: in -> d, without a bias.
         shift: float32 (d,).
         params: of the layer norm.
-        last: the result leaves the encoder.
 
     Returns:
-        The layer norm, for the next linear layer of the same operations, or to leave the encoder.
+        The layer norm (..., d), as the next linear layer of the same operations reads it.
     """
-    del last
     x += linear(y, matrix)
     return norm(x + shift, params).to(x.dtype)
+
+
+add_linear_last_norm = add_linear_norm
+"""The same at the encoder's end: whatever linear layers read, its result is a tensor like `x`."""
 
 
 def linear(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
@@ -184,7 +186,6 @@ def self_attention(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     positions: torch.Tensor,
-    longest: int,
 ) -> torch.Tensor:
     """One decoder step of causal self-attention for slots of different ages.
 
@@ -192,25 +193,21 @@ def self_attention(
 
     Args:
         qkv: (slots, 3 * d), the query already scaled.
-        k_cache, v_cache: (slots, heads, n_text_ctx, head_dim), updated in place.
+        k_cache, v_cache: (slots, heads, length, head_dim), updated in place; every position is
+            below `length`, and what lies behind the last of them only costs time.
         positions: int64 (slots,).
-        longest: positions read at most, at least max(positions) + 1; fixed under a CUDA graph.
 
     Returns:
         (slots, d).
     """
-    slots, heads, _, head_dim = k_cache.shape
+    slots, heads, length, head_dim = k_cache.shape
     q, k, v = qkv.view(slots, 3, heads, 1, head_dim).unbind(1)
     at = positions.view(slots, 1, 1, 1).expand(slots, heads, 1, head_dim)
     k_cache.scatter_(2, at, k)
     v_cache.scatter_(2, at, v)
-    seen = torch.arange(longest, device=positions.device) <= positions[:, None]
+    seen = torch.arange(length, device=positions.device) <= positions[:, None]
     out = F.scaled_dot_product_attention(
-        q,
-        k_cache[:, :, :longest],
-        v_cache[:, :, :longest],
-        attn_mask=seen[:, None, None, :],
-        scale=1.0,
+        q, k_cache, v_cache, attn_mask=seen[:, None, None, :], scale=1.0
     )
     return out.reshape(slots, heads * head_dim)
 

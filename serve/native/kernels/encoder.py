@@ -140,8 +140,8 @@ class _Rows:
     stride: int
 
 
-class TritonEncoder:
-    """The encoder's operations in FP16; see the functions of the same names in `definition`.
+class _Convolutions:
+    """What both precisions share: convolutions in FP16 by the product that ends in GELU.
 
     Args:
         device: a CUDA device, or a CPU under Triton's interpreter.
@@ -151,10 +151,6 @@ class TritonEncoder:
         self._programs = 3
         if device.type == "cuda":
             self._programs = torch.cuda.get_device_properties(device).multi_processor_count
-
-    def prepare(self, matrix: Matrix) -> Matrix:
-        """See `definition.prepare`."""
-        return matrix
 
     def stem(
         self, features: torch.Tensor, conv1: Matrix, conv2: Matrix, positions: torch.Tensor
@@ -178,36 +174,6 @@ class TritonEncoder:
         self._linear_gelu(rows, conv2, z.view(-1, d))
         return z[:, : time // 2] + positions
 
-    def norm(self, x: torch.Tensor, params: Norm) -> torch.Tensor:
-        """See `definition.norm`."""
-        return self._norm(x, None, None, params)
-
-    def linear(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
-        """See `definition.linear`."""
-        return linear(x, matrix)
-
-    def linear_gelu(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
-        """See `definition.linear_gelu`."""
-        depth, n_out = x.shape[-1], len(matrix.weight)
-        rows = _Rows(x, x.numel() // depth, depth, depth)
-        out = torch.empty((*x.shape[:-1], n_out), dtype=x.dtype, device=x.device)
-        self._linear_gelu(rows, matrix, out.view(-1, n_out))
-        return out
-
-    def add_linear_norm(
-        self,
-        x: torch.Tensor,
-        y: torch.Tensor,
-        matrix: Matrix,
-        shift: torch.Tensor,
-        params: Norm,
-        last: bool,
-    ) -> torch.Tensor:
-        """See `definition.add_linear_norm`."""
-        del last
-        x.view(-1, x.shape[-1]).addmm_(y.reshape(-1, y.shape[-1]), matrix.weight.t())
-        return self._norm(x, None, shift, params)
-
     def _linear_gelu(
         self,
         x: _Rows,
@@ -229,29 +195,46 @@ class TritonEncoder:
             _GROUP, num_warps=8, num_stages=3,
         )  # fmt: skip
 
-    @staticmethod
-    def _norm(
-        x: torch.Tensor,
-        delta: torch.Tensor | None,
-        shift: torch.Tensor | None,
-        params: Norm,
-        out: torch.Tensor | None = None,
-        scale: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """x += delta in place; layer norm of x + shift, in `out` with `scale` if given."""
-        assert x.is_contiguous()
-        width = x.shape[-1]
-        out = torch.empty_like(x) if out is None else out
-        stream_norm_kernel[(x.numel() // width,)](
-            x, x if delta is None else delta, x if shift is None else shift, params.weight,
-            params.bias, out, x if scale is None else scale, LAYER_NORM_EPS, width,
-            triton.next_power_of_2(width), delta is not None, shift is not None,
-            scale is not None, FP8_MAX, num_warps=2,
-        )  # fmt: skip
+
+class TritonEncoder(_Convolutions):
+    """The encoder's operations in FP16; see the functions of the same names in `definition`."""
+
+    def prepare(self, matrix: Matrix) -> Matrix:
+        """See `definition.prepare`."""
+        return matrix
+
+    def norm(self, x: torch.Tensor, params: Norm) -> torch.Tensor:
+        """See `definition.norm`."""
+        return _stream_norm(x, None, None, params)
+
+    def linear(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
+        """See `definition.linear`."""
+        return linear(x, matrix)
+
+    def linear_gelu(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
+        """See `definition.linear_gelu`."""
+        depth, n_out = x.shape[-1], len(matrix.weight)
+        rows = _Rows(x, x.numel() // depth, depth, depth)
+        out = torch.empty((*x.shape[:-1], n_out), dtype=x.dtype, device=x.device)
+        self._linear_gelu(rows, matrix, out.view(-1, n_out))
         return out
 
+    def add_linear_norm(
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        matrix: Matrix,
+        shift: torch.Tensor,
+        params: Norm,
+    ) -> torch.Tensor:
+        """See `definition.add_linear_norm`."""
+        x.view(-1, x.shape[-1]).addmm_(y.reshape(-1, y.shape[-1]), matrix.weight.t())
+        return _stream_norm(x, None, shift, params)
 
-class Fp8Encoder(TritonEncoder):
+    add_linear_last_norm = add_linear_norm
+
+
+class Fp8Encoder(_Convolutions):
     """The same with FP8 products, but for the convolutions; what they read is `Scaled`."""
 
     def prepare(self, matrix: Matrix) -> Matrix:
@@ -260,11 +243,11 @@ class Fp8Encoder(TritonEncoder):
         scale = weight.abs().amax(dim=1).clamp_min(1e-12) / FP8_MAX
         return Matrix((weight / scale[:, None]).to(torch.float8_e4m3fn), matrix.bias, scale)
 
-    def norm(self, x: torch.Tensor, params: Norm) -> Scaled:  # type: ignore[override]
+    def norm(self, x: torch.Tensor, params: Norm) -> Scaled:
         """See `definition.norm`."""
-        return self._scaled_norm(x, None, None, params)
+        return _scaled_stream_norm(x, None, None, params)
 
-    def linear(self, x: Scaled, matrix: Matrix) -> torch.Tensor:  # type: ignore[override]
+    def linear(self, x: Scaled, matrix: Matrix) -> torch.Tensor:
         """See `definition.linear`."""
         assert matrix.scale is not None
         out = torch._scaled_mm(
@@ -274,37 +257,63 @@ class Fp8Encoder(TritonEncoder):
         )  # fmt: skip
         return out.view(*x.values.shape[:-1], -1)
 
-    def linear_gelu(self, x: Scaled, matrix: Matrix) -> Scaled:  # type: ignore[override]
+    def linear_gelu(self, x: Scaled, matrix: Matrix) -> Scaled:
         """See `definition.linear_gelu`."""
         return _scale_rows(self.linear(x, matrix), gelu=True)
 
-    def add_linear_norm(  # type: ignore[override]
+    def add_linear_norm(
         self,
         x: torch.Tensor,
         y: torch.Tensor | Scaled,
         matrix: Matrix,
         shift: torch.Tensor,
         params: Norm,
-        last: bool,
-    ) -> torch.Tensor | Scaled:
-        """See `definition.add_linear_norm`; the last result is in FP16."""
-        if isinstance(y, torch.Tensor):
-            y = _scale_rows(y, gelu=False)
-        delta = self.linear(y, matrix)
-        if last:
-            return self._norm(x, delta, shift, params)
-        return self._scaled_norm(x, delta, shift, params)
+    ) -> Scaled:
+        """See `definition.add_linear_norm`."""
+        return _scaled_stream_norm(x, self._scaled_linear(y, matrix), shift, params)
 
-    def _scaled_norm(
+    def add_linear_last_norm(
         self,
         x: torch.Tensor,
-        delta: torch.Tensor | None,
-        shift: torch.Tensor | None,
+        y: torch.Tensor | Scaled,
+        matrix: Matrix,
+        shift: torch.Tensor,
         params: Norm,
-    ) -> Scaled:
-        out = _empty_scaled(x)
-        self._norm(x, delta, shift, params, out.values, out.scale)
-        return out
+    ) -> torch.Tensor:
+        """See `definition.add_linear_last_norm`."""
+        return _stream_norm(x, self._scaled_linear(y, matrix), shift, params)
+
+    def _scaled_linear(self, x: torch.Tensor | Scaled, matrix: Matrix) -> torch.Tensor:
+        return self.linear(_scale_rows(x, False) if isinstance(x, torch.Tensor) else x, matrix)
+
+
+def _stream_norm(
+    x: torch.Tensor,
+    delta: torch.Tensor | None,
+    shift: torch.Tensor | None,
+    params: Norm,
+    out: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x += delta in place; layer norm of x + shift, in `out` with `scale` if given."""
+    assert x.is_contiguous()
+    width = x.shape[-1]
+    out = torch.empty_like(x) if out is None else out
+    stream_norm_kernel[(x.numel() // width,)](
+        x, x if delta is None else delta, x if shift is None else shift, params.weight,
+        params.bias, out, x if scale is None else scale, LAYER_NORM_EPS, width,
+        triton.next_power_of_2(width), delta is not None, shift is not None,
+        scale is not None, FP8_MAX, num_warps=2,
+    )  # fmt: skip
+    return out
+
+
+def _scaled_stream_norm(
+    x: torch.Tensor, delta: torch.Tensor | None, shift: torch.Tensor | None, params: Norm
+) -> Scaled:
+    out = _empty_scaled(x)
+    _stream_norm(x, delta, shift, params, out.values, out.scale)
+    return out
 
 
 def _empty_scaled(x: torch.Tensor) -> Scaled:

@@ -204,9 +204,8 @@ class TritonChoice:
         self._sums = torch.empty((*shape, _SUMS), dtype=torch.float32, device=device)
         self._ids = torch.empty((*shape, 2), dtype=torch.int32, device=device)
 
-    def advance(self, state: SlotState, logits: torch.Tensor, sampling: bool) -> None:
+    def advance(self, state: SlotState, logits: torch.Tensor) -> None:
         """See `Rules.advance`; whether a slot samples is read on the device."""
-        del sampling
         n, n_vocab = logits.shape
         facts = self._rules.facts
         assert logits.is_contiguous() and n <= self._sums.shape[0]

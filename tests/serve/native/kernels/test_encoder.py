@@ -68,8 +68,8 @@ def test_the_residual_stream(encoder, random, dtype):
     norm, shift = norm_of(random, D), random(D)
     close(encoder.norm(x, norm), definition.norm(x, norm))
     mine, twin = x.clone(), x.clone()
-    got = encoder.add_linear_norm(mine, y, matrix, shift, norm, last=False)
-    close(got, definition.add_linear_norm(twin, y, matrix, shift, norm, last=False))
+    got = encoder.add_linear_norm(mine, y, matrix, shift, norm)
+    close(got, definition.add_linear_norm(twin, y, matrix, shift, norm))
     close(mine, twin)
 
 
@@ -106,8 +106,9 @@ def test_fp8_products(kernels, random):
     assert float(error / definition.linear(x, wide).float().norm()) < 0.06
     mine, twin = x.clone(), x.clone()
     for last in (False, True):
-        got = encoder.add_linear_norm(mine, y, encoder.prepare(narrow), shift, norm, last)
-        expected = definition.add_linear_norm(twin, y, narrow, shift, norm, last)
+        added = encoder.add_linear_last_norm if last else encoder.add_linear_norm
+        got = added(mine, y, encoder.prepare(narrow), shift, norm)
+        expected = definition.add_linear_norm(twin, y, narrow, shift, norm)
         got = got if last else values(got).view(expected.shape)
         assert float((got.float() - expected.float()).norm() / expected.float().norm()) < 0.08
 

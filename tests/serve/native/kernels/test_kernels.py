@@ -149,8 +149,8 @@ def test_self_attention_of_slots_from_new_to_full(ops, random, dtype):
     caches = [random(slots, HEADS, CTX, 64, dtype=dtype) for _ in range(2)]
     mine, twins = [c.clone() for c in caches], [c.clone() for c in caches]
     qkv = random(slots, 3 * d, dtype=dtype, spread=0.5)
-    got = ops.self_attention(qkv, *mine, ages, CTX)
-    close(got, definition.self_attention(qkv, *twins, ages, CTX))
+    got = ops.self_attention(qkv, *mine, ages)
+    close(got, definition.self_attention(qkv, *twins, ages))
     for a, b in zip(mine, twins, strict=True):
         assert torch.equal(a, b)  # this step's key and value, and nothing else, were written
 
@@ -178,6 +178,18 @@ def test_cross_attention(ops, random, slots, int8, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_self_attention_over_views_of_the_caches(ops, random, dtype):
+    """`Cache.up_to` shortens them; no number may depend on that."""
+    positions, d = torch.tensor([0, 70, 129], device=DEVICE), HEADS * 64
+    caches = [random(3, HEADS, CTX, 64, dtype=dtype) for _ in range(2)]
+    qkv = random(3, 3 * d, dtype=dtype, spread=0.5)
+    for one in (ops, definition):
+        whole = one.self_attention(qkv, *(c.clone() for c in caches), positions)
+        views = [c.clone()[:, :, :130] for c in caches]
+        torch.testing.assert_close(one.self_attention(qkv, *views, positions), whole)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_attention_finishes_its_query(ops, random, dtype):
     """Both kinds, fed by a linear layer with few rows."""
     d = HEADS * 64
@@ -190,9 +202,9 @@ def test_attention_finishes_its_query(ops, random, dtype):
         query, qkv = (matrix_of(random, n * d, d, dtype, int8) for n in (1, 3))
         got = ops.cross_attention(ops.norm_linear(x, norm, query), cross)
         close(got, definition.cross_attention(definition.norm_linear(x, norm, query), cross))
-        got = ops.self_attention(ops.norm_linear(x, norm, qkv), *mine, ages, CTX)
+        got = ops.self_attention(ops.norm_linear(x, norm, qkv), *mine, ages)
         new = definition.norm_linear(x, norm, qkv)
-        close(got, definition.self_attention(new, *twins, ages, CTX))
+        close(got, definition.self_attention(new, *twins, ages))
         for a, b in zip(mine, twins, strict=True):
             close(a, b)
 
@@ -324,7 +336,7 @@ def test_the_choice_equals_the_rules_step_by_step(kernels, random, steps):
         logits[:, FACTS.timestamp_begin :] += [-6.0, 4.0][step % 3 == 2]
         logits[:, FACTS.eot] += 8.0 * (step > 12)
         rules.advance(twin, logits, sampling=True)
-        chooser.advance(mine, logits, sampling=True)
+        chooser.advance(mine, logits)
         for field in dataclasses.fields(twin)[1:]:  # all that is in `packed`
             a, b = getattr(mine, field.name), getattr(twin, field.name)
             if a.is_floating_point():
