@@ -32,7 +32,8 @@ Inputs = Mapping[str, Tensor]
 Start = Callable[[Inputs, OnEvent], RequestHandle]
 """Starts a request; raises an EarshotError, and nothing else, where it is refused at once."""
 
-_RETRY_S = 0.1
+_RETRY_S = 0.1  # between two tries to connect
+_JOIN_S = 5.0  # most that the end waits for a thread
 
 
 class RelayServer:
@@ -56,7 +57,7 @@ class RelayServer:
         self._closed = True
         with contextlib.suppress(OSError):
             Client(self._path, "AF_UNIX").close()  # wakes `accept`
-        self._thread.join(timeout=5)
+        self._thread.join(timeout=_JOIN_S)
         self._listener.close()
 
     def _accept(self) -> None:
@@ -81,11 +82,11 @@ class _Session:
     def read(self) -> None:
         try:
             while True:
-                number, inputs = self._connection.recv()
+                request_id, inputs = self._connection.recv()
                 if inputs is None:
-                    self._cancel(number)
+                    self._cancel(request_id)
                 else:
-                    self._begin(number, inputs)
+                    self._begin(request_id, inputs)
         except (EOFError, OSError):  # the other side is gone, and so are its clients
             with self._lock:
                 running = [handle for handle in self._running.values() if handle is not None]
@@ -99,29 +100,29 @@ class _Session:
                 self._connection.send(message)
         self._connection.close()
 
-    def _begin(self, number: int, inputs: Inputs) -> None:
+    def _begin(self, request_id: int, inputs: Inputs) -> None:
         with self._lock:
-            self._running[number] = None
+            self._running[request_id] = None
         try:
-            handle = self._start(inputs, functools.partial(self._on_event, number))
+            handle = self._start(inputs, functools.partial(self._on_event, request_id))
         except EarshotError as error:
-            self._on_event(number, Failed(error))
+            self._on_event(request_id, Failed(error))
             return
         with self._lock:
-            if number in self._running:  # else it has ended already
-                self._running[number] = handle
+            if request_id in self._running:  # else it has ended already
+                self._running[request_id] = handle
 
-    def _cancel(self, number: int) -> None:
+    def _cancel(self, request_id: int) -> None:
         with self._lock:
-            handle = self._running.get(number)
+            handle = self._running.get(request_id)
         if handle is not None:
             handle.cancel()
 
-    def _on_event(self, number: int, event: TranscriberEvent) -> None:
+    def _on_event(self, request_id: int, event: TranscriberEvent) -> None:
         if isinstance(event, Finished | Failed):
             with self._lock:
-                self._running.pop(number, None)
-        self._outbox.put((number, event))
+                self._running.pop(request_id, None)
+        self._outbox.put((request_id, event))
 
 
 class RelayClient:
@@ -140,8 +141,8 @@ class RelayClient:
         self._fd = self._connection.fileno()
         self._send_lock = threading.Lock()
         self._lock = threading.Lock()
-        self._waiting: dict[int, OnEvent] = {}
-        self._last = 0
+        self._listeners: dict[int, OnEvent] = {}
+        self._last_id = 0
         self._lost = False
         self._thread = threading.Thread(target=self._read, name="earshot-relay", daemon=True)
         self._thread.start()
@@ -154,18 +155,18 @@ class RelayClient:
         """
         with self._lock:
             if self._lost:
-                raise _lost()
-            self._last += 1
-            number = self._last
-            self._waiting[number] = on_event
-        self._send((number, dict(inputs)))
-        return RequestHandle(functools.partial(self._send, (number, None)))
+                raise _engine_gone()
+            self._last_id += 1
+            request_id = self._last_id
+            self._listeners[request_id] = on_event
+        self._send((request_id, dict(inputs)))
+        return RequestHandle(functools.partial(self._send, (request_id, None)))
 
     def close(self) -> None:
         """Hang up; whatever is pending fails here and is cancelled over there."""
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._fd)) as other:
             other.shutdown(socket.SHUT_RDWR)  # wakes the reader, which closing would not
-        self._thread.join(timeout=5)
+        self._thread.join(timeout=_JOIN_S)
         self._connection.close()
 
     def _send(self, message: tuple[int, dict[str, Tensor] | None]) -> None:
@@ -175,19 +176,19 @@ class RelayClient:
     def _read(self) -> None:
         with contextlib.suppress(EOFError, OSError):
             while True:
-                number, event = self._connection.recv()
-                self._deliver(number, event)
+                request_id, event = self._connection.recv()
+                self._deliver(request_id, event)
         with self._lock:
             self._lost = True
-            pending = list(self._waiting)
-        for number in pending:
-            self._deliver(number, Failed(_lost()))
+            pending = list(self._listeners)
+        for request_id in pending:
+            self._deliver(request_id, Failed(_engine_gone()))
 
-    def _deliver(self, number: int, event: TranscriberEvent) -> None:
+    def _deliver(self, request_id: int, event: TranscriberEvent) -> None:
         with self._lock:
-            on_event = self._waiting.get(number)
+            on_event = self._listeners.get(request_id)
             if isinstance(event, Finished | Failed):
-                self._waiting.pop(number, None)
+                self._listeners.pop(request_id, None)
         if on_event is not None:
             on_event(event)
 
@@ -205,5 +206,5 @@ def _connect(path: Path, timeout_s: float) -> "Connection[Any, Any]":
         time.sleep(_RETRY_S)
 
 
-def _lost() -> UnavailableError:
+def _engine_gone() -> UnavailableError:
     return UnavailableError("the process that has the engine is gone; start the server again")

@@ -24,7 +24,7 @@ import numpy as np
 import tomli_w
 
 from serve.config import Config, ServerConfig
-from serve.errors import ConfigError, EarshotError, UnavailableError
+from serve.errors import EarshotError, UnavailableError
 from serve.triton.installation import find_installation
 from serve.triton.numpy_version import require_numpy_1
 from serve.triton.processes import live_children, peak_memory_bytes
@@ -182,8 +182,6 @@ def _check_ports(server: ServerConfig) -> None:
                     f"cannot listen on {server.host}:{port}: {error.strerror}; stop what runs "
                     f"there or set another server.{key} in the config"
                 ) from error
-            except OverflowError as error:
-                raise ConfigError(f"server.{key} = {port}; expected a port below 65536") from error
 
 
 # ---------------------------------------------------------------- start and stop

@@ -1,7 +1,10 @@
 """The socket between the two models' processes, both ends in one process."""
 
+import os
 import queue
+import socket
 import threading
+from multiprocessing.connection import Client
 
 import pytest
 
@@ -121,6 +124,36 @@ def test_an_engine_that_is_gone_fails_what_is_pending_and_what_comes(engine, pat
         client.start({"NAME": "late"}, events.put)
     client.close()
     server.close()
+
+
+def test_nothing_follows_the_last_event(client, engine):
+    _, events, say = start(client, engine, "ended")
+    say(Finished(TRANSCRIPT))
+    say(Finished(TRANSCRIPT))
+    _, others, say_other = start(client, engine, "other")
+    say_other(Finished(TRANSCRIPT))
+    assert others.get(timeout=WAIT_S) == Finished(TRANSCRIPT)
+    assert events.get(timeout=WAIT_S) == Finished(TRANSCRIPT)
+    assert events.empty()
+
+
+def test_the_engine_hangs_up_on_a_client_that_is_gone(server, path):
+    """Sockets that nobody closes would end what the process may have open."""
+    with Client(str(path), "AF_UNIX") as connection:
+        with socket.socket(fileno=os.dup(connection.fileno())) as other:
+            other.shutdown(socket.SHUT_WR)
+        assert connection.poll(WAIT_S)
+        with pytest.raises(EOFError):
+            connection.recv()
+
+
+def test_closing_ends_threads_and_connections(engine, path):
+    server = RelayServer(path, engine.start)
+    client = RelayClient(path, WAIT_S)
+    client.close()
+    assert client._connection.closed and not client._thread.is_alive()
+    server.close()
+    assert not server._thread.is_alive() and not path.exists()
 
 
 def test_a_slow_reader_does_not_hold_the_engine_up(server, engine, path):
