@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from tqdm import tqdm
 
-from eval.accuracy.data import Row
+from eval.accuracy.data import TimedCall
 from eval.accuracy.load import drive, wall_s
 from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.score import Accuracy, accuracy, char_counts, latency, rtfx
@@ -24,7 +24,7 @@ _MARGIN = " " * 4
 class DemoResult:
     """What came of a demo."""
 
-    rows: tuple[Row, ...]  # in the order of the manifest
+    rows: tuple[TimedCall, ...]  # in the order of the manifest
     concurrency: int
     peak_memory_bytes: int  # of the server and its model process
 
@@ -52,11 +52,11 @@ def demo(config: Config, say: Callable[[str], None]) -> DemoResult:
     return DemoResult(tuple(rows), config.eval.concurrency, memory)
 
 
-def _send(system: EarshotTriton, clips: list[Clip], concurrency: int) -> list[Row]:
-    rows: dict[str, Row] = {}
+def _send(system: EarshotTriton, clips: list[Clip], concurrency: int) -> list[TimedCall]:
+    rows: dict[str, TimedCall] = {}
     with tqdm(total=len(clips), desc="Transcribing", unit="clip", leave=False) as bar:
 
-        def keep(row: Row) -> None:
+        def keep(row: TimedCall) -> None:
             rows[row.file] = row
             bar.update()
 
@@ -73,7 +73,7 @@ def render(result: DemoResult) -> Iterator[str]:
     yield from _totals(result)
 
 
-def _clip_lines(row: Row, longest: int) -> Iterator[str]:
+def _clip_lines(row: TimedCall, longest: int) -> Iterator[str]:
     language = (row.prediction.language if row.prediction else None) or "--"
     yield (
         f"{row.file:{longest}}  {row.duration_s:5.1f} s  {language}  "
@@ -90,7 +90,7 @@ def _clip_lines(row: Row, longest: int) -> Iterator[str]:
     yield from _wrapped("reference", row.reference or "(no speech)")
 
 
-def _error_rate(row: Row) -> str:
+def _error_rate(row: TimedCall) -> str:
     normalize = normalizer(DEFAULT)
     counts = char_counts(normalize(row.reference), normalize(row.text))
     if counts.length:

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from serve.engine import TOKENIZER_FILE
 from serve.errors import CheckpointError
 
 CONFIG = "config.json"
@@ -16,7 +15,7 @@ GENERATION_CONFIG = "generation_config.json"
 PROCESSOR_CONFIGS = ("preprocessor_config.json", "processor_config.json")  # older; newer
 # Everything but the weights.
 SMALL_FILES = (
-    *(CONFIG, GENERATION_CONFIG, TOKENIZER_FILE),
+    *(CONFIG, GENERATION_CONFIG, "tokenizer.json"),
     # What else transformers' WhisperProcessor reads; build does not, TensorRT-LLM's LLM API does.
     *PROCESSOR_CONFIGS,
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),

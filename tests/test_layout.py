@@ -41,9 +41,10 @@ RULES = {
     "build": ("serve",),
     "eval.files": ("serve.errors", "serve.files"),
     "eval.machine": (),
+    "eval.processes": ("serve.errors",),
     "eval.config": ("serve.config", "build.config"),
-    "eval.accuracy": ("serve", "eval.config", "eval.files", "eval.machine"),
-    "eval.bench": ("serve", "eval.config", "eval.files", "eval.machine"),
+    "eval.accuracy": ("serve", "eval.config", "eval.files", "eval.machine", "eval.processes"),
+    "eval.bench": ("serve", "eval.config", "eval.files", "eval.machine", "eval.processes"),
     "eval": ("serve", "build.config"),
 }
 # Packages that an interpreter without them must never be asked for, and who may.

@@ -36,7 +36,7 @@ class Prediction:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class TimedCall:
     """One timed call, with all that scoring it again needs."""
 
     file: str
@@ -75,12 +75,12 @@ def ten_second_clip(clips: Iterable[Clip]) -> Clip | None:
     return min(spoken, key=lambda clip: abs(clip.duration_s - 10.0), default=None)
 
 
-def row_to_json(row: Row) -> str:
+def row_to_json(row: TimedCall) -> str:
     """One line of a predictions file, without its line end."""
     return json.dumps(dataclasses.asdict(row), ensure_ascii=False)
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[TimedCall]:
     """Read a predictions file.
 
     Raises:
@@ -98,7 +98,7 @@ def read_rows(path: Path) -> list[Row]:
             if answer is not None:
                 segments = tuple(TimedText(**segment) for segment in answer["segments"])
                 fields["prediction"] = Prediction(answer["text"], answer["language"], segments)
-            rows.append(Row(**fields))
+            rows.append(TimedCall(**fields))
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ConfigError(f"{path}:{number} is not a prediction ({error})") from error
     return rows

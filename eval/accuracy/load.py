@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Protocol
 
-from eval.accuracy.data import Phase, Prediction, Row
+from eval.accuracy.data import Phase, Prediction, TimedCall
 from serve.clips import Clip
 from serve.errors import EarshotError
 from serve.files import read_bytes
@@ -34,7 +34,7 @@ def drive(
     phase: Phase,
     concurrency: int,
     repeats: int,
-    emit: Callable[[Row], None],
+    emit: Callable[[TimedCall], None],
 ) -> None:
     """Send every clip `repeats` times, each pass in its own shuffled order, without a gap.
 
@@ -55,7 +55,7 @@ def drive(
         audio = read_bytes(clip.path)
         started = time.perf_counter()
         prediction, error = _transcribe(system, audio)
-        row = Row(
+        row = TimedCall(
             file=clip.file,
             reference=clip.text,
             language=clip.language,
@@ -89,6 +89,6 @@ def _transcribe(system: Transcribes, audio: bytes) -> tuple[Prediction | None, s
         return None, f"{type(error).__name__}: {error}"
 
 
-def wall_s(rows: Sequence[Row]) -> float:
+def wall_s(rows: Sequence[TimedCall]) -> float:
     """From the first call's start to the last answer of one phase."""
     return max(row.started_s + row.latency_s for row in rows) - min(row.started_s for row in rows)

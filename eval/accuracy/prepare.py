@@ -7,15 +7,15 @@ counts as a system's memory.
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from eval.config import Config
+from eval.processes import run_tool
 from serve import hub
 from serve.config import Precision
-from serve.errors import DeadlineError, EarshotError, UnavailableError
+from serve.errors import UnavailableError
 
 CACHE = Path(".cache") / "ctranslate2"
 """Converted checkpoints, by the SHA-256 of their weights; relative to the project's root."""
@@ -40,7 +40,7 @@ def prepare_engine(config: Config, config_path: str, precision: Precision) -> No
     """
     command = [sys.executable, "-m", "build", "engine", "--if-stale", "--config", config_path]
     command += ["--precision", precision, "--engine", engine_of(config, precision)]
-    _run(command, f"building the {precision} engine")
+    run_tool(command, f"building the {precision} engine", PREPARE_TIMEOUT_S)
 
 
 def checkpoint_folder(config: Config) -> Path:
@@ -95,17 +95,7 @@ def prepare_converted(config: Config) -> None:
         command = [sys.executable, "-c", _CONVERT, "--model", str(checkpoint_folder(config))]
         command += ["--output_dir", str(partial), "--quantization", "float32", "--force"]
         command += ["--copy_files", *_TOKENIZER_FILES]
-        _run(command, "converting the checkpoint for faster-whisper")
+        run_tool(command, "converting the checkpoint for faster-whisper", PREPARE_TIMEOUT_S)
         os.replace(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _run(command: list[str], what: str) -> None:
-    """Run a tool whose messages go to our stderr."""
-    try:
-        done = subprocess.run(command, stdout=sys.stderr, timeout=PREPARE_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise DeadlineError(f"{what} took more than {PREPARE_TIMEOUT_S:.0f} s") from error
-    if done.returncode != 0:
-        raise EarshotError(f"{what} failed with exit code {done.returncode}: {' '.join(command)}")

@@ -18,13 +18,13 @@ from tqdm import tqdm
 
 from eval.accuracy import systems
 from eval.accuracy.data import (
-    Row,
     SystemFacts,
+    TimedCall,
     read_rows,
     row_to_json,
     ten_second_clip,
 )
-from eval.accuracy.worker import calls_per_system, measure
+from eval.accuracy.worker import calls_per_system, measure_system
 from eval.config import Config
 from eval.files import read_json, write_text
 from eval.machine import machine_facts
@@ -59,7 +59,7 @@ class LoadedRun:
     """A run read back from its folder."""
 
     facts: RunFacts
-    systems: dict[str, tuple[SystemFacts, list[Row]]]  # in the order that they ran
+    systems: dict[str, tuple[SystemFacts, list[TimedCall]]]  # in the order that they ran
 
 
 def run(config: Config, config_path: str, folder: Path) -> None:
@@ -110,18 +110,18 @@ def _run_system(name: str, config: Config, clips: list[Clip], run_id: str, folde
     with bar, partial.open("w", encoding="utf-8") as file:
         rows = 0
 
-        def keep(row: Row) -> None:
+        def keep(row: TimedCall) -> None:
             nonlocal rows
             rows += 1
             file.write(row_to_json(row) + "\n")
             file.flush()
 
-        measured = measure(
+        measured = measure_system(
             name,
             config,
             clips,
             open_system=systems.open_system,
-            on_row=keep,
+            on_timed_call=keep,
             on_call=bar.update,
             log=folder / "logs" / f"{name}.log",
         )
@@ -158,7 +158,9 @@ def load_run(folder: Path, names: tuple[str, ...] = ()) -> LoadedRun:
     return LoadedRun(facts, loaded)
 
 
-def _load_system(folder: Path, name: str, run_facts: RunFacts) -> tuple[SystemFacts, list[Row]]:
+def _load_system(
+    folder: Path, name: str, run_facts: RunFacts
+) -> tuple[SystemFacts, list[TimedCall]]:
     path = folder / "predictions" / f"{name}.json"
     if name not in run_facts.systems:
         known = ", ".join(run_facts.systems)

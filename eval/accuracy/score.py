@@ -13,7 +13,7 @@ import jiwer
 import numpy as np
 import numpy.typing as npt
 
-from eval.accuracy.data import Row, SystemFacts
+from eval.accuracy.data import SystemFacts, TimedCall
 from eval.accuracy.load import wall_s
 from eval.accuracy.normalize import normalizer
 
@@ -159,70 +159,75 @@ def _interval(rates: npt.NDArray[np.float64]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def scored_rows(rows: Sequence[Row]) -> list[Row]:
-    """The calls whose text is scored, by file name: the first pass under load, a row a clip."""
-    chosen = [row for row in rows if row.phase == "loaded" and row.repeat == 0]
-    return sorted(chosen, key=lambda row: row.file)
+def scored_calls(calls: Sequence[TimedCall]) -> list[TimedCall]:
+    """The calls whose text is scored, by file name: the first pass under load, one a clip."""
+    chosen = [call for call in calls if call.phase == "loaded" and call.repeat == 0]
+    return sorted(chosen, key=lambda call: call.file)
 
 
-def accuracy(rows: Sequence[Row], normalize: Callable[[str], str]) -> Accuracy:
-    """Error rates of some scored rows."""
-    pairs = [(normalize(row.reference), normalize(row.text)) for row in rows]
+def accuracy(calls: Sequence[TimedCall], normalize: Callable[[str], str]) -> Accuracy:
+    """Error rates of some scored calls."""
+    pairs = [(normalize(call.reference), normalize(call.text)) for call in calls]
     return Accuracy(
-        clips=len(rows),
+        clips=len(calls),
         cer=rate([char_counts(*pair) for pair in pairs]),
         wer=rate([word_counts(*pair) for pair in pairs]),
     )
 
 
-def latency(rows: Sequence[Row]) -> Latency:
+def latency(calls: Sequence[TimedCall]) -> Latency:
     """Percentiles (linear between ranks) over all calls, and jitter."""
-    values = np.array([row.latency_s for row in rows])
+    values = np.array([call.latency_s for call in calls])
     p50, p95, p99 = np.percentile(values, [50, 95, 99])
     by_clip = [
-        [row.latency_s for row in rows if row.file == file] for file in {row.file for row in rows}
+        [call.latency_s for call in calls if call.file == file]
+        for file in {call.file for call in calls}
     ]
-    variances = [float(np.var(calls, ddof=1)) for calls in by_clip if len(calls) > 1]
+    variances = [float(np.var(times, ddof=1)) for times in by_clip if len(times) > 1]
     jitter = float(np.sqrt(np.mean(variances))) if variances else None
-    return Latency(len(rows), float(p50), float(p95), float(p99), jitter)
+    return Latency(len(calls), float(p50), float(p95), float(p99), jitter)
 
 
-def rtfx(rows: Sequence[Row]) -> float:
+def rtfx(calls: Sequence[TimedCall]) -> float:
     """Throughput of one phase: seconds of real, unpadded audio answered per second of wall clock.
 
     Calls that failed add no audio.
     """
-    return sum(row.duration_s for row in rows if row.error is None) / wall_s(rows)
+    return sum(call.duration_s for call in calls if call.error is None) / wall_s(calls)
 
 
-def score_system(facts: SystemFacts, rows: Sequence[Row], normalizer_name: str) -> SystemScore:
-    """Score one system's rows; all three phases must be there."""
+def score_system(
+    facts: SystemFacts, calls: Sequence[TimedCall], normalizer_name: str
+) -> SystemScore:
+    """Score one system's calls; all three phases must be there."""
     normalize = normalizer(normalizer_name)
-    scored = scored_rows(rows)
-    spoken = [row for row in scored if row.reference.strip()]
-    silent = [row for row in scored if not row.reference.strip()]
-    alone = [row for row in rows if row.phase == "alone"]
-    loaded = [row for row in rows if row.phase == "loaded"]
-    one_clip = [row.latency_s for row in rows if row.phase == "one_clip"]
+    scored = scored_calls(calls)
+    spoken = [call for call in scored if call.reference.strip()]
+    silent = [call for call in scored if not call.reference.strip()]
+    alone = [call for call in calls if call.phase == "alone"]
+    loaded = [call for call in calls if call.phase == "loaded"]
+    one_clip = [call.latency_s for call in calls if call.phase == "one_clip"]
     return SystemScore(
         facts=facts,
         by_clip={
-            row.file: char_counts(normalize(row.reference), normalize(row.text)) for row in scored
+            call.file: char_counts(normalize(call.reference), normalize(call.text))
+            for call in scored
         },
         overall=accuracy(scored, normalize),
         raw=accuracy(scored, normalizer("raw")),
         by_language={
-            language: accuracy([row for row in spoken if row.language == language], normalize)
-            for language in sorted({str(row.language) for row in spoken})
+            language: accuracy([call for call in spoken if call.language == language], normalize)
+            for language in sorted({str(call.language) for call in spoken})
         },
         language_right=sum(
-            row.prediction is not None and row.prediction.language == row.language for row in spoken
+            call.prediction is not None and call.prediction.language == call.language
+            for call in spoken
         ),
         language_of=len(spoken),
         silent_clips=len(silent),
-        silent_with_text=sum(bool(normalize(row.text)) for row in silent),
-        unstable=_unstable(rows),
-        errors=tuple(f"{row.file}: {row.error}" for row in rows if row.error),
+        silent_with_text=sum(bool(normalize(call.text)) for call in silent),
+        unstable=_unstable(calls),
+        errors=tuple(f"{call.file}: {call.error}" for call in calls if call.error),
         alone=latency(alone),
         loaded=latency(loaded),
         ten_second_s=float(np.median(one_clip)) if one_clip else None,
@@ -231,11 +236,11 @@ def score_system(facts: SystemFacts, rows: Sequence[Row], normalizer_name: str) 
     )
 
 
-def _unstable(rows: Sequence[Row]) -> tuple[str, ...]:
+def _unstable(calls: Sequence[TimedCall]) -> tuple[str, ...]:
     texts: dict[str, set[str]] = {}
-    for row in rows:
-        texts.setdefault(row.file, set()).add(row.text)
-    return tuple(sorted(file for file, said in texts.items() if len(said) > 1))
+    for call in calls:
+        texts.setdefault(call.file, set()).add(call.text)
+    return tuple(sorted(file for file, variants in texts.items() if len(variants) > 1))
 
 
 def gates(

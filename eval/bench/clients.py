@@ -10,24 +10,19 @@ import dataclasses
 import io
 import multiprocessing
 import os
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from multiprocessing import connection
-from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from multiprocessing.synchronize import Event
 from typing import Any
 
 import numpy as np
 import soundfile
 
-from serve.errors import DeadlineError, EarshotError, UnavailableError
+from eval.processes import ChildProcess, Send, wait_for_any
+from serve.errors import DeadlineError, EarshotError
 from serve.triton.client import Client
 
 STALL_S = 120.0  # nothing was answered for so long: the server is stuck
-STOP_S = 30.0  # for a process that has nothing left to do
 MOST_PROCESSES = 6
 _RATE = 16_000
 _CLIPS = 4  # different ones in each process
@@ -94,22 +89,16 @@ class Clients:
     """
 
     def __init__(self, address: str, spec: RequestSpec, in_flight: int) -> None:
-        context = multiprocessing.get_context("spawn")
         self.answered = 0
-        self._stop = context.Event()
-        self._processes: list[SpawnProcess] = []
-        self._pipes: list[Connection] = []
+        self._stop = multiprocessing.get_context("spawn").Event()
+        self._running: list[ChildProcess] = []
+        self._children = contextlib.ExitStack()
         count = processes_for(in_flight)
         for i in range(count):
-            ours, theirs = context.Pipe(duplex=False)
             threads = in_flight // count + (i < in_flight % count)
-            process = context.Process(
-                target=_client, args=(address, spec, threads, i, self._stop, theirs), daemon=True
-            )
-            process.start()
-            theirs.close()
-            self._processes.append(process)
-            self._pipes.append(ours)
+            arguments = (address, spec, threads, i, self._stop)
+            child = ChildProcess(f"client process {i}", _keep_in_flight, arguments, log=None)
+            self._running.append(self._children.enter_context(child))
 
     def __enter__(self) -> "Clients":
         """Itself; leaving the block ends the processes."""
@@ -117,12 +106,8 @@ class Clients:
 
     def __exit__(self, *_: object) -> None:
         """End the processes, whatever they are at."""
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            process.join(STOP_S)
-        for pipe in self._pipes:
-            pipe.close()
+        self._stop.set()
+        self._children.close()
 
     def answers(self) -> list[Answer]:
         """Wait for answers; returns at least one, or none once all processes have ended.
@@ -133,30 +118,18 @@ class Clients:
             DeadlineError: nothing came for too long.
         """
         found: list[Answer] = []
-        while self._pipes and not found:
-            ready = connection.wait(self._pipes, STALL_S)
+        while self._running and not found:
+            ready = wait_for_any(self._running, STALL_S)
             if not ready:
                 raise DeadlineError(f"no request was answered for {STALL_S:.0f} s")
-            for pipe in ready:
-                assert isinstance(pipe, Connection)
-                found += self._read(pipe)
+            for child in ready:
+                answer: Answer | None = child.receive(STALL_S)
+                if answer is None:
+                    self._running.remove(child)
+                else:
+                    found.append(answer)
         self.answered += len(found)
         return found
-
-    def _read(self, pipe: Connection) -> Iterator[Answer]:
-        try:
-            message: Answer | EarshotError | None = pipe.recv()
-        except EOFError:
-            raise UnavailableError("a process of clients died; see its output") from None
-        if isinstance(message, EarshotError):
-            raise message
-        if message is None and not self._stop.is_set():
-            raise UnavailableError("a process of clients ended early; see its output")
-        if message is None:
-            self._pipes.remove(pipe)
-            pipe.close()
-        else:
-            yield message
 
     def finish(self) -> None:
         """Send no more and wait for what is in flight.
@@ -169,30 +142,23 @@ class Clients:
             pass
 
 
-def _client(
-    address: str, spec: RequestSpec, threads: int, seed: int, stop: Event, pipe: Connection
+def _keep_in_flight(
+    send: Send, address: str, spec: RequestSpec, threads: int, seed: int, stop: Event
 ) -> None:
-    """Entry of a process: `threads` requests in flight until told to stop."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this
+    """A client process's work: `threads` requests in flight until told to stop.
+
+    Raises:
+        EarshotError: a request failed, or its answer is wrong; the others are not waited for.
+    """
     clips = [wav(spec.seconds, seed * _CLIPS + i) for i in range(_CLIPS)]
-    lock = threading.Lock()
 
-    def send(message: Answer | EarshotError | None) -> None:
-        with lock, contextlib.suppress(BrokenPipeError):  # the parent has given up
-            pipe.send(message)
-
-    def loop(number: int) -> None:
-        try:
-            while not stop.is_set():
-                send(timed_request(client, clips[number % _CLIPS], spec))
-        except EarshotError as error:
-            stop.set()
-            send(error)
+    def request_loop(client: Client, number: int) -> None:
+        while not stop.is_set():
+            send(timed_request(client, clips[number % _CLIPS], spec))
 
     with Client(address) as client:
-        running = [threading.Thread(target=loop, args=(i,)) for i in range(threads)]
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join()
-    send(None)
+        pool = ThreadPoolExecutor(threads)
+        loops = [pool.submit(request_loop, client, i) for i in range(threads)]
+        done, _ = wait(loops, return_when=FIRST_EXCEPTION)
+        for loop in done:
+            loop.result()

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from eval import processes
 from eval.__main__ import _parser, main
 from eval.accuracy import run as run_module
-from eval.accuracy import systems, worker
+from eval.accuracy import systems
 from eval.accuracy.data import read_rows
 from eval.bench.plan import Plan
-from tests.eval_fakes import open_fake
+from tests.eval.fakes import open_fake
 
 NAMES = "earshot-int8,earshot-fp16,faster-whisper-int8"
 
@@ -35,7 +36,7 @@ def config(tmp_path, monkeypatch):
     path.write_text(f'[eval]\nmanifest = "{manifest}"\nconcurrency = 2\nrepeats = 2\nthreads = 1\n')
     monkeypatch.setattr(systems, "open_system", open_fake)
     monkeypatch.setattr(systems, "prepare", lambda *_: None)
-    monkeypatch.setattr(worker, "TERMINATE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(processes, "TERMINATE_TIMEOUT_S", 0.5)
     return path
 
 

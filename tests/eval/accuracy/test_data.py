@@ -4,7 +4,7 @@ from eval.accuracy.data import read_rows, row_to_json, ten_second_clip
 from eval.files import write_text
 from serve.clips import load_clips
 from serve.errors import ConfigError, FileError
-from tests.eval_fakes import row, write_clips
+from tests.eval.fakes import timed_call, write_clips
 
 
 def test_ten_second_clip_of_the_bundled_manifest():
@@ -20,8 +20,8 @@ def test_ten_second_clip_needs_speech(tmp_path):
 
 def test_rows_survive_the_file(tmp_path):
     rows = [
-        row("a", "ça va", "ça va\nbien\u2028sí"),
-        row("b", "", "", prediction=None, error="Lost: x"),
+        timed_call("a", "ça va", "ça va\nbien\u2028sí"),
+        timed_call("b", "", "", prediction=None, error="Lost: x"),
     ]
     path = tmp_path / "rows.jsonl"
     write_text(path, "".join(row_to_json(r) + "\n" for r in rows))
@@ -40,6 +40,6 @@ def test_predictions_that_are_not_text(tmp_path):
 
 def test_damaged_rows_are_named(tmp_path):
     path = tmp_path / "rows.jsonl"
-    path.write_text(row_to_json(row("a", "x", "x")) + '\n{"file": "b"')
+    path.write_text(row_to_json(timed_call("a", "x", "x")) + '\n{"file": "b"')
     with pytest.raises(ConfigError, match=r"rows.jsonl:2 is not a prediction"):
         read_rows(path)

@@ -1,7 +1,7 @@
 import pytest
 
 from eval.accuracy.load import drive, wall_s
-from tests.eval_fakes import FakeSystem, row, write_clips
+from tests.eval.fakes import FakeSystem, timed_call, write_clips
 
 SAID = {f"{n}.txt": f"clip number {n}" for n in range(6)}
 
@@ -56,7 +56,7 @@ def test_a_bug_is_not_a_row(tmp_path):
 
 def test_wall_spans_first_start_to_last_answer():
     rows = [
-        row("a", "", "", started_s=2.0, latency_s=1.0),
-        row("b", "", "", started_s=1.0, latency_s=5.0),
+        timed_call("a", "", "", started_s=2.0, latency_s=1.0),
+        timed_call("b", "", "", started_s=1.0, latency_s=5.0),
     ]
     assert wall_s(rows) == 5.0

@@ -6,7 +6,7 @@ from eval.accuracy.report import Report, compare, ratios, table, to_json, to_mar
 from eval.accuracy.run import RunFacts
 from eval.accuracy.score import gates, score_system
 from serve.errors import ConfigError
-from tests.eval_fakes import facts, row
+from tests.eval.fakes import facts, timed_call
 
 RUN = RunFacts(
     id="r",
@@ -28,11 +28,11 @@ RUN = RunFacts(
 
 def score(name, text, seconds):
     rows = [
-        row(file, reference, said, phase=phase, latency_s=seconds)
+        timed_call(file, reference, said, phase=phase, latency_s=seconds)
         for phase in ("loaded", "alone")
         for file, reference, said in (("a.wav", "hello you", text), ("n.wav", "", ""))
     ]
-    rows.append(row("a.wav", "hello you", text, phase="one_clip", latency_s=seconds))
+    rows.append(timed_call("a.wav", "hello you", text, phase="one_clip", latency_s=seconds))
     return score_system(facts(name), rows, "basic-v1")
 
 

@@ -14,7 +14,7 @@ from eval.accuracy.score import (
     score_system,
     word_counts,
 )
-from tests.eval_fakes import facts, row
+from tests.eval.fakes import facts, timed_call
 
 
 def plain(text):
@@ -42,8 +42,12 @@ def test_empty_texts(count):
 
 
 def test_rates_pool_all_clips():
-    rows = [row("a", "aaaaaaaa", "aaaaaaaa"), row("b", "bb", "bc"), row("c", "", "xy")]
-    found = accuracy(rows, plain)
+    calls = [
+        timed_call("a", "aaaaaaaa", "aaaaaaaa"),
+        timed_call("b", "bb", "bc"),
+        timed_call("c", "", "xy"),
+    ]
+    found = accuracy(calls, plain)
     # 1 substitution and 2 insertions on silence, of 10 reference characters
     assert found.cer.percent == pytest.approx(30.0)
     assert found.cer.counts == Counts(1, 0, 2, 9)
@@ -87,45 +91,50 @@ def test_gap_is_paired():
 
 
 def test_latency_percentiles_and_jitter():
-    rows = [row("short", "", "", latency_s=v) for v in (1.0, 1.2)]
-    rows += [row("long", "", "", latency_s=v) for v in (9.0, 9.0)]
-    found = latency(rows)
+    calls = [timed_call("short", "", "", latency_s=v) for v in (1.0, 1.2)]
+    calls += [timed_call("long", "", "", latency_s=v) for v in (9.0, 9.0)]
+    found = latency(calls)
     assert (found.calls, found.p50_s) == (4, pytest.approx(5.1))
     # the lengths of the clips do not count: variances are 0.02 and 0
     assert found.jitter_s == pytest.approx(np.sqrt(0.01))
-    assert latency(rows[:1]).jitter_s is None
-    hundred = latency([row(str(n), "", "", latency_s=float(n)) for n in range(101)])
+    assert latency(calls[:1]).jitter_s is None
+    hundred = latency([timed_call(str(n), "", "", latency_s=float(n)) for n in range(101)])
     assert (hundred.p50_s, hundred.p95_s, hundred.p99_s) == pytest.approx((50, 95, 99))
 
 
 def test_rtfx_counts_answered_audio_only():
-    rows = [
-        row("a", "", "", duration_s=30.0, started_s=0.0, latency_s=2.0),
-        row("b", "", "", duration_s=10.0, started_s=1.0, latency_s=3.0),
-        row("c", "", "", duration_s=99.0, latency_s=0.1, prediction=None, error="x"),
+    calls = [
+        timed_call("a", "", "", duration_s=30.0, started_s=0.0, latency_s=2.0),
+        timed_call("b", "", "", duration_s=10.0, started_s=1.0, latency_s=3.0),
+        timed_call("c", "", "", duration_s=99.0, latency_s=0.1, prediction=None, error="x"),
     ]
-    assert rtfx(rows) == pytest.approx(40.0 / 4.0)
+    assert rtfx(calls) == pytest.approx(40.0 / 4.0)
 
 
 def system(name, errors, **changes):
     """A scored system that gets `errors` of 1000 characters wrong."""
     said = "b" * errors + "a" * (1000 - errors)
-    rows = [row("x", "a" * 1000, said), row("x", "a" * 1000, said, phase="alone", concurrency=1)]
-    rows += [row("x", "a" * 1000, said, phase="one_clip", **changes)]
-    return score_system(facts(name), rows, "raw")
+    calls = [
+        timed_call("x", "a" * 1000, said),
+        timed_call("x", "a" * 1000, said, phase="alone", concurrency=1),
+    ]
+    calls += [timed_call("x", "a" * 1000, said, phase="one_clip", **changes)]
+    return score_system(facts(name), calls, "raw")
 
 
 def test_score_system_keeps_phases_apart():
-    rows = [
-        row("a.wav", "Hello there", "hello there!", phase="loaded", latency_s=4.0),
-        row("a.wav", "Hello there", "hallo there", phase="loaded", repeat=1, latency_s=4.0),
-        row("n.wav", "", "um", phase="loaded", latency_s=1.0),
-        row("a.wav", "Hello there", "hello there!", phase="alone", latency_s=2.0),
-        row("n.wav", "", "", phase="alone", latency_s=1.0, prediction=Prediction("", None)),
-        row("a.wav", "Hello there", "hello there!", phase="one_clip", latency_s=1.5),
-        row("a.wav", "Hello there", "hello there!", phase="one_clip", latency_s=2.5, repeat=1),
+    calls = [
+        timed_call("a.wav", "Hello there", "hello there!", phase="loaded", latency_s=4.0),
+        timed_call("a.wav", "Hello there", "hallo there", phase="loaded", repeat=1, latency_s=4.0),
+        timed_call("n.wav", "", "um", phase="loaded", latency_s=1.0),
+        timed_call("a.wav", "Hello there", "hello there!", phase="alone", latency_s=2.0),
+        timed_call("n.wav", "", "", phase="alone", latency_s=1.0, prediction=Prediction("", None)),
+        timed_call("a.wav", "Hello there", "hello there!", phase="one_clip", latency_s=1.5),
+        timed_call(
+            "a.wav", "Hello there", "hello there!", phase="one_clip", latency_s=2.5, repeat=1
+        ),
     ]
-    score = score_system(facts("s"), rows, "basic-v1")
+    score = score_system(facts("s"), calls, "basic-v1")
     assert score.overall.cer.counts == Counts(insertions=2, hits=11)  # the first pass, and "um"
     assert score.raw.cer.counts.errors == 4  # H/h, !, u, m
     assert (score.alone.p50_s, score.loaded.calls) == (1.5, 3)
@@ -135,6 +144,31 @@ def test_score_system_keeps_phases_apart():
     assert score.unstable == ("a.wav", "n.wav")
     assert list(score.by_language) == ["en"]
     assert score.by_language["en"].cer.percent == 0.0
+
+
+def test_unstable_clips_are_those_that_were_heard_in_more_than_one_way():
+    calls = [
+        timed_call(file, "word", text, phase=phase)
+        for file, texts in (
+            ("z.wav", ("word", "ward")),
+            ("same.wav", ("word", "word")),
+            ("a.wav", ("", "x")),
+        )
+        for phase, text in zip(("alone", "loaded"), texts, strict=True)
+    ]
+    assert score_system(facts("s"), calls, "raw").unstable == ("a.wav", "z.wav")
+
+
+def test_clips_without_text_are_not_judged():
+    """Neither side may be without a rate, whichever it is."""
+    silent = [timed_call("n.wav", "", "", phase=phase) for phase in ("alone", "loaded")]
+    for mute, heard in (
+        ("earshot-int8", "faster-whisper-int8"),
+        ("faster-whisper-int8", "earshot-int8"),
+    ):
+        scores = [score_system(facts(mute), silent, "raw"), system(heard, 1)]
+        gate = gates(scores, 0.3, 0.2)[0]
+        assert (gate.passed, gate.detail) == (None, "no clip has a reference text")
 
 
 def judged(*scores):

@@ -16,7 +16,7 @@ from eval.config import Config
 from eval.demo import DemoResult, demo, render
 from serve.clips import load_clips
 from serve.errors import ConfigError, EarshotError, UnavailableError
-from tests.eval_fakes import row
+from tests.eval.fakes import timed_call
 
 CLIP = Path("tests/data/en_two.wav")
 
@@ -119,12 +119,12 @@ def test_demo_sends_every_clip_and_stops_the_server(config, tmp_path):
 
 
 def test_demo_output():
-    spoken = row("a.wav", "Hello there", "Hallo there", latency_s=0.5)
+    spoken = timed_call("a.wav", "Hello there", "Hallo there", latency_s=0.5)
     result = DemoResult(
         rows=(
             spoken,
-            row("silent.wav", "", "", latency_s=0.25),
-            row("lost.wav", "Gone", "", prediction=None, error="AudioError: AUDIO is empty"),
+            timed_call("silent.wav", "", "", latency_s=0.25),
+            timed_call("lost.wav", "Gone", "", prediction=None, error="AudioError: AUDIO is empty"),
         ),
         concurrency=8,
         peak_memory_bytes=300 * 2**20,

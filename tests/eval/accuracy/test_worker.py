@@ -9,11 +9,11 @@ import time
 import psutil
 import pytest
 
-from eval.accuracy import worker
-from eval.accuracy.worker import calls_per_system, measure, tree_memory_bytes
+from eval import processes
+from eval.accuracy.worker import calls_per_system, measure_system, tree_memory_bytes
 from eval.config import Config, EvalConfig
 from serve.errors import DeadlineError, UnavailableError
-from tests.eval_fakes import open_fake, write_clips
+from tests.eval.fakes import open_fake, write_clips
 
 CONFIG = Config(eval=EvalConfig(concurrency=3, repeats=2, threads=1))
 SAID = {"a.txt": "one", "b.txt": "two", "c.txt": ""}
@@ -21,12 +21,12 @@ SAID = {"a.txt": "one", "b.txt": "two", "c.txt": ""}
 
 def measured(tmp_path, name="fake", said=SAID, config=CONFIG, on_row=None):
     rows, calls = [], []
-    result = measure(
+    result = measure_system(
         name,
         config,
         write_clips(tmp_path, said),
         open_system=open_fake,
-        on_row=on_row or rows.append,
+        on_timed_call=on_row or rows.append,
         on_call=lambda: calls.append(1),
         log=tmp_path / "logs" / "fake.log",
     )
@@ -90,7 +90,7 @@ def test_a_bug_ends_the_system_and_is_logged(tmp_path):
 
 
 def test_a_hanging_system_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker, "TERMINATE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(processes, "TERMINATE_TIMEOUT_S", 0.5)
     transcriber = dataclasses.replace(CONFIG.transcriber, request_timeout_s=0.5)
     config = dataclasses.replace(CONFIG, transcriber=transcriber)
     with pytest.raises(DeadlineError, match="fake said nothing for 1 s"):
@@ -99,7 +99,7 @@ def test_a_hanging_system_is_given_up(tmp_path, monkeypatch):
 
 
 def test_ctrl_c_leaves_no_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker, "TERMINATE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(processes, "TERMINATE_TIMEOUT_S", 0.5)
     said = {"a.txt": "hang"}
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()

@@ -5,7 +5,7 @@ import threading
 import time
 from pathlib import Path
 
-from eval.accuracy.data import Prediction, Row, SystemFacts, TimedText
+from eval.accuracy.data import Prediction, SystemFacts, TimedCall, TimedText
 from serve.clips import Clip
 from serve.errors import AudioError, UnavailableError
 
@@ -71,7 +71,7 @@ def write_clips(folder: Path, said: dict[str, str]) -> list[Clip]:
     return clips
 
 
-def row(file, reference, text, **fields):
+def timed_call(file, reference, text, **fields):
     """A timed call with plain defaults."""
     values = {
         "language": "en" if reference else None,
@@ -84,7 +84,7 @@ def row(file, reference, text, **fields):
         "prediction": Prediction(text, "en"),
         **fields,
     }
-    return Row(file=file, reference=reference, **values)
+    return TimedCall(file=file, reference=reference, **values)
 
 
 def facts(name):

@@ -1,0 +1,223 @@
+"""Child processes: start one, receive what it sends, and end it with everything below it.
+
+A child gets a session of its own, so Ctrl-C reaches only the parent, which then ends the child.
+What it writes to stdout and stderr goes to a log file, whose last line is told when it dies.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from multiprocessing import connection
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+
+from serve.errors import DeadlineError, EarshotError, UnavailableError
+
+FINISH_TIMEOUT_S = 60.0  # for a child whose work is done, to free what it holds
+TERMINATE_TIMEOUT_S = 20.0  # for a child that was told to stop, before it is killed
+
+Send = Callable[[Any], None]
+"""Sends one message to the parent; from any thread of the child."""
+
+
+class Finished:
+    """The last message of a child: its work is done, or ended with an expected error."""
+
+    def __init__(self, error: EarshotError | None = None) -> None:
+        self.error = error
+
+
+class ChildProcess:
+    """A spawned process that sends messages to this one; leaving a `with` block ends it.
+
+    Args:
+        name: what errors call it.
+        work: called in the child as `work(send, *arguments)`; a function of a module.
+        arguments: of `work`; pickled, as its messages are.
+        log: where the child's stdout and stderr go, and stay. None: to a temporary folder, which is
+            also the child's own for temporary files, and goes with it, even if it is killed.
+    """
+
+    def __init__(
+        self, name: str, work: Callable[..., None], arguments: tuple[Any, ...], log: Path | None
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.name = name
+        self._kept_log = log
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="earshot-child-", ignore_cleanup_errors=True
+        )
+        self._log = log or Path(self._folder.name) / "log"
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._log.touch()
+        self._pipe, theirs = context.Pipe(duplex=False)
+        temporary = None if log else self._folder.name
+        self._process = context.Process(
+            target=_child, args=(work, arguments, theirs, str(self._log), temporary), name=name
+        )
+        self._process.start()
+        theirs.close()
+        assert self._process.pid is not None  # it was started
+        self.pid = self._process.pid
+        self.finished = False
+
+    def __enter__(self) -> "ChildProcess":
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the process and everything below it."""
+        self.stop()
+
+    def receive(self, timeout_s: float) -> Any:
+        """The next message; None once the child's work is done.
+
+        Raises:
+            EarshotError: the child's own error.
+            UnavailableError: it died; the message ends with the last line that it wrote.
+            DeadlineError: it sent nothing for so long.
+        """
+        if not self._pipe.poll(timeout_s):
+            raise DeadlineError(f"{self.name} said nothing for {timeout_s:.0f} s{self._where()}")
+        try:
+            message = self._pipe.recv()
+        except EOFError:
+            last = (self.last_lines(1) or ["it wrote nothing"])[0]
+            raise UnavailableError(f"{self.name} ended early: {last}{self._where()}") from None
+        if not isinstance(message, Finished):
+            return message
+        self.finished = True
+        if message.error is not None:
+            raise message.error
+        return None
+
+    def last_lines(self, count: int) -> list[str]:
+        """The last lines that the child wrote, blank ones left out."""
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return [line.strip() for line in lines if line.strip()][-count:]
+
+    def _where(self) -> str:
+        return f"; its log is {self._kept_log}" if self._kept_log else ""
+
+    def stop(self) -> None:
+        """End the child: wait if its work is done, else terminate it; then kill what is left."""
+        family = descendants(self.pid)
+        if not self._has_ended(FINISH_TIMEOUT_S if self.finished else 0.0):
+            self._process.terminate()
+            if not self._has_ended(TERMINATE_TIMEOUT_S):
+                self._process.kill()
+        kill(family)
+        # The child is not reaped yet, so the number of its session cannot be another's.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.join()
+        self._pipe.close()
+        self._folder.cleanup()
+
+    def _has_ended(self, timeout_s: float) -> bool:
+        return bool(connection.wait([self._process.sentinel], timeout_s))
+
+
+def wait_for_any(children: Sequence[ChildProcess], timeout_s: float) -> list[ChildProcess]:
+    """The children that have a message or have ended; none after `timeout_s`."""
+    by_pipe = {child._pipe: child for child in children}
+    ready = connection.wait(list(by_pipe), timeout_s)
+    return [child for pipe, child in by_pipe.items() if pipe in ready]
+
+
+def run_tool(command: Sequence[str], what: str, timeout_s: float) -> None:
+    """Run a command to its end; its output goes to this process's stderr.
+
+    Ctrl-C and the time limit end the command and everything below it.
+
+    Args:
+        command: program and arguments.
+        what: is being done, for error texts.
+        timeout_s: how long it may take.
+
+    Raises:
+        EarshotError: it failed; it has said why.
+        DeadlineError: it took too long.
+    """
+    tool = subprocess.Popen(command, stdout=sys.stderr.fileno(), start_new_session=True)
+    try:
+        status = tool.wait(timeout_s)
+    except subprocess.TimeoutExpired as error:
+        raise DeadlineError(f"{what} took more than {timeout_s:.0f} s") from error
+    finally:
+        _stop_tool(tool)
+    if status != 0:
+        raise EarshotError(f"{what} failed with exit code {status}: {' '.join(command)}")
+
+
+def _stop_tool(tool: subprocess.Popen[bytes]) -> None:
+    if tool.returncode is not None:
+        return
+    family = descendants(tool.pid)
+    tool.terminate()
+    try:
+        tool.wait(TERMINATE_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        tool.kill()
+        tool.wait()
+    finally:
+        kill(family)
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """Every process below one; none once it is gone."""
+    try:
+        return list(psutil.Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
+
+
+def kill(processes: Sequence[psutil.Process]) -> None:
+    """Kill those that still run."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def _child(
+    work: Callable[..., None],
+    arguments: tuple[Any, ...],
+    pipe: Connection,
+    log: str,
+    temporary: str | None,
+) -> None:
+    """Entry of the child process."""
+    os.setsid()
+    if temporary is not None:
+        tempfile.tempdir = temporary
+    with open(log, "wb", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    signal.signal(signal.SIGTERM, _terminate)
+    lock = threading.Lock()
+
+    def send(message: Any) -> None:
+        with lock:
+            pipe.send(message)
+
+    try:
+        work(send, *arguments)
+    except EarshotError as error:
+        send(Finished(error))
+    else:
+        send(Finished())
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> None:
+    """Leave by an exception, so that what the child holds open is closed."""
+    raise SystemExit(128 + signal.SIGTERM)

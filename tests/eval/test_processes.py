@@ -1,0 +1,197 @@
+"""Child processes: what they send, how they end, and that nothing is left of them."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from eval import processes
+from eval.processes import ChildProcess, run_tool, wait_for_any
+from serve.errors import AudioError, DeadlineError, EarshotError, UnavailableError
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr(processes, "TERMINATE_TIMEOUT_S", 0.5)
+
+
+def echo(send, *words):
+    for word in words:
+        print("about to send", word, flush=True)
+        send(word)
+
+
+def fail(send, message):
+    send("started")
+    raise AudioError(message)
+
+
+def crash(send):
+    print("the last words\n\n", flush=True)
+    os.abort()
+
+
+def sleep_with_descendants(send):
+    """One child stays in our session, one leaves it; both would outlive us."""
+    ours = subprocess.Popen(SLEEP)
+    apart = subprocess.Popen(SLEEP, start_new_session=True)
+    send((ours.pid, apart.pid, tempfile.gettempdir()))
+    time.sleep(600)
+
+
+def crash_with_a_descendant(send):
+    send(subprocess.Popen(SLEEP).pid)
+    os.abort()
+
+
+def ignore_sigterm(send):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    send(os.getpid())
+    time.sleep(600)
+
+
+def close_on_the_way_out(send, path):
+    try:
+        send("open")
+        time.sleep(600)
+    finally:
+        Path(path).write_text("closed", encoding="utf-8")
+
+
+def own_session(send):
+    send((os.getsid(0), os.getpid()))
+
+
+def child(work, *arguments, log=None):
+    return ChildProcess("the child", work, arguments, log)
+
+
+def is_gone(pid):
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+        process = psutil.Process(pid)
+        if process.status() != psutil.STATUS_ZOMBIE:
+            process.wait(20)
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_messages_come_in_order_and_then_the_end(tmp_path):
+    log = tmp_path / "deeper" / "log"
+    with child(echo, "a", "b", log=log) as running:
+        assert [running.receive(60) for _ in range(3)] == ["a", "b", None]
+        assert running.finished
+    assert log.read_text().splitlines() == ["about to send a", "about to send b"]
+    assert is_gone(running.pid)
+
+
+def test_the_childs_own_error_is_raised_here():
+    with child(fail, "AUDIO: is empty") as running:
+        assert running.receive(60) == "started"
+        with pytest.raises(AudioError, match="AUDIO: is empty"):
+            running.receive(60)
+
+
+def test_a_death_is_told_with_the_last_line(tmp_path):
+    for log, where in ((None, "words"), (tmp_path / "log", f"its log is {tmp_path / 'log'}")):
+        with (
+            child(crash, log=log) as running,
+            pytest.raises(UnavailableError, match="child ended early: the last words") as error,
+        ):
+            running.receive(60)
+        assert str(error.value).endswith(where)
+
+
+def test_silence_is_not_waited_for_without_limit():
+    with (
+        child(sleep_with_descendants) as running,
+        pytest.raises(DeadlineError, match="the child said nothing for 0 s"),
+    ):
+        running.receive(60)
+        running.receive(0.01)
+
+
+def test_nothing_is_left_of_a_child_that_is_given_up():
+    with child(sleep_with_descendants) as running:
+        ours, apart, folder = running.receive(60)
+        assert Path(folder).is_dir() and folder != tempfile.gettempdir()
+    assert is_gone(running.pid) and is_gone(ours) and is_gone(apart)
+    assert not Path(folder).exists()
+
+
+def test_nothing_is_left_below_a_child_that_crashed():
+    """Its own children belong to nobody any more: only the session tells whose they were."""
+    with child(crash_with_a_descendant) as running:
+        orphan = running.receive(60)
+        with pytest.raises(UnavailableError):
+            running.receive(60)
+    assert is_gone(orphan)
+
+
+def test_a_child_may_close_what_it_holds_before_it_ends(tmp_path):
+    path = tmp_path / "said"
+    with child(close_on_the_way_out, str(path)) as running:
+        running.receive(60)
+    assert path.read_text() == "closed"
+
+
+def test_a_child_that_does_not_heed_is_killed():
+    with child(ignore_sigterm) as running:
+        pid = running.receive(60)
+    assert is_gone(pid)
+
+
+def test_ctrl_c_of_the_terminal_does_not_reach_a_child():
+    with child(own_session) as running:
+        session, pid = running.receive(60)
+    assert session == pid != os.getsid(0)
+
+
+def test_of_several_children_the_ready_ones_are_found():
+    with child(echo, "a") as first, child(sleep_with_descendants) as second:
+        second.receive(60)
+        assert wait_for_any([first, second], 60) == [first]
+        assert wait_for_any([second], 0.01) == []
+
+
+def test_a_tool_that_fails_is_named_with_its_command():
+    run_tool([sys.executable, "-c", "pass"], "doing nothing", 60)
+    command = [sys.executable, "-c", "raise SystemExit(3)"]
+    with pytest.raises(EarshotError, match=r"failing failed with exit code 3: .*python.* -c raise"):
+        run_tool(command, "failing", 60)
+
+
+TREE = "import subprocess, sys, pathlib; p = subprocess.Popen([sys.executable, '-c', "
+TREE += "'import time; time.sleep(600)']); pathlib.Path(sys.argv[1]).write_text(str(p.pid)); "
+TREE += "p.wait()"
+
+
+def test_a_tool_that_takes_too_long_ends_with_what_it_started(tmp_path):
+    path = tmp_path / "pid"
+    with pytest.raises(DeadlineError, match="waiting took more than 3 s"):
+        run_tool([sys.executable, "-c", TREE, str(path)], "waiting", 3)
+    assert is_gone(int(path.read_text()))
+
+
+def test_ctrl_c_ends_a_tool_with_what_it_started(tmp_path):
+    path = tmp_path / "pid"
+
+    def interrupt():
+        while not path.exists() or not path.read_text():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_tool([sys.executable, "-c", TREE, str(path)], "waiting", 60)
+    thread.join()
+    assert is_gone(int(path.read_text()))
