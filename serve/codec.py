@@ -26,6 +26,8 @@ from serve.files import read_text
 
 T = TypeVar("T")
 
+_UNKNOWN_KEY = "unexpected_keyword_argument"
+
 # What is expected where pydantic reports an error of this kind; its context fills the braces.
 _EXPECTED = {
     "bool_type": "true or false",
@@ -69,7 +71,10 @@ def from_json(
     try:
         value: T = _adapter(typing.cast(Any, kind)).validate_json(text, strict=True, extra=extra)
     except pydantic.ValidationError as problem:
-        message = _sentence(kind, problem.errors(include_url=False)[0], where)
+        # An unknown key before a missing one: the latter may be the former, misspelt.
+        errors = problem.errors(include_url=False)
+        worst = min(errors, key=lambda found: found["type"] != _UNKNOWN_KEY)
+        message = _sentence(kind, worst, where)
         raise error(f"{message}; {advice}" if advice else message) from problem
     return value
 
@@ -92,15 +97,22 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
 
 
-def from_table(kind: type[T], table: Mapping[str, Any], where: str) -> T:
-    """Read a dataclass from a TOML table; `where` as in `from_json`.
+def from_table(
+    kind: type[T],
+    table: Mapping[str, Any],
+    where: str,
+    *,
+    error: type[EarshotError] = ConfigError,
+    advice: str = "",
+) -> T:
+    """Read a dataclass from a table of TOML or JSON; arguments as in `from_json`.
 
     Raises:
-        ConfigError: a key or a value is wrong.
+        EarshotError: of class `error`; a key or a value is wrong.
     """
     # By way of JSON, whose lists may become tuples; TOML's dates alone have no JSON.
     text = json.dumps(table, default=lambda value: {"date or time": str(value)})
-    return from_json(kind, text, where)
+    return from_json(kind, text, where, error=error, advice=advice)
 
 
 @functools.cache
@@ -114,7 +126,7 @@ def _sentence(kind: Any, details: ErrorDetails, where: str) -> str:
     context = details.get("ctx", {})
     if problem == "json_invalid":
         return f"{where} is not JSON: {context['error']}"
-    if problem == "unexpected_keyword_argument":
+    if problem == _UNKNOWN_KEY:
         *parents, key = location
         place = f"{where}: {_dotted(parents)}" if parents else where
         return f"{place}: unknown key {key!r}{_nearest(str(key), _fields_at(kind, parents))}"

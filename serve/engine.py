@@ -11,7 +11,6 @@ This is the contract between build, which writes the folder, and serve, which op
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
+from serve.codec import from_json, to_json
 from serve.config import Precision, RuntimeName
 from serve.errors import EngineError, UnavailableError
 
@@ -248,38 +248,32 @@ def write_mel_filters(folder: Path, n_mels: int) -> None:
 
 def manifest_to_json(manifest: Manifest) -> str:
     """The text of `engine.json`."""
-    return json.dumps(dataclasses.asdict(manifest), indent=2, ensure_ascii=False) + "\n"
+    return to_json(manifest, indent=2) + "\n"
 
 
-def manifest_from_json(text: str, where: str) -> Manifest:
-    """Parse `engine.json`.
+@dataclasses.dataclass(frozen=True)
+class _AnyManifest:
+    """What the manifests of all format versions have in common."""
+
+    format_version: int | None = None
+
+
+def manifest_from_json(text: str | bytes, where: str) -> Manifest:
+    """Read `engine.json`.
 
     Raises:
         EngineError: not JSON, another format version, or a missing, surplus or malformed field.
     """
-    try:
-        fields = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise EngineError(f"{where} is not JSON: {error}; build the engine again") from error
-    version = fields.get("format_version") if isinstance(fields, dict) else None
+    again = "build the engine again"
+    version = from_json(
+        _AnyManifest, text, where, error=EngineError, advice=again, extra="ignore"
+    ).format_version
     if version != FORMAT_VERSION:
         raise EngineError(
             f"{where} has format version {version}, this Earshot reads {FORMAT_VERSION}; "
-            "build the engine again with `make build-engine`"
+            f"{again} with `make build-engine`"
         )
-    try:
-        tokenizer: dict[str, Any] = dict(fields["tokenizer"])
-        for key in ("suppress_tokens", "begin_suppress_tokens"):
-            tokenizer[key] = tuple(tokenizer[key])
-        tokenizer["alignment_heads"] = tuple((a, b) for a, b in tokenizer["alignment_heads"])
-        fields["tokenizer"] = TokenizerFacts(**tokenizer)
-        fields["dims"] = Dims(**fields["dims"])
-        fields["source"] = Source(**fields["source"])
-        fields["quantization"] = {k: LayerError(**v) for k, v in fields["quantization"].items()}
-        fields["files"] = {k: FileFacts(**v) for k, v in fields["files"].items()}
-        return Manifest(**fields)
-    except (KeyError, TypeError, ValueError) as error:
-        raise EngineError(f"{where} is malformed ({error}); build the engine again") from error
+    return from_json(Manifest, text, where, error=EngineError, advice=again)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -352,7 +346,7 @@ def open_engine(path: str | Path) -> Engine:
     path = Path(path)
     manifest_path = path / MANIFEST_FILE
     try:
-        text = manifest_path.read_text(encoding="utf-8")
+        text = manifest_path.read_bytes()
     except OSError as error:
         raise EngineError(
             f"no engine at {path} ({manifest_path}: {error.strerror}); "

@@ -31,7 +31,7 @@ RULES = {
     "serve.native.kernels": CONTRACTS,
     "serve.native.rules": CONTRACTS,
     "serve.native": RUNTIME,
-    "serve.trtllm": (*RUNTIME, "serve.native.rules.definition"),
+    "serve.trtllm": (*RUNTIME, "serve.codec", "serve.native.rules.definition"),
     "serve.transcriber": (*RUNTIME, "serve.runtime.table"),
     "serve.triton": (*CONTRACTS, "serve.codec", "serve.transcriber", "serve.trtllm"),
     "serve.__main__": ("serve",),

@@ -11,13 +11,13 @@ An error's text is the name of its class in `serve.errors`, a colon and its mess
 """
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from serve.codec import from_json, to_json
 from serve.errors import (
     AudioError,
     CancelledError,
@@ -30,6 +30,9 @@ from serve.errors import (
 from serve.messages import Request, Segment, Task, Timings, Transcript
 
 Tensor = npt.NDArray[Any]
+T = TypeVar("T")
+
+_OTHER_VERSION = "is the server an Earshot of this version?"
 
 MODEL = "whisper"
 STREAM_MODEL = "whisper_stream"
@@ -139,35 +142,36 @@ def request_from_inputs(inputs: Mapping[str, Tensor]) -> Request:
 
 def segment_outputs(segment: Segment) -> dict[str, Tensor]:
     """One more segment of a stream."""
-    return _tensors(OUTPUTS, {"TEXT": segment.text, "SEGMENTS": _segments_json((segment,))})
+    return _tensors(OUTPUTS, {"TEXT": segment.text, "SEGMENTS": to_json((segment,))})
 
 
 def transcript_outputs(transcript: Transcript) -> dict[str, Tensor]:
     """A whole answer."""
     values = {
         "TEXT": transcript.text,
-        "SEGMENTS": _segments_json(transcript.segments),
+        "SEGMENTS": to_json(transcript.segments),
         "LANGUAGE": transcript.language,
         "LANGUAGE_PROB": transcript.language_prob,
         "DURATION": transcript.duration,
-        "TIMINGS": json.dumps(vars(transcript.timings)),
+        "TIMINGS": to_json(transcript.timings),
     }
     return _tensors(OUTPUTS, values)
 
 
 def segments_from_outputs(output: Callable[[str], Tensor | None]) -> tuple[Segment, ...]:
-    """The segments in an answer, or in one message of a stream."""
-    return tuple(
-        Segment(**{**fields, "tokens": tuple(fields["tokens"])})
-        for fields in json.loads(_text("SEGMENTS", _present("SEGMENTS", output)))
-    )
+    """The segments in an answer, or in one message of a stream.
+
+    Raises:
+        EarshotError: they are missing, or are not what this version calls segments.
+    """
+    return _json(tuple[Segment, ...], "SEGMENTS", output)
 
 
 def transcript_from_outputs(output: Callable[[str], Tensor | None]) -> Transcript:
     """A whole answer; `output` gives an output by name, or None.
 
     Raises:
-        EarshotError: an output is missing.
+        EarshotError: an output is missing, or is not what this version expects.
     """
     prob = output("LANGUAGE_PROB")
     return Transcript(
@@ -176,7 +180,7 @@ def transcript_from_outputs(output: Callable[[str], Tensor | None]) -> Transcrip
         language_prob=None if prob is None else float(prob[0]),
         duration=float(_present("DURATION", output)[0]),
         segments=segments_from_outputs(output),
-        timings=Timings(**json.loads(_text("TIMINGS", _present("TIMINGS", output)))),
+        timings=_json(Timings, "TIMINGS", output),
     )
 
 
@@ -229,16 +233,17 @@ def _tensors(specs: Mapping[str, TensorSpec], values: Mapping[str, Any]) -> dict
     return tensors
 
 
-def _segments_json(segments: tuple[Segment, ...]) -> str:
-    # Not `dataclasses.asdict`, which copies each token by itself.
-    return json.dumps([vars(segment) for segment in segments], ensure_ascii=False)
-
-
 def _present(name: str, output: Callable[[str], Tensor | None]) -> Tensor:
     tensor = output(name)
     if tensor is None:
-        raise EarshotError(f"the answer holds no {name}; is the server an Earshot of this version?")
+        raise EarshotError(f"the answer holds no {name}; {_OTHER_VERSION}")
     return tensor
+
+
+def _json(kind: type[T], name: str, output: Callable[[str], Tensor | None]) -> T:
+    """What the JSON of an output says."""
+    text = bytes(_present(name, output)[0])
+    return from_json(kind, text, f"the answer's {name}", error=EarshotError, advice=_OTHER_VERSION)
 
 
 def _text(name: str, tensor: Tensor) -> str:

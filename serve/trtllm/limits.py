@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from serve.codec import from_table
 from serve.config import RuntimeConfig
 from serve.engine import Engine
 from serve.errors import ConfigError, EngineError, UnavailableError
@@ -57,12 +58,8 @@ def limits_of(engine: Engine) -> Limits:
             f"engine {engine.path} is for the runtime {manifest.runtime!r}, expected "
             f"'tensorrt_llm'; set build.runtime and {REBUILD}"
         )
-    try:
-        return Limits(**manifest.runtime_options)
-    except TypeError as error:
-        raise EngineError(
-            f"{engine.path}: runtime_options are malformed ({error}); {REBUILD}"
-        ) from error
+    where = f"{engine.path}: runtime_options"
+    return from_table(Limits, manifest.runtime_options, where, error=EngineError, advice=REBUILD)
 
 
 def options_of(limits: Limits) -> dict[str, Any]:

@@ -66,6 +66,7 @@ def test_a_number_with_a_point_may_be_written_without():
         ('"legs": [{"len": 1, "length": 1}]', "legs[0]: unknown key 'len'; did you mean 'length'?"),
         ('"eyes": {"left": {"length": 1, "q": 1}}', "eyes.left: unknown key 'q'; known: length, j"),
         ('"tail": {"length": 1, "joint": 1}', "tail: unknown key 'joint'; did you mean 'joints'?"),
+        ('"tail": {"lenght": 1}', "tail: unknown key 'lenght'; did you mean 'length'?"),
         ('"tail": {"joints": [1]}', "zoo.json: tail.length is missing; has joints"),
         ('"tail": {}', "zoo.json: tail.length is missing; has no keys"),
         ('"tail": 3', "zoo.json: tail = 3; expected a table"),

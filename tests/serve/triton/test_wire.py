@@ -80,6 +80,22 @@ def test_a_segment_on_its_own_is_not_an_answer():
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("SEGMENTS", "[", "the answer's SEGMENTS is not JSON"),
+        ("SEGMENTS", "[{}]", r"SEGMENTS: \[0\]\.start is missing; .*; is the server an Earshot of"),
+        ("TIMINGS", '{"wait_s": 1}', "TIMINGS: unknown key 'wait_s'.* of this version"),
+        ("TIMINGS", "\xff", "TIMINGS"),
+    ],
+)
+def test_the_answer_of_another_version_is_said_to_be_one(name, text, message):
+    outputs = wire.transcript_outputs(TRANSCRIPT)
+    outputs[name] = np.array([text.encode("latin-1")], np.object_)
+    with pytest.raises(EarshotError, match=message):
+        wire.transcript_from_outputs(outputs.get)
+
+
+@pytest.mark.parametrize(
     "error", [AudioError("audio: 0 bytes"), OverloadedError("full"), EarshotError("odd: odd")]
 )
 def test_an_error_keeps_its_class_and_words(error):

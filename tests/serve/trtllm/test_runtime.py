@@ -300,7 +300,8 @@ def altered(engine, tmp_path, **options):
             {"compute_capability": "8.9", "gpu": "L40S"},
             r"capability 8\.9 \(L40S\), found 9\.0 \(Stand-in GPU\); build it again .* on this",
         ),
-        ({"max_windows": 3}, "runtime_options are malformed .*max_windows"),
+        ({"max_windows": 3}, "runtime_options: unknown key 'max_windows'; .*; build it again"),
+        ({"max_beam_width": "4"}, "max_beam_width = '4'; expected an integer; build it again"),
     ],
 )
 def test_engines_made_elsewhere_are_refused(engine, tmp_path, options, words):
