@@ -17,7 +17,6 @@ A file that was cut short is refused wherever that can be known, since its text 
 
 import io
 import math
-import struct
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
@@ -28,6 +27,7 @@ import soxr
 
 from serve.errors import AudioError
 from serve.messages import Samples
+from serve.speech import containers
 from serve.speech.features import SAMPLE_RATE
 
 MIN_RATE = 1_000
@@ -41,7 +41,6 @@ _SNDFILE_FORMATS = ("WAV", "WAVEX", "AIFF", "FLAC", "OGG", "MP3")
 _FFMPEG_FORMATS = "mov,matroska,aac,ogg,flac,wav,au,mpegts"
 _FFMPEG_OPTIONS = {"format_whitelist": _FFMPEG_FORMATS, "protocol_whitelist": "none"}
 _FFMPEG_TOLERANCE_S = 0.25
-_STREAM_SIZE = 0x7FFF0000  # bytes; chunk sizes from here on mean "not known"
 _EXPECTED = "expected a WAV, FLAC, OGG, MP3, MP4, M4A, WebM or AAC file"
 
 
@@ -196,8 +195,8 @@ class _ForwardFile(soundfile.SoundFile):  # type: ignore[misc]
 
 
 def _open(audio: bytes) -> _Source:
-    if (pcm := _open_pcm16(audio)) is not None:
-        return pcm
+    if (header := containers.pcm16(audio)) is not None:
+        return _Pcm16(audio, header)
     try:
         file = _ForwardFile(io.BytesIO(audio))
     except soundfile.LibsndfileError:
@@ -210,21 +209,6 @@ def _open(audio: bytes) -> _Source:
     return _SndFile(audio, file)
 
 
-def _open_pcm16(audio: bytes) -> "_Pcm16 | None":
-    """A WAV file of 16-bit samples that states its length; None for any other file."""
-    if audio[:4] != b"RIFF" or audio[8:12] != b"WAVE":
-        return None
-    at, size = _chunk(audio, b"fmt ", "<I")
-    if size < 16 or at + size > len(audio):
-        return None
-    tag, channels, rate, _, frame, bits = struct.unpack_from("<HHIIHH", audio, at)
-    begin, declared = _chunk(audio, b"data", "<I")
-    plain = (tag, bits, frame) == (1, 16, 2 * channels) and channels > 0
-    if not plain or begin < at or not 0 < declared < _STREAM_SIZE:
-        return None
-    return _Pcm16(audio, begin, declared, channels, rate)
-
-
 class _Pcm16:
     """A WAV file of 16-bit samples, the commonest upload.
 
@@ -234,11 +218,14 @@ class _Pcm16:
 
     tolerance_s = 0.0
 
-    def __init__(self, audio: bytes, begin: int, declared: int, channels: int, rate: int) -> None:
-        present = min(declared, len(audio) - begin) // (2 * channels)
-        self._frames = np.frombuffer(audio, "<i2", present * channels, begin).reshape(-1, channels)
-        self.rate = rate
-        self.declared_s = declared // (2 * channels) / rate if rate else None
+    def __init__(self, audio: bytes, header: containers.Pcm16) -> None:
+        channels = header.channels
+        present = min(header.declared_bytes, len(audio) - header.begin) // (2 * channels)
+        samples = np.frombuffer(audio, "<i2", present * channels, header.begin)
+        self._frames = samples.reshape(-1, channels)
+        self.rate = header.rate
+        declared = header.declared_bytes // (2 * channels)
+        self.declared_s = declared / header.rate if header.rate else None
 
     def blocks(self) -> Iterator[Samples]:
         size = max(1, _BLOCK_VALUES // self._frames.shape[1])
@@ -280,56 +267,17 @@ def _declared_frames(audio: bytes, file_format: str, frames: int) -> int | None:
     Raises:
         AudioError: an OGG file that ends in the middle of a page.
     """
-    if file_format == "OGG" and not _last_page_whole(audio):
+    if file_format == "OGG" and not containers.last_ogg_page_is_whole(audio):
         raise AudioError("audio is cut short: its last OGG page is not whole; send the whole file")
-    if file_format == "MP3" and not _has_xing(audio):
+    if file_format == "MP3" and not containers.mp3_states_its_length(audio):
         return None
     if frames > 1 << 60:  # how libsndfile says that a FLAC stream does not tell
         return None
     if file_format in ("WAV", "WAVEX", "AIFF"):
-        declared, present = _data_chunk(audio)
-        if present and present < declared < _STREAM_SIZE:
+        declared, present = containers.sample_bytes(audio)
+        if present and present < declared < containers.STREAM_BYTES:
             return math.ceil(frames * declared / present)
     return frames
-
-
-def _data_chunk(audio: bytes) -> tuple[int, int]:
-    """Bytes that the sample chunk of a WAV or AIFF file declares, and bytes that are there."""
-    little = audio[:4] == b"RIFF"
-    at, size = _chunk(audio, b"data", "<I") if little else _chunk(audio, b"SSND", ">I")
-    return size, min(size, len(audio) - at)
-
-
-def _chunk(audio: bytes, name: bytes, layout: str) -> tuple[int, int]:
-    """Where the content of a chunk of a WAV or AIFF file begins, and the size it declares.
-
-    Without such a chunk, the file's end and 0.
-    """
-    at = 12
-    while at + 8 <= len(audio):
-        (size,) = struct.unpack_from(layout, audio, at + 4)
-        if audio[at : at + 4] == name:
-            return at + 8, size
-        at += 8 + size + size % 2
-    return len(audio), 0
-
-
-def _last_page_whole(audio: bytes) -> bool:
-    at = audio.rfind(b"OggS")
-    if at < 0 or at + 27 > len(audio):
-        return False
-    lacing = audio[at + 27 : at + 27 + audio[at + 26]]
-    return at + 27 + audio[at + 26] + sum(lacing) <= len(audio)
-
-
-def _has_xing(audio: bytes) -> bool:
-    """Whether an MP3's first frame tells how many frames follow."""
-    at = 0
-    if audio[:3] == b"ID3" and len(audio) >= 10:  # size in four bytes of seven bits
-        a, b, c, d = audio[6:10]
-        at = 10 + (a << 21 | b << 14 | c << 7 | d)
-    head = audio[at : at + 64]
-    return b"Xing" in head or b"Info" in head
 
 
 class _FFmpeg:

@@ -139,6 +139,14 @@ def test_speech_without_a_pause_is_cut_at_its_quietest_place():
     assert 22 <= cut(samples)[0].duration_s <= 22.4
 
 
+def test_sound_below_the_last_bit_of_24_is_silence():
+    """Where nothing can be heard, a gap is no pause: the cut is as late as it may be."""
+    samples = noise(45, level=3e-7)
+    samples[17 * SAMPLE_RATE : 18 * SAMPLE_RATE] = 0
+    assert cut(samples)[0].duration_s == 29.5
+    assert cut(samples * 100)[0].duration_s == pytest.approx(17.5, abs=EDGE)
+
+
 @pytest.mark.parametrize("file", ["en_long.mp3", "es_long.mp3"])
 def test_long_clips_are_cut_between_sentences(file: str):
     lines = (DATA / "manifest.jsonl").read_text("utf-8").splitlines()

@@ -1,0 +1,82 @@
+"""What the headers of audio files declare, read without decoding: pure functions of a file's bytes.
+
+The libraries that decode correct a wrong length silently; whoever wants to know whether a file is
+whole has to look into it. Sizes and offsets are in bytes.
+"""
+
+import dataclasses
+import struct
+
+STREAM_BYTES = 0x7FFF0000
+"""Sizes of a chunk from here on stand in streams whose length was not known: "read to the end"."""
+
+_RIFF_HEADER = 12  # "RIFF" or "FORM", the file's size, "WAVE" or "AIFF"
+_OGG_HEADER = 27  # before the table of segments, of one byte each
+_ID3_HEADER = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Pcm16:
+    """Where the samples of a WAV file of 16-bit samples lie."""
+
+    begin: int
+    declared_bytes: int  # of samples; more than there are in a file that was cut short
+    channels: int
+    rate: int
+
+
+def pcm16(audio: bytes) -> Pcm16 | None:
+    """Look into a WAV file of 16-bit samples that states its length; None for any other file."""
+    if audio[:4] != b"RIFF" or audio[8:12] != b"WAVE":
+        return None
+    at, size = _chunk(audio, b"fmt ", "<I")
+    if size < 16 or at + size > len(audio):
+        return None
+    tag, channels, rate, _, frame_bytes, bits = struct.unpack_from("<HHIIHH", audio, at)
+    begin, declared = _chunk(audio, b"data", "<I")
+    plain = (tag, bits, frame_bytes) == (1, 16, 2 * channels) and channels > 0
+    if not plain or begin < at or not 0 < declared < STREAM_BYTES:
+        return None
+    return Pcm16(begin, declared, channels, rate)
+
+
+def sample_bytes(audio: bytes) -> tuple[int, int]:
+    """Bytes that the sample chunk of a WAV or AIFF file declares, and bytes that are there."""
+    little_endian = audio[:4] == b"RIFF"
+    name, layout = (b"data", "<I") if little_endian else (b"SSND", ">I")
+    at, size = _chunk(audio, name, layout)
+    return size, min(size, len(audio) - at)
+
+
+def _chunk(audio: bytes, name: bytes, layout: str) -> tuple[int, int]:
+    """Where the content of a chunk of a WAV or AIFF file begins, and the size it declares.
+
+    Without such a chunk, the file's end and 0.
+    """
+    at = _RIFF_HEADER
+    while at + 8 <= len(audio):
+        (size,) = struct.unpack_from(layout, audio, at + 4)
+        if audio[at : at + 4] == name:
+            return at + 8, size
+        at += 8 + size + size % 2  # chunks begin at even offsets
+    return len(audio), 0
+
+
+def last_ogg_page_is_whole(audio: bytes) -> bool:
+    """Whether an OGG file ends with a complete page, as far as the page's own header tells."""
+    at = audio.rfind(b"OggS")
+    if at < 0 or at + _OGG_HEADER > len(audio):
+        return False
+    segments = audio[at + _OGG_HEADER - 1]
+    lengths = audio[at + _OGG_HEADER : at + _OGG_HEADER + segments]
+    return at + _OGG_HEADER + segments + sum(lengths) <= len(audio)
+
+
+def mp3_states_its_length(audio: bytes) -> bool:
+    """Whether an MP3's first frame says how many frames follow (a Xing or Info header)."""
+    at = 0
+    if audio[:3] == b"ID3" and len(audio) >= _ID3_HEADER:
+        a, b, c, d = audio[6:10]  # the tag's size in four bytes of seven bits
+        at = _ID3_HEADER + (a << 21 | b << 14 | c << 7 | d)
+    frame = audio[at : at + 64]
+    return b"Xing" in frame or b"Info" in frame

@@ -1,0 +1,130 @@
+"""What headers declare, on files of a few bytes."""
+
+import struct
+
+import pytest
+
+from serve.speech.containers import (
+    STREAM_BYTES,
+    Pcm16,
+    last_ogg_page_is_whole,
+    mp3_states_its_length,
+    pcm16,
+    sample_bytes,
+)
+
+FMT = struct.pack("<HHIIHH", 1, 2, 8000, 32000, 4, 16)
+SAMPLES = bytes(8)
+
+
+def chunk(name, content, size=None, layout="<I"):
+    return name + struct.pack(layout, len(content) if size is None else size) + content
+
+
+def riff(*chunks, name=b"RIFF", kind=b"WAVE"):
+    return name + bytes(4) + kind + b"".join(chunks)
+
+
+WAV = riff(chunk(b"fmt ", FMT), chunk(b"data", SAMPLES))
+
+
+def test_pcm16_tells_where_the_samples_are():
+    assert pcm16(WAV) == Pcm16(begin=44, declared_bytes=8, channels=2, rate=8000)
+
+
+def test_chunks_between_are_passed_over_and_padded_to_even_sizes():
+    odd = chunk(b"LIST", b"abc") + b"\0"
+    even = chunk(b"fact", b"abcd")
+    wav = riff(odd, chunk(b"fmt ", FMT), even, odd, chunk(b"data", SAMPLES))
+    header = pcm16(wav)
+    assert header == Pcm16(begin=44 + 12 + 12 + 12, declared_bytes=8, channels=2, rate=8000)
+    assert wav[header.begin :] == SAMPLES
+
+
+@pytest.mark.parametrize(
+    "wav",
+    [
+        b"",
+        riff(chunk(b"fmt ", FMT), chunk(b"data", SAMPLES), name=b"RF64"),
+        riff(chunk(b"fmt ", FMT), chunk(b"data", SAMPLES), kind=b"AVI "),
+        riff(chunk(b"data", SAMPLES)),
+        riff(chunk(b"fmt ", FMT)),
+        riff(chunk(b"fmt ", FMT, size=15), chunk(b"data", SAMPLES)),
+        riff(chunk(b"data", SAMPLES), chunk(b"fmt ", FMT)),
+        riff(chunk(b"fmt ", FMT, size=17)),  # the file ends one byte too early
+        riff(chunk(b"fmt ", FMT), chunk(b"data", SAMPLES, size=STREAM_BYTES)),
+        riff(chunk(b"fmt ", FMT), chunk(b"data", SAMPLES, size=0)),
+    ],
+    ids=[
+        *("nothing", "RF64", "AVI", "no format", "no samples", "short format"),
+        *("samples first", "cut format", "endless", "empty"),
+    ],
+)
+def test_what_is_no_plain_wav(wav):
+    assert pcm16(wav) is None
+
+
+def test_a_format_chunk_that_ends_with_the_file_is_read_to_its_end():
+    """Formats of 16 bytes and more are whole; what follows the first 16 does not matter."""
+    assert pcm16(riff(chunk(b"fmt ", FMT + b"xy"), chunk(b"data", SAMPLES))).begin == 46
+    biggest = chunk(b"data", SAMPLES, size=STREAM_BYTES - 1)
+    assert pcm16(riff(chunk(b"fmt ", FMT), biggest)).declared_bytes == STREAM_BYTES - 1
+
+
+def test_sample_bytes_declared_and_there():
+    assert sample_bytes(WAV) == (8, 8)
+    assert sample_bytes(WAV[:-3]) == (8, 5)
+    assert sample_bytes(WAV + chunk(b"LIST", b"abcd")) == (8, 8)
+    assert sample_bytes(WAV[:43]) == (0, 0)  # not even the chunk's size
+    aiff = riff(chunk(b"SSND", SAMPLES, 300, ">I"), name=b"FORM", kind=b"AIFF")
+    assert sample_bytes(aiff) == (300, 8)
+
+
+def page(*lengths, body=None):
+    """An OGG page of segments; its body may be cut."""
+    content = bytes(sum(lengths)) if body is None else bytes(body)
+    return b"OggS" + bytes(22) + bytes([len(lengths), *lengths]) + content
+
+
+@pytest.mark.parametrize(
+    ("ogg", "whole"),
+    [
+        (page(), True),
+        (page(255, 3), True),
+        (page(255, 3, body=257), False),
+        (page(255, 3, body=259), True),  # bytes after the last page are not looked at
+        (page(255, 3, body=0)[:-1], False),  # cut inside the table of segments
+        (page()[:26], False),  # cut inside the header
+        (page(5, body=1) + page(2), True),  # only the last page is looked at
+        (page(5) + page(2, body=1), False),
+        (b"no pages" * 10, False),
+        (b"", False),
+    ],
+)
+def test_last_ogg_page(ogg, whole):
+    assert last_ogg_page_is_whole(ogg) is whole
+
+
+@pytest.mark.parametrize("name", [b"Xing", b"Info"])
+def test_an_mp3_that_states_its_length(name):
+    assert mp3_states_its_length(b"\xff\xfb" + bytes(34) + name)
+    assert mp3_states_its_length(bytes(60) + name)
+    assert not mp3_states_its_length(bytes(61) + name)  # beyond the first frame's header
+    assert not mp3_states_its_length(b"\xff\xfb" + bytes(34))
+
+
+@pytest.mark.parametrize("size", [(0, 0, 0, 3), (0, 0, 1, 2), (0, 1, 0, 1), (1, 0, 0, 0)])
+def test_an_id3_tag_before_the_first_frame_is_passed_over(size):
+    a, b, c, d = size
+    tag = b"ID3" + bytes(3) + bytes(size) + bytes(a * 128**3 + b * 128**2 + c * 128 + d)
+    assert len(tag) > 10
+    assert mp3_states_its_length(tag + b"\xff\xfb" + bytes(58) + b"Xing")
+    assert not mp3_states_its_length(tag + b"\xff\xfb" + bytes(59) + b"Xing")
+    decoy = tag[:10] + (b"Xing" + tag[14:] if len(tag) >= 14 else tag[10:])
+    assert not mp3_states_its_length(decoy + bytes(64))
+
+
+def test_an_id3_tag_that_is_cut_short():
+    assert not mp3_states_its_length(b"ID3" + bytes(6))
+    assert not mp3_states_its_length(b"ID3")
+    assert mp3_states_its_length(b"ID3" + bytes(7) + b"Info")
