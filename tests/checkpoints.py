@@ -18,7 +18,7 @@ from build import writer
 from build.checkpoint import open_checkpoint
 from serve.engine import Dims, open_engine
 from serve.errors import CheckpointError
-from serve.speech.tokenizer import LANGUAGE_NAMES
+from serve.speech.languages import LANGUAGE_NAMES
 
 POOL_SIZE = 1_000_003  # prime: rows of a large matrix made from the pool differ
 

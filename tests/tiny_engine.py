@@ -18,7 +18,7 @@ from serve.engine import (
     Source,
     TokenizerFacts,
 )
-from serve.speech.tokenizer import LANGUAGE_NAMES
+from serve.speech.languages import LANGUAGE_NAMES
 
 SENTENCES = [" the quick brown fox jumps over the lazy dog", " mañana será otro día", " 你好，世界"]
 PIECES = 300

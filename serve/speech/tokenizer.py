@@ -16,33 +16,7 @@ import tokenizers
 from serve.engine import DETECT_LANGUAGE, TOKENIZER_FILE, Engine, TokenizerFacts
 from serve.errors import EngineError, OptionError
 from serve.messages import Task
-
-_NAMES = """
-    en english, zh chinese mandarin, de german, es spanish castilian, ru russian, ko korean,
-    fr french, ja japanese, pt portuguese, tr turkish, pl polish, ca catalan valencian,
-    nl dutch flemish, ar arabic, sv swedish, it italian, id indonesian, hi hindi, fi finnish,
-    vi vietnamese, he hebrew, uk ukrainian, el greek, ms malay, cs czech,
-    ro romanian moldavian moldovan, da danish, hu hungarian, ta tamil, no norwegian, th thai,
-    ur urdu, hr croatian, bg bulgarian, lt lithuanian, la latin, mi maori, ml malayalam, cy welsh,
-    sk slovak, te telugu, fa persian, lv latvian, bn bengali, sr serbian, az azerbaijani,
-    sl slovenian, kn kannada, et estonian, mk macedonian, br breton, eu basque, is icelandic,
-    hy armenian, ne nepali, mn mongolian, bs bosnian, kk kazakh, sq albanian, sw swahili,
-    gl galician, mr marathi, pa punjabi panjabi, si sinhala sinhalese, km khmer, sn shona,
-    yo yoruba, so somali, af afrikaans, oc occitan, ka georgian, be belarusian, tg tajik,
-    sd sindhi, gu gujarati, am amharic, yi yiddish, lo lao, uz uzbek, fo faroese,
-    ht haitian_creole haitian, ps pashto pushto, tk turkmen, nn nynorsk, mt maltese, sa sanskrit,
-    lb luxembourgish letzeburgesch, my myanmar burmese, bo tibetan, tl tagalog, mg malagasy,
-    as assamese, tt tatar, haw hawaiian, ln lingala, ha hausa, ba bashkir, jw javanese,
-    su sundanese, yue cantonese
-"""
-_WORDS = [entry.split() for entry in _NAMES.split(",")]
-
-LANGUAGE_NAMES: dict[str, str] = {code: name.replace("_", " ") for code, name, *_ in _WORDS}
-"""Whisper's 100 languages in the order of their tokens: code -> English name."""
-
-_CODES: dict[str, str] = {
-    word.replace("_", " "): code for code, *names in _WORDS for word in (code, *names)
-}
+from serve.speech.languages import LANGUAGE_NAMES, TO_LANGUAGE_CODE
 
 
 class Tokenizer:
@@ -174,7 +148,7 @@ class Tokenizer:
     def _known_language(self, language: str) -> str:
         """Code of a language that this engine knows."""
         key = language.strip().lower()
-        code = _CODES.get(key, key)
+        code = TO_LANGUAGE_CODE.get(key, key)
         known = self.languages
         if code in known:
             return code
@@ -182,7 +156,7 @@ class Tokenizer:
             raise OptionError(f"language {language!r}: this engine is English-only")
         if code in LANGUAGE_NAMES:
             raise OptionError(f"language {language!r} is not among this engine's {len(known)}")
-        words = [word for word, its_code in _CODES.items() if its_code in known]
+        words = [word for word, its_code in TO_LANGUAGE_CODE.items() if its_code in known]
         near = difflib.get_close_matches(key, words, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "expected a code such as 'en' or its name"
         raise OptionError(f"language {language!r} is unknown; {hint}")

@@ -15,19 +15,12 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from build.demo.maker.text import sentences
+from serve.speech.languages import LANGUAGE_NAMES
 
 PIECES = 1024
 TIMESTAMP_STEP_S = 0.02
 TIMESTAMPS = 1501
-# Whisper's language codes in the order of their tokens.
-LANGUAGE_CODES = tuple(
-    """
-    en zh de es ru ko fr ja pt tr pl ca nl ar sv it id hi fi vi he uk el ms cs ro da hu ta no th
-    ur hr bg lt la mi ml cy sk te fa lv bn sr az sl kn et mk br eu is hy ne mn bs kk sq sw gl mr
-    pa si km sn yo so af oc ka be tg sd gu am yi lo uz fo ht ps tk nn mt sa lb my bo tl mg as tt
-    haw ln ha ba jw su yue
-    """.split()
-)
+LANGUAGE_CODES = tuple(LANGUAGE_NAMES)  # in the order of their tokens
 EOT, SOT, UNKNOWN = "<|endoftext|>", "<|startoftranscript|>", "<|endoftext|>"
 TAIL = (
     "<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>", "<|nospeech|>",

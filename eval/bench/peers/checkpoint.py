@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from serve.engine import Dims
 from serve.speech.features import SAMPLE_RATE, WINDOW_S
-from serve.speech.tokenizer import LANGUAGE_NAMES
+from serve.speech.languages import LANGUAGE_NAMES
 
 LANGUAGES, TIMESTAMPS = 100, 1501
 PROMPT = ("<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>")

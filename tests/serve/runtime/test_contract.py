@@ -14,7 +14,8 @@ from serve.messages import Request
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job
 from serve.speech.features import N_FRAMES, SAMPLE_RATE
-from serve.speech.tokenizer import LANGUAGE_NAMES, Tokenizer
+from serve.speech.languages import LANGUAGE_NAMES
+from serve.speech.tokenizer import Tokenizer
 from serve.transcriber.open import open_transcriber
 from tests.fakes import CAPABILITIES, FakeRuntime, Play
 

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as Pieces
-from tokenizers import models
+from tokenizers import models, processors
 
 from serve.engine import DETECT_LANGUAGE
 from serve.errors import EngineError, OptionError
-from serve.speech.tokenizer import LANGUAGE_NAMES, Tokenizer
+from serve.speech import languages
+from serve.speech.languages import LANGUAGE_NAMES
+from serve.speech.tokenizer import Tokenizer
 from tests.tiny_engine import N_TEXT_CTX, make_engine, make_pieces
 
 
@@ -63,6 +65,29 @@ def test_previous_text_stands_first_and_begins_with_a_space(tokenizer: Tokenizer
     assert tokenizer.decode(ids[1:-3]) == " lazy fox"
 
 
+def test_previous_text_is_encoded_without_what_the_tokenizer_adds_to_a_text(tmp_path: Path):
+    """Published tokenizers put special tokens around every text that they encode."""
+    engine = make_engine(tmp_path)
+    path = str(tmp_path / "tokenizer.json")
+    pieces = Pieces.from_file(path)
+    eot = engine.manifest.tokenizer.eot
+    pieces.post_processor = processors.TemplateProcessing(
+        single="$A <|endoftext|>", special_tokens=[("<|endoftext|>", eot)]
+    )
+    pieces.save(path)
+    assert pieces.encode(" fox").ids[-1] == eot
+    tokenizer = Tokenizer.open(engine)
+    assert tokenizer.decode(ids_of(tokenizer, "lazy fox")) == " lazy fox"
+
+
+def test_special_names(tokenizer: Tokenizer):
+    facts = tokenizer.facts
+    assert tokenizer.special_name(facts.sot) == "<|startoftranscript|>"
+    assert tokenizer.special_name(facts.languages["es"]) == "<|es|>"
+    with pytest.raises(EngineError, match=r"no token 100000, .*build the engine again"):
+        tokenizer.special_name(100_000)
+
+
 def test_long_previous_text_keeps_its_end(tokenizer: Tokenizer):
     ids = tokenizer.prompt_ids("en", "transcribe", True, "dog " * 100 + "fox")
     assert len(ids) == 1 + (N_TEXT_CTX // 2 - 1) + 3
@@ -97,9 +122,8 @@ def test_names_equal_those_of_transformers():
     )
 
     assert LANGUAGE_NAMES == LANGUAGES
-    from serve.speech.tokenizer import _CODES  # noqa: PLC0415
-
-    assert {name: _CODES[name] for name in TO_LANGUAGE_CODE} == TO_LANGUAGE_CODE
+    ours = languages.TO_LANGUAGE_CODE
+    assert {name: ours[name] for name in TO_LANGUAGE_CODE} == TO_LANGUAGE_CODE
 
 
 @pytest.mark.parametrize(

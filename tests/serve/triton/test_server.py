@@ -27,7 +27,7 @@ from serve.errors import (
     OverloadedError,
 )
 from serve.messages import Finished, Request, SegmentReady
-from serve.speech.tokenizer import LANGUAGE_NAMES
+from serve.speech.languages import LANGUAGE_NAMES
 from serve.triton import wire
 from tests.serving import CLIP, LONG, WAIT_S, audio_file, http_inputs, outcomes, settled, wait_until
 

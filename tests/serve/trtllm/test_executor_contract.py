@@ -17,7 +17,7 @@ from serve.errors import UnavailableError
 from serve.messages import Request
 from serve.runtime.table import open_runtime as open_engine_runtime
 from serve.speech.features import SAMPLE_RATE
-from serve.speech.tokenizer import LANGUAGE_NAMES
+from serve.speech.languages import LANGUAGE_NAMES
 from serve.transcriber.open import open_transcriber
 from serve.trtllm.limits import find_gpu, library_version
 from tests.checkpoints import NANO, random_weights, write_hf
