@@ -4,9 +4,9 @@ Samples are float32 (n,) in [-1, 1].
 """
 
 import io
-import wave
 
 import numpy as np
+import soundfile
 from numpy.typing import NDArray
 
 SAMPLE_RATE = 16_000
@@ -19,12 +19,12 @@ Samples = NDArray[np.float32]
 
 
 def read_wav(data: bytes) -> tuple[Samples, int]:
-    """Mono samples and rate of a 16-bit WAV whose header may tell a wrong length (a pipe's)."""
-    with wave.open(io.BytesIO(data)) as reader:
-        rate = reader.getframerate()
-    body = data[44:]
-    pcm = np.frombuffer(body[: len(body) // 2 * 2], dtype="<i2")
-    return pcm.astype(np.float32) / 32768, rate
+    """Mono samples and rate of a WAV file, whose header may declare more than there is (a pipe's).
+
+    libsndfile corrects such a length.
+    """
+    samples, rate = soundfile.read(io.BytesIO(data), dtype="float32")
+    return samples, rate
 
 
 def resample(samples: Samples, ratio: float) -> Samples:

@@ -11,12 +11,12 @@ import random
 import shutil
 import subprocess
 import tempfile
-import wave
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import soundfile
 from numpy.typing import NDArray
 
 from build.demo.maker.grammar import Sentence
@@ -115,11 +115,7 @@ def utter(rng: random.Random, split: str, voices: str, language: str | None = No
 
 def write_wav(path: Path, samples: NDArray[np.int16], rate: int = SAMPLE_RATE) -> None:
     """Write mono 16-bit WAV."""
-    with wave.open(str(path), "wb") as writer:
-        writer.setnchannels(1)
-        writer.setsampwidth(2)
-        writer.setframerate(rate)
-        writer.writeframes(samples.astype("<i2").tobytes())
+    soundfile.write(path, samples, rate, format="WAV", subtype="PCM_16")
 
 
 def main() -> None:
