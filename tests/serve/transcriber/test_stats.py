@@ -1,5 +1,9 @@
 """Counters and what is derived from them."""
 
+import dataclasses
+
+import pytest
+
 from serve.transcriber.stats import Counters
 
 
@@ -18,3 +22,10 @@ def test_plus_increases_the_named_counters_of_a_copy():
     after = before.plus(ok=2, audio_s=0.5)
     assert after == Counters(ok=3, audio_s=2.5, failed=3)
     assert before == Counters(ok=1, audio_s=2.0, failed=3)
+
+
+def test_counters_begin_at_zero_and_are_snapshots():
+    counters = Counters()
+    assert set(dataclasses.asdict(counters).values()) == {0}
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        counters.ok = 1
