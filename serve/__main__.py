@@ -27,8 +27,9 @@ from serve.speech.formats import Format, render
 from serve.triton import wire
 from serve.triton.server import running_server
 
-_WATCH_S = 0.5
-_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # where a client reaches such a host
+_WATCH_INTERVAL_S = 0.5
+# Hosts that mean every interface, and where a client on this machine reaches them.
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
 Transcribe = Callable[[Request], Transcript]
 
@@ -44,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
-    except BrokenPipeError:  # whoever read the output has had enough
+    # Whoever reads the output has closed it, as `head` does: nothing more may be written.
+    except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
 
@@ -122,8 +124,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 # ---------------------------------------------------------------- triton
 
 
-class _Stop:
-    """Signals: the first after `armed` asks for a drain, any other interrupts."""
+class _StopSignals:
+    """SIGINT and SIGTERM: the first after `armed` asks for a drain, any other interrupts."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
@@ -139,7 +141,7 @@ class _Stop:
 
 def _triton(args: argparse.Namespace) -> int:
     config = load_config(args.config)
-    stop = _Stop()
+    stop = _StopSignals()
     engine = args.engine or config.engine
     print(f"starting Triton Inference Server with the engine {engine} …", file=sys.stderr)
     with running_server(config, args.engine, args.log) as server:
@@ -149,7 +151,7 @@ def _triton(args: argparse.Namespace) -> int:
             f"metrics http://{server.metrics}/metrics",
             flush=True,
         )
-        while not stop.asked.wait(_WATCH_S):
+        while not stop.asked.wait(_WATCH_INTERVAL_S):
             reason = server.failure()
             if reason is not None:
                 raise EarshotError(f"Triton Inference Server failed: {reason}")
@@ -175,7 +177,7 @@ def _transcribe(args: argparse.Namespace) -> int:
         pool = ThreadPoolExecutor(config.runtime.slots)
         # Does not wait: after Ctrl-C it is the backend's end that ends the calls.
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-        answers = [pool.submit(_one, transcribe, file, args) for file in args.files]
+        answers = [pool.submit(_transcribe_file, transcribe, file, args) for file in args.files]
         quiet = not sys.stderr.isatty()
         bar = stack.enter_context(
             tqdm(total=len(answers), unit="file", leave=False, disable=quiet, file=sys.stderr)
@@ -183,14 +185,13 @@ def _transcribe(args: argparse.Namespace) -> int:
         for file, target, answer in zip(args.files, targets, answers, strict=True):
             try:
                 text = render(answer.result(), file, args.format)
+                _write(text, file, target, titled=len(answers) > 1 and args.format != "json")
             except FileError as error:  # says which file by itself
                 failed += 1
                 tqdm.write(f"error: {error}", file=sys.stderr)
             except EarshotError as error:
                 failed += 1
                 tqdm.write(f"error: {file}: {error}", file=sys.stderr)
-            else:
-                _write(text, file, target, titled=len(answers) > 1 and args.format != "json")
             bar.update()
     if failed:
         print(f"{failed} of {len(args.files)} files failed", file=sys.stderr)
@@ -203,9 +204,9 @@ def _targets(files: list[str], folder: Path | None, format: Format) -> list[Path
         return [None] * len(files)
     suffix = "txt" if format == "text" else format
     targets = [folder / f"{Path(file).name}.{suffix}" for file in files]
-    twice = {target for target in targets if targets.count(target) > 1}
-    if twice:
-        raise ConfigError(f"two files would be written to {min(twice)}; use two --output folders")
+    shared = {target for target in targets if targets.count(target) > 1}
+    if shared:
+        raise ConfigError(f"two files would be written to {min(shared)}; use two --output folders")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -234,7 +235,7 @@ def _backend(config: Config, args: argparse.Namespace) -> Iterator[Transcribe]:
         yield transcriber.transcribe
 
 
-def _one(transcribe: Transcribe, file: str, args: argparse.Namespace) -> Transcript:
+def _transcribe_file(transcribe: Transcribe, file: str, args: argparse.Namespace) -> Transcript:
     return transcribe(
         Request(
             audio=read_bytes(file),
@@ -250,7 +251,11 @@ def _one(transcribe: Transcribe, file: str, args: argparse.Namespace) -> Transcr
 
 def _write(text: str, file: str, target: Path | None, titled: bool) -> None:
     if target is not None:
-        target.write_text(text, encoding="utf-8")
+        try:
+            target.write_text(text, encoding="utf-8")
+        except OSError as error:
+            reason = f"cannot write {target}: {error.strerror}"
+            raise FileError(f"{reason}; name another --output folder") from error
         return
     title = f"==> {file} <==\n" if titled else ""
     tqdm.write(f"{title}{text}", file=sys.stdout, end="")

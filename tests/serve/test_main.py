@@ -85,6 +85,18 @@ def test_a_folder_gets_a_file_for_each(toml, files, fake, tmp_path, capsys, form
     assert capsys.readouterr().out == ""
 
 
+def test_a_transcript_that_cannot_be_written_is_reported_and_the_others_go_on(
+    toml, files, fake, tmp_path, capsys
+):
+    out = tmp_path / "out"
+    (out / "a.wav.txt").mkdir(parents=True)
+    assert run(toml, "--output", str(out), files["a.wav"], files["b.mp3"]) == 1
+    errors = capsys.readouterr().err
+    assert f"error: cannot write {out}/a.wav.txt: Is a directory; name another" in errors
+    assert "1 of 2 files failed" in errors and "Traceback" not in errors
+    assert "goodbye" in (out / "b.mp3.txt").read_text(encoding="utf-8")
+
+
 def test_two_files_never_share_an_output(toml, files, fake, tmp_path, capsys):
     other = tmp_path / "other" / "a.wav"
     other.parent.mkdir()

@@ -109,7 +109,7 @@ def test_a_drained_ledger_refuses_and_is_not_closed(ledger):
 
 def test_draining_waits_until_every_answer_is_sent(ledger):
     active = ledger.accept(PLAN, print)
-    thread = threading.Thread(target=ledger.drain, args=(WAIT_S,))
+    thread = threading.Thread(target=ledger.drain, args=(10 * WAIT_S,), daemon=True)
     thread.start()
     ledger.remove(active, "ok")
     time.sleep(0.05)  # a drain that does not wait for the answer has ended by then
