@@ -2,7 +2,7 @@
 
     EarshotError
     ├── ConfigError            a TOML file or a flag is wrong
-    │   └── FileError          a file that one of them names cannot be read
+    │   └── FileError          a file that one of them names cannot be read or written
     ├── CheckpointError        a checkpoint cannot be opened or is not Whisper
     ├── EngineError            an engine folder is missing, damaged or of another format
     ├── UnavailableError       this machine lacks what the chosen runtime or server needs
@@ -35,7 +35,7 @@ class ConfigError(EarshotError):
 
 
 class FileError(ConfigError):
-    """A file that a flag, a config or a manifest names cannot be read; see `serve.files`."""
+    """A file that a flag, a config or a manifest names cannot be read or written."""
 
 
 class CheckpointError(EarshotError):
