@@ -33,8 +33,8 @@ from serve.speech.features import SAMPLE_RATE
 MIN_RATE = 1_000
 MAX_RATE = 384_000
 
-_BLOCK_VALUES = 1 << 16  # read at once, over all channels
-_LOUDEST = 8.0  # decoders overshoot 1 a little; far beyond it the scale is wrong
+_BLOCK_VALUES = 1 << 16  # samples decoded at a time, all channels together
+_MAX_PEAK = 8.0  # lossy decoders exceed 1 a little; values far beyond have the wrong scale
 _SNDFILE_FORMATS = ("WAV", "WAVEX", "AIFF", "FLAC", "OGG", "MP3")
 # NOTE: FFmpeg knows formats that are lists of files and addresses to open. A client must not make
 # the server open anything, so only these formats are tried and no protocol may be used.
@@ -49,7 +49,7 @@ class _Source(Protocol):
 
     rate: int
     declared_s: float | None  # None where the file does not say, or not reliably
-    tolerance_s: float  # how much less may be found
+    tolerance_s: float  # how much less than declared may be decoded; 0 where lengths are exact
 
     def blocks(self) -> Iterator[Samples]:
         """Mono samples of shape (n,) at `rate`."""
@@ -94,8 +94,8 @@ def decode(audio: bytes, max_s: float) -> Samples:
         raise _cut_short(found_s, source.declared_s) from error
     finally:
         source.close()
-    least = 0.5 / source.rate if source.tolerance_s == 0 else source.tolerance_s
-    if source.declared_s is not None and found_s < source.declared_s - least:
+    tolerance_s = source.tolerance_s or 0.5 / source.rate  # half a sample, for sums are rounded
+    if source.declared_s is not None and found_s < source.declared_s - tolerance_s:
         raise _cut_short(found_s, source.declared_s)
     if not len(samples):
         raise AudioError("audio holds no samples (0 s); expected some sound")
@@ -148,9 +148,9 @@ def _check_rate(rate: int) -> None:
 
 def _collect(blocks: Iterable[Samples], rate: int, max_s: float) -> Samples:
     """Check, resample and join blocks of mono samples; stops with an error beyond `max_s`."""
-    stream = None
+    resampler = None
     if rate != SAMPLE_RATE:
-        stream = soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32", quality="HQ")
+        resampler = soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32", quality="HQ")
     parts: list[Samples] = []
     count = 0
     for block in blocks:
@@ -158,12 +158,13 @@ def _collect(blocks: Iterable[Samples], rate: int, max_s: float) -> Samples:
         count += len(block)
         if count > max_s * rate:
             raise _too_long(f"lasts more than {max_s:g} s", max_s)
-        parts.append(stream.resample_chunk(block) if stream else block)
-    if stream:
-        parts.append(stream.resample_chunk(np.zeros(0, np.float32), last=True))
+        parts.append(resampler.resample_chunk(block) if resampler else block)
+    if resampler:  # what it holds back until it knows that nothing follows
+        parts.append(resampler.resample_chunk(np.zeros(0, np.float32), last=True))
     joined = np.empty(sum(map(len, parts)), np.float32)
     end = len(joined)
-    while parts:  # frees each part once copied: the peak is one copy, not two
+    # Each part is freed once it is copied, so memory holds the audio once, not twice.
+    while parts:
         part = parts.pop()
         np.clip(part, -1.0, 1.0, out=joined[end - len(part) : end])
         end -= len(part)
@@ -176,7 +177,7 @@ def _check_values(block: Samples, start_s: float) -> None:
         raise AudioError(
             f"audio holds NaN or infinite samples after {start_s:.1f} s; expected finite numbers"
         )
-    if peak > _LOUDEST:
+    if peak > _MAX_PEAK:
         raise AudioError(
             f"audio samples reach {peak:.6g}; expected -1 to 1 (divide 16-bit samples by 32768)"
         )

@@ -33,11 +33,12 @@ TIMESTAMP_STEP_S = 0.02  # between two neighbouring timestamp tokens
 
 _EARLIEST_CUT = WINDOW_SAMPLES // 2
 _SHORTEST_REST = SAMPLE_RATE  # samples; a last window of less holds too little to recognise
-_FRAME = SAMPLE_RATE // 50
-_SMOOTH_FRAMES = 15
-_PAUSE_DB = 6.0
-_DEEPEST_DB = 40.0
-_LONG_PAUSE_FRAMES = 50
+_FRAME = SAMPLE_RATE // 50  # samples: 20 ms
+_SMOOTH_FRAMES = 15  # 0.3 s
+_PAUSE_DB = 6.0  # above the quietest frame
+_DEEPEST_DB = 40.0  # below the loudest frame
+_SILENCE = 1e-12  # mean square of samples: below the last bit of 24
+_LONG_PAUSE_FRAMES = 50  # 1 s
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -119,20 +120,24 @@ def _quiet_place(region: Samples) -> int:
     half = _SMOOTH_FRAMES // 2
     padded = np.pad(power, half, mode="edge")
     smooth = np.convolve(padded, np.full(_SMOOTH_FRAMES, 1.0 / _SMOOTH_FRAMES), mode="valid")
-    level_db = 10.0 * np.log10(np.maximum(smooth, 1e-12))
+    level_db = 10.0 * np.log10(np.maximum(smooth, _SILENCE))
     level_db = np.maximum(level_db, level_db.max() - _DEEPEST_DB)
     margin_db = min(_PAUSE_DB, (level_db.max() - level_db.min()) / 3)
-    begin, end = _best_run(level_db <= level_db.min() + margin_db)
-    back = min((end - begin) / 2, _LONG_PAUSE_FRAMES / 2)
-    return int((end - back) * _FRAME)
+    begin, end = _longest_pause(level_db <= level_db.min() + margin_db)
+    # The middle, but never more than half a second before speech begins again.
+    frames_before_speech = min((end - begin) / 2, _LONG_PAUSE_FRAMES / 2)
+    return int((end - frames_before_speech) * _FRAME)
 
 
-def _best_run(quiet: npt.NDArray[np.bool_]) -> tuple[int, int]:
-    """Begin and end of the longest run of True; the last one among equals and long ones."""
+def _longest_pause(quiet: npt.NDArray[np.bool_]) -> tuple[int, int]:
+    """First frame, and the one after the last, of the longest run of quiet frames.
+
+    Runs of a second and more are equally long; of equals the last is taken.
+    """
     edges = np.flatnonzero(np.diff(np.concatenate(([False], quiet, [False]))))
     runs = edges.reshape(-1, 2)
     lengths = np.minimum(runs[:, 1] - runs[:, 0], _LONG_PAUSE_FRAMES)
-    best = len(runs) - 1 - int(np.argmax(lengths[::-1]))
+    best = len(runs) - 1 - int(np.argmax(lengths[::-1]))  # argmax finds the first of equals
     return int(runs[best, 0]), int(runs[best, 1])
 
 

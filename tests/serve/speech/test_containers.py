@@ -14,6 +14,7 @@ from serve.speech.containers import (
 )
 
 FMT = struct.pack("<HHIIHH", 1, 2, 8000, 32000, 4, 16)
+NO_CHANNELS = struct.pack("<HHIIHH", 1, 0, 8000, 0, 0, 16)
 SAMPLES = bytes(8)
 
 
@@ -54,10 +55,11 @@ def test_chunks_between_are_passed_over_and_padded_to_even_sizes():
         riff(chunk(b"fmt ", FMT, size=17)),  # the file ends one byte too early
         riff(chunk(b"fmt ", FMT), chunk(b"data", SAMPLES, size=STREAM_BYTES)),
         riff(chunk(b"fmt ", FMT), chunk(b"data", SAMPLES, size=0)),
+        riff(chunk(b"fmt ", NO_CHANNELS), chunk(b"data", SAMPLES)),
     ],
     ids=[
         *("nothing", "RF64", "AVI", "no format", "no samples", "short format"),
-        *("samples first", "cut format", "endless", "empty"),
+        *("samples first", "cut format", "endless", "empty", "no channels"),
     ],
 )
 def test_what_is_no_plain_wav(wav):
