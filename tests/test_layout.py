@@ -51,6 +51,7 @@ RULES = {
 ONLY_IN = {
     "triton": ("serve.native.kernels", "serve.native.rules.kernel"),
     "tensorrt_llm": ("serve.trtllm",),
+    "transformers": ("serve.engine", "build", "eval"),
 }
 NEEDS_TRITON = [  # the GPU's language has to be installed to import these
     "serve.native.rules.kernel",
