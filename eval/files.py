@@ -1,12 +1,13 @@
 """Files of results: written whole or not at all, and read with errors that say what is wrong."""
 
-import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from serve.errors import ConfigError
+from serve.codec import from_json, to_json
 from serve.files import read_text
+
+T = TypeVar("T")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -17,18 +18,17 @@ def write_text(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
-def read_json(path: Path, what: str) -> dict[str, Any]:
-    """Read one JSON object.
+def write_json(path: Path, value: Any) -> None:
+    """Write dataclasses, or plain values that hold some, as JSON for people to read."""
+    write_text(path, to_json(value, indent=2) + "\n")
+
+
+def read_json(path: Path, kind: type[T], what: str) -> T:
+    """Read what `write_json` wrote.
 
     Raises:
         FileError: it cannot be read.
         ConfigError: it holds something else; `what` says what it should be.
     """
-    text = read_text(path, f"expected {what}")
-    try:
-        fields = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON, expected {what}: {error}") from error
-    if not isinstance(fields, dict):
-        raise ConfigError(f"{path} holds a {type(fields).__name__}, expected {what}")
-    return fields
+    expected = f"expected {what}"
+    return from_json(kind, read_text(path, expected), str(path), advice=expected)

@@ -5,10 +5,12 @@ speaks), `language` (code, or null with an empty text) and `duration` (s); other
 """
 
 import dataclasses
-import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+from pydantic import Field
+
+from serve.codec import from_json
 from serve.errors import ConfigError
 from serve.files import read_text
 
@@ -47,32 +49,19 @@ def load_clips(manifest: str | Path) -> list[Clip]:
     return clips
 
 
-def _clip(line: str, folder: Path, where: str) -> Clip:
-    try:
-        fields = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{where} is not JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise ConfigError(f"{where} must be a JSON object, got {type(fields).__name__}")
-    file = _field(fields, "file", (str,), where)
-    text = _field(fields, "text", (str,), where)
-    language = _field(fields, "language", (str, type(None)), where)
-    duration_s = float(_field(fields, "duration", (int, float), where))
-    if text.strip() and not language:
+@dataclasses.dataclass(frozen=True)
+class _Line:
+    file: str
+    text: str
+    language: str | None
+    duration: Annotated[float, Field(gt=0)]  # s
+
+
+def _clip(text: str, folder: Path, where: str) -> Clip:
+    line = from_json(_Line, text, where, extra="ignore")
+    if line.text.strip() and not line.language:
         raise ConfigError(f"{where}: a clip with text needs its language")
-    if not duration_s > 0:
-        raise ConfigError(f"{where}: duration is {duration_s}; expected seconds above 0")
-    path = folder / file
+    path = folder / line.file
     if not path.is_file():
         raise ConfigError(f"{where}: {path} does not exist")
-    return Clip(file, path, text, language or None, duration_s)
-
-
-def _field(fields: dict[str, Any], key: str, types: tuple[type, ...], where: str) -> Any:
-    if key not in fields:
-        raise ConfigError(f"{where}: {key!r} is missing; has {', '.join(fields) or 'no fields'}")
-    value = fields[key]
-    if not isinstance(value, types) or isinstance(value, bool):
-        names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in types)
-        raise ConfigError(f"{where}: {key} is {value!r}; expected {names}")
-    return value
+    return Clip(line.file, path, line.text, line.language or None, line.duration)

@@ -79,6 +79,34 @@ def from_json(
     return value
 
 
+@dataclasses.dataclass(frozen=True)
+class _Versioned:
+    """What all versions of a format have in common."""
+
+    format_version: int | None = None
+
+
+def require_version(
+    text: str | bytes,
+    where: str,
+    version: int,
+    *,
+    error: type[EarshotError] = ConfigError,
+    advice: str,
+) -> None:
+    """Refuse JSON of another format version than `version`; arguments as in `from_json`.
+
+    Raises:
+        EarshotError: of class `error`; it states another version, none, or is not JSON.
+    """
+    found = from_json(_Versioned, text, where, error=error, advice=advice, extra="ignore")
+    if found.format_version != version:
+        raise error(
+            f"{where} has format version {found.format_version}, this Earshot reads {version}; "
+            f"{advice}"
+        )
+
+
 def to_json(value: Any, indent: int | None = None) -> str:
     """The JSON of dataclasses, or of plain values that hold some; non-ASCII text as it is."""
     return pydantic_core.to_json(value, indent=indent).decode()

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
-from serve.codec import from_json, to_json
+from serve.codec import from_json, require_version, to_json
 from serve.config import Precision, RuntimeName
 from serve.errors import EngineError, UnavailableError
 
@@ -251,29 +251,15 @@ def manifest_to_json(manifest: Manifest) -> str:
     return to_json(manifest, indent=2) + "\n"
 
 
-@dataclasses.dataclass(frozen=True)
-class _AnyManifest:
-    """What the manifests of all format versions have in common."""
-
-    format_version: int | None = None
-
-
 def manifest_from_json(text: str | bytes, where: str) -> Manifest:
     """Read `engine.json`.
 
     Raises:
         EngineError: not JSON, another format version, or a missing, surplus or malformed field.
     """
-    again = "build the engine again"
-    version = from_json(
-        _AnyManifest, text, where, error=EngineError, advice=again, extra="ignore"
-    ).format_version
-    if version != FORMAT_VERSION:
-        raise EngineError(
-            f"{where} has format version {version}, this Earshot reads {FORMAT_VERSION}; "
-            f"{again} with `make build-engine`"
-        )
-    return from_json(Manifest, text, where, error=EngineError, advice=again)
+    advice = "build the engine again with `make build-engine`"
+    require_version(text, where, FORMAT_VERSION, error=EngineError, advice=advice)
+    return from_json(Manifest, text, where, error=EngineError, advice=advice)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,7 +39,7 @@ RULES = {
     "build.trtllm": ("serve", "build.config", "build.checkpoint", "build.writer"),
     "build.demo": ("serve", "build"),
     "build": ("serve",),
-    "eval.files": ("serve.errors", "serve.files"),
+    "eval.files": ("serve.codec", "serve.files"),
     "eval.machine": (),
     "eval.processes": ("serve.errors",),
     "eval.config": ("serve.config", "build.config"),

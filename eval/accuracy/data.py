@@ -4,13 +4,12 @@ Predictions are JSONL, one call a line, raw: normalising happens when they are s
 """
 
 import dataclasses
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
 from serve.clips import Clip
-from serve.errors import ConfigError
+from serve.codec import from_json
 from serve.files import read_text
 
 Phase = Literal["alone", "one_clip", "loaded"]
@@ -75,11 +74,6 @@ def ten_second_clip(clips: Iterable[Clip]) -> Clip | None:
     return min(spoken, key=lambda clip: abs(clip.duration_s - 10.0), default=None)
 
 
-def row_to_json(row: TimedCall) -> str:
-    """One line of a predictions file, without its line end."""
-    return json.dumps(dataclasses.asdict(row), ensure_ascii=False)
-
-
 def read_rows(path: Path) -> list[TimedCall]:
     """Read a predictions file.
 
@@ -88,17 +82,8 @@ def read_rows(path: Path) -> list[TimedCall]:
         ConfigError: a line is not a prediction; the message names the line.
     """
     lines = read_text(path, "expected the predictions of a run").split("\n")
-    rows = []
-    for number, line in enumerate(lines, 1):
-        if not line:
-            continue
-        try:
-            fields = json.loads(line)
-            answer = fields["prediction"]
-            if answer is not None:
-                segments = tuple(TimedText(**segment) for segment in answer["segments"])
-                fields["prediction"] = Prediction(answer["text"], answer["language"], segments)
-            rows.append(TimedCall(**fields))
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path}:{number} is not a prediction ({error})") from error
-    return rows
+    return [
+        from_json(TimedCall, line, f"{path}:{number}", advice="expected a prediction")
+        for number, line in enumerate(lines, 1)
+        if line
+    ]

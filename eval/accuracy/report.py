@@ -4,7 +4,7 @@ The rules of comparison stand in the report itself, beside the numbers that foll
 """
 
 import dataclasses
-import json
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,10 @@ from eval.accuracy.score import (
     score_system,
 )
 from eval.accuracy.worker import MEMORY_SAMPLE_S
-from eval.files import read_json, write_text
+from eval.files import write_text
+from serve.codec import from_json, require_version, to_json
 from serve.errors import ConfigError
+from serve.files import read_text
 
 FORMAT_VERSION = 1
 THEIRS = "faster-whisper-int8"  # speed is held against it; accuracy against the most accurate
@@ -78,35 +80,35 @@ def write_report(folder: Path, names: tuple[str, ...], normalizer_name: str) -> 
     )
     limits = (loaded.facts.max_cer_gap_faster_whisper, loaded.facts.max_cer_gap_fp16)
     report = Report(loaded.facts, normalizer_name, scores, tuple(gates(scores, *limits)))
-    write_text(folder / "report.json", json.dumps(to_json(report), indent=2) + "\n")
+    write_text(folder / "report.json", report_to_json(report))
     write_text(folder / "report.md", to_markdown(report))
     return report
 
 
-def read_report(path: Path) -> dict[str, Any]:
+def read_report(path: Path) -> Report:
     """A report.json, or that of the folder which holds it.
 
     Raises:
-        ConfigError: it is missing, or of another format.
+        FileError: it cannot be read.
+        ConfigError: it is no report, or of another format.
     """
     file = path / "report.json" if path.is_dir() else path
-    fields = read_json(file, "a report")
-    if fields.get("format_version") != FORMAT_VERSION:
-        raise ConfigError(
-            f"{file} has format version {fields.get('format_version')}, expected "
-            f"{FORMAT_VERSION}; write it again with `python -m eval score`"
-        )
-    return fields
+    text = read_text(file, "expected a report")
+    advice = "write it again with `python -m eval score`"
+    require_version(text, str(file), FORMAT_VERSION, advice=advice)
+    # What the report's fields imply is written beside them, for other readers.
+    return from_json(Report, text, str(file), advice=advice, extra="ignore")
 
 
-def to_json(report: Report) -> dict[str, Any]:
-    """What report.json holds."""
-    return {
+def report_to_json(report: Report) -> str:
+    """The text of report.json: the report's fields, and what follows from them."""
+    fields = {
         "format_version": FORMAT_VERSION,
         "passed": report.passed,
-        **dataclasses.asdict(report),
+        **vars(report),
         "ratios": ratios(report.systems),
     }
+    return to_json(fields, indent=2) + "\n"
 
 
 def ratios(systems: Sequence[SystemScore]) -> dict[str, dict[str, float]]:
@@ -310,52 +312,38 @@ def _settings(score: SystemScore) -> str:
     return f"### {score.facts.name}\n\n{lines}"
 
 
-_COMPARED = (
-    ("CER %", ("overall", "cer", "percent"), 1.0, 2),
-    ("WER %", ("overall", "wer", "percent"), 1.0, 2),
-    ("10 s clip ms", ("ten_second_s",), 1e3, 0),
-    ("alone p50 ms", ("alone", "p50_s"), 1e3, 0),
-    ("loaded p95 ms", ("loaded", "p95_s"), 1e3, 0),
-    ("RTFx alone", ("rtfx_alone",), 1.0, 1),
-    ("RTFx loaded", ("rtfx_loaded",), 1.0, 1),
-    ("memory MiB", ("facts", "peak_memory_bytes"), 1 / 2**20, 0),
+_COMPARED = (  # figure, where a SystemScore has it, factor, digits
+    ("CER %", "overall.cer.percent", 1.0, 2),
+    ("WER %", "overall.wer.percent", 1.0, 2),
+    ("10 s clip ms", "ten_second_s", 1e3, 0),
+    ("alone p50 ms", "alone.p50_s", 1e3, 0),
+    ("loaded p95 ms", "loaded.p95_s", 1e3, 0),
+    ("RTFx alone", "rtfx_alone", 1.0, 1),
+    ("RTFx loaded", "rtfx_loaded", 1.0, 1),
+    ("memory MiB", "facts.peak_memory_bytes", 1 / 2**20, 0),
 )
 
 
-def compare(a: dict[str, Any], b: dict[str, Any]) -> str:
-    """Two report.json side by side: a, b, and b - a for each system that both have.
+def compare(a: Report, b: Report) -> str:
+    """Two reports side by side: a, b, and b - a for each system that both have.
 
     Raises:
-        ConfigError: one is of another format or lacks a field, or they share no system.
+        ConfigError: they share no system.
     """
-    try:
-        return _compare(a, b)
-    except (KeyError, TypeError) as error:
-        raise ConfigError(f"not a report of this version ({error!r}); score it again") from error
-
-
-def _compare(a: dict[str, Any], b: dict[str, Any]) -> str:
-    systems = [{s["facts"]["name"]: s for s in report["systems"]} for report in (a, b)]
+    systems = [{score.facts.name: score for score in report.systems} for report in (a, b)]
     both = [name for name in systems[0] if name in systems[1]]
     if not both:
         names = [", ".join(by_name) for by_name in systems]
         raise ConfigError(f"the reports share no system: {names[0]} and {names[1]}")
     rows = []
     for name in both:
-        for label, path, scale, digits in _COMPARED:
-            one, two = (_look_up(by_name[name], path, scale) for by_name in systems)
+        for label, place, factor, digits in _COMPARED:
+            values = [operator.attrgetter(place)(by_name[name]) for by_name in systems]
+            one, two = (None if value is None else value * factor for value in values)
             rows.append([name, label, *_triple(one, two, digits)])
     differing = [f"NOTE: {what} differs: {x} and {y}" for what, x, y in _conditions(a, b) if x != y]
-    runs = [f"A: {a['run']['config_name']}, {a['run']['started']}"]
-    runs.append(f"B: {b['run']['config_name']}, {b['run']['started']}")
+    runs = [f"A: {a.run.config_name}, {a.run.started}", f"B: {b.run.config_name}, {b.run.started}"]
     return "\n".join([*runs, *differing, "", table(["system", "figure", "A", "B", "B - A"], rows)])
-
-
-def _look_up(score: dict[str, Any], path: tuple[str, ...], scale: float) -> float | None:
-    value: Any = score
-    for key in path:
-        value = value[key]
-    return None if value is None else float(value) * scale
 
 
 def _triple(one: float | None, two: float | None, digits: int) -> list[str]:
@@ -364,8 +352,8 @@ def _triple(one: float | None, two: float | None, digits: int) -> list[str]:
     return [*cells, gap]
 
 
-def _conditions(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+def _conditions(a: Report, b: Report) -> list[tuple[str, Any, Any]]:
     """What must be equal for figures to be comparable."""
-    keys = ("manifest", "clips", "audio_s", "concurrency", "repeats", "threads", "machine")
-    pairs = [(key, a["run"][key], b["run"][key]) for key in keys]
-    return [("normalizer", a["normalizer"], b["normalizer"]), *pairs]
+    names = ("manifest", "clips", "audio_s", "concurrency", "repeats", "threads", "machine")
+    pairs = [(name, getattr(a.run, name), getattr(b.run, name)) for name in names]
+    return [("normalizer", a.normalizer, b.normalizer), *pairs]

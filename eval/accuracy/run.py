@@ -9,7 +9,6 @@ report.md, report.json       made from these alone, by `python -m eval run` and 
 
 import dataclasses
 import datetime
-import json
 import os
 import uuid
 from pathlib import Path
@@ -21,14 +20,14 @@ from eval.accuracy.data import (
     SystemFacts,
     TimedCall,
     read_rows,
-    row_to_json,
     ten_second_clip,
 )
 from eval.accuracy.worker import calls_per_system, measure_system
 from eval.config import Config
-from eval.files import read_json, write_text
+from eval.files import read_json, write_json
 from eval.machine import machine_facts
 from serve.clips import Clip, load_clips
+from serve.codec import to_json
 from serve.errors import ConfigError
 
 RUN_FILE = "run.json"
@@ -76,7 +75,7 @@ def run(config: Config, config_path: str, folder: Path) -> None:
     runtime = dataclasses.replace(config.runtime, threads=config.eval.threads)
     config = dataclasses.replace(config, runtime=runtime)
     facts = _run_facts(config, clips)
-    write_text(folder / RUN_FILE, json.dumps(dataclasses.asdict(facts), indent=2) + "\n")
+    write_json(folder / RUN_FILE, facts)
     for name in names:
         _run_system(name, config, clips, facts.id, folder)
 
@@ -113,7 +112,7 @@ def _run_system(name: str, config: Config, clips: list[Clip], run_id: str, folde
         def keep(row: TimedCall) -> None:
             nonlocal rows
             rows += 1
-            file.write(row_to_json(row) + "\n")
+            file.write(to_json(row) + "\n")
             file.flush()
 
         measured = measure_system(
@@ -134,7 +133,7 @@ def _run_system(name: str, config: Config, clips: list[Clip], run_id: str, folde
         rows=rows,
     )
     os.replace(partial, path)
-    write_text(path.with_suffix(".json"), json.dumps(dataclasses.asdict(facts), indent=2) + "\n")
+    write_json(path.with_suffix(".json"), facts)
 
 
 def load_run(folder: Path, names: tuple[str, ...] = ()) -> LoadedRun:
@@ -144,11 +143,7 @@ def load_run(folder: Path, names: tuple[str, ...] = ()) -> LoadedRun:
         ConfigError: a file is missing or damaged, belongs to another run, or the systems did not
             get the same clips; the message says what to do.
     """
-    fields = read_json(folder / RUN_FILE, "a run")
-    try:
-        facts = RunFacts(**{**fields, "systems": tuple(fields["systems"])})
-    except (KeyError, TypeError) as error:
-        raise ConfigError(f"{folder / RUN_FILE} is not a run ({error})") from error
+    facts = read_json(folder / RUN_FILE, RunFacts, "a run")
     loaded = {name: _load_system(folder, name, facts) for name in names or facts.systems}
     clips = {name: sorted({row.file for row in rows}) for name, (_, rows) in loaded.items()}
     first = next(iter(clips))
@@ -170,10 +165,7 @@ def _load_system(
             f"{path} is missing, so {name} did not finish; run again, or name the systems that "
             "did with --systems"
         )
-    try:
-        facts = SystemFacts(**read_json(path, "a system's facts"))
-    except TypeError as error:
-        raise ConfigError(f"{path} is not a system's facts ({error})") from error
+    facts = read_json(path, SystemFacts, "a system's facts")
     if facts.run != run_facts.id:
         raise ConfigError(
             f"{path} is of an earlier run, so {name} did not finish in this one; run again, or "

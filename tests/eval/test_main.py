@@ -62,7 +62,7 @@ def test_run_writes_predictions_and_reports(config, capsys):
 def test_score_again_after_predictions_changed(config, capsys):
     _, folder = run(config)
     path = folder / "predictions" / "earshot-int8.jsonl"
-    path.write_text(path.read_text().replace('"text": "hello there"', '"text": "hallo there"'))
+    path.write_text(path.read_text().replace('"text":"hello there"', '"text":"hallo there"'))
     capsys.readouterr()
     assert main(["score", str(folder)]) == 1
     out = capsys.readouterr()
@@ -92,11 +92,14 @@ def test_a_run_that_did_not_finish_is_not_scored_by_chance(config, capsys):
     rows.write_text(rows.read_text().split("\n", 1)[1])
     assert main(["score", str(folder), "--systems", "earshot-int8"]) == 2
     assert "lines, expected" in capsys.readouterr().err
+    (folder / "run.json").write_text('{"id": "x"}')
+    assert main(["score", str(folder)]) == 2
+    assert "run.json: started is missing; has id; expected a run" in capsys.readouterr().err
 
 
 def test_ctrl_c_keeps_valid_lines(config, capsys, monkeypatch):
     (config.parent / "b.txt").write_text("hang")
-    original = run_module.row_to_json
+    original = run_module.to_json
     timers = []
 
     def interrupt_soon(row):  # b.txt answers once, to warm up, and then never again
@@ -105,7 +108,7 @@ def test_ctrl_c_keeps_valid_lines(config, capsys, monkeypatch):
             timers[0].start()
         return original(row)
 
-    monkeypatch.setattr(run_module, "row_to_json", interrupt_soon)
+    monkeypatch.setattr(run_module, "to_json", interrupt_soon)
     code, folder = run(config)
     assert code == 130
     assert "interrupted" in capsys.readouterr().err

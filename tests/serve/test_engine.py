@@ -112,7 +112,7 @@ def test_the_json_holds_exactly_the_fields_and_is_for_reading():
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Manifest)][1:])
 def test_every_field_must_be_there(field):
     with pytest.raises(
-        EngineError, match=rf"^engine\.json: {field} is missing; .*; build the engine again$"
+        EngineError, match=rf"^engine\.json: {field} is missing; .*; build the engine again with"
     ):
         manifest_from_json(changed(field, drop=True), "engine.json")
 

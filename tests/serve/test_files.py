@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from build.verify import read_recordings, recordings_of
-from eval.accuracy.data import read_rows
+from eval.accuracy.data import SystemFacts, read_rows
 from eval.accuracy.load import drive
 from eval.files import read_json
 from serve.clips import Clip, load_clips
@@ -53,7 +53,7 @@ def load(path):
         load_config,
         read_rows,
         recordings_of,
-        lambda path: read_json(path, "a report"),
+        lambda path: read_json(path, SystemFacts, "a system's facts"),
         lambda path: read_recordings([str(path)]),
     ],
     ids=["clip", "clips", "config", "rows", "manifest", "json", "audio"],

@@ -1,8 +1,9 @@
 import pytest
 
-from eval.accuracy.data import read_rows, row_to_json, ten_second_clip
+from eval.accuracy.data import read_rows, ten_second_clip
 from eval.files import write_text
 from serve.clips import load_clips
+from serve.codec import to_json
 from serve.errors import ConfigError, FileError
 from tests.eval.fakes import timed_call, write_clips
 
@@ -24,7 +25,7 @@ def test_rows_survive_the_file(tmp_path):
         timed_call("b", "", "", prediction=None, error="Lost: x"),
     ]
     path = tmp_path / "rows.jsonl"
-    write_text(path, "".join(row_to_json(r) + "\n" for r in rows))
+    write_text(path, "".join(to_json(r) + "\n" for r in rows))
     assert read_rows(path) == rows
     assert read_rows(path)[1].text == ""
     assert list(tmp_path.iterdir()) == [path]
@@ -38,8 +39,15 @@ def test_predictions_that_are_not_text(tmp_path):
         read_rows(path)
 
 
+def test_rows_of_another_version_are_named(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('\n{"file": "b"}\n')
+    with pytest.raises(ConfigError, match=r"rows.jsonl:2: reference is missing; has file; expect"):
+        read_rows(path)
+
+
 def test_damaged_rows_are_named(tmp_path):
     path = tmp_path / "rows.jsonl"
-    path.write_text(row_to_json(timed_call("a", "x", "x")) + '\n{"file": "b"')
-    with pytest.raises(ConfigError, match=r"rows.jsonl:2 is not a prediction"):
+    path.write_text(to_json(timed_call("a", "x", "x")) + '\n{"file": "b"')
+    with pytest.raises(ConfigError, match=r"rows.jsonl:2 is not JSON: .*; expected a prediction"):
         read_rows(path)

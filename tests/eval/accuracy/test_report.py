@@ -1,8 +1,17 @@
+import dataclasses
 import json
 
 import pytest
 
-from eval.accuracy.report import Report, compare, ratios, table, to_json, to_markdown
+from eval.accuracy.report import (
+    Report,
+    compare,
+    ratios,
+    read_report,
+    report_to_json,
+    table,
+    to_markdown,
+)
 from eval.accuracy.run import RunFacts
 from eval.accuracy.score import gates, score_system
 from serve.errors import ConfigError
@@ -67,7 +76,7 @@ def test_ratios_are_ours_over_theirs():
 
 
 def test_json_holds_everything_and_the_verdict():
-    good, bad = (json.loads(json.dumps(to_json(report(text)))) for text in ("hello you", "x"))
+    good, bad = (json.loads(report_to_json(report(text))) for text in ("hello you", "x"))
     assert (good["passed"], bad["passed"]) == (True, False)
     assert good["systems"][0]["overall"]["cer"]["counts"] == {
         "substitutions": 0,
@@ -79,7 +88,7 @@ def test_json_holds_everything_and_the_verdict():
 
 
 def test_compare_shows_differences():
-    a, b = to_json(report()), to_json(report("hallo you", seconds=0.25))
+    a, b = report(), report("hallo you", seconds=0.25)
     text = compare(a, b)
     lines = {line.replace(" ", "") for line in text.splitlines()}
     assert "|earshot-int8|CER%|0.00|11.11|+11.11|" in lines
@@ -89,14 +98,33 @@ def test_compare_shows_differences():
 
 
 def test_compare_warns_of_other_conditions_and_refuses_what_is_not_comparable():
-    a, b = to_json(report()), to_json(report())
-    b["run"] = {**b["run"], "threads": 4}
+    a = report()
+    b = dataclasses.replace(a, run=dataclasses.replace(a.run, threads=4))
     assert "NOTE: threads differs: 2 and 4" in compare(a, b)
-    b["systems"] = []
     with pytest.raises(ConfigError, match="share no system"):
-        compare(a, b)
-    with pytest.raises(ConfigError, match="not a report of this version"):
-        compare(a, {})
+        compare(a, dataclasses.replace(b, systems=()))
+
+
+def test_a_report_comes_back_from_its_file_or_folder(tmp_path):
+    path = tmp_path / "report.json"
+    path.write_text(report_to_json(report("hallo you")))
+    assert read_report(path) == read_report(tmp_path) == report("hallo you")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "has format version None, this Earshot reads 1; write it again with `python -m ev"),
+        ('{"format_version": 2}', "has format version 2"),
+        ('{"format_version": 1}', "run is missing; has format_version; write it again with"),
+        ("[", "is not JSON"),
+    ],
+)
+def test_what_is_no_report_of_this_version_is_refused(tmp_path, text, message):
+    path = tmp_path / "report.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=rf"report\.json:? {message}"):
+        read_report(path)
 
 
 def test_table_lines_up():
