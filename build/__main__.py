@@ -7,22 +7,23 @@ python -m build verify engines/demo --checkpoint build/demo/checkpoint
 
 import argparse
 import dataclasses
+import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, get_args
 
 from tqdm import tqdm
 
-from build import writer
+from build import builders
+from build.builders import EngineBuilder
 from build.checkpoint import Checkpoint, open_checkpoint
-from build.config import BuildConfig, Config, load_config
+from build.config import Config, load_config
 from build.summary import summary
-from build.trtllm import engines as trtllm_build
-from build.trtllm import llm_api as trtllm_api
-from serve.config import Precision, RuntimeConfig
+from build.writer import write_manifest
+from serve.config import Precision
 from serve.engine import Engine, manifest_to_json, open_engine
 from serve.errors import ConfigError, EarshotError, EngineError
 
@@ -110,39 +111,45 @@ def _add_audio(parser: argparse.ArgumentParser) -> None:
         help="compare on these; default: clips of the config's build.verify_clips, or, where "
         "there is none, a synthetic signal",
     )
-    parser.add_argument(
-        "--device", default="cpu", help="where to compare: cpu (default), cuda or cuda:N"
-    )
+    parser.add_argument("--device", help="where to compare: cpu (default), cuda or cuda:N")
 
 
 def _engine(args: argparse.Namespace) -> None:
     config = _overridden(load_config(args.config) if args.config else Config(), args)
-    build, target = config.build, Path(config.engine)
-    checkpoint = open_checkpoint(build.checkpoint, build.tokenizer)
+    builder = builders.builder_of(config)
+    _refuse_flags(builder, config, args)
+    builder.check(config)
+    checkpoint = open_checkpoint(config.build.checkpoint, config.build.tokenizer)
     for note in checkpoint.notes:
         print(f"note: {note}")
-    if build.runtime == "tensorrt_llm":
-        _compile(checkpoint, config, target, args)
-        return
     if args.dry_run:
-        raise ConfigError(f"--dry-run shows commands; build.runtime = {build.runtime!r} runs none")
-    if build.runtime == "tensorrt_llm_api":
-        _keep(checkpoint, build, target, args)
+        _show(builder.commands(checkpoint.dims, config), config)
         return
-    if args.if_stale and writer.up_to_date(
-        target, checkpoint, build.precision, verified=not args.no_verify
-    ):
-        print(f"{target} is up to date")
+    verified = builder.VERIFIES and not args.no_verify
+    if args.if_stale and builders.up_to_date(checkpoint, config, verified):
+        print(f"{config.engine} is up to date")
         return
-    recordings = [] if args.no_verify else _recordings(args, config)
-    with writer.staged(target) as folder:
-        names = tqdm(
-            writer.tensor_names(checkpoint), desc=f"Building {target}", unit=" tensors", leave=False
-        )
-        writer.fill(folder, checkpoint, build.precision, names)
-        if recordings:
-            _verify_engine(open_engine(folder), checkpoint, recordings, _runtime(args, config))
-    print(summary(open_engine(target)))
+    verify = _verifier(checkpoint, config, args) if verified else None
+    print(summary(builders.build_engine(checkpoint, config, tqdm.write, verify)))
+
+
+def _refuse_flags(builder: EngineBuilder, config: Config, args: argparse.Namespace) -> None:
+    """Refuse the flags that the builder would pass over."""
+    runtime = config.build.runtime
+    for flag in ("audio", "device"):
+        if getattr(args, flag) and not builder.VERIFIES:
+            raise ConfigError(
+                f"--{flag} is for comparing the engine with its checkpoint, which a build with "
+                f"build.runtime = {runtime!r} does not; `python -m eval trtllm-check` does it"
+            )
+
+
+def _show(commands: Sequence[Sequence[str]], config: Config) -> None:
+    if not commands:
+        runtime = config.build.runtime
+        raise ConfigError(f"--dry-run shows commands; build.runtime = {runtime!r} runs none")
+    for command in commands:
+        print(shlex.join(command))
 
 
 def _overridden(config: Config, args: argparse.Namespace) -> Config:
@@ -151,31 +158,6 @@ def _overridden(config: Config, args: argparse.Namespace) -> Config:
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     build = dataclasses.replace(config.build, **given)
     return dataclasses.replace(config, engine=args.engine or config.engine, build=build)
-
-
-def _compile(
-    checkpoint: Checkpoint, config: Config, target: Path, args: argparse.Namespace
-) -> None:
-    """Build for TensorRT-LLM, which verifies on its own GPU, not here."""
-    precision = config.build.precision
-    if args.dry_run:
-        print(trtllm_build.dry_run(checkpoint.dims, config))
-        return
-    if args.if_stale and trtllm_build.up_to_date(target, checkpoint, config, precision):
-        print(f"{target} is up to date")
-        return
-    built = trtllm_build.build_engine(checkpoint, config, precision, target, tqdm.write)
-    print(summary(built))
-
-
-def _keep(
-    checkpoint: Checkpoint, build: BuildConfig, target: Path, args: argparse.Namespace
-) -> None:
-    """Build for TensorRT-LLM's LLM API, which runs the checkpoint as it is."""
-    if args.if_stale and trtllm_api.up_to_date(target, checkpoint, build):
-        print(f"{target} is up to date")
-        return
-    print(summary(trtllm_api.build_engine(checkpoint, build, target, tqdm.write)))
 
 
 def _recordings(args: argparse.Namespace, config: Config) -> list["Recording"]:
@@ -189,22 +171,26 @@ def _recordings(args: argparse.Namespace, config: Config) -> list["Recording"]:
     return verify.synthetic_recordings()
 
 
-def _runtime(args: argparse.Namespace, config: Config) -> RuntimeConfig:
-    """How the config serves, on the device where engine and checkpoint are compared."""
-    graphs = config.runtime.cuda_graph and args.device != "cpu"
-    return dataclasses.replace(config.runtime, device=args.device, cuda_graph=graphs)
-
-
-def _verify_engine(
-    engine: Engine, checkpoint: Checkpoint, recordings: list["Recording"], runtime: RuntimeConfig
-) -> None:
-    """Compare, and note the deviation in the engine's manifest."""
+def _verifier(
+    checkpoint: Checkpoint, config: Config, args: argparse.Namespace
+) -> Callable[[Engine], None]:
+    """What compares an engine with its checkpoint and notes the deviation in its manifest."""
     from build import verify  # noqa: PLC0415 - as above
 
-    print(f"Verifying on {', '.join(recording.name for recording in recordings)}", file=sys.stderr)
-    deviation = verify.verify(engine, checkpoint, recordings, runtime)
-    measured = dataclasses.asdict(deviation)
-    writer.write_manifest(engine.path, dataclasses.replace(engine.manifest, verification=measured))
+    recordings = _recordings(args, config)
+    device = args.device or "cpu"
+    # As the config serves, on the device where engine and checkpoint are compared.
+    graphs = config.runtime.cuda_graph and device != "cpu"
+    runtime = dataclasses.replace(config.runtime, device=device, cuda_graph=graphs)
+
+    def compare(engine: Engine) -> None:
+        names = ", ".join(recording.name for recording in recordings)
+        print(f"Verifying on {names}", file=sys.stderr)
+        deviation = verify.verify(engine, checkpoint, recordings, runtime)
+        measured = dataclasses.asdict(deviation)
+        write_manifest(engine.path, dataclasses.replace(engine.manifest, verification=measured))
+
+    return compare
 
 
 def _verify(args: argparse.Namespace) -> None:
@@ -216,7 +202,7 @@ def _verify(args: argparse.Namespace) -> None:
             "library reads; `python -m eval trtllm-check` compares it with transformers"
         )
     checkpoint = open_checkpoint(args.checkpoint or engine.manifest.source.id, args.tokenizer)
-    _verify_engine(engine, checkpoint, _recordings(args, config), _runtime(args, config))
+    _verifier(checkpoint, config, args)(engine)
     print(summary(open_engine(args.engine)))
 
 

@@ -1,4 +1,4 @@
-"""Write the engine folder and its manifest, atomically.
+"""What every builder writes an engine with: a folder that appears whole, and its manifest.
 
 An engine is made in a hidden folder beside its target and takes the target's place in one rename
 at the very end. So a build that is killed, interrupted or out of disk space changes nothing that a
@@ -7,85 +7,42 @@ server may be reading; what a killed build leaves behind is removed by the next 
 
 import contextlib
 import ctypes
+import dataclasses
 import errno
 import fcntl
-import hashlib
 import importlib.metadata
 import os
 import platform
 import secrets
 import shutil
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from build.checkpoint import Checkpoint
-from build.quantize import layer_error, quantize_rows
-from serve.config import Precision
+from build.config import BuildConfig
 from serve.engine import (
     FORMAT_VERSION,
     MANIFEST_FILE,
-    MEL_FILTERS_FILE,
-    TOKENIZER_FILE,
-    WEIGHTS_FILE,
     FileFacts,
     LayerError,
     Manifest,
     manifest_to_json,
-    open_engine,
-    scale_name,
     sha256_of,
-    tensor_kinds,
-    write_mel_filters,
 )
 from serve.errors import CheckpointError, EngineError
 
-Tensors = dict[str, torch.Tensor]
+Log = Callable[[str], None]
+"""Called with each line that a builder has to say."""
 
 _PROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 _LOCK = ".lock"
 _AT_FDCWD = -100  # <fcntl.h>: paths are relative to the working directory
 _RENAME_EXCHANGE = 2  # <linux/fs.h>: swap two paths
-
-
-def convert(
-    checkpoint: Checkpoint, precision: Precision, names: Iterable[str]
-) -> tuple[Tensors, dict[str, LayerError]]:
-    """Turn a checkpoint's tensors into an engine's, as `serve.engine.tensor_specs` lists them.
-
-    Args:
-        checkpoint: full-precision tensors.
-        precision: "int8" or "fp16".
-        names: every tensor's name, in any order; wrap it to show progress.
-
-    Returns:
-        The engine's tensors, and what quantising each matrix cost.
-
-    Raises:
-        CheckpointError: a tensor holds values that are not finite in float16.
-    """
-    kinds = {name: kind for name, _, kind in tensor_kinds(checkpoint.dims)}
-    tensors: Tensors = {}
-    errors: dict[str, LayerError] = {}
-    for name in names:
-        weight = checkpoint.tensors[name]
-        quantized = {}
-        if precision == "int8" and kinds[name] == "quantized":
-            quantized[name] = weight
-        else:
-            tensors[name] = finite(weight.half().contiguous(), name)
-        if precision == "int8" and name == "decoder.tokens":  # tied to the vocabulary projection
-            quantized["decoder.logits.weight"] = weight
-        for target, matrix in quantized.items():
-            result = quantize_rows(matrix)
-            tensors[target] = result.codes
-            tensors[scale_name(target)] = finite(result.scale, name)
-            errors[target] = layer_error(matrix, result)
-    return tensors, errors
 
 
 def finite(tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -102,50 +59,37 @@ def finite(tensor: torch.Tensor, name: str) -> torch.Tensor:
     return tensor
 
 
-def tensor_names(checkpoint: Checkpoint) -> list[str]:
-    """Names of the tensors that `convert` goes through."""
-    return [name for name, _, _ in tensor_kinds(checkpoint.dims)]
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """What a builder says in the manifest about the files that it wrote."""
+
+    quantization: dict[str, LayerError] = dataclasses.field(default_factory=dict)
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)  # of its own libraries
+    runtime_options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def fill(folder: Path, checkpoint: Checkpoint, precision: Precision, names: Iterable[str]) -> None:
-    """Write the files of an engine into an empty folder and bring them to the disk.
-
-    Args:
-        folder: as `staged` gives it.
-        checkpoint, precision, names: as in `convert`.
+def manifest_of(folder: Path, checkpoint: Checkpoint, build: BuildConfig, made: Made) -> Manifest:
+    """The manifest of an engine whose other files are all in `folder`, unverified.
 
     Raises:
-        CheckpointError: a tensor holds values that are not finite in float16.
-        EngineError: the disk is full or fails.
+        EngineError: the disk fails.
     """
-    tensors, quantization = convert(checkpoint, precision, names)
     with disk_errors(folder):
-        write_common_files(folder, checkpoint)
-        save_file(tensors, folder / WEIGHTS_FILE)
-        # save_file makes a private file; the server may run as another user than the build.
-        shutil.copymode(folder / TOKENIZER_FILE, folder / WEIGHTS_FILE)
         files = file_facts(folder)
-    manifest = Manifest(
+    return Manifest(
         format_version=FORMAT_VERSION,
-        runtime="native",
-        precision=precision,
+        runtime=build.runtime,
+        precision=build.precision,
         dims=checkpoint.dims,
         tokenizer=checkpoint.facts,
         source=checkpoint.source,
-        quantization=quantization,
-        versions=versions(),
+        quantization=made.quantization,
+        versions=versions() | made.versions,
         files=files,
         checkpoint_bytes=checkpoint.weight_bytes,
         verification=None,
-        runtime_options={},
+        runtime_options=made.runtime_options,
     )
-    write_manifest(folder, manifest)
-
-
-def write_common_files(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write what engines of every runtime hold: the tokenizer and the mel filters."""
-    (folder / TOKENIZER_FILE).write_bytes(checkpoint.tokenizer_json)
-    write_mel_filters(folder, checkpoint.dims.n_mels)
 
 
 def file_facts(folder: Path) -> dict[str, FileFacts]:
@@ -289,26 +233,3 @@ def disk_errors(target: Path) -> Iterator[None]:
         raise EngineError(
             f"cannot write {target}: {reason} ({free:,.0f} MB free there); nothing was changed"
         ) from error
-
-
-def up_to_date(target: Path, checkpoint: Checkpoint, precision: Precision, verified: bool) -> bool:
-    """Whether `target` is a sound engine, the same that a build would write.
-
-    `verified` asks for one that has passed its verification too.
-    """
-    try:
-        manifest = open_engine(target).manifest
-    except EngineError:
-        return False
-    tokenizer = manifest.files.get(TOKENIZER_FILE)
-    return (
-        manifest.runtime == "native"
-        and manifest.precision == precision
-        and manifest.dims == checkpoint.dims
-        and manifest.tokenizer == checkpoint.facts
-        and manifest.source.sha256 == checkpoint.source.sha256
-        and (manifest.verification is not None or not verified)
-        and MEL_FILTERS_FILE in manifest.files
-        and tokenizer is not None
-        and tokenizer.sha256 == hashlib.sha256(checkpoint.tokenizer_json).hexdigest()
-    )

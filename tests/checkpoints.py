@@ -14,9 +14,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
-from build import writer
+from build.builders import build_engine
 from build.checkpoint import open_checkpoint
-from serve.engine import Dims, open_engine
+from build.config import BuildConfig, Config
+from serve.engine import Dims
 from serve.errors import CheckpointError
 from serve.speech.languages import LANGUAGE_NAMES
 
@@ -239,9 +240,8 @@ def edit_json(path, **changes):
 
 def write_engine(checkpoint, target, precision="int8"):
     """Build a native engine, unverified."""
-    with writer.staged(target) as folder:
-        writer.fill(folder, checkpoint, precision, writer.tensor_names(checkpoint))
-    return open_engine(target)
+    config = Config(engine=str(target), build=BuildConfig(precision=precision))
+    return build_engine(checkpoint, config, log=lambda _: None)
 
 
 def refusal(checkpoint, tokenizer=""):

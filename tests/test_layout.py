@@ -36,7 +36,7 @@ RULES = {
     "serve.triton": (*CONTRACTS, "serve.codec", "serve.transcriber", "serve.trtllm"),
     "serve.__main__": ("serve",),
     "build.config": ("serve.config",),
-    "build.trtllm": ("serve", "build.config", "build.checkpoint", "build.writer"),
+    "build.trtllm": ("serve", "build.config", "build.checkpoint", "build.config", "build.writer"),
     "build.demo": ("serve", "build"),
     "build": ("serve",),
     "eval.files": ("serve.codec", "serve.files"),

@@ -1,4 +1,4 @@
-"""A TensorRT-LLM engine: checkpoint, two runs of `trtllm-build`, manifest; atomic.
+"""Engines for TensorRT-LLM 1.2: its checkpoint, and two runs of its `trtllm-build`.
 
 The flags follow TensorRT-LLM's Whisper example for release 1.2, with what it leaves at defaults
 that are wrong for serving: the encoder's token budget, which is its batch, and the lengths.
@@ -11,30 +11,15 @@ import json
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from build.checkpoint import Checkpoint
+from build.config import Config
 from build.trtllm.weights import CONFIG_FILE, HALVES, write_checkpoint
-from build.writer import (
-    disk_errors,
-    file_facts,
-    staged,
-    versions,
-    write_common_files,
-    write_manifest,
-)
-from serve.config import Config, Precision
-from serve.engine import (
-    FORMAT_VERSION,
-    MEL_FILTERS_FILE,
-    Dims,
-    Engine,
-    FileFacts,
-    Manifest,
-    open_engine,
-)
+from build.writer import Log, Made, disk_errors
+from serve.config import Precision
+from serve.engine import Dims, Engine
 from serve.errors import ConfigError, EngineError, UnavailableError
 from serve.trtllm.limits import (
     ENGINES_FOLDER,
@@ -46,8 +31,7 @@ from serve.trtllm.limits import (
     options_of,
 )
 
-Log = Callable[[str], None]
-
+VERIFIES = False  # only the library reads its engines; `python -m eval trtllm-check` compares
 BUILDER = "trtllm-build"
 _ENGINE_FILE = "rank0.engine"
 _WORK = "work"  # in the staged folder: the checkpoint, the builder's working directory
@@ -61,16 +45,8 @@ def planned_limits(dims: Dims, config: Config, version: str, gpu: Gpu) -> Limits
 
     Prompts may hold half the decoder's context less one of previous text, as in OpenAI's
     `whisper/decoding.py`, and the special tokens.
-
-    Raises:
-        ConfigError: the encoder's batch exceeds the slots.
     """
     runtime = config.runtime
-    if runtime.encoder_batch > runtime.slots:
-        raise ConfigError(
-            f"runtime.encoder_batch = {runtime.encoder_batch} exceeds runtime.slots = "
-            f"{runtime.slots}; TensorRT-LLM compiles both halves for one number of windows"
-        )
     return Limits(
         tensorrt_llm=version,
         gpu=gpu.name,
@@ -118,7 +94,7 @@ def flags(dims: Dims, limits: Limits) -> dict[str, dict[str, str | int]]:
     }
 
 
-def commands(dims: Dims, limits: Limits) -> dict[str, list[str]]:
+def commands_for(dims: Dims, limits: Limits) -> dict[str, list[str]]:
     """The command of each half, with paths relative to the working directory."""
     return {
         half: [
@@ -131,30 +107,42 @@ def commands(dims: Dims, limits: Limits) -> dict[str, list[str]]:
     }
 
 
-def dry_run(dims: Dims, config: Config) -> str:
-    """The exact commands, one a line, as a shell reads them; needs no library and no GPU."""
+def check(config: Config) -> None:
+    """Refuse limits that contradict each other.
+
+    Raises:
+        ConfigError: the encoder's batch exceeds the slots.
+    """
+    runtime = config.runtime
+    if runtime.encoder_batch > runtime.slots:
+        raise ConfigError(
+            f"runtime.encoder_batch = {runtime.encoder_batch} exceeds runtime.slots = "
+            f"{runtime.slots}; TensorRT-LLM compiles both halves for one number of windows"
+        )
+
+
+def commands(dims: Dims, config: Config) -> list[list[str]]:
+    """Both runs of the builder, for whatever GPU."""
     limits = planned_limits(dims, config, "1.2", Gpu("any", (0, 0)))
-    return "\n".join(shlex.join(command) for command in commands(dims, limits).values())
+    return list(commands_for(dims, limits).values())
 
 
-def build_engine(
-    checkpoint: Checkpoint, config: Config, precision: Precision, target: Path, log: Log
-) -> Engine:
-    """Compile both halves and write the engine folder.
+def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> Made:
+    """Compile both halves into an engine folder.
 
     Args:
+        folder: gets the compiled engines; the builder's checkpoint is there while it works.
         checkpoint: full-precision tensors.
-        config: `runtime` decides the limits.
-        precision: "int8" is TensorRT-LLM's W8A16, quantised by its own loader.
-        target: the engine folder; replaced only when everything has succeeded.
+        config: `runtime` decides the limits; the precision "int8" is TensorRT-LLM's W8A16,
+            quantised by its own loader, which does not tell the error.
         log: called with each line of the builder's log, as it comes.
 
     Raises:
         UnavailableError: the library, its builder or the GPU is missing or of the wrong version.
-        ConfigError: the limits contradict each other.
         CheckpointError: a tensor is not finite in float16.
         EngineError: the builder failed, or the disk did.
     """
+    precision = config.build.precision
     version, gpu = library_version(), find_gpu(config.runtime.device)
     check_precision(precision, gpu)
     if shutil.which(BUILDER) is None:
@@ -163,28 +151,41 @@ def build_engine(
             "environment, or use the image of serve/Dockerfile"
         )
     limits = planned_limits(checkpoint.dims, config, version, gpu)
-    with staged(target) as folder:
-        work = folder / _WORK
-        with disk_errors(target):
-            (work / "checkpoint").mkdir(parents=True)
-            (folder / ENGINES_FOLDER).mkdir()
-            write_checkpoint(
-                checkpoint.dims,
-                checkpoint.tensors,
-                precision,
-                work / "checkpoint",
-                lambda path: log(f"wrote {path.relative_to(work)} ({path.stat().st_size:,} bytes)"),
-            )
-        for half, command in commands(checkpoint.dims, limits).items():
-            log(shlex.join(command))
-            _run(half, command, work, log)
-        limits = built_limits(folder, checkpoint.dims, limits, log)
-        with disk_errors(target):
-            shutil.rmtree(work)
-            write_common_files(folder, checkpoint)
-            files = file_facts(folder)
-        write_manifest(folder, _manifest(checkpoint, precision, limits, files))
-    return open_engine(target)
+    work = folder / _WORK
+    with disk_errors(folder):
+        (work / "checkpoint").mkdir(parents=True)
+        (folder / ENGINES_FOLDER).mkdir()
+        write_checkpoint(
+            checkpoint.dims,
+            checkpoint.tensors,
+            precision,
+            work / "checkpoint",
+            lambda path: log(f"wrote {path.relative_to(work)} ({path.stat().st_size:,} bytes)"),
+        )
+    for half, command in commands_for(checkpoint.dims, limits).items():
+        log(shlex.join(command))
+        _run(half, command, work, log)
+    limits = built_limits(folder, checkpoint.dims, limits, log)
+    with disk_errors(folder):
+        shutil.rmtree(work)
+    return Made(versions=_libraries(limits), runtime_options=options_of(limits))
+
+
+def is_current(engine: Engine, checkpoint: Checkpoint, config: Config) -> bool:
+    """Whether this machine would compile the engine for the same limits.
+
+    Raises:
+        UnavailableError: the library or the GPU is missing.
+    """
+    version, gpu = library_version(), find_gpu(config.runtime.device)
+    planned = planned_limits(checkpoint.dims, config, version, gpu)
+    try:
+        built = limits_of(engine)
+    except EngineError:
+        return False
+    # The builder may have lowered the encoder's batch; then asking again cannot raise it.
+    same_limits = dataclasses.replace(built, encoder_batch=planned.encoder_batch) == planned
+    return same_limits and built.encoder_batch <= planned.encoder_batch
 
 
 def check_precision(precision: Precision, gpu: Gpu) -> None:
@@ -282,50 +283,8 @@ def _built_config(folder: Path) -> dict[str, Any]:
     return result
 
 
-def _manifest(
-    checkpoint: Checkpoint, precision: Precision, limits: Limits, files: dict[str, FileFacts]
-) -> Manifest:
+def _libraries(limits: Limits) -> dict[str, str]:
     libraries = {"tensorrt_llm": limits.tensorrt_llm}
     for distribution in importlib.metadata.distributions(name="tensorrt"):
         libraries["tensorrt"] = distribution.version
-    return Manifest(
-        format_version=FORMAT_VERSION,
-        runtime="tensorrt_llm",
-        precision=precision,
-        dims=checkpoint.dims,
-        tokenizer=checkpoint.facts,
-        source=checkpoint.source,
-        quantization={},  # TensorRT-LLM's loader quantises, and does not tell the error
-        versions=versions() | libraries,
-        files=files,
-        checkpoint_bytes=checkpoint.weight_bytes,
-        verification=None,  # `python -m eval trtllm-check` compares with transformers
-        runtime_options=options_of(limits),
-    )
-
-
-def up_to_date(target: Path, checkpoint: Checkpoint, config: Config, precision: Precision) -> bool:
-    """Whether `target` is a sound engine, the same that a build on this machine would write.
-
-    Raises:
-        UnavailableError: the library or the GPU is missing.
-    """
-    version, gpu = library_version(), find_gpu(config.runtime.device)
-    planned = planned_limits(checkpoint.dims, config, version, gpu)
-    try:
-        engine = open_engine(target)
-        built = limits_of(engine)
-    except EngineError:
-        return False
-    manifest = engine.manifest
-    # The builder may have lowered the encoder's batch; then asking again cannot raise it.
-    same_limits = dataclasses.replace(built, encoder_batch=planned.encoder_batch) == planned
-    return (
-        same_limits
-        and MEL_FILTERS_FILE in manifest.files
-        and built.encoder_batch <= planned.encoder_batch
-        and manifest.precision == precision
-        and manifest.dims == checkpoint.dims
-        and manifest.tokenizer == checkpoint.facts
-        and manifest.source.sha256 == checkpoint.source.sha256
-    )
+    return libraries

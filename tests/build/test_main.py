@@ -176,7 +176,7 @@ def test_interrupted(config, monkeypatch, capsys):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("build.writer.quantize_rows", interrupt)
+    monkeypatch.setattr("build.native.quantize_rows", interrupt)
     assert main(["engine", "--config", str(config)]) == 130
     assert capsys.readouterr().err.strip().endswith("interrupted; nothing was changed")
     assert list((config.parent / "engines").iterdir()) == []
@@ -210,3 +210,22 @@ def test_as_a_program(engine):
     assert done.returncode == 1
     assert done.stderr.startswith("error: no engine at engines/none")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("runtime", ["tensorrt_llm", "tensorrt_llm_api"])
+@pytest.mark.parametrize("flag", [["--device", "cuda"], ["--audio", "a.wav"]])
+def test_flags_that_a_runtime_would_pass_over_are_refused(config, capsys, runtime, flag):
+    text = config.read_text().replace("[build]", f'[build]\nruntime = "{runtime}"')
+    config.write_text(text)
+    code, message = error(capsys, "engine", "--config", config, "--precision", "fp16", *flag)
+    assert code == 2
+    assert f"{flag[0]} is for comparing the engine with its checkpoint" in message
+    assert f"{runtime!r} does not; `python -m eval trtllm-check` does it" in message
+
+
+def test_a_config_is_refused_before_its_checkpoint_is_opened(config, capsys):
+    text = config.read_text().replace("[build]", '[build]\nruntime = "tensorrt_llm_api"')
+    config.write_text(text)
+    command = ["engine", "--config", config, "--checkpoint", "no/such/folder"]
+    code, message = error(capsys, *command)
+    assert code == 2 and "without quantisation" in message

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import torch
 
+from build.builders import build_engine
 from build.checkpoint import Checkpoint
-from serve.config import Config, RuntimeConfig, TrtllmConfig
+from build.config import BuildConfig, Config
+from serve.config import RuntimeConfig, TrtllmConfig
 from serve.engine import Dims, Source, TokenizerFacts, tensor_kinds
 
 HERE = Path(__file__).parent
@@ -81,6 +83,19 @@ def make_config(**trtllm):
         device="cuda", slots=4, encoder_batch=2, tensorrt_llm=TrtllmConfig(**trtllm)
     )
     return Config(name="small", runtime=runtime)
+
+
+def compile_engine(checkpoint, config, precision, target, log=lambda _: None):
+    """Build for TensorRT-LLM 1.2, with the limits of `config.runtime`."""
+    build = BuildConfig(runtime="tensorrt_llm", precision=precision)
+    config = Config(engine=str(target), runtime=config.runtime, build=build)
+    return build_engine(checkpoint, config, log)
+
+
+def copy_engine(checkpoint, target, log=lambda _: None, **build):
+    """Build for TensorRT-LLM's LLM API; keywords are `BuildConfig`'s."""
+    build = BuildConfig(**{"runtime": "tensorrt_llm_api", "precision": "fp16", **build})
+    return build_engine(checkpoint, Config(engine=str(target), build=build), log)
 
 
 def random_tensors(dims, seed=0):

@@ -23,13 +23,14 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from build import writer
+from build.builders import build_engine
 from build.checkpoint import Checkpoint, open_checkpoint
+from build.config import BuildConfig, Config
 from build.demo.maker.scoring import error_rate, normalise
 from build.verify import Recording, read_recordings
 from serve.clips import load_clips
 from serve.config import CrossPrecision, EncoderPrecision, Precision, RuntimeConfig
-from serve.engine import Engine, open_engine
+from serve.engine import Engine
 from serve.errors import AudioError, EarshotError, UnavailableError
 from serve.runtime.protocol import Job
 from serve.runtime.table import open_runtime
@@ -173,9 +174,8 @@ def compare(
 @contextlib.contextmanager
 def _engine(checkpoint: Checkpoint, precision: Precision) -> Iterator[Engine]:
     with tempfile.TemporaryDirectory(prefix="earshot-precision-") as name:
-        folder = Path(name)
-        writer.fill(folder, checkpoint, precision, writer.tensor_names(checkpoint))
-        yield open_engine(folder)
+        config = Config(engine=name, build=BuildConfig(precision=precision))
+        yield build_engine(checkpoint, config, tqdm.write)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

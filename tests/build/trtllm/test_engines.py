@@ -10,15 +10,24 @@ import pytest
 import torch
 
 from build.__main__ import main as build_main
-from build.config import load_config
+from build.builders import up_to_date
+from build.checkpoint import open_checkpoint
+from build.config import BuildConfig, Config, load_config
 from build.trtllm import engines as trtllm_build
-from build.trtllm.engines import build_engine, commands, dry_run, planned_limits, up_to_date
-from serve.config import Config, RuntimeConfig, TrtllmConfig
+from build.trtllm.engines import check, commands, commands_for, planned_limits
+from serve.config import RuntimeConfig, TrtllmConfig
 from serve.engine import MANIFEST_FILE, MEL_FILTERS_FILE, open_engine
 from serve.errors import ConfigError, EngineError, UnavailableError
 from serve.trtllm.limits import Gpu, limits_of
 from tests.build.trtllm.test_weights import dims_of
-from tests.fake_trtllm.install import DIMS, HERE, install, make_checkpoint, make_config
+from tests.fake_trtllm.install import (
+    DIMS,
+    HERE,
+    compile_engine,
+    install,
+    make_checkpoint,
+    make_config,
+)
 
 HOPPER = Gpu("H", (9, 0))
 
@@ -34,8 +43,7 @@ def parse(monkeypatch, words):
 @pytest.mark.parametrize("size", ["tiny", "large-v3", "large-v3-turbo"])
 def test_commands_use_documented_flags_and_computed_lengths(monkeypatch, size):
     runtime = RuntimeConfig(slots=64, encoder_batch=16, tensorrt_llm=TrtllmConfig(beam_width=3))
-    text = dry_run(dims_of(size), Config(runtime=runtime))
-    lines = [shlex.split(line) for line in text.splitlines()]
+    lines = commands(dims_of(size), Config(runtime=runtime))
     assert [line[0] for line in lines] == ["trtllm-build", "trtllm-build"]
     encoder, decoder = (parse(monkeypatch, line[1:]) for line in lines)
 
@@ -65,7 +73,7 @@ def test_the_shipped_config_plans_an_engine():
     assert config.build.runtime == "tensorrt_llm"
     limits = planned_limits(dims_of("large-v3-turbo"), config, "1.2.1", HOPPER)
     assert limits.max_batch_size == config.runtime.slots
-    assert set(commands(dims_of("large-v3-turbo"), limits)) == {"encoder", "decoder"}
+    assert set(commands_for(dims_of("large-v3-turbo"), limits)) == {"encoder", "decoder"}
 
 
 def test_dry_run_prints_the_commands_and_touches_nothing(tmp_path, capsys):
@@ -75,9 +83,9 @@ def test_dry_run_prints_the_commands_and_touches_nothing(tmp_path, capsys):
     config.write_text(f'engine = "{engine}"\n[build]\nruntime = "tensorrt_llm"\n')
     assert build_main(["engine", "--config", str(config), "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    commands = [line for line in lines if line.startswith("trtllm-build ")]
-    assert len(commands) == 2
-    assert "--max_num_tokens 6000" in commands[0]
+    shown = [shlex.split(line) for line in lines if line.startswith("trtllm-build ")]
+    assert shown == commands(open_checkpoint(Config().build.checkpoint).dims, Config())
+    assert "--max_num_tokens 6000" in lines[-2]
     assert not engine.exists()
     config.write_text("")
     assert build_main(["engine", "--config", str(config), "--dry-run"]) == 2
@@ -86,7 +94,7 @@ def test_dry_run_prints_the_commands_and_touches_nothing(tmp_path, capsys):
 def test_an_encoder_batch_beyond_the_slots_is_refused():
     config = Config(runtime=RuntimeConfig(slots=4, encoder_batch=8))
     with pytest.raises(ConfigError, match=r"encoder_batch = 8 exceeds runtime\.slots = 4"):
-        planned_limits(DIMS, config, "1.2.1", HOPPER)
+        check(config)
 
 
 @pytest.fixture
@@ -98,7 +106,7 @@ def fake(monkeypatch, tmp_path):
 def test_build_writes_a_sound_engine_and_nothing_else(fake, tmp_path, precision):
     log = []
     target = tmp_path / "engine"
-    engine = build_engine(make_checkpoint(), make_config(), precision, target, log.append)
+    engine = compile_engine(make_checkpoint(), make_config(), precision, target, log.append)
     files = {p.relative_to(target).as_posix() for p in target.rglob("*") if p.is_file()}
     halves = [f"tensorrt_llm/{half}/" for half in ("encoder", "decoder")]
     expected = {half + name for half in halves for name in ("config.json", "rank0.engine")}
@@ -120,20 +128,28 @@ def test_build_writes_a_sound_engine_and_nothing_else(fake, tmp_path, precision)
 
 def test_an_engine_is_up_to_date_until_something_changes(fake, tmp_path):
     target, checkpoint, config = tmp_path / "engine", make_checkpoint(), make_config()
-    assert not up_to_date(target, checkpoint, config, "fp16")
-    build_engine(checkpoint, config, "fp16", target, lambda _: None)
-    assert up_to_date(target, checkpoint, config, "fp16")
-    assert not up_to_date(target, checkpoint, config, "int8")
-    assert not up_to_date(target, checkpoint, make_config(beam_width=2), "fp16")
-    larger = dataclasses.replace(config.runtime, slots=8)
-    assert not up_to_date(target, checkpoint, dataclasses.replace(config, runtime=larger), "fp16")
+
+    def current(runtime=config.runtime, precision="fp16"):
+        build = BuildConfig(runtime="tensorrt_llm", precision=precision)
+        return up_to_date(
+            checkpoint, Config(engine=str(target), runtime=runtime, build=build), verified=True
+        )
+
+    assert not current()
+    compile_engine(checkpoint, config, "fp16", target)
+    assert current()
+    assert not current(precision="int8")
+    assert not current(make_config(beam_width=2).runtime)
+    assert not current(dataclasses.replace(config.runtime, slots=8))
+    assert current(dataclasses.replace(config.runtime, encoder_batch=2))
+    assert not current(dataclasses.replace(config.runtime, encoder_batch=1))
 
 
 def test_a_lower_token_budget_than_asked_is_told_and_recorded(fake, tmp_path, monkeypatch):
     planned = planned_limits(DIMS, make_config(), "1.2.1", HOPPER)
     checkpoint, log = make_checkpoint(), []
     target = tmp_path / "engine"
-    build_engine(checkpoint, make_config(), "fp16", target, lambda _: None)
+    compile_engine(checkpoint, make_config(), "fp16", target)
     path = target / "tensorrt_llm/encoder/config.json"
     config = json.loads(path.read_text())
     config["build_config"]["max_num_tokens"] = 1600
@@ -149,12 +165,12 @@ def test_a_lower_token_budget_than_asked_is_told_and_recorded(fake, tmp_path, mo
 
 def test_a_failed_build_shows_the_log_and_keeps_the_old_engine(fake, tmp_path, monkeypatch):
     target, config = tmp_path / "engine", make_config()
-    build_engine(make_checkpoint(), config, "fp16", target, lambda _: None)
+    compile_engine(make_checkpoint(), config, "fp16", target)
     before = (target / MANIFEST_FILE).read_text()
     # A name that the loader does not know, as when another release's names are written.
     monkeypatch.setattr(trtllm_build, "write_checkpoint", write_old_names)
     with pytest.raises(EngineError, match="Required but not provided tensors") as caught:
-        build_engine(make_checkpoint(), config, "fp16", target, lambda _: None)
+        compile_engine(make_checkpoint(), config, "fp16", target)
     assert "failed on the encoder with status 1" in str(caught.value)
     assert (target / MANIFEST_FILE).read_text() == before
     assert open_engine(target)
@@ -187,7 +203,7 @@ def test_an_interrupt_stops_the_builder_and_leaves_nothing(fake, tmp_path):
 
     try:
         with pytest.raises(KeyboardInterrupt):
-            build_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "engine", interrupt)
+            compile_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "engine", interrupt)
     finally:
         del os.environ["PIDFILE"]
     assert not list(tmp_path.glob("*engine*"))
@@ -202,7 +218,7 @@ def test_an_interrupt_stops_the_builder_and_leaves_nothing(fake, tmp_path):
 def test_an_absent_library_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(UnavailableError, match=r"not installed, expected release 1\.2.*Dockerfile"):
-        build_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "e", lambda _: None)
+        compile_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "e")
 
 
 @pytest.mark.parametrize(
@@ -221,21 +237,21 @@ def test_another_release_is_refused(tmp_path, monkeypatch, version, words):
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UnavailableError, match=words):
-        build_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "e", lambda _: None)
+        compile_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "e")
 
 
 def test_no_gpu_and_no_builder_are_named(tmp_path, monkeypatch):
     install(monkeypatch, tmp_path)
     cpu = Config(runtime=RuntimeConfig(device="cpu"))
     with pytest.raises(UnavailableError, match=r"needs an NVIDIA GPU; runtime\.device = 'cpu'"):
-        build_engine(make_checkpoint(), cpu, "fp16", tmp_path / "e", lambda _: None)
+        compile_engine(make_checkpoint(), cpu, "fp16", tmp_path / "e")
     (tmp_path / "fake-bin" / "trtllm-build").unlink()
     with pytest.raises(UnavailableError, match="trtllm-build is not on the PATH"):
-        build_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "e", lambda _: None)
+        compile_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "e")
 
 
 def test_int8_on_blackwell_is_refused_before_the_build(tmp_path, monkeypatch):
     install(monkeypatch, tmp_path, capability=(10, 0))
     with pytest.raises(UnavailableError, match=r"capability 10\.0\); build with PRECISION=fp16"):
-        build_engine(make_checkpoint(), make_config(), "int8", tmp_path / "e", lambda _: None)
-    build_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "e", lambda _: None)
+        compile_engine(make_checkpoint(), make_config(), "int8", tmp_path / "e")
+    compile_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "e")

@@ -11,10 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from build.__main__ import main as build_main
+from build.builders import build_engine, up_to_date
 from build.checkpoint import open_checkpoint
-from build.config import load_config
-from build.trtllm import engines as trtllm_build
-from build.trtllm.llm_api import build_engine, up_to_date
+from build.config import BuildConfig, Config, load_config
 from serve.config import RuntimeConfig
 from serve.engine import MANIFEST_FILE, MEL_FILTERS_FILE, open_engine
 from serve.errors import CheckpointError, ConfigError, EarshotError, UnavailableError
@@ -23,8 +22,14 @@ from serve.trtllm.limits import api_version, library_version
 from serve.trtllm.llm_api import check_config
 from tests.checkpoints import NANO, write_openai
 from tests.fake_hub import FakeHub
-from tests.fake_trtllm.install import HERE, make_checkpoint, make_config
-from tests.serve.trtllm.test_llm_api_contract import BUILD, checkpoint  # noqa: F401 - a fixture
+from tests.fake_trtllm.install import (
+    HERE,
+    compile_engine,
+    copy_engine,
+    make_checkpoint,
+    make_config,
+)
+from tests.serve.trtllm.test_llm_api_contract import checkpoint  # noqa: F401 - a fixture
 
 CUDA = RuntimeConfig(device="cuda")
 
@@ -32,7 +37,7 @@ CUDA = RuntimeConfig(device="cuda")
 @pytest.fixture(scope="module")
 def engine(checkpoint, tmp_path_factory):  # noqa: F811
     target = tmp_path_factory.mktemp("api") / "engine"
-    return build_engine(checkpoint, BUILD, target, lambda _: None)
+    return copy_engine(checkpoint, target)
 
 
 def copy_of(checkpoint, tmp_path):  # noqa: F811
@@ -77,7 +82,7 @@ def test_shards_and_their_index_are_copied_and_other_copies_are_not(
     index = {tensor: name for name, half in halves.items() for tensor in half}
     (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     target = tmp_path / "engine"
-    build_engine(open_checkpoint(str(source)), BUILD, target, lambda _: None)
+    copy_engine(open_checkpoint(str(source)), target)
     weights = {path.name for path in (target / "checkpoint").glob("*model*")}
     assert weights == {*halves, "model.safetensors.index.json"}
 
@@ -85,16 +90,19 @@ def test_shards_and_their_index_are_copied_and_other_copies_are_not(
 def test_up_to_date_until_something_changes(checkpoint, tmp_path):  # noqa: F811
     source, target = copy_of(checkpoint, tmp_path), tmp_path / "engine"
 
+    build = BuildConfig(runtime="tensorrt_llm_api", precision="fp16")
+    config = Config(engine=str(target), build=build)
+
     def fresh():
-        return up_to_date(target, open_checkpoint(str(source)), BUILD)
+        return up_to_date(open_checkpoint(str(source)), config, verified=True)
 
     assert not fresh()
-    build_engine(open_checkpoint(str(source)), BUILD, target, lambda _: None)
+    copy_engine(open_checkpoint(str(source)), target)
     assert fresh()
     processor = source / "preprocessor_config.json"
     processor.write_text(processor.read_text() + "\n")
     assert not fresh()
-    build_engine(open_checkpoint(str(source)), BUILD, target, lambda _: None)
+    copy_engine(open_checkpoint(str(source)), target)
     assert fresh()
     (source / "vocab.json").write_text("{}")
     assert not fresh()
@@ -120,15 +128,17 @@ def test_by_command_line_without_library_or_gpu(checkpoint, tmp_path, capsys):  
 
 def test_what_the_library_could_not_load_is_refused(checkpoint, tmp_path):  # noqa: F811
     def refused(source, words, tokenizer="", error=CheckpointError):
-        build = dataclasses.replace(BUILD, tokenizer=tokenizer)
+        opened = open_checkpoint(str(source), tokenizer)
         with pytest.raises(error, match=words):
-            build_engine(open_checkpoint(str(source), tokenizer), build, tmp_path / "engine", print)
+            copy_engine(opened, tmp_path / "engine", tokenizer=tokenizer)
         assert not list(tmp_path.glob("*engine*"))
 
     source = copy_of(checkpoint, tmp_path)
     weights = load_file(source / "model.safetensors")
     pickle = write_openai(tmp_path / "nano.pt", NANO, weights)
-    refused(pickle, "is an OpenAI checkpoint", tokenizer=str(source))
+    opened = open_checkpoint(str(pickle), str(source))
+    with pytest.raises(CheckpointError, match="is an OpenAI checkpoint"):
+        copy_engine(opened, tmp_path / "engine")
     refused(source, "reads the checkpoint's own", tokenizer=str(source), error=ConfigError)
     (source / "preprocessor_config.json").unlink()
     refused(source, r"lacks preprocessor_config\.json")
@@ -148,7 +158,7 @@ def test_a_full_disk_keeps_the_old_engine(engine, checkpoint, tmp_path, monkeypa
 
     monkeypatch.setattr(shutil, "copyfile", full)
     with pytest.raises(EarshotError, match="No space left on device"):
-        build_engine(checkpoint, BUILD, target, lambda _: None)
+        copy_engine(checkpoint, target)
     assert open_engine(target).manifest == engine.manifest
     assert [path.name for path in tmp_path.iterdir()] == ["engine"]
 
@@ -156,14 +166,14 @@ def test_a_full_disk_keeps_the_old_engine(engine, checkpoint, tmp_path, monkeypa
 def test_a_hub_checkpoint_comes_with_its_processor(checkpoint, tmp_path, monkeypatch):  # noqa: F811
     FakeHub(checkpoint.path, tmp_path / "cache").install(monkeypatch)
     opened = open_checkpoint("someone/whisper")
-    built = build_engine(opened, BUILD, tmp_path / "engine", lambda _: None)
+    built = copy_engine(opened, tmp_path / "engine")
     assert "checkpoint/preprocessor_config.json" in built.manifest.files
 
 
 def test_the_shipped_config_builds_one(checkpoint, tmp_path):  # noqa: F811
     config = load_config("configs/large-v3-turbo-trtllm-api.toml")
     check_config(config.runtime)
-    build_engine(checkpoint, config.build, tmp_path / "engine", lambda _: None)
+    build_engine(checkpoint, dataclasses.replace(config, engine=str(tmp_path / "e")), print)
 
 
 @pytest.fixture
@@ -210,9 +220,7 @@ def test_engines_are_referred_here(pretend, tmp_path, monkeypatch):
         library_version()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(UnavailableError, match="neither compiles nor runs engines"):
-        trtllm_build.build_engine(
-            make_checkpoint(), make_config(), "fp16", tmp_path / "e", lambda _: None
-        )
+        compile_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "e")
 
 
 def test_an_absent_library_is_named(engine, monkeypatch):

@@ -8,19 +8,18 @@ import random
 import pytest
 import torch
 
-from build import writer
 from serve.config import RuntimeConfig
-from serve.engine import DETECT_LANGUAGE, open_engine
+from serve.engine import DETECT_LANGUAGE
 from serve.errors import UnavailableError
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job
+from tests.checkpoints import write_engine
 from tests.serve.native.test_runtime import (  # noqa: F401 - fixtures
     checkpoint,
     engine,
     prompt_of,
     run,
     windows,
-    write_engine,
 )
 
 pytestmark = pytest.mark.gpu
@@ -35,9 +34,7 @@ WAYS = {
 @pytest.fixture(scope="module")
 def int8_engine(checkpoint, tmp_path_factory):
     target = tmp_path_factory.mktemp("engines") / "demo-int8"
-    with writer.staged(target) as folder:
-        writer.fill(folder, checkpoint, "int8", writer.tensor_names(checkpoint))
-    return open_engine(target)
+    return write_engine(checkpoint, target)
 
 
 @pytest.fixture(scope="module")

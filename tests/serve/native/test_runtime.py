@@ -10,18 +10,10 @@ import pytest
 import torch
 import transformers
 
-from build import writer
 from build.checkpoint import Checkpoint, open_checkpoint
 from build.verify import load_reference
 from serve.config import RuntimeConfig
-from serve.engine import (
-    DETECT_LANGUAGE,
-    Dims,
-    Source,
-    mel_filters,
-    open_engine,
-    tensor_kinds,
-)
+from serve.engine import DETECT_LANGUAGE, Dims, Source, mel_filters, tensor_kinds
 from serve.errors import OptionError, UnavailableError
 from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
@@ -29,6 +21,7 @@ from serve.runtime.protocol import DecodingOptions, Job
 from serve.speech.audio import decode
 from serve.speech.features import WINDOW_SAMPLES, log_mel
 from serve.speech.windows import cut
+from tests.checkpoints import write_engine
 
 DATA = Path(__file__).parents[2] / "data"
 DEMO = "build/demo/checkpoint"
@@ -41,13 +34,7 @@ def checkpoint():
 
 @pytest.fixture(scope="module")
 def engine(checkpoint, tmp_path_factory):
-    return write_engine(checkpoint, tmp_path_factory.mktemp("engines") / "demo-fp16")
-
-
-def write_engine(checkpoint, target):
-    with writer.staged(target) as folder:
-        writer.fill(folder, checkpoint, "fp16", writer.tensor_names(checkpoint))
-    return open_engine(target)
+    return write_engine(checkpoint, tmp_path_factory.mktemp("engines") / "demo-fp16", "fp16")
 
 
 @pytest.fixture
@@ -189,7 +176,8 @@ def test_greedy_equals_transformers_on_random_weights_of_published_shapes(
     features = log_mel(noise, mel_filters(dims.n_mels))
     expected = greedy(load_reference(made), features, prompt, 64, facts.eot, timestamps)
     runtime = NativeRuntime(
-        write_engine(made, tmp_path / size), RuntimeConfig(slots=2, encoder_batch=2, threads=1)
+        write_engine(made, tmp_path / size, "fp16"),
+        RuntimeConfig(slots=2, encoder_batch=2, threads=1),
     )
     options = DecodingOptions(timestamps=timestamps, max_tokens=64)
     ended = run(runtime, [Job(i, features[i], prompt, options) for i in range(2)])

@@ -8,11 +8,8 @@ import dataclasses
 import pytest
 import torch
 
-from build import writer
 from build.checkpoint import open_checkpoint
-from build.trtllm.engines import build_engine
 from serve.config import Config, RuntimeConfig, TranscriberConfig
-from serve.engine import open_engine
 from serve.errors import UnavailableError
 from serve.messages import Request
 from serve.runtime.table import open_runtime as open_engine_runtime
@@ -20,8 +17,8 @@ from serve.speech.features import SAMPLE_RATE
 from serve.speech.languages import LANGUAGE_NAMES
 from serve.transcriber.open import open_transcriber
 from serve.trtllm.limits import find_gpu, library_version
-from tests.checkpoints import NANO, random_weights, write_hf
-from tests.fake_trtllm.install import install
+from tests.checkpoints import NANO, random_weights, write_engine, write_hf
+from tests.fake_trtllm.install import compile_engine, install
 from tests.serve.runtime.test_contract import (  # noqa: F401 - collected here, run with the fixtures below
     SLOTS,
     facts,
@@ -66,9 +63,7 @@ def checkpoint(tmp_path_factory):
 def engine(checkpoint, tmp_path_factory):
     """It as a native engine; FP16, since TensorRT-LLM rounds INT8 in its own way."""
     target = tmp_path_factory.mktemp("native") / "engine"
-    with writer.staged(target) as folder:
-        writer.fill(folder, checkpoint, "fp16", writer.tensor_names(checkpoint))
-    return open_engine(target)
+    return write_engine(checkpoint, target, "fp16")
 
 
 @pytest.fixture(scope="module", params=["real" if is_real() else "stand-in"])
@@ -78,7 +73,7 @@ def compiled(request, checkpoint, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "stand-in":
             install(patch, folder)
-        yield build_engine(checkpoint, CONFIG, "fp16", folder / "engine", lambda _: None)
+        yield compile_engine(checkpoint, CONFIG, "fp16", folder / "engine")
 
 
 @pytest.fixture

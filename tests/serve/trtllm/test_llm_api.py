@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from build.trtllm.llm_api import build_engine
 from serve.config import TranscriberConfig, TrtllmConfig
 from serve.engine import DETECT_LANGUAGE
 from serve.errors import ConfigError, DeviceError, EarshotError, OptionError, UnavailableError
@@ -22,11 +21,10 @@ from serve.transcriber.dispatch import Dispatcher
 from serve.transcriber.loop import Transcriber
 from serve.transcriber.plan import Plan, plan_request
 from serve.trtllm import llm_api as trtllm_api
-from tests.fake_trtllm.install import install_api
+from tests.fake_trtllm.install import copy_engine, install_api
 from tests.fakes import FakeRuntime, Play
 from tests.serve.runtime.test_contract import facts, run  # noqa: F401 - a fixture
 from tests.serve.trtllm.test_llm_api_contract import (  # noqa: F401 - fixtures
-    BUILD,
     CONFIG,
     checkpoint,
     job,
@@ -43,7 +41,7 @@ def fake():
 @pytest.fixture(scope="module")
 def engine(fake, checkpoint, tmp_path_factory):  # noqa: F811
     target = tmp_path_factory.mktemp("api") / "engine"
-    return build_engine(checkpoint, BUILD, target, lambda _: None)
+    return copy_engine(checkpoint, target)
 
 
 def settings(**changes):

@@ -9,12 +9,9 @@ import pytest
 import torch
 from transformers import WhisperFeatureExtractor
 
-from build import writer
 from build.checkpoint import open_checkpoint
-from build.config import BuildConfig
-from build.trtllm import llm_api as trtllm_api
 from serve.config import Config, RuntimeConfig, TranscriberConfig
-from serve.engine import mel_filters, open_engine
+from serve.engine import mel_filters
 from serve.errors import UnavailableError
 from serve.messages import Request
 from serve.native.runtime import NativeRuntime
@@ -24,8 +21,8 @@ from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES, log_mel
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber.open import open_transcriber
 from serve.trtllm.limits import api_version, find_gpu
-from tests.checkpoints import NANO, random_weights, write_hf
-from tests.fake_trtllm.install import install_api
+from tests.checkpoints import NANO, random_weights, write_engine, write_hf
+from tests.fake_trtllm.install import copy_engine, install_api
 from tests.serve.runtime.test_contract import (  # noqa: F401 - collected here, run with the fixtures below
     SLOTS,
     facts,
@@ -45,7 +42,6 @@ from tests.serve.runtime.test_contract import (  # noqa: F401 - collected here, 
 )
 
 CONFIG = Config(runtime=RuntimeConfig(device="cuda", slots=SLOTS, encoder_batch=2))
-BUILD = BuildConfig(precision="fp16", runtime="tensorrt_llm_api")
 
 
 def is_real():
@@ -72,7 +68,7 @@ def engine(request, checkpoint, tmp_path_factory):
         if request.param == "stand-in":
             install_api(patch)
         target = tmp_path_factory.mktemp("api") / "engine"
-        yield trtllm_api.build_engine(checkpoint, BUILD, target, lambda _: None)
+        yield copy_engine(checkpoint, target)
 
 
 @pytest.fixture
@@ -119,9 +115,8 @@ def test_gauges_count_windows_and_tokens(runtime, job):  # noqa: F811
 
 def test_it_says_what_the_native_runtime_says(runtime, checkpoint, job, tmp_path):  # noqa: F811
     """Samples to tokens: log-mel, network and suppression by the library and by us are the same."""
-    with writer.staged(tmp_path / "native") as folder:
-        writer.fill(folder, checkpoint, "fp16", writer.tensor_names(checkpoint))
-    native = NativeRuntime(open_engine(tmp_path / "native"), RuntimeConfig(slots=SLOTS, threads=1))
+    engine = write_engine(checkpoint, tmp_path / "native", "fp16")
+    native = NativeRuntime(engine, RuntimeConfig(slots=SLOTS, threads=1))
     jobs = [job(id, language="es" if id % 2 else "en", max_tokens=20) for id in range(6)]
     ours = run(runtime, jobs)
     theirs = run(native, [dataclasses.replace(each, features=mel(each.features)) for each in jobs])

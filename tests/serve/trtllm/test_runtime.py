@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from build.trtllm.engines import build_engine
 from serve.engine import DETECT_LANGUAGE, MANIFEST_FILE, manifest_to_json, open_engine
 from serve.errors import ConfigError, DeviceError, EarshotError, EngineError, OptionError
 from serve.errors import UnavailableError as Unavailable
@@ -15,7 +14,14 @@ from serve.runtime.protocol import DecodingOptions, Job
 from serve.runtime.table import open_runtime
 from serve.trtllm.executor import RulesCallback
 from serve.trtllm.runtime import ExecutorRequest
-from tests.fake_trtllm.install import DIMS, FACTS, install, make_checkpoint, make_config
+from tests.fake_trtllm.install import (
+    DIMS,
+    FACTS,
+    compile_engine,
+    install,
+    make_checkpoint,
+    make_config,
+)
 
 EN = FACTS.languages["en"]
 TIMED = (FACTS.sot, EN, FACTS.transcribe)
@@ -34,7 +40,7 @@ def fake(tmp_path_factory):
 def engine(fake, tmp_path_factory):
     """A small engine with random weights."""
     target = tmp_path_factory.mktemp("engines") / "small"
-    return build_engine(make_checkpoint(), make_config(), "fp16", target, lambda _: None)
+    return compile_engine(make_checkpoint(), make_config(), "fp16", target)
 
 
 @pytest.fixture

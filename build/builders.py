@@ -1,0 +1,145 @@
+"""The interface of every runtime's builder, the table of builders, and what they have in common.
+
+A builder is a module. It writes its own files into a folder; that the folder appears whole or not
+at all, the tokenizer, the manifest and the comparison with the checkpoint are the same for all.
+"""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from build import native
+from build.checkpoint import Checkpoint
+from build.config import Config
+from build.trtllm import engines, llm_api
+from build.writer import Log, Made, disk_errors, manifest_of, staged, write_manifest
+from serve.config import RuntimeName
+from serve.engine import (
+    MEL_FILTERS_FILE,
+    TOKENIZER_FILE,
+    Dims,
+    Engine,
+    open_engine,
+    write_mel_filters,
+)
+from serve.errors import EngineError
+
+
+class EngineBuilder(Protocol):
+    """Builds engines for one runtime."""
+
+    VERIFIES: bool
+    """Whether `build.verify` can compare its engines with their checkpoint."""
+
+    def check(self, config: Config) -> None:
+        """Refuse a config that this builder cannot honour, before a checkpoint is opened.
+
+        Raises:
+            ConfigError: names the key, its value and what to do.
+        """
+        ...
+
+    def commands(self, dims: Dims, config: Config) -> list[list[str]]:
+        """The commands that a build runs, if any; needs neither library nor GPU."""
+        ...
+
+    def fill(self, folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> Made:
+        """Write this runtime's files into an engine folder that holds tokenizer and filters.
+
+        Raises:
+            UnavailableError: this machine lacks what the build needs.
+            CheckpointError: the checkpoint is not what the runtime can execute.
+            EngineError: a command or the disk failed.
+        """
+        ...
+
+    def is_current(self, engine: Engine, checkpoint: Checkpoint, config: Config) -> bool:
+        """Whether an engine of the same checkpoint and precision is what `fill` would write now.
+
+        Raises:
+            UnavailableError, CheckpointError: a build would be refused.
+        """
+        ...
+
+
+_BUILDERS: dict[RuntimeName, EngineBuilder] = {
+    "native": native,
+    "tensorrt_llm": engines,
+    "tensorrt_llm_api": llm_api,
+}
+
+
+def builder_of(config: Config) -> EngineBuilder:
+    """The builder that `build.runtime` names."""
+    return _BUILDERS[config.build.runtime]
+
+
+def build_engine(
+    checkpoint: Checkpoint,
+    config: Config,
+    log: Log,
+    verify: Callable[[Engine], None] | None = None,
+) -> Engine:
+    """Build an engine in `config.engine`, where one is replaced only when all has succeeded.
+
+    Args:
+        checkpoint: `config.build.checkpoint`, opened.
+        config: what to build, and the limits to build it for.
+        log: called with each line that the builder has to say.
+        verify: called with the finished engine before it takes its place; raises if it is wrong.
+
+    Raises:
+        ConfigError: the builder cannot honour the config.
+        EarshotError: as `EngineBuilder.fill` says.
+    """
+    builder_of(config).check(config)
+    target = Path(config.engine)
+    with staged(target) as folder:
+        fill(folder, checkpoint, config, log)
+        if verify is not None:
+            verify(open_engine(folder))
+    return open_engine(target)
+
+
+def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> None:
+    """Write every file of an engine into an empty folder and bring them to the disk.
+
+    Raises:
+        EarshotError: as `EngineBuilder.fill` says.
+    """
+    with disk_errors(folder):
+        (folder / TOKENIZER_FILE).write_bytes(checkpoint.tokenizer_json)
+        write_mel_filters(folder, checkpoint.dims.n_mels)
+    made = builder_of(config).fill(folder, checkpoint, config, log)
+    write_manifest(folder, manifest_of(folder, checkpoint, config.build, made))
+
+
+def up_to_date(checkpoint: Checkpoint, config: Config, verified: bool) -> bool:
+    """Whether `config.engine` is a sound engine, the same that a build would write now.
+
+    `verified` asks for one that has passed its verification too, where its builder has one.
+
+    Raises:
+        UnavailableError, CheckpointError: a build would be refused.
+    """
+    builder = builder_of(config)
+    try:
+        engine = open_engine(config.engine)
+    except EngineError:
+        return False
+    manifest = engine.manifest
+    tokenizer = manifest.files.get(TOKENIZER_FILE)
+    if verified and builder.VERIFIES and manifest.verification is None:
+        return False
+    return (
+        manifest.runtime == config.build.runtime
+        and manifest.precision == config.build.precision
+        and manifest.dims == checkpoint.dims
+        and manifest.tokenizer == checkpoint.facts
+        and manifest.source.sha256 == checkpoint.source.sha256
+        and MEL_FILTERS_FILE in manifest.files
+        and tokenizer is not None
+        and tokenizer.sha256 == hashlib.sha256(checkpoint.tokenizer_json).hexdigest()
+        and builder.is_current(engine, checkpoint, config)
+    )

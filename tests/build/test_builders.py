@@ -1,0 +1,75 @@
+"""build.builders: one path for every runtime, and when an engine is up to date."""
+
+import dataclasses
+import typing
+
+import pytest
+
+from build.builders import build_engine, builder_of, up_to_date
+from build.config import BuildConfig, Config
+from build.writer import write_manifest
+from serve.config import RuntimeName
+from serve.engine import MEL_FILTERS_FILE, WEIGHTS_FILE, open_engine
+from serve.errors import EngineError
+from tests.checkpoints import write_engine
+
+
+@pytest.fixture
+def target(tmp_path):
+    return tmp_path / "engine"
+
+
+@pytest.mark.parametrize("runtime", typing.get_args(RuntimeName))
+def test_every_runtime_has_a_builder(runtime):
+    builder = builder_of(Config(build=BuildConfig(runtime=runtime)))
+    assert (runtime == "native") == builder.VERIFIES
+
+
+def test_an_engine_is_up_to_date_until_something_changes(checkpoint, target):
+    def current(changed=checkpoint, verified=False, **build):
+        config = Config(engine=str(target), build=BuildConfig(**build))
+        return up_to_date(changed, config, verified)
+
+    assert not current()
+    engine = write_engine(checkpoint, target)
+    assert current()
+    assert not current(verified=True)
+    write_manifest(target, dataclasses.replace(engine.manifest, verification={"tokens": 1}))
+    assert current(verified=True)
+    assert not current(precision="fp16")
+    assert not current(runtime="tensorrt_llm", precision="int8")
+    source = dataclasses.replace(checkpoint.source, sha256="0" * 64)
+    assert not current(dataclasses.replace(checkpoint, source=source))
+    facts = dataclasses.replace(checkpoint.facts, suppress_tokens=())
+    assert not current(dataclasses.replace(checkpoint, facts=facts))
+    dims = dataclasses.replace(checkpoint.dims, n_text_layer=2)
+    assert not current(dataclasses.replace(checkpoint, dims=dims))
+    assert not current(dataclasses.replace(checkpoint, tokenizer_json=b"{}"))
+    with (target / WEIGHTS_FILE).open("ab") as file:
+        file.write(b"!")
+    assert not current()
+
+
+def test_an_engine_without_mel_filters_is_not_up_to_date(checkpoint, target):
+    manifest = write_engine(checkpoint, target).manifest
+    assert up_to_date(checkpoint, Config(engine=str(target)), verified=False)
+    files = {name: facts for name, facts in manifest.files.items() if name != MEL_FILTERS_FILE}
+    write_manifest(target, dataclasses.replace(manifest, files=files))
+    (target / MEL_FILTERS_FILE).unlink()
+    assert open_engine(target).manifest.files == files
+    assert not up_to_date(checkpoint, Config(engine=str(target)), verified=False)
+
+
+def test_an_engine_that_fails_its_verification_does_not_take_its_place(checkpoint, target):
+    write_engine(checkpoint, target, "fp16")
+    seen = []
+
+    def refuse(engine):
+        seen.append((engine.manifest.precision, engine.path))
+        raise EngineError("too far off")
+
+    with pytest.raises(EngineError, match="too far off"):
+        build_engine(checkpoint, Config(engine=str(target)), print, refuse)
+    assert seen[0][0] == "int8" and seen[0][1] != target
+    assert open_engine(target).manifest.precision == "fp16"
+    assert list(target.parent.iterdir()) == [target]
