@@ -17,12 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from build.facts import (
-    TokenizerFiles,
-    read_json,
-    read_tokenizer_files,
-    tokenizer_facts,
-)
+from build.facts import read_json, read_tokenizer_files, tokenizer_facts
 from build.names import Naming, foreign_name
 from serve.engine import HEAD_DIM, TOKENIZER_FILE, Dims, Source, TokenizerFacts, tensor_kinds
 from serve.errors import CheckpointError
@@ -100,18 +95,46 @@ def open_checkpoint(checkpoint: str, tokenizer: str = "") -> Checkpoint:
             as expected; the message names it.
     """
     if Path(checkpoint).is_file():
-        return _open_openai(checkpoint, tokenizer)
+        weights = _openai_weights(checkpoint, tokenizer)
+    else:
+        weights = _hf_weights(checkpoint)
+    folder = checkpoint_folder(tokenizer, with_weights=False)[0] if tokenizer else weights.path
+    tokens = read_tokenizer_files(folder)
+    facts, notes = tokenizer_facts(tokens, weights.dims, exact_vocab=bool(tokenizer))
+    return Checkpoint(
+        path=weights.path,
+        naming=weights.naming,
+        dims=weights.dims,
+        tensors=weights.tensors,
+        facts=facts,
+        tokenizer_json=tokens.tokenizer_json,
+        source=Source(weights.source_id, _sha256(weights.files)),
+        weight_bytes=sum(file.stat().st_size for file in weights.files),
+        notes=notes,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Weights:
+    """A checkpoint without its tokenizer; see `Checkpoint`."""
+
+    path: Path
+    naming: Naming
+    source_id: str
+    dims: Dims
+    files: list[Path]
+    tensors: Mapping[str, torch.Tensor]
+
+
+def _hf_weights(checkpoint: str) -> _Weights:
     folder, source_id = checkpoint_folder(checkpoint)
     dims = _hf_dims(folder)
     files = _weight_files(folder)
     tensors = _renamed(_read_all(files), dims, "hf", str(folder))
-    tokens = read_tokenizer_files(
-        checkpoint_folder(tokenizer, with_weights=False)[0] if tokenizer else folder
-    )
-    return _assemble(folder, "hf", source_id, dims, files, tensors, tokens, bool(tokenizer))
+    return _Weights(folder, "hf", source_id, dims, files, tensors)
 
 
-def _open_openai(checkpoint: str, tokenizer: str) -> Checkpoint:
+def _openai_weights(checkpoint: str, tokenizer: str) -> _Weights:
     if not tokenizer:
         raise CheckpointError(
             f"{checkpoint} holds weights only; name a folder with {TOKENIZER_FILE} and "
@@ -125,32 +148,7 @@ def _open_openai(checkpoint: str, tokenizer: str) -> Checkpoint:
         )
     dims = _openai_dims(content["dims"], str(path))
     tensors = _renamed(content["model_state_dict"], dims, "openai", str(path))
-    tokens = read_tokenizer_files(checkpoint_folder(tokenizer, with_weights=False)[0])
-    return _assemble(path, "openai", checkpoint, dims, [path], tensors, tokens, True)
-
-
-def _assemble(
-    path: Path,
-    naming: Naming,
-    source_id: str,
-    dims: Dims,
-    files: list[Path],
-    tensors: Mapping[str, torch.Tensor],
-    tokens: TokenizerFiles,
-    foreign_tokenizer: bool,
-) -> Checkpoint:
-    facts, notes = tokenizer_facts(tokens, dims, exact_vocab=foreign_tokenizer)
-    return Checkpoint(
-        path=path,
-        naming=naming,
-        dims=dims,
-        tensors=tensors,
-        facts=facts,
-        tokenizer_json=tokens.tokenizer_json,
-        source=Source(source_id, _sha256(files)),
-        weight_bytes=sum(file.stat().st_size for file in files),
-        notes=notes,
-    )
+    return _Weights(path, "openai", checkpoint, dims, [path], tensors)
 
 
 def folder_files(folder: Path) -> list[Path]:

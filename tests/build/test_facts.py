@@ -143,7 +143,9 @@ def test_older_tokenizers_do_not_list_timestamps(folder):
     assert facts_and_notes(folder) == (stated, ())
 
 
-@pytest.mark.parametrize(("size", "multilingual"), [("tiny", True), ("tiny.en", False)])
+@pytest.mark.parametrize(
+    ("size", "multilingual"), [("tiny", True), ("tiny.en", False), ("large-v3", True)]
+)
 def test_openai_vocabularies_tell_whether_they_are_multilingual(tmp_path, size, multilingual):
     shape = PUBLISHED[size]
     write_tokenizer(tmp_path, shape)

@@ -6,12 +6,15 @@ import sys
 from pathlib import Path
 
 import torch
+from transformers import WhisperFeatureExtractor
 
 from build.builders import build_engine
-from build.checkpoint import Checkpoint
+from build.checkpoint import Checkpoint, open_checkpoint
 from build.config import BuildConfig, Config
 from serve.config import RuntimeConfig, TrtllmConfig
 from serve.engine import Dims, Source, TokenizerFacts, tensor_kinds
+from tests.checkpoints import NANO, random_weights, write_hf
+from tests.fake_trtllm import contract
 
 HERE = Path(__file__).parent
 
@@ -98,6 +101,25 @@ def copy_engine(checkpoint, target, log=lambda _: None, **build):
     return build_engine(checkpoint, Config(engine=str(target), build=build), log)
 
 
+def dims_of(size):
+    """Sizes of a published checkpoint."""
+    mels, d, heads, audio_layers, text_layers, vocab = contract.SIZES[size]
+    return Dims(
+        n_mels=mels,
+        n_audio_ctx=1500,
+        n_audio_state=d,
+        n_audio_head=heads,
+        n_audio_layer=audio_layers,
+        n_audio_ffn=4 * d,
+        n_vocab=vocab,
+        n_text_ctx=448,
+        n_text_state=d,
+        n_text_head=heads,
+        n_text_layer=text_layers,
+        n_text_ffn=4 * d,
+    )
+
+
 def random_tensors(dims, seed=0):
     """Tensors of every name at a scale that keeps a random network's logits apart."""
     generator = torch.Generator().manual_seed(seed)
@@ -126,3 +148,10 @@ def make_checkpoint(tensors=None, dims=DIMS, facts=FACTS):
         weight_bytes=sum(tensor.nbytes for tensor in tensors.values()),
         notes=(),
     )
+
+
+def write_checkpoint_with_processor(folder):
+    """A Hugging Face folder as the LLM API reads one, with random weights; returns it opened."""
+    write_hf(folder, NANO, random_weights(NANO))
+    WhisperFeatureExtractor(feature_size=NANO.n_mels).save_pretrained(folder)
+    return open_checkpoint(str(folder))

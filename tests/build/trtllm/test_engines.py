@@ -19,11 +19,11 @@ from serve.config import RuntimeConfig, TrtllmConfig
 from serve.engine import MANIFEST_FILE, MEL_FILTERS_FILE, open_engine
 from serve.errors import ConfigError, EngineError, UnavailableError
 from serve.trtllm.limits import Gpu, limits_of
-from tests.build.trtllm.test_weights import dims_of
 from tests.fake_trtllm.install import (
     DIMS,
     HERE,
     compile_engine,
+    dims_of,
     install,
     make_checkpoint,
     make_config,
@@ -95,11 +95,6 @@ def test_an_encoder_batch_beyond_the_slots_is_refused():
     config = Config(runtime=RuntimeConfig(slots=4, encoder_batch=8))
     with pytest.raises(ConfigError, match=r"encoder_batch = 8 exceeds runtime\.slots = 4"):
         check(config)
-
-
-@pytest.fixture
-def fake(monkeypatch, tmp_path):
-    return install(monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])

@@ -29,22 +29,21 @@ from tests.fake_trtllm.install import (
     make_checkpoint,
     make_config,
 )
-from tests.serve.trtllm.test_llm_api_contract import checkpoint  # noqa: F401 - a fixture
 
 CUDA = RuntimeConfig(device="cuda")
 
 
 @pytest.fixture(scope="module")
-def engine(checkpoint, tmp_path_factory):  # noqa: F811
+def engine(checkpoint, tmp_path_factory):
     target = tmp_path_factory.mktemp("api") / "engine"
     return copy_engine(checkpoint, target)
 
 
-def copy_of(checkpoint, tmp_path):  # noqa: F811
+def copy_of(checkpoint, tmp_path):
     return shutil.copytree(checkpoint.path, tmp_path / "source")
 
 
-def test_an_engine_holds_the_checkpoint_and_nothing_else(engine, checkpoint):  # noqa: F811
+def test_an_engine_holds_the_checkpoint_and_nothing_else(engine, checkpoint):
     files = {p.relative_to(engine.path).as_posix() for p in engine.path.rglob("*") if p.is_file()}
     names = (
         "config.json",
@@ -66,7 +65,7 @@ def test_an_engine_holds_the_checkpoint_and_nothing_else(engine, checkpoint):  #
 
 
 def test_shards_and_their_index_are_copied_and_other_copies_are_not(
-    checkpoint,  # noqa: F811
+    checkpoint,
     tmp_path,
 ):
     source = copy_of(checkpoint, tmp_path)
@@ -87,7 +86,7 @@ def test_shards_and_their_index_are_copied_and_other_copies_are_not(
     assert weights == {*halves, "model.safetensors.index.json"}
 
 
-def test_up_to_date_until_something_changes(checkpoint, tmp_path):  # noqa: F811
+def test_up_to_date_until_something_changes(checkpoint, tmp_path):
     source, target = copy_of(checkpoint, tmp_path), tmp_path / "engine"
 
     build = BuildConfig(runtime="tensorrt_llm_api", precision="fp16")
@@ -108,7 +107,7 @@ def test_up_to_date_until_something_changes(checkpoint, tmp_path):  # noqa: F811
     assert not fresh()
 
 
-def test_by_command_line_without_library_or_gpu(checkpoint, tmp_path, capsys):  # noqa: F811
+def test_by_command_line_without_library_or_gpu(checkpoint, tmp_path, capsys):
     engine = tmp_path / "engine"
     config = tmp_path / "c.toml"
     config.write_text(
@@ -126,7 +125,7 @@ def test_by_command_line_without_library_or_gpu(checkpoint, tmp_path, capsys):  
     assert "without quantisation; build with PRECISION=fp16" in capsys.readouterr().err
 
 
-def test_what_the_library_could_not_load_is_refused(checkpoint, tmp_path):  # noqa: F811
+def test_what_the_library_could_not_load_is_refused(checkpoint, tmp_path):
     def refused(source, words, tokenizer="", error=CheckpointError):
         opened = open_checkpoint(str(source), tokenizer)
         with pytest.raises(error, match=words):
@@ -149,7 +148,7 @@ def test_what_the_library_could_not_load_is_refused(checkpoint, tmp_path):  # no
     refused(source, r"decoder\.norm\.bias holds NaN, infinity or values beyond float16")
 
 
-def test_a_full_disk_keeps_the_old_engine(engine, checkpoint, tmp_path, monkeypatch):  # noqa: F811
+def test_a_full_disk_keeps_the_old_engine(engine, checkpoint, tmp_path, monkeypatch):
     target = tmp_path / "engine"
     shutil.copytree(engine.path, target)
 
@@ -163,14 +162,14 @@ def test_a_full_disk_keeps_the_old_engine(engine, checkpoint, tmp_path, monkeypa
     assert [path.name for path in tmp_path.iterdir()] == ["engine"]
 
 
-def test_a_hub_checkpoint_comes_with_its_processor(checkpoint, tmp_path, monkeypatch):  # noqa: F811
+def test_a_hub_checkpoint_comes_with_its_processor(checkpoint, tmp_path, monkeypatch):
     FakeHub(checkpoint.path, tmp_path / "cache").install(monkeypatch)
     opened = open_checkpoint("someone/whisper")
     built = copy_engine(opened, tmp_path / "engine")
     assert "checkpoint/preprocessor_config.json" in built.manifest.files
 
 
-def test_the_shipped_config_builds_one(checkpoint, tmp_path):  # noqa: F811
+def test_the_shipped_config_builds_one(checkpoint, tmp_path):
     config = load_config("configs/large-v3-turbo-trtllm-api.toml")
     check_config(config.runtime)
     build_engine(checkpoint, dataclasses.replace(config, engine=str(tmp_path / "e")), print)

@@ -18,26 +18,8 @@ from build.trtllm.weights import (
 from serve.engine import Dims, tensor_kinds
 from serve.errors import CheckpointError
 from tests.fake_trtllm import contract
-from tests.fake_trtllm.install import DIMS, random_tensors
+from tests.fake_trtllm.install import DIMS, dims_of, random_tensors
 from tests.fake_trtllm.plain_whisper import PlainWhisper
-
-
-def dims_of(size):
-    mels, d, heads, audio_layers, text_layers, vocab = contract.SIZES[size]
-    return Dims(
-        n_mels=mels,
-        n_audio_ctx=1500,
-        n_audio_state=d,
-        n_audio_head=heads,
-        n_audio_layer=audio_layers,
-        n_audio_ffn=4 * d,
-        n_vocab=vocab,
-        n_text_ctx=448,
-        n_text_state=d,
-        n_text_head=heads,
-        n_text_layer=text_layers,
-        n_text_ffn=4 * d,
-    )
 
 
 def on_meta(dims, dtype=torch.float32):

@@ -7,9 +7,7 @@ import dataclasses
 
 import pytest
 import torch
-from transformers import WhisperFeatureExtractor
 
-from build.checkpoint import open_checkpoint
 from serve.config import Config, RuntimeConfig, TranscriberConfig
 from serve.engine import mel_filters
 from serve.errors import UnavailableError
@@ -21,8 +19,8 @@ from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES, log_mel
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber.open import open_transcriber
 from serve.trtllm.limits import api_version, find_gpu
-from tests.checkpoints import NANO, random_weights, write_engine, write_hf
-from tests.fake_trtllm.install import copy_engine, install_api
+from tests.checkpoints import NANO, write_engine
+from tests.fake_trtllm.install import copy_engine, install_api, write_checkpoint_with_processor
 from tests.serve.runtime.test_contract import (  # noqa: F401 - collected here, run with the fixtures below
     SLOTS,
     facts,
@@ -55,10 +53,7 @@ def is_real():
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     """A small checkpoint with random weights."""
-    folder = tmp_path_factory.mktemp("nano") / "checkpoint"
-    write_hf(folder, NANO, random_weights(NANO))
-    WhisperFeatureExtractor(feature_size=NANO.n_mels).save_pretrained(folder)
-    return open_checkpoint(str(folder))
+    return write_checkpoint_with_processor(tmp_path_factory.mktemp("nano") / "checkpoint")
 
 
 @pytest.fixture(scope="module", params=["real" if is_real() else "stand-in"])
