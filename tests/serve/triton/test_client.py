@@ -1,8 +1,11 @@
 """The client against a scripted KServe server in this process."""
 
 import contextlib
+import queue
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import grpc
 import numpy as np
@@ -19,8 +22,9 @@ from serve.errors import (
     UnavailableError,
 )
 from serve.messages import Finished, Request, SegmentReady
+from serve.triton import client as client_module
 from serve.triton import wire
-from serve.triton.client import Client
+from serve.triton.client import Client, PendingTranscript
 from serve.triton.server import free_ports
 from tests.serving import SEGMENT, TRANSCRIPT
 
@@ -108,15 +112,18 @@ def test_an_answer_arrives_whole_and_the_request_said_everything(client, script)
         ("LANGUAGE", "BYTES", [1]),
         ("MAX_TOKENS", "INT32", [1]),
     ]
+    assert asked.raw_input_contents == [b"\5\0\0\0audio", b"\2\0\0\0es", b"\x09\0\0\0"]
 
 
 def test_samples_are_sent_as_samples(client, script):
-    client.transcribe(np.zeros(5, np.float32), sample_rate=8_000)
+    samples = np.linspace(-1, 1, 5, dtype=np.float32)
+    client.transcribe(samples, sample_rate=8_000)
     (asked,) = script.asked
     assert [(i.name, list(i.shape)) for i in asked.inputs] == [
         ("SAMPLES", [5]),
         ("SAMPLE_RATE", [1]),
     ]
+    assert asked.raw_input_contents[0] == samples.tobytes()
 
 
 def test_a_stream_gives_segments_before_the_answer_exists(client, script):
@@ -200,7 +207,64 @@ def test_waiting_has_an_end(address, script, streamed):
 def test_ready_asks_for_both_models(client, script):
     assert client.ready()
     script.fail = "whisper_stream"
-    assert not client.ready()
+    assert client.ready() is False
+
+
+class Impatient:
+    """Stands for a future whose wait ends with an error; keeps how long it was to be."""
+
+    def __init__(self, error):
+        self._error = error
+
+    def result(self, timeout_s):
+        self.timeout_s = timeout_s
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    "interruption, error", [(TimeoutError, DeadlineError), (KeyboardInterrupt, KeyboardInterrupt)]
+)
+def test_a_wait_that_is_given_up_cancels_the_request(interruption, error):
+    """gRPC keeps the deadline itself; this is for when it does not, and for Ctrl-C."""
+    answer, cancelled = Impatient(interruption()), threading.Event()
+    pending = PendingTranscript(answer, SimpleNamespace(cancel=cancelled.set), 4.0)
+    with pytest.raises(error):
+        pending.result()
+    assert cancelled.is_set()
+    assert answer.timeout_s > 4.0, "gRPC has to come first"
+
+
+@pytest.mark.parametrize("left_s", [7.0, -3.0])
+def test_a_wait_for_a_message_ends_a_little_after_the_deadline(client, left_s):
+    waits = []
+
+    def get(timeout):
+        waits.append(timeout)
+        raise queue.Empty
+
+    with pytest.raises(DeadlineError, match="no answer within 10 s"):
+        client._next(SimpleNamespace(get=get), time.monotonic() + left_s)
+    (wait_s,) = waits
+    assert wait_s == pytest.approx(max(0.0, left_s) + client_module._GRACE_S, abs=0.5)
+
+
+def test_a_stream_has_the_clients_deadline(client, monkeypatch):
+    ends = []
+
+    def next_message(messages, end):
+        ends.append(end - time.monotonic())
+        return Finished(TRANSCRIPT)
+
+    monkeypatch.setattr(client, "_next", next_message)
+    list(client.stream(Request(audio=b"audio")))
+    assert ends == [pytest.approx(WAIT_S, abs=2.0)]
+
+
+def test_leaving_the_block_hangs_up(address):
+    with Client(address) as client:
+        assert client.ready()
+    with pytest.raises(ValueError, match="closed channel"):
+        client.ready()
 
 
 def test_no_server_is_said_with_its_address():
