@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from serve.config import Config
 from serve.errors import AudioError, DeviceError, EarshotError, OverloadedError
 from serve.messages import Failed, Finished, Request
 from serve.triton import metrics, wire
-from serve.triton.backends import EngineBackend
+from serve.triton.backends import EngineBackend, open_transcriber
 from serve.triton.relay import RelayClient
 from tests import fake_triton
 from tests.serving import STATS, TRANSCRIPT, wait_until
@@ -134,10 +135,42 @@ def test_a_malformed_request_through_the_relay_is_refused_there(backend, folder)
 
 
 def test_the_end_drains_before_it_closes(backend, transcriber, folder):
+    thread = backend._publisher._thread
     backend.close()
+    assert not thread.is_alive(), "it would ask a closed transcriber"
     assert transcriber.calls == [("drain", 7.0), "close"]
     assert not (folder / "relay").exists()
     backend.close = lambda: None
+
+
+class TestOpenTranscriber:
+    @pytest.fixture
+    def opened(self, monkeypatch):
+        """What `serve.transcriber.open` is asked for; it answers "a transcriber"."""
+        asked = []
+
+        def open_transcriber(*arguments, **options):
+            asked.append((arguments, options))
+            return "a transcriber"
+
+        monkeypatch.setattr("serve.transcriber.open.open_transcriber", open_transcriber)
+        return asked
+
+    def test_an_engine_of_its_own_is_opened_and_warmed_up(self, opened):
+        config = Config()
+        assert open_transcriber(config, "engines/x", None) == "a transcriber"
+        assert opened == [((config, "engines/x"), {})]
+
+    def test_with_a_model_that_decodes_its_calls_go_there_without_warm_up(
+        self, opened, monkeypatch
+    ):
+        """Triton lets a model call another only once it is initialised."""
+        monkeypatch.setattr("serve.trtllm.backend.open_backend", lambda *a, **b: (a, b))
+        config = Config()
+        assert open_transcriber(config, "engines/x", print) == "a transcriber"
+        ((arguments, options),) = opened
+        assert arguments[:2] == (config, "engines/x") and options == {"warm_up": False}
+        assert arguments[2]("engine", "runtime") == (("engine", "runtime"), {"infer": print})
 
 
 def test_the_process_of_whisper_stream_does_without_torch():

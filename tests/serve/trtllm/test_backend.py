@@ -49,6 +49,7 @@ TYPES = {
 def rendered(small_engine, tmp_path):  # noqa: F811
     """The model's config.pbtxt, parsed with Triton's own schema."""
     runtime = make_config(kv_cache_fraction=0.6, cross_kv_fraction=0.7).runtime
+    tmp_path = tmp_path / "not made yet"
     assert write_backend_model(tmp_path, small_engine.path, runtime) == BACKEND_MODEL
     assert (tmp_path / BACKEND_MODEL / "1").is_dir()
     text = (tmp_path / BACKEND_MODEL / "config.pbtxt").read_text()
@@ -69,6 +70,7 @@ def test_the_decoding_model_is_configured_from_engine_and_toml(rendered, small_e
     assert parameters["enable_kv_cache_reuse"] == "false"
     assert parameters["normalize_log_probs"] == "false"
     assert parameters["max_beam_width"] == "1"
+    assert parameters["gpu_device_ids"] == "0"
     assert "$" not in "".join(parameters.values())
 
 
