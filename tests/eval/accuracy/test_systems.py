@@ -12,7 +12,7 @@ from build.config import BuildConfig
 from eval import demo as demo_module
 from eval.accuracy import prepare, systems
 from eval.accuracy.data import Prediction
-from eval.config import Config
+from eval.config import Config, EvalConfig
 from eval.demo import DemoResult, demo, render
 from serve.clips import load_clips
 from serve.errors import ConfigError, EarshotError, UnavailableError
@@ -26,10 +26,10 @@ def config(nano_config, nano_engine, tmp_path):
     folder = tmp_path / "nano"
     shutil.copytree(nano_engine.parent / "checkpoint", folder)
     WhisperFeatureExtractor().save_pretrained(folder)
-    base = nano_config()
-    build = dataclasses.replace(base.build, checkpoint=str(folder))
-    return dataclasses.replace(
-        base, build=build, eval=dataclasses.replace(base.eval, threads=1, concurrency=2)
+    return Config(
+        **vars(nano_config()),
+        build=BuildConfig(checkpoint=str(folder)),
+        eval=EvalConfig(threads=1, concurrency=2),
     )
 
 
