@@ -45,9 +45,11 @@ Say = Callable[[str], None]
 Compile = Callable[[Path], None]
 
 DONOR = Path("build/demo/checkpoint")  # gives the tokenizer
-CONTRACT_TESTS: dict[RuntimeName, str] = {
-    "tensorrt_llm": "tests/serve/trtllm/test_executor_contract.py",
-    "tensorrt_llm_api": "tests/serve/trtllm/test_llm_api_contract.py",
+_CONTRACT = "tests/serve/runtime/test_contract.py"
+# Arguments of pytest: files, and what of them is about this runtime.
+CONTRACT_TESTS: dict[RuntimeName, tuple[str, ...]] = {
+    "tensorrt_llm": (_CONTRACT, "tests/serve/trtllm/test_executor_parity.py", "-k", "executor"),
+    "tensorrt_llm_api": (_CONTRACT, "tests/serve/trtllm/test_llm_api_parity.py", "-k", "llm_api"),
 }
 TINY = {
     "d_model": 384,
@@ -163,13 +165,13 @@ def build_by_command_line(config: Path) -> None:
         raise EarshotError(f"`{' '.join(command)}` failed with status {status}")
 
 
-def run_contract_tests(path: str, arguments: Sequence[str] = ()) -> None:
-    """Run a file of runtime contract tests, which choose the real library where it is.
+def run_contract_tests(selection: Sequence[str], arguments: Sequence[str] = ()) -> None:
+    """Run the contract tests of a runtime, which choose the real library where it is.
 
     Raises:
         DifferenceError: a test failed; its report came before.
     """
-    command = [sys.executable, "-m", "pytest", "-q", path, *arguments]
+    command = [sys.executable, "-m", "pytest", "-q", *selection, *arguments]
     if subprocess.run(command, check=False).returncode != 0:
         raise DifferenceError(f"the runtime contract tests fail: `{' '.join(command)}`")
 

@@ -53,7 +53,7 @@ def in_process(path):
 
 def test_the_whole_check_passes_on_the_stand_in(fake, tmp_path, monkeypatch):
     lines = []
-    monkeypatch.setattr(trtllm_check, "run_contract_tests", lambda path, arguments: None)
+    monkeypatch.setattr(trtllm_check, "run_contract_tests", lambda selection, arguments: None)
     trtllm_check.run(tmp_path, lines.append, in_process)
     assert lines[0] == "TensorRT-LLM 1.2.1 on Stand-in GPU, compute capability 9.0"
     for precision in ("fp16", "int8"):
@@ -66,14 +66,16 @@ def test_the_whole_check_passes_on_the_stand_in_of_the_llm_api(fake, tmp_path, m
     install_api(monkeypatch)
     lines = []
     monkeypatch.setattr(
-        trtllm_check, "run_contract_tests", lambda path, arguments: lines.append(path)
+        trtllm_check,
+        "run_contract_tests",
+        lambda selection, arguments: lines.append(" ".join(selection)),
     )
     trtllm_check.run(tmp_path, lines.append, in_process)
     assert lines[0] == "TensorRT-LLM 1.4.0 on Stand-in GPU, compute capability 9.0"
     words = [line for line in lines if line.startswith("fp16: ")]
     assert [word.split()[1] for word in words] == ["built", "greedy", "windows"]
     assert lines[-2:] == [
-        "tests/serve/trtllm/test_llm_api_contract.py",
+        " ".join(CONTRACT_TESTS["tensorrt_llm_api"]),
         "the runtime contract tests pass",
     ]
     engine = open_engine(tmp_path / "fp16")
@@ -147,8 +149,10 @@ def test_a_build_that_fails_says_so(tmp_path):
 
 
 def test_the_contract_tests_run_in_a_process_of_their_own():
-    assert all(Path(path).is_file() for path in CONTRACT_TESTS.values())
-    quick = "tests/serve/native/test_slots.py"
+    for *files, keyword_flag, _ in CONTRACT_TESTS.values():
+        assert all(Path(path).is_file() for path in files)
+        assert keyword_flag == "-k"
+    quick = ["tests/serve/native/test_slots.py"]
     run_contract_tests(quick, ["-p", "no:cacheprovider"])
     with pytest.raises(DifferenceError, match="contract tests fail"):
         run_contract_tests(quick, ["-p", "no:cacheprovider", "-k", "no_such_test"])

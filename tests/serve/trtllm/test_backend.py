@@ -1,4 +1,4 @@
-"""Triton's layout for TensorRT-LLM: the rendered files, the link between the models, the whole."""
+"""Triton's layout for TensorRT-LLM: the rendered files, the calls between the models, the whole."""
 
 import dataclasses
 import shutil
@@ -21,20 +21,8 @@ from serve.triton.server import free_ports, running_server
 from serve.trtllm.backend import OUTPUTS, open_backend
 from serve.trtllm.executor import open_tensorrt_llm
 from tests.fake_trtllm.install import FACTS, HERE, make_config
-from tests.serve.trtllm.test_executor_contract import (  # noqa: F401 - fixtures
-    CONFIG,
-    checkpoint,
-    compiled,
-    engine,
-)
-from tests.serve.trtllm.test_runtime import (
-    DETECT,
-    PLAIN,
-    fake,  # noqa: F401 - a fixture
-    make_job,
-    run,
-)
-from tests.serve.trtllm.test_runtime import engine as small_engine  # noqa: F401 - a fixture
+from tests.fake_trtllm.jobs import DETECT, PLAIN, make_job, run
+from tests.runtimes import TRTLLM
 
 TYPES = {
     np.float16: model_config_pb2.TYPE_FP16,
@@ -46,7 +34,7 @@ TYPES = {
 
 
 @pytest.fixture
-def rendered(small_engine, tmp_path):  # noqa: F811
+def rendered(small_engine, tmp_path):
     """The model's config.pbtxt, parsed with Triton's own schema."""
     runtime = make_config(kv_cache_fraction=0.6, cross_kv_fraction=0.7).runtime
     tmp_path = tmp_path / "not made yet"
@@ -56,7 +44,7 @@ def rendered(small_engine, tmp_path):  # noqa: F811
     return text_format.Parse(text, model_config_pb2.ModelConfig())
 
 
-def test_the_decoding_model_is_configured_from_engine_and_toml(rendered, small_engine):  # noqa: F811
+def test_the_decoding_model_is_configured_from_engine_and_toml(rendered, small_engine):
     assert (rendered.name, rendered.backend) == (BACKEND_MODEL, "tensorrtllm")
     assert rendered.max_batch_size == 4
     assert not rendered.model_transaction_policy.decoupled
@@ -74,8 +62,8 @@ def test_the_decoding_model_is_configured_from_engine_and_toml(rendered, small_e
     assert "$" not in "".join(parameters.values())
 
 
-def test_a_native_engine_gets_no_second_model(engine, tmp_path):  # noqa: F811
-    assert write_backend_model(tmp_path, engine.path, make_config().runtime) == ""
+def test_a_native_engine_gets_no_second_model(native_engine, tmp_path):
+    assert write_backend_model(tmp_path, native_engine.path, make_config().runtime) == ""
     assert not list(tmp_path.iterdir())
 
 
@@ -96,7 +84,7 @@ def scripted(tokens, logprob=-1.5):
 
 
 @pytest.fixture
-def opened(small_engine):  # noqa: F811
+def opened(small_engine):
     runtimes = []
 
     def opened(infer, **trtllm):
@@ -178,7 +166,7 @@ def test_what_the_model_cannot_do_is_refused(opened):
 
 @pytest.mark.server
 def test_two_models_in_a_real_server_say_what_one_process_says(
-    compiled,  # noqa: F811
+    compiled,
     tmp_path,
     monkeypatch,
 ):
@@ -197,12 +185,12 @@ def test_two_models_in_a_real_server_say_what_one_process_says(
     monkeypatch.setattr(repository_module, "write_backend_model", with_stand_in)
     http, grpc, metrics = free_ports("127.0.0.1", 3)
     trtllm = dataclasses.replace(
-        CONFIG.runtime.tensorrt_llm, triton_backend=True, logits_processor=False
+        TRTLLM.runtime.tensorrt_llm, triton_backend=True, logits_processor=False
     )
     config = dataclasses.replace(
-        CONFIG,
+        TRTLLM,
         engine=str(only_text(compiled, tmp_path / "engine")),
-        runtime=dataclasses.replace(CONFIG.runtime, tensorrt_llm=trtllm),
+        runtime=dataclasses.replace(TRTLLM.runtime, tensorrt_llm=trtllm),
         transcriber=TranscriberConfig(max_tokens=8, temperatures=(0.0,)),
         server=ServerConfig(http_port=http, grpc_port=grpc, metrics_port=metrics),
     )
@@ -221,7 +209,7 @@ def test_two_models_in_a_real_server_say_what_one_process_says(
     assert any(transcript.text for transcript in found)
 
 
-def only_text(engine, target):  # noqa: F811
+def only_text(engine, target):
     """A copy of an engine that suppresses all but text, of which its random weights say little."""
     shutil.copytree(engine.path, target)
     facts, n_vocab = engine.manifest.tokenizer, engine.manifest.dims.n_vocab

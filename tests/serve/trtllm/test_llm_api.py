@@ -23,12 +23,7 @@ from serve.transcriber.plan import Plan, plan_request
 from serve.trtllm import llm_api as trtllm_api
 from tests.fake_trtllm.install import copy_engine, install_api
 from tests.fakes import FakeRuntime, Play
-from tests.serve.runtime.test_contract import facts, run  # noqa: F401 - a fixture
-from tests.serve.trtllm.test_llm_api_contract import (  # noqa: F401 - fixtures
-    CONFIG,
-    checkpoint,
-    job,
-)
+from tests.runtimes import TRTLLM, run, samples_job
 
 
 @pytest.fixture(scope="module")
@@ -39,16 +34,26 @@ def fake():
 
 
 @pytest.fixture(scope="module")
-def engine(fake, checkpoint, tmp_path_factory):  # noqa: F811
+def engine(fake, checkpoint, tmp_path_factory):
     target = tmp_path_factory.mktemp("api") / "engine"
     return copy_engine(checkpoint, target)
+
+
+@pytest.fixture
+def facts(engine):
+    return engine.manifest.tokenizer
+
+
+@pytest.fixture
+def job(engine):
+    return samples_job(engine)
 
 
 def settings(**changes):
     """Runtime settings; those of `TrtllmConfig` by their names too."""
     own = {f.name for f in dataclasses.fields(TrtllmConfig)} & changes.keys()
     trtllm = TrtllmConfig(**{name: changes.pop(name) for name in own})
-    return dataclasses.replace(CONFIG.runtime, tensorrt_llm=trtllm, **changes)
+    return dataclasses.replace(TRTLLM.runtime, tensorrt_llm=trtllm, **changes)
 
 
 @pytest.fixture
@@ -81,9 +86,9 @@ class TestRequests:
         assert llm.dtype is torch.float16
         args = llm.args
         assert (args.backend, args.attn_backend) == ("pytorch", "TRTLLM")
-        assert (args.max_batch_size, args.max_beam_width) == (CONFIG.runtime.slots, 1)
+        assert (args.max_batch_size, args.max_beam_width) == (TRTLLM.runtime.slots, 1)
         assert args.max_input_len >= 1500
-        assert args.max_num_tokens == 1500 * (CONFIG.runtime.encoder_batch + 1)
+        assert args.max_num_tokens == 1500 * (TRTLLM.runtime.encoder_batch + 1)
         assert args.cuda_graph_config is None
         assert args.scheduler_config.use_python_scheduler
         cache = args.kv_cache_config
@@ -92,10 +97,10 @@ class TestRequests:
 
     def test_graphs_cover_every_sequence(self, opened):
         _, llm = opened(cuda_graph=True, beam_width=2)
-        assert llm.args.cuda_graph_config.max_batch_size == 2 * CONFIG.runtime.slots
+        assert llm.args.cuda_graph_config.max_batch_size == 2 * TRTLLM.runtime.slots
         assert llm.args.cuda_graph_config.enable_padding
 
-    def test_requests_carry_what_whisper_needs(self, opened, job, facts):  # noqa: F811
+    def test_requests_carry_what_whisper_needs(self, opened, job, facts):
         runtime, llm = opened()
         made = job(1, language="es", max_tokens=7)
         run(runtime, [made])
@@ -108,20 +113,20 @@ class TestRequests:
         assert (params.temperature, params.use_beam_search) == (0.0, False)
         assert params.greedy
 
-    def test_sampling_asks_for_the_whole_distribution(self, opened, job):  # noqa: F811
+    def test_sampling_asks_for_the_whole_distribution(self, opened, job):
         runtime, llm = opened()
         run(runtime, [job(1, temperature=0.4, seed=17)])
         ((_, params),) = llm.requests
         assert (params.temperature, params.top_p, params.seed) == (0.4, 1.0, 17)
         assert not params.greedy
 
-    def test_windows_in_flight_stay_within_the_slots(self, opened, job):  # noqa: F811
+    def test_windows_in_flight_stay_within_the_slots(self, opened, job):
         runtime, llm = opened()
         run(runtime, [job(id, max_tokens=4) for id in range(9)])
-        assert llm.most_active == CONFIG.runtime.slots
-        assert max(llm.encoded_together) <= CONFIG.runtime.encoder_batch + 1
+        assert llm.most_active == TRTLLM.runtime.slots
+        assert max(llm.encoded_together) <= TRTLLM.runtime.encoder_batch + 1
 
-    def test_tokens_stream_one_by_one(self, opened, job):  # noqa: F811
+    def test_tokens_stream_one_by_one(self, opened, job):
         runtime, _ = opened()
         runtime.submit(job(1))
         events = []
@@ -130,7 +135,7 @@ class TestRequests:
         assert len(events) > 3
         assert all(len(event.tokens) == 1 for event in events[:-1])
 
-    def test_beams_neither_stream_nor_sample(self, opened, engine, job):  # noqa: F811
+    def test_beams_neither_stream_nor_sample(self, opened, engine, job):
         runtime, llm = opened(beam_width=2)
         able = runtime.capabilities
         assert (able.beam_width, able.streaming, able.sampling) == (2, False, False)
@@ -145,7 +150,7 @@ class TestRequests:
         with pytest.raises(ConfigError, match=r"tensorrt_llm_api cannot sample; expected \[0\.0\]"):
             Transcriber(engine, runtime, TranscriberConfig())
 
-    def test_cancelled_jobs_are_aborted_in_the_library(self, opened, job):  # noqa: F811
+    def test_cancelled_jobs_are_aborted_in_the_library(self, opened, job):
         runtime, llm = opened()
         for id in range(5):
             runtime.submit(job(id, max_tokens=400))
@@ -164,7 +169,7 @@ class TestRequests:
 
 
 class TestRefusals:
-    def test_the_runtime_refuses_what_the_api_cannot(self, opened, job):  # noqa: F811
+    def test_the_runtime_refuses_what_the_api_cannot(self, opened, job):
         runtime, llm = opened()
         plain = job(1)
         refusals = {
@@ -225,13 +230,13 @@ class TestRefusals:
         assert runtime.jobs[0].features.dtype is torch.float32
 
 
-def with_features(job, features):  # noqa: F811
+def with_features(job, features):
     return dataclasses.replace(job, features=features)
 
 
 class TestFailures:
     @pytest.mark.parametrize("kind", ["RequestError", "ValueError"])
-    def test_a_refused_window_ends_alone(self, opened, fake, job, monkeypatch, kind):  # noqa: F811
+    def test_a_refused_window_ends_alone(self, opened, fake, job, monkeypatch, kind):
         runtime, llm = opened()
         honest = llm.generate_async
         error = {"RequestError": fake.RequestError, "ValueError": ValueError}[kind]
@@ -253,7 +258,7 @@ class TestFailures:
         assert (answer.finished, answer.tokens) == ("error", (6,))
         assert "unexpected end 'timeout'" in answer.error
 
-    def test_a_dead_library_is_a_device_error(self, opened, job):  # noqa: F811
+    def test_a_dead_library_is_a_device_error(self, opened, job):
         runtime, llm = opened()
         llm.broken = "CUDA error: an illegal memory access was encountered"
         runtime.submit(job(1))
@@ -263,7 +268,7 @@ class TestFailures:
         with pytest.raises(DeviceError, match="illegal memory access"):
             runtime.submit(job(2))
 
-    def test_a_library_that_takes_no_requests_is_a_device_error(self, opened, job):  # noqa: F811
+    def test_a_library_that_takes_no_requests_is_a_device_error(self, opened, job):
         runtime, llm = opened()
         llm.shutdown()
         runtime.submit(job(1))
@@ -279,7 +284,7 @@ class TestFailures:
         with pytest.raises(UnavailableError, match=r"cannot run the checkpoint in .*out of memory"):
             open_runtime(engine, settings())
 
-    def test_polls_wait_no_longer_than_asked(self, opened, job, monkeypatch):  # noqa: F811
+    def test_polls_wait_no_longer_than_asked(self, opened, job, monkeypatch):
         runtime, llm = opened()
         monkeypatch.setattr(llm, "_step", lambda *_: None)  # never says anything
         runtime.submit(job(1))
@@ -297,7 +302,7 @@ class TestFailures:
         assert "did not shut down within 0.1 s" in caplog.text
         wake.set()
 
-    def test_closing_ends_the_thread(self, opened, job):  # noqa: F811
+    def test_closing_ends_the_thread(self, opened, job):
         runtime, llm = opened()
         runtime.submit(job(1, max_tokens=400))
         runtime.poll(0.05)

@@ -7,40 +7,24 @@ import math
 import pytest
 import torch
 
-from serve.engine import DETECT_LANGUAGE, MANIFEST_FILE, manifest_to_json, open_engine
+from serve.engine import MANIFEST_FILE, manifest_to_json, open_engine
 from serve.errors import ConfigError, DeviceError, EarshotError, EngineError, OptionError
 from serve.errors import UnavailableError as Unavailable
-from serve.runtime.protocol import DecodingOptions, Job
 from serve.runtime.table import open_runtime
 from serve.trtllm.executor import RulesCallback
 from serve.trtllm.runtime import ExecutorRequest
-from tests.fake_trtllm.install import (
-    DIMS,
-    FACTS,
-    compile_engine,
-    install,
-    make_checkpoint,
-    make_config,
-)
-
-EN = FACTS.languages["en"]
-TIMED = (FACTS.sot, EN, FACTS.transcribe)
-PLAIN = (*TIMED, FACTS.no_timestamps)
-DETECT = (FACTS.sot, DETECT_LANGUAGE, FACTS.transcribe)
+from tests.fake_trtllm.install import DIMS, FACTS, make_config
+from tests.fake_trtllm.jobs import DETECT, PLAIN, TIMED, make_job, run
 
 
 @pytest.fixture(scope="module")
-def fake(tmp_path_factory):
-    """The stand-in's executor module, with everything installed."""
-    with pytest.MonkeyPatch.context() as patch:
-        yield install(patch, tmp_path_factory.mktemp("fake"))
+def fake(fake_executor):
+    return fake_executor
 
 
 @pytest.fixture(scope="module")
-def engine(fake, tmp_path_factory):
-    """A small engine with random weights."""
-    target = tmp_path_factory.mktemp("engines") / "small"
-    return compile_engine(make_checkpoint(), make_config(), "fp16", target)
+def engine(small_engine):
+    return small_engine
 
 
 @pytest.fixture
@@ -55,27 +39,6 @@ def opened(engine, fake):
     yield opened
     for runtime in runtimes:
         runtime.close()
-
-
-def make_job(id=1, prompt=TIMED, **options):
-    features = torch.randn(80, 3000, generator=torch.Generator().manual_seed(id))
-    options = {"max_tokens": 12, "timestamps": prompt[-1] != FACTS.no_timestamps, **options}
-    return Job(id, features, prompt, DecodingOptions(**options))
-
-
-def run(runtime, *jobs):
-    """What became of each job: (tokens, last event), by id."""
-    for job in jobs:
-        runtime.submit(job)
-    tokens, last = {job.id: () for job in jobs}, {}
-    for _ in range(1000):
-        for event in runtime.poll(0.01):
-            tokens[event.job_id] += event.tokens
-            if event.finished:
-                last[event.job_id] = event
-        if len(last) == len(jobs):
-            return {id: (tokens[id], last[id]) for id in tokens}
-    raise AssertionError(f"only {sorted(last)} of {sorted(tokens)} ended")
 
 
 def test_the_stand_in_refuses_misspelt_and_mistyped_arguments(fake):

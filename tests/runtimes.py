@@ -1,0 +1,230 @@
+"""Every runtime that tests run against, with an engine, a way to open it, and jobs that it takes.
+
+A `Subject` is one of them. TensorRT-LLM is the stand-in's, or, where the library and a GPU are, the
+real one.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from serve.config import Config, RuntimeConfig
+from serve.engine import Engine, open_engine
+from serve.errors import UnavailableError
+from serve.runtime.protocol import DecodingOptions, Job, Runtime
+from serve.runtime.table import open_runtime
+from serve.speech.features import N_FRAMES, SAMPLE_RATE, WINDOW_SAMPLES
+from serve.speech.tokenizer import Tokenizer
+from serve.trtllm.limits import api_version, find_gpu, library_version
+from tests.fake_trtllm.install import (
+    compile_engine,
+    copy_engine,
+    install,
+    install_api,
+    write_checkpoint_with_processor,
+)
+from tests.fakes import CAPABILITIES, FakeRuntime, Play
+
+SLOTS = 3
+MOST_POLLS = 20_000  # far more than any test needs; a runtime that never ends must not hang them
+TRTLLM = Config(runtime=RuntimeConfig(device="cuda", slots=SLOTS, encoder_batch=2))
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A runtime under test."""
+
+    engine: Engine
+    open: Callable[[], Runtime]
+    job: Callable[..., Job]  # (id, key=, language=, timestamps=, prompt=, **decoding options)
+    counts_steps: bool = True
+
+
+@contextlib.contextmanager
+def fake(folders, nano_engine) -> Iterator[Subject]:
+    """Says tokens that depend on the features, and on the seed where it samples."""
+    engine = open_engine(nano_engine)
+    facts = engine.manifest.tokenizer
+
+    def script(job):
+        key = float(job.features.double().sum())
+        dice = random.Random(f"{key} {job.options.seed if job.options.temperature else ''}")
+        count = dice.randrange(5, 60)
+        tokens = tuple(dice.randrange(facts.eot) for _ in range(count))
+        language = dice.choice(list(facts.languages.values()))
+        return Play(tokens, delay=dice.randrange(3), language=language, language_prob=dice.random())
+
+    capabilities = dataclasses.replace(CAPABILITIES, max_windows=SLOTS)
+    n_text_ctx = engine.manifest.dims.n_text_ctx
+    yield Subject(engine, lambda: FakeRuntime(script, capabilities, n_text_ctx), mel_job(engine))
+
+
+def native(**settings):
+    """The native runtime, with settings of `RuntimeConfig`."""
+    config = RuntimeConfig(**{"slots": SLOTS, "encoder_batch": 2, "threads": 1, **settings})
+
+    @contextlib.contextmanager
+    def subject(folders, nano_engine):
+        engine = open_engine(nano_engine)
+        yield Subject(engine, lambda: open_runtime(engine, config), mel_job(engine))
+
+    return subject
+
+
+@contextlib.contextmanager
+def executor(folders, nano_engine):
+    """TensorRT-LLM 1.2's executor, on the nano checkpoint compiled for it."""
+    with executor_engine(nano_checkpoint(folders), folders.mktemp("compiled")) as engine:
+        yield Subject(engine, lambda: open_runtime(engine, TRTLLM.runtime), mel_job(engine))
+
+
+@contextlib.contextmanager
+def api(folders, nano_engine):
+    """TensorRT-LLM 1.3's LLM API, which takes samples, on the nano checkpoint."""
+    with api_engine(nano_checkpoint(folders), folders.mktemp("api")) as engine:
+        yield Subject(
+            engine,
+            lambda: open_runtime(engine, TRTLLM.runtime),
+            samples_job(engine),
+            counts_steps=False,
+        )
+
+
+SUBJECTS = [
+    pytest.param(fake, id="fake"),
+    pytest.param(native(), id="native-cpu"),
+    # One window per encoder batch: the library's products may sum several in another order.
+    pytest.param(native(device="cuda", encoder_batch=1), id="native-gpu", marks=pytest.mark.gpu),
+    pytest.param(
+        native(device="cuda", encoder_batch=1, cuda_graph=True),
+        id="native-gpu-graphs",
+        marks=pytest.mark.gpu,
+    ),
+    pytest.param(executor, id="executor"),
+    pytest.param(api, id="llm_api"),
+]
+
+
+def nano_checkpoint(folders):
+    """A small checkpoint with random weights, and what the LLM API reads beside it."""
+    return write_checkpoint_with_processor(folders.mktemp("nano") / "checkpoint")
+
+
+def is_real(version):
+    """Whether the library of this `version` and its GPU are here."""
+    try:
+        return bool(version() and find_gpu("cuda"))
+    except UnavailableError:
+        return False
+
+
+@contextlib.contextmanager
+def executor_engine(checkpoint, folder):
+    """A checkpoint compiled for the executor; the stand-in is installed meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not is_real(library_version):
+            install(patch, folder)
+        yield compile_engine(checkpoint, TRTLLM, "fp16", folder / "engine")
+
+
+@contextlib.contextmanager
+def api_engine(checkpoint, folder):
+    """A checkpoint as an engine for the LLM API; the stand-in is installed meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not is_real(api_version):
+            install_api(patch)
+        yield copy_engine(checkpoint, folder / "engine")
+
+
+def mel_job(engine):
+    """A maker of jobs of log-mel; equal keys have equal features."""
+    tokenizer = Tokenizer.open(engine)
+
+    def job(id, key=None, language="en", timestamps=True, prompt="", **options):
+        generator = torch.Generator().manual_seed(id if key is None else key)
+        features = torch.randn(engine.manifest.dims.n_mels, N_FRAMES, generator=generator)
+        ids = tokenizer.prompt_ids(language, "transcribe", timestamps, prompt)
+        options = {"max_tokens": 12, **options}
+        return Job(id, features, ids, DecodingOptions(timestamps=timestamps, **options))
+
+    return job
+
+
+def samples_job(engine):
+    """A maker of jobs of samples; equal keys have equal samples."""
+    tokenizer = Tokenizer.open(engine)
+
+    def job(id, key=None, language="en", timestamps=False, prompt="", **options):
+        generator = torch.Generator().manual_seed(id if key is None else key)
+        pitch_hz, loudness = 100 + 4000 * torch.rand(3, 1, generator=generator), 0.1
+        length = int(torch.randint(SAMPLE_RATE, WINDOW_SAMPLES + 1, (), generator=generator))
+        tones = (2 * torch.pi * pitch_hz * torch.arange(length) / SAMPLE_RATE).sin().sum(dim=0)
+        samples = loudness * tones + 0.01 * torch.randn(length, generator=generator)
+        ids = tokenizer.prompt_ids(language, "transcribe", timestamps, prompt)
+        options = {"max_tokens": 12, **options}
+        return Job(id, samples, ids, DecodingOptions(timestamps=timestamps, **options))
+
+    return job
+
+
+@dataclasses.dataclass
+class Ended:
+    """What became of one job."""
+
+    tokens: tuple[int, ...] = ()
+    last: object = None
+
+    @property
+    def result(self):
+        return self.tokens, self.last.finished, self.last.scores.language
+
+
+def collect(runtime, ended, ids):
+    """Poll until each of the jobs has ended; the rules of `Event` are checked on the way."""
+    for _ in range(MOST_POLLS):
+        if all(ended[id].last for id in ids):
+            return
+        for event in runtime.poll(0.01):
+            entry = ended[event.job_id]
+            assert entry.last is None, f"{event} after {entry.last}"
+            entry.tokens += event.tokens
+            if event.finished:
+                entry.last = event
+                has_scores = event.finished in ("eot", "length")
+                assert (event.scores is not None) == has_scores
+                assert (event.error is not None) == (event.finished == "error")
+            else:
+                assert runtime.capabilities.streaming
+                assert event.tokens
+    raise AssertionError(f"unfinished after {MOST_POLLS} polls: {ended}")
+
+
+def run(runtime, jobs):
+    """Submit jobs together; returns what became of each, by id."""
+    ended = collections.defaultdict(Ended)
+    for job in jobs:
+        runtime.submit(job)
+    collect(runtime, ended, [job.id for job in jobs])
+    assert runtime.gauges().busy_slots == 0
+    assert runtime.gauges().queued == 0
+    assert set(ended) == {job.id for job in jobs}
+    return ended
+
+
+@contextlib.contextmanager
+def opener(open_one):
+    """Gives a function that opens fresh runtimes; all are closed at the end."""
+    opened = []
+
+    def open_another():
+        opened.append(open_one())
+        return opened[-1]
+
+    yield open_another
+    for runtime in opened:
+        runtime.close()

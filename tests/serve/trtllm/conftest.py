@@ -1,0 +1,40 @@
+"""What tests of TensorRT-LLM share: a small checkpoint, and engines made of it."""
+
+import pytest
+
+from tests.checkpoints import write_engine
+from tests.fake_trtllm.install import compile_engine, install, make_checkpoint, make_config
+from tests.runtimes import executor_engine, nano_checkpoint
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A small checkpoint with random weights."""
+    return nano_checkpoint(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def native_engine(checkpoint, tmp_path_factory):
+    """It as a native engine; FP16, since TensorRT-LLM rounds INT8 in its own way."""
+    return write_engine(checkpoint, tmp_path_factory.mktemp("native") / "engine", "fp16")
+
+
+@pytest.fixture(scope="module")
+def compiled(checkpoint, tmp_path_factory):
+    """It as an engine of TensorRT-LLM."""
+    with executor_engine(checkpoint, tmp_path_factory.mktemp("compiled")) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def fake_executor(tmp_path_factory):
+    """The stand-in's executor module, with everything installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield install(patch, tmp_path_factory.mktemp("fake"))
+
+
+@pytest.fixture(scope="module")
+def small_engine(fake_executor, tmp_path_factory):
+    """An engine that is smaller still, without a tokenizer that can be read."""
+    target = tmp_path_factory.mktemp("engines") / "small"
+    return compile_engine(make_checkpoint(), make_config(), "fp16", target)

@@ -1,0 +1,55 @@
+"""The executor says what the native runtime says, and serves behind the same transcriber.
+
+On the stand-in; or, where TensorRT-LLM 1.2 and a GPU are, on the real library.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+
+from serve.config import RuntimeConfig, TranscriberConfig
+from serve.messages import Request
+from serve.native.runtime import NativeRuntime
+from serve.runtime.table import open_runtime
+from serve.speech.features import SAMPLE_RATE
+from serve.speech.languages import LANGUAGE_NAMES
+from serve.transcriber.open import open_transcriber
+from tests.runtimes import SLOTS, TRTLLM, mel_job, opener, run
+
+
+@pytest.fixture
+def runtime(compiled):
+    with opener(lambda: open_runtime(compiled, TRTLLM.runtime)) as opened:
+        yield opened()
+
+
+def test_it_says_what_the_native_runtime_says(runtime, native_engine):
+    """Same weights, same rules, another way: equal tokens, languages and log-probabilities."""
+    native = NativeRuntime(native_engine, RuntimeConfig(slots=SLOTS, threads=1))
+    job = mel_job(native_engine)
+    jobs = [
+        job(id, language=None if id % 2 else "es", timestamps=id < 4, max_tokens=20)
+        for id in range(6)
+    ]
+    ours, theirs = run(runtime, jobs), run(native, jobs)
+    native.close()
+    for each in jobs:
+        assert ours[each.id].result == theirs[each.id].result
+        found, expected = (ended[each.id].last.scores.avg_logprob for ended in (ours, theirs))
+        torch.testing.assert_close(found, expected, atol=2e-2, rtol=1e-2)
+
+
+def test_audio_becomes_text_through_the_whole_path(compiled):
+    """Manifest to runtime to transcriber: the same call as for a native engine."""
+    config = dataclasses.replace(
+        TRTLLM,
+        engine=str(compiled.path),
+        transcriber=TranscriberConfig(max_tokens=8, temperatures=(0.0, 0.5)),
+    )
+    samples = torch.randn(40 * SAMPLE_RATE, generator=torch.Generator().manual_seed(0)) * 0.1
+    with open_transcriber(config) as transcriber:
+        transcript = transcriber.transcribe(Request(samples.numpy(), sample_rate=SAMPLE_RATE))
+    assert transcript.duration == 40.0
+    assert transcript.language in LANGUAGE_NAMES
+    assert transcriber.stats().windows >= 3

@@ -1,0 +1,81 @@
+"""The LLM API says what the native runtime says, and serves behind the same transcriber.
+
+On the stand-in; or, where TensorRT-LLM 1.3 or later and a GPU are, on the real library.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+
+from serve.config import RuntimeConfig, TranscriberConfig
+from serve.engine import mel_filters
+from serve.messages import Request
+from serve.native.runtime import NativeRuntime
+from serve.runtime.table import open_runtime
+from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES, log_mel
+from serve.transcriber.open import open_transcriber
+from tests.checkpoints import NANO
+from tests.runtimes import SLOTS, TRTLLM, api_engine, opener, run, samples_job
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint, tmp_path_factory):
+    """The checkpoint as an engine for the LLM API."""
+    with api_engine(checkpoint, tmp_path_factory.mktemp("api")) as engine:
+        yield engine
+
+
+@pytest.fixture
+def runtime(engine):
+    with opener(lambda: open_runtime(engine, TRTLLM.runtime)) as opened:
+        yield opened()
+
+
+def test_it_says_what_the_native_runtime_says(runtime, engine, native_engine):
+    """Samples to tokens: log-mel, network and suppression by the library and by us are the same."""
+    native, job = (
+        NativeRuntime(native_engine, RuntimeConfig(slots=SLOTS, threads=1)),
+        samples_job(engine),
+    )
+    jobs = [job(id, language="es" if id % 2 else "en", max_tokens=20) for id in range(6)]
+    ours = run(runtime, jobs)
+    theirs = run(native, [dataclasses.replace(each, features=mel(each.features)) for each in jobs])
+    native.close()
+    assert len({entry.tokens for entry in theirs.values()}) > 3, "the jobs all say the same"
+    for each in jobs:
+        assert ours[each.id].result == theirs[each.id].result
+        found, expected = (e[each.id].last.scores.avg_logprob for e in (ours, theirs))
+        torch.testing.assert_close(found, expected, atol=2e-2, rtol=1e-2)
+
+
+def test_the_end_of_text_counts_as_a_token(runtime, engine):
+    job = samples_job(engine)
+    ended = run(runtime, [job(id) for id in range(5)])
+    sampled = sum(len(entry.tokens) for entry in ended.values())
+    ends = sum(entry.last.finished == "eot" for entry in ended.values())
+    assert runtime.gauges().tokens == sampled + ends
+
+
+def mel(samples):
+    padded = torch.zeros(1, WINDOW_SAMPLES)
+    padded[0, : len(samples)] = samples
+    return log_mel(padded, mel_filters(NANO.n_mels))[0]
+
+
+def test_audio_becomes_text_through_the_whole_path(engine):
+    """Manifest to runtime to transcriber: the same call as for a native engine."""
+    config = dataclasses.replace(
+        TRTLLM,
+        engine=str(engine.path),
+        transcriber=TranscriberConfig(max_tokens=8, temperatures=(0.0, 0.5)),
+    )
+    samples = torch.randn(40 * SAMPLE_RATE, generator=torch.Generator().manual_seed(0)) * 0.1
+    request = Request(samples.numpy(), sample_rate=SAMPLE_RATE, language="es", timestamps=False)
+    with open_transcriber(config) as transcriber:
+        first, second = transcriber.transcribe(request), transcriber.transcribe(request)
+        assert transcriber.healthy
+        assert transcriber.stats().windows >= 5
+    assert (first.duration, first.language) == (40.0, "es")
+    assert first.segments
+    assert first.segments == second.segments
