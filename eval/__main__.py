@@ -194,7 +194,8 @@ def _compare(options: argparse.Namespace) -> int:
 def _bench(options: argparse.Namespace) -> int:
     # torch stays out of the memory that `run` measures
     from eval.bench import run as bench  # noqa: PLC0415
-    from eval.bench.engine import random_engine  # noqa: PLC0415
+    from eval.random_whisper.engine import random_engine  # noqa: PLC0415
+    from eval.random_whisper.shapes import published_shape  # noqa: PLC0415
 
     if options.random_weights:
         _tell("--random-weights is not needed any more: the bench always makes its weights up")
@@ -203,7 +204,7 @@ def _bench(options: argparse.Namespace) -> int:
     flags = ("workloads", "slots", "seconds", "requests", "ablate", "through_triton")
     plan = Plan(**{flag: getattr(options, flag) for flag in flags}, peers=peers)
     bench.check(config, plan)
-    engine = random_engine(config)
+    engine = random_engine(published_shape(config.build.checkpoint), config.build.precision)
     record = bench.Record(config, plan, options.json)
     try:
         for measurement in bench.measurements(engine, config, plan, _tell):

@@ -48,9 +48,17 @@ RULES = {
     "eval.files": ("serve.codec", "serve.files"),
     "eval.machine": (),
     "eval.processes": ("serve.errors",),
+    "eval.random_whisper": ("serve.config", "serve.engine", "serve.errors", "serve.speech"),
     "eval.config": ("serve.config", "build.config"),
     "eval.accuracy": ("serve", "eval.config", "eval.files", "eval.machine", "eval.processes"),
-    "eval.bench": ("serve", "eval.config", "eval.files", "eval.machine", "eval.processes"),
+    "eval.bench": (
+        "serve",
+        "eval.config",
+        "eval.files",
+        "eval.machine",
+        "eval.processes",
+        "eval.random_whisper",
+    ),
     "eval": ("serve", "build.config"),
 }
 # Packages that an interpreter without them must never be asked for, and who may.

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from eval.bench.ablate import run_ablation
-from eval.bench.engine import RandomEngine, write_engine
 from eval.bench.floor import measure_ceilings
 from eval.bench.peers.run import PEERS, check_peers, measure_peer
 from eval.bench.plan import Plan, Progress, check_workloads
@@ -20,6 +19,7 @@ from eval.bench.table import OURS, Measurement, heading, refused, render, to_jso
 from eval.bench.workloads import measure_start, release_memory, run_workloads, system_name
 from eval.config import Config
 from eval.files import write_text
+from eval.random_whisper.engine import RandomEngine, write_engine
 from serve.errors import ConfigError, UnavailableError
 
 SERVER_PACKAGES = ("pytriton", "soundfile", "tritonclient")  # beyond what the runtime needs
@@ -84,8 +84,8 @@ def measurements(
     for name in plan.peers:
         progress(f"peer {name}")
         release_memory(config.runtime.device)
-        dims, device = engine.manifest.dims, config.runtime.device
-        yield from measure_peer(name, dims, device, plan.seconds, progress)
+        device = config.runtime.device
+        yield from measure_peer(name, engine.shape, device, plan.seconds, progress)
 
 
 def _in_process(

@@ -15,9 +15,8 @@ from serve.engine import tensor_kinds
 from tests.checkpoints import (
     NANO,
     PUBLISHED,
-    dims_of,
     edit_json,
-    hf_tensors,
+    hugging_face_tensors,
     openai_name,
     random_weights,
     refusal,
@@ -41,8 +40,8 @@ def save(folder):
 def test_names_and_shapes_of_every_published_size(size):
     """Against transformers' own network of the full depth, and OpenAI's names for it."""
     shape = PUBLISHED[size]
-    theirs = {name: tuple(tensor.shape) for name, tensor in hf_tensors(shape).items()}
-    ours = {name: tensor_shape for name, tensor_shape, _ in tensor_kinds(dims_of(shape))}
+    theirs = {name: tuple(tensor.shape) for name, tensor in hugging_face_tensors(shape).items()}
+    ours = {name: tensor_shape for name, tensor_shape, _ in tensor_kinds(shape.dims)}
     assert {foreign_name(name, "hf"): s for name, s in ours.items()} == theirs
     for name in ours:
         assert foreign_name(name, "openai") == openai_name(foreign_name(name, "hf"))
@@ -57,7 +56,7 @@ def test_both_formats_open_the_same(size, tmp_path):
     hf = open_checkpoint(str(folder))
     openai = open_checkpoint(str(write_openai(tmp_path / "a.pt", shape, stored)), str(folder))
 
-    assert hf.dims == openai.dims == dims_of(shape)
+    assert hf.dims == openai.dims == shape.dims
     assert hf.facts == openai.facts
     assert hf.tokenizer_json == openai.tokenizer_json == (folder / "tokenizer.json").read_bytes()
     assert hf.notes == openai.notes == ()

@@ -12,7 +12,6 @@ from build.facts import read_tokenizer_files, tokenizer_facts
 from tests.checkpoints import (
     NANO,
     PUBLISHED,
-    dims_of,
     edit_json,
     refusal,
     special_ids,
@@ -27,7 +26,7 @@ TOKENS = "model.decoder.embed_tokens.weight"
 def test_facts_of_every_published_vocabulary(size, tmp_path):
     shape = PUBLISHED[size]
     write_tokenizer(tmp_path, shape)
-    facts, notes = tokenizer_facts(read_tokenizer_files(tmp_path), dims_of(shape), True)
+    facts, notes = tokenizer_facts(read_tokenizer_files(tmp_path), shape.dims, True)
     english = size.endswith(".en")
     n_vocab, begin, no_speech = 51_864, 50_363, 50_361
     if not english:
@@ -150,7 +149,7 @@ def test_openai_vocabularies_tell_whether_they_are_multilingual(tmp_path, size, 
     shape = PUBLISHED[size]
     write_tokenizer(tmp_path, shape)
     (tmp_path / "generation_config.json").unlink()
-    facts, notes = tokenizer_facts(read_tokenizer_files(tmp_path), dims_of(shape), True)
+    facts, notes = tokenizer_facts(read_tokenizer_files(tmp_path), shape.dims, True)
     assert facts.multilingual == multilingual
     assert len(notes) == 4
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from eval.bench.peers.checkpoint import END, prompt_ids, special_ids, write_checkpoint
+from eval.bench.peers.checkpoint import write_peer_checkpoint
 from eval.bench.peers.forced import Decode, batched, latency
 from eval.bench.plan import Progress
 from eval.bench.table import Measurement
-from serve.engine import Dims
+from eval.random_whisper.shapes import END, Shape, prompt_ids, special_ids
 
 BATCH = 64
 COMPUTE_TYPES = {"cuda": ("float16", "int8_float16"), "cpu": ("float32", "int8")}
@@ -23,7 +23,7 @@ NOTE = "log-mel at hand on the device, not timed"
 
 
 def measure_ctranslate2(
-    dims: Dims, device: str, seconds: float, progress: Progress, batch: int = BATCH
+    shape: Shape, device: str, seconds: float, progress: Progress, batch: int = BATCH
 ) -> Iterator[Measurement]:
     """For each compute type: one request, then throughput in batches."""
     import ctranslate2  # noqa: PLC0415 - only a peer
@@ -32,7 +32,7 @@ def measure_ctranslate2(
     with tempfile.TemporaryDirectory(prefix="earshot-ctranslate2-") as folder:
         source, converted = Path(folder) / "checkpoint", Path(folder) / "converted"
         progress(f"CTranslate2 {ctranslate2.__version__}: converting random weights")
-        write_checkpoint(source, dims)
+        write_peer_checkpoint(source, shape)
         converter = TransformersConverter(str(source), load_as_float16=True)
         converter.convert(str(converted), quantization="float16")
         kind, _, index = device.partition(":")
@@ -42,18 +42,18 @@ def measure_ctranslate2(
             )
             system = f"CTranslate2 {compute_type}"
             progress(system)
-            decode = _decoder(model, dims, device, batch)
+            decode = _decoder(model, shape, device, batch)
             yield latency(system, decode, NOTE)
             yield batched(system, decode, batch, seconds, NOTE)
             del model, decode  # frees its memory before the next is loaded
 
 
-def _decoder(model: Any, dims: Dims, device: str, batch: int) -> Decode:
+def _decoder(model: Any, shape: Shape, device: str, batch: int) -> Decode:
     """Greedy decoding of at most `batch` windows of noise, all to the same length."""
     import ctranslate2  # noqa: PLC0415 - only a peer
 
-    prompt, end = prompt_ids(dims.n_vocab), special_ids(dims.n_vocab)[END]
-    noise: Any = np.random.default_rng(0).standard_normal((batch, dims.n_mels, 3000), np.float32)
+    prompt, end = prompt_ids(shape), special_ids(shape)[END]
+    noise: Any = np.random.default_rng(0).standard_normal((batch, shape.n_mels, 3000), np.float32)
     if device != "cpu":  # CTranslate2 takes tensors of the GPU, and arrays of the host
         noise = torch.from_numpy(noise).to(device)
         torch.cuda.synchronize(device)  # it computes on a stream of its own

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
-from eval.bench.peers.checkpoint import hugging_face_config, prompt_ids
 from eval.bench.peers.forced import batched, latency
 from eval.bench.plan import Progress
 from eval.bench.table import Measurement
-from serve.engine import Dims
+from eval.random_whisper.checkpoint import hugging_face_config
+from eval.random_whisper.shapes import Shape, prompt_ids
 
 BATCHES = (32, 64)
 SYSTEM = "Hugging Face generate, fp16"
@@ -17,18 +17,18 @@ NOTE = "log-mel at hand on the device, not timed"
 
 
 def measure_hugging_face(
-    dims: Dims, device: str, seconds: float, progress: Progress, sizes: Sequence[int] = BATCHES
+    shape: Shape, device: str, seconds: float, progress: Progress, sizes: Sequence[int] = BATCHES
 ) -> Iterator[Measurement]:
     """One request, then throughput with each batch size."""
     import transformers  # noqa: PLC0415 - heavy, and only a peer
 
     with torch.device(device):
-        model: Any = transformers.WhisperForConditionalGeneration(hugging_face_config(dims))
+        model: Any = transformers.WhisperForConditionalGeneration(hugging_face_config(shape))
     model = model.half().eval()
     progress(f"transformers {transformers.__version__}: WhisperForConditionalGeneration.generate")
     windows = max(sizes)
-    features = torch.randn(windows, dims.n_mels, 3000, device=device).half()
-    prompt = torch.tensor([prompt_ids(dims.n_vocab)] * windows, device=device)
+    features = torch.randn(windows, shape.n_mels, 3000, device=device).half()
+    prompt = torch.tensor([prompt_ids(shape)] * windows, device=device)
 
     @torch.inference_mode()
     def decode(lengths: Sequence[int]) -> list[int]:

@@ -14,14 +14,14 @@ from eval.bench.peers.vllm import measure_vllm
 from eval.bench.plan import Progress
 from eval.bench.table import Measurement, refused
 from eval.processes import ChildProcess, Send
-from serve.engine import Dims
+from eval.random_whisper.shapes import Shape
 from serve.errors import EarshotError, UnavailableError
 
 START_S = 900.0  # to convert weights, load and compile
 SUSTAINED = 10  # a figure is told after at most so many times as long as it is sustained
 LOG_LINES = 20  # told of a child that failed
 
-Run = Callable[[Dims, str, float, Progress], Iterator[Measurement]]
+Run = Callable[[Shape, str, float, Progress], Iterator[Measurement]]
 """Takes shape, device, how long to sustain a throughput figure, and what gets a line on each
 stage."""
 
@@ -57,7 +57,7 @@ def check_peers(names: Sequence[str]) -> None:
 
 
 def measure_peer(
-    name: str, dims: Dims, device: str, seconds: float, progress: Progress
+    name: str, shape: Shape, device: str, seconds: float, progress: Progress
 ) -> Iterator[Measurement]:
     """The lines of one peer; where it fails, the last one says why.
 
@@ -65,13 +65,13 @@ def measure_peer(
         UnavailableError: at once, where a package is missing.
     """
     check_peers([name])
-    return _measure_peer(name, PEERS[name].run, dims, device, seconds, progress)
+    return _measure_peer(name, PEERS[name].run, shape, device, seconds, progress)
 
 
 def _measure_peer(
-    name: str, run: Run, dims: Dims, device: str, seconds: float, progress: Progress
+    name: str, run: Run, shape: Shape, device: str, seconds: float, progress: Progress
 ) -> Iterator[Measurement]:
-    arguments = (run, dims, device, seconds)
+    arguments = (run, shape, device, seconds)
     silence_s = START_S + SUSTAINED * seconds
     with ChildProcess(f"the peer {name}", _send_measurements, arguments, log=None) as child:
         try:
@@ -86,7 +86,7 @@ def _measure_peer(
             yield refused("throughput", name, "RTFx", error)
 
 
-def _send_measurements(send: Send, run: Run, dims: Dims, device: str, seconds: float) -> None:
+def _send_measurements(send: Send, run: Run, shape: Shape, device: str, seconds: float) -> None:
     """A peer process's work: its figures, and its lines of progress as plain text."""
-    for measurement in run(dims, device, seconds, send):
+    for measurement in run(shape, device, seconds, send):
         send(measurement)

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from eval.bench.peers.checkpoint import prompt_ids, write_checkpoint
+from eval.bench.peers.checkpoint import write_peer_checkpoint
 from eval.bench.peers.forced import Decode, batched, latency, mlperf, queued
 from eval.bench.plan import Progress
 from eval.bench.table import Measurement
 from eval.bench.workloads import REQUEST_S
-from serve.engine import Dims
+from eval.random_whisper.shapes import Shape, prompt_ids
 from serve.errors import UnavailableError
 from serve.speech.features import SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES
 
@@ -44,7 +44,7 @@ LOG_MELS = {"CPU": {}, "GPU": {"device": "cuda"}}  # where -> options of the fea
 
 
 def measure_vllm(
-    dims: Dims, device: str, seconds: float, progress: Progress
+    shape: Shape, device: str, seconds: float, progress: Progress
 ) -> Iterator[Measurement]:
     """One request, throughput with 64 and 256 windows, MLPerf-shaped; all with both log-mels.
 
@@ -60,15 +60,15 @@ def measure_vllm(
     import vllm  # noqa: PLC0415 - only a peer, and reads the environment
 
     with tempfile.TemporaryDirectory(prefix="earshot-vllm-") as folder:
-        write_checkpoint(Path(folder), dims)
+        write_peer_checkpoint(Path(folder), shape)
         progress(f"vLLM {vllm.__version__}: starting, which takes a minute or two")
         model = vllm.LLM(model=folder, **SETTINGS)
         for where, options in LOG_MELS.items():
             system, note = f"vLLM fp16, log-mel on {where}", "log-mel timed"
             progress(system)
-            request = _decoder(model, dims, options, REQUEST_S)
+            request = _decoder(model, shape, options, REQUEST_S)
             yield latency(system, request, note)
-            decode = _decoder(model, dims, options, WINDOW_S)
+            decode = _decoder(model, shape, options, WINDOW_S)
             yield batched(system, decode, FEW, seconds, note)
             yield queued(system, decode, MANY, seconds, note)
             yield mlperf(system, decode, MANY, seconds, note)
@@ -80,13 +80,13 @@ def _visible(index: int) -> str:
     return ours.split(",")[index] if ours else str(index)
 
 
-def _decoder(model: Any, dims: Dims, options: dict[str, str], seconds: float) -> Decode:
+def _decoder(model: Any, shape: Shape, options: dict[str, str], seconds: float) -> Decode:
     """Greedy decoding of windows of noise, each another piece of it, so that none is known."""
     import vllm  # noqa: PLC0415 - only a peer
 
     length, pieces = round(seconds * SAMPLE_RATE), 16 * WINDOW_SAMPLES
     noise = np.random.default_rng(0).standard_normal(length + pieces, np.float32) * 0.1
-    prompt = {"prompt_token_ids": prompt_ids(dims.n_vocab)}
+    prompt = {"prompt_token_ids": prompt_ids(shape)}
     starts = (i * 7919 % pieces for i in itertools.count())
 
     def decode(lengths: Sequence[int]) -> list[int]:

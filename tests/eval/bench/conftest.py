@@ -5,26 +5,26 @@ import dataclasses
 import pytest
 
 from eval.bench import ablate, workloads
-from eval.bench.engine import SHAPES, RandomEngine, random_engine
 from eval.bench.floor import Ceilings
 from eval.bench.plan import Plan
 from eval.config import load_config
+from eval.random_whisper.engine import random_engine
+from eval.random_whisper.shapes import PUBLISHED
 from serve.config import RuntimeConfig
 
 
 @pytest.fixture(scope="session")
 def turbo():
     """The sizes of large-v3-turbo."""
-    return SHAPES["whisper-large-v3-turbo"]
+    return PUBLISHED["large-v3-turbo"].dims
 
 
 @pytest.fixture(scope="session")
-def tiny(turbo):
+def tiny():
     """Turbo's vocabulary and audio with next to no network."""
     return dataclasses.replace(
-        turbo, n_audio_state=64, n_audio_head=1, n_audio_layer=1, n_audio_ffn=64,
-        n_text_state=64, n_text_head=1, n_text_layer=1, n_text_ffn=64,
-    )  # fmt: skip
+        PUBLISHED["large-v3-turbo"], width=64, encoder_layers=1, decoder_layers=1
+    )
 
 
 @pytest.fixture
@@ -59,10 +59,9 @@ def config(cpu_config, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def engine(cpu_config, tiny):
+def engine(tiny):
     """Random weights of the tiny shape."""
-    found = random_engine(cpu_config)
-    return RandomEngine(found.path, dataclasses.replace(found.manifest, dims=tiny))
+    return random_engine(tiny, "int8")
 
 
 @pytest.fixture

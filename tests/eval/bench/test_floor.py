@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 import torch
 
-from eval.bench.engine import SHAPES
 from eval.bench.floor import Floor, encoder_work, measure_ceilings, step_bytes
+from eval.random_whisper.shapes import PUBLISHED
 from serve.config import RuntimeConfig
 
 
 def test_the_least_work_is_what_a_count_by_hand_gives(turbo):
-    turbo_dims, large_dims = turbo, SHAPES["whisper-large-v3"]
+    turbo_dims, large_dims = turbo, PUBLISHED["large-v3"].dims
     # 32 layers of 2 x 1500 x 12 x 1280^2 and 4 x 1500^2 x 1280, convolutions, cross K and V
     turbo, large = (encoder_work(dims) for dims in (turbo_dims, large_dims))
     assert turbo.products == large.products == pytest.approx(1887e9, rel=1e-3)
@@ -42,7 +42,7 @@ def test_the_floor_of_a_window_is_its_encoding_and_its_share_of_the_steps(engine
 
 
 def test_ceilings_are_measured(tiny, ceilings):
-    found = measure_ceilings(torch.device("cpu"), tiny)
+    found = measure_ceilings(torch.device("cpu"), tiny.dims)
     assert min(found.product, found.attention, found.memory) > 1e6
     assert found.fp8_product is None
     assert [row.system for row in found.rows()] == [

@@ -21,6 +21,7 @@ from eval.bench.peers.ctranslate2 import measure_ctranslate2
 from eval.bench.peers.hugging_face import measure_hugging_face
 from eval.bench.peers.run import PEERS, _measure_peer, check_peers, measure_peer
 from eval.bench.table import Measurement
+from eval.random_whisper.shapes import PROMPT, prompt_ids
 from serve.errors import EarshotError, UnavailableError
 
 
@@ -61,12 +62,12 @@ def test_ctranslate2_decodes_forced_lengths(short, tiny):
 
 
 def test_the_checkpoint_is_what_transformers_reads(tmp_path, tiny):
-    checkpoint.write_checkpoint(tmp_path, tiny)
+    checkpoint.write_peer_checkpoint(tmp_path, tiny)
     processor = transformers.WhisperProcessor.from_pretrained(tmp_path)
-    tokens = list(checkpoint.PROMPT)
+    tokens = list(PROMPT)
     facts = [50258, 50259, 50360, 50364]  # of every published large-v3
     assert processor.tokenizer.convert_tokens_to_ids(tokens) == facts
-    assert checkpoint.prompt_ids(tiny.n_vocab) == facts
+    assert prompt_ids(tiny) == facts
     sound = np.zeros(16_000, np.float32)
     features = processor(sound, sampling_rate=16_000, return_tensors="np").input_features
     assert features.shape == (1, tiny.n_mels, 3000)
@@ -175,19 +176,19 @@ def test_peers_and_what_they_need_are_known(monkeypatch, tiny):
         measure_peer("vllm", tiny, "cuda", 1.0, silent)
 
 
-def raises(dims, device, seconds, say):
+def raises(shape, device, seconds, say):
     say(f"in process {os.getpid()}")
     yield Measurement("latency", "peer", seconds, "ms", None, device)
     raise EarshotError("no such length")
 
 
-def dies(dims, device, seconds, say):
+def dies(shape, device, seconds, say):
     yield Measurement("latency", "peer", seconds, "ms", None, device)
     print("the GPU is on fire", flush=True)
     os.abort()
 
 
-def hangs(dims, device, seconds, say):
+def hangs(shape, device, seconds, say):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     say(f"{child.pid} below {tempfile.gettempdir()}")
     time.sleep(600)

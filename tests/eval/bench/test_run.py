@@ -23,8 +23,8 @@ from serve.errors import ConfigError, UnavailableError
 def test_peers_run_last_with_the_same_shape_and_time(
     config, engine, plan, tiny, quiet, monkeypatch
 ):
-    def measure_peer(name, dims, device, seconds, progress):
-        assert (name, dims, device, seconds) == ("one", tiny, "cpu", plan.seconds)
+    def measure_peer(name, shape, device, seconds, progress):
+        assert (name, shape, device, seconds) == ("one", tiny, "cpu", plan.seconds)
         yield Measurement("throughput", "peer", 1.0, "RTFx", None)
 
     monkeypatch.setattr(run, "measure_peer", measure_peer)
@@ -88,7 +88,7 @@ def test_what_cannot_run_is_refused_at_once(flags, message, code, capsys, monkey
 def test_the_command_ends_with_a_table_and_a_line_of_json(config, engine, capsys, monkeypatch):
     monkeypatch.setattr("eval.__main__.load_config", lambda path: config)
     monkeypatch.setattr(run, "check", lambda *given: None)
-    monkeypatch.setattr("eval.bench.engine.random_engine", lambda config: engine)
+    monkeypatch.setattr("eval.random_whisper.engine.random_engine", lambda *_: engine)
     flags = "--config x --workloads start,latency --slots 2 --requests 2 --seconds 1"
     assert main(["bench", *flags.split(), "--peers="]) == 0
     out = capsys.readouterr().out.splitlines()
@@ -114,7 +114,7 @@ def test_the_server_gets_the_same_engine_and_what_was_reached_in_process(
     plan = dataclasses.replace(plan, workloads=("throughput",), slots=(2,), through_triton=True)
     *_, ours, row = measurements(engine, config, plan, quiet)
     assert row.system == "earshot, through Triton"
-    assert given == [(tiny, ours.value, plan)]
+    assert given == [(tiny.dims, ours.value, plan)]
 
 
 def test_the_former_switch_for_random_weights_is_taken_and_called_unneeded(capsys):

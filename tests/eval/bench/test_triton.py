@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from eval.bench import triton
-from eval.bench.engine import write_engine
 from eval.bench.plan import Plan
+from eval.random_whisper.engine import write_engine
 from serve.engine import open_engine
 from serve.errors import EarshotError, OverloadedError, UnavailableError
 from serve.speech.tokenizer import Tokenizer
@@ -30,7 +30,7 @@ def folder(engine, tmp_path_factory):
 def test_the_made_up_engine_on_disk_is_the_one_in_memory(engine, tiny, folder):
     """Opened strictly, with its hashes checked, like any other."""
     opened = open_engine(folder)
-    assert opened.manifest.dims == tiny
+    assert opened.manifest.dims == tiny.dims
     found, expected = opened.load_weights(), engine.load_weights()
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)

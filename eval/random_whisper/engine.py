@@ -1,4 +1,4 @@
-"""An engine of a published shape with random weights, for measuring speed without a download.
+"""An engine of a Whisper shape with random weights, for measuring speed without a download.
 
 They say nonsense at the speed of the real ones. The engine's own suppress list holds end-of-text,
 so every window goes on to its `max_tokens` under all rules, and the runtime does not know
@@ -14,45 +14,45 @@ from pathlib import Path
 
 import tokenizers
 import torch
+from safetensors.torch import save
 
-from eval.config import Config
+from eval.random_whisper.shapes import END, START, Shape, special_ids
+from serve.config import Precision
 from serve.engine import (
     MANIFEST_FILE,
     MEL_FILTERS_FILE,
+    N_FREQUENCIES,
     TOKENIZER_FILE,
     WEIGHTS_FILE,
-    Dims,
     Engine,
     FileFacts,
     Manifest,
     Source,
     TokenizerFacts,
     manifest_to_json,
-    mel_filters,
     sha256_of,
     tensor_specs,
-    write_mel_filters,
 )
-from serve.errors import ConfigError
 
-SHAPES = {  # what `build.checkpoint` ends with -> published sizes
-    "whisper-large-v3-turbo": Dims(
-        128, 1500, 1280, 20, 32, 5120, 51866, 448, 1280, 20, 4, 5120
-    ),
-    "whisper-large-v3": Dims(128, 1500, 1280, 20, 32, 5120, 51866, 448, 1280, 20, 32, 5120),
-}  # fmt: skip
+MAX_INITIAL_TIMESTAMP_INDEX = 50
+_BAND_WEIGHT = 0.02  # near a Slaney filter's
 
 
+@dataclasses.dataclass(frozen=True)
 class RandomEngine(Engine):
     """An engine of a shape whose weights are made up on the device that asks for them."""
+
+    shape: Shape
 
     def load_weights(self, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
         """Random tensors as `Engine.load_weights` gives them."""
         return dict(self.each_weight(device))
 
     def load_mel_filters(self) -> torch.Tensor:
-        """The filterbank, made anew: there is no folder to read it from."""
-        return mel_filters(self.manifest.dims.n_mels)
+        """Bands of equal width: at the cost of the real ones, which need transformers."""
+        n_mels = self.manifest.dims.n_mels
+        band = torch.arange(N_FREQUENCIES) * n_mels // N_FREQUENCIES
+        return (torch.arange(n_mels)[:, None] == band).float() * _BAND_WEIGHT
 
     def each_weight(self, device: torch.device | str) -> Iterator[tuple[str, torch.Tensor]]:
         """The same one after the other, by name, in the order of `tensor_specs`."""
@@ -71,30 +71,29 @@ class RandomEngine(Engine):
             yield name, value.to(spec.dtype)
 
 
-def random_engine(config: Config) -> RandomEngine:
-    """The engine of the config's published shape with random weights.
-
-    Raises:
-        ConfigError: the config names no published shape.
-    """
-    dims = SHAPES.get(config.build.checkpoint.rpartition("/")[2])
-    if dims is None:
-        raise ConfigError(
-            f"bench knows the shapes {', '.join(SHAPES)}, not build.checkpoint = "
-            f"{config.build.checkpoint!r}"
-        )
+def random_engine(shape: Shape, precision: Precision) -> RandomEngine:
+    """The engine of a multilingual shape."""
+    ids, dims = special_ids(shape), shape.dims
+    first_timestamp = ids["<|0.00|>"]
+    allowed_timestamps = range(first_timestamp, first_timestamp + MAX_INITIAL_TIMESTAMP_INDEX + 1)
     facts = TokenizerFacts(
-        eot=50257, sot=50258, sot_prev=50362, no_speech=50363, no_timestamps=50364,
-        timestamp_begin=50365, transcribe=50360, translate=50359, languages={"en": 50259},
-        suppress_tokens=(*range(50257, 50365), *range(50416, dims.n_vocab)),
+        eot=ids[END], sot=ids[START], sot_prev=ids["<|startofprev|>"],
+        no_speech=first_timestamp - 2, no_timestamps=first_timestamp - 1,
+        timestamp_begin=first_timestamp,
+        transcribe=ids["<|transcribe|>"], translate=ids["<|translate|>"],
+        languages={"en": ids["<|en|>"]},
+        suppress_tokens=(
+            *range(ids[END], allowed_timestamps.start),
+            *range(allowed_timestamps.stop, dims.n_vocab),
+        ),
         begin_suppress_tokens=(220,),
-        max_initial_timestamp_index=50, alignment_heads=(),
+        max_initial_timestamp_index=MAX_INITIAL_TIMESTAMP_INDEX, alignment_heads=(),
     )  # fmt: skip
     manifest = Manifest(
-        1, "native", config.build.precision, dims, facts, Source("random", ""), {}, {}, {}, 0,
+        1, "native", precision, dims, facts, Source("random", ""), {}, {}, {}, 0,
         None, {},
     )  # fmt: skip
-    return RandomEngine(Path(), manifest)
+    return RandomEngine(Path(), manifest, shape)
 
 
 def write_engine(engine: RandomEngine, folder: Path, device: torch.device | str) -> Engine:
@@ -113,8 +112,9 @@ def write_engine(engine: RandomEngine, folder: Path, device: torch.device | str)
     weights, tokenizer = folder / WEIGHTS_FILE, folder / TOKENIZER_FILE
     _write_weights(engine, weights, device)
     _write_tokenizer(engine.manifest, tokenizer)
-    write_mel_filters(folder, engine.manifest.dims.n_mels)
-    paths = (weights, tokenizer, folder / MEL_FILTERS_FILE)
+    filters = folder / MEL_FILTERS_FILE
+    filters.write_bytes(save({"mel_filters": engine.load_mel_filters()}))
+    paths = (weights, tokenizer, filters)
     files = {path.name: FileFacts(sha256_of(path), path.stat().st_size) for path in paths}
     manifest = dataclasses.replace(engine.manifest, files=files)
     (folder / MANIFEST_FILE).write_text(manifest_to_json(manifest), encoding="utf-8")

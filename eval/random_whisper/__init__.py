@@ -1,0 +1,1 @@
+"""Whispers of any published shape with random weights, as checkpoints and as engines."""
