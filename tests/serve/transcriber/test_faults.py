@@ -1,15 +1,26 @@
 """Bugs while one request is worked on: it ends with an error, its neighbours do not notice."""
 
+import threading
+
 import pytest
 import torch
 
-from serve.errors import CancelledError, DeviceError, EarshotError
+from serve.errors import CancelledError, DeadlineError, DeviceError, EarshotError
 from serve.messages import Finished
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber import active, intake
 from serve.transcriber.active import ActiveRequest
 from tests.fakes import Echo, FakeRuntime
-from tests.harness import FOREVER, Client, TranscriberTests, noise, quiescent, request, until
+from tests.harness import (
+    FOREVER,
+    WAIT_S,
+    Client,
+    TranscriberTests,
+    noise,
+    quiescent,
+    request,
+    until,
+)
 
 CURSED = noise(100.0, 0.2)
 LOUD = 0.75  # some samples of the cursed request are above this, no others
@@ -221,3 +232,58 @@ class TestTheRuntimesFault(TranscriberTests):
         with pytest.raises(DeviceError, match=r"audio of the ended requests \{99\} is kept"):
             transcriber.submit(request(), Client())
         assert "Traceback" in caplog.text
+
+
+class TestAHangingRuntime(TranscriberTests):
+    """A poll that does not return harms no caller for ever, and is reported."""
+
+    @pytest.fixture
+    def hang(self, start, echo, monkeypatch):
+        """Start a transcriber whose polls hang until the test ends, with one request pending."""
+        go_on = threading.Event()
+
+        def hang(**config):
+            transcriber, runtime = start(echo, **config)
+            polls = threading.Event()
+
+            def poll(timeout_s):
+                polls.set()
+                assert go_on.wait(WAIT_S)
+                return []
+
+            monkeypatch.setattr(runtime, "poll", poll)
+            transcriber.submit(request(), Client())
+            assert polls.wait(WAIT_S)
+            return transcriber
+
+        yield hang
+        go_on.set()
+
+    @pytest.mark.parametrize(("timeout_s", "limit_s"), [(30.0, 60.0), (100.0, 100.0)])
+    def test_it_is_unhealthy_after_a_minute_or_the_longest_request(
+        self, hang, monkeypatch, timeout_s, limit_s
+    ):
+        transcriber = hang(request_timeout_s=timeout_s)
+        last = transcriber._last_turn_s
+        monkeypatch.setattr("serve.transcriber.loop.time.monotonic", lambda: last + limit_s)
+        assert transcriber.healthy
+        monkeypatch.setattr("serve.transcriber.loop.time.monotonic", lambda: last + limit_s + 1)
+        assert not transcriber.healthy
+
+    def test_being_idle_for_long_is_healthy(self, start, echo, monkeypatch):
+        transcriber, _ = start(echo)
+        transcriber.transcribe(request())
+        until(lambda: transcriber.stats().pending == 0)
+        monkeypatch.setattr(transcriber, "_last_turn_s", -1e9)
+        assert transcriber.healthy
+
+    def test_a_caller_gives_up_a_little_after_the_deadline(self, hang, monkeypatch):
+        monkeypatch.setattr("serve.transcriber.loop._GRACE_S", 0.01)
+        transcriber = hang(request_timeout_s=0.02)
+        with pytest.raises(DeadlineError, match=r"no answer after 0.03 s: the device hangs"):
+            transcriber.transcribe(request())
+
+    def test_closing_gives_up_and_says_so(self, hang, monkeypatch, caplog):
+        monkeypatch.setattr("serve.transcriber.loop._JOIN_S", 0.01)
+        hang().close()
+        assert "the device thread did not stop within 0.01 s" in caplog.text
