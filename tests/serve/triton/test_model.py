@@ -128,12 +128,15 @@ def test_whisper_refuses_to_stream(start, backend):
         (KeyError("x"), "internal", "EarshotError: internal error: KeyError('x')"),
     ],
 )
-def test_a_refusal_is_an_answer_and_its_neighbours_go_on(start, backend, refusal, code, message):
+def test_a_refusal_is_an_answer_and_its_neighbours_go_on(
+    start, backend, caplog, refusal, code, message
+):
     model, request = start(), asked()
     backend.refusal = refusal
     model.execute([request])
     error = last(request).error
     assert (error.code, error.message) == (code, message)
+    assert ("a request failed" in caplog.text) is (code == "internal")
     backend.refusal = None
     model.execute([asked()])
     assert len(backend.started) == 1
@@ -158,15 +161,65 @@ def test_the_interpreter_changes_threads_sooner_than_a_decoder_step_takes(start)
     assert sys.getswitchinterval() == pytest.approx(0.0005)
 
 
-def test_the_end_closes_what_answers(start, backend):
-    start().finalize()
-    assert backend.closed
+def test_the_end_sends_what_the_drain_still_answers(start, backend):
+    model, request = start(), asked()
+    model.execute([request])
+    backend.close = lambda: backend.started[0][1](Finished(TRANSCRIPT))
+    model.finalize()
+    assert "TIMINGS" in last(request).outputs
+    assert not model._responses._thread.is_alive() and not model._cancels._thread.is_alive()
+    del backend.close
+
+
+class TestOpenBackend:
+    @pytest.fixture
+    def parameters(self, tmp_path):
+        """As config.pbtxt gives them."""
+        toml = tmp_path / "some.toml"
+        toml.write_text("[server]\nstart_timeout_s = 3.0\ndrain_timeout_s = 4.0\n")
+        return {
+            "config": str(toml),
+            "engine": "engines/x",
+            "relay": "/run/relay",
+            "failure": "/run/failure",
+            "backend_model": "",
+        }
+
+    @pytest.fixture
+    def made(self, module, monkeypatch):
+        """Whatever is made is the list of its name and arguments."""
+        for name in ("RelayClient", "EngineBackend", "open_transcriber"):
+            monkeypatch.setattr(module, name, lambda *a, name=name: [name, *a])
+        return module._open_backend
+
+    def test_whisper_stream_has_the_relay(self, made, parameters):
+        assert made(parameters, True) == ["RelayClient", Path("/run/relay"), 3.0]
+
+    def test_whisper_has_the_engine(self, made, parameters):
+        name, transcriber, *others = made(parameters, False)
+        assert (name, transcriber[0]) == ("EngineBackend", "open_transcriber")
+        assert transcriber[1].server.drain_timeout_s == 4.0
+        assert transcriber[2:] == ["engines/x", None]
+        paths = [Path("/run/relay"), Path("/run/failure")]
+        assert others == [4.0, *paths, fake_triton.MetricFamily]
+
+    def test_a_model_that_decodes_is_called_by_its_name(self, made, parameters, module):
+        parameters["backend_model"] = "tensorrt_llm"
+        infer = made(parameters, False)[1][3]
+        values = np.array([[1, 2]], np.int32)
+        calls = module.pb_utils.calls
+        assert infer({"input_ids": values}, ["output_ids"])["output_ids"].tolist() == [[1, 2]]
+        assert calls == [("tensorrt_llm", ["output_ids"], (fake_triton.CPU, 0))]
+        with pytest.raises(EarshotError, match="the model tensorrt_llm: it has no inputs"):
+            infer({}, ["output_ids"])
 
 
 @pytest.mark.parametrize(
     "error, told", [(EarshotError("no engine at x"), "no engine at x"), (KeyError(), "KeyError()")]
 )
-def test_a_start_that_fails_leaves_its_reason(start, module, failure, monkeypatch, error, told):
+def test_a_start_that_fails_leaves_its_reason(
+    start, module, failure, monkeypatch, caplog, error, told
+):
     def fail(parameters, stream):
         raise error
 
@@ -174,6 +227,8 @@ def test_a_start_that_fails_leaves_its_reason(start, module, failure, monkeypatc
     with pytest.raises(fake_triton.TritonModelException, match=f"^{error}$"):
         start()
     assert failure.read_text() == told
+    unexpected = not isinstance(error, EarshotError)
+    assert ("the model failed to start" in caplog.text) is unexpected, "a trace only for bugs"
 
 
 def test_numpy_2_is_refused_at_the_start(start, module, failure, monkeypatch):

@@ -57,7 +57,7 @@ def test_a_process_that_is_gone_has_nothing():
     with subprocess.Popen(["true"]) as process:
         ended(process.pid)
         assert peak_memory_bytes(process.pid) == 0, "a zombie"
-    assert not is_alive(process.pid)
+    assert is_alive(process.pid) is False
     assert live_children(process.pid) == []
     assert peak_memory_bytes(process.pid) == 0
 
