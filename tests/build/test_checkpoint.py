@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from build.checkpoint import open_checkpoint
+from build.checkpoint import folder_files, open_checkpoint
 from build.names import foreign_name
 from serve.engine import tensor_kinds
 from tests.checkpoints import (
@@ -240,6 +240,13 @@ def test_nothing_there(tmp_path):
 
 
 SMALL = ("config.json", "generation_config.json", "tokenizer.json")
+
+
+def test_the_files_of_a_checkpoint_are_one_copy_of_its_weights_and_what_describes_them(folder):
+    for name in ("README.md", "pytorch_model.bin", "vocab.json"):
+        (folder / name).write_text("{}")
+    names = [path.name for path in folder_files(folder)]
+    assert names == sorted([*SMALL, "model.safetensors", "vocab.json"])
 
 
 def test_a_hub_id_is_remembered_with_its_revision(hub, folder):

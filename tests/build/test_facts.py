@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 from build.checkpoint import open_checkpoint
 from build.facts import read_tokenizer_files, tokenizer_facts
+from serve.errors import CheckpointError
 from tests.checkpoints import (
     NANO,
     PUBLISHED,
@@ -96,6 +97,12 @@ def test_missing_special_tokens(folder, missing):
         ({"suppress_tokens": [-1]}, "suppress_tokens = -1; expected a token id"),
         ({"suppress_tokens": "5"}, "suppress_tokens = '5'; expected a list"),
         ({"alignment_heads": [[1, 0]]}, "alignment_heads holds [1, 0]"),
+        (
+            {"alignment_heads": [[0, 1]]},
+            "alignment_heads holds [0, 1]; expected [layer, head] below",
+        ),
+        ({"alignment_heads": [[-1, 0]]}, "alignment_heads holds [-1, 0]"),
+        ({"alignment_heads": [[0, -1]]}, "alignment_heads holds [0, -1]"),
         ({"alignment_heads": [3]}, "alignment_heads holds 3"),
         ({"max_initial_timestamp_index": 1501}, "max_initial_timestamp_index = 1501"),
         ({"lang_to_id": {"en": 301}}, "'en' stands where a language is expected"),
@@ -166,3 +173,30 @@ def test_tokens_after_the_timestamps_are_allowed_in_a_folder_of_its_own(folder, 
     save_file(weights | {TOKENS: padded}, folder / "model.safetensors")
     edit_json(folder / "config.json", vocab_size=NANO.n_vocab + 3)
     assert open_checkpoint(str(folder)).facts.timestamp_begin + 1501 == NANO.n_vocab
+
+
+def timestamp_refusal(files, n_vocab=NANO.n_vocab, exact_vocab=False):
+    dims = dataclasses.replace(NANO.dims, n_vocab=n_vocab)
+    with pytest.raises(CheckpointError) as caught:
+        tokenizer_facts(files, dims, exact_vocab)
+    return str(caught.value)
+
+
+def test_timestamps_follow_the_token_before_them_and_end_within_the_vocabulary(tmp_path):
+    write_tokenizer(tmp_path, NANO)
+    files = read_tokenizer_files(tmp_path)
+    begin, size = files.special["<|0.00|>"], NANO.n_vocab
+    moved = dataclasses.replace(files, special={**files.special, "<|0.00|>": begin + 1})
+    said = timestamp_refusal(moved)
+    assert f"timestamps run from {begin + 1} to {begin + 1501}; expected them right after" in said
+    said = timestamp_refusal(files, size - 1)
+    assert f"within the checkpoint's vocabulary of {size - 1}" in said
+    said = timestamp_refusal(files, size + 1, exact_vocab=True)
+    assert f"at the end of the checkpoint's vocabulary of {size + 1}" in said
+    tokenizer_facts(files, NANO.dims, exact_vocab=True)
+
+
+def test_stated_languages_make_a_checkpoint_multilingual(folder):
+    stated, _ = facts_and_notes(folder)
+    edit_json(folder / "generation_config.json", is_multilingual=None)
+    assert facts_and_notes(folder) == (stated, ())
