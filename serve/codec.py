@@ -41,6 +41,7 @@ _EXPECTED = {
     "less_than_equal": "at most {le:g}",
     "literal_error": "{expected}",
     "string_type": "text",
+    "too_long": "at most {max_length} of them",
     "too_short": "at least {min_length} of them",
     "tuple_type": "a list",
 }
@@ -161,7 +162,8 @@ def _sentence(kind: Any, details: ErrorDetails, where: str) -> str:
     if problem == "missing":
         has = f"; has {', '.join(found) or 'no keys'}" if isinstance(found, dict) else ""
         return f"{where}: {_dotted(location)} is missing{has}"
-    expected = _EXPECTED.get(problem, details["msg"]).format(**context)
+    known = _EXPECTED.get(problem)
+    expected = known.format(**context) if known else details["msg"]
     subject = f"{where}: {_dotted(location)} =" if location else f"{where} holds"
     return f"{subject} {reprlib.repr(found)}; expected {expected}"
 

@@ -18,7 +18,7 @@ from eval.bench.plan import Plan, Progress, check_workloads
 from eval.bench.table import OURS, Measurement, heading, refused, render, to_json
 from eval.bench.workloads import measure_start, release_memory, run_workloads, system_name
 from eval.config import Config
-from eval.files import write_text
+from eval.files import write_json
 from eval.random_whisper.engine import RandomEngine, write_engine
 from serve.errors import ConfigError, UnavailableError
 
@@ -178,6 +178,6 @@ class Record:
         if self._path is None:
             return
         try:
-            write_text(self._path, json.dumps(self._fields(), indent=2) + "\n")
+            write_json(self._path, self._fields())
         except OSError as error:
             raise ConfigError(f"cannot write {self._path}: {error.strerror}") from error

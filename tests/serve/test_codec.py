@@ -80,6 +80,8 @@ def test_a_number_with_a_point_may_be_written_without():
         ('"name": null', "zoo.json: name = None; expected text"),
         ('"kind": "cow"', "zoo.json: kind = 'cow'; expected 'cat' or 'dog'"),
         ('"tame": 1', "zoo.json: tame = 1; expected true or false"),
+        ('"pair": [1, 2, 3]', "zoo.json: pair = [1, 2, 3]; expected at most 2 of them"),
+        ('"age": 1e400', "zoo.json: age = inf; expected an integer"),
         ('"pair": [1]', "zoo.json: pair[1] is missing"),
         ('"age": -1', "zoo.json: age = -1; expected at least 0"),
         ('"age": 10', "zoo.json: age = 10; expected less than 10"),
