@@ -78,6 +78,7 @@ def test_without_audio_nothing_is_ready_or_complete():
     active = ActiveRequest(1, Plan((1,), "en", DecodingOptions(), False), print, 0.0, 1e9)
     assert not active.ready
     assert not active.complete
+    assert (active.ended, active.started_s, active.duration_s) == (False, None, 0.0)
 
 
 def test_seeds_differ_by_window_and_temperature_alone(make):

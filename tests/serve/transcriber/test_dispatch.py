@@ -150,6 +150,63 @@ def test_the_check_finds_a_job_without_a_request():
         dispatcher.check_invariants(set())
 
 
+def test_a_request_has_one_place_in_the_row():
+    dispatcher, runtime = make(max_windows=1)
+    long, short = make_active(1, windows=9), make_active(2, windows=1)
+    for each in (long, short, long, long):
+        dispatcher.enqueue(each)
+    dispatcher.check_invariants({1, 2})
+    dispatcher.submit_windows()
+    assert owners(runtime) == [(1, 0), (2, 0)]
+
+
+def test_cleared_means_idle():
+    dispatcher, _ = make()
+    assert dispatcher.idle
+    dispatcher.enqueue(make_active(1, windows=9))
+    assert not dispatcher.idle, "a window waits"
+    dispatcher.submit_windows()
+    dispatcher.clear()
+    assert dispatcher.idle
+
+
+def test_the_check_finds_more_jobs_than_may_be():
+    dispatcher, _ = make()
+    dispatcher.enqueue(make_active(1, windows=4))
+    dispatcher.submit_windows()
+    dispatcher.check_invariants({1})
+    dispatcher._max_jobs = 3
+    with pytest.raises(AssertionError):
+        dispatcher.check_invariants({1})
+
+
+def test_the_check_finds_who_waits_twice_or_in_vain():
+    dispatcher, _ = make()
+    waiting = make_active(1, windows=1)
+    dispatcher.enqueue(waiting)
+    dispatcher.check_invariants({1})
+    with pytest.raises(AssertionError):
+        dispatcher.check_invariants({2})
+    dispatcher._ready.append(waiting)
+    with pytest.raises(AssertionError):
+        dispatcher.check_invariants({1})
+    dispatcher.clear()
+    dispatcher.enqueue(make_active(1, windows=0))
+    with pytest.raises(AssertionError):
+        dispatcher.check_invariants({1})
+
+
+def test_the_check_finds_a_job_of_a_request_both_ended_and_pending():
+    dispatcher, _ = make()
+    ended = make_active(1, windows=1)
+    dispatcher.enqueue(ended)
+    dispatcher.submit_windows()
+    ended.ended = True
+    dispatcher.check_invariants(set())
+    with pytest.raises(AssertionError):
+        dispatcher.check_invariants({1})
+
+
 def test_a_window_without_features_harms_no_other_of_its_batch(monkeypatch):
     batches = []
 
