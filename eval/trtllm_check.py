@@ -11,7 +11,6 @@ decides the way: 1.2 compiles engines, 1.3 and later have the LLM API.
 
 import json
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +21,9 @@ import torch
 import transformers
 
 from build.config import BuildConfig, Config
+from eval.processes import run_tool
+from eval.random_whisper.checkpoint import hugging_face_config
+from eval.random_whisper.shapes import PUBLISHED
 from serve.config import Precision, RuntimeConfig, RuntimeName
 from serve.engine import Engine, TokenizerFacts, mel_filters, open_engine
 from serve.errors import CheckpointError, EarshotError
@@ -41,7 +43,7 @@ from serve.trtllm.limits import (
 from serve.trtllm.llm_api import LlmApiExecutor
 from serve.trtllm.runtime import Executor, ExecutorRequest, TensorRTLLMRuntime
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 Compile = Callable[[Path], None]
 
 DONOR = Path("build/demo/checkpoint")  # gives the tokenizer
@@ -51,15 +53,9 @@ CONTRACT_TESTS: dict[RuntimeName, tuple[str, ...]] = {
     "tensorrt_llm": (_CONTRACT, "tests/serve/trtllm/test_executor_parity.py", "-k", "executor"),
     "tensorrt_llm_api": (_CONTRACT, "tests/serve/trtllm/test_llm_api_parity.py", "-k", "llm_api"),
 }
-TINY = {
-    "d_model": 384,
-    "encoder_layers": 4,
-    "encoder_attention_heads": 6,
-    "encoder_ffn_dim": 1536,
-    "decoder_layers": 4,
-    "decoder_attention_heads": 6,
-    "decoder_ffn_dim": 1536,
-}
+TINY = PUBLISHED["tiny"]
+BUILD_TIMEOUT_S = 3600.0
+CONTRACT_TIMEOUT_S = 3600.0
 WINDOWS = 6
 MAX_TOKENS = 24
 LOGITS_BOUND: dict[Precision, float] = {"fp16": 0.01, "int8": 0.1}  # ||a - b|| / ||b||
@@ -74,12 +70,14 @@ class DifferenceError(EarshotError):
     """TensorRT-LLM did something else than expected; the message says what."""
 
 
-def run(work: Path, say: Say, compile_engine: Compile, contract: Sequence[str] = ()) -> None:
+def run(
+    work: Path, progress: Progress, compile_engine: Compile, contract: Sequence[str] = ()
+) -> None:
     """Run every check.
 
     Args:
         work: an empty folder for checkpoint and engines.
-        say: called with a line for each check passed.
+        progress: called with a line for each check passed.
         compile_engine: builds what a TOML file says; `build_by_command_line` does it.
         contract: more arguments for pytest.
 
@@ -89,7 +87,7 @@ def run(work: Path, say: Say, compile_engine: Compile, contract: Sequence[str] =
     """
     api = installed_release() >= API_RELEASE
     version, gpu = api_version() if api else library_version(), find_gpu("cuda")
-    say(f"TensorRT-LLM {version} on {gpu.name}, compute capability {gpu.capability}")
+    progress(f"TensorRT-LLM {version} on {gpu.name}, compute capability {gpu.capability}")
     network = make_checkpoint(work / "checkpoint")
     runtime: RuntimeName = "tensorrt_llm_api" if api else "tensorrt_llm"
     blackwell = 10 <= gpu.compute_capability[0] < 12
@@ -100,10 +98,10 @@ def run(work: Path, say: Say, compile_engine: Compile, contract: Sequence[str] =
         engine = open_engine(config.engine)
         if not api:
             check_build(engine, limits_of(engine), version, gpu)
-        say(f"{precision}: built {engine.path}")
-        check_engine(engine, config.runtime, network, say)
+        progress(f"{precision}: built {engine.path}")
+        check_engine(engine, config.runtime, network, progress)
     run_contract_tests(CONTRACT_TESTS[runtime], contract)
-    say("the runtime contract tests pass")
+    progress("the runtime contract tests pass")
 
 
 def make_checkpoint(folder: Path, donor: Path = DONOR) -> Any:
@@ -119,14 +117,10 @@ def make_checkpoint(folder: Path, donor: Path = DONOR) -> Any:
             shutil.copy(path, folder / path.name)
     except OSError as error:
         raise CheckpointError(f"cannot take the tokenizer from {donor}: {error}") from error
-    tokens = ("pad", "bos", "eos", "decoder_start")
-    config = _hf.WhisperConfig(
-        **TINY,
-        vocab_size=sizes["vocab_size"],
-        num_mel_bins=sizes["num_mel_bins"],
-        init_std=_SPREAD,
-        **{f"{name}_token_id": sizes[f"{name}_token_id"] for name in tokens},
-    )
+    tokens = (f"{name}_token_id" for name in ("pad", "bos", "eos", "decoder_start"))
+    config = hugging_face_config(TINY)
+    config.update({name: sizes[name] for name in ("vocab_size", "num_mel_bins", *tokens)})
+    config.init_std = _SPREAD
     torch.manual_seed(0)
     network = _hf.WhisperForConditionalGeneration(config).half().eval()
     state = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
@@ -154,15 +148,13 @@ def write_config(work: Path, precision: Precision, runtime: RuntimeName) -> Conf
 
 
 def build_by_command_line(config: Path) -> None:
-    """Build as a user does; the builder's log goes to this process's output.
+    """Build as a user does; the builder's log goes to this process's stderr.
 
     Raises:
         EarshotError: the build failed; its own message came before.
     """
     command = [sys.executable, "-m", "build", "engine", "--config", str(config)]
-    status = subprocess.run(command, check=False).returncode
-    if status != 0:
-        raise EarshotError(f"`{' '.join(command)}` failed with status {status}")
+    run_tool(command, "the build", BUILD_TIMEOUT_S)
 
 
 def run_contract_tests(selection: Sequence[str], arguments: Sequence[str] = ()) -> None:
@@ -172,11 +164,13 @@ def run_contract_tests(selection: Sequence[str], arguments: Sequence[str] = ()) 
         DifferenceError: a test failed; its report came before.
     """
     command = [sys.executable, "-m", "pytest", "-q", *selection, *arguments]
-    if subprocess.run(command, check=False).returncode != 0:
-        raise DifferenceError(f"the runtime contract tests fail: `{' '.join(command)}`")
+    try:
+        run_tool(command, "running the runtime contract tests", CONTRACT_TIMEOUT_S)
+    except EarshotError as error:
+        raise DifferenceError(str(error)) from error
 
 
-def check_engine(engine: Engine, config: RuntimeConfig, network: Any, say: Say) -> None:
+def check_engine(engine: Engine, config: RuntimeConfig, network: Any, progress: Progress) -> None:
     """Compare one engine with transformers.
 
     Raises:
@@ -194,20 +188,22 @@ def check_engine(engine: Engine, config: RuntimeConfig, network: Any, say: Say) 
         expected = [reference.greedy(engine.manifest.tokenizer, job) for job in jobs]
         if not api:
             worst = compare_logits(executor, reference, jobs, expected, LOGITS_BOUND[precision])
-            say(f"{precision}: logits are within {worst:.2g} of transformers'")
+            progress(f"{precision}: logits are within {worst:.2g} of transformers'")
         alone = [decode(runtime, [job])[job.id] for job in jobs]
         ties = compare_tokens(reference, jobs, alone, expected, TIE[precision])
-        say(f"{precision}: greedy tokens are transformers' ({ties} windows part at a tie)")
+        progress(f"{precision}: greedy tokens are transformers' ({ties} windows part at a tie)")
         together = decode(runtime, jobs)
-        compare_company(reference, jobs, alone, together, TIE[precision])
-        say(f"{precision}: windows decoded together say what they say alone")
+        compare_batched(reference, jobs, alone, together, TIE[precision])
+        progress(f"{precision}: windows decoded together say what they say alone")
     finally:
         runtime.close()
 
 
 def make_jobs(engine: Engine, samples: bool = False) -> list[Job]:
-    """Windows, as log-mel or samples, decoded greedily without timestamps. Each has a colour of its
-    own, for the mean of mere noise is the same in all."""
+    """Windows, as log-mel or samples, decoded greedily without timestamps.
+
+    Each has a spectrum of its own: white noise would have the same mean in all.
+    """
     facts, dims = engine.manifest.tokenizer, engine.manifest.dims
     head = [facts.sot]
     if facts.transcribe is not None:
@@ -340,12 +336,12 @@ def compare_tokens(
     ties = 0
     for job, ours, theirs in zip(jobs, found, expected, strict=True):
         if ours != theirs:
-            _excuse(reference, job, ours, theirs, tie)
+            _check_tie(reference, job, ours, theirs, tie)
             ties += 1
     return ties
 
 
-def compare_company(
+def compare_batched(
     reference: Reference,
     jobs: list[Job],
     alone: list[list[int]],
@@ -355,10 +351,12 @@ def compare_company(
     """Demand that windows say the same alone and together, near-ties apart."""
     for job, tokens in zip(jobs, alone, strict=True):
         if together[job.id] != tokens:
-            _excuse(reference, job, together[job.id], tokens, tie)
+            _check_tie(reference, job, together[job.id], tokens, tie)
 
 
-def _excuse(reference: Reference, job: Job, ours: list[int], theirs: list[int], tie: float) -> None:
+def _check_tie(
+    reference: Reference, job: Job, ours: list[int], theirs: list[int], tie: float
+) -> None:
     """Accept two token lists that part where transformers finds both tokens nearly equal."""
     pairs = zip(ours, theirs, strict=False)
     at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))

@@ -29,9 +29,8 @@ from tests.fake_trtllm.install import install, install_api
 def fake(tmp_path_factory):
     """The stand-in's executor module, with everything installed."""
     with pytest.MonkeyPatch.context() as patch:
-        small = {"d_model": 128, "encoder_layers": 1, "decoder_layers": 2}
-        heads = {f"{half}_attention_heads": 2 for half in ("encoder", "decoder")}
-        patch.setattr(trtllm_check, "TINY", {**trtllm_check.TINY, **small, **heads})
+        small = {"width": 128, "encoder_layers": 1, "decoder_layers": 2}
+        patch.setattr(trtllm_check, "TINY", dataclasses.replace(trtllm_check.TINY, **small))
         patch.setattr(trtllm_check, "WINDOWS", 2)
         patch.setattr(trtllm_check, "MAX_TOKENS", 6)
         yield install(patch, tmp_path_factory.mktemp("fake"))
@@ -144,7 +143,7 @@ def test_a_stalled_executor_is_noticed(built, fake, monkeypatch):
 
 
 def test_a_build_that_fails_says_so(tmp_path):
-    with pytest.raises(Exception, match="failed with status 2"):
+    with pytest.raises(Exception, match="the build failed with exit code 2"):
         trtllm_check.build_by_command_line(tmp_path / "missing.toml")
 
 
@@ -154,7 +153,7 @@ def test_the_contract_tests_run_in_a_process_of_their_own():
         assert keyword_flag == "-k"
     quick = ["tests/serve/native/test_slots.py"]
     run_contract_tests(quick, ["-p", "no:cacheprovider"])
-    with pytest.raises(DifferenceError, match="contract tests fail"):
+    with pytest.raises(DifferenceError, match="contract tests failed with exit code 5"):
         run_contract_tests(quick, ["-p", "no:cacheprovider", "-k", "no_such_test"])
 
 
