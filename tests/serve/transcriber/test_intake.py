@@ -135,3 +135,14 @@ def test_after_closing_nothing_more_is_decoded(intake, news):
     intake.add(make_active(0), SECOND)
     with pytest.raises(queue.Empty):
         news.get(timeout=0.1)
+
+
+def test_closing_ends_the_workers(intake, news):
+    intake.add(make_active(0), SECOND)
+    news.get(timeout=WAIT_S)
+    workers = list(intake._workers._threads)
+    assert workers
+    intake.close()
+    for worker in workers:
+        worker.join(WAIT_S)
+        assert not worker.is_alive()
