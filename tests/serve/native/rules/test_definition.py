@@ -85,6 +85,8 @@ HISTORIES = [
     (stamp(3), 11, stamp(8), stamp(9), 13),
     (stamp(0), 1, stamp(39)),
     (5, 6),
+    (5, stamp(2)),
+    (5, stamp(0), stamp(2)),
 ]
 
 
@@ -174,3 +176,41 @@ def test_a_greedy_slot_is_greedy_beside_one_that_samples():
     rules.advance(state, logits, sampling=True)
     expected = reference_scores(logits[0], (11,), False).argmax()
     assert state.tokens[0, len(PROMPT) + 1] == expected
+
+
+def test_the_last_place_of_the_context_is_used_and_none_beyond_it():
+    state = new_state(2, 32, CPU)
+    text = tuple([11] * (31 - len(PROMPT)))
+    admit(state, 0, PROMPT, text, timestamps=False)
+    admit(state, 1, PROMPT, text, timestamps=False)
+    state.position[1], state.finished[1] = 31, True  # ended there, and still in the batch
+    logits = torch.zeros(2, N_VOCAB)
+    logits[:, 13] = 20.0
+    Rules(FACTS, DIMS, CPU).advance(state, logits, sampling=False)
+    assert state.tokens[0, 29:].tolist() == [11, 11, 13]
+    assert state.finished.tolist() == [True, True]
+    assert state.tokens[1, 31] == 0
+
+
+def splitmix64(x):
+    """As published, on Python's integers."""
+    x = (x + 0x9E3779B97F4A7C15) % 2**64
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
+    return x ^ (x >> 31)
+
+
+def test_the_noise_is_splitmix64_of_seed_position_and_token():
+    assert splitmix64(0) == 0xE220A8397B1DCDAF  # the published generator's first number
+    rules = Rules(FACTS, DIMS, CPU)
+    seeds = [0, 1, 7, 2**31 - 1, 2**40 + 5, 123_456_789]
+    state = new_state(len(seeds), 32, CPU)
+    for slot, seed in enumerate(seeds):
+        admit(state, slot, PROMPT, (11,) * (1 + slot), False, temperature=1.0, seed=seed)
+    positions = state.position.tolist()
+    flat = torch.zeros(len(seeds), N_VOCAB)  # so that the noise alone decides
+    drawn = rules._draw(state, flat, state.position).tolist()
+    for seed, position, token in zip(seeds, positions, drawn, strict=True):
+        key = splitmix64((seed * 1_000_003 + position) % 2**64)
+        uniform = [(splitmix64((key + id) % 2**64) & 0xFFFFFF) for id in range(N_VOCAB)]
+        assert token == max(range(N_VOCAB), key=uniform.__getitem__)
