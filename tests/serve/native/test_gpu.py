@@ -1,7 +1,5 @@
 """The native runtime on a CUDA device: it says what the CPU says, and the same in any company."""
 
-# ruff: noqa: F811 - fixtures of another file
-
 import dataclasses
 import random
 
@@ -14,13 +12,7 @@ from serve.errors import UnavailableError
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job
 from tests.checkpoints import write_engine
-from tests.serve.native.test_runtime import (  # noqa: F401 - fixtures
-    checkpoint,
-    engine,
-    prompt_of,
-    run,
-    windows,
-)
+from tests.serve.native.decoding import prompt_of, run
 
 pytestmark = pytest.mark.gpu
 CUDA = RuntimeConfig(device="cuda", slots=16, encoder_batch=8)

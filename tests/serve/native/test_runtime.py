@@ -1,16 +1,13 @@
 """NativeRuntime against transformers, and against itself in every company."""
 
 import dataclasses
-import json
 import random
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import transformers
 
-from build.checkpoint import Checkpoint, open_checkpoint
+from build.checkpoint import Checkpoint
 from build.verify import load_reference
 from serve.config import RuntimeConfig
 from serve.engine import DETECT_LANGUAGE, Dims, Source, mel_filters, tensor_kinds
@@ -18,23 +15,9 @@ from serve.errors import OptionError, UnavailableError
 from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job
-from serve.speech.audio import decode
 from serve.speech.features import WINDOW_SAMPLES, log_mel
-from serve.speech.windows import cut
 from tests.checkpoints import write_engine
-
-DATA = Path(__file__).parents[2] / "data"
-DEMO = "build/demo/checkpoint"
-
-
-@pytest.fixture(scope="module")
-def checkpoint():
-    return open_checkpoint(DEMO)
-
-
-@pytest.fixture(scope="module")
-def engine(checkpoint, tmp_path_factory):
-    return write_engine(checkpoint, tmp_path_factory.mktemp("engines") / "demo-fp16", "fp16")
+from tests.serve.native.decoding import prompt_of, run
 
 
 @pytest.fixture
@@ -42,45 +25,6 @@ def runtime(engine):
     runtime = NativeRuntime(engine, RuntimeConfig(slots=4, encoder_batch=3, threads=1))
     yield runtime
     runtime.close()
-
-
-def features_of(samples):
-    padded = np.zeros(WINDOW_SAMPLES, np.float32)
-    padded[: len(samples)] = samples
-    return log_mel(torch.from_numpy(padded)[None], mel_filters(80))[0]
-
-
-@pytest.fixture(scope="module")
-def windows():
-    """Every window of every bundled clip: (clip, language, features)."""
-    found = []
-    for line in (DATA / "manifest.jsonl").read_text(encoding="utf-8").splitlines():
-        entry = json.loads(line)
-        samples = decode((DATA / entry["file"]).read_bytes(), 3600)
-        found += [
-            (entry["file"], entry["language"] or "en", features_of(window.samples))
-            for window in cut(samples)
-        ]
-    return found
-
-
-def prompt_of(facts, language):
-    return (facts.sot, facts.languages[language], facts.transcribe)
-
-
-def run(runtime, jobs):
-    """Decode all jobs together: job id -> its last event."""
-    for job in jobs:
-        runtime.submit(job)
-    ended = {}
-    while len(ended) < len(jobs):
-        for event in runtime.poll(1.0):
-            assert event.job_id not in ended
-            assert event.error is None
-            if event.finished:
-                ended[event.job_id] = event
-    assert runtime.gauges().busy_slots == runtime.gauges().queued == 0
-    return ended
 
 
 def sampled(event, eot):

@@ -1,7 +1,5 @@
 """The encoder's kernels against their twins: on a GPU, else in Triton's interpreter."""
 
-# ruff: noqa: F811 - fixtures of another file
-
 import pytest
 import torch
 
@@ -10,17 +8,7 @@ from serve.engine import Dims
 from serve.errors import UnavailableError
 from serve.native.kernels import definition
 from serve.native.kernels.choose import choose
-from tests.serve.native.kernels.test_kernels import (  # noqa: F401 - fixtures and filters
-    DEVICE,
-    DTYPES,
-    ON_GPU,
-    close,
-    kernels,
-    matrix_of,
-    norm_of,
-    pytestmark,
-    random,
-)
+from tests.serve.native.kernels.parity import DEVICE, DTYPES, ON_GPU, close, matrix_of, norm_of
 
 GELU = 5e-5  # the polynomial's error; below what FP16 can tell
 D, WIDE = (1280, 5120) if ON_GPU else (64, 192)

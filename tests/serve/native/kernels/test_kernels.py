@@ -4,10 +4,6 @@ Outputs that a kernel allocates hold NaN beforehand, so that an element it does 
 """
 
 import dataclasses
-import importlib
-import importlib.util
-import os
-import sys
 
 import pytest
 import torch
@@ -17,41 +13,16 @@ from serve.engine import DETECT_LANGUAGE, Dims, TokenizerFacts
 from serve.errors import UnavailableError
 from serve.native.kernels import definition
 from serve.native.kernels.choose import choose
-from serve.native.kernels.definition import CrossKV, Matrix, Norm
+from serve.native.kernels.definition import CrossKV
 from serve.native.rules.definition import Rules, new_state
+from tests.serve.native.kernels.parity import DEVICE, DTYPES, ON_GPU, close, matrix_of, norm_of
 
-# NumPy's own words about what kernels do knowingly, when the interpreter runs them.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:divide by zero encountered in log:RuntimeWarning"),
-]
-
-ON_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if ON_GPU else "cpu")
-DTYPES = [torch.float16] if ON_GPU else [torch.float32]
-TOLERANCE = {torch.float16: 2e-3, torch.float32: 2e-6}  # ||got - twin|| / ||twin||
 HEADS, CTX, KEYS = 3, 448, 1500
 ROWS = [1, 20, 33, 130] if ON_GPU else [1, 33]
 # (depth, outputs): tiny, wide, deep enough for a split, and a vocabulary
 SHAPES = [(64, 192), (384, 1536), (1536, 384), (128, 8300)]
 if ON_GPU:
     SHAPES += [(1280, 3840), (1280, 1280), (5120, 1280), (1280, 51866)]
-
-
-@pytest.fixture(scope="module")
-def kernels():
-    """The kernels' module; without a GPU they run in Triton's interpreter, which is slow."""
-    if importlib.util.find_spec("triton") is None:
-        pytest.fail(
-            "triton is not installed; on a machine without a GPU: pip install triton==3.6.0"
-        )
-    if not ON_GPU:  # triton reads this when it is imported, and transformers imports it
-        os.environ["TRITON_INTERPRET"] = "1"
-        loaded = [n for n in sys.modules if n.split(".")[0] == "triton" and "._C" not in n]
-        for name in loaded:
-            del sys.modules[name]
-    names = ("kernels.decoder", "rules.kernel", "kernels.encoder")
-    return tuple(importlib.import_module(f"serve.native.{name}") for name in names)
 
 
 @pytest.fixture
@@ -66,34 +37,6 @@ def ops(kernels, monkeypatch):
     monkeypatch.setattr(torch, "empty", poisoned)
     monkeypatch.setattr(torch, "empty_like", lambda x: torch.full_like(x, float("nan")))
     return made
-
-
-@pytest.fixture
-def random():
-    generator = torch.Generator().manual_seed(5)
-
-    def random(*shape, dtype=torch.float32, spread=1.0):
-        return (torch.randn(shape, generator=generator) * spread).to(DEVICE, dtype)
-
-    return random
-
-
-def close(got, twin, at_least=0.0):
-    assert got.shape == twin.shape and got.dtype == twin.dtype
-    error = (got.double() - twin.double()).norm() / twin.double().norm()
-    assert float(error) < max(at_least, TOLERANCE[DTYPES[0]]), float(error)
-
-
-def norm_of(random, width):
-    return Norm(1 + random(width, spread=0.2), random(width, spread=0.2))
-
-
-def matrix_of(random, n_out, depth, dtype, int8, bias=True):
-    offset = random(n_out, dtype=dtype) if bias else None
-    if not int8:
-        return Matrix(random(n_out, depth, dtype=dtype, spread=depth**-0.5), offset)
-    weight = (random(n_out, depth) * 40).clamp(-127, 127).round().to(torch.int8)
-    return Matrix(weight, offset, random(n_out).abs() * depth**-0.5 / 40)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,0 +1,32 @@
+"""Windows of the bundled clips, and decoding them to the end."""
+
+import numpy as np
+import torch
+
+from serve.engine import mel_filters
+from serve.speech.features import WINDOW_SAMPLES, log_mel
+
+
+def features_of(samples):
+    padded = np.zeros(WINDOW_SAMPLES, np.float32)
+    padded[: len(samples)] = samples
+    return log_mel(torch.from_numpy(padded)[None], mel_filters(80))[0]
+
+
+def prompt_of(facts, language):
+    return (facts.sot, facts.languages[language], facts.transcribe)
+
+
+def run(runtime, jobs):
+    """Decode all jobs together: job id -> its last event."""
+    for job in jobs:
+        runtime.submit(job)
+    ended = {}
+    while len(ended) < len(jobs):
+        for event in runtime.poll(1.0):
+            assert event.job_id not in ended
+            assert event.error is None
+            if event.finished:
+                ended[event.job_id] = event
+    assert runtime.gauges().busy_slots == runtime.gauges().queued == 0
+    return ended
