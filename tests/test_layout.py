@@ -1,11 +1,19 @@
 """The rules of the layout: who imports whom, how long files are, what an import may do."""
 
 import ast
+import inspect
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
+
+from serve.config import RuntimeConfig, RuntimeName
+from serve.engine import Engine
+from serve.runtime.protocol import Runtime
+from serve.runtime.table import OPENERS
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(p for top in ("build", "serve", "eval") for p in (ROOT / top).rglob("*.py"))
@@ -27,7 +35,7 @@ RULES = {
     "serve.engine": ("serve.codec", "serve.config", "serve.errors"),
     "serve.speech": CONTRACTS,
     "serve.runtime.protocol": CONTRACTS,
-    "serve.runtime.table": (*CONTRACTS, "serve.runtime", "serve.native.runtime", "serve.trtllm"),
+    "serve.runtime.table": (*CONTRACTS, "serve.runtime.protocol"),
     "serve.native.kernels": CONTRACTS,
     "serve.native.rules": CONTRACTS,
     "serve.native": RUNTIME,
@@ -124,6 +132,38 @@ def test_no_module_can_be_reached_from_itself():
         assert free, f"these import each other in a circle: {sorted(edges)}"
         for name in free:
             del edges[name]
+
+
+def package_of(name):
+    """The folder that a module stands in: serve.native for serve.native.runtime."""
+    return ".".join(name.split(".")[:2])
+
+
+def test_packages_of_serve_import_each_other_in_one_direction():
+    """A circle of packages, even where no two of their modules make one."""
+    edges = {}
+    for path in SOURCES:
+        if (name := name_of(path)).startswith("serve.") and path.parent != ROOT / "serve":
+            needed = {package_of(found) for found in imports(path) if found.startswith("serve.")}
+            edges.setdefault(package_of(name), set()).update(needed - {package_of(name)})
+    while edges:
+        free = [name for name, needed in edges.items() if not needed & edges.keys()]
+        assert free, f"these packages import each other in a circle: {edges}"
+        for name in free:
+            del edges[name]
+
+
+def test_every_runtime_can_be_opened():
+    """The table names runtimes by text, which no type checker follows."""
+    assert OPENERS.keys() == set(get_args(RuntimeName))
+    methods = [name for name, member in vars(Runtime).items() if inspect.isfunction(member)]
+    for entry in OPENERS.values():
+        start = pkgutil.resolve_name(entry)
+        signature = inspect.signature(start)
+        arguments = [parameter.annotation for parameter in signature.parameters.values()]
+        assert arguments == [Engine, RuntimeConfig]
+        made = start if inspect.isclass(start) else signature.return_annotation
+        assert [name for name in methods if not hasattr(made, name)] == []
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)

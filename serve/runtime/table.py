@@ -1,9 +1,18 @@
 """The table of runtimes: which one executes an engine. The only module that knows them all."""
 
-from serve.config import RuntimeConfig
+import pkgutil
+from collections.abc import Callable
+
+from serve.config import RuntimeConfig, RuntimeName
 from serve.engine import Engine
-from serve.errors import UnavailableError
 from serve.runtime.protocol import Runtime
+
+# By name, as `module:callable`, so that only the runtime that is chosen gets loaded.
+OPENERS: dict[RuntimeName, str] = {
+    "native": "serve.native.runtime:NativeRuntime",
+    "tensorrt_llm": "serve.trtllm.executor:open_tensorrt_llm",
+    "tensorrt_llm_api": "serve.trtllm.llm_api:open_llm_api",
+}
 
 
 def open_runtime(engine: Engine, config: RuntimeConfig) -> Runtime:
@@ -12,17 +21,6 @@ def open_runtime(engine: Engine, config: RuntimeConfig) -> Runtime:
     Raises:
         UnavailableError: the runtime or device is not usable on this machine.
     """
-    name = engine.manifest.runtime
-    if name == "native":
-        from serve.native.runtime import NativeRuntime  # noqa: PLC0415 - load torch code only if chosen
-
-        return NativeRuntime(engine, config)
-    if name == "tensorrt_llm":
-        from serve.trtllm.executor import open_tensorrt_llm  # noqa: PLC0415 - likewise
-
-        return open_tensorrt_llm(engine, config)
-    if name == "tensorrt_llm_api":
-        from serve.trtllm.llm_api import open_llm_api  # noqa: PLC0415 - likewise
-
-        return open_llm_api(engine, config)
-    raise UnavailableError(f"engine {engine.path} needs the runtime {name!r}; this build has none")
+    start: Callable[[Engine, RuntimeConfig], Runtime]
+    start = pkgutil.resolve_name(OPENERS[engine.manifest.runtime])
+    return start(engine, config)
