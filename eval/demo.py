@@ -24,14 +24,14 @@ _MARGIN = " " * 4
 class DemoResult:
     """What came of a demo."""
 
-    rows: tuple[TimedCall, ...]  # in the order of the manifest
+    calls: tuple[TimedCall, ...]  # in the order of the manifest
     concurrency: int
     peak_memory_bytes: int  # of the server and its model process
 
     @property
     def failed(self) -> int:
         """Calls without an answer."""
-        return sum(row.error is not None for row in self.rows)
+        return sum(call.error is not None for call in self.calls)
 
 
 def demo(config: Config, say: Callable[[str], None]) -> DemoResult:
@@ -46,53 +46,53 @@ def demo(config: Config, say: Callable[[str], None]) -> DemoResult:
     say(f"Starting Triton Inference Server with the engine {config.engine} …")
     with contextlib.closing(EarshotTriton(config)) as system:
         say(f"Ready: HTTP {system.server.http}, gRPC {system.server.grpc}")
-        rows = _send(system, clips, config.eval.concurrency)
+        calls = _send(system, clips, config.eval.concurrency)
         memory = system.server.peak_memory_bytes()
     say("Stopped the server.")
-    return DemoResult(tuple(rows), config.eval.concurrency, memory)
+    return DemoResult(tuple(calls), config.eval.concurrency, memory)
 
 
 def _send(system: EarshotTriton, clips: list[Clip], concurrency: int) -> list[TimedCall]:
-    rows: dict[str, TimedCall] = {}
+    calls: dict[str, TimedCall] = {}
     with tqdm(total=len(clips), desc="Transcribing", unit="clip", leave=False) as bar:
 
-        def keep(row: TimedCall) -> None:
-            rows[row.file] = row
+        def keep(call: TimedCall) -> None:
+            calls[call.file] = call
             bar.update()
 
         drive(system, clips, phase="loaded", concurrency=concurrency, repeats=1, emit=keep)
-    return [rows[clip.file] for clip in clips]
+    return [calls[clip.file] for clip in clips]
 
 
 def render(result: DemoResult) -> Iterator[str]:
     """The lines to print: a block per clip, then the totals."""
-    longest = max(len(row.file) for row in result.rows)
-    for row in result.rows:
-        yield from _clip_lines(row, longest)
+    longest = max(len(call.file) for call in result.calls)
+    for call in result.calls:
+        yield from _clip_lines(call, longest)
         yield ""
     yield from _totals(result)
 
 
-def _clip_lines(row: TimedCall, longest: int) -> Iterator[str]:
-    language = (row.prediction.language if row.prediction else None) or "--"
+def _clip_lines(call: TimedCall, longest: int) -> Iterator[str]:
+    language = (call.prediction.language if call.prediction else None) or "--"
     yield (
-        f"{row.file:{longest}}  {row.duration_s:5.1f} s  {language}  "
-        f"latency {row.latency_s:5.2f} s  {_error_rate(row)}"
+        f"{call.file:{longest}}  {call.duration_s:5.1f} s  {language}  "
+        f"latency {call.latency_s:5.2f} s  {_error_rate(call)}"
     )
-    if row.error is not None:
-        yield from _wrapped("FAILED", row.error)
+    if call.error is not None:
+        yield from _wrapped("FAILED", call.error)
         return
-    segments = row.prediction.segments if row.prediction else ()
+    segments = call.prediction.segments if call.prediction else ()
     for segment in segments:
         yield from _wrapped(f"{segment.start_s:6.2f} - {segment.end_s:6.2f}", segment.text.strip())
     if not segments:
-        yield from _wrapped("", row.text or "(no speech)")
-    yield from _wrapped("reference", row.reference or "(no speech)")
+        yield from _wrapped("", call.text or "(no speech)")
+    yield from _wrapped("reference", call.reference or "(no speech)")
 
 
-def _error_rate(row: TimedCall) -> str:
+def _error_rate(call: TimedCall) -> str:
     normalize = normalizer(DEFAULT)
-    counts = char_counts(normalize(row.reference), normalize(row.text))
+    counts = char_counts(normalize(call.reference), normalize(call.text))
     if counts.length:
         return f"CER {100 * counts.errors / counts.length:5.1f} %"
     return f"CER  none: no speech, {counts.errors} characters heard"
@@ -106,16 +106,16 @@ def _wrapped(label: str, text: str) -> list[str]:
 
 
 def _totals(result: DemoResult) -> Iterator[str]:
-    rows = result.rows
-    found: Accuracy = accuracy(rows, normalizer(DEFAULT))
-    times = latency(rows)
-    audio_s = sum(row.duration_s for row in rows if row.error is None)
+    calls = result.calls
+    found: Accuracy = accuracy(calls, normalizer(DEFAULT))
+    times = latency(calls)
+    audio_s = sum(call.duration_s for call in calls if call.error is None)
     lines = {
-        "clips": f"{len(rows)}, {result.concurrency} at a time, {result.failed} failed",
+        "clips": f"{len(calls)}, {result.concurrency} at a time, {result.failed} failed",
         "CER": f"{_rate(found.cer.percent)} (normaliser {DEFAULT})",
         "WER": _rate(found.wer.percent),
         "latency": f"p50 {times.p50_s:.2f} s, p95 {times.p95_s:.2f} s, p99 {times.p99_s:.2f} s",
-        "RTFx": f"{rtfx(rows):.1f} ({audio_s:.1f} s of audio in {wall_s(rows):.1f} s, "
+        "RTFx": f"{rtfx(calls):.1f} ({audio_s:.1f} s of audio in {wall_s(calls):.1f} s, "
         f"{os.cpu_count()} CPU cores)",
         "peak memory": f"{result.peak_memory_bytes / 2**20:.0f} MiB (server and model)",
     }

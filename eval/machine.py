@@ -1,9 +1,12 @@
-"""The machine that figures were measured on."""
+"""The machine that figures are measured on, and the packages that it has."""
 
+import importlib.metadata
+import importlib.util
 import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -19,6 +22,22 @@ def machine_facts() -> dict[str, str]:
         "OS": platform.platform(),
         "Python": platform.python_version(),
     }
+
+
+def missing_packages(names: Iterable[str]) -> list[str]:
+    """Which of these packages, by import name, are not installed."""
+    return [name for name in names if importlib.util.find_spec(name) is None]
+
+
+def versions(*distributions: str) -> dict[str, str]:
+    """Versions by name of distribution; "none" where it is not installed."""
+    found = {}
+    for name in distributions:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "none"
+    return found
 
 
 def _cpu_model() -> str:

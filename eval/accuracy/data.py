@@ -64,8 +64,8 @@ class SystemFacts:
     name: str
     settings: dict[str, str]  # versions included
     start_s: float  # opening it until it is ready
-    peak_memory_bytes: int
-    rows: int  # lines of the predictions file
+    peak_memory_bytes: int  # resident set, the child and all its descendants together
+    rows: int  # lines of the predictions file: timed calls
 
 
 def ten_second_clip(clips: Iterable[Clip]) -> Clip | None:
@@ -74,7 +74,7 @@ def ten_second_clip(clips: Iterable[Clip]) -> Clip | None:
     return min(spoken, key=lambda clip: abs(clip.duration_s - 10.0), default=None)
 
 
-def read_rows(path: Path) -> list[TimedCall]:
+def read_calls(path: Path) -> list[TimedCall]:
     """Read a predictions file.
 
     Raises:

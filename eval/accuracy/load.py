@@ -9,9 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import Protocol
 
 from eval.accuracy.data import Phase, Prediction, TimedCall
+from eval.accuracy.systems import System
 from serve.clips import Clip
 from serve.errors import EarshotError
 from serve.files import read_bytes
@@ -19,16 +19,8 @@ from serve.files import read_bytes
 SHUFFLE_SEED = 20  # the same order of clips for every system
 
 
-class Transcribes(Protocol):
-    """What the driver needs of a system; called from several threads at once."""
-
-    def transcribe(self, audio: bytes) -> Prediction:
-        """The text of an audio file's bytes. Raises EarshotError where one call fails."""
-        ...
-
-
 def drive(
-    system: Transcribes,
+    system: System,
     clips: Sequence[Clip],
     *,
     phase: Phase,
@@ -38,8 +30,8 @@ def drive(
 ) -> None:
     """Send every clip `repeats` times, each pass in its own shuffled order, without a gap.
 
-    `emit` gets a row per call, in order of completion, never two at the same time. An expected
-    error of one call becomes its row's `error`; any other exception ends the drive and is raised, a
+    `emit` gets every timed call, in order of completion, never two at the same time. An expected
+    error of a call becomes its `error`; any other exception ends the drive and is raised, a
     FileError among them: a clip that cannot be read says nothing about the system.
     """
     order = random.Random(SHUFFLE_SEED)
@@ -55,7 +47,7 @@ def drive(
         audio = read_bytes(clip.path)
         started = time.perf_counter()
         prediction, error = _transcribe(system, audio)
-        row = TimedCall(
+        timed = TimedCall(
             file=clip.file,
             reference=clip.text,
             language=clip.language,
@@ -69,7 +61,7 @@ def drive(
             error=error,
         )
         with lock:
-            emit(row)
+            emit(timed)
 
     pool = ThreadPoolExecutor(concurrency, thread_name_prefix="caller")
     futures = [pool.submit(call, clip, repeat) for clip, repeat in calls]
@@ -82,13 +74,14 @@ def drive(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _transcribe(system: Transcribes, audio: bytes) -> tuple[Prediction | None, str | None]:
+def _transcribe(system: System, audio: bytes) -> tuple[Prediction | None, str | None]:
     try:
         return system.transcribe(audio), None
     except EarshotError as error:
         return None, f"{type(error).__name__}: {error}"
 
 
-def wall_s(rows: Sequence[TimedCall]) -> float:
+def wall_s(calls: Sequence[TimedCall]) -> float:
     """From the first call's start to the last answer of one phase."""
-    return max(row.started_s + row.latency_s for row in rows) - min(row.started_s for row in rows)
+    ended_s = max(call.started_s + call.latency_s for call in calls)
+    return ended_s - min(call.started_s for call in calls)

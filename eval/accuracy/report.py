@@ -5,7 +5,7 @@ The rules of comparison stand in the report itself, beside the numbers that foll
 
 import dataclasses
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from eval.accuracy.run import RunFacts, load_run
 from eval.accuracy.score import (
     BOOTSTRAP_SAMPLES,
     BOOTSTRAP_SEED,
-    Accuracy,
     Gate,
     Latency,
     Rate,
@@ -30,6 +29,9 @@ from serve.files import read_text
 
 FORMAT_VERSION = 1
 THEIRS = "faster-whisper-int8"  # speed is held against it; accuracy against the most accurate
+
+Column = tuple[str, Callable[[SystemScore], str]]
+"""A title, and what stands below it for a system."""
 
 RULES = f"""\
 - Every system gets a file's bytes, in the same order, and returns the whole text; decoding the
@@ -74,12 +76,10 @@ def write_report(folder: Path, names: tuple[str, ...], normalizer_name: str) -> 
     Raises:
         ConfigError: the folder holds no run, or a system did not finish.
     """
-    loaded = load_run(folder, names)
-    scores = tuple(
-        score_system(facts, calls, normalizer_name) for facts, calls in loaded.systems.values()
-    )
-    limits = (loaded.facts.max_cer_gap_faster_whisper, loaded.facts.max_cer_gap_fp16)
-    report = Report(loaded.facts, normalizer_name, scores, tuple(gates(scores, *limits)))
+    run, systems = load_run(folder, names)
+    scores = tuple(score_system(facts, calls, normalizer_name) for facts, calls in systems)
+    judged = gates(scores, run.max_cer_gap_faster_whisper, run.max_cer_gap_fp16)
+    report = Report(run, normalizer_name, scores, tuple(judged))
     write_text(folder / "report.json", report_to_json(report))
     write_text(folder / "report.md", to_markdown(report))
     return report
@@ -159,7 +159,7 @@ def to_markdown(report: Report) -> str:
         _gates(report.gates),
         "## Accuracy",
         f"Normaliser {normaliser}",
-        _accuracy(report.systems),
+        _table_of(_ACCURACY, report.systems),
         "### By language",
         _by_language(report.systems),
         "## Speed and memory",
@@ -189,38 +189,32 @@ def percent(rate: Rate) -> str:
     return f"{rate.percent:.2f} % [{rate.low:.2f}, {rate.high:.2f}]"
 
 
-def _counts(accuracy: Accuracy) -> str:
-    counts = accuracy.cer.counts
+def _table_of(columns: Sequence[Column], systems: Sequence[SystemScore]) -> str:
+    """A table with a line for each system, its name first."""
+    rows = [[score.facts.name, *(cell(score) for _, cell in columns)] for score in systems]
+    return table(["system", *(title for title, _ in columns)], rows)
+
+
+def _edits(score: SystemScore) -> str:
+    counts = score.overall.cer.counts
     return f"{counts.substitutions}/{counts.deletions}/{counts.insertions} of {counts.length}"
 
 
-def _accuracy(systems: Sequence[SystemScore]) -> str:
-    header = [
-        "system",
-        "CER [95 %]",
-        "S/D/I of characters",
-        "WER [95 %]",
-        "raw CER",
-        "language right",
-        "silent clips with text",
-        "unstable",
-        "failed calls",
-    ]
-    rows = [
-        [
-            score.facts.name,
-            percent(score.overall.cer),
-            _counts(score.overall),
-            percent(score.overall.wer),
-            "no text" if score.raw.cer.percent is None else f"{score.raw.cer.percent:.2f} %",
-            f"{score.language_right} of {score.language_of}",
-            f"{score.silent_with_text} of {score.silent_clips}",
-            str(len(score.unstable)),
-            str(len(score.errors)),
-        ]
-        for score in systems
-    ]
-    return table(header, rows)
+def _raw(score: SystemScore) -> str:
+    rate = score.raw.cer.percent
+    return "no text" if rate is None else f"{rate:.2f} %"
+
+
+_ACCURACY: tuple[Column, ...] = (
+    ("CER [95 %]", lambda score: percent(score.overall.cer)),
+    ("S/D/I of characters", _edits),
+    ("WER [95 %]", lambda score: percent(score.overall.wer)),
+    ("raw CER", _raw),
+    ("language right", lambda score: f"{score.language_right} of {score.language_of}"),
+    ("silent clips with text", lambda score: f"{score.silent_with_text} of {score.silent_clips}"),
+    ("unstable", lambda score: str(len(score.unstable))),
+    ("failed calls", lambda score: str(len(score.errors))),
+)
 
 
 def _by_language(systems: Sequence[SystemScore]) -> str:
@@ -232,43 +226,35 @@ def _by_language(systems: Sequence[SystemScore]) -> str:
     return table(["system", "language", "clips", "CER [95 %]", "WER [95 %]"], rows)
 
 
-def _latency(latency: Latency) -> list[str]:
-    jitter = "one pass" if latency.jitter_s is None else f"{1000 * latency.jitter_s:.0f}"
-    parts = (latency.p50_s, latency.p95_s, latency.p99_s)
-    return [" / ".join(f"{1000 * value:.0f}" for value in parts), jitter]
+def _milliseconds(*seconds: float | None, otherwise: str = "none") -> str:
+    return " / ".join(otherwise if value is None else f"{1e3 * value:.0f}" for value in seconds)
+
+
+def _percentiles(latency: Latency) -> str:
+    return _milliseconds(latency.p50_s, latency.p95_s, latency.p99_s)
+
+
+def _jitter(latency: Latency) -> str:
+    return _milliseconds(latency.jitter_s, otherwise="one pass")
 
 
 def _speed(systems: Sequence[SystemScore], run: RunFacts) -> str:
-    many = run.concurrency
-    header = [
-        "system",
-        "10 s clip, ms",
-        "alone p50/p95/p99, ms",
-        "jitter, ms",
-        f"{many} at a time p50/p95/p99, ms",
-        "jitter, ms",
-        "RTFx alone",
-        f"RTFx {many} at a time",
-        "peak memory, MiB",
-        "start, s",
-    ]
-    rows = [
-        [
-            score.facts.name,
-            "none" if score.ten_second_s is None else f"{1000 * score.ten_second_s:.0f}",
-            *_latency(score.alone),
-            *_latency(score.loaded),
-            f"{score.rtfx_alone:.1f}",
-            f"{score.rtfx_loaded:.1f}",
-            f"{score.facts.peak_memory_bytes / 2**20:.0f}",
-            f"{score.facts.start_s:.1f}",
-        ]
-        for score in systems
-    ]
+    many = f"{run.concurrency} at a time"
+    columns: tuple[Column, ...] = (
+        ("10 s clip, ms", lambda score: _milliseconds(score.ten_second_s)),
+        ("alone p50/p95/p99, ms", lambda score: _percentiles(score.alone)),
+        ("jitter, ms", lambda score: _jitter(score.alone)),
+        (f"{many} p50/p95/p99, ms", lambda score: _percentiles(score.loaded)),
+        ("jitter, ms", lambda score: _jitter(score.loaded)),
+        ("RTFx alone", lambda score: f"{score.rtfx_alone:.1f}"),
+        (f"RTFx {many}", lambda score: f"{score.rtfx_loaded:.1f}"),
+        ("peak memory, MiB", lambda score: f"{score.facts.peak_memory_bytes / 2**20:.0f}"),
+        ("start, s", lambda score: f"{score.facts.start_s:.1f}"),
+    )
     note = f"The 10 s clip is `{run.ten_second_clip}`, one call at a time, median. "
     calls = {(score.alone.calls, score.loaded.calls) for score in systems}
     numbers = "; ".join(f"{alone} calls alone, {loaded} under load" for alone, loaded in calls)
-    return f"{note}Percentiles are over {numbers}.\n\n{table(header, rows)}"
+    return f"{note}Percentiles are over {numbers}.\n\n{_table_of(columns, systems)}"
 
 
 def _ratios(systems: Sequence[SystemScore], run: RunFacts) -> str:

@@ -16,12 +16,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from eval.accuracy import systems
-from eval.accuracy.data import (
-    SystemFacts,
-    TimedCall,
-    read_rows,
-    ten_second_clip,
-)
+from eval.accuracy.data import SystemFacts, TimedCall, read_calls, ten_second_clip
 from eval.accuracy.worker import calls_per_system, measure_system
 from eval.config import Config
 from eval.files import read_json, write_json
@@ -53,12 +48,7 @@ class RunFacts:
     machine: dict[str, str]
 
 
-@dataclasses.dataclass(frozen=True)
-class LoadedRun:
-    """A run read back from its folder."""
-
-    facts: RunFacts
-    systems: dict[str, tuple[SystemFacts, list[TimedCall]]]  # in the order that they ran
+LoadedSystem = tuple[SystemFacts, list[TimedCall]]
 
 
 def run(config: Config, config_path: str, folder: Path) -> None:
@@ -86,17 +76,11 @@ def _run_facts(config: Config, clips: list[Clip]) -> RunFacts:
         id=uuid.uuid4().hex,
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         config_name=config.name,
-        manifest=config.eval.manifest,
-        systems=config.eval.systems,
         clips=len(clips),
         audio_s=sum(clip.duration_s for clip in clips),
         ten_second_clip=ten_second.file if ten_second else None,
-        concurrency=config.eval.concurrency,
-        repeats=config.eval.repeats,
-        threads=config.eval.threads,
-        max_cer_gap_faster_whisper=config.eval.max_cer_gap_faster_whisper,
-        max_cer_gap_fp16=config.eval.max_cer_gap_fp16,
         machine=machine_facts(),
+        **vars(config.eval),
     )
 
 
@@ -107,55 +91,43 @@ def _run_system(name: str, config: Config, clips: list[Clip], run_id: str, folde
     path.parent.mkdir(parents=True, exist_ok=True)
     bar = tqdm(total=calls_per_system(clips, config), desc=f"{name:24}", unit="call")
     with bar, partial.open("w", encoding="utf-8") as file:
-        rows = 0
 
-        def keep(row: TimedCall) -> None:
-            nonlocal rows
-            rows += 1
-            file.write(to_json(row) + "\n")
+        def keep(call: TimedCall) -> None:
+            file.write(to_json(call) + "\n")
             file.flush()
 
-        measured = measure_system(
+        facts = measure_system(
             name,
             config,
             clips,
+            run_id=run_id,
             open_system=systems.open_system,
             on_timed_call=keep,
             on_call=bar.update,
             log=folder / "logs" / f"{name}.log",
         )
-    facts = SystemFacts(
-        run=run_id,
-        name=name,
-        settings=measured.settings,
-        start_s=measured.start_s,
-        peak_memory_bytes=measured.peak_memory_bytes,
-        rows=rows,
-    )
     os.replace(partial, path)
     write_json(path.with_suffix(".json"), facts)
 
 
-def load_run(folder: Path, names: tuple[str, ...] = ()) -> LoadedRun:
-    """Read a run back; `names` chooses systems, none means all that were asked for.
+def load_run(folder: Path, names: tuple[str, ...]) -> tuple[RunFacts, list[LoadedSystem]]:
+    """Read a run back; `names` chooses systems, none means all, in the order that they ran.
 
     Raises:
         ConfigError: a file is missing or damaged, belongs to another run, or the systems did not
             get the same clips; the message says what to do.
     """
     facts = read_json(folder / RUN_FILE, RunFacts, "a run")
-    loaded = {name: _load_system(folder, name, facts) for name in names or facts.systems}
-    clips = {name: sorted({row.file for row in rows}) for name, (_, rows) in loaded.items()}
+    loaded = [_load_system(folder, name, facts) for name in dict.fromkeys(names or facts.systems)]
+    clips = {system.name: {call.file for call in calls} for system, calls in loaded}
     first = next(iter(clips))
     for name, files in clips.items():
         if files != clips[first]:
             raise ConfigError(f"{folder}: {name} and {first} were not given the same clips")
-    return LoadedRun(facts, loaded)
+    return facts, loaded
 
 
-def _load_system(
-    folder: Path, name: str, run_facts: RunFacts
-) -> tuple[SystemFacts, list[TimedCall]]:
+def _load_system(folder: Path, name: str, run_facts: RunFacts) -> LoadedSystem:
     path = folder / "predictions" / f"{name}.json"
     if name not in run_facts.systems:
         known = ", ".join(run_facts.systems)
@@ -171,9 +143,8 @@ def _load_system(
             f"{path} is of an earlier run, so {name} did not finish in this one; run again, or "
             "name the systems that did with --systems"
         )
-    rows = read_rows(path.with_suffix(".jsonl"))
-    if len(rows) != facts.rows:
-        raise ConfigError(
-            f"{path.with_suffix('.jsonl')} has {len(rows)} lines, expected {facts.rows}; run again"
-        )
-    return facts, rows
+    predictions = path.with_suffix(".jsonl")
+    calls = read_calls(predictions)
+    if len(calls) != facts.rows:
+        raise ConfigError(f"{predictions} has {len(calls)} lines, expected {facts.rows}; run again")
+    return facts, calls

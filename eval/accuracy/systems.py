@@ -7,13 +7,10 @@ only one system needs are imported where it is opened, in a process of its own.
 
 import contextlib
 import dataclasses
-import functools
-import importlib.metadata
-import importlib.util
 import io
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from eval.accuracy.data import Prediction, TimedText
 from eval.accuracy.prepare import (
@@ -24,12 +21,13 @@ from eval.accuracy.prepare import (
     prepare_engine,
 )
 from eval.config import Config
+from eval.machine import missing_packages, versions
 from serve.config import Precision
 from serve.errors import AudioError, ConfigError, UnavailableError
 from serve.messages import Request, Transcript
 
 
-class System(Protocol):
+class System:
     """One thing that turns audio into text."""
 
     settings: dict[str, str]  # everything that decides its figures, versions included
@@ -40,21 +38,20 @@ class System(Protocol):
         Raises:
             EarshotError: this one call failed.
         """
-        ...
+        raise NotImplementedError
 
     def close(self) -> None:
-        """Free everything, child processes included."""
-        ...
-
-
-def versions(*distributions: str) -> dict[str, str]:
-    """Installed versions by name of distribution."""
-    return {name: importlib.metadata.version(name) for name in distributions}
+        """Free everything, child processes included; nothing, where nothing runs between calls."""
 
 
 def _from_transcript(transcript: Transcript) -> Prediction:
     segments = tuple(TimedText(s.start, s.end, s.text) for s in transcript.segments)
     return Prediction(transcript.text, transcript.language, segments)
+
+
+def _from_segments(language: str | None, segments: list[TimedText]) -> Prediction:
+    text = " ".join(segment.text.strip() for segment in segments if segment.text.strip())
+    return Prediction(text, language, tuple(segments))
 
 
 def _runtime_settings(config: Config, path: str) -> dict[str, str]:
@@ -69,7 +66,7 @@ def _runtime_settings(config: Config, path: str) -> dict[str, str]:
     }
 
 
-class EarshotTriton:
+class EarshotTriton(System):
     """The configured engine behind Triton Inference Server, whole answers by gRPC.
 
     Takes whatever ports are free, so that it can run beside a server on the configured ones.
@@ -83,10 +80,9 @@ class EarshotTriton:
         server = dataclasses.replace(
             config.server, http_port=http, grpc_port=grpc, metrics_port=metrics
         )
+        running = running_server(dataclasses.replace(config, server=server))
         with contextlib.ExitStack() as stack:
-            self.server = stack.enter_context(
-                running_server(dataclasses.replace(config, server=server))
-            )
+            self.server = stack.enter_context(running)
             client = Client(self.server.grpc, config.transcriber.request_timeout_s)
             self._client = stack.enter_context(client)
             self._stack = stack.pop_all()
@@ -105,7 +101,7 @@ class EarshotTriton:
         self._stack.close()
 
 
-class EarshotInProcess:
+class EarshotInProcess(System):
     """A transcriber in this process."""
 
     def __init__(self, config: Config, precision: Precision) -> None:
@@ -133,7 +129,7 @@ class EarshotInProcess:
         self._transcriber.close()
 
 
-class TransformersFp32:
+class TransformersFp32(System):
     """transformers' `generate` in float32 on the windows that Earshot cuts, one at a time."""
 
     def __init__(self, config: Config) -> None:
@@ -186,8 +182,7 @@ class TransformersFp32:
                 TimedText(window.start_s + p.start_s, window.start_s + p.end_s, p.text)
                 for p in pieces
             ]
-        text = " ".join(segment.text.strip() for segment in segments if segment.text.strip())
-        return Prediction(text, language, tuple(segments))
+        return _from_segments(language, segments)
 
     def _window(self, samples: Any) -> tuple[str | None, list[TimedText]]:
         """Language and timed text of one window; samples are float32 (n,), 16 kHz mono."""
@@ -210,11 +205,8 @@ class TransformersFp32:
         ]
         return code, pieces
 
-    def close(self) -> None:
-        """Nothing runs between calls."""
 
-
-class FasterWhisper:
+class FasterWhisper(System):
     """faster-whisper on the same checkpoint, converted."""
 
     def __init__(self, config: Config, compute_type: str) -> None:
@@ -258,58 +250,41 @@ class FasterWhisper:
             pieces, info = self._model.transcribe(io.BytesIO(audio), **self._options)
         except FFmpegError as error:
             raise AudioError(f"faster-whisper cannot decode the audio: {error}") from error
-        segments = tuple(TimedText(piece.start, piece.end, piece.text) for piece in pieces)
-        text = " ".join(segment.text.strip() for segment in segments if segment.text.strip())
-        return Prediction(text, info.language, segments)
-
-    def close(self) -> None:
-        """Nothing runs between calls."""
+        segments = [TimedText(piece.start, piece.end, piece.text) for piece in pieces]
+        return _from_segments(info.language, segments)
 
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
     """How a system is opened and what it needs."""
 
-    open: Callable[[Config], System]
+    open: Callable[[], System]
     packages: tuple[str, ...]  # by import name
     engine: Precision | None = None  # to be built before it starts; None = none
     converted: bool = False  # whether the checkpoint has to be converted before it starts
 
 
-SPECS: dict[str, Spec] = {
-    "earshot-int8": Spec(
-        functools.partial(EarshotInProcess, precision="int8"), ("torch",), engine="int8"
-    ),
-    "earshot-fp16": Spec(
-        functools.partial(EarshotInProcess, precision="fp16"), ("torch",), engine="fp16"
-    ),
-    "transformers-fp32": Spec(TransformersFp32, ("transformers", "torch")),
-    "faster-whisper-int8": Spec(
-        functools.partial(FasterWhisper, compute_type="int8"),
-        ("faster_whisper", "ctranslate2", "av"),
-        converted=True,
-    ),
-    "faster-whisper-float32": Spec(
-        functools.partial(FasterWhisper, compute_type="float32"),
-        ("faster_whisper", "ctranslate2", "av"),
-        converted=True,
-    ),
-}
+def specs(config: Config) -> dict[str, Spec]:
+    """Every system by name."""
 
-TRITON = "earshot-triton"  # runs the configured engine, so its spec depends on the config
+    def in_process(precision: Precision) -> Spec:
+        return Spec(lambda: EarshotInProcess(config, precision), ("torch",), engine=precision)
 
+    def faster_whisper(compute_type: str) -> Spec:
+        packages = ("faster_whisper", "ctranslate2", "av")
+        return Spec(lambda: FasterWhisper(config, compute_type), packages, converted=True)
 
-def spec_of(name: str, config: Config) -> Spec:
-    """The system of that name.
-
-    Raises:
-        ConfigError: there is none; the message lists those that exist.
-    """
-    if name == TRITON:
-        return Spec(EarshotTriton, ("pytriton", "tritonclient"), engine=config.build.precision)
-    if name not in SPECS:
-        raise ConfigError(f"unknown system {name!r}; known: {', '.join([TRITON, *SPECS])}")
-    return SPECS[name]
+    through_triton = Spec(
+        lambda: EarshotTriton(config), ("pytriton", "tritonclient"), engine=config.build.precision
+    )
+    return {
+        "earshot-triton": through_triton,
+        "earshot-int8": in_process("int8"),
+        "earshot-fp16": in_process("fp16"),
+        "transformers-fp32": Spec(lambda: TransformersFp32(config), ("transformers", "torch")),
+        "faster-whisper-int8": faster_whisper("int8"),
+        "faster-whisper-float32": faster_whisper("float32"),
+    }
 
 
 def check(names: tuple[str, ...], config: Config) -> None:
@@ -321,13 +296,15 @@ def check(names: tuple[str, ...], config: Config) -> None:
     """
     if not names or len(set(names)) != len(names):
         raise ConfigError(f"expected different names of systems, got {', '.join(names) or 'none'}")
+    known = specs(config)
     for name in names:
-        for package in spec_of(name, config).packages:
-            if importlib.util.find_spec(package) is None:
-                raise UnavailableError(
-                    f"{name} needs the package {package}, which is not installed; "
-                    "install requirements.txt, or leave the system out with --systems"
-                )
+        if name not in known:
+            raise ConfigError(f"unknown system {name!r}; known: {', '.join(known)}")
+        for package in missing_packages(known[name].packages):
+            raise UnavailableError(
+                f"{name} needs the package {package}, which is not installed; "
+                "install requirements.txt, or leave the system out with --systems"
+            )
 
 
 def prepare(names: tuple[str, ...], config: Config, config_path: str) -> None:
@@ -336,13 +313,13 @@ def prepare(names: tuple[str, ...], config: Config, config_path: str) -> None:
     Raises:
         EarshotError: something could not be made; the message names it.
     """
-    specs = [spec_of(name, config) for name in names]
-    for precision in sorted({spec.engine for spec in specs if spec.engine}):
+    needed = [specs(config)[name] for name in names]
+    for precision in sorted({spec.engine for spec in needed if spec.engine}):
         prepare_engine(config, config_path, precision)
-    if any(spec.converted for spec in specs):
+    if any(spec.converted for spec in needed):
         prepare_converted(config)
 
 
 def open_system(name: str, config: Config) -> System:
     """Open a system; it is ready when this returns."""
-    return spec_of(name, config).open(config)
+    return specs(config)[name].open()

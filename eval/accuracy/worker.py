@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from eval.accuracy.data import TimedCall, ten_second_clip
+from eval.accuracy.data import SystemFacts, TimedCall, ten_second_clip
 from eval.accuracy.load import drive
 from eval.accuracy.systems import System
 from eval.config import Config
@@ -53,15 +53,6 @@ class PeakMemory:
     bytes: int
 
 
-@dataclasses.dataclass(frozen=True)
-class MeasuredSystem:
-    """What came of one system beside its timed calls."""
-
-    settings: dict[str, str]
-    start_s: float
-    peak_memory_bytes: int  # resident set, child and all its descendants together
-
-
 def calls_per_system(clips: list[Clip], config: Config) -> int:
     """How many calls a whole run of one system makes, the warm-up's included."""
     one_clip = ONE_CLIP_CALLS_PER_REPEAT * config.eval.repeats if ten_second_clip(clips) else 0
@@ -73,11 +64,12 @@ def measure_system(
     config: Config,
     clips: list[Clip],
     *,
+    run_id: str,
     open_system: OpenSystem,
     on_timed_call: Callable[[TimedCall], None],
     on_call: Callable[[], None],
     log: Path,
-) -> MeasuredSystem:
+) -> SystemFacts:
     """Run one system to its end.
 
     `on_timed_call` gets every timed call; `on_call` is called after each call, the warm-up's too.
@@ -90,7 +82,7 @@ def measure_system(
     with _thread_environment(config.eval.threads):
         child = ChildProcess(name, _run_phases, (name, config, clips, open_system), log)
     with child, _sampled_memory(child.pid) as peak:
-        ready, own_peak = SystemReady({}, 0.0), 0
+        ready, own_peak, timed_calls = SystemReady({}, 0.0), 0, 0
         timeout_s = START_TIMEOUT_S
         while (message := child.receive(timeout_s)) is not None:
             match message:
@@ -100,11 +92,13 @@ def measure_system(
                 case PeakMemory():
                     own_peak = message.bytes
                 case TimedCall():
+                    timed_calls += 1
                     on_timed_call(message)
                     on_call()
                 case WarmUpCall():
                     on_call()
-    return MeasuredSystem(ready.settings, ready.start_s, max(own_peak, peak[0]))
+    memory_bytes = max(own_peak, peak[0])
+    return SystemFacts(run_id, name, ready.settings, ready.start_s, memory_bytes, timed_calls)
 
 
 @contextlib.contextmanager

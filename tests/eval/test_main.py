@@ -1,4 +1,5 @@
 import dataclasses
+import importlib.util
 import json
 import os
 import re
@@ -14,7 +15,7 @@ from eval import processes
 from eval.__main__ import _parser, main
 from eval.accuracy import run as run_module
 from eval.accuracy import systems
-from eval.accuracy.data import read_rows
+from eval.accuracy.data import read_calls
 from eval.bench.plan import Plan
 from tests.eval.fakes import open_fake
 
@@ -114,7 +115,7 @@ def test_ctrl_c_keeps_valid_lines(config, capsys, monkeypatch):
     assert "interrupted" in capsys.readouterr().err
     kept = list((folder / "predictions").iterdir())
     assert [path.name for path in kept] == ["earshot-int8.jsonl.partial"]
-    assert len(read_rows(kept[0])) >= 1
+    assert len(read_calls(kept[0])) >= 1
     assert not (folder / "report.json").exists()
 
 
@@ -138,7 +139,7 @@ def test_mistakes_end_in_one_line(config, capsys, flags, code, said):
 
 
 def test_a_missing_package_is_named_before_anything_runs(config, capsys, monkeypatch):
-    monkeypatch.setattr(systems.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     code, folder = run(config, "--systems", "faster-whisper-int8")
     assert code == 1
     assert "faster-whisper-int8 needs the package faster_whisper" in capsys.readouterr().err

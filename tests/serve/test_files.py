@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from build.verify import read_recordings, recordings_of
-from eval.accuracy.data import SystemFacts, read_rows
+from eval.accuracy.data import SystemFacts, read_calls
 from eval.accuracy.load import drive
 from eval.files import read_json
 from serve.clips import Clip, load_clips
@@ -51,7 +51,7 @@ def load(path):
         load,
         load_clips,
         load_config,
-        read_rows,
+        read_calls,
         recordings_of,
         lambda path: read_json(path, SystemFacts, "a system's facts"),
         lambda path: read_recordings([str(path)]),
@@ -63,7 +63,7 @@ def test_every_reader_ends_in_the_same_error(tmp_path, reader):
         reader(tmp_path / "gone")
 
 
-@pytest.mark.parametrize("reader", [load_config, load_clips, read_rows, recordings_of])
+@pytest.mark.parametrize("reader", [load_config, load_clips, read_calls, recordings_of])
 def test_every_reader_of_text_refuses_what_is_none(tmp_path, reader):
     path: Path = tmp_path / "latin"
     path.write_bytes(b"name = '\xf1'")

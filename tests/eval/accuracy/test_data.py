@@ -1,6 +1,6 @@
 import pytest
 
-from eval.accuracy.data import read_rows, ten_second_clip
+from eval.accuracy.data import read_calls, ten_second_clip
 from eval.files import write_text
 from serve.clips import load_clips
 from serve.codec import to_json
@@ -26,8 +26,8 @@ def test_rows_survive_the_file(tmp_path):
     ]
     path = tmp_path / "rows.jsonl"
     write_text(path, "".join(to_json(r) + "\n" for r in rows))
-    assert read_rows(path) == rows
-    assert read_rows(path)[1].text == ""
+    assert read_calls(path) == rows
+    assert read_calls(path)[1].text == ""
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -36,18 +36,18 @@ def test_predictions_that_are_not_text(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"\xff\xfe{")
     with pytest.raises(FileError, match=r"rows.jsonl: byte 0 is not UTF-8"):
-        read_rows(path)
+        read_calls(path)
 
 
 def test_rows_of_another_version_are_named(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('\n{"file": "b"}\n')
     with pytest.raises(ConfigError, match=r"rows.jsonl:2: reference is missing; has file; expect"):
-        read_rows(path)
+        read_calls(path)
 
 
 def test_damaged_rows_are_named(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(to_json(timed_call("a", "x", "x")) + '\n{"file": "b"')
     with pytest.raises(ConfigError, match=r"rows.jsonl:2 is not JSON: .*; expected a prediction"):
-        read_rows(path)
+        read_calls(path)

@@ -112,7 +112,7 @@ def test_demo_sends_every_clip_and_stops_the_server(config, tmp_path):
     evaluation = dataclasses.replace(config.eval, manifest=str(manifest))
     stages = []
     result = demo(dataclasses.replace(config, eval=evaluation), stages.append)
-    assert [r.file for r in result.rows] == [c.file for c in load_clips(manifest)]
+    assert [r.file for r in result.calls] == [c.file for c in load_clips(manifest)]
     assert result.failed == 0
     assert result.peak_memory_bytes > 50_000_000
     assert stages[-1] == "Stopped the server."
@@ -121,7 +121,7 @@ def test_demo_sends_every_clip_and_stops_the_server(config, tmp_path):
 def test_demo_output():
     spoken = timed_call("a.wav", "Hello there", "Hallo there", latency_s=0.5)
     result = DemoResult(
-        rows=(
+        calls=(
             spoken,
             timed_call("silent.wav", "", "", latency_s=0.25),
             timed_call("lost.wav", "Gone", "", prediction=None, error="AudioError: AUDIO is empty"),

@@ -25,6 +25,7 @@ def measured(tmp_path, name="fake", said=SAID, config=CONFIG, on_row=None):
         name,
         config,
         write_clips(tmp_path, said),
+        run_id="r",
         open_system=open_fake,
         on_timed_call=on_row or rows.append,
         on_call=lambda: calls.append(1),
