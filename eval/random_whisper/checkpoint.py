@@ -67,15 +67,26 @@ def write_checkpoint(folder: Path, shape: Shape, weights: dict[str, torch.Tensor
     return folder
 
 
+def byte_alphabet() -> list[str]:
+    """How a byte-level vocabulary writes each byte, in order of id."""
+    return sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+
+
+def byte_level_tokenizer(pieces: list[str]) -> tokenizers.Tokenizer:
+    """A byte-level tokenizer without merges; a piece's id is its place."""
+    vocabulary = {piece: id for id, piece in enumerate(pieces)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    return tokenizer
+
+
 def write_tokenizer(folder: Path, shape: Shape) -> None:
     """Write tokenizer.json and generation_config.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    alphabet = byte_alphabet()
     fillers = [f"filler{i}" for i in range(shape.pieces - len(alphabet))]
-    vocab = {piece: i for i, piece in enumerate([*alphabet, *fillers])}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer = byte_level_tokenizer([*alphabet, *fillers])
     special = special_ids(shape)
     tokenizer.add_special_tokens([tokenizers.AddedToken(token, special=True) for token in special])
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -119,6 +130,15 @@ def write_processor(folder: Path, shape: Shape) -> None:
         "return_attention_mask": False,
     }
     write_json(folder / "preprocessor_config.json", extractor)
+
+
+def write_peer_checkpoint(folder: Path, shape: Shape) -> None:
+    """Write all that vLLM, CTranslate2's converter and transformers read; nothing is suppressed."""
+    write_checkpoint(folder, shape, random_weights(shape, spread=0.02))
+    write_processor(folder, shape)
+    free: dict[str, list[int]] = {"suppress_tokens": [], "begin_suppress_tokens": []}
+    pad = {"pad_token_id": special_ids(shape)[END]}
+    write_json(folder / "generation_config.json", {**generation_config(shape), **free, **pad})
 
 
 def write_json(path: Path, content: object) -> None:

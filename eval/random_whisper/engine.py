@@ -7,16 +7,13 @@ beyond those that may come first, so that an answer always has text.
 """
 
 import dataclasses
-import json
-import math
-from collections.abc import Iterator
 from pathlib import Path
 
-import tokenizers
 import torch
 from safetensors.torch import save
 
-from eval.random_whisper.shapes import END, START, Shape, special_ids
+from eval.random_whisper.checkpoint import byte_alphabet, byte_level_tokenizer
+from eval.random_whisper.shapes import END, START, Shape, special_ids, special_tokens
 from serve.config import Precision
 from serve.engine import (
     MANIFEST_FILE,
@@ -46,17 +43,8 @@ class RandomEngine(Engine):
 
     def load_weights(self, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
         """Random tensors as `Engine.load_weights` gives them."""
-        return dict(self.each_weight(device))
-
-    def load_mel_filters(self) -> torch.Tensor:
-        """Bands of equal width: at the cost of the real ones, which need transformers."""
-        n_mels = self.manifest.dims.n_mels
-        band = torch.arange(N_FREQUENCIES) * n_mels // N_FREQUENCIES
-        return (torch.arange(n_mels)[:, None] == band).float() * _BAND_WEIGHT
-
-    def each_weight(self, device: torch.device | str) -> Iterator[tuple[str, torch.Tensor]]:
-        """The same one after the other, by name, in the order of `tensor_specs`."""
         generator = torch.Generator(device).manual_seed(0)
+        weights = {}
         for name, spec in tensor_specs(self.manifest.dims, self.manifest.precision).items():
             if spec.dtype == torch.int8:
                 value = torch.randint(
@@ -68,7 +56,14 @@ class RandomEngine(Engine):
             else:
                 value = torch.randn(spec.shape, generator=generator, device=device)
                 value = value * 0.02 + ("norm.weight" in name)
-            yield name, value.to(spec.dtype)
+            weights[name] = value.to(spec.dtype)
+        return weights
+
+    def load_mel_filters(self) -> torch.Tensor:
+        """Bands of equal width: at the cost of the real ones, which need transformers."""
+        n_mels = self.manifest.dims.n_mels
+        band = torch.arange(N_FREQUENCIES) * n_mels // N_FREQUENCIES
+        return (torch.arange(n_mels)[:, None] == band).float() * _BAND_WEIGHT
 
 
 def random_engine(shape: Shape, precision: Precision) -> RandomEngine:
@@ -99,8 +94,6 @@ def random_engine(shape: Shape, precision: Precision) -> RandomEngine:
 def write_engine(engine: RandomEngine, folder: Path, device: torch.device | str) -> Engine:
     """Write made-up weights as a real engine folder, for a server to open.
 
-    Tensors are made on `device` and go to the disk one by one.
-
     Args:
         engine: of which shape.
         folder: empty.
@@ -110,8 +103,9 @@ def write_engine(engine: RandomEngine, folder: Path, device: torch.device | str)
         OSError: the disk is full or fails.
     """
     weights, tokenizer = folder / WEIGHTS_FILE, folder / TOKENIZER_FILE
-    _write_weights(engine, weights, device)
-    _write_tokenizer(engine.manifest, tokenizer)
+    tensors = engine.load_weights(device)
+    weights.write_bytes(save({name: tensor.cpu() for name, tensor in tensors.items()}))
+    byte_level_tokenizer(_pieces(engine.shape)).save(str(tokenizer))
     filters = folder / MEL_FILTERS_FILE
     filters.write_bytes(save({"mel_filters": engine.load_mel_filters()}))
     paths = (weights, tokenizer, filters)
@@ -121,40 +115,14 @@ def write_engine(engine: RandomEngine, folder: Path, device: torch.device | str)
     return Engine(folder, manifest)
 
 
-def _write_weights(engine: RandomEngine, path: Path, device: torch.device | str) -> None:
-    """A safetensors file: the header's length, the header as JSON, the tensors without gaps."""
-    header, end = {}, 0
-    for name, spec in tensor_specs(engine.manifest.dims, engine.manifest.precision).items():
-        begin, end = end, end + math.prod(spec.shape) * spec.dtype.itemsize
-        dtype = {torch.int8: "I8", torch.float16: "F16"}[spec.dtype]
-        header[name] = {"dtype": dtype, "shape": spec.shape, "data_offsets": (begin, end)}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _, tensor in engine.each_weight(device):
-            file.write(tensor.cpu().numpy().data)
-
-
-def _write_tokenizer(manifest: Manifest, path: Path) -> None:
-    """A byte-level vocabulary in which every id has a name: bytes, made-up words, special tokens.
+def _pieces(shape: Shape) -> list[str]:
+    """A byte-level vocabulary by id: bytes, made-up words, special tokens.
 
     Words are a blank and up to four letters, about as long as Whisper's.
     """
-    facts = manifest.tokenizer
-    special = {
-        facts.eot: "endoftext", facts.sot: "startoftranscript", facts.sot_prev: "startofprev",
-        facts.no_speech: "nospeech", facts.no_timestamps: "notimestamps",
-    }  # fmt: skip
-    special |= {id: code for code, id in facts.languages.items()}
-    names = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    names += [f"Ġ{_letters(id)}" for id in range(len(names), facts.eot)]
-    names += [f"<|{special.get(id, id)}|>" for id in range(facts.eot, manifest.dims.n_vocab)]
-    vocabulary = {name: id for id, name in enumerate(names)}
-    pieces = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
-    pieces.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    pieces.decoder = tokenizers.decoders.ByteLevel()
-    pieces.save(str(path))
+    alphabet = byte_alphabet()
+    words = [f"Ġ{_letters(id)}" for id in range(len(alphabet), shape.pieces)]
+    return [*alphabet, *words, *special_tokens(shape)]
 
 
 def _letters(number: int) -> str:

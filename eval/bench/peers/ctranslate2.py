@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from eval.bench.peers.checkpoint import write_peer_checkpoint
 from eval.bench.peers.forced import Decode, batched, latency
 from eval.bench.plan import Progress
 from eval.bench.table import Measurement
+from eval.random_whisper.checkpoint import write_peer_checkpoint
 from eval.random_whisper.shapes import END, Shape, prompt_ids, special_ids
 
 BATCH = 64

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from eval.bench.peers.checkpoint import write_peer_checkpoint
 from eval.bench.peers.forced import Decode, batched, latency, mlperf, queued
 from eval.bench.plan import Progress
 from eval.bench.table import Measurement
 from eval.bench.workloads import REQUEST_S
+from eval.random_whisper.checkpoint import write_peer_checkpoint
 from eval.random_whisper.shapes import Shape, prompt_ids
 from serve.errors import UnavailableError
 from serve.speech.features import SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES

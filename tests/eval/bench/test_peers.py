@@ -16,11 +16,12 @@ import psutil
 import pytest
 import transformers
 
-from eval.bench.peers import checkpoint, forced, run, vllm
+from eval.bench.peers import forced, run, vllm
 from eval.bench.peers.ctranslate2 import measure_ctranslate2
 from eval.bench.peers.hugging_face import measure_hugging_face
 from eval.bench.peers.run import PEERS, _measure_peer, check_peers, measure_peer
 from eval.bench.table import Measurement
+from eval.random_whisper.checkpoint import write_peer_checkpoint
 from eval.random_whisper.shapes import PROMPT, prompt_ids
 from serve.errors import EarshotError, UnavailableError
 
@@ -62,7 +63,7 @@ def test_ctranslate2_decodes_forced_lengths(short, tiny):
 
 
 def test_the_checkpoint_is_what_transformers_reads(tmp_path, tiny):
-    checkpoint.write_peer_checkpoint(tmp_path, tiny)
+    write_peer_checkpoint(tmp_path, tiny)
     processor = transformers.WhisperProcessor.from_pretrained(tmp_path)
     tokens = list(PROMPT)
     facts = [50258, 50259, 50360, 50364]  # of every published large-v3
