@@ -30,21 +30,15 @@ from serve.errors import CheckpointError, EarshotError
 from serve.runtime.protocol import DecodingOptions, Job
 from serve.speech.features import N_FRAMES, WINDOW_SAMPLES, log_mel
 from serve.triton.server import config_to_toml
+from serve.trtllm import limits
 from serve.trtllm.executor import CppExecutor
-from serve.trtllm.limits import (
-    API_RELEASE,
-    api_version,
-    check_build,
-    find_gpu,
-    installed_release,
-    library_version,
-    limits_of,
-)
 from serve.trtllm.llm_api import LlmApiExecutor
 from serve.trtllm.runtime import Executor, ExecutorRequest, TensorRTLLMRuntime
 
 Progress = Callable[[str], None]
 Compile = Callable[[Path], None]
+Tokens = list[list[int]]
+"""Of each window, in the order of the jobs."""
 
 DONOR = Path("build/demo/checkpoint")  # gives the tokenizer
 _CONTRACT = "tests/serve/runtime/test_contract.py"
@@ -54,8 +48,7 @@ CONTRACT_TESTS: dict[RuntimeName, tuple[str, ...]] = {
     "tensorrt_llm_api": (_CONTRACT, "tests/serve/trtllm/test_llm_api_parity.py", "-k", "llm_api"),
 }
 TINY = PUBLISHED["tiny"]
-BUILD_TIMEOUT_S = 3600.0
-CONTRACT_TIMEOUT_S = 3600.0
+TOOL_TIMEOUT_S = 3600.0  # for a build, and for the contract tests
 WINDOWS = 6
 MAX_TOKENS = 24
 LOGITS_BOUND: dict[Precision, float] = {"fp16": 0.01, "int8": 0.1}  # ||a - b|| / ||b||
@@ -85,8 +78,9 @@ def run(
         DifferenceError: the first difference.
         EarshotError: the library, the GPU or the builder is missing or fails.
     """
-    api = installed_release() >= API_RELEASE
-    version, gpu = api_version() if api else library_version(), find_gpu("cuda")
+    api = limits.installed_release() >= limits.API_RELEASE
+    version = limits.api_version() if api else limits.library_version()
+    gpu = limits.find_gpu("cuda")
     progress(f"TensorRT-LLM {version} on {gpu.name}, compute capability {gpu.capability}")
     network = make_checkpoint(work / "checkpoint")
     runtime: RuntimeName = "tensorrt_llm_api" if api else "tensorrt_llm"
@@ -97,7 +91,7 @@ def run(
         compile_engine(work / f"{precision}.toml")
         engine = open_engine(config.engine)
         if not api:
-            check_build(engine, limits_of(engine), version, gpu)
+            limits.check_build(engine, limits.limits_of(engine), version, gpu)
         progress(f"{precision}: built {engine.path}")
         check_engine(engine, config.runtime, network, progress)
     run_contract_tests(CONTRACT_TESTS[runtime], contract)
@@ -136,11 +130,7 @@ def write_config(work: Path, precision: Precision, runtime: RuntimeName) -> Conf
     config = Config(
         name=f"trtllm-check-{precision}",
         engine=str(work / precision),
-        build=BuildConfig(
-            checkpoint=str(work / "checkpoint"),
-            precision=precision,
-            runtime=runtime,
-        ),
+        build=BuildConfig(str(work / "checkpoint"), precision=precision, runtime=runtime),
         runtime=RuntimeConfig(device="cuda", slots=4, encoder_batch=2),
     )
     (work / f"{precision}.toml").write_text(config_to_toml(config), encoding="utf-8")
@@ -154,7 +144,7 @@ def build_by_command_line(config: Path) -> None:
         EarshotError: the build failed; its own message came before.
     """
     command = [sys.executable, "-m", "build", "engine", "--config", str(config)]
-    run_tool(command, "the build", BUILD_TIMEOUT_S)
+    run_tool(command, "the build", TOOL_TIMEOUT_S)
 
 
 def run_contract_tests(selection: Sequence[str], arguments: Sequence[str] = ()) -> None:
@@ -165,7 +155,7 @@ def run_contract_tests(selection: Sequence[str], arguments: Sequence[str] = ()) 
     """
     command = [sys.executable, "-m", "pytest", "-q", *selection, *arguments]
     try:
-        run_tool(command, "running the runtime contract tests", CONTRACT_TIMEOUT_S)
+        run_tool(command, "running the runtime contract tests", TOOL_TIMEOUT_S)
     except EarshotError as error:
         raise DifferenceError(str(error)) from error
 
@@ -180,7 +170,9 @@ def check_engine(engine: Engine, config: RuntimeConfig, network: Any, progress: 
     reference = Reference(network)
     api = engine.manifest.runtime == "tensorrt_llm_api"
     executor = (
-        LlmApiExecutor(engine, config) if api else CppExecutor(engine, limits_of(engine), config)
+        LlmApiExecutor(engine, config)
+        if api
+        else CppExecutor(engine, limits.limits_of(engine), config)
     )
     runtime = TensorRTLLMRuntime(engine, executor)
     try:
@@ -189,11 +181,11 @@ def check_engine(engine: Engine, config: RuntimeConfig, network: Any, progress: 
         if not api:
             worst = compare_logits(executor, reference, jobs, expected, LOGITS_BOUND[precision])
             progress(f"{precision}: logits are within {worst:.2g} of transformers'")
-        alone = [decode(runtime, [job])[job.id] for job in jobs]
+        alone = [decode(runtime, [job])[0] for job in jobs]
         ties = compare_tokens(reference, jobs, alone, expected, TIE[precision])
         progress(f"{precision}: greedy tokens are transformers' ({ties} windows part at a tie)")
         together = decode(runtime, jobs)
-        compare_batched(reference, jobs, alone, together, TIE[precision])
+        compare_tokens(reference, jobs, together, alone, TIE[precision])
         progress(f"{precision}: windows decoded together say what they say alone")
     finally:
         runtime.close()
@@ -268,11 +260,7 @@ class Reference:
 
 
 def compare_logits(
-    executor: Executor,
-    reference: Reference,
-    jobs: list[Job],
-    expected: list[list[int]],
-    bound: float,
+    executor: Executor, reference: Reference, jobs: list[Job], expected: Tokens, bound: float
 ) -> float:
     """Logits after prefixes of the reference's tokens; returns the largest relative deviation."""
     worst = 0.0
@@ -281,9 +269,8 @@ def compare_logits(
         for count in {0, len(tokens) // 2, len(tokens)}:
             features = job.features.half().T.contiguous()
             prefix = (*job.prompt, *tokens[:count])
-            found = _logits_of(
-                executor, ExecutorRequest(prefix, features, max_tokens=1, probe=True)
-            )
+            request = ExecutorRequest(prefix, features, max_tokens=1, probe=True)
+            found = _logits_of(executor, request)
             theirs = logits[count]
             relative = float((found - theirs).norm() / theirs.norm())
             worst = max(worst, relative)
@@ -298,16 +285,15 @@ def compare_logits(
 
 def _logits_of(executor: Executor, request: ExecutorRequest) -> torch.Tensor:
     request_id = executor.enqueue(request)
-    responses = [
-        response for response in executor.await_responses(_WAIT_S) if response.id == request_id
-    ]
+    answers = executor.await_responses(_WAIT_S)
+    responses = [response for response in answers if response.id == request_id]
     if not responses or responses[0].logits is None:
         raise DifferenceError(f"a request for logits was answered with {responses or 'nothing'}")
     return responses[0].logits
 
 
-def decode(runtime: TensorRTLLMRuntime, jobs: list[Job]) -> dict[int, list[int]]:
-    """Run jobs together; returns their tokens by id."""
+def decode(runtime: TensorRTLLMRuntime, jobs: list[Job]) -> Tokens:
+    """Run jobs together; returns the tokens of each."""
     for job in jobs:
         runtime.submit(job)
     tokens: dict[int, list[int]] = {job.id: [] for job in jobs}
@@ -322,15 +308,11 @@ def decode(runtime: TensorRTLLMRuntime, jobs: list[Job]) -> dict[int, list[int]]
                 raise DifferenceError(f"window {event.job_id}: {event.error}")
             if event.finished is not None:
                 unfinished.discard(event.job_id)
-    return tokens
+    return list(tokens.values())
 
 
 def compare_tokens(
-    reference: Reference,
-    jobs: list[Job],
-    found: list[list[int]],
-    expected: list[list[int]],
-    tie: float,
+    reference: Reference, jobs: list[Job], found: Tokens, expected: Tokens, tie: float
 ) -> int:
     """Demand equal tokens up to the first near-tie; returns how many windows part at one."""
     ties = 0
@@ -339,19 +321,6 @@ def compare_tokens(
             _check_tie(reference, job, ours, theirs, tie)
             ties += 1
     return ties
-
-
-def compare_batched(
-    reference: Reference,
-    jobs: list[Job],
-    alone: list[list[int]],
-    together: dict[int, list[int]],
-    tie: float,
-) -> None:
-    """Demand that windows say the same alone and together, near-ties apart."""
-    for job, tokens in zip(jobs, alone, strict=True):
-        if together[job.id] != tokens:
-            _check_tie(reference, job, together[job.id], tokens, tie)
 
 
 def _check_tie(

@@ -22,6 +22,7 @@ from eval.trtllm_check import (
 )
 from serve.engine import open_engine
 from serve.errors import CheckpointError, EngineError, UnavailableError
+from serve.trtllm import limits
 from tests.fake_trtllm.install import install, install_api
 
 
@@ -173,8 +174,6 @@ def test_without_the_demo_it_says_what_is_missing(tmp_path):
 
 def test_an_engine_from_another_gpu_is_refused(built):
     engine, _, _ = built
-    limits = trtllm_check.limits_of(engine)
-    gpu = trtllm_check.find_gpu
-    other = dataclasses.replace(limits, compute_capability="8.0")
+    other = dataclasses.replace(limits.limits_of(engine), compute_capability="8.0")
     with pytest.raises(EngineError, match=r"compiled for compute capability 8\.0"):
-        trtllm_check.check_build(engine, other, "1.2.1", gpu("cuda"))
+        limits.check_build(engine, other, "1.2.1", limits.find_gpu("cuda"))
