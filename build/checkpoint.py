@@ -21,13 +21,7 @@ from build.facts import read_json, read_tokenizer_files, tokenizer_facts
 from build.names import Naming, foreign_name
 from serve.engine import HEAD_DIM, TOKENIZER_FILE, Dims, Source, TokenizerFacts, tensor_kinds
 from serve.errors import CheckpointError
-from serve.hub import (
-    CONFIG,
-    GENERATION_CONFIG,
-    SMALL_FILES,
-    WEIGHTS_OR_INDEX,
-    checkpoint_folder,
-)
+from serve.hub import CONFIG, GENERATION_CONFIG, SMALL_FILES, WEIGHTS_OR_INDEX, checkpoint_folder
 from serve.speech.features import N_FRAMES
 
 HF_DIMS = {  # our field: Hugging Face's key in config.json
@@ -51,7 +45,6 @@ _HF_FIXED = {  # what the architecture that we run requires of config.json, wher
     "tie_word_embeddings": True,
 }
 _TIED = "proj_out.weight"  # some Hugging Face checkpoints store the tied projection too
-_SHA256_CHUNK_BYTES = 1 << 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,61 +87,46 @@ def open_checkpoint(checkpoint: str, tokenizer: str = "") -> Checkpoint:
         CheckpointError: it cannot be found or read, is not Whisper, or a tensor or token is not
             as expected; the message names it.
     """
-    if Path(checkpoint).is_file():
-        weights = _openai_weights(checkpoint, tokenizer)
+    naming: Naming = "openai" if Path(checkpoint).is_file() else "hf"
+    if naming == "openai":
+        path, source_id = Path(checkpoint), checkpoint
+        files = [path]
+        dims, stored = _read_openai(path, tokenizer)
     else:
-        weights = _hf_weights(checkpoint)
-    folder = checkpoint_folder(tokenizer, with_weights=False)[0] if tokenizer else weights.path
+        path, source_id = checkpoint_folder(checkpoint)
+        dims = _hf_dims(path)
+        files = _weight_files(path)
+        stored = _read_all(files)
+    tensors = _renamed(stored, dims, naming, str(path))
+    folder = checkpoint_folder(tokenizer, with_weights=False)[0] if tokenizer else path
     tokens = read_tokenizer_files(folder)
-    facts, notes = tokenizer_facts(tokens, weights.dims, exact_vocab=bool(tokenizer))
+    facts, notes = tokenizer_facts(tokens, dims, exact_vocab=bool(tokenizer))
     return Checkpoint(
-        path=weights.path,
-        naming=weights.naming,
-        dims=weights.dims,
-        tensors=weights.tensors,
+        path=path,
+        naming=naming,
+        dims=dims,
+        tensors=tensors,
         facts=facts,
         tokenizer_json=tokens.tokenizer_json,
-        source=Source(weights.source_id, _sha256(weights.files)),
-        weight_bytes=sum(file.stat().st_size for file in weights.files),
+        source=Source(source_id, _sha256(files)),
+        weight_bytes=sum(file.stat().st_size for file in files),
         notes=notes,
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Weights:
-    """A checkpoint without its tokenizer; see `Checkpoint`."""
-
-    path: Path
-    naming: Naming
-    source_id: str
-    dims: Dims
-    files: list[Path]
-    tensors: Mapping[str, torch.Tensor]
-
-
-def _hf_weights(checkpoint: str) -> _Weights:
-    folder, source_id = checkpoint_folder(checkpoint)
-    dims = _hf_dims(folder)
-    files = _weight_files(folder)
-    tensors = _renamed(_read_all(files), dims, "hf", str(folder))
-    return _Weights(folder, "hf", source_id, dims, files, tensors)
-
-
-def _openai_weights(checkpoint: str, tokenizer: str) -> _Weights:
+def _read_openai(path: Path, tokenizer: str) -> tuple[Dims, dict[str, Any]]:
+    """An OpenAI checkpoint's sizes, and its tensors by OpenAI's names."""
     if not tokenizer:
         raise CheckpointError(
-            f"{checkpoint} holds weights only; name a folder with {TOKENIZER_FILE} and "
+            f"{path} holds weights only; name a folder with {TOKENIZER_FILE} and "
             f"{GENERATION_CONFIG} with `tokenizer` under [build] or --tokenizer"
         )
-    path = Path(checkpoint)
     content = _load_pickle(path)
     if not isinstance(content, dict) or not {"dims", "model_state_dict"} <= set(content):
         raise CheckpointError(
             f"{path} is not an OpenAI Whisper checkpoint: expected `dims` and `model_state_dict`"
         )
-    dims = _openai_dims(content["dims"], str(path))
-    tensors = _renamed(content["model_state_dict"], dims, "openai", str(path))
-    return _Weights(path, "openai", checkpoint, dims, [path], tensors)
+    return _openai_dims(content["dims"], str(path)), content["model_state_dict"]
 
 
 def folder_files(folder: Path) -> list[Path]:
@@ -220,8 +198,7 @@ def _sha256(files: list[Path]) -> str:
     digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
-            while chunk := file.read(_SHA256_CHUNK_BYTES):
-                digest.update(chunk)
+            hashlib.file_digest(file, lambda: digest)  # goes on with what is there
     return digest.hexdigest()
 
 

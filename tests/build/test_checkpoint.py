@@ -1,5 +1,6 @@
 """build.checkpoint and build.names: both formats, every size, and what is refused."""
 
+import hashlib
 import io
 import os
 import pickle
@@ -111,6 +112,9 @@ def test_sharded_weights(folder, weights, ending):
     write_json(folder / f"{stem}.{ending}.index.json", {"weight_map": weight_map})
     sharded = open_checkpoint(str(folder))
     assert all(torch.equal(t, whole.tensors[name]) for name, t in sharded.tensors.items())
+    shards = b"".join((folder / file).read_bytes() for file in sorted(set(weight_map.values())))
+    assert sharded.source.sha256 == hashlib.sha256(shards).hexdigest()
+    assert sharded.weight_bytes == len(shards)
     (folder / weight_map[names[0]]).unlink()
     assert weight_map[names[0]] in refusal(folder)
 
