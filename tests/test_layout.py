@@ -50,7 +50,7 @@ RULES = {
     ),
     "serve.__main__": ("serve",),
     "build.config": ("serve.config",),
-    "build.trtllm": ("serve", "build.config", "build.checkpoint", "build.config", "build.writer"),
+    "build.trtllm": ("serve", "build.checkpoint", "build.config", "build.writer"),
     "build.demo": ("serve", "build"),
     "build": ("serve",),
     "eval.files": ("serve.codec", "serve.files"),

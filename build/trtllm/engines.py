@@ -28,7 +28,6 @@ from serve.trtllm.limits import (
     find_gpu,
     library_version,
     limits_of,
-    options_of,
 )
 
 VERIFIES = False  # only the library reads its engines; `python -m eval trtllm-check` compares
@@ -168,7 +167,7 @@ def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> Made
     limits = built_limits(folder, checkpoint.dims, limits, log)
     with disk_errors(folder):
         shutil.rmtree(work)
-    return Made(versions=_libraries(limits), runtime_options=options_of(limits))
+    return Made(versions=_libraries(limits), runtime_options=dataclasses.asdict(limits))
 
 
 def is_current(engine: Engine, checkpoint: Checkpoint, config: Config) -> bool:

@@ -7,10 +7,8 @@ so nothing streams, and a call cannot be cancelled once it is made.
 """
 
 import concurrent.futures
-import contextlib
 import itertools
 import queue
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,6 +27,7 @@ from serve.trtllm.runtime import (
     ExecutorResponse,
     TensorRTLLMRuntime,
     suppression_bias,
+    take_all,
 )
 
 Tensor = npt.NDArray[Any]
@@ -72,7 +71,6 @@ class TritonModelExecutor:
         self._infer = infer
         self._eot = facts.eot
         self._n_audio_ctx = dims.n_audio_ctx
-        self._beam_width = config.tensorrt_llm.beam_width
         self._bias = suppression_bias(facts, dims.n_vocab, torch.float32)
         self._languages = torch.full((dims.n_vocab,), FORBIDDEN)
         self._languages[list(facts.languages.values())] = 0.0
@@ -93,7 +91,7 @@ class TritonModelExecutor:
             token_logprobs=True,
             streaming=False,
             cancel=False,
-            beam_width=self._beam_width,
+            beam_width=config.tensorrt_llm.beam_width,
             max_windows=windows,
         )
 
@@ -128,7 +126,7 @@ class TritonModelExecutor:
 
     def _inputs(self, request: ExecutorRequest) -> dict[str, Tensor]:
         """Inputs of the model for one request; the first dimension is the batch of one."""
-        width = 1 if request.probe or request.temperature > 0 else self._beam_width
+        width = 1 if request.probe or request.temperature > 0 else self.capabilities.beam_width
         numbers: dict[str, int] = {
             "encoder_output_lengths": self._n_audio_ctx,
             "input_lengths": request.features.shape[0],
@@ -157,12 +155,7 @@ class TritonModelExecutor:
 
     def await_responses(self, timeout_s: float) -> list[ExecutorResponse]:
         """Wait for responses; see `Executor.await_responses`."""
-        responses: list[ExecutorResponse] = []
-        end = time.monotonic() + timeout_s
-        with contextlib.suppress(queue.Empty):
-            responses.append(self._responses.get(timeout=max(0.0, end - time.monotonic())))
-            while True:
-                responses.append(self._responses.get_nowait())
+        responses = take_all(self._responses, timeout_s)
         for response in responses:
             self._waiting.pop(response.id, None)
         return responses

@@ -61,9 +61,8 @@ class RulesCallback:
         self._facts = facts
         self._dims = dims
         self._rules: dict[torch.device, Rules] = {}
-        self.requests: dict[
-            int, ExecutorRequest
-        ] = {}  # by client id; `CppExecutor` adds and removes
+        # By client id; `CppExecutor` adds and removes them.
+        self.requests: dict[int, ExecutorRequest] = {}
 
     def __call__(
         self,
@@ -90,12 +89,10 @@ class RulesCallback:
         if not live:
             return
         device = live[0][0].device
-        stream = (
-            torch.cuda.stream(_external_stream(stream_ptr, device))
-            if device.type == "cuda"
-            else contextlib.nullcontext()
-        )
-        with torch.inference_mode(), stream:
+        with torch.inference_mode(), contextlib.ExitStack() as stack:
+            if device.type == "cuda":
+                external: Any = torch.cuda.ExternalStream  # has no type hints
+                stack.enter_context(torch.cuda.stream(external(stream_ptr, device=device)))
             self._apply(live, device)
 
     def _apply(
@@ -131,11 +128,6 @@ class RulesCallback:
             item.copy_(part.view_as(item))
 
 
-def _external_stream(pointer: int, device: torch.device) -> Any:
-    make: Any = torch.cuda.ExternalStream  # has no type hints
-    return make(pointer, device=device)
-
-
 class CppExecutor:
     """`tensorrt_llm.bindings.executor.Executor` as a `serve.trtllm.runtime.Executor`.
 
@@ -157,7 +149,6 @@ class CppExecutor:
         self._eot = facts.eot
         self._n_vocab = dims.n_vocab
         self._n_audio_ctx = dims.n_audio_ctx
-        self._beam_width = trtllm.beam_width
         self._bias = suppression_bias(facts, dims.n_vocab)
         self._callback = RulesCallback(facts, dims) if trtllm.logits_processor else None
         self._client_ids = 0
@@ -184,9 +175,9 @@ class CppExecutor:
             detect_language=facts.multilingual,
             no_speech_prob=trtllm.no_speech_probe,
             token_logprobs=True,
-            streaming=self._beam_width == 1,
+            streaming=trtllm.beam_width == 1,
             cancel=True,
-            beam_width=self._beam_width,
+            beam_width=trtllm.beam_width,
             max_windows=min(config.slots, limits.max_batch_size),
         )
 
@@ -229,7 +220,7 @@ class CppExecutor:
         library_request = self._api.Request(
             list(request.prompt),
             request.max_tokens,
-            streaming=not request.probe and self._beam_width == 1,
+            streaming=not request.probe and self.capabilities.streaming,
             sampling_config=self._sampling(request),
             output_config=self._api.OutputConfig(
                 return_log_probs=not request.probe,
@@ -256,7 +247,7 @@ class CppExecutor:
             return self._api.SamplingConfig(
                 beam_width=1, top_p=1.0, temperature=request.temperature, seed=request.seed
             )
-        width = 1 if request.probe else self._beam_width
+        width = 1 if request.probe else self.capabilities.beam_width
         return self._api.SamplingConfig(beam_width=width, top_k=1 if width == 1 else None)
 
     def await_responses(self, timeout_s: float) -> list[ExecutorResponse]:

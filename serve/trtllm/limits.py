@@ -7,7 +7,6 @@ import dataclasses
 import importlib.metadata
 import importlib.util
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -60,11 +59,6 @@ def limits_of(engine: Engine) -> Limits:
         )
     where = f"{engine.path}: runtime_options"
     return from_table(Limits, manifest.runtime_options, where, error=EngineError, advice=REBUILD)
-
-
-def options_of(limits: Limits) -> dict[str, Any]:
-    """The manifest's `runtime_options` that `limits_of` reads back."""
-    return dataclasses.asdict(limits)
 
 
 @dataclasses.dataclass(frozen=True)

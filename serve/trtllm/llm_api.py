@@ -10,7 +10,6 @@ The API is asynchronous: an event loop, on a thread of its own, follows every re
 """
 
 import asyncio
-import contextlib
 import functools
 import importlib
 import itertools
@@ -27,7 +26,7 @@ from serve.runtime.protocol import Capabilities, FinishReason
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.tokenizer import Tokenizer
 from serve.trtllm.limits import CHECKPOINT_FOLDER, Lengths, api_version, find_gpu
-from serve.trtllm.runtime import ExecutorRequest, ExecutorResponse, TensorRTLLMRuntime
+from serve.trtllm.runtime import ExecutorRequest, ExecutorResponse, TensorRTLLMRuntime, take_all
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +90,7 @@ class LlmApiExecutor:
             if token is not None
         }
         self._eot = facts.eot
-        self._beam_width = width = config.tensorrt_llm.beam_width
+        width = config.tensorrt_llm.beam_width
         self.lengths = Lengths(max_prompt_tokens=dims.n_text_ctx - 1, max_seq_len=dims.n_text_ctx)
         self.capabilities = Capabilities(
             runtime="tensorrt_llm_api",
@@ -119,9 +118,8 @@ class LlmApiExecutor:
                 f"TensorRT-LLM cannot run the checkpoint in {engine.path}: {error}"
             ) from error
         self._ids = itertools.count()
-        self._responses: queue.SimpleQueue[ExecutorResponse | None] = (
-            queue.SimpleQueue()
-        )  # None: look again
+        # None stands for a failure to look at.
+        self._responses: queue.SimpleQueue[ExecutorResponse | None] = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._closed = False
         # Of the loop's thread:
@@ -172,11 +170,7 @@ class LlmApiExecutor:
 
     def await_responses(self, timeout_s: float) -> list[ExecutorResponse]:
         """Wait for responses; see `Executor.await_responses`."""
-        responses: list[ExecutorResponse | None] = []
-        with contextlib.suppress(queue.Empty):
-            responses.append(self._responses.get(timeout=timeout_s))
-            while True:
-                responses.append(self._responses.get_nowait())
+        responses = take_all(self._responses, timeout_s)
         self._check()
         return [response for response in responses if response is not None]
 
@@ -242,8 +236,9 @@ class LlmApiExecutor:
 
     def _sampling(self, request: ExecutorRequest) -> Any:
         options: dict[str, Any] = {"temperature": request.temperature}
-        if self._beam_width > 1:
-            options |= {"use_beam_search": True, "best_of": self._beam_width, "n": 1}
+        width = self.capabilities.beam_width
+        if width > 1:
+            options |= {"use_beam_search": True, "best_of": width, "n": 1}
         else:
             options["logprobs"] = 1  # the likeliest, and the one that was sampled
         if request.temperature > 0:

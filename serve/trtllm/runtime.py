@@ -9,10 +9,12 @@ A language is detected, and the no-speech probability measured, by a probe: a re
 whose prompt ends at start-of-transcript. It costs a second encoder pass for that window.
 """
 
+import contextlib
 import dataclasses
 import math
+import queue
 import time
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -23,6 +25,8 @@ from serve.speech.features import WINDOW_SAMPLES
 from serve.trtllm.limits import Lengths
 
 FORBIDDEN = -1e4  # far below any logit of Whisper, and a float16
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +110,16 @@ def suppression_bias(
     return bias
 
 
+def take_all(waiting: queue.SimpleQueue[T], timeout_s: float) -> list[T]:
+    """What is in a queue; waits at most `timeout_s` for the first of it."""
+    taken: list[T] = []
+    with contextlib.suppress(queue.Empty):
+        taken.append(waiting.get(timeout=timeout_s))
+        while True:
+            taken.append(waiting.get_nowait())
+    return taken
+
+
 @dataclasses.dataclass
 class _Window:
     """A job on its way."""
@@ -172,14 +186,14 @@ class TensorRTLLMRuntime:
     def gauges(self) -> Gauges:
         """Gauges and counters; all of the library's time counts as decoding."""
         steps, step_slots, seconds = self._executor.steps()
-        self._gauges = dataclasses.replace(
-            self._gauges,
-            steps=self._gauges.steps + steps,
-            step_slots=self._gauges.step_slots + step_slots,
-            decode_s=self._gauges.decode_s + seconds,
-        )
+        self._count(steps=steps, step_slots=step_slots, decode_s=seconds)
         busy = min(len(self._windows), self.capabilities.max_windows)
         return dataclasses.replace(self._gauges, queued=len(self._windows) - busy, busy_slots=busy)
+
+    def _count(self, **more: float) -> None:
+        """Add to counters, by their names in `Gauges`."""
+        changed = {name: getattr(self._gauges, name) + value for name, value in more.items()}
+        self._gauges = dataclasses.replace(self._gauges, **changed)
 
     def close(self) -> None:
         """Drop every job and free the GPU."""
@@ -262,12 +276,10 @@ class TensorRTLLMRuntime:
         now = time.perf_counter()
         if window.first_at is None:
             window.first_at = now
-            self._gauges = dataclasses.replace(self._gauges, windows=self._gauges.windows + 1)
+            self._count(windows=1)
         ended = response.finished == "eot"
         window.sampled += len(tokens) + ended
-        self._gauges = dataclasses.replace(
-            self._gauges, tokens=self._gauges.tokens + len(tokens) + ended
-        )
+        self._count(tokens=len(tokens) + ended)
         if response.finished is None:
             return [Event(window.job.id, tokens)] if tokens else []
         if response.finished == "cancelled":
