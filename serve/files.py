@@ -4,8 +4,6 @@ One error for all of them, `FileError`, with the path, the reason and what to do
 and checkpoints have errors of their own.
 """
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 from serve.errors import FileError
@@ -23,8 +21,10 @@ def read_bytes(path: str | Path, advice: str = _ADVICE) -> bytes:
     Raises:
         FileError: it is missing, a folder, not permitted, or the disk fails.
     """
-    with _file_errors(path, advice):
+    try:
         return Path(path).read_bytes()
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}; {advice}") from error
 
 
 def read_text(path: str | Path, advice: str = _ADVICE) -> str:
@@ -33,16 +33,8 @@ def read_text(path: str | Path, advice: str = _ADVICE) -> str:
     Raises:
         FileError: it cannot be read, or is not UTF-8.
     """
-    with _file_errors(path, advice):
-        return Path(path).read_text(encoding="utf-8")
-
-
-@contextlib.contextmanager
-def _file_errors(path: str | Path, advice: str) -> Iterator[None]:
     try:
-        yield
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}; {advice}") from error
+        return read_bytes(path, advice).decode()
     except UnicodeDecodeError as error:
         raise FileError(
             f"cannot read {path}: byte {error.start} is not UTF-8 ({error.reason}); {advice}"
