@@ -153,7 +153,7 @@ def test_audio_that_cannot_be_read(tmp_path):
     with pytest.raises(AudioError, match=r"text.wav: audio of 8 bytes"):
         verify.read_recordings([str(tmp_path / "text.wav")])
     write_json(tmp_path / "manifest.jsonl", {"file": "a.wav"})
-    with pytest.raises(ConfigError, match=r"manifest.jsonl:1: 'text' is missing"):
+    with pytest.raises(ConfigError, match=r"manifest.jsonl:1: text is missing; has file"):
         verify.recordings_of(tmp_path / "manifest.jsonl")
 
 
