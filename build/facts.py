@@ -144,7 +144,7 @@ class _Reader:
 
     def task(self, task: str) -> int:
         """Id of a task's token."""
-        stated = self._table("task_to_id").get(task)
+        stated = self.table("task_to_id").get(task)
         return self.agreed(f"task_to_id.{task}", stated, f"<|{task}|>")
 
     def agreed(self, key: str, stated: Any, *contents: str) -> int:
@@ -175,10 +175,7 @@ class _Reader:
 
     def ids(self, key: str) -> tuple[int, ...]:
         """A list of token ids; none, with a note, where the files have no such list."""
-        stated = self._list(key)
-        if stated is None:
-            self.notes.append(f"the checkpoint states no {key}: nothing is suppressed by it")
-            return ()
+        stated = self._list(key, "nothing is suppressed by it")
         return tuple(self.in_vocab(key, value) for value in stated)
 
     def max_initial_timestamp_index(self) -> int:
@@ -199,11 +196,9 @@ class _Reader:
 
     def alignment_heads(self) -> tuple[tuple[int, int], ...]:
         """(layer, head) pairs whose cross-attention follows the audio."""
-        stated = self._list("alignment_heads")
-        if stated is None:
-            self.notes.append("the checkpoint states no alignment_heads: the engine has none")
-            return ()
-        return tuple(self._head(pair) for pair in stated)
+        return tuple(
+            self._head(pair) for pair in self._list("alignment_heads", "the engine has none")
+        )
 
     def _head(self, pair: Any) -> tuple[int, int]:
         limits = (self.dims.n_text_layer, self.dims.n_text_head)
@@ -215,21 +210,22 @@ class _Reader:
             f"{list(limits)}"
         )
 
-    def _list(self, key: str) -> list[Any] | None:
+    def _list(self, key: str, otherwise: str) -> list[Any]:
+        """A list; empty where it is not stated, with a note of what holds `otherwise`."""
         value = self.files.generation.get(key)
-        if value is not None and not isinstance(value, list):
+        if value is None:
+            self.notes.append(f"the checkpoint states no {key}: {otherwise}")
+            return []
+        if not isinstance(value, list):
             raise CheckpointError(f"{self.files.folder}: {key} = {value!r}; expected a list")
         return value
 
-    def _table(self, key: str) -> dict[str, Any]:
+    def table(self, key: str) -> dict[str, Any]:
+        """A table of ids by what they stand for; empty where it is not stated."""
         value = self.files.generation.get(key, {})
         if not isinstance(value, dict):
             raise CheckpointError(f"{self.files.folder}: {key} = {value!r}; expected an object")
         return value
-
-    def stated_languages(self) -> dict[str, Any]:
-        """`lang_to_id`: "<|en|>" -> id; empty where it is not stated."""
-        return self._table("lang_to_id")
 
 
 def _timestamp_begin(
@@ -273,7 +269,7 @@ def _languages(reader: _Reader, sot: int, translate: int) -> dict[str, int]:
     and translate, as in every Whisper vocabulary.
     """
     special = reader.files.special
-    stated = reader.stated_languages()
+    stated = reader.table("lang_to_id")  # "<|en|>" -> id
     contents = list(stated) or [c for c, i in special.items() if sot < i < translate]
     languages: dict[str, int] = {}
     for content in contents:

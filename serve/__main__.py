@@ -178,20 +178,17 @@ def _transcribe(args: argparse.Namespace) -> int:
         # Does not wait: after Ctrl-C it is the backend's end that ends the calls.
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
         answers = [pool.submit(_transcribe_file, transcribe, file, args) for file in args.files]
-        quiet = not sys.stderr.isatty()
-        bar = stack.enter_context(
-            tqdm(total=len(answers), unit="file", leave=False, disable=quiet, file=sys.stderr)
+        bar = stack.enter_context(  # disable=None: only where it is a terminal
+            tqdm(total=len(answers), unit="file", leave=False, disable=None, file=sys.stderr)
         )
         for file, target, answer in zip(args.files, targets, answers, strict=True):
             try:
                 text = render(answer.result(), file, args.format)
                 _write(text, file, target, titled=len(answers) > 1 and args.format != "json")
-            except FileError as error:  # says which file by itself
-                failed += 1
-                tqdm.write(f"error: {error}", file=sys.stderr)
             except EarshotError as error:
                 failed += 1
-                tqdm.write(f"error: {file}: {error}", file=sys.stderr)
+                subject = "" if isinstance(error, FileError) else f"{file}: "  # it names the file
+                tqdm.write(f"error: {subject}{error}", file=sys.stderr)
             bar.update()
     if failed:
         print(f"{failed} of {len(args.files)} files failed", file=sys.stderr)

@@ -272,14 +272,13 @@ def _built_config(folder: Path) -> dict[str, Any]:
         raise EngineError(f"{BUILDER} ended well but wrote no {_ENGINE_FILE} for the {folder.name}")
     needed = {"max_batch_size", "max_beam_width", "max_input_len", "max_seq_len", "max_num_tokens"}
     try:
-        build_config = json.loads(path.read_text(encoding="utf-8"))["build_config"]
+        build_config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["build_config"]
         missing = sorted(needed - build_config.keys())
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise EngineError(f"{BUILDER} wrote no readable build_config to {path}: {error}") from error
     if missing:
         raise EngineError(f"{path}: build_config lacks {', '.join(missing)}")
-    result: dict[str, Any] = build_config
-    return result
+    return build_config
 
 
 def _libraries(limits: Limits) -> dict[str, str]:

@@ -59,15 +59,8 @@ class ExecutorResponse:
 class Executor(Protocol):
     """Takes requests and gives responses: TensorRT-LLM, however it is reached."""
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """What its requests can ask for."""
-        ...
-
-    @property
-    def lengths(self) -> Lengths:
-        """What fits in a request."""
-        ...
+    capabilities: Capabilities  # what its requests can ask for
+    lengths: Lengths  # what fits in a request
 
     def enqueue(self, request: ExecutorRequest) -> int:
         """Hand over a request and return its id; never blocks.
