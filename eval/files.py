@@ -5,21 +5,29 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from serve.codec import from_json, to_json
+from serve.errors import FileError
 from serve.files import read_text
 
 T = TypeVar("T")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all: beside it first, then renamed over it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write a file whole or not at all: beside it first, then renamed over it.
+
+    Raises:
+        FileError: it cannot be written.
+    """
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise FileError(f"cannot write {path}: {error.strerror}") from error
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write dataclasses, or plain values that hold some, as JSON for people to read."""
+    """Write dataclasses, or plain values that hold some, as JSON; raises as `write_text`."""
     write_text(path, to_json(value, indent=2) + "\n")
 
 

@@ -53,7 +53,7 @@ RULES = {
     "build.trtllm": ("serve", "build.checkpoint", "build.config", "build.writer"),
     "build.demo": ("serve", "build"),
     "build": ("serve",),
-    "eval.files": ("serve.codec", "serve.files"),
+    "eval.files": ("serve.codec", "serve.errors", "serve.files"),
     "eval.machine": (),
     "eval.processes": ("serve.errors",),
     "eval.random_whisper": ("serve.config", "serve.engine", "serve.errors", "serve.speech"),

@@ -111,10 +111,10 @@ def run_ablation(
         if variant.precision not in probes:
             release_memory(config.runtime.device)
             probes[variant.precision] = probe(turned, device, min(WINDOWS, slots))
-        for row in _measure(turned, variant, plan, ceilings, probes[variant.precision], progress):
-            yield dataclasses.replace(
-                row, workload=f"ablation, {row.workload}", system=variant.name
-            )
+        probed = probes[variant.precision]
+        for measured in _measure(turned, variant, plan, ceilings, probed, progress):
+            workload = f"ablation, {measured.workload}"
+            yield dataclasses.replace(measured, workload=workload, system=variant.name)
 
 
 def _measure(

@@ -34,7 +34,7 @@ class Ceilings:
     attention: float  # FLOP/s of the encoder's attention
     memory: float  # bytes/s of a big copy, read and written
 
-    def rows(self) -> Iterator[Measurement]:
+    def measurements(self) -> Iterator[Measurement]:
         """The table's lines."""
         yield Measurement("ceiling", "matrix product", self.product / 1e12, "TFLOP/s", None)
         if self.fp8_product is not None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
+from eval.bench.table import percentiles_ms
 from serve.engine import Engine
 from serve.errors import DeadlineError
 from serve.runtime.protocol import DecodingOptions, Event, Gauges, Job, Runtime
@@ -61,15 +62,15 @@ class NoiseWindows:
     def jobs(self, lengths: Sequence[int]) -> list[Job]:
         """A job for each length in tokens, at most `batch`."""
         options = [DecodingOptions(timestamps=False, max_tokens=length) for length in lengths]
-        rows = self.features(len(lengths))
+        windows = self.features(len(lengths))
         return [
-            Job(next(self._ids), row, self.prompt, option)
-            for row, option in zip(rows, options, strict=True)
+            Job(next(self._ids), features, self.prompt, option)
+            for features, option in zip(windows, options, strict=True)
         ]
 
 
-class Feed:
-    """Hands windows to a runtime and sees that each comes back, once, with its forced length.
+class Load:
+    """Windows in a runtime: handed over, and each seen to come back, once, with its forced length.
 
     Args:
         runtime: idle; nobody else uses it meanwhile.
@@ -174,7 +175,7 @@ class ClosedLoop:
 
 
 def closed_loop(
-    feed: Feed, lengths: Iterator[int], slots: int, in_flight: int, seconds: float
+    load: Load, lengths: Iterator[int], slots: int, in_flight: int, seconds: float
 ) -> ClosedLoop:
     """A closed loop: `in_flight` windows in the runtime at any time, a new one for each that ends.
 
@@ -182,7 +183,7 @@ def closed_loop(
     ages are mixed by then as they will stay. The runtime is empty afterwards.
 
     Args:
-        feed: empty.
+        load: empty.
         lengths: tokens of the windows to come, without end.
         slots: of the runtime.
         in_flight: at least `slots`, or some stay free.
@@ -190,14 +191,14 @@ def closed_loop(
     """
     done = 0
     while done < 2 * slots:
-        feed.fill(lengths, in_flight)
-        done += len(feed.poll())
-    before, began, done = feed.runtime.gauges(), time.perf_counter(), 0
+        load.fill(lengths, in_flight)
+        done += len(load.poll())
+    before, began, done = load.runtime.gauges(), time.perf_counter(), 0
     while (wall_s := time.perf_counter() - began) < seconds or not done:
-        feed.fill(lengths, in_flight)
-        done += len(feed.poll())
-    moved = _difference(feed.runtime.gauges(), before)
-    feed.drain()
+        load.fill(lengths, in_flight)
+        done += len(load.poll())
+    moved = _difference(load.runtime.gauges(), before)
+    load.drain()
     return ClosedLoop(done, wall_s, moved)
 
 
@@ -206,17 +207,17 @@ def _difference(after: Gauges, before: Gauges) -> Gauges:
     return dataclasses.replace(after, **moved)
 
 
-def offline(feed: Feed, lengths: Sequence[int], in_flight: int) -> float:
+def offline(load: Load, lengths: Sequence[int], in_flight: int) -> float:
     """Seconds to run windows that are all at hand at the start: MLPerf's offline scenario.
 
     Filling and draining the runtime count. Log-mels are computed as the runtime makes room, so that
     any number fits in memory.
     """
     began, coming = time.perf_counter(), iter(lengths)
-    feed.fill(coming, in_flight)
-    while feed.in_flight:
-        feed.poll()
-        feed.fill(coming, in_flight)
+    load.fill(coming, in_flight)
+    while load.in_flight:
+        load.poll()
+        load.fill(coming, in_flight)
     return time.perf_counter() - began
 
 
@@ -240,13 +241,11 @@ class OpenLoop:
     @property
     def figures(self) -> dict[str, float]:
         """The same as numbers by name."""
-        p50, p95, p99 = (1e3 * float(x) for x in np.percentile(self.latency_s, [50, 95, 99]))
+        percentiles = percentiles_ms(self.latency_s)
         return {
             "arrivals": len(self.latency_s),
-            "p50_ms": p50,
-            "p95_ms": p95,
-            "p99_ms": p99,
-            "jitter_ms": p99 - p50,
+            **percentiles,
+            "jitter_ms": percentiles["p99_ms"] - percentiles["p50_ms"],
             "stdev_ms": 1e3 * float(np.std(self.latency_s)),
             "late": self.late,
             "latest_ms": 1e3 * self.latest_s,
@@ -255,7 +254,7 @@ class OpenLoop:
 
 
 def open_loop(
-    feed: Feed, arrivals: Sequence[float], length: int, warm_s: float, drain_s: float
+    load: Load, arrivals: Sequence[float], length: int, warm_s: float, drain_s: float
 ) -> OpenLoop:
     """Hand windows over when they are due, whatever became of the earlier ones.
 
@@ -264,7 +263,7 @@ def open_loop(
     last arrival is taken back and counts as unfinished.
 
     Args:
-        feed: empty, and empty again afterwards.
+        load: empty, and empty again afterwards.
         arrivals: when each window is due (s), ascending.
         length: tokens of each.
         warm_s: arrivals before this are not counted.
@@ -279,19 +278,19 @@ def open_loop(
     def now() -> float:
         return time.perf_counter() - began
 
-    while (coming or feed.in_flight) and now() < arrivals[-1] + drain_s:
-        for group in _due(coming, now(), feed.batch):
-            ids = feed.submit([length] * len(group))
+    while (coming or load.in_flight) and now() < arrivals[-1] + drain_s:
+        for group in _due(coming, now(), load.batch):
+            ids = load.submit([length] * len(group))
             due_at.update(zip(ids, group, strict=True))
             handed_at.update(dict.fromkeys(ids, now()))
         until = max(0.0, coming[0] - now()) if coming else 1.0
-        if feed.in_flight:
-            ended = feed.poll(min(until, 1.0))
+        if load.in_flight:
+            ended = load.poll(min(until, 1.0))
             ended_at.update(dict.fromkeys(ended, now()))
         else:
             time.sleep(until)
     gave_up = now()
-    feed.cancel()
+    load.cancel()
     counted = [i for i, due in due_at.items() if due >= warm_s]
     delays = [handed_at[i] - due_at[i] for i in counted]
     return OpenLoop(

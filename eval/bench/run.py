@@ -1,11 +1,10 @@
-"""One run of the benchmark: ceilings, workloads, options, peers; a row as soon as it is known."""
+"""One run of the bench: ceilings, workloads, options, peers; each figure once it is known."""
 
 import contextlib
 import dataclasses
-import importlib.util
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,11 @@ from eval.bench.ablate import run_ablation
 from eval.bench.floor import measure_ceilings
 from eval.bench.peers.run import PEERS, check_peers, measure_peer
 from eval.bench.plan import Plan, Progress, check_workloads
-from eval.bench.table import OURS, Measurement, heading, refused, render, to_json
+from eval.bench.table import OURS, Measurement, machine, ratio, refused, render, software
 from eval.bench.workloads import measure_start, release_memory, run_workloads, system_name
 from eval.config import Config
 from eval.files import write_json
+from eval.machine import missing_packages
 from eval.random_whisper.engine import RandomEngine, write_engine
 from serve.errors import ConfigError, UnavailableError
 
@@ -57,7 +57,7 @@ def check(config: Config, plan: Plan) -> None:
             "devices here; bench needs one"
         )
     check_peers(plan.peers)
-    missing = [name for name in SERVER_PACKAGES if importlib.util.find_spec(name) is None]
+    missing = missing_packages(SERVER_PACKAGES)
     if plan.through_triton and missing:
         raise UnavailableError(
             f"--through-triton needs the packages {', '.join(missing)}, which are not installed"
@@ -76,9 +76,9 @@ def measurements(
     needs_folder = "start" in plan.workloads or plan.through_triton
     with on_disk(engine, config, progress) if needs_folder else contextlib.nullcontext() as folder:
         found = []
-        for row in _in_process(engine, folder, config, plan, progress):
-            found.append(row)
-            yield row
+        for measured in _in_process(engine, folder, config, plan, progress):
+            found.append(measured)
+            yield measured
         if plan.through_triton and folder is not None:
             yield from _through_triton(folder, config, plan, found, progress)
     for name in plan.peers:
@@ -94,7 +94,7 @@ def _in_process(
     """Ceilings, then the runtime without a server."""
     progress("ceilings of this machine")
     ceilings = measure_ceilings(torch.device(config.runtime.device), engine.manifest.dims)
-    yield from ceilings.rows()
+    yield from ceilings.measurements()
     if "start" in plan.workloads and folder is not None:
         try:
             yield measure_start(folder, config.runtime, ceilings, progress)
@@ -113,7 +113,7 @@ def _through_triton(
 
     release_memory(config.runtime.device)
     name = system_name(config.runtime)
-    same = [row.value for row in found if (row.workload, row.system) == ("throughput", name)]
+    same = [one.value for one in found if (one.workload, one.system) == ("throughput", name)]
     try:
         yield from through_triton(config, folder, same[0] if same else None, plan, progress)
     except UnavailableError as error:
@@ -147,37 +147,44 @@ class Record:
         path: where the JSON goes; None: nowhere.
 
     Raises:
-        ConfigError: the file cannot be written.
+        FileError: the file cannot be written.
     """
 
     def __init__(self, config: Config, plan: Plan, path: Path | None) -> None:
-        self._heading = heading(config, dataclasses.asdict(plan))
+        precision = config.build.precision
+        runtime = dataclasses.asdict(config.runtime)
+        self._heading = {
+            "config": config.name,
+            "machine": machine(config.runtime.device),
+            "versions": software(),
+            "settings": {"precision": precision, **dataclasses.asdict(plan), "runtime": runtime},
+        }
         self._path = path
-        self.rows: list[Measurement] = []
-        self.complete = False
+        self._measurements: list[Measurement] = []
+        self._complete = False  # so after an interruption or an error
         self._write()
 
-    def add(self, row: Measurement) -> None:
+    def add(self, measurement: Measurement) -> None:
         """Keep one more."""
-        self.rows.append(row)
+        self._measurements.append(measurement)
         self._write()
 
     def finish(self) -> None:
         """Nothing more will come."""
-        self.complete = True
+        self._complete = True
         self._write()
 
-    def lines(self) -> Sequence[str]:
+    def lines(self) -> list[str]:
         """The table, and one line of JSON below it."""
-        return [*render(self.rows), json.dumps(self._fields())]
+        return [*render(self._measurements), json.dumps(self._fields())]
 
     def _fields(self) -> dict[str, Any]:
-        return to_json(self._heading, self.rows, self.complete)
+        rows = [
+            {**vars(measured), "earshot_over_this": ratio(measured, self._measurements)}
+            for measured in self._measurements
+        ]
+        return {**self._heading, "complete": self._complete, "rows": rows}
 
     def _write(self) -> None:
-        if self._path is None:
-            return
-        try:
+        if self._path is not None:
             write_json(self._path, self._fields())
-        except OSError as error:
-            raise ConfigError(f"cannot write {self._path}: {error.strerror}") from error

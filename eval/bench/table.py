@@ -1,17 +1,16 @@
-"""What `python -m eval bench` prints: a table of what was measured beside what could be, and JSON.
+"""What `python -m eval bench` prints: a table of what was measured beside what could be.
 
 Nothing here measures.
 """
 
 import dataclasses
-import importlib.metadata
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
-from eval.config import Config
-from eval.machine import machine_facts
+from eval.machine import machine_facts, versions
 
 OURS = "earshot"
 LESS_IS_BETTER = ("ms", "s")
@@ -65,6 +64,12 @@ def ratio(row: Measurement, rows: Sequence[Measurement]) -> float | None:
     return max(ours) / row.value if row.unit in MORE_IS_BETTER else None
 
 
+def percentiles_ms(latency_s: Sequence[float]) -> dict[str, float]:
+    """p50, p95 and p99 in ms, linear between ranks."""
+    ranks = {"p50_ms": 50, "p95_ms": 95, "p99_ms": 99}
+    return {name: 1e3 * float(np.percentile(latency_s, rank)) for name, rank in ranks.items()}
+
+
 def render(rows: Sequence[Measurement]) -> Iterator[str]:
     """The lines of the table."""
     yield (
@@ -97,34 +102,6 @@ def _times(times: float | None) -> str:
     return " " * 10 if times is None else f"{times:8.2f} x"
 
 
-def heading(config: Config, settings: dict[str, Any]) -> dict[str, Any]:
-    """What stands above the figures, as plain values: config, machine, versions, settings.
-
-    Args:
-        config: what is measured.
-        settings: of this run of the benchmark.
-    """
-    runtime = dataclasses.asdict(config.runtime)
-    return {
-        "config": config.name,
-        "machine": machine(config.runtime.device),
-        "versions": versions(),
-        "settings": {"precision": config.build.precision, **settings, "runtime": runtime},
-    }
-
-
-def to_json(heading: dict[str, Any], rows: Sequence[Measurement], complete: bool) -> dict[str, Any]:
-    """Everything as plain values.
-
-    Args:
-        heading: as `heading` gives it.
-        rows: so far.
-        complete: whether nothing is missing; False after an interruption or an error.
-    """
-    values = [{**dataclasses.asdict(row), "earshot_over_this": ratio(row, rows)} for row in rows]
-    return {**heading, "complete": complete, "rows": values}
-
-
 def machine(device: str) -> dict[str, str]:
     """The hardware, the driver included."""
     facts = machine_facts()
@@ -134,22 +111,12 @@ def machine(device: str) -> dict[str, str]:
     return facts
 
 
-def versions() -> dict[str, str]:
-    """Of the software that the figures depend on most."""
+def software() -> dict[str, str]:
+    """Versions of what the figures depend on most."""
     cudnn: Any = torch.backends.cudnn  # its annotations are incomplete
     return {
         "torch": torch.__version__,
-        "triton": _version_of("triton"),
-        "transformers": _version_of("transformers"),
-        "ctranslate2": _version_of("ctranslate2"),
-        "vllm": _version_of("vllm"),
+        **versions("triton", "transformers", "ctranslate2", "vllm"),
         "CUDA": torch.version.cuda or "none",
         "cuDNN": str(cudnn.version() or "none"),
     }
-
-
-def _version_of(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"

@@ -12,19 +12,11 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import psutil
 
-from eval.bench.clients import (
-    Answer,
-    Clients,
-    RequestSpec,
-    processes_for,
-    timed_request,
-    wav,
-)
+from eval.bench.clients import Answer, Clients, RequestSpec, processes_for, timed_request, wav
 from eval.bench.plan import Plan, Progress
-from eval.bench.table import Measurement
+from eval.bench.table import Measurement, percentiles_ms
 from eval.bench.workloads import REQUEST_S, REQUEST_TOKENS, THROUGHPUT_TOKENS, WARM_REQUESTS
 from serve.config import Config
 from serve.errors import DeadlineError, EarshotError, UnavailableError
@@ -39,13 +31,9 @@ _COUNTED = ("windows", "retries", "tokens")
 
 
 def through_triton(
-    config: Config,
-    folder: Path,
-    in_process: float | None,
-    plan: Plan,
-    progress: Progress,
+    config: Config, folder: Path, in_process: float | None, plan: Plan, progress: Progress
 ) -> Iterator[Measurement]:
-    """Start a server, put load on it, then single requests; a row for each.
+    """Start a server, put load on it, then single requests; a measurement of each.
 
     Args:
         config: how to run and serve it.
@@ -104,11 +92,7 @@ def _start(server: Server, ready_s: float, compiled: int) -> Measurement:
 
 
 def _throughput(
-    server: Server,
-    in_flight: int,
-    in_process: float | None,
-    seconds: float,
-    progress: Progress,
+    server: Server, in_flight: int, in_process: float | None, seconds: float, progress: Progress
 ) -> Measurement:
     """Clips of 30 s, `in_flight` of them in flight at any time."""
     processes = processes_for(in_flight)
@@ -156,8 +140,8 @@ def _latency(server: Server, requests: int, progress: Progress) -> Measurement:
 
 def _percentiles(answers: list[Answer]) -> tuple[float, float]:
     """p50 and p99 of their latency in ms."""
-    p50, p99 = np.percentile([1e3 * answer.latency_s for answer in answers], [50, 99])
-    return float(p50), float(p99)
+    found = percentiles_ms([answer.latency_s for answer in answers])
+    return found["p50_ms"], found["p99_ms"]
 
 
 def _counters(server: Server) -> dict[str, float]:

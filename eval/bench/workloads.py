@@ -15,13 +15,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from eval.bench.floor import Ceilings, Floor
-from eval.bench.load import Feed, NoiseWindows, closed_loop, offline, open_loop, poisson
+from eval.bench.load import Load, NoiseWindows, closed_loop, offline, open_loop, poisson
 from eval.bench.plan import Plan, Progress
-from eval.bench.table import OURS, Measurement, refused
+from eval.bench.table import OURS, Measurement, percentiles_ms, refused
 from eval.config import Config
 from serve.config import RuntimeConfig
 from serve.engine import Engine, open_engine
@@ -84,10 +83,10 @@ class Session:
         else:
             yield from self.open_loop_sweep(plan.seconds)
 
-    def _feed(self, seconds: float = WINDOW_S, batch: int | None = None) -> Feed:
+    def _load(self, seconds: float = WINDOW_S, batch: int | None = None) -> Load:
         config = self.config
         batch = batch or config.encoder_batch
-        return Feed(self.runtime, NoiseWindows(self._engine, config.device, batch, seconds))
+        return Load(self.runtime, NoiseWindows(self._engine, config.device, batch, seconds))
 
     @property
     def _in_flight(self) -> int:
@@ -97,7 +96,7 @@ class Session:
     def throughput(self, seconds: float) -> Measurement:
         """Windows of 30 s arrive as others end."""
         slots, lengths = self.config.slots, itertools.repeat(THROUGHPUT_TOKENS)
-        found = closed_loop(self._feed(), lengths, slots, self._in_flight, seconds)
+        found = closed_loop(self._load(), lengths, slots, self._in_flight, seconds)
         ideal = WINDOW_S / self._floor.window_s(THROUGHPUT_TOKENS, slots)
         return Measurement(
             "throughput", self._system, found.rate * WINDOW_S, "RTFx", ideal,
@@ -107,19 +106,19 @@ class Session:
 
     def latency(self, requests: int) -> Measurement:
         """One request at a time."""
-        feed, times = self._feed(REQUEST_S, batch=1), []
+        load, times = self._load(REQUEST_S, batch=1), []
         for _ in range(WARM_REQUESTS + requests):
             began = time.perf_counter()
-            feed.submit([REQUEST_TOKENS])
-            feed.drain()
-            times.append(1e3 * (time.perf_counter() - began))
-        kept = times[WARM_REQUESTS:]
-        p50, p95, p99 = (float(value) for value in np.percentile(kept, [50, 95, 99]))
+            load.submit([REQUEST_TOKENS])
+            load.drain()
+            times.append(time.perf_counter() - began)
+        found = percentiles_ms(times[WARM_REQUESTS:])
         return Measurement(
-            "latency", self._system, p50, "ms", 1e3 * self._floor.window_s(REQUEST_TOKENS, 1),
-            f"p50 of {requests}, p95 {p95:.2f}, p99 {p99:.2f}; 10 s of sound in 30 s, "
-            f"{REQUEST_TOKENS} tokens",
-            {"p50_ms": p50, "p95_ms": p95, "p99_ms": p99, "requests": requests},
+            "latency", self._system, found["p50_ms"], "ms",
+            1e3 * self._floor.window_s(REQUEST_TOKENS, 1),
+            f"p50 of {requests}, p95 {found['p95_ms']:.2f}, p99 {found['p99_ms']:.2f}; "
+            f"10 s of sound in 30 s, {REQUEST_TOKENS} tokens",
+            {**found, "requests": requests},
         )  # fmt: skip
 
     def mlperf(self, seconds: float) -> Iterator[Measurement]:
@@ -128,12 +127,12 @@ class Session:
         The first tells how many windows the second needs to last, and what it would reach in the
         ten minutes that MLPerf asks for, where fill and drain weigh little.
         """
-        slots, feed = self.config.slots, self._feed()
-        full = closed_loop(feed, mlperf_lengths(), slots, self._in_flight, seconds)
+        slots, load = self.config.slots, self._load()
+        full = closed_loop(load, mlperf_lengths(), slots, self._in_flight, seconds)
         count, wall_s = max(2 * slots, math.ceil(full.rate * seconds)), 0.0
         while wall_s < seconds:
             lengths = list(itertools.islice(mlperf_lengths(), count))
-            wall_s = offline(feed, lengths, self._in_flight)
+            wall_s = offline(load, lengths, self._in_flight)
             reached, count = count / wall_s, math.ceil(1.2 * count * seconds / wall_s)
         ideal = 1 / statistics.mean(self._floor.window_s(length, slots) for length in lengths)
         yield Measurement(
@@ -150,8 +149,8 @@ class Session:
 
     def open_loop_sweep(self, seconds: float) -> Iterator[Measurement]:
         """The saturated rate, then arrivals at shares of it."""
-        slots, feed = self.config.slots, self._feed(REQUEST_S)
-        full = closed_loop(feed, itertools.repeat(REQUEST_TOKENS), slots, self._in_flight, seconds)
+        slots, load = self.config.slots, self._load(REQUEST_S)
+        full = closed_loop(load, itertools.repeat(REQUEST_TOKENS), slots, self._in_flight, seconds)
         ideal = 1 / self._floor.window_s(REQUEST_TOKENS, slots)
         yield Measurement(
             "open loop, saturated", self._system, full.rate, "requests/s", ideal,
@@ -159,13 +158,13 @@ class Session:
             {"seconds": full.wall_s},
         )  # fmt: skip
         for share in SHARES:
-            yield self._open_loop(feed, share, full.rate, seconds)
+            yield self._open_loop(load, share, full.rate, seconds)
 
-    def _open_loop(self, feed: Feed, share: float, saturated: float, seconds: float) -> Measurement:
+    def _open_loop(self, load: Load, share: float, saturated: float, seconds: float) -> Measurement:
         """Poisson arrivals of 10 s requests at a share of the saturated rate."""
         warm_s, rate = seconds / 4, share * saturated
         arrivals = poisson(rate, warm_s + seconds, seed=round(100 * share))
-        found = open_loop(feed, arrivals, REQUEST_TOKENS, warm_s, DRAIN_S).figures
+        found = open_loop(load, arrivals, REQUEST_TOKENS, warm_s, DRAIN_S).figures
         return Measurement(
             f"open loop, {100 * share:.0f} % load", self._system, found["p99_ms"], "ms", None,
             f"p99 of {found['arrivals']:.0f} at {rate:.1f} a second, p50 {found['p50_ms']:.1f}, "

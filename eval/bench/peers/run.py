@@ -5,7 +5,6 @@ its own lines. What it writes is kept apart; the end of that is told if it fails
 """
 
 import dataclasses
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 
 from eval.bench.peers.ctranslate2 import measure_ctranslate2
@@ -13,6 +12,7 @@ from eval.bench.peers.hugging_face import measure_hugging_face
 from eval.bench.peers.vllm import measure_vllm
 from eval.bench.plan import Progress
 from eval.bench.table import Measurement, refused
+from eval.machine import missing_packages
 from eval.processes import ChildProcess, Send
 from eval.random_whisper.shapes import Shape
 from serve.errors import EarshotError, UnavailableError
@@ -48,30 +48,18 @@ def check_peers(names: Sequence[str]) -> None:
         UnavailableError: a package is missing; the message names it.
     """
     for name in names:
-        for package in PEERS[name].packages:
-            if importlib.util.find_spec(package) is None:
-                raise UnavailableError(
-                    f"the peer {name} needs the package {package}, which is not installed; "
-                    "install it, or leave the peer out of --peers"
-                )
+        for package in missing_packages(PEERS[name].packages):
+            raise UnavailableError(
+                f"the peer {name} needs the package {package}, which is not installed; "
+                "install it, or leave the peer out of --peers"
+            )
 
 
 def measure_peer(
     name: str, shape: Shape, device: str, seconds: float, progress: Progress
 ) -> Iterator[Measurement]:
-    """The lines of one peer; where it fails, the last one says why.
-
-    Raises:
-        UnavailableError: at once, where a package is missing.
-    """
-    check_peers([name])
-    return _measure_peer(name, PEERS[name].run, shape, device, seconds, progress)
-
-
-def _measure_peer(
-    name: str, run: Run, shape: Shape, device: str, seconds: float, progress: Progress
-) -> Iterator[Measurement]:
-    arguments = (run, shape, device, seconds)
+    """The lines of one peer that is installed; where it fails, the last one says why."""
+    arguments = (PEERS[name].run, shape, device, seconds)
     silence_s = START_S + SUSTAINED * seconds
     with ChildProcess(f"the peer {name}", _send_measurements, arguments, log=None) as child:
         try:

@@ -45,7 +45,7 @@ def test_ceilings_are_measured(tiny, ceilings):
     found = measure_ceilings(torch.device("cpu"), tiny.dims)
     assert min(found.product, found.attention, found.memory) > 1e6
     assert found.fp8_product is None
-    assert [row.system for row in found.rows()] == [
+    assert [row.system for row in found.measurements()] == [
         "matrix product", "attention", "copy, read + write"
     ]  # fmt: skip
-    assert len(list(ceilings.rows())) == 4
+    assert len(list(ceilings.measurements())) == 4

@@ -6,8 +6,8 @@ import types
 
 import pytest
 
-from eval.bench import load
-from eval.bench.load import Feed, closed_loop, offline, open_loop, poisson
+from eval.bench import load as load_module
+from eval.bench.load import Load, closed_loop, offline, open_loop, poisson
 from serve.errors import DeadlineError, DeviceError
 from serve.runtime.protocol import DecodingOptions, Event, Gauges, Job
 
@@ -80,80 +80,80 @@ class Numbers:
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(
-        load,
+        load_module,
         "time",
         types.SimpleNamespace(perf_counter=clock.perf_counter, sleep=clock.sleep),
     )
     return clock
 
 
-def feed_of(clock, **kind):
+def load_of(clock, **kind):
     runtime = OneSecondEach(clock, **kind)
-    return Feed(runtime, Numbers()), runtime
+    return Load(runtime, Numbers()), runtime
 
 
 def test_a_closed_loop_keeps_the_runtime_full_and_counts_after_the_warm_up(clock):
-    feed, runtime = feed_of(clock)
-    found = closed_loop(feed, itertools.repeat(5), slots=4, in_flight=7, seconds=10.0)
+    load, runtime = load_of(clock)
+    found = closed_loop(load, itertools.repeat(5), slots=4, in_flight=7, seconds=10.0)
     assert (found.windows, found.wall_s, found.rate) == (10, 10.0, 1.0)
     assert found.gauges.steps == 10 and found.gauges.encode_s == 2.5  # not the 8 of the warm-up
-    assert runtime.most == 7 and feed.in_flight == 0
+    assert runtime.most == 7 and load.in_flight == 0
     assert "step 1000.00 ms, encode 250.00 ms a window, 1 slots busy" in found.detail
 
 
 def test_windows_at_hand_at_the_start_are_timed_with_fill_and_drain(clock):
-    feed, runtime = feed_of(clock)
-    assert offline(feed, [2] * 11, in_flight=5) == 11.0
-    assert runtime.most == 5 and feed.in_flight == 0
+    load, runtime = load_of(clock)
+    assert offline(load, [2] * 11, in_flight=5) == 11.0
+    assert runtime.most == 5 and load.in_flight == 0
 
 
 def test_latency_counts_from_when_an_arrival_was_due(clock):
     """The second is due while the runtime holds the host: its wait may not be left out."""
-    feed, _ = feed_of(clock)
-    found = open_loop(feed, [0.5, 0.75, 9.0], length=4, warm_s=0.0, drain_s=30.0)
+    load, _ = load_of(clock)
+    found = open_loop(load, [0.5, 0.75, 9.0], length=4, warm_s=0.0, drain_s=30.0)
     assert found.latency_s == [1.0, 1.75, 1.0]
     assert (found.late, found.latest_s, found.unfinished) == (1, 0.75, 0)
     assert found.figures["p50_ms"] == 1000.0 and found.figures["arrivals"] == 3
 
 
 def test_arrivals_of_the_warm_up_are_served_and_not_counted(clock):
-    feed, runtime = feed_of(clock)
-    found = open_loop(feed, [0.0, 1.0, 5.0], length=4, warm_s=2.0, drain_s=30.0)
+    load, runtime = load_of(clock)
+    found = open_loop(load, [0.0, 1.0, 5.0], length=4, warm_s=2.0, drain_s=30.0)
     assert found.latency_s == [1.0] and runtime.steps == 3
 
 
 def test_what_does_not_end_is_taken_back_and_counts_with_its_wait(clock):
-    feed, _ = feed_of(clock, stuck=(1,))
-    found = open_loop(feed, [0.0, 2.0, 3.0], length=4, warm_s=0.0, drain_s=5.0)
+    load, _ = load_of(clock, stuck=(1,))
+    found = open_loop(load, [0.0, 2.0, 3.0], length=4, warm_s=0.0, drain_s=5.0)
     assert found.unfinished == 2 and found.latency_s == [1.0, 6.0, 5.0]
-    assert feed.in_flight == 0
+    assert load.in_flight == 0
 
 
 def test_groups_of_due_arrivals_are_at_most_a_batch(clock):
-    feed, runtime = feed_of(clock)
-    found = open_loop(feed, [0.0] * 8, length=4, warm_s=0.0, drain_s=30.0)
+    load, runtime = load_of(clock)
+    found = open_loop(load, [0.0] * 8, length=4, warm_s=0.0, drain_s=30.0)
     assert found.latency_s == [float(n) for n in range(1, 9)] and runtime.most == 8
 
 
 def test_a_window_without_its_forced_length_is_a_fault(clock):
-    feed, _ = feed_of(clock, short_by=1)
-    feed.submit([5])
+    load, _ = load_of(clock, short_by=1)
+    load.submit([5])
     with pytest.raises(AssertionError, match="1 tokens short"):
-        feed.drain()
+        load.drain()
 
 
 def test_a_window_that_fails_ends_the_benchmark(clock):
-    feed, _ = feed_of(clock, error=DeviceError("it broke"))
-    feed.submit([5])
+    load, _ = load_of(clock, error=DeviceError("it broke"))
+    load.submit([5])
     with pytest.raises(DeviceError, match="it broke"):
-        feed.drain()
+        load.drain()
 
 
 def test_a_stuck_runtime_is_not_waited_for_without_limit(clock):
-    feed, _ = feed_of(clock, stuck=(0,))
-    feed.submit([5])
+    load, _ = load_of(clock, stuck=(0,))
+    load.submit([5])
     with pytest.raises(DeadlineError, match="no window ended for 120 s, with 1 in the runtime"):
-        feed.drain()
+        load.drain()
 
 
 def test_poisson_arrivals_have_the_rate_and_repeat():

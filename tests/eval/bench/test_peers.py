@@ -19,7 +19,7 @@ import transformers
 from eval.bench.peers import forced, run, vllm
 from eval.bench.peers.ctranslate2 import measure_ctranslate2
 from eval.bench.peers.hugging_face import measure_hugging_face
-from eval.bench.peers.run import PEERS, _measure_peer, check_peers, measure_peer
+from eval.bench.peers.run import PEERS, Peer, check_peers, measure_peer
 from eval.bench.table import Measurement
 from eval.random_whisper.checkpoint import write_peer_checkpoint
 from eval.random_whisper.shapes import PROMPT, prompt_ids
@@ -169,12 +169,12 @@ def test_windows_at_once_are_enough_for_the_time(monkeypatch):
     assert row.value == pytest.approx(3000) and row.figures["seconds"] == pytest.approx(2.0)
 
 
-def test_peers_and_what_they_need_are_known(monkeypatch, tiny):
+def test_peers_and_what_they_need_are_known(monkeypatch):
     assert set(PEERS) == {"hugging-face", "faster-whisper", "vllm"}
     check_peers(["hugging-face", "faster-whisper"])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UnavailableError, match="peer vllm needs the package vllm, which is not"):
-        measure_peer("vllm", tiny, "cuda", 1.0, silent)
+        check_peers(["vllm"])
 
 
 def raises(shape, device, seconds, say):
@@ -196,15 +196,22 @@ def hangs(shape, device, seconds, say):
     yield
 
 
-def measured(peer, say):
-    return list(_measure_peer("peer", peer, None, "cpu", 1.5, say))
+@pytest.fixture
+def measured(monkeypatch):
+    """Measures a peer that is made up."""
+
+    def measure(peer, say):
+        monkeypatch.setitem(PEERS, "peer", Peer(peer, ()))
+        return list(measure_peer("peer", None, "cpu", 1.5, say))
+
+    return measure
 
 
 @pytest.mark.parametrize(
     ("run", "why"),
     [(raises, "no such length"), (dies, "the peer peer ended early: the GPU is on fire")],
 )
-def test_what_a_peer_measured_before_it_failed_is_kept(run, why):
+def test_what_a_peer_measured_before_it_failed_is_kept(run, why, measured):
     said = []
     assert measured(run, said.append) == [
         Measurement("latency", "peer", 1.5, "ms", None, "cpu"),
@@ -216,7 +223,7 @@ def test_what_a_peer_measured_before_it_failed_is_kept(run, why):
         assert said[-1] == "peer: the GPU is on fire"
 
 
-def test_a_run_that_is_given_up_leaves_nothing():
+def test_a_run_that_is_given_up_leaves_nothing(measured):
     found = []
 
     def interrupt(line):
@@ -232,7 +239,7 @@ def test_a_run_that_is_given_up_leaves_nothing():
     assert not found[0].is_running() and not found[1].exists()
 
 
-def test_a_peer_that_falls_silent_is_given_up(monkeypatch):
+def test_a_peer_that_falls_silent_is_given_up(monkeypatch, measured):
     monkeypatch.setattr(run, "START_S", 0.0)
     monkeypatch.setattr(run, "SUSTAINED", 0)
     (row,) = measured(hangs, silent)
