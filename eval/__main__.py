@@ -64,57 +64,50 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     _add_config(parser)
+    add = parser.add_argument
     what = "; ".join(f"{name}: {text}" for name, text in WORKLOADS.items())
-    parser.add_argument(
+    add(
         "--workloads", type=_names, default=Plan.workloads, metavar="A,B",
         help=f"default: all. {what}",
     )  # fmt: skip
-    parser.add_argument(
+    add(
         "--slots", type=_counts, default=Plan.slots, metavar="N,M",
         help="throughput with each, latency and open-loop with the first, mlperf with the last; "
         f"default: {','.join(map(str, Plan.slots))}",
     )  # fmt: skip
-    parser.add_argument(
+    add(
         "--seconds", type=_positive, default=Plan.seconds, metavar="S",
         help="least time per figure, without its warm-up; default: %(default)g",
     )  # fmt: skip
-    parser.add_argument(
+    add(
         "--requests", type=_positive, default=Plan.requests, metavar="N",
         help="of the latency workload, through Triton too; default: %(default)s",
     )  # fmt: skip
-    parser.add_argument(
-        "--ablate", action="store_true", help="turn each option: its gain and its error"
-    )
-    parser.add_argument(
-        "--through-triton",
-        action="store_true",
+    add("--ablate", action="store_true", help="turn each option: its gain and its error")
+    add(
+        "--through-triton", action="store_true",
         help="the same load on a real tritonserver over gRPC, audio in, text out",
-    )
-    parser.add_argument(
-        "--peers",
-        type=_names,
-        metavar="A,B",
+    )  # fmt: skip
+    add(
+        "--peers", type=_names, metavar="A,B",
         help="of hugging-face, faster-whisper and vllm; '' for none; default: what is installed",
-    )
-    parser.add_argument(
+    )  # fmt: skip
+    add(
         "--json", type=Path, metavar="FILE", help="keep the figures here too, each once it is known"
     )
     # Former versions demanded it. Old command lines go on working.
-    parser.add_argument("--random-weights", action="store_true", help=argparse.SUPPRESS)
+    add("--random-weights", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(command=_bench)
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     _add_config(parser)
-    _add_systems(parser, "default: the config's eval.accuracy.systems")
-    parser.add_argument("--manifest", metavar="JSONL", help="clips; default: eval.manifest")
-    parser.add_argument(
-        "--concurrency", type=_positive, metavar="N", help="calls at a time under load"
-    )
-    parser.add_argument("--repeats", type=_positive, metavar="N", help="timed passes")
-    parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="default: reports/<name of the config>"
-    )
+    _add_systems(parser, "default: the config's eval.systems")
+    add = parser.add_argument
+    add("--manifest", metavar="JSONL", help="clips; default: eval.manifest")
+    add("--concurrency", type=_positive, metavar="N", help="calls at a time under load")
+    add("--repeats", type=_positive, metavar="N", help="timed passes")
+    add("--output", type=Path, metavar="DIR", help="default: reports/<name of the config>")
     _add_normalizer(parser)
     parser.set_defaults(command=_run)
 

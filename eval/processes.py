@@ -27,14 +27,7 @@ FINISH_TIMEOUT_S = 60.0  # for a child whose work is done, to free what it holds
 TERMINATE_TIMEOUT_S = 20.0  # for a child that was told to stop, before it is killed
 
 Send = Callable[[Any], None]
-"""Sends one message to the parent; from any thread of the child."""
-
-
-class Finished:
-    """The last message of a child: its work is done, or ended with an expected error."""
-
-    def __init__(self, error: EarshotError | None = None) -> None:
-        self.error = error
+"""Sends one message to the parent; from any thread of the child. None and errors are its end."""
 
 
 class ChildProcess:
@@ -94,12 +87,11 @@ class ChildProcess:
         except EOFError:
             last = (self.last_lines(1) or ["it wrote nothing"])[0]
             raise UnavailableError(f"{self.name} ended early: {last}{self._where()}") from None
-        if not isinstance(message, Finished):
-            return message
-        self.finished = True
-        if message.error is not None:
-            raise message.error
-        return None
+        # The last message of a child: its work is done, or ended with an expected error.
+        self.finished = message is None or isinstance(message, EarshotError)
+        if isinstance(message, EarshotError):
+            raise message
+        return message
 
     def last_lines(self, count: int) -> list[str]:
         """The last lines that the child wrote, blank ones left out."""
@@ -213,9 +205,9 @@ def _child(
     try:
         work(send, *arguments)
     except EarshotError as error:
-        send(Finished(error))
+        send(error)
     else:
-        send(Finished())
+        send(None)
 
 
 def _terminate(_signal: int, _frame: FrameType | None) -> None:

@@ -63,16 +63,13 @@ class DifferenceError(EarshotError):
     """TensorRT-LLM did something else than expected; the message says what."""
 
 
-def run(
-    work: Path, progress: Progress, compile_engine: Compile, contract: Sequence[str] = ()
-) -> None:
+def run(work: Path, progress: Progress, compile_engine: Compile) -> None:
     """Run every check.
 
     Args:
         work: an empty folder for checkpoint and engines.
         progress: called with a line for each check passed.
         compile_engine: builds what a TOML file says; `build_by_command_line` does it.
-        contract: more arguments for pytest.
 
     Raises:
         DifferenceError: the first difference.
@@ -94,7 +91,7 @@ def run(
             limits.check_build(engine, limits.limits_of(engine), version, gpu)
         progress(f"{precision}: built {engine.path}")
         check_engine(engine, config.runtime, network, progress)
-    run_contract_tests(CONTRACT_TESTS[runtime], contract)
+    run_contract_tests(CONTRACT_TESTS[runtime])
     progress("the runtime contract tests pass")
 
 
@@ -147,13 +144,13 @@ def build_by_command_line(config: Path) -> None:
     run_tool(command, "the build", TOOL_TIMEOUT_S)
 
 
-def run_contract_tests(selection: Sequence[str], arguments: Sequence[str] = ()) -> None:
+def run_contract_tests(arguments: Sequence[str]) -> None:
     """Run the contract tests of a runtime, which choose the real library where it is.
 
     Raises:
         DifferenceError: a test failed; its report came before.
     """
-    command = [sys.executable, "-m", "pytest", "-q", *selection, *arguments]
+    command = [sys.executable, "-m", "pytest", "-q", *arguments]
     try:
         run_tool(command, "running the runtime contract tests", TOOL_TIMEOUT_S)
     except EarshotError as error:

@@ -6,7 +6,6 @@ counts as a system's memory.
 
 import hashlib
 import os
-import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -90,12 +89,11 @@ def prepare_converted(config: Config) -> None:
     if target.is_dir():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix="converting-", dir=target.parent))
-    try:
+    with tempfile.TemporaryDirectory(
+        prefix="converting-", dir=target.parent, ignore_cleanup_errors=True
+    ) as partial:
         command = [sys.executable, "-c", _CONVERT, "--model", str(checkpoint_folder(config))]
-        command += ["--output_dir", str(partial), "--quantization", "float32", "--force"]
+        command += ["--output_dir", partial, "--quantization", "float32", "--force"]
         command += ["--copy_files", *_TOKENIZER_FILES]
         run_tool(command, "converting the checkpoint for faster-whisper", PREPARE_TIMEOUT_S)
         os.replace(partial, target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

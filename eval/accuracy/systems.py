@@ -134,17 +134,15 @@ class TransformersFp32(System):
 
     def __init__(self, config: Config) -> None:
         import torch  # noqa: PLC0415 - heavy
-        from transformers import (  # noqa: PLC0415 - heavy
-            WhisperForConditionalGeneration,
-            WhisperProcessor,
-        )
+        import transformers  # noqa: PLC0415 - heavy
 
         self._config = config
         self._lock = threading.Lock()  # generate keeps state in the model; calls take turns
         torch.set_num_threads(config.eval.threads)
         folder = str(checkpoint_folder(config))
-        self._processor = WhisperProcessor.from_pretrained(folder)
-        model: Any = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+        self._processor = transformers.WhisperProcessor.from_pretrained(folder)
+        whisper: Any = transformers.WhisperForConditionalGeneration
+        model = whisper.from_pretrained(folder, dtype=torch.float32)
         self._model = model.to(config.runtime.device).eval()
         transcriber = config.transcriber
         self._options = {

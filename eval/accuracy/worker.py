@@ -22,6 +22,7 @@ from eval.accuracy.systems import System
 from eval.config import Config
 from eval.processes import ChildProcess, Send
 from serve.clips import Clip
+from serve.triton.processes import peak_memory_bytes
 
 START_TIMEOUT_S = 900.0  # opening a large model from a cold disk
 SAMPLER_TIMEOUT_S = 60.0  # for the memory sampler's thread to end
@@ -154,27 +155,18 @@ def _run_phases(
     with contextlib.closing(open_system(name, config)) as system:
         send(SystemReady(dict(system.settings), time.perf_counter() - began))
         _drive_phases(system, config, clips, send)
-    send(PeakMemory(_own_peak_bytes()))
-
-
-def _own_peak_bytes() -> int:
-    # psutil has no peak on Linux, and getrusage's outlives exec: it begins at our starter's size.
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024
+    # Not getrusage's peak, which outlives exec: it begins at our starter's size.
+    send(PeakMemory(peak_memory_bytes(os.getpid())))
 
 
 def _drive_phases(system: System, config: Config, clips: list[Clip], send: Send) -> None:
     many, repeats = config.eval.concurrency, config.eval.repeats
     ten_second = ten_second_clip(clips)
-    drive(
-        system,
-        clips,
-        phase="loaded",
-        concurrency=many,
-        repeats=1,
-        emit=lambda _call: send(WarmUpCall()),
-    )
+
+    def warm_up(_call: TimedCall) -> None:
+        send(WarmUpCall())
+
+    drive(system, clips, phase="loaded", concurrency=many, repeats=1, emit=warm_up)
     drive(system, clips, phase="alone", concurrency=1, repeats=repeats, emit=send)
     if ten_second:
         calls = ONE_CLIP_CALLS_PER_REPEAT * repeats

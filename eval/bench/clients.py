@@ -13,7 +13,6 @@ import os
 import time
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from multiprocessing.synchronize import Event
-from typing import Any
 
 import numpy as np
 import soundfile
@@ -34,11 +33,6 @@ class RequestSpec:
 
     seconds: float  # of noise, as a WAV file's bytes: 16 bits, 16 kHz, mono
     tokens: int  # forced, so that a window's answer has text
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The fields of `Request` beside the audio."""
-        return {"language": "en", "timestamps": False, "max_tokens": self.tokens}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +58,7 @@ def timed_request(client: Client, audio: bytes, spec: RequestSpec) -> Answer:
         EarshotError: it failed, or the answer is not that of the whole clip.
     """
     began = time.monotonic()
-    transcript = client.transcribe(audio, **spec.options)
+    transcript = client.transcribe(audio, language="en", timestamps=False, max_tokens=spec.tokens)
     ended = time.monotonic()
     if not transcript.text or transcript.duration != spec.seconds:
         raise EarshotError(

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from eval.bench.table import Measurement
-from serve.config import CrossPrecision, EncoderPrecision, Precision, RuntimeConfig
+from serve.config import CrossPrecision, Precision, RuntimeConfig
 from serve.engine import HEAD_DIM, Dims, Manifest
 
 PROMPT_TOKENS = 4  # start, language, task, no timestamps
@@ -149,37 +149,31 @@ def step_bytes(
     return (1 if precision == "int8" else 2) * weights + slots * keys
 
 
+@dataclasses.dataclass(frozen=True)
 class Floor:
-    """The least time that windows can take, by the options chosen.
+    """The least time that windows can take, by the options chosen."""
 
-    Args:
-        manifest: of the engine.
-        config: for `cross_kv` and `encoder_precision`.
-        ceilings: of the machine.
-    """
+    manifest: Manifest  # of the engine
+    config: RuntimeConfig  # for `cross_kv` and `encoder_precision`
+    ceilings: Ceilings
 
-    def __init__(self, manifest: Manifest, config: RuntimeConfig, ceilings: Ceilings) -> None:
-        self._dims = manifest.dims
-        self._precision: Precision = manifest.precision
-        self._cross_kv: CrossPrecision = config.cross_kv
-        self._ceilings = ceilings
-        self.encode_s = _encode_s(manifest.dims, config.encoder_precision, ceilings)
+    @property
+    def encode_s(self) -> float:
+        """Of encoding one window."""
+        work, ceilings = encoder_work(self.manifest.dims), self.ceilings
+        product = ceilings.product
+        if self.config.encoder_precision == "fp8" and ceilings.fp8_product is not None:
+            product = ceilings.fp8_product
+        attention_s, rest_s = work.attention / ceilings.attention, work.rest / ceilings.product
+        return work.products / product + attention_s + rest_s
 
     def step_s(self, slots: int, age: float) -> float:
         """Of one decoder step."""
-        size = step_bytes(self._dims, self._precision, self._cross_kv, slots, age)
-        return size / self._ceilings.memory
+        dims, precision = self.manifest.dims, self.manifest.precision
+        size = step_bytes(dims, precision, self.config.cross_kv, slots, age)
+        return size / self.ceilings.memory
 
     def window_s(self, tokens: int, slots: int) -> float:
         """Of one window among so many that decode; with one slot, of a lone request."""
         steps = PROMPT_TOKENS + tokens - 1  # the last token is not fed
         return self.encode_s + steps * self.step_s(slots, (steps + 1) / 2) / slots
-
-
-def _encode_s(dims: Dims, precision: EncoderPrecision, ceilings: Ceilings) -> float:
-    work, product = encoder_work(dims), ceilings.product
-    if precision == "fp8" and ceilings.fp8_product is not None:
-        product = ceilings.fp8_product
-    return (
-        work.products / product + work.attention / ceilings.attention + work.rest / ceilings.product
-    )

@@ -42,10 +42,6 @@ class Shape:
             n_text_layer=self.decoder_layers, n_text_ffn=ffn,
         )  # fmt: skip
 
-    def shallow(self) -> "Shape":
-        """The same with one encoder layer more than decoder layers, and no more than two."""
-        return dataclasses.replace(self, encoder_layers=2, decoder_layers=1)
-
 
 def _english(width: int, encoder_layers: int, decoder_layers: int) -> Shape:
     return Shape(width, encoder_layers, decoder_layers, multilingual=False, pieces=50_256)

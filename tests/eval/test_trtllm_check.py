@@ -53,7 +53,7 @@ def in_process(path):
 
 def test_the_whole_check_passes_on_the_stand_in(fake, tmp_path, monkeypatch):
     lines = []
-    monkeypatch.setattr(trtllm_check, "run_contract_tests", lambda selection, arguments: None)
+    monkeypatch.setattr(trtllm_check, "run_contract_tests", lambda selection: None)
     trtllm_check.run(tmp_path, lines.append, in_process)
     assert lines[0] == "TensorRT-LLM 1.2.1 on Stand-in GPU, compute capability 9.0"
     for precision in ("fp16", "int8"):
@@ -68,7 +68,7 @@ def test_the_whole_check_passes_on_the_stand_in_of_the_llm_api(fake, tmp_path, m
     monkeypatch.setattr(
         trtllm_check,
         "run_contract_tests",
-        lambda selection, arguments: lines.append(" ".join(selection)),
+        lambda selection: lines.append(" ".join(selection)),
     )
     trtllm_check.run(tmp_path, lines.append, in_process)
     assert lines[0] == "TensorRT-LLM 1.4.0 on Stand-in GPU, compute capability 9.0"
@@ -152,10 +152,10 @@ def test_the_contract_tests_run_in_a_process_of_their_own():
     for *files, keyword_flag, _ in CONTRACT_TESTS.values():
         assert all(Path(path).is_file() for path in files)
         assert keyword_flag == "-k"
-    quick = ["tests/serve/native/test_slots.py"]
-    run_contract_tests(quick, ["-p", "no:cacheprovider"])
+    quick = ["tests/serve/native/test_slots.py", "-p", "no:cacheprovider"]
+    run_contract_tests(quick)
     with pytest.raises(DifferenceError, match="contract tests failed with exit code 5"):
-        run_contract_tests(quick, ["-p", "no:cacheprovider", "-k", "no_such_test"])
+        run_contract_tests([*quick, "-k", "no_such_test"])
 
 
 def test_without_the_library_it_says_what_is_missing(tmp_path, monkeypatch):
