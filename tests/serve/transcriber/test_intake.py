@@ -137,6 +137,18 @@ def test_after_closing_nothing_more_is_decoded(intake, news):
         news.get(timeout=0.1)
 
 
+def test_closing_drops_what_waits_for_memory(intake, news):
+    for i in range(10):
+        intake.add(make_active(i), SECOND)
+    for _ in range(4):
+        news.get(timeout=WAIT_S)
+    intake.close()
+    for worker in list(intake._workers._threads):
+        worker.join(WAIT_S)
+    decoded = 4 + news.qsize()
+    assert len(intake.held_ids()) == decoded < 10
+
+
 def test_closing_ends_the_workers(intake, news):
     intake.add(make_active(0), SECOND)
     news.get(timeout=WAIT_S)

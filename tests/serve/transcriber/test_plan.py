@@ -88,6 +88,16 @@ def test_as_many_tokens_as_there_is_room_for_may_be_asked_for(plan):
     assert plan(language="en", max_tokens=1).options.max_tokens == 1
 
 
+@pytest.mark.parametrize("temperature", [0, 0.0, 1, 1.0])
+def test_temperatures_reach_from_0_to_1(plan, temperature):
+    assert plan(language="en", temperature=temperature).options.temperature == temperature
+
+
+def test_a_greedy_runtime_takes_the_temperature_0(plan):
+    made = plan({"sampling": False}, language="en", temperature=0.0)
+    assert (made.options.temperature, made.fixed_temperature) == (0.0, True)
+
+
 def test_a_plan_says_what_was_asked(plan):
     made = plan(language="Spanish", temperature=0.5, max_tokens=7, timestamps=False)
     assert (made.language, made.fixed_temperature) == ("es", True)
