@@ -139,7 +139,7 @@ class TestEndings(TranscriberTests):
         quiescent(transcriber, runtime)
         assert collections.Counter(ending(*each) for each in sent) == endings, "news after the end"
 
-    def test_a_failed_window_ends_its_request_only(self, start, tokenizer):
+    def test_a_failed_window_ends_its_request_only(self, start, tokenizer, caplog):
         broken = EarshotError("this window is cursed")
 
         def script(job):
@@ -153,6 +153,7 @@ class TestEndings(TranscriberTests):
         assert good.transcript.text == "fine"
         assert transcriber.stats().failed == 1
         quiescent(transcriber, runtime)
+        assert "Traceback" not in caplog.text, "the runtime said so, nothing went wrong here"
 
     def test_cancelling_frees_the_slots(self, start, tokenizer):
         def script(job):

@@ -233,6 +233,16 @@ class TestTheRuntimesFault(TranscriberTests):
             transcriber.submit(request(), Client())
         assert "Traceback" in caplog.text
 
+    def test_a_broken_invariant_of_the_dispatcher_ends_the_server(self, start, echo, monkeypatch):
+        transcriber, _ = start(echo)
+
+        def check_invariants(pending):
+            raise AssertionError(f"wrong with {pending}")
+
+        monkeypatch.setattr(transcriber._dispatcher, "check_invariants", check_invariants)
+        Client().send(transcriber, request())
+        until(lambda: not transcriber.healthy)
+
 
 class TestAHangingRuntime(TranscriberTests):
     """A poll that does not return harms no caller for ever, and is reported."""

@@ -40,6 +40,12 @@ class TestAnswers(TranscriberTests):
         assert stats.rtfx == pytest.approx(2.0 / stats.busy_s)
         quiescent(transcriber, runtime)
 
+    def test_before_the_first_request_everything_is_zero(self, start, echo):
+        transcriber, _ = start(echo)
+        assert set(dataclasses.asdict(transcriber.stats()).values()) == {0}
+        with transcriber as same:
+            assert same is transcriber
+
     def test_the_language_may_be_named_in_full(self, start, echo):
         transcriber, _ = start(echo)
         assert transcriber.transcribe(request(language="Spanish")).language == "es"
