@@ -5,6 +5,7 @@ counts as a system's memory.
 """
 
 import hashlib
+import json
 import os
 import sys
 import tempfile
@@ -20,6 +21,7 @@ CACHE = Path(".cache") / "ctranslate2"
 """Converted checkpoints, by the SHA-256 of their weights; relative to the project's root."""
 
 PREPARE_TIMEOUT_S = 3600.0
+CONVERTED_VERSION = b"2"  # a part of the cache's key; to be raised when the conversion changes
 _CONVERT = "from ctranslate2.converters.transformers import main; main()"
 _TOKENIZER_FILES = ("tokenizer.json", "preprocessor_config.json")
 
@@ -70,7 +72,7 @@ def converted_folder(config: Config) -> Path:
     files = sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")])
     if not files:
         raise UnavailableError(f"no *.safetensors or pytorch_model*.bin in {folder}")
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(CONVERTED_VERSION)
     for path in [*files, *(folder / name for name in _TOKENIZER_FILES)]:
         if not path.is_file():
             raise UnavailableError(f"faster-whisper needs {path}, which does not exist")
@@ -96,4 +98,19 @@ def prepare_converted(config: Config) -> None:
         command += ["--output_dir", partial, "--quantization", "float32", "--force"]
         command += ["--copy_files", *_TOKENIZER_FILES]
         run_tool(command, "converting the checkpoint for faster-whisper", PREPARE_TIMEOUT_S)
+        mark_multilingual(Path(partial))
         os.replace(partial, target)
+
+
+def mark_multilingual(folder: Path) -> None:
+    """Let CTranslate2 see that a converted checkpoint knows languages.
+
+    Since 4.7.0 it takes for English-only what has no empty token, which OpenAI's multilingual
+    vocabularies have and others need not. Such a model would get no language token. The name of
+    `<|startoflm|>`, which no reader of Whisper uses, becomes the empty one.
+    """
+    path = folder / "vocabulary.json"
+    tokens = json.loads(path.read_text(encoding="utf-8"))
+    if "<|transcribe|>" in tokens and "" not in tokens:
+        tokens[tokens.index("<|startoflm|>")] = ""
+        path.write_text(json.dumps(tokens, ensure_ascii=False), encoding="utf-8")

@@ -6,10 +6,13 @@ only one system needs are imported where it is opened, in a process of its own.
 """
 
 import contextlib
+import copy
 import dataclasses
 import io
+import json
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from eval.accuracy.data import Prediction, TimedText
@@ -205,14 +208,19 @@ class TransformersFp32(System):
 
 
 class FasterWhisper(System):
-    """faster-whisper on the same checkpoint, converted."""
+    """faster-whisper on the same checkpoint, converted.
+
+    What its own defaults take from OpenAI's checkpoints comes from this one: which tokens are
+    suppressed. A limit of new tokens is not given, because it would end a window at half of it.
+    """
 
     def __init__(self, config: Config, compute_type: str) -> None:
         from faster_whisper import WhisperModel  # noqa: PLC0415 - optional
 
         device, _, index = config.runtime.device.partition(":")
+        folder = converted_folder(config)
         self._model: Any = WhisperModel(
-            str(converted_folder(config)),
+            str(folder),
             device=device,
             device_index=int(index or 0),
             compute_type=compute_type,
@@ -228,7 +236,7 @@ class FasterWhisper(System):
             "log_prob_threshold": transcriber.logprob_threshold,
             "no_speech_threshold": transcriber.no_speech_threshold,
             "condition_on_previous_text": False,
-            "max_new_tokens": transcriber.max_tokens,
+            "suppress_tokens": _suppressed_tokens(folder),
             "vad_filter": False,
         }
         self.settings = {
@@ -240,16 +248,29 @@ class FasterWhisper(System):
             **versions("faster-whisper", "ctranslate2"),
         }
 
+    @property
+    def is_multilingual(self) -> bool:
+        """Whether the library sees a model that knows languages, and tells it one."""
+        return bool(self._model.model.is_multilingual)
+
     def transcribe(self, audio: bytes) -> Prediction:
         """One sequential transcription; the library decodes the file itself."""
         from av.error import FFmpegError  # noqa: PLC0415 - comes with faster-whisper
 
         try:
-            pieces, info = self._model.transcribe(io.BytesIO(audio), **self._options)
+            # A copy, because the library adds to the list of suppressed tokens.
+            options = copy.deepcopy(self._options)
+            pieces, info = self._model.transcribe(io.BytesIO(audio), **options)
         except FFmpegError as error:
             raise AudioError(f"faster-whisper cannot decode the audio: {error}") from error
         segments = [TimedText(piece.start, piece.end, piece.text) for piece in pieces]
         return _from_segments(info.language, segments)
+
+
+def _suppressed_tokens(folder: Path) -> list[int]:
+    """The checkpoint's own list, which a conversion keeps in config.json."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return list(config["suppress_ids"] or [])
 
 
 @dataclasses.dataclass(frozen=True)

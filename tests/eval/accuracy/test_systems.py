@@ -2,12 +2,14 @@
 
 import contextlib
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 from transformers import WhisperFeatureExtractor
 
+from build.checkpoint import open_checkpoint
 from build.config import BuildConfig
 from eval import demo as demo_module
 from eval.accuracy import prepare, systems
@@ -65,6 +67,32 @@ def test_faster_whisper_reads_the_converted_checkpoint(config, tmp_path, monkeyp
     systems.prepare(("faster-whisper-int8",), config, "unused.toml")
     assert (folder / "model.bin").stat().st_mtime_ns == made
     said("faster-whisper-int8", config)
+
+
+def test_faster_whisper_has_no_handicap(tmp_path, monkeypatch):
+    """It knew no languages, suppressed OpenAI's tokens in place of the checkpoint's, and stopped
+    each window at half of the limit that it was given; so it looked worse than it is.
+    """
+    config = Config(eval=EvalConfig(threads=1))
+    monkeypatch.setattr(prepare, "CACHE", tmp_path / "cache")
+    prepare.prepare_converted(config)
+    peer = systems.FasterWhisper(config, "float32")
+    facts = open_checkpoint(config.build.checkpoint).facts
+    assert peer.is_multilingual
+    assert peer.settings["suppress_tokens"] == str(sorted(facts.suppress_tokens))
+    assert "max_new_tokens" not in peer.settings
+    spanish = next(clip for clip in load_clips(config.eval.manifest) if clip.language == "es")
+    before = dict(peer.settings)
+    assert peer.transcribe(spanish.path.read_bytes()).language == "es"
+    assert peer._options["suppress_tokens"] == sorted(facts.suppress_tokens)
+    assert peer.settings == before
+
+
+def test_a_vocabulary_with_an_empty_token_stays_as_it_is(tmp_path):
+    for tokens in (["a", "", "<|transcribe|>", "<|startoflm|>"], ["a", "<|endoftext|>"]):
+        (tmp_path / "vocabulary.json").write_text(json.dumps(tokens))
+        prepare.mark_multilingual(tmp_path)
+        assert json.loads((tmp_path / "vocabulary.json").read_text()) == tokens
 
 
 def test_a_failed_conversion_leaves_nothing(config, tmp_path, monkeypatch):
