@@ -83,6 +83,7 @@ class Failed:
 
 
 TranscriberEvent = SegmentReady | Finished | Failed
+OnEvent = Callable[[TranscriberEvent], None]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,11 +9,10 @@ A window of silence says nothing about the language, so then the next one goes a
 
 import dataclasses
 import time
-from collections.abc import Callable
 
 from serve.config import TranscriberConfig
 from serve.engine import DETECT_LANGUAGE
-from serve.messages import Segment, Timings, TranscriberEvent, Transcript
+from serve.messages import OnEvent, Segment, Timings, Transcript
 from serve.runtime.protocol import DecodingOptions, Scores
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import (
@@ -31,55 +30,38 @@ from serve.transcriber.plan import Plan
 _SEEDS_PER_WINDOW = 1000
 
 
+@dataclasses.dataclass(eq=False)  # a request is equal to itself alone
 class ActiveRequest:
-    """The state of one accepted request.
+    """The state of one accepted request; its maker gives the first five fields."""
 
-    Args:
-        id: unique in the transcriber.
-        plan: how to decode its windows.
-        on_event: called with its segments and its end.
-        accepted_s: monotonic time at which it was accepted.
-        deadline_s: monotonic time at which it has taken too long.
-    """
+    id: int  # unique in the transcriber
+    plan: Plan  # how to decode its windows
+    on_event: OnEvent  # called with its segments and its end
+    accepted_s: float  # monotonic time at which it was accepted
+    deadline_s: float  # monotonic time at which it has taken too long
+    ended: bool = False  # got its terminal event
+    started_s: float | None = None  # monotonic time of the first job
+    duration_s: float = 0.0  # of its audio, once that is decoded
+    _segments: list[Segment] = dataclasses.field(default_factory=list)
+    _language_prob: float | None = None
+    _windows: list[Window] = dataclasses.field(default_factory=list)
+    _next: int = 0  # index of the first window not submitted
+    _decoded: dict[int, Decoded] = dataclasses.field(default_factory=dict)
+    _stitched: int = 0  # windows whose segments are in `_segments`
+    _encode_s: float = 0.0
+    _decode_s: float = 0.0
 
-    def __init__(
-        self,
-        id: int,
-        plan: Plan,
-        on_event: Callable[[TranscriberEvent], None],
-        accepted_s: float,
-        deadline_s: float,
-    ) -> None:
-        self.id = id
-        self.plan = plan
-        self.on_event = on_event
-        self.accepted_s = accepted_s
-        self.deadline_s = deadline_s
-        self.ended = False  # got its terminal event
-        self.started_s: float | None = None  # monotonic time of the first job
-        self.duration_s = 0.0  # of its audio, once that is decoded
-        self._segments: list[Segment] = []
-        self._prompt = plan.prompt
-        self._language = plan.language
-        self._language_prob: float | None = None
-        self._windows: list[Window] = []
-        self._next = 0  # index of the first window not submitted
-        self._decoded: dict[int, Decoded] = {}
-        self._stitched = 0  # windows whose segments are in `_segments`
-        self._encode_s = 0.0
-        self._decode_s = 0.0
-
-    @property
-    def prompt(self) -> tuple[int, ...]:
-        """Prompt ids of the next job; names the language once it has been found."""
-        return self._prompt
+    def __post_init__(self) -> None:
+        """Begin with what the client said of the language."""
+        self.prompt = self.plan.prompt  # of the next job; names the language once it is found
+        self._language = self.plan.language
 
     @property
     def ready(self) -> bool:
         """Whether a window can be submitted now."""
         if self._next >= len(self._windows):
             return False
-        one_at_a_time = DETECT_LANGUAGE in self._prompt
+        one_at_a_time = DETECT_LANGUAGE in self.prompt
         return not one_at_a_time or self._next == len(self._decoded)
 
     @property
@@ -136,7 +118,7 @@ class ActiveRequest:
             compression_ratio=compression_ratio(tokenizer.decode(tokens)),
         )
         verdict = judge(attempt, config, self.plan.fixed_temperature)
-        if DETECT_LANGUAGE in self._prompt:
+        if DETECT_LANGUAGE in self.prompt:
             self._set_language(scores, tokenizer, silence=verdict.outcome == "silence")
         if verdict.outcome == "retry":
             return verdict.temperature
@@ -152,7 +134,7 @@ class ActiveRequest:
         self._language = tokenizer.language_code(token)
         self._language_prob = scores.language_prob
         if not silence:
-            self._prompt = tuple(token if id == DETECT_LANGUAGE else id for id in self._prompt)
+            self.prompt = tuple(token if id == DETECT_LANGUAGE else id for id in self.prompt)
 
     def stitch_ready(self, tokenizer: Tokenizer) -> list[Segment]:
         """Segments that became final: of windows that are done and so are all before them."""

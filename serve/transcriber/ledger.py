@@ -3,12 +3,11 @@
 import itertools
 import threading
 import time
-from collections.abc import Callable
 from typing import Literal
 
 from serve.config import TranscriberConfig
 from serve.errors import DeviceError, OverloadedError
-from serve.messages import TranscriberEvent
+from serve.messages import OnEvent
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.plan import Plan
 from serve.transcriber.stats import Counters, Outcome
@@ -33,7 +32,7 @@ class Ledger:
         self._state: Literal["open", "draining", "closed"] = "open"
         self._failure: DeviceError | None = None
 
-    def accept(self, plan: Plan, on_event: Callable[[TranscriberEvent], None]) -> ActiveRequest:
+    def accept(self, plan: Plan, on_event: OnEvent) -> ActiveRequest:
         """Take a request in.
 
         Raises:

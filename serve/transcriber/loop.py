@@ -17,21 +17,16 @@ import logging
 import queue
 import threading
 import time
-import types
 from collections.abc import Callable
+from typing import Self
 
 from serve.config import TranscriberConfig
 from serve.engine import Engine
-from serve.errors import (
-    CancelledError,
-    ConfigError,
-    DeadlineError,
-    DeviceError,
-    EarshotError,
-)
+from serve.errors import CancelledError, ConfigError, DeadlineError, DeviceError, EarshotError
 from serve.messages import (
     Failed,
     Finished,
+    OnEvent,
     Request,
     RequestHandle,
     SegmentReady,
@@ -86,16 +81,13 @@ class Transcriber:
         self._gauges: Gauges = runtime.gauges()
         self._last_turn_s = time.monotonic()
         self._dispatcher = Dispatcher(runtime, engine.load_mel_filters())
-        self._stopping = False
 
         self._thread = threading.Thread(target=self._run, name="earshot-device", daemon=True)
         self._thread.start()
 
     # ---------------------------------------------------------------- called by any thread
 
-    def submit(
-        self, request: Request, on_event: Callable[[TranscriberEvent], None]
-    ) -> RequestHandle:
+    def submit(self, request: Request, on_event: OnEvent) -> RequestHandle:
         """Accept a request, or refuse it at once; never blocks.
 
         Args:
@@ -119,7 +111,7 @@ class Transcriber:
             raise
         self._intake.add(active, request)
         # The device thread may be asleep and has one more deadline to keep.
-        self._inbox.put(_wake)
+        self._inbox.put(_wake_up)
         cancelled = CancelledError("the client cancelled the request")
         return RequestHandle(functools.partial(self._post_failure, active, cancelled))
 
@@ -141,7 +133,7 @@ class Transcriber:
         limit_s = self._config.request_timeout_s + _GRACE_S
         try:
             return answer.result(limit_s)
-        except concurrent.futures.TimeoutError as error:
+        except TimeoutError as error:
             raise DeadlineError(f"no answer after {limit_s:g} s: the device hangs") from error
         finally:
             handle.cancel()  # matters only if the wait was interrupted
@@ -182,21 +174,16 @@ class Transcriber:
         """
         self._ledger.close()
         self._intake.close()
-        self._inbox.put(self._stop)
+        self._inbox.put(_wake_up)
         self._thread.join(_JOIN_S)
         if self._thread.is_alive():
             logger.error("the device thread did not stop within %g s", _JOIN_S)
 
-    def __enter__(self) -> "Transcriber":
+    def __enter__(self) -> Self:
         """Itself; leaving the block closes it."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close it."""
         self.close()
 
@@ -210,7 +197,7 @@ class Transcriber:
 
     def _serve(self) -> None:
         """The loop. One turn is one step of the runtime, or a sleep if there is nothing to do."""
-        while not self._stopping:
+        while not self._ledger.closed:
             self._run_inbox()  # decoded audio, cancels, stop; sleeps when idle
             self._expire()  # requests past their deadline
             # Windows become log-mel, and that becomes jobs.
@@ -241,9 +228,6 @@ class Transcriber:
             self._fail(active, failure or CancelledError("the server has shut down"))
         self._intake.close()
         self._runtime.close()
-
-    def _stop(self) -> None:
-        self._stopping = True
 
     def _run_inbox(self) -> None:
         """Do what other threads asked for; without work, sleep until they ask or time is up."""
@@ -356,7 +340,7 @@ class Transcriber:
         self._dispatcher.check_invariants(pending)
 
 
-def _wake() -> None:
+def _wake_up() -> None:
     """A message that asks for nothing."""
 
 

@@ -32,16 +32,13 @@ def open_transcriber(
     """
     engine = open_engine(engine_path or config.engine)
     runtime = start(engine, config.runtime)
+    owner: Runtime | Transcriber = runtime  # closes everything that is open
     try:
-        transcriber = Transcriber(engine, runtime, config.transcriber)
-    except BaseException:  # Ctrl-C as well
-        runtime.close()
-        raise
-    try:
+        owner = transcriber = Transcriber(engine, runtime, config.transcriber)
         if warm_up:
             transcriber.transcribe(_warm_up_request(engine, runtime.capabilities))
     except BaseException:  # Ctrl-C as well
-        transcriber.close()
+        owner.close()
         raise
     return transcriber
 

@@ -1,7 +1,6 @@
 """From a request's options to the plan that all its windows are decoded by, or to a refusal."""
 
 import dataclasses
-import math
 
 import numpy as np
 
@@ -82,7 +81,8 @@ def _temperature(request: Request, capabilities: Capabilities, config: Transcrib
     wanted = request.temperature
     if wanted is None:
         return config.temperatures[0]
-    if not _is_number(wanted) or not 0.0 <= wanted <= 1.0:
+    is_number = isinstance(wanted, int | float) and not isinstance(wanted, bool)
+    if not is_number or not 0.0 <= wanted <= 1.0:  # nor is NaN between them
         raise OptionError(f"temperature = {wanted!r}; expected a number from 0 to 1")
     if wanted > 0 and not capabilities.sampling:
         raise OptionError(
@@ -90,10 +90,6 @@ def _temperature(request: Request, capabilities: Capabilities, config: Transcrib
             "expected 0"
         )
     return float(wanted)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _max_tokens(request: Request, config: TranscriberConfig, room: int) -> int:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from serve.config import Config
 from serve.errors import EarshotError
-from serve.messages import RequestHandle
+from serve.messages import OnEvent, RequestHandle
 from serve.transcriber.guard import guarded
 from serve.transcriber.stats import Stats
 from serve.triton import wire
 from serve.triton.metrics import MetricFamily, Publisher
-from serve.triton.relay import Inputs, OnEvent, RelayServer
+from serve.triton.relay import Inputs, RelayServer
 
 if TYPE_CHECKING:
     from serve.transcriber.loop import Transcriber

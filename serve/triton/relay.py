@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from serve.errors import EarshotError, UnavailableError
-from serve.messages import Failed, Finished, RequestHandle, TranscriberEvent
+from serve.messages import Failed, Finished, OnEvent, RequestHandle, TranscriberEvent
 from serve.triton.wire import Tensor
 
-OnEvent = Callable[[TranscriberEvent], None]
 Inputs = Mapping[str, Tensor]
 Start = Callable[[Inputs, OnEvent], RequestHandle]
 """Starts a request; raises an EarshotError, and nothing else, where it is refused at once."""
