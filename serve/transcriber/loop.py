@@ -115,6 +115,10 @@ class Transcriber:
         cancelled = CancelledError("the client cancelled the request")
         return RequestHandle(functools.partial(self._post_failure, active, cancelled))
 
+    def reject(self) -> None:
+        """Count a request that was so malformed that it could not be submitted."""
+        self._ledger.reject()
+
     def transcribe(self, request: Request) -> Transcript:
         """Transcribe and wait for the answer.
 

@@ -3,14 +3,12 @@
 `whisper` has an `EngineBackend`, `whisper_stream` a `serve.triton.relay.RelayClient`.
 """
 
-import dataclasses
 import functools
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from serve.config import Config
 from serve.errors import EarshotError
@@ -28,18 +26,6 @@ logger = logging.getLogger("earshot")
 
 Infer = Callable[[Mapping[str, Any], list[str]], dict[str, Any]]
 """Calls the model that decodes with inputs and names of outputs; raises an EarshotError."""
-
-
-class Backend(Protocol):
-    """What answers a model's requests."""
-
-    def start(self, inputs: Inputs, on_event: OnEvent) -> RequestHandle:
-        """Start a request; raises an EarshotError where it is refused at once."""
-        ...
-
-    def close(self) -> None:
-        """Finish what was accepted, within a limit, and free everything."""
-        ...
 
 
 class EngineBackend:
@@ -64,9 +50,7 @@ class EngineBackend:
         self._transcriber = transcriber
         self._drain_s = drain_s
         self._failure = failure
-        self._malformed = 0  # requests that never reached the transcriber
-        self._lock = threading.Lock()
-        self._publisher = Publisher(self.stats, metric_family)
+        self._publisher = Publisher(self._stats, metric_family)
         self._relay = RelayServer(relay, self.start)
 
     def start(self, inputs: Inputs, on_event: OnEvent) -> RequestHandle:
@@ -83,19 +67,17 @@ class EngineBackend:
         self._relay.close()
         self._transcriber.close()
 
-    def stats(self) -> Stats:
-        """The transcriber's, with malformed requests among the rejected ones."""
+    def _stats(self) -> Stats:
+        """The transcriber's; its health is looked at as often as these are asked for."""
         if not self._transcriber.healthy:
             self._failure.write_text("the device failed, see the log", encoding="utf-8")
-        stats = self._transcriber.stats()
-        return dataclasses.replace(stats, rejected=stats.rejected + self._malformed)
+        return self._transcriber.stats()
 
     def _submit(self, inputs: Inputs, on_event: OnEvent) -> RequestHandle:
         try:
             request = wire.request_from_inputs(inputs)
         except EarshotError:
-            with self._lock:
-                self._malformed += 1
+            self._transcriber.reject()
             raise
         return self._transcriber.submit(request, on_event)
 

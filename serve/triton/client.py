@@ -5,7 +5,6 @@ import queue
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Self
 
 import tritonclient.grpc as triton_grpc
@@ -39,7 +38,7 @@ class PendingTranscript:
         """
         try:
             return self._answer.result(self._timeout_s + _GRACE_S)
-        except FutureTimeoutError as error:
+        except TimeoutError as error:
             self.cancel()
             raise DeadlineError(f"no answer within {self._timeout_s:g} s") from error
         except KeyboardInterrupt:

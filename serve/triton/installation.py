@@ -17,6 +17,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import numpy as np
+
 from serve.errors import UnavailableError
 
 _IMAGE = Path("/opt/tritonserver")
@@ -56,6 +58,19 @@ def find_installation(folder: Path) -> Installation:
     return Installation(binary, _link_backend(folder, wheel), libraries)
 
 
+def require_numpy_1() -> None:
+    """Refuse a numpy that Triton's Python backend was not compiled for.
+
+    Raises:
+        UnavailableError: it is 2 or later.
+    """
+    if int(np.__version__.split(".")[0]) >= 2:
+        raise UnavailableError(
+            f"numpy {np.__version__} is installed, and Triton Inference Server's Python backend "
+            "was compiled for numpy 1: it would send garbled tensors; install numpy below 2"
+        )
+
+
 def _wheel() -> Path:
     found = importlib.util.find_spec("pytriton")
     if found is None or found.origin is None:
@@ -68,7 +83,7 @@ def _wheel() -> Path:
 
 def _link_backend(folder: Path, wheel: Path) -> Path:
     """A backend folder as Triton expects it, with the stub for this Python."""
-    version = _python_version()
+    version = sysconfig.get_python_version()
     backend = wheel / "tritonserver" / "backends" / "python"
     stub = wheel / "tritonserver" / "python_backend_stubs" / version / "triton_python_backend_stub"
     target = folder / "backends" / "python"
@@ -85,7 +100,7 @@ def _link_backend(folder: Path, wheel: Path) -> Path:
 
 def _libpython_folder() -> str:
     """Where the stub finds libpython; empty where the loader knows by itself."""
-    version = _python_version()
+    version = sysconfig.get_python_version()
     name = f"libpython{version}.so.1.0"
     folder = str(sysconfig.get_config_var("LIBDIR") or "")
     if (Path(folder) / name).is_file():
@@ -96,10 +111,6 @@ def _libpython_folder() -> str:
         f"{name} was not found, and Triton's Python backend needs it; install this Python's "
         f"shared library (on Debian and Ubuntu: libpython{version})"
     )
-
-
-def _python_version() -> str:
-    return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def _joined(first: tuple[str, ...], variable: str) -> str:

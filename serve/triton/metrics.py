@@ -3,11 +3,10 @@
 import dataclasses
 import threading
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from serve.transcriber.stats import Stats
+from serve.transcriber.stats import Outcome, Stats
 
-Kind = Literal["counter", "gauge"]
 MetricFamily = Any
 """Triton's class of that name, `triton_python_backend_utils.MetricFamily`, or a stand-in."""
 
@@ -16,61 +15,33 @@ _JOIN_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Series:
-    """One value of one metric."""
-
-    value: Callable[[Stats], float]
-    labels: dict[str, str] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
 class Family:
-    """A metric and its values; one for each set of labels."""
+    """A metric and the fields of `Stats` that it shows."""
 
-    name: str
-    kind: Kind
+    name: str  # after `earshot_`
+    kind: Literal["counter", "gauge"]
     description: str
-    series: tuple[Series, ...]
+    fields: tuple[str, ...]  # several are told apart by the label `outcome`
 
 
-def _counter(name: str, description: str, value: Callable[[Stats], float]) -> Family:
-    return Family(f"earshot_{name}", "counter", description, (Series(value),))
-
-
-def _gauge(name: str, description: str, value: Callable[[Stats], float]) -> Family:
-    return Family(f"earshot_{name}", "gauge", description, (Series(value),))
-
-
+_OUTCOMES = "Requests by how they ended, the warm-up included; rejected = refused at once"
 FAMILIES = (
+    Family("requests_total", "counter", _OUTCOMES, (*get_args(Outcome), "rejected")),
+    Family("accepted_total", "counter", "Requests taken in", ("accepted",)),
+    Family("windows_total", "counter", "Windows decoded, first tries", ("windows",)),
     Family(
-        "earshot_requests_total",
-        "counter",
-        "Requests by how they ended, the warm-up included; rejected = refused at once",
-        (
-            Series(lambda stats: stats.ok, {"outcome": "ok"}),
-            Series(lambda stats: stats.failed, {"outcome": "failed"}),
-            Series(lambda stats: stats.cancelled, {"outcome": "cancelled"}),
-            Series(lambda stats: stats.timed_out, {"outcome": "timed_out"}),
-            Series(lambda stats: stats.rejected, {"outcome": "rejected"}),
-        ),
+        "retries_total", "counter", "Windows decoded again at a higher temperature", ("retries",)
     ),
-    _counter("accepted_total", "Requests taken in", lambda stats: stats.accepted),
-    _counter("windows_total", "Windows decoded, first tries", lambda stats: stats.windows),
-    _counter(
-        "retries_total",
-        "Windows decoded again at a higher temperature",
-        lambda stats: stats.retries,
-    ),
-    _counter("tokens_total", "Tokens sampled", lambda stats: stats.tokens),
-    _counter("audio_seconds_total", "Audio answered, unpadded", lambda stats: stats.audio_s),
-    _counter("busy_seconds_total", "Time with a request pending", lambda stats: stats.busy_s),
-    _counter("encode_seconds_total", "Time spent encoding", lambda stats: stats.encode_s),
-    _counter("decode_seconds_total", "Time spent decoding", lambda stats: stats.decode_s),
-    _gauge("pending_requests", "Requests not yet ended", lambda stats: stats.pending),
-    _gauge("queue_depth", "Requests not yet started", lambda stats: stats.queued),
-    _gauge("busy_slots", "Windows decoding now", lambda stats: stats.busy_slots),
-    _gauge("batch_size", "Mean windows in a decoder step", lambda stats: stats.mean_batch),
-    _gauge("rtfx", "Seconds of audio answered for each busy second", lambda stats: stats.rtfx),
+    Family("tokens_total", "counter", "Tokens sampled", ("tokens",)),
+    Family("audio_seconds_total", "counter", "Audio answered, unpadded", ("audio_s",)),
+    Family("busy_seconds_total", "counter", "Time with a request pending", ("busy_s",)),
+    Family("encode_seconds_total", "counter", "Time spent encoding", ("encode_s",)),
+    Family("decode_seconds_total", "counter", "Time spent decoding", ("decode_s",)),
+    Family("pending_requests", "gauge", "Requests not yet ended", ("pending",)),
+    Family("queue_depth", "gauge", "Requests not yet started", ("queued",)),
+    Family("busy_slots", "gauge", "Windows decoding now", ("busy_slots",)),
+    Family("batch_size", "gauge", "Mean windows in a decoder step", ("mean_batch",)),
+    Family("rtfx", "gauge", "Seconds of audio answered for each busy second", ("rtfx",)),
 )
 
 
@@ -85,15 +56,18 @@ class Publisher:
     def __init__(self, stats: Callable[[], Stats], metric_family: MetricFamily) -> None:
         kinds = {"counter": metric_family.COUNTER, "gauge": metric_family.GAUGE}
         self._stats = stats
-        self._families = [
-            metric_family(name=family.name, description=family.description, kind=kinds[family.kind])
-            for family in FAMILIES
-        ]
-        self._metrics = [
-            (made.Metric(labels=series.labels), family.kind, series.value)
-            for made, family in zip(self._families, FAMILIES, strict=True)
-            for series in family.series
-        ]
+        self._families = []
+        self._metrics = []
+        for family in FAMILIES:
+            made = metric_family(
+                name=f"earshot_{family.name}",
+                description=family.description,
+                kind=kinds[family.kind],
+            )
+            self._families.append(made)
+            for field in family.fields:
+                labels = {"outcome": field} if len(family.fields) > 1 else {}
+                self._metrics.append((made.Metric(labels=labels), family.kind, field))
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="earshot-metrics", daemon=True)
         self._thread.start()
@@ -111,8 +85,9 @@ class Publisher:
 
     def _publish(self) -> None:
         stats = self._stats()
-        for metric, kind, value in self._metrics:
+        for metric, kind, field in self._metrics:
+            value = getattr(stats, field)
             if kind == "gauge":
-                metric.set(value(stats))
+                metric.set(value)
             else:  # a counter only takes what came on top
-                metric.increment(max(0.0, value(stats) - metric.value()))
+                metric.increment(max(0.0, value - metric.value()))

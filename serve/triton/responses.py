@@ -9,7 +9,7 @@ import logging
 import queue
 import threading
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from serve.errors import EarshotError
 from serve.messages import Failed, Finished, RequestHandle, TranscriberEvent
@@ -22,24 +22,37 @@ _FLUSH_S = 10.0  # most that the end waits for responses on their way
 _JOIN_S = 10.0
 
 
-class Sender(Protocol):
-    """Triton's response sender of one request, and what makes responses for it."""
+class Sender:
+    """Triton's response sender of one request, and what makes responses for it.
+
+    Args:
+        sender: from the request.
+        backend_utils: the module `triton_python_backend_utils`, which exists in Triton alone.
+    """
+
+    def __init__(self, sender: Any, backend_utils: Any) -> None:
+        self._sender = sender
+        self._utils = backend_utils
 
     def response(self, outputs: Mapping[str, wire.Tensor]) -> Any:
         """A response with these outputs."""
-        ...
+        tensors = [self._utils.Tensor(*item) for item in outputs.items()]
+        return self._utils.InferenceResponse(tensors)
 
     def error_response(self, error: EarshotError) -> Any:
-        """A response with an error's status and text."""
-        ...
+        """A response with an error's text and status: the one place where errors become that."""
+        code = getattr(self._utils.TritonError, error.status)
+        triton_error = self._utils.TritonError(wire.error_to_text(error), code)
+        return self._utils.InferenceResponse(error=triton_error)
 
     def send(self, response: Any, final: bool) -> None:
         """Send a response; waits until Triton has taken it."""
-        ...
+        flags = self._utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+        self._sender.send(response, flags=flags)
 
     def is_cancelled(self) -> bool:
         """Whether the client has cancelled or gone; not to be asked after the final response."""
-        ...
+        return bool(self._sender.is_cancelled())
 
 
 class Responder:

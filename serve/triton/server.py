@@ -15,18 +15,15 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import tomli_w
 
 from serve.config import Config, ServerConfig
 from serve.errors import EarshotError, UnavailableError
-from serve.triton.installation import find_installation
-from serve.triton.numpy_version import require_numpy_1
+from serve.triton.installation import find_installation, require_numpy_1
 from serve.triton.processes import live_children, peak_memory_bytes
 from serve.triton.repository import write_repository
 
@@ -111,9 +108,7 @@ def running_server(
     """
     with tempfile.TemporaryDirectory(prefix="earshot-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        command, environment = _prepare(folder, config, engine or config.engine)
-        log_path = log_path or folder / "server.log"
-        server = _launch(folder, config.server, command, environment, log_path)
+        server = _launch(folder, config, engine or config.engine, log_path or folder / "server.log")
         try:
             _wait_until_ready(server, config.server.start_timeout_s)
             yield server
@@ -143,7 +138,7 @@ def config_to_toml(config: Config) -> str:
 
 def _prepare(folder: Path, config: Config, engine: str) -> tuple[list[str], dict[str, str]]:
     """Write the run's folder; returns the server's command line and environment."""
-    require_numpy_1(np.__version__)
+    require_numpy_1()
     if len(str(folder)) > _MAX_PATH:
         raise UnavailableError(
             f"{folder} is too long a path for the socket in it; set TMPDIR to a shorter folder"
@@ -187,13 +182,9 @@ def _check_ports(server: ServerConfig) -> None:
 # ---------------------------------------------------------------- start and stop
 
 
-def _launch(
-    folder: Path,
-    server: ServerConfig,
-    command: list[str],
-    environment: dict[str, str],
-    log_path: Path,
-) -> Server:
+def _launch(folder: Path, config: Config, engine: str, log_path: Path) -> Server:
+    server = config.server
+    command, environment = _prepare(folder, config, engine)
     try:
         with log_path.open("wb") as log:
             process = subprocess.Popen(
@@ -233,11 +224,10 @@ def _wait_until_ready(server: Server, timeout_s: float) -> None:
 
 def is_ready(http: str) -> bool:
     """Whether a server answers at this HTTP address and both models are loaded."""
-    try:
-        with urllib.request.urlopen(f"http://{http}/v2/health/ready", timeout=2) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
+    url = f"http://{http}/v2/health/ready"
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2) as answer:
+        return bool(answer.status == 200)
+    return False
 
 
 def _listens(address: str) -> bool:

@@ -11,22 +11,15 @@ An error's text is the name of its class in `serve.errors`, a colon and its mess
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from serve import errors
 from serve.codec import from_json, to_json
-from serve.errors import (
-    AudioError,
-    CancelledError,
-    DeadlineError,
-    EarshotError,
-    OptionError,
-    RequestError,
-    UnavailableError,
-)
+from serve.errors import AudioError, EarshotError, OptionError
 from serve.messages import Request, Segment, Task, Timings, Transcript
 
 Tensor = npt.NDArray[Any]
@@ -135,9 +128,8 @@ def request_from_inputs(inputs: Mapping[str, Tensor]) -> Request:
     task = options.get("task", "transcribe")
     if task not in get_args(Task):
         raise OptionError(f"TASK = {task!r}; expected one of {', '.join(get_args(Task))}")
-    if "AUDIO" in inputs:
-        return Request(audio=bytes(inputs["AUDIO"][0]), **options)
-    return Request(audio=inputs["SAMPLES"], **options)
+    audio = bytes(inputs["AUDIO"][0]) if "AUDIO" in inputs else inputs["SAMPLES"]
+    return Request(audio=audio, **options)
 
 
 def segment_outputs(segment: Segment) -> dict[str, Tensor]:
@@ -202,24 +194,17 @@ def error_from_text(text: str, status: str) -> EarshotError:
         status: name of the gRPC status, which decides where the text names no class.
     """
     name, _, message = text.partition(": ")
-    by_name = {found.__name__: found for found in _classes(EarshotError)}
-    if name in by_name:
-        return by_name[name](message)
+    named = vars(errors).get(name)
+    if isinstance(named, type) and issubclass(named, EarshotError):
+        return named(message)
     by_status: dict[str, type[EarshotError]] = {
-        "INVALID_ARGUMENT": RequestError,
-        "CANCELLED": CancelledError,
-        "DEADLINE_EXCEEDED": DeadlineError,
-        "NOT_FOUND": UnavailableError,
-        "UNAVAILABLE": UnavailableError,
+        "INVALID_ARGUMENT": errors.RequestError,
+        "CANCELLED": errors.CancelledError,
+        "DEADLINE_EXCEEDED": errors.DeadlineError,
+        "NOT_FOUND": errors.UnavailableError,
+        "UNAVAILABLE": errors.UnavailableError,
     }
     return by_status.get(status, EarshotError)(text)
-
-
-def _classes(top: type[EarshotError]) -> Iterator[type[EarshotError]]:
-    """A class of errors and all below it."""
-    yield top
-    for below in top.__subclasses__():
-        yield from _classes(below)
 
 
 def _tensors(specs: Mapping[str, TensorSpec], values: Mapping[str, Any]) -> dict[str, Tensor]:

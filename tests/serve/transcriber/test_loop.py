@@ -46,6 +46,12 @@ class TestAnswers(TranscriberTests):
         with transcriber as same:
             assert same is transcriber
 
+    def test_what_never_was_a_request_can_be_counted_as_rejected(self, start, echo):
+        transcriber, runtime = start(echo)
+        transcriber.reject()
+        assert transcriber.stats().rejected == 1
+        quiescent(transcriber, runtime)
+
     def test_the_language_may_be_named_in_full(self, start, echo):
         transcriber, _ = start(echo)
         assert transcriber.transcribe(request(language="Spanish")).language == "es"

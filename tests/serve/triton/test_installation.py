@@ -8,8 +8,7 @@ import pytest
 
 from serve.errors import UnavailableError
 from serve.triton import installation as installation_module
-from serve.triton.installation import find_installation
-from serve.triton.numpy_version import require_numpy_1
+from serve.triton.installation import find_installation, require_numpy_1
 
 
 @pytest.fixture
@@ -126,8 +125,11 @@ class TestLibpython:
             installation_module._libpython_folder()
 
 
-def test_numpy_2_is_refused_before_the_start():
-    require_numpy_1("1.26.4")
+def test_numpy_2_is_refused_before_the_start(monkeypatch):
+    numpy = installation_module.np
+    monkeypatch.setattr(numpy, "__version__", "1.26.4")
+    require_numpy_1()
     for version in ("2.0.0", "2.1.0", "3.0", "10.0"):
+        monkeypatch.setattr(numpy, "__version__", version)
         with pytest.raises(UnavailableError, match=rf"numpy {version} .*below 2"):
-            require_numpy_1(version)
+            require_numpy_1()

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +141,17 @@ def test_a_refusal_is_an_answer_and_its_neighbours_go_on(
     backend.refusal = None
     model.execute([asked()])
     assert len(backend.started) == 1
+
+
+def test_a_refused_request_is_let_go(start, backend):
+    """Triton keeps a request as long as its sender lives, and a traceback all that has a name."""
+    model, request = start(), asked()
+    backend.refusal = OverloadedError("full")
+    model.execute([request])
+    last(request)
+    sender = weakref.ref(request.sender)
+    del request.sender
+    assert sender() is None
 
 
 def test_tensors_are_copied_because_tritons_memory_ends_with_execute(start, backend):

@@ -20,14 +20,13 @@ import triton_python_backend_utils as pb_utils
 from serve.config import load_config
 from serve.errors import EarshotError, OptionError
 from serve.triton import wire
-from serve.triton.backends import Backend, EngineBackend, open_transcriber
-from serve.triton.numpy_version import require_numpy_1
+from serve.triton.backends import EngineBackend, open_transcriber
+from serve.triton.installation import require_numpy_1
 from serve.triton.relay import RelayClient
-from serve.triton.responses import CancelWatch, Responder, ResponseQueue
+from serve.triton.responses import CancelWatch, Responder, ResponseQueue, Sender
 
 logger = logging.getLogger("earshot")
 
-_FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 _SWITCH_S = 0.0005  # longest that one thread keeps the interpreter while another waits for it
 
 
@@ -43,7 +42,7 @@ class TritonPythonModel:
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
         self._stream = pb_utils.using_decoupled_model_transaction_policy(config)
         try:
-            require_numpy_1(np.__version__)
+            require_numpy_1()
             self._backend = _open_backend(parameters, self._stream)
         except Exception as error:
             if not isinstance(error, EarshotError):
@@ -59,7 +58,8 @@ class TritonPythonModel:
         for request in requests:
             inputs = _inputs(request)
             streamed = bool(inputs.get("STREAM", [self._stream])[0])
-            responder = Responder(_Sender(request.get_response_sender()), streamed)
+            # No name for the sender: an error's traceback would keep it, and Triton the request.
+            responder = Responder(Sender(request.get_response_sender(), pb_utils), streamed)
             try:
                 if streamed and not self._stream:
                     raise OptionError(
@@ -68,10 +68,9 @@ class TritonPythonModel:
                     )
                 on_event = functools.partial(self._responses.put, responder)
                 handle = self._backend.start(inputs, on_event)
-            except EarshotError as error:
-                responder.fail(error)
             except Exception as error:  # one request must not hurt its neighbours
-                logger.exception("a request failed")
+                if not isinstance(error, EarshotError):
+                    logger.exception("a request failed")
                 responder.fail(error)
             else:
                 self._cancels.add(responder, handle)
@@ -83,29 +82,7 @@ class TritonPythonModel:
         self._cancels.close()
 
 
-class _Sender:
-    """Triton's response sender, as `serve.triton.responses` wants it."""
-
-    def __init__(self, sender: Any) -> None:
-        self._sender = sender
-
-    def response(self, outputs: Mapping[str, wire.Tensor]) -> Any:
-        return pb_utils.InferenceResponse([pb_utils.Tensor(*item) for item in outputs.items()])
-
-    def error_response(self, error: EarshotError) -> Any:
-        """The one place where errors become statuses."""
-        code = getattr(pb_utils.TritonError, error.status)
-        triton_error = pb_utils.TritonError(wire.error_to_text(error), code)
-        return pb_utils.InferenceResponse(error=triton_error)
-
-    def send(self, response: Any, final: bool) -> None:
-        self._sender.send(response, flags=_FINAL if final else 0)
-
-    def is_cancelled(self) -> bool:
-        return bool(self._sender.is_cancelled())
-
-
-def _open_backend(parameters: dict[str, str], stream: bool) -> Backend:
+def _open_backend(parameters: dict[str, str], stream: bool) -> EngineBackend | RelayClient:
     config = load_config(parameters["config"])
     relay = Path(parameters["relay"])
     if stream:
