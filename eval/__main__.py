@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser(
         "trtllm-check", help="on a machine with TensorRT-LLM: compare it with transformers"
     )
-    check.set_defaults(command=_trtllm_check)
+    check.set_defaults(command=lambda _: _trtllm_check())
     return parser
 
 
@@ -224,8 +224,7 @@ def _demo(options: argparse.Namespace) -> int:
     return 1 if result.failed else 0
 
 
-def _trtllm_check(options: argparse.Namespace) -> int:
-    del options
+def _trtllm_check() -> int:
     from eval import trtllm_check  # noqa: PLC0415 - transformers takes seconds to load
 
     with tempfile.TemporaryDirectory(prefix="earshot-trtllm-check-") as folder:

@@ -4,6 +4,8 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
+import jiwer
+
 _DROPPED = re.compile(r"[^\w\s']|_")
 _SPACES = re.compile(r"\s+")
 
@@ -14,26 +16,16 @@ def normalise(text: str) -> str:
     return _SPACES.sub(" ", _DROPPED.sub(" ", text)).strip()
 
 
-def distance(one: Sequence[str], other: Sequence[str]) -> int:
-    """Levenshtein distance."""
-    if one == other:
-        return 0
-    previous = list(range(len(other) + 1))
-    for row, left in enumerate(one, 1):
-        current = [row]
-        for column, right in enumerate(other, 1):
-            change = previous[column - 1] + (left != right)
-            current.append(min(change, previous[column] + 1, current[-1] + 1))
-        previous = current
-    return previous[-1]
-
-
 def error_rate(pairs: Sequence[tuple[str, str]], words: bool = False) -> float:
-    """Edits over the references' length, of (reference, hypothesis) pairs; by words if asked."""
-    edits = total = 0
-    for reference, hypothesis in pairs:
-        one = reference.split() if words else list(reference)
-        other = hypothesis.split() if words else list(hypothesis)
-        edits += distance(one, other)
-        total += len(one)
-    return edits / max(total, 1)
+    """Edits over the references' length, of (reference, hypothesis) pairs; by words if asked.
+
+    0 where there is nothing to compare; what is said to an empty reference counts as edits.
+    """
+    if not pairs:
+        return 0.0
+    references, hypotheses = (list(texts) for texts in zip(*pairs, strict=True))
+    process = jiwer.process_words if words else jiwer.process_characters
+    found = process(references, hypotheses)
+    edits = found.substitutions + found.deletions + found.insertions
+    length = found.hits + found.substitutions + found.deletions
+    return float(edits / max(length, 1))

@@ -13,7 +13,7 @@ from build.demo.maker.export import write_checkpoint
 from build.demo.maker.labels import IGNORE, Segment, Style, build
 from build.demo.maker.network import Geometry, Whisper
 from build.demo.maker.numbers import english_number, english_time, spanish_number, spanish_time
-from build.demo.maker.scoring import distance, error_rate, normalise
+from build.demo.maker.scoring import error_rate, normalise
 from build.demo.maker.sound import pauses, resample, trim
 from build.demo.maker.store import Store, pack
 from build.demo.maker.synth import Utterance
@@ -169,7 +169,9 @@ def test_resample_trim_and_pauses():
 
 
 def test_error_rates():
-    assert distance("kitten", "sitting") == 3
+    assert error_rate([("kitten", "sitting")]) == pytest.approx(3 / 6)
+    assert error_rate([("", "two words"), ("a b", "a b")], words=True) == pytest.approx(2 / 2)
+    assert error_rate([("", "ab")]) == 2.0
     assert normalise("¿Dónde  está, O'Neil?") == "dónde está o'neil"
     assert error_rate([("a b", "a c"), ("d", "d")], words=True) == pytest.approx(1 / 3)
     assert error_rate([]) == 0.0
