@@ -77,12 +77,12 @@ class EarshotTriton(System):
 
     def __init__(self, config: Config) -> None:
         from serve.triton.client import Client  # noqa: PLC0415 - needs tritonclient
-        from serve.triton.server import free_ports, running_server  # noqa: PLC0415 - needs pytriton
-
-        http, grpc, metrics = free_ports(config.server.host, 3)
-        server = dataclasses.replace(
-            config.server, http_port=http, grpc_port=grpc, metrics_port=metrics
+        from serve.triton.server import (  # noqa: PLC0415 - needs pytriton
+            on_free_ports,
+            running_server,
         )
+
+        server = on_free_ports(config.server)
         running = running_server(dataclasses.replace(config, server=server))
         with contextlib.ExitStack() as stack:
             self.server = stack.enter_context(running)

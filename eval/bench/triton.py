@@ -22,7 +22,7 @@ from serve.config import Config
 from serve.errors import DeadlineError, EarshotError, UnavailableError
 from serve.speech.features import WINDOW_S
 from serve.triton.client import Client
-from serve.triton.server import Server, free_ports, running_server
+from serve.triton.server import Server, on_free_ports, running_server
 
 SYSTEM = "earshot, through Triton"
 _PUBLISHED_S = 1.2  # the server's counters are renewed once a second
@@ -67,17 +67,13 @@ def served(config: Config, in_flight: int) -> Config:
     Made-up weights are never sure of what they say, so every window would be decoded again at each
     higher temperature, and might pass for silence.
     """
-    http, grpc, metrics = free_ports(config.server.host, 3)
-    server = dataclasses.replace(
-        config.server, http_port=http, grpc_port=grpc, metrics_port=metrics
-    )
     transcriber = dataclasses.replace(
         config.transcriber,
         temperatures=(0.0,),
         no_speech_threshold=1.0,
         max_pending=max(config.transcriber.max_pending, in_flight),
     )
-    return dataclasses.replace(config, transcriber=transcriber, server=server)
+    return dataclasses.replace(config, transcriber=transcriber, server=on_free_ports(config.server))
 
 
 def _start(server: Server, ready_s: float, compiled: int) -> Measurement:

@@ -128,6 +128,12 @@ def free_ports(host: str, count: int) -> tuple[int, ...]:
         return tuple(one.getsockname()[1] for one in sockets)
 
 
+def on_free_ports(server: ServerConfig) -> ServerConfig:
+    """The same server on ports that nobody listens on, to run beside one on the configured ones."""
+    http, grpc, metrics = free_ports(server.host, 3)
+    return dataclasses.replace(server, http_port=http, grpc_port=grpc, metrics_port=metrics)
+
+
 def config_to_toml(config: Config) -> str:
     """The text of a file from which `load_config` reads the same configuration."""
     return tomli_w.dumps(dataclasses.asdict(config))
