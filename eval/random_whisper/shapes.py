@@ -64,7 +64,6 @@ PUBLISHED = {
     "distil-large-v2": Shape(1280, 32, 2),
     "distil-large-v3": Shape(1280, 32, 2, languages=100, n_mels=128),
 }
-NANO = Shape(64, 2, 1, languages=100, pieces=300)  # no published size: everything runs at once
 
 
 def published_shape(checkpoint: str) -> Shape:
