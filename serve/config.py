@@ -26,6 +26,10 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Temperature = Annotated[float, Field(ge=0, le=1)]
 Port = Annotated[int, Field(gt=0, lt=65536)]
+MAX_BEAMS = 8
+Beams = Annotated[int, Field(ge=1, le=MAX_BEAMS)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 SECTIONS_OF_OTHERS = ("build", "eval")
 """Sections that serve passes over: those wings read them."""
@@ -52,6 +56,9 @@ class RuntimeConfig:
 
     device: str = "cpu"  # "cpu", "cuda" or "cuda:N"
     slots: Count = 8  # windows that decode at the same time
+    # Sequences that decode at the same time, of all windows together: a greedy window takes one, a
+    # beam of 5 takes five. 0 = one for each slot, so no beams.
+    rows: Annotated[int, Field(ge=0)] = 0
     encoder_batch: Count = 4  # most windows encoded in one go
     threads: int = 0  # CPU threads for compute; 0 = every core
     kernels: Kernels = "auto"  # "triton" where the device is CUDA, else "torch"
@@ -76,6 +83,12 @@ class TranscriberConfig:
     temperatures: Annotated[tuple[Temperature, ...], Field(min_length=1)] = (
         *(0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
     )
+    beam_size: Beams = 1  # at temperature 0; 1 = greedy
+    patience: Positive = 1.0  # a search ends with round(beam_size * patience) hypotheses
+    length_penalty: NotNegative = 1.0  # hypotheses rank by log-probability / length ** this
+    best_of: Beams = 1  # samples at temperatures above 0, of which the best is the answer
+    repetition_penalty: Positive = 1.0  # above 1: tokens that were sampled become less likely
+    no_repeat_ngram_size: Annotated[int, Field(ge=0)] = 0  # never twice in a row; 0 = off
     compression_ratio_threshold: float = 2.4  # above: the text repeats itself, decode again
     logprob_threshold: float = -1.0  # below: the model is unsure, decode again
     no_speech_threshold: float = 0.6  # above, and unsure: silence, no text

@@ -28,11 +28,13 @@ class Capabilities:
     token_logprobs: bool  # average log-probability of a window
     streaming: bool  # events before the last carry tokens
     cancel: bool
-    beam_width: int
+    beam_width: int  # the most rows of a window: bounds `beam_size` and `best_of`
     max_windows: int  # windows that may decode at the same time
     device: str = "cpu"  # torch device on which `Job.features` are best computed
     takes: Literal["features", "samples"] = "features"  # what `Job.features` must hold
     previous_text: bool = True  # prompts may begin with text that precedes the audio
+    search_options: bool = False  # patience, length_penalty, and penalties for repetition
+    drafts: bool = False  # `Job.draft` saves steps; elsewhere it is ignored, which changes nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +45,15 @@ class DecodingOptions:
     temperature: float = 0.0  # 0 = greedy
     max_tokens: int = 224  # new tokens, end of text included
     seed: int = 0  # makes sampling repeatable, whatever else is in the batch
+    # At temperature 0: beam search over so many hypotheses; 1 = greedy.
+    beam_size: int = 1
+    patience: float = 1.0  # the search ends with round(beam_size * patience) hypotheses
+    # Hypotheses are ranked by their summed log-probability / length ** length_penalty.
+    length_penalty: float = 1.0
+    best_of: int = 1  # at temperatures above 0: so many samples, of which the best is the answer
+    # Logits of tokens that were sampled before: / penalty where positive, * where negative.
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0  # so many tokens are never sampled twice in a row; 0 = off
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +66,8 @@ class Job:
     features: torch.Tensor
     prompt: tuple[int, ...]  # ends with the last forced token; may hold DETECT_LANGUAGE once
     options: DecodingOptions = DecodingOptions()
+    # A guess at what will be sampled, verified in one step: it changes the time, never the answer.
+    draft: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
