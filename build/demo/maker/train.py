@@ -111,6 +111,15 @@ def features(store: Store, batch: Batch, clean: bool, filters: torch.Tensor) -> 
     return mel if clean else mask_mel(warp_mel(mel))
 
 
+def draw_batch(
+    store: Store, rng: random.Random, seconds: int, count: int, ids: SpecialIds
+) -> Batch:
+    """`count` windows of that length."""
+    length = seconds * SAMPLE_RATE
+    windows = [draw_window(store, rng, length, ids, QUIET_SHARE) for _ in range(count)]
+    return collate(store, windows, length, ids)
+
+
 class Trainer:
     """The network, its average, its optimiser, and one step of learning."""
 
@@ -147,12 +156,8 @@ class Trainer:
 
     def draw(self, seed: int, seconds: int) -> Batch:
         """A batch for the current stage; only Python's own work, so that a thread can do it."""
-        rng, length = random.Random(seed), seconds * SAMPLE_RATE
         count = max(self.options.batch_seconds // seconds, 1)
-        windows = [
-            draw_window(self.store, rng, length, self.ids, QUIET_SHARE) for _ in range(count)
-        ]
-        return collate(self.store, windows, length, self.ids)
+        return draw_batch(self.store, random.Random(seed), seconds, count, self.ids)
 
     def losses(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Cross-entropy of the decoder and CTC of the encoder."""
@@ -217,21 +222,22 @@ class Trainer:
         self.steps, self.spent_s, self.best = state["steps"], state["spent_s"], state["best"]
 
 
-def _validation_stores(options: Options, store: Store) -> dict[str, Store]:
+def validation_stores(count: int, store: Store) -> dict[str, Store]:
+    """`count` held-out utterances of voices that training hears, and of voices that it does not."""
     stores = {}
     for voices in ("seen", "unseen"):
-        items = generate(options.validation, 77, voices)
+        items = generate(count, 77, voices)
         hours = sum(item.duration_s for item in items) / 3600 + 0.001
         stores[voices] = Store(store.tokenizer, store.device, hours)
         stores[voices].add(pack(items))
     return stores
 
 
-def report(trainer: Trainer, entry: dict[str, object]) -> None:
+def report(out: Path, entry: dict[str, object]) -> None:
     """One line of progress, also in OUT/log.jsonl."""
     line = json.dumps(entry)
     print(line, flush=True)  # noqa: T201
-    with (trainer.options.out / "log.jsonl").open("a", encoding="utf-8") as log:
+    with (out / "log.jsonl").open("a", encoding="utf-8") as log:
         log.write(line + "\n")
 
 
@@ -250,7 +256,7 @@ def look(trainer: Trainer, validation: dict[str, Store]) -> None:
     for voices, quick in found.items():
         entry[f"cer_{voices}"] = round(quick.cer, 4)
         entry[f"language_{voices}"] = round(quick.language, 4)
-    report(trainer, entry)
+    report(trainer.options.out, entry)
 
 
 def train(trainer: Trainer, speech: Synthesisers, validation: dict[str, Store]) -> None:
@@ -275,7 +281,7 @@ def train(trainer: Trainer, speech: Synthesisers, validation: dict[str, Store]) 
                 now = time.monotonic()
                 rate = (trainer.steps - told_steps) / (now - told)
                 told, told_steps = now, trainer.steps
-                report(trainer, {
+                report(trainer.options.out, {
                     "step": trainer.steps, "progress": round(trainer.progress, 3), "loss": entropy,
                     "ctc": ctc, "hours": round(trainer.store.filled_hours, 1),
                     "steps_per_s": round(rate, 2),
@@ -322,7 +328,7 @@ def main() -> None:
     store = Store(tokenizer, device, options.hours)
     trainer = Trainer(options, Geometry(vocab_size=tokenizer.get_vocab_size()), store)
     trainer.resume()
-    validation = _validation_stores(options, store)
+    validation = validation_stores(options.validation, store)
     speech = Synthesisers(options.workers, options.seed + trainer.steps)
     try:
         while store.filled_hours < min(options.first_hours, options.hours / 2):
