@@ -6,7 +6,8 @@
 #   make check           format, lint, types
 #   make build-engine    CONFIG=… [CHECKPOINT=… ENGINE=… PRECISION=int8|fp16 TOKENIZER=…]
 #   make serve           CONFIG=… [ENGINE=…]
-#   make transcribe      FILES="a.wav b.mp3" [FORMAT=text|srt|vtt|json LANGUAGE=en CONFIG=…]
+#   make transcribe      FILES="a.wav b.mp3" [FORMAT=text|srt|vtt|json LANGUAGE=en CONFIG=…
+#                        OPTIONS="--beam-size 5", any of `python -m serve transcribe --help`]
 #   make eval            CONFIG=…
 
 CONFIG ?= configs/demo.toml
@@ -72,7 +73,7 @@ some-files:
 
 transcribe: some-files setup
 	@$(RUN) -m serve transcribe --config $(CONFIG) --format $(FORMAT) \
-		$(if $(LANGUAGE),--language $(LANGUAGE)) $(FILES)
+		$(if $(LANGUAGE),--language $(LANGUAGE)) $(OPTIONS) $(FILES)
 
 eval: setup
 	@$(RUN) -m eval run --config $(CONFIG)

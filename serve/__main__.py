@@ -19,7 +19,7 @@ from typing import get_args
 
 from tqdm import tqdm
 
-from serve.config import Config, load_config
+from serve.config import SEARCH_OPTIONS, Config, load_config
 from serve.errors import ConfigError, EarshotError, FileError
 from serve.files import read_bytes
 from serve.messages import Request, Task, Transcript
@@ -119,6 +119,23 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--temperature", type=float, help="0 to 1; default: 0, higher where that fails"
     )
     group.add_argument("--max-tokens", type=int, help="per window; default: as in the config")
+    search = parser.add_argument_group("search options", "Defaults are those of the config.")
+    search.add_argument(
+        "--beam-size", type=int, help="1 to 8 hypotheses, at temperature 0; 1 is greedy"
+    )
+    search.add_argument(
+        "--patience", type=float, help="search on until there are beam size x patience hypotheses"
+    )
+    search.add_argument(
+        "--length-penalty", type=float, help="they rank by log-probability / length ** penalty"
+    )
+    search.add_argument("--best-of", type=int, help="1 to 8 samples, at temperatures above 0")
+    search.add_argument(
+        "--repetition-penalty", type=float, help="above 1: tokens that were said become less likely"
+    )
+    search.add_argument(
+        "--no-repeat-ngram-size", type=int, help="never say so many tokens twice in a row; 0 is off"
+    )
 
 
 # ---------------------------------------------------------------- triton
@@ -242,6 +259,7 @@ def _transcribe_file(transcribe: Transcribe, file: str, args: argparse.Namespace
             timestamps=not args.no_timestamps,
             temperature=args.temperature,
             max_tokens=args.max_tokens,
+            **{name: getattr(args, name) for name in SEARCH_OPTIONS},
         )
     )
 

@@ -28,8 +28,8 @@ Temperature = Annotated[float, Field(ge=0, le=1)]
 Port = Annotated[int, Field(gt=0, lt=65536)]
 MAX_BEAMS = 8
 Beams = Annotated[int, Field(ge=1, le=MAX_BEAMS)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Factor = Annotated[float, Field(ge=0.1, le=10, allow_inf_nan=False)]
+Power = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
 
 SECTIONS_OF_OTHERS = ("build", "eval")
 """Sections that serve passes over: those wings read them."""
@@ -42,7 +42,8 @@ class TrtllmConfig:
     The LLM API has the first three; the rest is for engines.
     """
 
-    beam_width: Count = 1  # more than 1: beam search for greedy jobs, and no streaming
+    # The beam_size above 1 that the engine has. More than 1: no streaming; in the LLM API no other.
+    beam_width: Count = 1
     kv_cache_fraction: Fraction = 0.85  # of the GPU memory left once the engines are loaded
     cross_kv_fraction: Fraction = 0.75  # of that, for the encoder's output: 1500 / (1500 + 448)
     logits_processor: bool = True  # Whisper's rules by a callback on every step; else by a bias
@@ -72,7 +73,27 @@ class RuntimeConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class TranscriberConfig:
+class SearchConfig:
+    """How the best text of a window is searched for, where a request does not say it itself.
+
+    The keys stand in [transcriber]; they mean what faster-whisper's options of these names mean.
+    """
+
+    beam_size: Beams = 1  # at temperature 0; 1 = greedy
+    patience: Factor = 1.0  # a search ends with round(beam_size * patience) hypotheses
+    length_penalty: Power = 1.0  # hypotheses rank by log-probability / length ** this
+    best_of: Beams = 1  # samples at temperatures above 0, of which the best is the answer
+    repetition_penalty: Factor = 1.0  # above 1: tokens that were sampled become less likely
+    # So many tokens, at most the context's, are never sampled twice in a row; 0 = off.
+    no_repeat_ngram_size: Annotated[int, Field(ge=0, le=448)] = 0
+
+
+SEARCH_OPTIONS = tuple(field.name for field in dataclasses.fields(SearchConfig))
+"""The options of a request that are `SearchConfig`'s fields."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TranscriberConfig(SearchConfig):
     """What requests may ask for, and when a window is decoded again."""
 
     max_audio_s: Seconds = 3600.0
@@ -83,12 +104,6 @@ class TranscriberConfig:
     temperatures: Annotated[tuple[Temperature, ...], Field(min_length=1)] = (
         *(0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
     )
-    beam_size: Beams = 1  # at temperature 0; 1 = greedy
-    patience: Positive = 1.0  # a search ends with round(beam_size * patience) hypotheses
-    length_penalty: NotNegative = 1.0  # hypotheses rank by log-probability / length ** this
-    best_of: Beams = 1  # samples at temperatures above 0, of which the best is the answer
-    repetition_penalty: Positive = 1.0  # above 1: tokens that were sampled become less likely
-    no_repeat_ngram_size: Annotated[int, Field(ge=0)] = 0  # never twice in a row; 0 = off
     compression_ratio_threshold: float = 2.4  # above: the text repeats itself, decode again
     logprob_threshold: float = -1.0  # below: the model is unsure, decode again
     no_speech_threshold: float = 0.6  # above, and unsure: silence, no text

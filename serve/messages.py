@@ -23,6 +23,13 @@ class Request:
     timestamps: bool = True
     temperature: float | None = None  # None = 0 with the configured fallback; a number = only that
     max_tokens: int | None = None  # new tokens per window; None = the configured limit
+    # The search for the best text; see `serve.config.SearchConfig`. None = as configured.
+    beam_size: int | None = None
+    patience: float | None = None
+    length_penalty: float | None = None
+    best_of: int | None = None
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

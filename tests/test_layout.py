@@ -40,7 +40,7 @@ RULES = {
     "serve.native.rules": CONTRACTS,
     "serve.native": RUNTIME,
     "serve.trtllm": (*RUNTIME, "serve.codec", "serve.native.rules.definition"),
-    "serve.transcriber": (*RUNTIME, "serve.runtime.table"),
+    "serve.transcriber": (*RUNTIME, "serve.codec", "serve.runtime.table"),
     "serve.triton": (
         *CONTRACTS,
         "serve.codec",

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 import torch
 
+from serve.config import SEARCH_OPTIONS, SearchConfig
 from serve.errors import EarshotError
 
 FinishReason = Literal["eot", "length", "cancelled", "error"]
@@ -35,6 +36,36 @@ class Capabilities:
     previous_text: bool = True  # prompts may begin with text that precedes the audio
     search_options: bool = False  # patience, length_penalty, and penalties for repetition
     drafts: bool = False  # `Job.draft` saves steps; elsewhere it is ignored, which changes nothing
+    # Of engines built for certain beams: those `beam_size`s alone, and no `best_of`. (): all.
+    beam_sizes: tuple[int, ...] = ()
+
+    def refusal(self, wanted: "SearchConfig | DecodingOptions") -> str | None:
+        """Which option of a search cannot be honoured, and what to do; None: all can."""
+        for name in SEARCH_OPTIONS:
+            value = getattr(wanted, name)
+            if (reason := self._unable(name, value)) is not None:
+                return f"{name} = {value}{reason}"
+        return None
+
+    def _unable(self, name: str, value: float) -> str | None:
+        """Why the runtime cannot have one option at a value."""
+        if name not in ("beam_size", "best_of"):
+            neutral = getattr(DecodingOptions, name)
+            if self.search_options or value == neutral:
+                return None
+            return f", but the runtime {self.runtime} does not have it; expected {neutral}"
+        if self.beam_sizes:
+            possible = self.beam_sizes if name == "beam_size" else (1,)
+            if value in possible:
+                return None
+            found = " or ".join(map(str, possible))
+            return f", which the runtime {self.runtime} was not built for; expected {found}"
+        if value <= self.beam_width:
+            return None
+        return (
+            f" needs runtime.rows of at least {value}; the runtime {self.runtime} has room for "
+            f"{self.beam_width} in a window"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

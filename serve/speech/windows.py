@@ -17,6 +17,7 @@ Speech without any pause is cut at its quietest place.
 """
 
 import dataclasses
+import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
@@ -78,7 +79,7 @@ class Attempt:
 class Verdict:
     """What becomes of an attempt."""
 
-    outcome: Literal["accept", "silence", "retry"]
+    outcome: Literal["accept", "silence", "retry", "give up"]
     temperature: float | None = None  # of the next attempt, with "retry"
 
 
@@ -197,8 +198,8 @@ def compression_ratio(text: str) -> float:
 def judge(attempt: Attempt, config: TranscriberConfig, fixed_temperature: bool) -> Verdict:
     """Accept an attempt, call it silence, or ask for another at the next higher temperature.
 
-    Scores that are None skip their check. After the highest temperature, or where the client fixed
-    the temperature, the attempt stands as it is.
+    Scores that are None skip their check. Where the client fixed the temperature, the attempt
+    stands as it is. After the highest one there is nothing left to try; see `best_attempt`.
     """
     unsure = (
         attempt.avg_logprob is not None and attempt.avg_logprob < config.logprob_threshold
@@ -213,7 +214,26 @@ def judge(attempt: Attempt, config: TranscriberConfig, fixed_temperature: bool) 
     if fixed_temperature or not (unsure or repetitive):
         return Verdict("accept")
     higher = [t for t in config.temperatures if t > attempt.temperature]
-    return Verdict("retry", min(higher)) if higher else Verdict("accept")
+    return Verdict("retry", min(higher)) if higher else Verdict("give up")
+
+
+def best_attempt(attempts: Sequence[Attempt], config: TranscriberConfig) -> Attempt:
+    """The likeliest of a window's attempts, of which none was accepted.
+
+    As in faster-whisper's `generate_with_fallback`: those that do not repeat themselves go first.
+    Where the runtime tells no log-probability, it is the one at the lowest temperature.
+
+    Args:
+        attempts: at least one, in order.
+        config: for the threshold of repetition.
+    """
+    limit = config.compression_ratio_threshold
+    plain = [attempt for attempt in attempts if attempt.compression_ratio <= limit]
+    return max(plain or attempts, key=_likelihood)
+
+
+def _likelihood(attempt: Attempt) -> float:
+    return -math.inf if attempt.avg_logprob is None else attempt.avg_logprob
 
 
 def stitch(

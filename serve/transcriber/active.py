@@ -19,6 +19,7 @@ from serve.speech.windows import (
     Attempt,
     Decoded,
     Window,
+    best_attempt,
     compression_ratio,
     join_text,
     judge,
@@ -46,6 +47,7 @@ class ActiveRequest:
     _language_prob: float | None = None
     _windows: list[Window] = dataclasses.field(default_factory=list)
     _next: int = 0  # index of the first window not submitted
+    _failed: dict[int, list[Attempt]] = dataclasses.field(default_factory=dict)
     _decoded: dict[int, Decoded] = dataclasses.field(default_factory=dict)
     _stitched: int = 0  # windows whose segments are in `_segments`
     _encode_s: float = 0.0
@@ -87,13 +89,16 @@ class ActiveRequest:
             self.started_s = time.monotonic()
 
     def options(self, index: int, temperature: float) -> DecodingOptions:
-        """How a window is decoded at a temperature.
+        """How a window is decoded at a temperature: a beam is for 0, several samples for the rest.
 
         The seed depends on the window and the temperature alone, so the same request gets the same
         answer whenever and beside whatever it is sent.
         """
         seed = index * _SEEDS_PER_WINDOW + round(temperature * (_SEEDS_PER_WINDOW - 1))
-        return dataclasses.replace(self.plan.options, temperature=temperature, seed=seed)
+        options = dataclasses.replace(self.plan.options, temperature=temperature, seed=seed)
+        if temperature > 0:
+            return dataclasses.replace(options, beam_size=1)
+        return dataclasses.replace(options, best_of=1)
 
     def judge_attempt(
         self,
@@ -105,6 +110,8 @@ class ActiveRequest:
         config: TranscriberConfig,
     ) -> float | None:
         """Judge what a window's job sampled, and keep it unless the window is decoded again.
+
+        Where every temperature failed, the best of the attempts is kept.
 
         Returns the temperature at which to decode the window again, or None: the window is done.
         """
@@ -121,10 +128,16 @@ class ActiveRequest:
         if DETECT_LANGUAGE in self.prompt:
             self._set_language(scores, tokenizer, silence=verdict.outcome == "silence")
         if verdict.outcome == "retry":
+            self._failed.setdefault(index, []).append(attempt)
             return verdict.temperature
+        failed = self._failed.pop(index, [])
+        if verdict.outcome == "give up":
+            attempt = best_attempt([*failed, attempt], config)
         window = self._windows[index]
         silent = verdict.outcome == "silence"
-        pieces = [] if silent else split_segments(tokens, tokenizer.facts, window.duration_s)
+        pieces = (
+            [] if silent else split_segments(attempt.tokens, tokenizer.facts, window.duration_s)
+        )
         self._decoded[index] = Decoded(window.start_s, window.duration_s, attempt, tuple(pieces))
         return None
 

@@ -92,11 +92,15 @@ class Dispatcher:
     def retry(self, decoding: DecodingWindow, temperature: float) -> None:
         """Decode a window once more, in the place of its job that has just ended.
 
+        At the same temperature the same tokens are likely, so they are the draft.
+
         Raises:
             OptionError: the runtime refuses it.
             DeviceError: the device failed.
         """
-        self._submit(decoding.active, decoding.index, decoding.job.features, temperature)
+        job = decoding.job
+        draft = tuple(decoding.tokens) if temperature == job.options.temperature else ()
+        self._submit(decoding.active, decoding.index, job.features, temperature, draft)
         self.retries += 1
 
     def record(self, event: Event) -> DecodingWindow | None:
@@ -178,10 +182,15 @@ class Dispatcher:
         return error
 
     def _submit(
-        self, active: ActiveRequest, index: int, features: torch.Tensor, temperature: float
+        self,
+        active: ActiveRequest,
+        index: int,
+        features: torch.Tensor,
+        temperature: float,
+        draft: tuple[int, ...] = (),
     ) -> None:
         options = active.options(index, temperature)
-        job = Job(next(self._ids), features, active.prompt, options)
+        job = Job(next(self._ids), features, active.prompt, options, draft)
         with runtime_calls():
             self._runtime.submit(job)
         self._jobs[job.id] = DecodingWindow(active, index, job)

@@ -22,7 +22,7 @@ from typing import Self
 
 from serve.config import TranscriberConfig
 from serve.engine import Engine
-from serve.errors import CancelledError, ConfigError, DeadlineError, DeviceError, EarshotError
+from serve.errors import CancelledError, DeadlineError, DeviceError, EarshotError
 from serve.messages import (
     Failed,
     Finished,
@@ -33,7 +33,7 @@ from serve.messages import (
     TranscriberEvent,
     Transcript,
 )
-from serve.runtime.protocol import Capabilities, Event, Gauges, Runtime, Scores
+from serve.runtime.protocol import Event, Gauges, Runtime, Scores
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import Window
 from serve.transcriber.active import ActiveRequest
@@ -41,7 +41,7 @@ from serve.transcriber.dispatch import DecodingWindow, Dispatcher
 from serve.transcriber.guard import guarded
 from serve.transcriber.intake import Intake
 from serve.transcriber.ledger import Ledger
-from serve.transcriber.plan import plan_request
+from serve.transcriber.plan import check_config, plan_request
 from serve.transcriber.stats import Outcome, Stats
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Transcriber:
 
     def __init__(self, engine: Engine, runtime: Runtime, config: TranscriberConfig) -> None:
         self._capabilities = runtime.capabilities
-        _check_temperatures(config, self._capabilities)
+        check_config(config, self._capabilities)
         self._tokenizer = Tokenizer.open(engine)
         self._n_text_ctx = engine.manifest.dims.n_text_ctx
         self._runtime = runtime
@@ -346,11 +346,3 @@ class Transcriber:
 
 def _wake_up() -> None:
     """A message that asks for nothing."""
-
-
-def _check_temperatures(config: TranscriberConfig, capabilities: Capabilities) -> None:
-    if not capabilities.sampling and any(t > 0 for t in config.temperatures):
-        raise ConfigError(
-            f"transcriber.temperatures = {list(config.temperatures)}, but the runtime "
-            f"{capabilities.runtime} cannot sample; expected [0.0]"
-        )

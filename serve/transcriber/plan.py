@@ -4,9 +4,10 @@ import dataclasses
 
 import numpy as np
 
-from serve.config import TranscriberConfig
+from serve.codec import from_table
+from serve.config import SEARCH_OPTIONS, SearchConfig, TranscriberConfig
 from serve.engine import DETECT_LANGUAGE
-from serve.errors import AudioError, OptionError
+from serve.errors import AudioError, ConfigError, OptionError
 from serve.messages import Request
 from serve.runtime.protocol import Capabilities, DecodingOptions
 from serve.speech.tokenizer import Tokenizer
@@ -20,6 +21,22 @@ class Plan:
     language: str | None  # code; None where it must be found
     options: DecodingOptions
     fixed_temperature: bool  # the client chose the temperature: no fallback
+
+
+def check_config(config: TranscriberConfig, capabilities: Capabilities) -> None:
+    """Refuse a configuration whose defaults the runtime cannot honour.
+
+    Raises:
+        ConfigError: names the key, and what to do.
+    """
+    if not capabilities.sampling and any(t > 0 for t in config.temperatures):
+        raise ConfigError(
+            f"transcriber.temperatures = {list(config.temperatures)}, but the runtime "
+            f"{capabilities.runtime} cannot sample; expected [0.0]"
+        )
+    refusal = capabilities.refusal(config)
+    if refusal is not None:
+        raise ConfigError(f"transcriber.{refusal}")
 
 
 def plan_request(
@@ -59,6 +76,7 @@ def plan_request(
         timestamps=request.timestamps,
         temperature=temperature,
         max_tokens=_max_tokens(request, config, n_text_ctx - len(prompt)),
+        **dataclasses.asdict(_search(request, capabilities, config)),
     )
     return Plan(prompt, _language(prompt, tokenizer), options, request.temperature is not None)
 
@@ -90,6 +108,21 @@ def _temperature(request: Request, capabilities: Capabilities, config: Transcrib
             "expected 0"
         )
     return float(wanted)
+
+
+def _search(
+    request: Request, capabilities: Capabilities, config: TranscriberConfig
+) -> SearchConfig:
+    """The search that a request asks for; what it does not say is as configured."""
+    asked = {
+        name: getattr(config if getattr(request, name) is None else request, name)
+        for name in SEARCH_OPTIONS
+    }
+    search = from_table(SearchConfig, asked, "the request", error=OptionError)
+    refusal = capabilities.refusal(search)
+    if refusal is not None:
+        raise OptionError(refusal)
+    return search
 
 
 def _max_tokens(request: Request, config: TranscriberConfig, room: int) -> int:

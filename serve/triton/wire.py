@@ -11,6 +11,7 @@ An error's text is the name of its class in `serve.errors`, a colon and its mess
 """
 
 import dataclasses
+import numbers
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_args
 
@@ -25,6 +26,7 @@ from serve.messages import Request, Segment, Task, Timings, Transcript
 Tensor = npt.NDArray[Any]
 T = TypeVar("T")
 
+_TOO_MANY = 2**31  # for an INT32
 _OTHER_VERSION = "is the server an Earshot of this version?"
 
 MODEL = "whisper"
@@ -57,6 +59,12 @@ INPUTS = _by_name(
     TensorSpec("TIMESTAMPS", "BOOL", (1,), "whether the model marks times; default: true"),
     TensorSpec("TEMPERATURE", "FP32", (1,), "0 to 1; default: 0, with the configured fallback"),
     TensorSpec("MAX_TOKENS", "INT32", (1,), "most new tokens per window of at most 30 s"),
+    TensorSpec("BEAM_SIZE", "INT32", (1,), "1 to 8 hypotheses, at temperature 0; 1: greedy"),
+    TensorSpec("PATIENCE", "FP32", (1,), "search on for BEAM_SIZE * PATIENCE hypotheses"),
+    TensorSpec("LENGTH_PENALTY", "FP32", (1,), "they rank by log-probability / length ** this"),
+    TensorSpec("BEST_OF", "INT32", (1,), "1 to 8 samples, at temperatures above 0"),
+    TensorSpec("REPETITION_PENALTY", "FP32", (1,), "above 1: no token likes to come again"),
+    TensorSpec("NO_REPEAT_NGRAM_SIZE", "INT32", (1,), "no so many tokens twice in a row; 0: off"),
     TensorSpec("STREAM", "BOOL", (1,), "whisper_stream: one message a segment; default: true"),
 )
 OUTPUTS = _by_name(
@@ -67,6 +75,12 @@ OUTPUTS = _by_name(
     TensorSpec("DURATION", "FP64", (1,), "seconds of audio"),
     TensorSpec("TIMINGS", "BYTES", (1,), "JSON object; fields of serve.messages.Timings, seconds"),
 )
+_PYTHON: dict[str, tuple[type, str]] = {
+    "BYTES": (str, "text"),
+    "FP32": (numbers.Real, "a number"),
+    "INT32": (numbers.Integral, "a whole number"),
+    "BOOL": (bool, "true or false"),
+}
 _NUMPY = {
     "BYTES": np.object_,
     "FP32": np.float32,
@@ -83,25 +97,33 @@ def describe() -> str:
         lines.append(f"{title}:")
         for spec in specs.values():
             dims = str(list(spec.dims))
-            lines.append(f"  {spec.name:<14} {spec.datatype:<6} {dims:<5} {spec.meaning}")
+            lines.append(f"  {spec.name:<20} {spec.datatype:<6} {dims:<5} {spec.meaning}")
     return "\n".join(lines) + "\n"
 
 
 def request_to_inputs(request: Request) -> dict[str, Tensor]:
-    """The tensors that say the same as `request`; what has its default is left out."""
-    whole_file = isinstance(request.audio, bytes)
-    values = {
-        "AUDIO": request.audio if whole_file else None,
-        "SAMPLES": None if whole_file else request.audio,
-        "SAMPLE_RATE": request.sample_rate,
-        "LANGUAGE": request.language,
-        "TASK": None if request.task == "transcribe" else request.task,
-        "PROMPT": request.prompt or None,
-        "TIMESTAMPS": None if request.timestamps else False,
-        "TEMPERATURE": request.temperature,
-        "MAX_TOKENS": request.max_tokens,
+    """The tensors that say the same as `request`; what has its default is left out.
+
+    Raises:
+        OptionError: a value is not of its input's type; whether it makes sense the server knows.
+    """
+    values: dict[str, Any] = {
+        "AUDIO" if isinstance(request.audio, bytes) else "SAMPLES": request.audio
     }
+    for field in dataclasses.fields(Request):
+        value, spec = getattr(request, field.name), INPUTS[field.name.upper()]
+        if spec.name != "AUDIO" and value != field.default and value is not None:
+            values[spec.name] = _checked(field.name, value, spec.datatype)
     return _tensors(INPUTS, values)
+
+
+def _checked(name: str, value: object, datatype: str) -> object:
+    """A value that a tensor of this type can hold; NumPy would convert what comes near."""
+    kind, expected = _PYTHON[datatype]
+    good = isinstance(value, kind) and isinstance(value, bool) == (datatype == "BOOL")
+    if not good or (isinstance(value, int) and abs(value) >= _TOO_MANY):
+        raise OptionError(f"{name} = {value!r}; expected {expected}")
+    return value
 
 
 def request_from_inputs(inputs: Mapping[str, Tensor]) -> Request:
@@ -117,19 +139,23 @@ def request_from_inputs(inputs: Mapping[str, Tensor]) -> Request:
             f"found {found}; expected AUDIO (a file's bytes), or SAMPLES with SAMPLE_RATE"
         )
     options: dict[str, Any] = {}
-    for name in ("SAMPLE_RATE", "TIMESTAMPS", "MAX_TOKENS"):
-        if name in inputs:
-            options[name.lower()] = inputs[name][0].item()
-    if "TEMPERATURE" in inputs:  # by way of text, so that 0.2 in FP32 is 0.2 and nothing beside it
-        options["temperature"] = float(str(inputs["TEMPERATURE"][0]))
-    for name in ("LANGUAGE", "TASK", "PROMPT"):
-        if name in inputs:
-            options[name.lower()] = _text(name, inputs[name])
+    for name, tensor in inputs.items():
+        if name not in ("AUDIO", "SAMPLES", "STREAM"):
+            options[name.lower()] = _option(name, tensor)
     task = options.get("task", "transcribe")
     if task not in get_args(Task):
         raise OptionError(f"TASK = {task!r}; expected one of {', '.join(get_args(Task))}")
     audio = bytes(inputs["AUDIO"][0]) if "AUDIO" in inputs else inputs["SAMPLES"]
     return Request(audio=audio, **options)
+
+
+def _option(name: str, tensor: Tensor) -> Any:
+    """The value of an input that holds one."""
+    datatype = INPUTS[name].datatype
+    if datatype == "BYTES":
+        return _text(name, tensor)
+    # FP32 by way of text, so that 0.2 is 0.2 and nothing beside it.
+    return float(str(tensor[0])) if datatype == "FP32" else tensor[0].item()
 
 
 def segment_outputs(segment: Segment) -> dict[str, Tensor]:

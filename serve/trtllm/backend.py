@@ -23,6 +23,7 @@ from serve.runtime.protocol import Capabilities
 from serve.trtllm.limits import Lengths, Limits, check_config, limits_of
 from serve.trtllm.runtime import (
     FORBIDDEN,
+    LENGTH_PENALTY,
     ExecutorRequest,
     ExecutorResponse,
     TensorRTLLMRuntime,
@@ -93,6 +94,7 @@ class TritonModelExecutor:
             cancel=False,
             beam_width=config.tensorrt_llm.beam_width,
             max_windows=windows,
+            beam_sizes=tuple(sorted({1, config.tensorrt_llm.beam_width})),
         )
 
     def enqueue(self, request: ExecutorRequest) -> int:
@@ -126,7 +128,6 @@ class TritonModelExecutor:
 
     def _inputs(self, request: ExecutorRequest) -> dict[str, Tensor]:
         """Inputs of the model for one request; the first dimension is the batch of one."""
-        width = 1 if request.probe or request.temperature > 0 else self.capabilities.beam_width
         numbers: dict[str, int] = {
             "encoder_output_lengths": self._n_audio_ctx,
             "input_lengths": request.features.shape[0],
@@ -134,7 +135,7 @@ class TritonModelExecutor:
             "request_output_len": request.max_tokens,
             "end_id": self._eot,
             "pad_id": self._eot,
-            "beam_width": width,
+            "beam_width": request.beam_size,
         }
         flags = {"return_log_probs": True, "exclude_input_in_output": True, "streaming": False}
         bias = self._languages if request.probe else self._bias
@@ -149,7 +150,9 @@ class TritonModelExecutor:
             inputs["runtime_top_p"] = np.array([[1.0]], np.float32)
             inputs["temperature"] = np.array([[request.temperature]], np.float32)
             inputs["seed"] = np.array([[request.seed]], np.uint64)
-        elif width == 1:
+        elif request.beam_size > 1:
+            inputs["len_penalty"] = np.array([[LENGTH_PENALTY]], np.float32)
+        else:
             inputs["runtime_top_k"] = np.array([[1]], np.int32)
         return inputs
 

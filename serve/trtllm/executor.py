@@ -29,6 +29,7 @@ from serve.trtllm.limits import (
     limits_of,
 )
 from serve.trtllm.runtime import (
+    LENGTH_PENALTY,
     ExecutorRequest,
     ExecutorResponse,
     TensorRTLLMRuntime,
@@ -179,6 +180,7 @@ class CppExecutor:
             cancel=True,
             beam_width=trtllm.beam_width,
             max_windows=min(config.slots, limits.max_batch_size),
+            beam_sizes=tuple(sorted({1, trtllm.beam_width})),
         )
 
     def _executor_config(self, config: RuntimeConfig) -> Any:
@@ -247,8 +249,11 @@ class CppExecutor:
             return self._api.SamplingConfig(
                 beam_width=1, top_p=1.0, temperature=request.temperature, seed=request.seed
             )
-        width = 1 if request.probe else self.capabilities.beam_width
-        return self._api.SamplingConfig(beam_width=width, top_k=1 if width == 1 else None)
+        if request.beam_size > 1:
+            return self._api.SamplingConfig(
+                beam_width=request.beam_size, length_penalty=LENGTH_PENALTY
+            )
+        return self._api.SamplingConfig(beam_width=1, top_k=1)
 
     def await_responses(self, timeout_s: float) -> list[ExecutorResponse]:
         """Wait for responses; see `Executor.await_responses`."""

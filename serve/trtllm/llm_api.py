@@ -26,7 +26,13 @@ from serve.runtime.protocol import Capabilities, FinishReason
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.tokenizer import Tokenizer
 from serve.trtllm.limits import CHECKPOINT_FOLDER, Lengths, api_version, find_gpu
-from serve.trtllm.runtime import ExecutorRequest, ExecutorResponse, TensorRTLLMRuntime, take_all
+from serve.trtllm.runtime import (
+    LENGTH_PENALTY,
+    ExecutorRequest,
+    ExecutorResponse,
+    TensorRTLLMRuntime,
+    take_all,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +112,7 @@ class LlmApiExecutor:
             max_windows=config.slots,
             takes="samples",
             previous_text=False,
+            beam_sizes=(width,),
         )
         # One process: nothing to spawn from inside Triton's Python stub, as in NVIDIA's own tests.
         os.environ.setdefault("TLLM_WORKER_USE_SINGLE_PROCESS", "1")
@@ -236,9 +243,9 @@ class LlmApiExecutor:
 
     def _sampling(self, request: ExecutorRequest) -> Any:
         options: dict[str, Any] = {"temperature": request.temperature}
-        width = self.capabilities.beam_width
-        if width > 1:
-            options |= {"use_beam_search": True, "best_of": width, "n": 1}
+        if request.beam_size > 1:
+            options |= {"use_beam_search": True, "best_of": request.beam_size, "n": 1}
+            options["length_penalty"] = LENGTH_PENALTY
         else:
             options["logprobs"] = 1  # the likeliest, and the one that was sampled
         if request.temperature > 0:

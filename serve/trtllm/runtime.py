@@ -25,6 +25,7 @@ from serve.speech.features import WINDOW_SAMPLES
 from serve.trtllm.limits import Lengths
 
 FORBIDDEN = -1e4  # far below any logit of Whisper, and a float16
+LENGTH_PENALTY = 1.0  # of beams, as everywhere in Earshot; the library's default is none
 
 T = TypeVar("T")
 
@@ -40,6 +41,7 @@ class ExecutorRequest:
     max_tokens: int
     timestamps: bool = False
     temperature: float = 0.0
+    beam_size: int = 1
     seed: int = 0
     probe: bool = False  # no rules; one token: give back its logits, or the likeliest language
 
@@ -227,6 +229,9 @@ class TensorRTLLMRuntime:
             raise OptionError("prompt: this runtime cannot begin with text; leave it out")
         if job.options.temperature > 0 and not self.capabilities.sampling:
             raise OptionError("temperature: this runtime decodes greedily; expected 0")
+        refusal = self.capabilities.refusal(job.options)
+        if refusal is not None:
+            raise OptionError(refusal)
 
     def _send(self, window: _Window) -> None:
         job, options = window.job, window.job.options
@@ -240,6 +245,7 @@ class TensorRTLLMRuntime:
                 max_tokens=min(options.max_tokens, self._lengths.max_seq_len - len(window.prompt)),
                 timestamps=options.timestamps,
                 temperature=options.temperature,
+                beam_size=options.beam_size,
                 seed=options.seed,
             )
         self._windows[self._executor.enqueue(request)] = window

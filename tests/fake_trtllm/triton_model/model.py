@@ -64,6 +64,7 @@ class TritonPythonModel:
             top_p=one.get("runtime_top_p"),
             temperature=one.get("temperature"),
             seed=one.get("seed"),
+            length_penalty=one.get("len_penalty"),
         )
         self.executor.enqueue_request(
             trtllm.Request(

@@ -17,6 +17,7 @@ from serve.speech.windows import (
     Attempt,
     Decoded,
     Piece,
+    best_attempt,
     compression_ratio,
     cut,
     join_text,
@@ -239,8 +240,9 @@ def attempt(
         ({"logprob": -1.0}, "accept", None),
         ({"logprob": -1.1, "temperature": 0.4}, "retry", 0.6),
         ({"logprob": -1.1, "temperature": 0.8}, "retry", 1.0),
-        ({"logprob": -1.1, "temperature": 1.0}, "accept", None),
-        ({"ratio": 9.0, "temperature": 1.0}, "accept", None),
+        ({"logprob": -1.1, "temperature": 1.0}, "give up", None),
+        ({"ratio": 9.0, "temperature": 1.0}, "give up", None),
+        ({"temperature": 1.0}, "accept", None),
         # silence: no speech likely, and the model unsure of its words
         ({"no_speech": 0.7, "logprob": -1.1}, "silence", None),
         ({"no_speech": 0.7, "logprob": -1.1, "ratio": 9.0}, "silence", None),
@@ -283,6 +285,22 @@ def test_retries_end(temperatures: list[float]):
         assert verdict.temperature > current
         current, tries = verdict.temperature, tries + 1
     assert tries <= len(set(temperatures))
+
+
+@pytest.mark.parametrize(
+    ("attempts", "best"),
+    [
+        ([(-2.0, 1.5), (-1.5, 1.5), (-3.0, 1.5)], 1),
+        ([(-2.0, 1.5), (-0.1, 2.5), (-3.0, 2.4)], 0),  # the likeliest repeats itself
+        ([(-2.0, 9.0), (-1.5, 2.5), (-3.0, 9.0)], 1),  # all do
+        ([(-2.0, 1.5), (-2.0, 1.5)], 0),
+        ([(None, 9.0), (None, 8.0)], 0),  # not told
+        ([(-2.0, 1.5)], 0),
+    ],
+)
+def test_best_attempt(attempts: list[tuple[float | None, float]], best: int):
+    made = [attempt(logprob=logprob, ratio=ratio) for logprob, ratio in attempts]
+    assert best_attempt(made, CONFIG) is made[best]
 
 
 def test_compression_ratio():

@@ -148,9 +148,35 @@ def test_an_unsure_attempt_is_not_kept(make, finish, tokenizer):
     active = make(windows=1)
     assert finish(active, 0, "wrong", UNSURE) == 0.5
     assert active.stitch_ready(tokenizer) == []
-    assert finish(active, 0, "right", UNSURE, temperature=0.5) is None, "no higher one is left"
+    assert finish(active, 0, "right", temperature=0.5) is None
     (segment,) = active.stitch_ready(tokenizer)
     assert (segment.text, segment.temperature) == (" right", 0.5)
+
+
+@pytest.mark.parametrize(("logprobs", "best"), [((-2.0, -3.0), 0), ((-3.0, -2.0), 1)])
+def test_of_attempts_that_all_failed_the_likeliest_is_kept(make, finish, tokenizer, logprobs, best):
+    active = make(windows=2)
+    for text, temperature, logprob in zip(("cold", "hot"), (0.0, 0.5), logprobs, strict=True):
+        scores = dataclasses.replace(UNSURE, avg_logprob=logprob)
+        retry = finish(active, 0, text, scores, temperature)
+    assert retry is None, "no higher temperature is left"
+    assert finish(active, 1, "another", temperature=0.5) is None
+    first, other = active.stitch_ready(tokenizer)
+    expected = [(" cold", 0.0), (" hot", 0.5)][best]
+    assert (first.text, first.temperature, first.avg_logprob) == (*expected, logprobs[best])
+    assert other.text == " another", "each window has its own attempts"
+
+
+def test_a_beam_is_for_temperature_0_and_samples_for_the_rest(make):
+    active = make()
+    searched = dataclasses.replace(
+        active.plan.options, beam_size=5, best_of=3, patience=2.0, repetition_penalty=1.5
+    )
+    active.plan = dataclasses.replace(active.plan, options=searched)
+    cold, hot = active.options(0, 0.0), active.options(0, 0.2)
+    assert (cold.beam_size, cold.best_of) == (5, 1)
+    assert (hot.beam_size, hot.best_of) == (1, 3)
+    assert (hot.patience, hot.repetition_penalty) == (2.0, 1.5)
 
 
 def test_a_temperature_of_the_clients_own_is_final(make, finish):

@@ -141,6 +141,21 @@ def test_a_retry_keeps_features_and_place():
     assert (second.options.temperature, dispatcher.retries, dispatcher.windows) == (0.4, 1, 1)
 
 
+@pytest.mark.parametrize(("temperature", "draft"), [(0.0, (7, 8)), (0.4, ())])
+def test_a_retry_at_the_same_temperature_guesses_the_same_tokens(temperature, draft):
+    dispatcher, runtime = make(lambda job: Play((7, 8)))
+    dispatcher.enqueue(make_active(1, windows=1))
+    dispatcher.submit_windows()
+    events = [event for _ in range(3) for event in runtime.poll(0)]
+    *_, ended = [dispatcher.record(event) for event in events]
+    dispatcher.retry(ended, temperature)
+    first, second = runtime.jobs
+    assert (first.draft, second.draft) == ((), draft)
+    assert second.options == dataclasses.replace(
+        first.options, temperature=temperature, seed=second.options.seed
+    )
+
+
 def test_the_check_finds_a_job_without_a_request():
     dispatcher, _ = make()
     dispatcher.enqueue(make_active(1, windows=1))

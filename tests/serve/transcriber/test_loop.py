@@ -102,11 +102,27 @@ class TestWindows(TranscriberTests):
         stats = transcriber.stats()
         assert (stats.windows, stats.retries) == (1, 2)
 
-    def test_the_hottest_attempt_stands(self, start, tokenizer):
-        transcriber, runtime = start(Echo(tokenizer, **UNSURE), temperatures=(0.0, 0.5))
+    @pytest.mark.parametrize(("likeliest", "kept"), [(0.0, 0.0), (0.5, 0.5)])
+    def test_if_all_fail_the_likeliest_attempt_stands(self, start, tokenizer, likeliest, kept):
+        def script(job):
+            at_best = job.options.temperature == likeliest
+            return Echo(tokenizer, avg_logprob=-2.0 if at_best else -3.0)(job)
+
+        transcriber, runtime = start(script, temperatures=(0.0, 0.5, 1.0))
         answer = transcriber.transcribe(request())
-        assert answer.text == "hello"
-        assert [job.options.temperature for job in runtime.jobs] == [0.0, 0.5]
+        assert [(s.text, s.temperature) for s in answer.segments] == [(" hello", kept)]
+        assert [job.options.temperature for job in runtime.jobs] == [0.0, 0.5, 1.0]
+
+    def test_a_search_reaches_the_jobs_of_its_temperatures(self, start, tokenizer):
+        able = dataclasses.replace(CAPABILITIES, beam_width=5, search_options=True)
+        transcriber, runtime = start(
+            Echo(tokenizer, **UNSURE), able, temperatures=(0.0, 0.5), beam_size=4, best_of=3
+        )
+        transcriber.transcribe(request())
+        transcriber.transcribe(request(beam_size=5, best_of=2, length_penalty=0.5))
+        found = [job.options for job in runtime.jobs]
+        assert [(o.beam_size, o.best_of) for o in found] == [(4, 1), (1, 3), (5, 1), (1, 2)]
+        assert [o.length_penalty for o in found] == [1.0, 1.0, 0.5, 0.5]
 
     def test_a_chosen_temperature_is_the_only_one(self, start, tokenizer):
         transcriber, runtime = start(Echo(tokenizer, **UNSURE))

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 import serve.transcriber.open
-from serve.config import Config, RuntimeConfig
+from serve.config import Config, RuntimeConfig, TranscriberConfig
 from serve.errors import ConfigError, EarshotError
 from serve.speech.features import SAMPLE_RATE
 from serve.transcriber.loop import Transcriber
@@ -35,14 +35,15 @@ class TestOpening(TranscriberTests):
     def product(self, paths, engine):
         """A fake runtime with the given script, and a function that opens a transcriber on it."""
 
-        def product(script, **lacks):
+        def product(script, defaults=CONFIG.transcriber, **lacks):
             runtime = FakeRuntime(script, dataclasses.replace(CAPABILITIES, **lacks))
+            config = dataclasses.replace(CONFIG, transcriber=defaults)
 
-            def start(found, config):
-                assert (found, config) == (engine, CONFIG.runtime)
+            def start(found, settings):
+                assert (found, settings) == (engine, config.runtime)
                 return runtime
 
-            return runtime, lambda *path, **how: open_transcriber(CONFIG, *path, start=start, **how)
+            return runtime, lambda *path, **how: open_transcriber(config, *path, start=start, **how)
 
         return product
 
@@ -107,3 +108,14 @@ class TestOpening(TranscriberTests):
         with pytest.raises(ConfigError, match=r"temperatures.*cannot sample; expected \[0.0\]"):
             opened()
         assert runtime.closed
+
+    def test_a_search_that_the_runtime_cannot_do_is_no_default(self, product, echo):
+        runtime, opened = product(echo, TranscriberConfig(beam_size=5), beam_width=4)
+        with pytest.raises(
+            ConfigError, match=r"^transcriber\.beam_size = 5 needs runtime\.rows of at least 5; "
+        ):
+            opened()
+        assert runtime.closed
+        runtime, opened = product(echo, TranscriberConfig(beam_size=5), beam_width=5)
+        opened().close()
+        assert [job.options.beam_size for job in runtime.jobs] == [5]

@@ -15,6 +15,7 @@ from tests.fakes import CAPABILITIES, fake_engine
 
 N_TEXT_CTX = 448
 SECOND = np.zeros(16_000, np.float32)
+SEARCH = {"beam_width": 8, "search_options": True}
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,22 @@ def plan(tokenizer):
         ({"max_tokens": True}, "max_tokens"),
         ({"max_tokens": 225}, "max_tokens = 225; expected at most 224"),
         ({"max_tokens": 224, "prompt": "word " * 400}, "the prompt leaves room for 221"),
+        ({"beam_size": 0}, "beam_size = 0; expected at least 1"),
+        ({"beam_size": 9}, "beam_size = 9; expected at most 8"),
+        ({"beam_size": -(10**30)}, "beam_size = -1000.*; expected at least 1"),
+        ({"beam_size": 2.5}, "beam_size = 2.5; expected"),
+        ({"beam_size": True}, "beam_size = True; expected an integer"),
+        ({"beam_size": "five"}, "beam_size = 'five'; expected an integer"),
+        ({"best_of": 9}, "best_of = 9; expected at most 8"),
+        ({"patience": float("nan")}, "patience = nan; expected a number"),
+        ({"patience": float("inf")}, "patience = inf; expected a number"),
+        ({"patience": 0.0}, "patience = 0.0; expected at least 0.1"),
+        ({"patience": [2]}, r"patience = \[2\]; expected a number"),
+        ({"length_penalty": -1.0}, "length_penalty = -1.0; expected at least 0"),
+        ({"length_penalty": 1e300}, r"length_penalty = 1e\+300; expected at most 10"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty = 0.0; expected at least 0.1"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size = -1; expected at least 0"),
+        ({"no_repeat_ngram_size": 10**30}, "no_repeat_ngram_size = 1000.*; expected at most 448"),
         ({"language": "xx"}, "language"),
         ({"task": "summarise"}, "task"),
         ({"sample_rate": None}, "sample_rate"),
@@ -53,7 +70,7 @@ def plan(tokenizer):
 )
 def test_wrong_options_are_refused_by_name(plan, options, name):
     with pytest.raises(OptionError, match=name):
-        plan(**{"language": "en", **options})
+        plan(SEARCH, **{"language": "en", **options})
 
 
 @pytest.mark.parametrize("audio", [[0.0, 0.1], "a.wav", None])
@@ -75,6 +92,41 @@ def test_what_the_runtime_cannot_do_is_refused(plan, lacks, options, name):
     assert plan(**options)
     with pytest.raises(OptionError, match=f"{name}.*fake"):
         plan(lacks, **options)
+
+
+@pytest.mark.parametrize(
+    ("able", "option", "message"),
+    [
+        ({}, {"beam_size": 2}, "beam_size = 2 needs runtime.rows of at least 2; .* room for 1 in"),
+        ({"beam_width": 4}, {"best_of": 5}, "best_of = 5 needs runtime.rows of at least 5; .* 4 "),
+        ({}, {"patience": 2.0}, "patience = 2.0, but the runtime fake .*; expected 1.0"),
+        ({}, {"length_penalty": 0}, "length_penalty = 0.0, but .*; expected 1.0"),
+        ({}, {"repetition_penalty": 1.1}, "repetition_penalty = 1.1, but .*; expected 1.0"),
+        ({}, {"no_repeat_ngram_size": 3}, "no_repeat_ngram_size = 3, but .*; expected 0"),
+        ({"beam_width": 4, "beam_sizes": (1, 4)}, {"beam_size": 2}, "beam_size = 2, .* 1 or 4"),
+        ({"beam_width": 4, "beam_sizes": (4,)}, {}, "beam_size = 1, which .*; expected 4"),
+        ({"beam_width": 4, "beam_sizes": (1, 4)}, {"best_of": 2}, "best_of = 2, .*; expected 1"),
+    ],
+)
+def test_a_search_that_the_runtime_cannot_do_is_refused(plan, able, option, message):
+    assert plan(SEARCH, language="en", **option)
+    with pytest.raises(OptionError, match=f"^{message}"):
+        plan(able, language="en", **option)
+
+
+def test_a_runtime_without_search_options_takes_those_that_change_nothing(plan):
+    neutral = {"patience": 1, "length_penalty": 1.0, "repetition_penalty": 1.0}
+    made = plan(language="en", beam_size=1, best_of=1, no_repeat_ngram_size=0, **neutral)
+    assert made == plan(language="en")
+    assert plan({"beam_width": 4, "beam_sizes": (1, 4)}, beam_size=4).options.beam_size == 4
+
+
+def test_what_a_request_does_not_say_of_its_search_is_as_configured(plan):
+    config = TranscriberConfig(beam_size=5, patience=2.0, no_repeat_ngram_size=3)
+    made = plan(SEARCH, config, language="en", patience=1.5, best_of=4).options
+    assert (made.beam_size, made.patience, made.no_repeat_ngram_size) == (5, 1.5, 3)
+    assert (made.best_of, made.length_penalty, made.repetition_penalty) == (4, 1.0, 1.0)
+    assert plan(SEARCH, config, beam_size=1, no_repeat_ngram_size=0).options.beam_size == 1
 
 
 def test_a_long_prompt_shortens_what_may_follow(plan):

@@ -18,6 +18,7 @@ from serve.errors import (
     CancelledError,
     DeadlineError,
     EarshotError,
+    OptionError,
     OverloadedError,
     RequestError,
     UnavailableError,
@@ -114,6 +115,14 @@ def test_an_answer_arrives_whole_and_the_request_said_everything(client, script)
         ("MAX_TOKENS", "INT32", [1]),
     ]
     assert asked.raw_input_contents == [b"\5\0\0\0audio", b"\2\0\0\0es", b"\x09\0\0\0"]
+
+
+def test_a_value_that_no_tensor_holds_is_refused_here(client, script):
+    with pytest.raises(OptionError, match="beam_size = 'five'; expected a whole number"):
+        client.transcribe(b"audio", beam_size="five")
+    with pytest.raises(OptionError, match=r"best_of = 2\.5; expected a whole number"):
+        list(client.stream(Request(audio=b"audio", best_of=2.5)))
+    assert script.asked == []
 
 
 def test_samples_are_sent_as_samples(client, script):

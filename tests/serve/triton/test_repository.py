@@ -19,6 +19,12 @@ INPUTS = [
     ("TIMESTAMPS", "TYPE_BOOL", [1]),
     ("TEMPERATURE", "TYPE_FP32", [1]),
     ("MAX_TOKENS", "TYPE_INT32", [1]),
+    ("BEAM_SIZE", "TYPE_INT32", [1]),
+    ("PATIENCE", "TYPE_FP32", [1]),
+    ("LENGTH_PENALTY", "TYPE_FP32", [1]),
+    ("BEST_OF", "TYPE_INT32", [1]),
+    ("REPETITION_PENALTY", "TYPE_FP32", [1]),
+    ("NO_REPEAT_NGRAM_SIZE", "TYPE_INT32", [1]),
     ("STREAM", "TYPE_BOOL", [1]),
 ]
 OUTPUTS = [

@@ -27,7 +27,18 @@ FULL = Request(
     timestamps=False,
     temperature=0.2,
     max_tokens=7,
+    beam_size=5,
+    patience=1.1,
+    length_penalty=0.7,
+    best_of=4,
+    repetition_penalty=1.3,
+    no_repeat_ngram_size=3,
 )
+
+
+def test_the_full_request_says_everything():
+    said = {name for name, value in vars(FULL).items() if value != vars(Request(b""))[name]}
+    assert vars(FULL).keys() - said == {"sample_rate"}, "which goes with samples"
 
 
 @pytest.mark.parametrize("request_", [Request(audio=b""), FULL], ids=["least", "full"])
@@ -39,6 +50,29 @@ def test_a_request_comes_back_as_it_was(request_):
 
 def test_only_what_differs_from_the_defaults_is_sent():
     assert list(wire.request_to_inputs(Request(audio=b"x"))) == ["AUDIO"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beam_size": "five"}, "beam_size = 'five'; expected a whole number"),
+        ({"beam_size": 2.5}, "beam_size = 2.5; expected a whole number"),
+        ({"beam_size": True}, "beam_size = True; expected a whole number"),
+        ({"max_tokens": 2**31}, "max_tokens = 2147483648; expected a whole number"),
+        ({"patience": "2"}, "patience = '2'; expected a number"),
+        ({"timestamps": 0.5}, "timestamps = 0.5; expected true or false"),
+        ({"language": 3}, "language = 3; expected text"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_before_it_is_sent(options, message):
+    with pytest.raises(OptionError, match=message):
+        wire.request_to_inputs(Request(b"", **options))
+
+
+@pytest.mark.parametrize("value", [float("nan"), -1.0, 9])
+def test_what_makes_no_sense_is_sent_for_the_server_to_refuse(value):
+    found = wire.request_from_inputs(wire.request_to_inputs(Request(b"", patience=value)))
+    np.testing.assert_equal(found.patience, float(value))
 
 
 def test_samples_keep_their_values():

@@ -96,10 +96,36 @@ def opened(small_engine):
         runtime.close()
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.5, "seed": 9}])
-def test_calls_fit_the_models_declared_inputs(opened, rendered, options):
+@pytest.fixture
+def beams_of_2(small_engine):
+    """The engine, as if it were built for beams of 2: nothing opens what it holds."""
+    manifest = small_engine.manifest
+    limits = {**manifest.runtime_options, "max_beam_width": 2}
+    manifest = dataclasses.replace(manifest, runtime_options=limits)
+    return dataclasses.replace(small_engine, manifest=manifest)
+
+
+def test_a_call_has_the_beam_that_its_job_asks_for(beams_of_2):
+    infer, calls = scripted([5])
+    runtime = open_backend(beams_of_2, make_config(beam_width=2).runtime, infer)
+    for id, options in enumerate(({}, {"beam_size": 2}, {"temperature": 0.5})):
+        run(runtime, make_job(id, PLAIN, **options))
+    assert [call["beam_width"].item() for call in calls] == [1, 2, 1]
+    assert ["runtime_top_k" in call for call in calls] == [True, False, False]
+    assert [call["len_penalty"].item() for call in calls if "len_penalty" in call] == [1.0]
+    with pytest.raises(OptionError, match="best_of = 2"):
+        runtime.submit(make_job(5, PLAIN, best_of=2))
+    runtime.close()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.5, "seed": 9}, {"beam_size": 2}], ids=str
+)
+def test_calls_fit_the_models_declared_inputs(beams_of_2, rendered, options):
     infer, calls = scripted([5, 6, 7])
-    tokens, last = run(opened(infer), make_job(1, PLAIN, **options))[1]
+    runtime = open_backend(beams_of_2, make_config(beam_width=2).runtime, infer)
+    tokens, last = run(runtime, make_job(1, PLAIN, **options))[1]
+    runtime.close()
     assert (tokens, last.finished) == ((5, 6, 7), "eot")
     assert last.scores.avg_logprob == pytest.approx(-1.5 / 4)  # the end counts
     declared = {item.name: item for item in rendered.input}

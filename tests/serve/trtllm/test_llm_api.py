@@ -140,15 +140,20 @@ class TestRequests:
         able = runtime.capabilities
         assert (able.beam_width, able.streaming, able.sampling) == (2, False, False)
         assert not able.token_logprobs
-        (ended,) = run(runtime, [job(1)]).values()
+        (ended,) = run(runtime, [job(1, beam_size=2)]).values()
         assert ended.last.scores.avg_logprob is None
         ((_, params),) = llm.requests
         assert (params.use_beam_search, params.best_of, params.n) == (True, 2, 1)
+        assert params.length_penalty == 1.0, "the library's own default is none"
         assert llm.args.max_beam_width == 2
         with pytest.raises(OptionError, match="temperature: this runtime decodes greedily"):
             runtime.submit(job(2, temperature=0.4))
+        with pytest.raises(OptionError, match=r"^beam_size = 1, which .*; expected 2$"):
+            runtime.submit(job(2))
         with pytest.raises(ConfigError, match=r"tensorrt_llm_api cannot sample; expected \[0\.0\]"):
             Transcriber(engine, runtime, TranscriberConfig())
+        with pytest.raises(ConfigError, match=r"transcriber\.beam_size = 1, which .*; expected 2"):
+            Transcriber(engine, runtime, TranscriberConfig(temperatures=(0.0,)))
 
     def test_cancelled_jobs_are_aborted_in_the_library(self, opened, job):
         runtime, llm = opened()
@@ -180,6 +185,9 @@ class TestRefusals:
             r"samples of shape \(480001,\)": with_features(plain, torch.zeros(480_001)),
             r"samples of shape \(0,\)": with_features(plain, torch.zeros(0)),
             "max_tokens 0": job(5, max_tokens=0),
+            "beam_size = 2, which .* was not built for; expected 1": job(6, beam_size=2),
+            "best_of = 2, which .* was not built for; expected 1": job(7, best_of=2),
+            "patience = 2.0, but .* does not have it; expected 1.0": job(8, patience=2.0),
         }
         for words, refused in refusals.items():
             with pytest.raises(OptionError, match=words):

@@ -12,8 +12,9 @@ from serve.errors import ConfigError, DeviceError, EarshotError, EngineError, Op
 from serve.errors import UnavailableError as Unavailable
 from serve.runtime.table import open_runtime
 from serve.trtllm.executor import RulesCallback
+from serve.trtllm.limits import ENGINES_FOLDER
 from serve.trtllm.runtime import ExecutorRequest
-from tests.fake_trtllm.install import DIMS, FACTS, make_config
+from tests.fake_trtllm.install import DIMS, FACTS, compile_engine, make_checkpoint, make_config
 from tests.fake_trtllm.jobs import DETECT, PLAIN, TIMED, make_job, run
 
 
@@ -94,6 +95,47 @@ def test_sampling_asks_for_the_whole_distribution(opened):
     sampling = executor.requests[0].sampling_config
     assert (sampling.top_k, sampling.top_p) == (None, 1.0)
     assert (sampling.temperature, sampling.seed) == (0.4, 17)
+
+
+@pytest.fixture(scope="module")
+def beams_of_3(fake, tmp_path_factory):
+    """An engine built for beams of 3."""
+    target = tmp_path_factory.mktemp("engines") / "beams"
+    return compile_engine(make_checkpoint(), make_config(beam_width=3), "fp16", target)
+
+
+def test_a_job_has_the_beam_that_it_asks_for(beams_of_3, fake):
+    runtime = open_runtime(beams_of_3, make_config(beam_width=3).runtime)
+    executor, able = fake.Executor.instances[-1], runtime.capabilities
+    assert (able.beam_width, able.beam_sizes, able.streaming) == (3, (1, 3), False)
+    jobs = [make_job(1), make_job(2, beam_size=3), make_job(3, DETECT, beam_size=3)]
+    run(runtime, *jobs, make_job(4, temperature=0.5))
+    found = [request.sampling_config for request in executor.requests]
+    penalties = {(s.beam_width, s.top_k, s.length_penalty) for s in found if s.top_p is None}
+    assert penalties == {(1, 1, None), (3, None, 1.0)}
+    assert [s.beam_width for s in found] == [1, 3, 1, 1, 3], "a probe and a sample have no beam"
+    with pytest.raises(OptionError, match=r"^beam_size = 2, which .*; expected 1 or 3$"):
+        runtime.submit(make_job(5, beam_size=2))
+    runtime.close()
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"beam_size": 2},
+        {"best_of": 2},
+        {"patience": 2.0},
+        {"length_penalty": 0.5},
+        {"repetition_penalty": 1.1},
+        {"no_repeat_ngram_size": 3},
+    ],
+)
+def test_a_search_that_the_library_is_not_asked_for_is_refused(opened, option):
+    runtime, executor = opened()
+    ((name, value),) = option.items()
+    with pytest.raises(OptionError, match=f"^{name} = {value}, .* tensorrt_llm .*; expected "):
+        runtime.submit(make_job(1, **option))
+    assert executor.requests == []
 
 
 def test_max_tokens_is_cut_to_the_context(opened):
@@ -288,8 +330,9 @@ def test_an_engine_of_another_runtime_is_refused(engine, tmp_path):
 
 
 def test_what_the_library_says_on_opening_reaches_the_user(engine, tmp_path):
-    empty = altered(engine, tmp_path, max_beam_width=4)
-    for half in ("encoder", "decoder"):
-        (tmp_path / "tensorrt_llm" / half).mkdir(parents=True)
-    with pytest.raises(Unavailable, match=r"cannot run the engine in .*: this stand-in searches"):
-        open_runtime(empty, make_config(beam_width=4).runtime)
+    lying = altered(engine, tmp_path, max_beam_width=4)
+    (tmp_path / ENGINES_FOLDER).symlink_to(engine.path / ENGINES_FOLDER)
+    with pytest.raises(
+        Unavailable, match=r"cannot run the engine in .*: runtime max_beam_width ex"
+    ):
+        open_runtime(lying, make_config(beam_width=4).runtime)

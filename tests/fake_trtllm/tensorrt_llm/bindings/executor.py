@@ -2,7 +2,8 @@
 
 Signatures follow cpp/tensorrt_llm/nanobind/executor/{executor,request,executorConfig}.cpp. Like
 nanobind, a wrong type raises TypeError; like the library, a bad setting raises RuntimeError and a
-bad request answers with an error. One call of `await_responses` runs at most one step.
+bad request answers with an error. One call of `await_responses` runs at most one step. Of beams
+only the greedy one is searched.
 """
 
 import dataclasses
@@ -172,11 +173,13 @@ class SamplingConfig:
             top_p=(top_p, float),
             seed=(seed, int),
             temperature=(temperature, float),
+            length_penalty=(length_penalty, float),
         )
         if top_p is not None and not 0 < top_p <= 1:
             raise RuntimeError("Assertion failed: topP.value() > 0.f && topP.value() <= 1.f")
         self.beam_width, self.top_k, self.top_p = beam_width, top_k, top_p
         self.seed, self.temperature = seed, temperature
+        self.length_penalty = length_penalty
 
 
 class OutputConfig:
@@ -341,8 +344,6 @@ class Executor:
             raise RuntimeError("two model paths need ModelType.ENCODER_DECODER")
         if executor_config.kv_cache_config.cross_kv_cache_fraction is None:
             raise RuntimeError("Must set crossKvCacheFraction for encoder-decoder model")
-        if executor_config.max_beam_width > 1:
-            raise RuntimeError("this stand-in searches no beams")
         self.config = executor_config
         halves = [self._open(path) for path in (encoder_model_path, decoder_model_path)]
         self.encoder_build, self.build = (build for build, _, _ in halves)
@@ -357,6 +358,8 @@ class Executor:
                 )
             if (executor_config.max_batch_size or 1) > build["max_batch_size"]:
                 raise RuntimeError("runtime max_batch_size exceeds the engine's")
+        if executor_config.max_beam_width > self.build["max_beam_width"]:
+            raise RuntimeError("runtime max_beam_width exceeds the engine's")
         self.requests = []
         self.queue: dict[int, Active] = {}
         self.active: dict[int, Active] = {}
@@ -412,6 +415,9 @@ class Executor:
             ),
             f"Prompt length ({prompt}) and max_tokens exceed the max sequence length": (
                 prompt + request.max_tokens > self.build["max_seq_len"]
+            ),
+            "beam width of the request exceeds that of the executor": (
+                request.sampling_config.beam_width > self.config.max_beam_width
             ),
             "gather_generation_logits must be enabled": (
                 asks_logits and not self.config.gather_generation_logits
