@@ -21,6 +21,7 @@ from build import builders
 from build.builders import EngineBuilder
 from build.checkpoint import Checkpoint, open_checkpoint
 from build.config import Config, load_config
+from build.draft import with_draft
 from build.summary import summary
 from build.writer import write_manifest
 from serve.config import Precision
@@ -65,6 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     engine.add_argument(
         "--tokenizer", help="folder or hub id with tokenizer.json and generation_config.json"
+    )
+    engine.add_argument(
+        "--draft", help="checkpoint on the same encoder, whose decoder guesses and is verified"
     )
     engine.add_argument(
         "--if-stale", action="store_true", help="do nothing if the engine is up to date"
@@ -118,8 +122,10 @@ def _engine(args: argparse.Namespace) -> None:
     config = _overridden(load_config(args.config) if args.config else Config(), args)
     builder = builders.builder_of(config)
     _refuse_flags(builder, config, args)
-    builder.check(config)
+    builders.check(config)
     checkpoint = open_checkpoint(config.build.checkpoint, config.build.tokenizer)
+    if config.build.draft:
+        checkpoint = with_draft(checkpoint, config.build.draft)
     for note in checkpoint.notes:
         print(f"note: {note}")
     if args.dry_run:
@@ -154,7 +160,7 @@ def _show(commands: Sequence[Sequence[str]], config: Config) -> None:
 
 def _overridden(config: Config, args: argparse.Namespace) -> Config:
     """The config with the flags that were given."""
-    names = ("checkpoint", "precision", "tokenizer")
+    names = ("checkpoint", "precision", "tokenizer", "draft")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     build = dataclasses.replace(config.build, **given)
     return dataclasses.replace(config, engine=args.engine or config.engine, build=build)

@@ -12,6 +12,7 @@ from typing import Protocol
 from build import native
 from build.checkpoint import Checkpoint
 from build.config import Config
+from build.draft import draft_facts
 from build.trtllm import engines, llm_api
 from build.writer import Log, Made, disk_errors, manifest_of, staged, write_manifest
 from serve.config import RuntimeName
@@ -23,7 +24,7 @@ from serve.engine import (
     open_engine,
     write_mel_filters,
 )
-from serve.errors import EngineError
+from serve.errors import ConfigError, EngineError
 
 
 class EngineBuilder(Protocol):
@@ -31,6 +32,8 @@ class EngineBuilder(Protocol):
 
     VERIFIES: bool
     """Whether `build.verify` can compare its engines with their checkpoint."""
+    DRAFTS: bool
+    """Whether its engines can hold a draft, a second decoder."""
 
     def check(self, config: Config) -> None:
         """Refuse a config that this builder cannot honour, before a checkpoint is opened.
@@ -75,6 +78,17 @@ def builder_of(config: Config) -> EngineBuilder:
     return _BUILDERS[config.build.runtime]
 
 
+def check(config: Config) -> None:
+    """Refuse a config that the builder cannot honour; see `EngineBuilder.check`."""
+    build = config.build
+    if build.draft and not builder_of(config).DRAFTS:
+        raise ConfigError(
+            f"build.draft = {build.draft!r}, but engines with build.runtime = {build.runtime!r} "
+            'hold no draft; leave it out, or build with build.runtime = "native"'
+        )
+    builder_of(config).check(config)
+
+
 def build_engine(
     checkpoint: Checkpoint,
     config: Config,
@@ -93,7 +107,7 @@ def build_engine(
         ConfigError: the builder cannot honour the config.
         EarshotError: as `EngineBuilder.fill` says.
     """
-    builder_of(config).check(config)
+    check(config)
     target = Path(config.engine)
     with staged(target) as folder:
         fill(folder, checkpoint, config, log)
@@ -138,6 +152,7 @@ def up_to_date(checkpoint: Checkpoint, config: Config, verified: bool) -> bool:
         and manifest.dims == checkpoint.dims
         and manifest.tokenizer == checkpoint.facts
         and manifest.source.sha256 == checkpoint.source.sha256
+        and manifest.draft == draft_facts(checkpoint)
         and MEL_FILTERS_FILE in manifest.files
         and tokenizer is not None
         and tokenizer.sha256 == hashlib.sha256(checkpoint.tokenizer_json).hexdigest()

@@ -2,7 +2,7 @@
 
 Every tensor gets its name in `serve.engine`, through the table in `build.names`. A tensor that is
 missing, unknown or of another shape is an error that names it. Nothing is executed: pickles are
-read with `weights_only`.
+read with `weights_only`. `build.draft` opens a second one beside it.
 """
 
 import dataclasses
@@ -48,8 +48,8 @@ _TIED = "proj_out.weight"  # some Hugging Face checkpoints store the tied projec
 
 
 @dataclasses.dataclass(frozen=True)
-class Checkpoint:
-    """An opened checkpoint that has passed every check.
+class Network:
+    """A checkpoint's weights, which have passed every check.
 
     Attributes:
         path: the local folder (Hugging Face) or file (OpenAI).
@@ -57,22 +57,33 @@ class Checkpoint:
         dims: the network's sizes.
         tensors: by our name, dtype as stored (float16, bfloat16 or float32), mapped from disk
             where the format allows.
-        facts, tokenizer_json: what token ids mean.
         source: id as the user gave it (a hub id with its revision), and the SHA-256 of the weight
             files, concatenated in order of name.
         weight_bytes: size of the weight files.
-        notes: a sentence for each fact that the checkpoint does not state.
     """
 
     path: Path
     naming: Naming
     dims: Dims
     tensors: Mapping[str, torch.Tensor]
-    facts: TokenizerFacts
-    tokenizer_json: bytes
     source: Source
     weight_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint(Network):
+    """An opened checkpoint that has passed every check.
+
+    Attributes:
+        facts, tokenizer_json: what token ids mean.
+        notes: a sentence for each fact that the checkpoint does not state.
+        draft: a second network on the same encoder, whose decoder guesses what this one's verifies.
+    """
+
+    facts: TokenizerFacts
+    tokenizer_json: bytes
     notes: tuple[str, ...]
+    draft: Network | None = None
 
 
 def open_checkpoint(checkpoint: str, tokenizer: str = "") -> Checkpoint:
@@ -87,40 +98,52 @@ def open_checkpoint(checkpoint: str, tokenizer: str = "") -> Checkpoint:
         CheckpointError: it cannot be found or read, is not Whisper, or a tensor or token is not
             as expected; the message names it.
     """
+    if not tokenizer and Path(checkpoint).is_file():
+        raise CheckpointError(
+            f"{checkpoint} holds weights only; name a folder with {TOKENIZER_FILE} and "
+            f"{GENERATION_CONFIG} with `tokenizer` under [build] or --tokenizer"
+        )
+    network = open_network(checkpoint)
+    folder = checkpoint_folder(tokenizer, with_weights=False)[0] if tokenizer else network.path
+    tokens = read_tokenizer_files(folder)
+    facts, notes = tokenizer_facts(tokens, network.dims, exact_vocab=bool(tokenizer))
+    return Checkpoint(
+        **vars(network), facts=facts, tokenizer_json=tokens.tokenizer_json, notes=notes
+    )
+
+
+def open_network(checkpoint: str, decoder_alone: bool = False) -> Network:
+    """Open a checkpoint's weights, whatever its tokens mean.
+
+    Args:
+        checkpoint: as in `open_checkpoint`.
+        decoder_alone: accept one that holds no tensor of an encoder.
+
+    Raises:
+        CheckpointError: as in `open_checkpoint`.
+    """
     naming: Naming = "openai" if Path(checkpoint).is_file() else "hf"
     if naming == "openai":
         path, source_id = Path(checkpoint), checkpoint
         files = [path]
-        dims, stored = _read_openai(path, tokenizer)
+        dims, stored = _read_openai(path)
     else:
         path, source_id = checkpoint_folder(checkpoint)
         dims = _hf_dims(path)
         files = _weight_files(path)
         stored = _read_all(files)
-    tensors = _renamed(stored, dims, naming, str(path))
-    folder = checkpoint_folder(tokenizer, with_weights=False)[0] if tokenizer else path
-    tokens = read_tokenizer_files(folder)
-    facts, notes = tokenizer_facts(tokens, dims, exact_vocab=bool(tokenizer))
-    return Checkpoint(
+    return Network(
         path=path,
         naming=naming,
         dims=dims,
-        tensors=tensors,
-        facts=facts,
-        tokenizer_json=tokens.tokenizer_json,
+        tensors=_renamed(stored, dims, naming, str(path), decoder_alone),
         source=Source(source_id, _sha256(files)),
         weight_bytes=sum(file.stat().st_size for file in files),
-        notes=notes,
     )
 
 
-def _read_openai(path: Path, tokenizer: str) -> tuple[Dims, dict[str, Any]]:
+def _read_openai(path: Path) -> tuple[Dims, dict[str, Any]]:
     """An OpenAI checkpoint's sizes, and its tensors by OpenAI's names."""
-    if not tokenizer:
-        raise CheckpointError(
-            f"{path} holds weights only; name a folder with {TOKENIZER_FILE} and "
-            f"{GENERATION_CONFIG} with `tokenizer` under [build] or --tokenizer"
-        )
     content = _load_pickle(path)
     if not isinstance(content, dict) or not {"dims", "model_state_dict"} <= set(content):
         raise CheckpointError(
@@ -251,10 +274,13 @@ def _dims(values: dict[str, Any], where: str, names: Mapping[str, str]) -> Dims:
 
 
 def _renamed(
-    stored: Mapping[str, Any], dims: Dims, naming: Naming, where: str
+    stored: Mapping[str, Any], dims: Dims, naming: Naming, where: str, decoder_alone: bool
 ) -> dict[str, torch.Tensor]:
     """Give every tensor our name, refusing what is missing, unknown or of the wrong shape."""
     expected = {foreign_name(name, naming): (name, shape) for name, shape, _ in tensor_kinds(dims)}
+    encoder = {foreign for foreign, (name, _) in expected.items() if name.startswith("encoder.")}
+    if decoder_alone and not encoder & stored.keys():
+        expected = {foreign: expected[foreign] for foreign in expected.keys() - encoder}
     stored = dict(stored)
     _drop_tied(stored, naming, where)
     missing, unknown = expected.keys() - stored.keys(), stored.keys() - expected.keys()

@@ -15,6 +15,7 @@ class BuildConfig:
     precision: Precision = "int8"
     runtime: RuntimeName = "native"  # tensorrt_llm: of release 1.2; tensorrt_llm_api: 1.3 or later
     tokenizer: str = ""  # folder or hub id with tokenizer.json; needed for .pt only
+    draft: str = ""  # smaller checkpoint on the same encoder, as distil-large-v3; native only
     verify_clips: str = "tests/data/manifest.jsonl"  # an engine is compared on some of these
 
 

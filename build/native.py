@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from build.checkpoint import Checkpoint
 from build.config import Config
+from build.draft import draft_facts, engine_tensors
 from build.quantize import layer_error, quantize_rows
 from build.writer import Log, Made, disk_errors, finite
 from serve.config import Precision
@@ -23,7 +24,7 @@ from serve.engine import (
     tensor_kinds,
 )
 
-VERIFIES = True
+VERIFIES = DRAFTS = True
 
 Tensors = dict[str, torch.Tensor]
 
@@ -44,7 +45,7 @@ def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> Made
         CheckpointError: a tensor holds values that are not finite in float16.
         EngineError: the disk is full or fails.
     """
-    names = [name for name, _, _ in tensor_kinds(checkpoint.dims)]
+    names = [name for name, _, _ in tensor_kinds(checkpoint.dims, draft_facts(checkpoint))]
     bar = tqdm(names, desc=f"Building {config.engine}", unit=" tensors", leave=False)
     tensors, quantization = convert(checkpoint, config.build.precision, bar)
     weights = folder / WEIGHTS_FILE
@@ -76,18 +77,20 @@ def convert(
     Raises:
         CheckpointError: a tensor holds values that are not finite in float16.
     """
-    kinds = {name: kind for name, _, kind in tensor_kinds(checkpoint.dims)}
+    kinds = {n: kind for n, _, kind in tensor_kinds(checkpoint.dims, draft_facts(checkpoint))}
+    weights = engine_tensors(checkpoint)
     tensors: Tensors = {}
     errors: dict[str, LayerError] = {}
     for name in names:
-        weight = checkpoint.tensors[name]
+        weight = weights[name]
         quantized = {}
         if precision == "int8" and kinds[name] == "quantized":
             quantized[name] = weight
         else:
             tensors[name] = finite(weight.half().contiguous(), name)
-        if precision == "int8" and name == "decoder.tokens":  # tied to the vocabulary projection
-            quantized["decoder.logits.weight"] = weight
+        side, _, part = name.partition(".")
+        if precision == "int8" and part == "tokens":  # tied to the vocabulary projection
+            quantized[f"{side}.logits.weight"] = weight
         for target, matrix in quantized.items():
             result = quantize_rows(matrix)
             tensors[target] = result.codes

@@ -2,7 +2,7 @@
 
 import math
 
-from serve.engine import Engine, LayerError, Manifest, tensor_kinds
+from serve.engine import Dims, Draft, Engine, LayerError, Manifest, tensor_kinds
 
 WORST_SHOWN = 5
 
@@ -17,6 +17,7 @@ def summary(engine: Engine) -> str:
             f"{manifest.runtime}, {_precision(manifest)}, format {manifest.format_version}",
         ),
         ("network", _network(manifest)),
+        *_draft(manifest),
         ("languages", _languages(manifest)),
         ("size", _size(manifest)),
         ("built with", ", ".join(f"{k} {v}" for k, v in manifest.versions.items())),
@@ -34,12 +35,26 @@ def _precision(manifest: Manifest) -> str:
 
 def _network(manifest: Manifest) -> str:
     dims = manifest.dims
-    parameters = sum(math.prod(shape) for _, shape, _ in tensor_kinds(dims))
     return (
-        f"{parameters / 1e6:,.1f} M parameters; {dims.n_audio_layer} encoder and "
+        f"{_parameters(dims) / 1e6:,.1f} M parameters; {dims.n_audio_layer} encoder and "
         f"{dims.n_text_layer} decoder layers, width {dims.n_audio_state}, "
         f"{dims.n_audio_head} heads; {dims.n_mels} mel bins; vocabulary {dims.n_vocab:,}"
     )
+
+
+def _parameters(dims: Dims, draft: Draft | None = None) -> int:
+    return sum(math.prod(shape) for _, shape, _ in tensor_kinds(dims, draft))
+
+
+def _draft(manifest: Manifest) -> list[tuple[str, str]]:
+    """A line on the second decoder, if there is one."""
+    draft = manifest.draft
+    if draft is None:
+        return []
+    more = _parameters(manifest.dims, draft) - _parameters(manifest.dims)
+    layers = f"{draft.n_text_layer} decoder layer{'s' * (draft.n_text_layer > 1)}"
+    source = f"{draft.source.id} (SHA-256 {draft.source.sha256[:16]}…)"
+    return [("draft", f"{more / 1e6:,.1f} M parameters more; {layers}, from {source}")]
 
 
 def _languages(manifest: Manifest) -> str:

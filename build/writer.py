@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 
 from build.checkpoint import Checkpoint
 from build.config import BuildConfig
+from build.draft import draft_facts
 from serve.engine import (
     FORMAT_VERSION,
     MANIFEST_FILE,
@@ -89,6 +90,7 @@ def manifest_of(folder: Path, checkpoint: Checkpoint, build: BuildConfig, made: 
         checkpoint_bytes=checkpoint.weight_bytes,
         verification=None,
         runtime_options=made.runtime_options,
+        draft=draft_facts(checkpoint),
     )
 
 

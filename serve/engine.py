@@ -87,6 +87,18 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True)
+class Draft:
+    """A second, smaller decoder on the same encoder: it guesses what the first one verifies.
+
+    Its other sizes and its tokens are the first one's.
+    """
+
+    source: Source
+    n_text_layer: int
+    n_text_ffn: int
+
+
+@dataclasses.dataclass(frozen=True)
 class LayerError:
     """What quantising one matrix cost: ||w - q * scale|| / ||w||, and the largest difference."""
 
@@ -118,6 +130,7 @@ class Manifest:
     checkpoint_bytes: int  # size of the checkpoint's weights
     verification: dict[str, float] | None  # measured deviation; None until verified
     runtime_options: dict[str, Any]  # limits a compiled engine was built for; {} for native
+    draft: Draft | None = None  # engines built before there were drafts do not say
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,11 +141,14 @@ class TensorSpec:
     dtype: torch.dtype
 
 
-def tensor_kinds(dims: Dims) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
+def tensor_kinds(
+    dims: Dims, draft: Draft | None = None
+) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
     """Yield (name, shape, kind) of every tensor of a full-precision engine.
 
     `quantized` marks the matrices that INT8 engines hold as int8 plus one scale per row. The
-    vocabulary projection is tied to `decoder.tokens`; see `tensor_specs`.
+    vocabulary projection is tied to `decoder.tokens`; see `tensor_specs`. A draft's tensors are
+    those of a decoder, and `draft` stands for it in their names.
     """
     d = dims.n_audio_state
     yield "encoder.conv1.weight", (d, dims.n_mels, 3), "plain"
@@ -145,15 +161,26 @@ def tensor_kinds(dims: Dims) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
         yield from _attention(prefix, "attn", d)
         yield from _mlp(prefix, d, dims.n_audio_ffn)
     yield from _norm("encoder.norm", d)
+    yield from _decoder("decoder", dims)
+    if draft is not None:
+        yield from _decoder("draft", draft_dims(dims, draft))
+
+
+def draft_dims(dims: Dims, draft: Draft) -> Dims:
+    """Sizes of the network that the draft and the encoder make."""
+    return dataclasses.replace(dims, n_text_layer=draft.n_text_layer, n_text_ffn=draft.n_text_ffn)
+
+
+def _decoder(side: str, dims: Dims) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
     d = dims.n_text_state
-    yield "decoder.tokens", (dims.n_vocab, d), "plain"
-    yield "decoder.positions", (dims.n_text_ctx, d), "plain"
+    yield f"{side}.tokens", (dims.n_vocab, d), "plain"
+    yield f"{side}.positions", (dims.n_text_ctx, d), "plain"
     for i in range(dims.n_text_layer):
-        prefix = f"decoder.layers.{i}"
+        prefix = f"{side}.layers.{i}"
         yield from _attention(prefix, "attn", d)
         yield from _attention(prefix, "cross", d)
         yield from _mlp(prefix, d, dims.n_text_ffn)
-    yield from _norm("decoder.norm", d)
+    yield from _norm(f"{side}.norm", d)
 
 
 def _norm(name: str, d: int) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
@@ -181,18 +208,21 @@ def scale_name(weight_name: str) -> str:
     return weight_name.removesuffix("weight") + "scale"
 
 
-def tensor_specs(dims: Dims, precision: Precision) -> dict[str, TensorSpec]:
+def tensor_specs(
+    dims: Dims, precision: Precision, draft: Draft | None = None
+) -> dict[str, TensorSpec]:
     """Every tensor that weights.safetensors must hold, and nothing else.
 
     fp16: all tensors float16; the vocabulary projection is `decoder.tokens` itself. int8: each
     quantised matrix is int8 with a float16 `.scale` per row, and the vocabulary projection is
-    stored apart as `decoder.logits.weight` beside the float16 embedding.
+    stored apart as `decoder.logits.weight` beside the float16 embedding; so is a draft's.
     """
     specs: dict[str, TensorSpec] = {}
-    entries = list(tensor_kinds(dims))
+    entries = list(tensor_kinds(dims, draft))
     if precision == "int8":
         rows_columns = (dims.n_vocab, dims.n_text_state)
-        entries.append(("decoder.logits.weight", rows_columns, "quantized"))
+        for side in ("decoder",) if draft is None else ("decoder", "draft"):
+            entries.append((f"{side}.logits.weight", rows_columns, "quantized"))
     for name, shape, kind in entries:
         if kind == "quantized" and precision == "int8":
             specs[name] = TensorSpec(shape, torch.int8)
@@ -276,7 +306,8 @@ class Engine:
             EngineError: a tensor is missing, surplus, or has another shape or dtype.
         """
         path = self.path / WEIGHTS_FILE
-        specs = tensor_specs(self.manifest.dims, self.manifest.precision)
+        manifest = self.manifest
+        specs = tensor_specs(manifest.dims, manifest.precision, manifest.draft)
         try:
             with safe_open(path, framework="pt", device=str(device)) as file:
                 _check_names(path, set(file.keys()), set(specs))

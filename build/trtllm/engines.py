@@ -31,6 +31,7 @@ from serve.trtllm.limits import (
 )
 
 VERIFIES = False  # only the library reads its engines; `python -m eval trtllm-check` compares
+DRAFTS = False
 BUILDER = "trtllm-build"
 _ENGINE_FILE = "rank0.engine"
 _WORK = "work"  # in the staged folder: the checkpoint, the builder's working directory

@@ -16,6 +16,7 @@ from serve.hub import GENERATION_CONFIG, PROCESSOR_CONFIGS
 from serve.trtllm.limits import CHECKPOINT_FOLDER
 
 VERIFIES = False  # only the library runs its engines; `python -m eval trtllm-check` compares
+DRAFTS = False
 
 _KNOWN_BY_SOURCE = (".safetensors", ".bin")  # files that `Source.sha256` covers
 

@@ -72,6 +72,15 @@ def test_flags_override_the_config(config, nano_folder, tmp_path, capsys):
     assert "not yet; `python -m build verify` does it" in capsys.readouterr().out
 
 
+def test_a_draft_can_be_named(config, nano_folder, capsys):
+    flags = ["engine", "--config", str(config), "--no-verify", "--draft"]
+    assert main([*flags, str(nano_folder)]) == 0
+    assert f"1 decoder layer, from {nano_folder} (SHA" in capsys.readouterr().out
+    assert open_engine(config.parent / "engines" / "nano").manifest.draft.n_text_layer == 1
+    code, message = error(capsys, *flags, config.parent)
+    assert code != 0 and "config.json" in message
+
+
 def test_if_stale_builds_only_what_is_stale(config, engine, capsys):
     command = ["engine", "--config", str(config), "--if-stale", "--no-verify"]
     before = (engine / MANIFEST_FILE).stat().st_ino

@@ -18,6 +18,7 @@ from serve.engine import (
     TOKENIZER_FILE,
     WEIGHTS_FILE,
     Dims,
+    Draft,
     Engine,
     FileFacts,
     LayerError,
@@ -77,6 +78,7 @@ MANIFEST = Manifest(
     checkpoint_bytes=12,
     verification={"windows": 1, "logits_relative": math.nan},
     runtime_options={"gpu": "H200", "sizes": [1, 2], "deep": {"x": None}},
+    draft=Draft(Source("a/draft", "ef" * 32), n_text_layer=1, n_text_ffn=256),
 )
 
 
@@ -109,7 +111,11 @@ def test_the_json_holds_exactly_the_fields_and_is_for_reading():
     assert "a/möhre" in text
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Manifest)][1:])
+def test_a_manifest_from_before_there_were_drafts_still_opens():
+    assert manifest_from_json(changed("draft", drop=True), "engine.json").draft is None
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Manifest)][1:-1])
 def test_every_field_must_be_there(field):
     with pytest.raises(
         EngineError, match=rf"^engine\.json: {field} is missing; .*; build the engine again with"
@@ -181,6 +187,20 @@ def test_tensors_of_an_int8_engine_have_a_scale_for_each_row():
     # q, k, v and out of three attentions, two matrices of three feed-forwards, one of the logits
     layers = 1 * (4 + 2) + 2 * (8 + 2)
     assert len(quantised) == layers + 1
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp16"])
+def test_a_drafts_tensors_are_those_of_a_decoder_of_its_sizes(precision):
+    draft = Draft(Source("", ""), n_text_layer=1, n_text_ffn=256)
+    small = tensor_specs(dataclasses.replace(DIMS, n_text_layer=1, n_text_ffn=256), precision)
+    specs = tensor_specs(DIMS, precision, draft)
+    plain = tensor_specs(DIMS, precision)
+    assert {name: specs[name] for name in plain} == plain
+    assert {name: specs[name] for name in specs.keys() - plain.keys()} == {
+        name.replace("decoder.", "draft.", 1): spec
+        for name, spec in small.items()
+        if name.startswith("decoder.")
+    }
 
 
 def test_the_sha_is_of_the_whole_file(tmp_path):

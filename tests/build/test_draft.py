@@ -1,0 +1,177 @@
+"""build.draft: which second checkpoint fits a first one, and how an engine holds its decoder."""
+
+import dataclasses
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from build.builders import build_engine, check, up_to_date
+from build.checkpoint import open_checkpoint
+from build.config import BuildConfig, Config
+from build.draft import draft_facts, with_draft
+from build.quantize import quantize_rows
+from build.summary import summary
+from serve.engine import Draft, open_engine, tensor_specs
+from serve.errors import CheckpointError, ConfigError
+from tests.checkpoints import NANO, edit_json, random_weights, write_engine, write_hf, write_openai
+
+TOKENS = "model.decoder.embed_tokens.weight"
+MAIN = dataclasses.replace(NANO, decoder_layers=2)
+
+
+@pytest.fixture(scope="module")
+def main_folder(tmp_path_factory):
+    return write_hf(tmp_path_factory.mktemp("main"), MAIN, random_weights(MAIN))
+
+
+@pytest.fixture(scope="module")
+def main(main_folder):
+    return open_checkpoint(str(main_folder))
+
+
+@pytest.fixture(scope="module")
+def stored(main_folder):
+    """A draft's tensors by Hugging Face's names: a decoder of its own, the encoder of MAIN."""
+    encoder = {n: t for n, t in random_weights(MAIN).items() if n.startswith("model.encoder.")}
+    return random_weights(NANO, seed=1) | encoder
+
+
+@pytest.fixture
+def folder(tmp_path, stored):
+    return write_hf(tmp_path / "draft", NANO, stored)
+
+
+def decoder_alone(folder, stored):
+    """Leave config.json and the decoder's tensors, and nothing else."""
+    for path in folder.iterdir():
+        if path.name != "config.json":
+            path.unlink()
+    kept = {name: tensor for name, tensor in stored.items() if ".decoder." in name}
+    save_file(kept, folder / "model.safetensors")
+
+
+def refusal(main, draft):
+    with pytest.raises(CheckpointError) as caught:
+        with_draft(main, str(draft))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp16"])
+@pytest.mark.parametrize("alone", [False, True])
+def test_an_engine_holds_the_drafts_decoder_beside_the_other(
+    main, folder, stored, tmp_path, precision, alone
+):
+    if alone:
+        decoder_alone(folder, stored)
+    both = with_draft(main, str(folder))
+    engine = write_engine(both, tmp_path / "engine", precision)
+    weights = engine.load_weights()
+    draft = Draft(both.draft.source, NANO.decoder_layers, NANO.width * 4)
+    assert engine.manifest.draft == draft
+    assert set(weights) == set(tensor_specs(main.dims, precision, draft))
+    assert torch.equal(weights["draft.tokens"], stored[TOKENS])
+    assert torch.equal(weights["decoder.tokens"], main.tensors["decoder.tokens"])
+    value = stored["model.decoder.layers.0.encoder_attn.v_proj.weight"]
+    if precision == "fp16":
+        assert torch.equal(weights["draft.layers.0.cross.v.weight"], value)
+    else:
+        for name, matrix in (("layers.0.cross.v", value), ("logits", stored[TOKENS])):
+            expected = quantize_rows(matrix)
+            assert torch.equal(weights[f"draft.{name}.weight"], expected.codes)
+            assert torch.equal(weights[f"draft.{name}.scale"], expected.scale)
+        assert "draft.layers.0.cross.v.weight" in engine.manifest.quantization
+
+
+def test_the_rest_of_the_engine_is_as_without(main, folder, tmp_path):
+    alone = write_engine(main, tmp_path / "alone").load_weights()
+    both = write_engine(with_draft(main, str(folder)), tmp_path / "both").load_weights()
+    assert all(torch.equal(tensor, both[name]) for name, tensor in alone.items())
+    assert {name.partition(".")[0] for name in both.keys() - alone.keys()} == {"draft"}
+
+
+def test_an_openai_checkpoint_can_draft(main, stored, tmp_path):
+    path = write_openai(tmp_path / "draft.pt", NANO, stored)
+    tensors = with_draft(main, str(path)).draft.tensors
+    assert torch.equal(tensors["decoder.tokens"], stored[TOKENS])
+
+
+def test_a_draft_of_another_encoder_is_refused(main, folder, stored):
+    name = "model.encoder.layers.1.fc1.weight"
+    changed = stored[name].clone()
+    changed[0, 0] += 0.5
+    save_file(stored | {name: changed}, folder / "model.safetensors")
+    message = refusal(main, folder)
+    assert str(folder) in message and "leave `draft` out" in message
+    assert "its encoder is another one, encoder.layers.1.mlp.fc1.weight differs" in message
+
+
+def test_a_draft_with_half_an_encoder_is_refused(main, folder, stored):
+    name = "model.encoder.conv1.bias"
+    save_file({n: t for n, t in stored.items() if n != name}, folder / "model.safetensors")
+    assert f"missing tensors: {name}" in refusal(main, folder)
+
+
+def test_only_a_draft_may_be_a_decoder_alone(folder, stored, main_folder):
+    save_file({n: t for n, t in stored.items() if ".decoder." in n}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match="missing tensors: model.encoder.conv1.bias"):
+        open_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("shape", "difference"),
+    [
+        (dataclasses.replace(NANO, n_mels=128), "its n_mels is 128, the checkpoint's 80"),
+        (dataclasses.replace(NANO, encoder_layers=1), "its n_audio_layer is 1, the checkpoint's 2"),
+        (dataclasses.replace(NANO, width=128), "its n_audio_state is 128, the checkpoint's 64"),
+        (dataclasses.replace(NANO, pieces=301), "its n_vocab is 1910, the checkpoint's 1909"),
+    ],
+)
+def test_a_draft_of_other_sizes_is_refused(main, tmp_path, shape, difference):
+    folder = write_hf(tmp_path / "other", shape, random_weights(shape))
+    assert difference in refusal(main, folder)
+
+
+def test_a_draft_with_other_special_tokens_is_refused(main, folder, stored):
+    english = {"<|en|>": main.facts.languages["en"]}
+    edit_json(folder / "generation_config.json", lang_to_id=english, suppress_tokens=[1])
+    assert f"languages is {{'en': {main.facts.languages['en']}}}, not {{'af'" in refusal(
+        main, folder
+    )
+    decoder_alone(folder, stored)
+    with_draft(main, str(folder))
+    edit_json(folder / "config.json", eos_token_id=7)
+    assert "its tokens differ: eot is 7, not " in refusal(main, folder)
+
+
+def test_a_changed_draft_makes_an_engine_stale(main, folder, stored, tmp_path):
+    both = with_draft(main, str(folder))
+    config = Config(engine=str(tmp_path / "engine"))
+    build_engine(both, config, log=print)
+    assert up_to_date(both, config, verified=False)
+    assert not up_to_date(main, config, verified=False)
+    save_file(stored | {TOKENS: stored[TOKENS] * 2}, folder / "model.safetensors")
+    assert not up_to_date(with_draft(main, str(folder)), config, verified=False)
+
+
+@pytest.mark.parametrize("runtime", ["tensorrt_llm", "tensorrt_llm_api"])
+def test_other_runtimes_refuse_a_draft(runtime):
+    config = Config(build=BuildConfig(runtime=runtime, precision="fp16", draft="a/draft"))
+    with pytest.raises(ConfigError, match=rf"build\.draft = 'a/draft', but .*'{runtime}' hold no"):
+        check(config)
+    check(dataclasses.replace(config, build=dataclasses.replace(config.build, draft="")))
+
+
+def test_the_summary_names_the_draft(main, folder, tmp_path):
+    engine = write_engine(with_draft(main, str(folder)), tmp_path / "engine")
+    line = next(line for line in summary(engine).splitlines() if line.startswith("  draft"))
+    count = sum(t.numel() for n, t in random_weights(NANO).items() if ".decoder." in n)
+    assert f"{count / 1e6:.1f} M parameters more; 1 decoder layer, from {folder} (SHA" in line
+    assert draft_facts(main) is None
+    assert "draft" not in summary(write_engine(main, tmp_path / "plain"))
+
+
+def test_an_engine_opens_with_its_draft(main, folder, tmp_path):
+    both = with_draft(main, str(folder))
+    write_engine(both, tmp_path / "engine")
+    assert open_engine(tmp_path / "engine").manifest.draft == draft_facts(both)
