@@ -4,7 +4,7 @@
 #   make test            set up and run every test that needs no GPU, the real server included
 #   make test-gpu        the GPU tests; fails where there is no GPU
 #   make check           format, lint, types
-#   make build-engine    CONFIG=… [CHECKPOINT=… ENGINE=… PRECISION=int8|fp16 TOKENIZER=…]
+#   make build-engine    CONFIG=… [CHECKPOINT=… ENGINE=… PRECISION=int8|fp16 TOKENIZER=… DRAFT=…]
 #   make serve           CONFIG=… [ENGINE=…]
 #   make transcribe      FILES="a.wav b.mp3" [FORMAT=text|srt|vtt|json LANGUAGE=en CONFIG=…
 #                        OPTIONS="--beam-size 5", any of `python -m serve transcribe --help`]
@@ -63,7 +63,7 @@ format: setup
 build-engine: setup
 	@$(RUN) -m build engine --config $(CONFIG) $(if $(CHECKPOINT),--checkpoint "$(CHECKPOINT)") \
 		$(if $(ENGINE),--engine "$(ENGINE)") $(if $(PRECISION),--precision $(PRECISION)) \
-		$(if $(TOKENIZER),--tokenizer "$(TOKENIZER)")
+		$(if $(TOKENIZER),--tokenizer "$(TOKENIZER)") $(if $(DRAFT),--draft "$(DRAFT)")
 
 serve: setup
 	@$(RUN) -m serve triton --config $(CONFIG) $(if $(ENGINE),--engine "$(ENGINE)")
