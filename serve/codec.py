@@ -33,7 +33,7 @@ _EXPECTED = {
     "bool_type": "true or false",
     "dataclass_type": "a table",
     "dict_type": "a table",
-    "finite_number": "a number",
+    "finite_number": "a finite number",
     "float_type": "a number",
     "greater_than": "more than {gt:g}",
     "greater_than_equal": "at least {ge:g}",

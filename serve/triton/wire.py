@@ -60,11 +60,11 @@ INPUTS = _by_name(
     TensorSpec("TEMPERATURE", "FP32", (1,), "0 to 1; default: 0, with the configured fallback"),
     TensorSpec("MAX_TOKENS", "INT32", (1,), "most new tokens per window of at most 30 s"),
     TensorSpec("BEAM_SIZE", "INT32", (1,), "1 to 8 hypotheses, at temperature 0; 1: greedy"),
-    TensorSpec("PATIENCE", "FP32", (1,), "search on for BEAM_SIZE * PATIENCE hypotheses"),
+    TensorSpec("PATIENCE", "FP32", (1,), "the search ends with BEAM_SIZE * PATIENCE of them"),
     TensorSpec("LENGTH_PENALTY", "FP32", (1,), "they rank by log-probability / length ** this"),
     TensorSpec("BEST_OF", "INT32", (1,), "1 to 8 samples, at temperatures above 0"),
-    TensorSpec("REPETITION_PENALTY", "FP32", (1,), "above 1: no token likes to come again"),
-    TensorSpec("NO_REPEAT_NGRAM_SIZE", "INT32", (1,), "no so many tokens twice in a row; 0: off"),
+    TensorSpec("REPETITION_PENALTY", "FP32", (1,), "above 1: said tokens become less likely"),
+    TensorSpec("NO_REPEAT_NGRAM_SIZE", "INT32", (1,), "never so many tokens twice in a row"),
     TensorSpec("STREAM", "BOOL", (1,), "whisper_stream: one message a segment; default: true"),
 )
 OUTPUTS = _by_name(

@@ -46,7 +46,7 @@ def test_values_reach_their_fields(tmp_path):
         ("[transcriber]\ntemperatures = [0, 1.5]", "temperatures[1] = 1.5; expected at most 1"),
         ("[transcriber]\ntemperatures = [-0.5]", "temperatures[0] = -0.5; expected at least 0"),
         ("[transcriber]\nbeam_size = 9", "transcriber.beam_size = 9; expected at most 8"),
-        ("[transcriber]\npatience = nan", "transcriber.patience = nan; expected a number"),
+        ("[transcriber]\npatience = nan", "transcriber.patience = nan; expected a finite number"),
         ("[transcriber]\nlength_penalty = -1", "length_penalty = -1; expected at least 0"),
         ("[runtime]\nmemory_share = 0", "memory_share = 0; expected more than 0"),
         ("[runtime]\nmemory_share = 1.5", "memory_share = 1.5; expected at most 1"),
