@@ -7,7 +7,6 @@ import pytest
 import torch
 import transformers
 
-from build.checkpoint import Checkpoint
 from build.verify import load_reference
 from serve.config import RuntimeConfig
 from serve.engine import DETECT_LANGUAGE, Dims, Source, mel_filters, tensor_kinds
@@ -100,9 +99,9 @@ def random_checkpoint(checkpoint, dims, seed=0):
         suppress_tokens=(1, 2, 7, 50258, 50360 + shift),
         begin_suppress_tokens=(220, 50257),
     )
-    return Checkpoint(
-        checkpoint.path, "openai", dims, tensors, facts, checkpoint.tokenizer_json,
-        Source("random", "0" * 64), 0, (),
+    return dataclasses.replace(
+        checkpoint, naming="openai", dims=dims, tensors=tensors, facts=facts,
+        source=Source("random", "0" * 64),
     )  # fmt: skip
 
 
