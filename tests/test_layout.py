@@ -39,7 +39,12 @@ RULES = {
     "serve.native.kernels": CONTRACTS,
     "serve.native.rules": CONTRACTS,
     "serve.native": RUNTIME,
-    "serve.trtllm": (*RUNTIME, "serve.codec", "serve.native.rules.definition"),
+    "serve.trtllm": (
+        *RUNTIME,
+        "serve.codec",
+        "serve.native.rules.definition",
+        "serve.native.rules.state",
+    ),
     "serve.transcriber": (*RUNTIME, "serve.codec", "serve.runtime.table"),
     "serve.triton": (
         *CONTRACTS,
@@ -71,13 +76,17 @@ RULES = {
 }
 # Packages that an interpreter without them must never be asked for, and who may.
 ONLY_IN = {
-    "triton": ("serve.native.kernels", "serve.native.rules.kernel"),
+    "triton": ("serve.native.kernels", "serve.native.rules"),
     "tensorrt_llm": ("serve.trtllm",),
     "transformers": ("serve.engine", "build", "eval"),
 }
 NEEDS_TRITON = [  # the GPU's language has to be installed to import these
     "serve.native.rules.kernel",
-    *(f"serve.native.kernels.{name}" for name in ("attention", "decoder", "encoder", "linear")),
+    "serve.native.rules.search_kernel",
+    *(
+        f"serve.native.kernels.{name}"
+        for name in ("attention", "cross", "decoder", "encoder", "linear")
+    ),
 ]
 
 

@@ -1,8 +1,8 @@
 """How decoder steps and encoder batches are run: one by one, or replayed from CUDA graphs.
 
-A CUDA graph is captured once per bucket (a number of slots or windows) when the runtime starts, all
+A CUDA graph is captured once per bucket (a number of rows or windows) when the runtime starts, all
 slots being free then. Replayed steps need no answer from the host: the device itself knows which
-slots have finished. So several are launched at a time, and what they did is read only after
+rows have finished. So several are launched at a time, and what they did is read only after
 the next ones are launched; `SlotLoop.read_snapshot` hides the difference.
 """
 
@@ -13,23 +13,26 @@ from typing import Any, Protocol
 
 import torch
 
+from serve.config import MAX_BEAMS
 from serve.engine import Dims
+from serve.native.feeds import feed_of, one_token_each, upload
+from serve.native.kernels.definition import Feed, Groups
 from serve.native.network import Cache, Whisper
 from serve.native.rules.choose import Advance
-from serve.native.rules.definition import SlotState, new_state
-from serve.native.slots import Slots
+from serve.native.rules.state import Picks, RowState, new_state
+from serve.native.slots import Place, Slots
 from serve.speech.features import N_FRAMES
 
 _FEW_SLOTS = 2  # up to so many slots, the next request gains more than launches cost
-SPANS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+SPANS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """The slots as they were after some steps, for the host to read."""
+    """The rows as they were after some steps, for the host to read."""
 
-    state: SlotState
-    owners: list[tuple[int, int]]  # (slot, job id) at that time
+    state: RowState
+    owners: list[tuple[Place, int]]  # (place, job id) at that time
 
 
 class SlotLoop(Protocol):
@@ -52,24 +55,33 @@ class EagerLoop:
     """One step at a time, in plain sight.
 
     Args:
-        network, cache, state: of the same slots.
+        network, cache, state: of the same slots and rows.
         advance: chooses the next tokens.
     """
 
-    def __init__(self, network: Whisper, cache: Cache, state: SlotState, advance: Advance) -> None:
+    def __init__(self, network: Whisper, cache: Cache, state: RowState, advance: Advance) -> None:
         self._network = network
         self._cache = cache
         self._state = state
         self._advance = advance
         self._snapshot: Snapshot | None = None
+        self._version = -1  # of the owners that these are for
+        self._groups: Groups
+        self._picks: Picks
 
     def launch(self, slots: Slots) -> int:
         """See `SlotLoop.launch`."""
-        positions = self._state.position[: slots.span]
-        cache = self._cache.up_to(int(positions.max()) + 1)
-        logits = self._network.step(self._state.tokens, positions, cache)
-        self._advance(self._state, logits)
-        self._snapshot = Snapshot(self._state, slots.owners())
+        owners = slots.owners()
+        if slots.version != self._version:
+            self._version = slots.version
+            rows, self._groups = one_token_each([place for place, _ in owners], self._cache.device)
+            self._picks = Picks(rows, torch.arange(len(rows), device=rows.device))
+        rows = self._picks.rows
+        length = int(self._state.position[rows].max()) + 1
+        feed = feed_of(self._state, rows, self._groups, length)
+        logits = self._network.step(feed, self._cache)
+        self._advance(self._state, self._picks, logits)
+        self._snapshot = Snapshot(self._state, owners)
         return 1
 
     def read_snapshot(self) -> Snapshot | None:
@@ -85,35 +97,62 @@ class EagerLoop:
 class GraphLoop:
     """Several steps at a time, replayed from CUDA graphs; the host reads one launch behind.
 
+    There is a graph for every bucket of rows, and where a window may have several rows, a second
+    one, which reads a row's past by `source` and runs searches.
+
     Args:
-        network, cache, state: of the same slots, all free.
-        advance: chooses the next tokens; it must run without the host, sampling included.
+        network, cache, state: of the same slots and rows, all free.
+        advance: chooses the next tokens without the host, by whether any row searches.
         steps: per launch.
+        slots: how many there are.
     """
 
     def __init__(
-        self, network: Whisper, cache: Cache, state: SlotState, advance: Advance, steps: int
+        self,
+        network: Whisper,
+        cache: Cache,
+        state: RowState,
+        advance: dict[bool, Advance],
+        steps: int,
+        slots: int,
     ) -> None:
         self._referenced = (network, cache, advance)  # graphs hold bare addresses of their memory
         self._state = state
         self._steps = steps
-        count = len(state.finished)
-        n_text_ctx = state.tokens.shape[1]
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._device = cache.device
+        rows, n_text_ctx = state.tokens.shape
+        # Of each busy slot: itself, its first row and how many it has; the rest of it zeros.
+        self._table = torch.zeros((3, slots), dtype=torch.int64, device=self._device)
+        self._version = -1  # of the owners in the table
+        self._graphs: dict[tuple[bool, int], torch.cuda.CUDAGraph] = {}
         pool = torch.cuda.graph_pool_handle()
-        spans = [span for span in SPANS if span < count] + [count]
-        for span in reversed(spans):  # the largest first: the others fit in its memory
+        kinds = [(False, slots)] if rows == slots else [(True, rows), (False, slots)]
+        for several, most in kinds:
+            spans = [span for span in SPANS if span < most] + [most]
+            for span in reversed(spans):  # the largest first: the others fit in its memory
 
-            def several(span: int = span) -> None:
-                for _ in range(self._steps_of(span)):
-                    logits = network.step(state.tokens, state.position[:span], cache)
-                    advance(state, logits)
+                def work(span: int = span, several: bool = several) -> None:
+                    for _ in range(self._steps_of(span, several)):
+                        feed = self._feed(span, several)
+                        logits = network.step(feed, cache)
+                        advance[several](state, Picks(feed.rows, feed.rows), logits)
 
-            self._graphs[span] = _capture(several, pool)
+                self._graphs[several, span] = _capture(work, pool)
         # Three: one being copied into, one being read, one between them.
-        mirror = new_state(count, n_text_ctx, torch.device("cpu"))
+        mirror = new_state(rows, n_text_ctx, torch.device("cpu"))
         self._mirrors = collections.deque(mirror.pinned() for _ in "123")
         self._launched: collections.deque[tuple[torch.cuda.Event, Snapshot]] = collections.deque()
+
+    def _feed(self, span: int, several: bool) -> Feed:
+        """The next token of each of the first rows, as views of what changes between replays."""
+        state = self._state
+        slots, first, count = self._table[:, :span]
+        most = MAX_BEAMS if several else 1
+        groups = Groups(slots, first, count, torch.zeros_like(slots).bool(), most)
+        rows = torch.arange(span, device=first.device)
+        source = state.source if several else None
+        length = state.tokens.shape[1]
+        return Feed(state.tokens, rows, state.position[:span], groups, source, False, length)
 
     def discard_launched(self) -> None:
         """See `SlotLoop.discard_launched`."""
@@ -121,21 +160,38 @@ class GraphLoop:
 
     def launch(self, slots: Slots) -> int:
         """See `SlotLoop.launch`."""
+        self._update_table(slots)
         span = slots.span
-        graph = self._graphs[min(bucket for bucket in self._graphs if bucket >= span)]
-        graph.replay()
+        several = slots.several or span > slots.slots
+        bucket = min(size for kind, size in self._graphs if kind == several and size >= span)
+        self._graphs[several, bucket].replay()
         mirror = self._mirrors[0]
         self._mirrors.rotate(-1)
         mirror.packed.copy_(self._state.packed, non_blocking=True)
         mirror.tokens[:span].copy_(self._state.tokens[:span], non_blocking=True)
+        if several:
+            mirror.best_tokens[:span].copy_(self._state.best_tokens[:span], non_blocking=True)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
         self._launched.append((copied, Snapshot(mirror, slots.owners())))
-        return self._steps_of(span)
+        return self._steps_of(bucket, several)
 
-    def _steps_of(self, span: int) -> int:
+    def _update_table(self, slots: Slots) -> None:
+        """Tell the device who owns which rows now."""
+        if slots.version == self._version:
+            return
+        self._version = slots.version
+        columns = [(p.slot, p.first_row, p.count) for p, _ in slots.owners()]
+        columns += [(0, 0, 0)] * (slots.slots - len(columns))
+        table = upload(
+            [number for row in zip(*columns, strict=True) for number in row], self._device
+        )
+        self._table.copy_(table.view_as(self._table))
+
+    def _steps_of(self, span: int, several: bool) -> int:
         """Steps of a launch; few slots are seldom all busy, and steps beyond the end cost time."""
-        return 1 if span <= _FEW_SLOTS else self._steps
+        few = _FEW_SLOTS * MAX_BEAMS if several else _FEW_SLOTS
+        return 1 if span <= few else self._steps
 
     def read_snapshot(self) -> Snapshot | None:
         """See `SlotLoop.read_snapshot`."""

@@ -21,7 +21,9 @@ class MemoryPlan:
 
     weights: int
     slots: int
-    per_slot: int  # caches
+    per_slot: int  # caches of cross-attention
+    rows: int
+    per_row: int  # caches of self-attention
     encoder: int  # activations of the largest batch
     fixed: int
     allowed: int
@@ -29,18 +31,23 @@ class MemoryPlan:
     @property
     def total(self) -> int:
         """Bytes that the runtime may take."""
-        return self.weights + self.slots * self.per_slot + self.encoder + self.fixed
+        return self.weights + self.caches + self.encoder + self.fixed
+
+    @property
+    def caches(self) -> int:
+        """Bytes of all caches."""
+        return self.slots * self.per_slot + self.rows * self.per_row
 
     def __str__(self) -> str:
         """One line."""
         return (
             f"memory {_gib(self.total)} of {_gib(self.allowed)} allowed: weights "
-            f"{_gib(self.weights)}, caches of {self.slots} slots {_gib(self.slots * self.per_slot)}"
-            f", encoder {_gib(self.encoder)}, other {_gib(self.fixed)}"
+            f"{_gib(self.weights)}, caches of {self.slots} slots with {self.rows} rows "
+            f"{_gib(self.caches)}, encoder {_gib(self.encoder)}, other {_gib(self.fixed)}"
         )
 
 
-def plan_memory(network: Whisper, config: RuntimeConfig) -> MemoryPlan:
+def plan_memory(network: Whisper, config: RuntimeConfig, rows: int) -> MemoryPlan:
     """The plan for a network whose weights are on its device already.
 
     Raises:
@@ -57,14 +64,20 @@ def plan_memory(network: Whisper, config: RuntimeConfig) -> MemoryPlan:
         weights=weights,
         slots=config.slots,
         per_slot=network.slot_bytes(config.cross_kv),
+        rows=rows,
+        per_row=network.row_bytes(),
         encoder=config.encoder_batch * dims.n_audio_ctx * row * 2,
         fixed=_FIXED,
         allowed=round(config.memory_share * total) - others,
     )
     if plan.total > plan.allowed:
-        room = plan.allowed - (plan.total - plan.slots * plan.per_slot)
-        fit = max(0, room // plan.per_slot)
-        mend = f"set runtime.slots = {fit}" if fit else "use a larger GPU or a smaller model"
+        # As many rows a slot as now.
+        each = plan.per_slot + plan.per_row * rows / plan.slots
+        fit = max(0, int((plan.allowed - (plan.total - plan.caches)) / each))
+        mend = "use a larger GPU or a smaller model"
+        if fit:
+            mend = f"set runtime.slots = {fit}"
+            mend += f" and runtime.rows = {fit * rows // plan.slots}" if rows > plan.slots else ""
         raise UnavailableError(
             f"{device} has too little memory for runtime.slots = {config.slots}: {plan} "
             f"(runtime.memory_share = {config.memory_share}); {mend}"

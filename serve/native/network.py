@@ -1,4 +1,4 @@
-"""The network: the encoder over a batch of windows, and one decoder step over slots.
+"""The network: the encoder over a batch of windows, and one decoder step over rows.
 
 Follows OpenAI's `whisper/model.py`. The query's scale, 1/8 for 64-dimensional heads and so exact,
 is folded into its projection; query, key and value are one matrix.
@@ -13,7 +13,15 @@ import torch
 from serve.config import CrossPrecision
 from serve.engine import HEAD_DIM, Dims, scale_name
 from serve.native.kernels.choose import Activation, EncoderOps, Ops, torch_only
-from serve.native.kernels.definition import CrossKV, Matrix, Norm, encoder_attention, linear
+from serve.native.kernels.definition import (
+    CrossKV,
+    Feed,
+    Groups,
+    Matrix,
+    Norm,
+    encoder_attention,
+    linear,
+)
 
 Weights = dict[str, torch.Tensor]
 _CROSS_ROWS = 32  # windows times layers whose keys and values are projected in one go
@@ -21,11 +29,11 @@ _CROSS_ROWS = 32  # windows times layers whose keys and values are projected in 
 
 @dataclasses.dataclass(frozen=True)
 class Cache:
-    """Static key/value caches of every slot.
+    """Static key/value caches of every row and every slot.
 
-    Those of self-attention are (layers, slots, heads, n_text_ctx, 64) each; those of
-    cross-attention (layers, 2, slots, heads, n_audio_ctx, 64), keys before values, and may be int8
-    with a scale per channel, (layers, 2, slots, heads, 64).
+    Those of self-attention are by row, (layers, rows, n_text_ctx, heads, 64) each; those of
+    cross-attention by slot, (layers, 2, slots, heads, n_audio_ctx, 64), keys before values, and may
+    be int8 with a scale per channel, (layers, 2, slots, heads, 64).
     """
 
     self_k: torch.Tensor
@@ -33,18 +41,17 @@ class Cache:
     cross: torch.Tensor
     cross_scale: torch.Tensor | None
 
-    def cross_kv(self, layer: int, slots: int) -> CrossKV:
-        """What cross-attention of a layer reads for the first `slots`."""
-        k, v = self.cross[layer, :, :slots]
+    def cross_kv(self, layer: int) -> CrossKV:
+        """What cross-attention of a layer reads."""
+        k, v = self.cross[layer]
         if self.cross_scale is None:
             return CrossKV(k, v)
-        return CrossKV(k, v, *self.cross_scale[layer, :, :slots])
+        return CrossKV(k, v, *self.cross_scale[layer])
 
-    def up_to(self, length: int) -> "Cache":
-        """Views for a step in which every slot's position is below `length`."""
-        return dataclasses.replace(
-            self, self_k=self.self_k[..., :length, :], self_v=self.self_v[..., :length, :]
-        )
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.cross.device
 
     @property
     def nbytes(self) -> int:
@@ -143,14 +150,6 @@ class Loader:
             self.matrix(f"{prefix}.mlp.fc2", keep_int8=keep_int8),
         )
 
-    def decoder_layer(self, prefix: str, keep_int8: bool) -> DecoderLayer:
-        """One decoder layer, but for the keys and values of cross-attention."""
-        return DecoderLayer(
-            self.attention(f"{prefix}.attn", packed=True, keep_int8=keep_int8),
-            self.attention(f"{prefix}.cross", packed=False, keep_int8=keep_int8),
-            self.mlp(prefix, keep_int8),
-        )
-
     def cross_kv(self, layers: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Weight and bias of every layer's cross-attention keys and values, one below the other."""
         weights, biases = [], []
@@ -207,6 +206,27 @@ def _encoder_layers(load: Loader, count: int, ops: EncoderOps[Any]) -> list[Enco
     return layers
 
 
+def _decoder_layers(load: Loader, count: int, ops: Ops) -> list[DecoderLayer]:
+    """The layers, their matrices as the operations read them."""
+    keep, store = ops.reads_int8, ops.decoder.store
+
+    def stored(block: Attention) -> Attention:
+        return dataclasses.replace(block, qkv=store(block.qkv), out=store(block.out))
+
+    layers: list[DecoderLayer] = []
+    for i in range(count):
+        prefix = f"decoder.layers.{i}"
+        mlp = load.mlp(prefix, keep)
+        layers.append(
+            DecoderLayer(
+                stored(load.attention(f"{prefix}.attn", packed=True, keep_int8=keep)),
+                stored(load.attention(f"{prefix}.cross", packed=False, keep_int8=keep)),
+                dataclasses.replace(mlp, fc1=store(mlp.fc1), fc2=store(mlp.fc2)),
+            )
+        )
+    return layers
+
+
 class Whisper:
     """A loaded network.
 
@@ -229,7 +249,6 @@ class Whisper:
         self.device = device
         self.dtype = dtype
         self.ops = ops or torch_only("none were given")
-        keep_int8 = self.ops.reads_int8
         load = Loader(weights, device, dtype)
         self._stem = (load.convolution("encoder.conv1"), load.convolution("encoder.conv2"))
         self._audio_positions = load.tensor("encoder.positions")
@@ -237,35 +256,39 @@ class Whisper:
         self._encoder_norm = load.norm("encoder.norm")
         self._tokens = load.tensor("decoder.tokens")
         self._text_positions = load.tensor("decoder.positions")
-        self._decoder = [
-            load.decoder_layer(f"decoder.layers.{i}", keep_int8) for i in range(dims.n_text_layer)
-        ]
+        self._decoder = _decoder_layers(load, dims.n_text_layer, self.ops)
         self._cross_weight, self._cross_bias = load.cross_kv(dims.n_text_layer)
         self._decoder_norm = load.norm("decoder.norm")
-        self._logits = load.logits(keep_int8)
+        self._logits = self.ops.decoder.store(load.logits(self.ops.reads_int8))
 
-    def new_cache(self, slots: int, cross_kv: CrossPrecision = "full") -> Cache:
-        """Zeroed caches for `slots` windows."""
+    def new_cache(self, slots: int, rows: int, cross_kv: CrossPrecision = "full") -> Cache:
+        """Zeroed caches for `slots` windows and `rows` sequences."""
         dims = self.dims
 
-        def zeros(*last: int, dtype: torch.dtype, pair: bool = False) -> torch.Tensor:
-            shape = (*((2,) if pair else ()), slots, dims.n_text_head, *last)
+        def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros((dims.n_text_layer, *shape), dtype=dtype, device=self.device)
 
-        own_k, own_v = (zeros(dims.n_text_ctx, HEAD_DIM, dtype=self.dtype) for _ in "kv")
+        own = (rows, dims.n_text_ctx, dims.n_text_head, HEAD_DIM)
+        own_k, own_v = (zeros(*own, dtype=self.dtype) for _ in "kv")
         int8 = cross_kv == "int8"
         kind = torch.int8 if int8 else self.dtype
-        cross = zeros(dims.n_audio_ctx, HEAD_DIM, dtype=kind, pair=True)
-        scale = zeros(HEAD_DIM, dtype=torch.float32, pair=True) if int8 else None
+        heads = (2, slots, dims.n_text_head)
+        cross = zeros(*heads, dims.n_audio_ctx, HEAD_DIM, dtype=kind)
+        scale = zeros(*heads, HEAD_DIM, dtype=torch.float32) if int8 else None
         return Cache(own_k, own_v, cross, scale)
 
     def slot_bytes(self, cross_kv: CrossPrecision) -> int:
-        """Bytes of one slot in the caches."""
+        """Bytes of one slot in the caches: what cross-attention reads of a window."""
         dims = self.dims
-        size = self.dtype.itemsize
-        cross = dims.n_audio_ctx * (1 if cross_kv == "int8" else size)
-        cross += 4 if cross_kv == "int8" else 0  # the scales
-        return 2 * dims.n_text_layer * dims.n_text_state * (cross + dims.n_text_ctx * size)
+        of_channel = dims.n_audio_ctx + 4  # int8, and the scale
+        if cross_kv == "full":
+            of_channel = dims.n_audio_ctx * self.dtype.itemsize
+        return 2 * dims.n_text_layer * dims.n_text_state * of_channel
+
+    def row_bytes(self) -> int:
+        """Bytes of one row in the caches: what self-attention reads of a sequence."""
+        dims = self.dims
+        return 2 * dims.n_text_layer * dims.n_text_state * dims.n_text_ctx * self.dtype.itemsize
 
     def encode(self, features: torch.Tensor) -> torch.Tensor:
         """Run the encoder: (batch, n_mels, 3000) float32 -> (batch, n_audio_ctx, d)."""
@@ -308,30 +331,29 @@ class Whisper:
                 linear(encoded, part), slots, cache.cross[begin:end], scale
             )
 
-    def step(self, ids: torch.Tensor, positions: torch.Tensor, cache: Cache) -> torch.Tensor:
-        """Feed one token to each of the first n slots.
+    def step(self, feed: Feed, cache: Cache, wanted: torch.Tensor | None = None) -> torch.Tensor:
+        """Feed tokens to rows, one or several each.
 
         Args:
-            ids: int64 (slots, time), every slot's sequence, at least n of them.
-            positions: int64 (n,), which token of its sequence each slot is fed.
-            cache: caches of at least n slots; keys and values are written at `positions`. Plain
-                torch attends to their whole length, so give it `Cache.up_to` what it needs.
+            feed: n tokens; their keys and values are written into `cache`.
+            cache: of every row and slot.
+            wanted: int64 (m,), indices of the feeds whose logits are asked for; None = every one's.
 
         Returns:
-            float32 logits (n, n_vocab) for the tokens that follow.
+            float32 logits (m, n_vocab) for the tokens that follow.
         """
-        n, ops = positions.shape[0], self.ops.decoder
-        x = ops.embed(ids, positions, self._tokens, self._text_positions)
+        ops = self.ops.decoder
+        x = ops.embed(feed, self._tokens, self._text_positions)
         for i, layer in enumerate(self._decoder):
             qkv = ops.norm_linear(x, layer.attn.norm, layer.attn.qkv)
-            mixed = ops.self_attention(qkv, cache.self_k[i, :n], cache.self_v[i, :n], positions)
+            mixed = ops.self_attention(qkv, cache.self_k[i], cache.self_v[i], feed)
             x = ops.linear_residual(mixed, layer.attn.out, x)
             query = ops.norm_linear(x, layer.cross.norm, layer.cross.qkv)
-            mixed = ops.cross_attention(query, cache.cross_kv(i, n))
+            mixed = ops.cross_attention(query, cache.cross_kv(i), feed.groups)
             x = ops.linear_residual(mixed, layer.cross.out, x)
             hidden = ops.norm_linear_gelu(x, layer.mlp.norm, layer.mlp.fc1)
             x = ops.linear_residual(hidden, layer.mlp.fc2, x)
-        return ops.logits(x, self._decoder_norm, self._logits)
+        return ops.logits(x, self._decoder_norm, self._logits, wanted)
 
     @torch.inference_mode()
     def teacher_forced_logits(
@@ -348,10 +370,18 @@ class Whisper:
             float32 (batch, time, n_vocab).
         """
         batch, time = tokens.shape
-        cache = self.new_cache(batch, cross_kv)
+        cache = self.new_cache(batch, batch, cross_kv)
         everyone = torch.arange(batch, device=self.device)
         self.fill_cross(self.encode(features), cache, everyone)
-        ids, steps = tokens.to(self.device).contiguous(), []
+        ids, groups = tokens.to(self.device).contiguous(), one_each(everyone)
+        steps = []
         for t in range(time):
-            steps.append(self.step(ids, torch.full_like(everyone, t), cache.up_to(t + 1)))
+            at = torch.full_like(everyone, t)
+            steps.append(self.step(Feed(ids, everyone, at, groups, None, False, t + 1), cache))
         return torch.stack(steps, dim=1)
+
+
+def one_each(slots: torch.Tensor) -> Groups:
+    """Groups of one feed each, for int64 `slots` (n,)."""
+    each = torch.arange(len(slots), device=slots.device)
+    return Groups(slots, each, torch.ones_like(slots), torch.zeros_like(slots).bool(), 1)

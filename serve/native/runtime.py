@@ -1,22 +1,22 @@
 """NativeRuntime: PyTorch execution of an engine, with in-flight batching over slots.
 
-`poll` is the whole policy: windows that wait are encoded and given free slots, then every busy slot
-advances: by one token, or by a few where CUDA graphs are replayed. A window that arrives while
-others decode joins the next step. On a GPU, whose encoder is faster the more it gets at a time,
-windows that cannot all have a slot wait until a whole batch of them can; `_may_admit` also weighs
-the windows that decode against those that wait.
+`poll` is the whole policy: windows that wait are encoded and given slots, their prompts are fed
+in a step of their own, then every busy slot advances: by one token a row, or by a few where CUDA
+graphs are replayed. A window that arrives while others decode joins the next step. On a GPU, whose
+encoder is faster the more it gets at a time, windows that cannot all have a slot wait until a whole
+batch of them can; `_may_admit` also weighs the windows that decode against those that wait.
 """
 
 import collections
 import dataclasses
 import logging
+import math
 import os
 import time
-from typing import Any
 
 import torch
 
-from serve.config import RuntimeConfig
+from serve.config import MAX_BEAMS, RuntimeConfig
 from serve.engine import DETECT_LANGUAGE, Engine
 from serve.errors import DeviceError, OptionError, UnavailableError
 from serve.native.graphs import EagerEncoder, EagerLoop, Encoder, GraphEncoder, GraphLoop, SlotLoop
@@ -24,8 +24,11 @@ from serve.native.kernels.choose import choose
 from serve.native.memory import plan_memory
 from serve.native.network import Whisper
 from serve.native.rules.choose import choose_advance
-from serve.native.rules.definition import Rules, SlotState, new_state
-from serve.native.slots import Slots
+from serve.native.rules.definition import Rules
+from serve.native.rules.state import RowState, new_state
+from serve.native.slots import Place, Slots
+from serve.native.start import Begun, Starter, rows_of
+from serve.native.stopwatch import Stopwatch, total
 from serve.runtime.protocol import Capabilities, Event, FinishReason, Gauges, Job, Scores
 
 logger = logging.getLogger(__name__)
@@ -36,39 +39,9 @@ class SlotJob:
     """A job that owns a slot."""
 
     job: Job
-    slot: int
-    stopwatch: "Stopwatch"  # over the encoding of its batch
+    place: Place
+    stopwatch: Stopwatch  # over the encoding of its batch
     decode_began: float
-
-
-class Stopwatch:
-    """Seconds between construction and `stop`, of the device's own time where that is CUDA."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._events: list[Any] = []  # torch.cuda.Event
-        if device.type == "cuda":
-            event: Any = torch.cuda.Event  # its annotations are incomplete
-            self._events = [event(enable_timing=True) for _ in range(2)]
-            self._events[0].record()
-        self._began = self._ended = time.perf_counter()
-
-    def stop(self) -> None:
-        """End the measurement."""
-        if self._events:
-            self._events[1].record()
-        self._ended = time.perf_counter()
-
-    @property
-    def known(self) -> bool:
-        """Whether the device has come as far as `stop`."""
-        return all(event.query() for event in self._events)
-
-    def seconds(self) -> float:
-        """What was measured; waits until it is known."""
-        if not self._events:
-            return self._ended - self._began
-        self._events[1].synchronize()
-        return float(self._events[0].elapsed_time(self._events[1])) / 1e3
 
 
 class NativeRuntime:
@@ -86,18 +59,25 @@ class NativeRuntime:
     def __init__(self, engine: Engine, config: RuntimeConfig) -> None:
         device = _open_device(config)
         dims, facts = engine.manifest.dims, engine.manifest.tokenizer
+        rows = config.rows or config.slots
+        if rows < config.slots:
+            raise UnavailableError(
+                f"runtime.rows = {rows} is less than runtime.slots = {config.slots}, and every "
+                "slot needs a row; raise rows, or set it to 0 for one row a slot"
+            )
         self._facts = facts
         self._dims = dims
         self._device = device
         try:
             with torch.inference_mode():
-                self._load_network(engine, config)
+                self._load_network(engine, config, rows)
         except torch.OutOfMemoryError as error:
             raise UnavailableError(
                 f"{device} has too little memory for runtime.slots = {config.slots} with "
-                f"runtime.encoder_batch = {config.encoder_batch}; lower them ({error})"
+                f"runtime.rows = {rows} and runtime.encoder_batch = {config.encoder_batch}; "
+                f"lower them ({error})"
             ) from error
-        self._slots = Slots(config.slots)
+        self._slots = Slots(config.slots, rows)
         self._waiting: collections.deque[Job] = collections.deque()
         self._running: dict[int, SlotJob] = {}
         self._encoding: collections.deque[Stopwatch] = collections.deque()
@@ -114,31 +94,40 @@ class NativeRuntime:
             token_logprobs=True,
             streaming=False,
             cancel=True,
-            beam_width=1,
+            beam_width=min(rows, MAX_BEAMS),
             max_windows=config.slots,
             device=str(device),
+            search_options=True,
+            drafts=True,
         )
 
-    def _load_network(self, engine: Engine, config: RuntimeConfig) -> None:
+    def _load_network(self, engine: Engine, config: RuntimeConfig, rows: int) -> None:
         """Allocate everything, capture the graphs, and say what was chosen and what it takes."""
         dims, device, slots = self._dims, self._device, config.slots
         on_gpu = device.type == "cuda"
         dtype = torch.float16 if on_gpu else torch.float32
-        ops = choose(config.kernels, device, dims, slots, config.encoder_precision)
+        ops = choose(config.kernels, device, dims, rows, config.encoder_precision)
         network = Whisper(dims, engine.load_weights(device), device, dtype, ops)
-        plan = plan_memory(network, config) if on_gpu else None
+        plan = plan_memory(network, config, rows) if on_gpu else None
         self._network = network
         self._cross_kv = config.cross_kv
-        cache = network.new_cache(slots, config.cross_kv)
-        self._state = new_state(slots, dims.n_text_ctx, device)
+        cache = network.new_cache(slots, rows, config.cross_kv)
+        self._state = new_state(rows, dims.n_text_ctx, device)
         rules = Rules(self._facts, dims, device)
-        advance = choose_advance(ops.name, rules, slots, self._anyone_samples)
-        self._loop: SlotLoop = EagerLoop(network, cache, self._state, advance)
+        several = rows > slots
+        advance = {
+            searches: choose_advance(ops.name, rules, rows, searches)
+            for searches in {False, several}
+        }
+        self._starter = Starter(network, cache, self._state, rules, advance[several])
+        self._loop: SlotLoop = EagerLoop(network, cache, self._state, advance[several])
         self._encoder: Encoder = EagerEncoder(network, cache, config.encoder_batch)
         if config.cuda_graph:
             _check_graphs(device, ops.name)
             self._encoder = GraphEncoder(network, cache, dims, min(config.encoder_batch, slots))
-            self._loop = GraphLoop(network, cache, self._state, advance, config.steps_per_sync)
+            self._loop = GraphLoop(
+                network, cache, self._state, advance, config.steps_per_sync, slots
+            )
         self._admit_at = min(config.encoder_batch, slots) if on_gpu else 1
         self._decode_target_s = config.decode_target_s
         self.description = (
@@ -155,6 +144,11 @@ class NativeRuntime:
                 f"a prompt of {len(job.prompt)} tokens and max_tokens {job.options.max_tokens} "
                 f"do not fit a context of {self._dims.n_text_ctx} tokens"
             )
+        if not 1 <= rows_of(job) <= self.capabilities.beam_width:
+            raise OptionError(
+                f"beam_size {job.options.beam_size} or best_of {job.options.best_of} is more than "
+                f"runtime.rows = {self._slots.rows} and the limit of {MAX_BEAMS} allow"
+            )
         self._waiting.append(job)
 
     @torch.inference_mode()
@@ -162,7 +156,7 @@ class NativeRuntime:
         """End a job; see `Runtime.cancel`."""
         running = self._running.get(job_id)
         if running is not None:
-            self._state.finished[running.slot] = True
+            self._state.finished[running.place.first_row : running.place.rows.stop] = True
             self._ended.append(Event(job_id, finished="cancelled"))
             self._release(running)
             return
@@ -232,50 +226,34 @@ class NativeRuntime:
         While less than a batch waits, windows that have decoded for long come first: the encoder
         would hold up every one of them.
         """
-        if self._slots.free < min(self._admit_at, len(self._waiting)):
+        if self._fitting() < min(self._admit_at, len(self._waiting)):
             return False
         if not self._running or len(self._waiting) >= self._admit_at:
             return True
         oldest = next(iter(self._running.values()))
         return time.perf_counter() - oldest.decode_began <= self._decode_target_s
 
+    def _fitting(self) -> int:
+        """How many of the waiting windows could have their slot and rows now."""
+        return self._slots.fit(rows_of(job) for job in self._waiting)
+
     def _admit(self) -> None:
         """Encode one batch of waiting windows and give each a slot."""
-        count = self._encoder.batch_of(min(len(self._waiting), self._slots.free))
+        count = self._encoder.batch_of(self._fitting())
         jobs = [self._waiting.popleft() for _ in range(count)]
         stopwatch = Stopwatch(self._device)
-        slots = [self._slots.acquire(job.id) for job in jobs]
-        self._encoder.encode([job.features for job in jobs], slots)
+        places = [self._slots.acquire(job.id, rows_of(job)) for job in jobs]
+        self._encoder.encode([job.features for job in jobs], [place.slot for place in places])
         stopwatch.stop()
         began = time.perf_counter()
-        for job, slot in zip(jobs, slots, strict=True):
-            self._running[job.id] = SlotJob(job, slot, stopwatch, began)
-        self._start(jobs, slots)
+        for job, place in zip(jobs, places, strict=True):
+            self._running[job.id] = SlotJob(job, place, stopwatch, began)
         self._encoding.append(stopwatch)
+        stopwatch = Stopwatch(self._device)
+        self._starter.start([Begun(*pair) for pair in zip(jobs, places, strict=True)])
+        stopwatch.stop()
+        self._stepping.append(stopwatch)
         self._gauges = dataclasses.replace(self._gauges, windows=self._gauges.windows + count)
-
-    def _start(self, jobs: list[Job], slots: list[int]) -> None:
-        """Write the jobs' prompts and options into their slots."""
-        context = self._dims.n_text_ctx
-        rows = new_state(len(jobs), max(len(job.prompt) for job in jobs), torch.device("cpu"))
-        for row, job in enumerate(jobs):
-            rows.tokens[row, : len(job.prompt)] = torch.tensor(job.prompt)
-        columns = {
-            "prompt_len": [len(job.prompt) for job in jobs],
-            "sot_at": [job.prompt.index(self._facts.sot) for job in jobs],
-            "limit": [min(len(job.prompt) + job.options.max_tokens, context) for job in jobs],
-            "seed": [job.options.seed for job in jobs],
-            "temperature": [job.options.temperature for job in jobs],
-            "timestamps": [job.options.timestamps for job in jobs],
-            "finished": [False] * len(jobs),
-        }
-        for name, column in columns.items():
-            field: torch.Tensor = getattr(rows, name)
-            field.copy_(torch.tensor(column))
-        where = torch.tensor(slots)
-        if self._device.type == "cuda":  # the encoder is at work: do not wait for it
-            rows, where = rows.pinned(), where.pin_memory()
-        self._state.put(where.to(self._device, non_blocking=True), rows.to(self._device))
 
     def _step(self) -> None:
         """Feed every busy slot and choose what it says next."""
@@ -289,37 +267,33 @@ class NativeRuntime:
             step_slots=self._gauges.step_slots + steps * self._slots.busy,
         )
 
-    def _anyone_samples(self) -> bool:
-        return any(running.job.options.temperature > 0 for running in self._running.values())
-
     def _collect(self) -> list[Event]:
         """End the jobs whose sequence is complete."""
         snapshot = self._loop.read_snapshot()
         self._gauges = dataclasses.replace(
             self._gauges,
-            encode_s=self._gauges.encode_s + _total(self._encoding),
-            decode_s=self._gauges.decode_s + _total(self._stepping),
+            encode_s=self._gauges.encode_s + total(self._encoding),
+            decode_s=self._gauges.decode_s + total(self._stepping),
         )
         if snapshot is None:
             return []
         finished = snapshot.state.finished.tolist()
         return [
             self._finish(self._running[job_id], snapshot.state)
-            for slot, job_id in snapshot.owners
-            if finished[slot] and job_id in self._running
+            for place, job_id in snapshot.owners
+            if all(finished[row] for row in place.rows) and job_id in self._running
         ]
 
-    def _finish(self, running: SlotJob, state: SlotState) -> Event:
-        slot = running.slot
-        length = int(state.position[slot]) + 1
-        sampled = state.tokens[slot, len(running.job.prompt) : length].tolist()
+    def _finish(self, running: SlotJob, state: RowState) -> Event:
+        leader = running.place.first_row
+        sampled, logprob_sum = best_sequence(running.job, running.place, state, self._facts.eot)
         reason: FinishReason = "eot" if sampled[-1] == self._facts.eot else "length"
         asked = DETECT_LANGUAGE in running.job.prompt
         scores = Scores(
-            avg_logprob=float(state.logprob_sum[slot]) / len(sampled),
-            no_speech_prob=float(state.no_speech_prob[slot]),
-            language=int(state.language[slot]) if asked else None,
-            language_prob=float(state.language_prob[slot]) if asked else None,
+            avg_logprob=logprob_sum / len(sampled),
+            no_speech_prob=float(state.no_speech_prob[leader]),
+            language=int(state.language[leader]) if asked else None,
+            language_prob=float(state.language_prob[leader]) if asked else None,
             encode_s=running.stopwatch.seconds(),
             decode_s=time.perf_counter() - running.decode_began,
         )
@@ -335,12 +309,28 @@ class NativeRuntime:
             self._loop.discard_launched()
 
 
-def _total(stopwatches: collections.deque[Stopwatch]) -> float:
-    """Take the leading stopwatches that are known, and add them up."""
-    seconds = 0.0
-    while stopwatches and stopwatches[0].known:
-        seconds += stopwatches.popleft().seconds()
-    return seconds
+def best_sequence(job: Job, place: Place, state: RowState, eot: int) -> tuple[list[int], float]:
+    """What a finished job sampled, end of text included, and the sum of its log-probabilities.
+
+    Of several samples the one with the highest sum / length ** length_penalty, length without end
+    of text, as CTranslate2 ranks them.
+    """
+    begin, leader = len(job.prompt), place.first_row
+    if job.options.temperature == 0 and place.count > 1:
+        end = begin + int(state.best_length[leader])
+        ended = [eot] if state.best_is_ended[leader] else []
+        sampled = state.best_tokens[leader, begin:end].tolist() + ended
+        return sampled, float(state.best_logprob_sum[leader])
+
+    def rank(found: tuple[list[int], float]) -> float:
+        length = len(found[0]) - (found[0][-1] == eot)
+        return found[1] / length**job.options.length_penalty if length else -math.inf
+
+    def sample(row: int) -> tuple[list[int], float]:
+        end = int(state.position[row]) + 1
+        return state.tokens[row, begin:end].tolist(), float(state.logprob_sum[row])
+
+    return max(map(sample, place.rows), key=rank)
 
 
 def _open_device(config: RuntimeConfig) -> torch.device:
@@ -367,7 +357,7 @@ def _open_device(config: RuntimeConfig) -> torch.device:
 
 
 def _check_graphs(device: torch.device, kernels: str) -> None:
-    """The torch rules ask the host whether anyone samples, so they cannot be captured."""
+    """The torch rules look up on the host what rows ask for, so they cannot be captured."""
     if device.type != "cuda" or kernels != "triton":
         raise UnavailableError(
             f"runtime.cuda_graph = true needs a CUDA device with triton kernels; the device is "

@@ -1,58 +1,114 @@
-"""Which job owns which slot. Lowest free slot first, so that busy slots stay packed together."""
+"""Which job owns which slot and which rows.
 
+A slot holds a window's audio, a row one sequence of tokens. Both are taken lowest first, so that
+busy ones stay packed together, and a slot's rows stand side by side.
+"""
+
+import dataclasses
 import heapq
+from collections.abc import Iterable
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """What a job owns."""
+
+    slot: int
+    first_row: int  # the leader
+    count: int  # rows
+
+    @property
+    def rows(self) -> range:
+        """Its rows."""
+        return range(self.first_row, self.first_row + self.count)
 
 
 class Slots:
-    """A fixed number of slots, each free or owned by exactly one job.
+    """A fixed number of slots and of rows, each free or owned by exactly one job.
 
     Args:
-        count: how many there are.
+        slots: how many there are.
+        rows: of all slots together, at least as many.
     """
 
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._free = list(range(count))
-        self._owner: dict[int, int] = {}  # slot -> job id
-        self._slot: dict[int, int] = {}  # job id -> slot
+    def __init__(self, slots: int, rows: int) -> None:
+        assert rows >= slots
+        self.slots = slots
+        self.rows = rows
+        self.version = 0  # changes with every change of owners
+        self._free_slots = list(range(slots))
+        self._row_is_free = [True] * rows
+        self._places: dict[int, Place] = {}  # by job id
 
     @property
     def free(self) -> int:
         """How many slots are free."""
-        return len(self._free)
+        return len(self._free_slots)
 
     @property
     def busy(self) -> int:
         """How many slots are owned."""
-        return len(self._owner)
+        return len(self._places)
 
     @property
     def span(self) -> int:
-        """One more than the highest busy slot; a step over [0, span) reaches every busy one."""
-        return max(self._owner, default=-1) + 1
+        """One more than the highest busy row; a step over [0, span) reaches every busy one."""
+        return max((place.rows.stop for place in self._places.values()), default=0)
 
-    def owners(self) -> list[tuple[int, int]]:
-        """(slot, job id) of every busy slot, in order."""
-        return sorted(self._owner.items())
+    @property
+    def several(self) -> bool:
+        """Whether any job owns more than one row."""
+        return any(place.count > 1 for place in self._places.values())
 
-    def acquire(self, job_id: int) -> int:
-        """Give the lowest free slot to a job; there must be one, and the job must have none."""
-        assert job_id not in self._slot, f"job {job_id} has slot {self._slot[job_id]} already"
-        slot = heapq.heappop(self._free)
-        self._owner[slot] = job_id
-        self._slot[job_id] = slot
-        return slot
+    def owners(self) -> list[tuple[Place, int]]:
+        """(place, job id) of every job, in order of their slots."""
+        pairs = ((place, job_id) for job_id, place in self._places.items())
+        return sorted(pairs, key=lambda pair: pair[0].slot)
 
-    def release(self, job_id: int) -> int | None:
-        """Free a job's slot and return it; None if the job has none."""
-        slot = self._slot.pop(job_id, None)
-        if slot is not None:
-            del self._owner[slot]
-            heapq.heappush(self._free, slot)
-        return slot
+    def fit(self, counts: Iterable[int]) -> int:
+        """How many jobs of so many rows each, in this order, could be given their places now."""
+        rows, fitting = list(self._row_is_free), 0
+        for count in counts:
+            first = _first_run(rows, count)
+            if fitting == self.free or first is None:
+                break
+            rows[first : first + count] = [False] * count
+            fitting += 1
+        return fitting
+
+    def acquire(self, job_id: int, count: int = 1) -> Place:
+        """Give the lowest free slot and rows to a job; they must be there, and it have none."""
+        assert job_id not in self._places, f"job {job_id} has {self._places[job_id]} already"
+        first = _first_run(self._row_is_free, count)
+        assert first is not None, f"job {job_id} needs {count} rows side by side"
+        place = Place(heapq.heappop(self._free_slots), first, count)
+        self._row_is_free[first : first + count] = [False] * count
+        self._places[job_id] = place
+        self.version += 1
+        return place
+
+    def release(self, job_id: int) -> Place | None:
+        """Free what a job owns and return it; None if the job owns nothing."""
+        place = self._places.pop(job_id, None)
+        if place is not None:
+            heapq.heappush(self._free_slots, place.slot)
+            self._row_is_free[place.first_row : place.rows.stop] = [True] * place.count
+            self.version += 1
+        return place
 
     def check(self) -> None:
-        """Assert what must always hold: every slot is free or owned once, and both maps agree."""
-        assert len(self._free) + len(self._owner) == self._count
-        assert set(self._free).isdisjoint(self._owner)
-        assert {job: slot for slot, job in self._owner.items()} == self._slot
+        """Assert what must always hold: every slot and row is free or owned once."""
+        owned = [row for place in self._places.values() for row in place.rows]
+        assert sorted(owned) == [row for row, free in enumerate(self._row_is_free) if not free]
+        busy = [place.slot for place in self._places.values()]
+        assert sorted([*busy, *self._free_slots]) == list(range(self.slots))
+
+
+def _first_run(free: list[bool], count: int) -> int | None:
+    """Where the first `count` free rows side by side begin; None if there are none."""
+    length = 0
+    for row, is_free in enumerate(free):
+        length = length + 1 if is_free else 0
+        if length == count:
+            return row - count + 1
+    return None

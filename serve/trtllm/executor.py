@@ -16,7 +16,8 @@ import torch
 from serve.config import RuntimeConfig
 from serve.engine import Dims, Engine, TokenizerFacts
 from serve.errors import DeviceError, UnavailableError
-from serve.native.rules.definition import Rules, new_state
+from serve.native.rules.definition import Rules
+from serve.native.rules.state import new_state
 from serve.runtime.protocol import Capabilities, FinishReason
 from serve.trtllm.limits import (
     ENGINES_FOLDER,
@@ -121,10 +122,12 @@ class RulesCallback:
         state.tokens.copy_(table[:, :2])
         state.position.fill_(1)
         state.last_timestamp.copy_(table[:, 2])
+        state.prompt_len.copy_(2 - table[:, 3])
         state.timestamps.copy_(table[:, 4])
-        rows = torch.cat([item.reshape(-1, self._dims.n_vocab) for item, _, _ in live])
-        allowed = rules.apply(state, rows.float(), sampled=table[:, 3]).to(rows.dtype)
-        parts = torch.split(allowed, [item.shape[-2] for item, _, _ in live])
+        logits = torch.cat([item.reshape(-1, self._dims.n_vocab) for item, _, _ in live])
+        allowed = logits.float()
+        rules.apply(state, torch.arange(len(facts), device=device), allowed)
+        parts = torch.split(allowed.to(logits.dtype), [item.shape[-2] for item, _, _ in live])
         for part, (item, _, _) in zip(parts, live, strict=True):
             item.copy_(part.view_as(item))
 

@@ -14,7 +14,7 @@ from serve.config import EncoderPrecision, Kernels
 from serve.engine import Dims
 from serve.errors import UnavailableError
 from serve.native.kernels import definition
-from serve.native.kernels.definition import CrossKV, Matrix, Norm, Scaled
+from serve.native.kernels.definition import CrossKV, Feed, Groups, Matrix, Norm, Scaled
 
 Tensor = torch.Tensor
 KernelsName = Literal["torch", "triton"]
@@ -27,7 +27,11 @@ Activation = TypeVar("Activation")
 class DecoderOps(Protocol[Flow]):
     """One implementation of the decoder's operations; see `definition` for each."""
 
-    def embed(self, ids: Tensor, positions: Tensor, tokens: Tensor, places: Tensor) -> Tensor:
+    def store(self, matrix: Matrix) -> Matrix:
+        """See `definition.store`."""
+        ...
+
+    def embed(self, feed: Feed, tokens: Tensor, places: Tensor) -> Tensor:
         """See `definition.embed`."""
         ...
 
@@ -43,17 +47,17 @@ class DecoderOps(Protocol[Flow]):
         """See `definition.linear_residual`."""
         ...
 
-    def logits(self, x: Tensor | Flow, params: Norm, matrix: Matrix) -> Tensor:
+    def logits(
+        self, x: Tensor | Flow, params: Norm, matrix: Matrix, wanted: Tensor | None = None
+    ) -> Tensor:
         """See `definition.logits`."""
         ...
 
-    def self_attention(
-        self, qkv: Flow, k_cache: Tensor, v_cache: Tensor, positions: Tensor
-    ) -> Tensor:
+    def self_attention(self, qkv: Flow, k_cache: Tensor, v_cache: Tensor, feed: Feed) -> Tensor:
         """See `definition.self_attention`."""
         ...
 
-    def cross_attention(self, q: Flow, cross: CrossKV) -> Tensor:
+    def cross_attention(self, q: Flow, cross: CrossKV, groups: Groups) -> Tensor:
         """See `definition.cross_attention`."""
         ...
 
@@ -120,7 +124,7 @@ def choose(
     kernels: Kernels,
     device: torch.device,
     dims: Dims,
-    slots: int,
+    rows: int,
     encoder_precision: EncoderPrecision = "full",
 ) -> Ops:
     """The operations for one engine on one device.
@@ -129,7 +133,7 @@ def choose(
         kernels: "auto" takes Triton-language kernels on a CUDA device; a name is an order.
         device: where the engine runs.
         dims: its sizes.
-        slots: the most decoder rows of a step.
+        rows: the most feeds of a decoder step; prompts may have more.
         encoder_precision: of the encoder's products; "fp8" is an order.
 
     Raises:
@@ -145,7 +149,7 @@ def choose(
         return torch_only('runtime.kernels = "torch"')
     if missing is None:
         reason = f"{kernels}: {torch.cuda.get_device_name(device)}"
-        return _triton(reason, device, dims, slots, encoder_precision)
+        return _triton(reason, device, dims, rows, encoder_precision)
     if kernels == "triton":
         raise UnavailableError(
             f'runtime.kernels = "triton" cannot run here: {missing}; '
@@ -185,7 +189,7 @@ def _encoder(device: torch.device, precision: EncoderPrecision) -> EncoderOps[An
 
 
 def _triton(
-    reason: str, device: torch.device, dims: Dims, slots: int, encoder_precision: EncoderPrecision
+    reason: str, device: torch.device, dims: Dims, rows: int, encoder_precision: EncoderPrecision
 ) -> Ops:
     from serve.native.kernels.decoder import (  # noqa: PLC0415 - only where triton is
         Pending,
@@ -193,6 +197,6 @@ def _triton(
     )
 
     decoder: DecoderOps[Tensor | Pending]
-    decoder = TritonOps(device, slots, dims.n_text_head, dims.n_audio_ctx)
+    decoder = TritonOps(device, rows, dims.n_text_head, dims.n_audio_ctx)
     encoder = _encoder(device, encoder_precision)
     return Ops("triton", reason, reads_int8=True, decoder=decoder, encoder=encoder)

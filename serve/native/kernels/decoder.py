@@ -14,13 +14,9 @@ import triton
 
 from serve.engine import HEAD_DIM
 from serve.native.kernels import definition
-from serve.native.kernels.attention import (
-    cross_attention_kernel,
-    embed_kernel,
-    quantize_kernel,
-    self_attention_kernel,
-)
-from serve.native.kernels.definition import LAYER_NORM_EPS, CrossKV, Matrix, Norm
+from serve.native.kernels.attention import append_kernel, embed_kernel, self_attention_kernel
+from serve.native.kernels.cross import cross_attention_kernel, cross_tiles_kernel, quantize_kernel
+from serve.native.kernels.definition import LAYER_NORM_EPS, CrossKV, Feed, Groups, Matrix, Norm
 from serve.native.kernels.linear import (
     few_rows_kernel,
     finish_kernel,
@@ -33,7 +29,14 @@ _FEWEST_ROWS = 8  # up to here the vocabulary's too
 _DEEP = 2560  # from so deep on, a part is 512 deep, else 256
 _VOCABULARY = 8192  # from so many outputs on, there is work for everyone without parts
 _NARROW = 1280  # up to so many outputs, there are few programs
+_WIDE_ROWS = 256  # above so many rows (prompts), programs may be as large as registers allow
+_WIDE_PROGRAMS = 128  # if there are so many even then
 _CROSS_SPLIT = 128  # keys per program of cross-attention
+_TILE = 16  # feeds of a slot that the matrix unit takes at a time
+_TILE_SPLIT = 128  # keys per program then; no fewer than above, or the workspace is too small
+_TILE_WARPS = 4
+_ROOM = 512  # feeds for which cross-attention has a workspace, at least; more take turns
+_ENOUGH = 1024  # programs; where there are fewer, a large group's tiles go to several
 _SELF_BLOCK = 128  # keys per turn of self-attention
 _FINISH_BLOCK = 512  # outputs per program
 _QUANTIZE_BLOCK = 128  # positions per turn
@@ -76,19 +79,19 @@ class TritonOps:
 
     Args:
         device: a CUDA device, or a CPU under Triton's interpreter.
-        rows: the most rows (slots) of any call.
+        rows: the most feeds of a decoder step; prompts may have more.
         heads: decoder heads.
         n_keys: the encoder's positions.
     """
 
     def __init__(self, device: torch.device, rows: int, heads: int, n_keys: int) -> None:
-        self._rows = rows
         self._on_gpu = device.type == "cuda"
         self._splits = triton.cdiv(n_keys, _CROSS_SPLIT)
-        cross = rows * heads * self._splits
+        self._room = max(rows, _ROOM)
+        cross = self._room * heads * self._splits
         self._partial = torch.empty(cross * HEAD_DIM, dtype=torch.float32, device=device)
         self._stats = torch.empty(cross * 2, dtype=torch.float32, device=device)
-        self._arrived = torch.zeros(rows * heads, dtype=torch.int32, device=device)
+        self._arrived = torch.zeros(self._room * heads, dtype=torch.int32, device=device)
 
     def _norm(
         self, x: torch.Tensor, delta: Pending | None, params: Norm
@@ -109,6 +112,10 @@ class TritonOps:
         )  # fmt: skip
         return total, out
 
+    def store(self, matrix: Matrix) -> Matrix:
+        """See `definition.store`; the kernels read matrices as they are."""
+        return matrix
+
     def norm_linear(self, x: Flow, params: Norm, matrix: Matrix) -> Flow:
         """See `definition.norm_linear`; x is (rows, in)."""
         return self._linear(self._normed(x, params), matrix)
@@ -127,9 +134,13 @@ class TritonOps:
             residual = residual.value
         return self._linear(x, matrix, residual)
 
-    def logits(self, x: Flow, params: Norm, matrix: Matrix) -> torch.Tensor:
+    def logits(
+        self, x: Flow, params: Norm, matrix: Matrix, wanted: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See `definition.logits`; x is (rows, in)."""
         normed = self._normed(x, params)
+        if wanted is not None:
+            normed = normed.index_select(0, wanted)
         if len(normed) > _FEWEST_ROWS:
             return self._finished_linear(normed, matrix, None, gelu=False, dtype=torch.float32)
         parts = self._parts(normed, matrix)
@@ -197,7 +208,7 @@ class TritonOps:
     ) -> torch.Tensor:
         rows, depth = x.shape
         n_out = matrix.weight.shape[0]
-        assert rows <= self._rows and x.is_contiguous()
+        assert x.is_contiguous()
         out = torch.empty((rows, n_out), dtype=dtype, device=x.device)
         tile = tile_of(rows, n_out, depth)
         pdl = self._overlaps(rows)
@@ -212,42 +223,65 @@ class TritonOps:
         return out
 
     def self_attention(
-        self,
-        qkv: Flow,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        positions: torch.Tensor,
+        self, qkv: Flow, k_cache: torch.Tensor, v_cache: torch.Tensor, feed: Feed
     ) -> torch.Tensor:
-        """See `definition.self_attention`; of each slot's cache only what it has is read."""
-        slots, heads, _, head_dim = k_cache.shape
-        source, scale, bias, parts, quantized = _unfinished(qkv)
-        n_ctx = k_cache.stride(1) // head_dim  # as allocated: the views may be shorter
-        strides = (heads * n_ctx * head_dim, n_ctx * head_dim, head_dim, 1)
-        assert k_cache.stride() == strides == v_cache.stride()
-        out = torch.empty((slots, heads * head_dim), dtype=qkv.dtype, device=k_cache.device)
-        pdl = self._overlaps(slots)
-        self_attention_kernel[(heads, slots)](
-            source, scale, bias, k_cache, v_cache, positions, out, slots, heads, n_ctx, head_dim,
-            _SELF_BLOCK, parts, quantized, pdl, num_warps=4, launch_pdl=pdl,
+        """See `definition.self_attention`; of each row's past only what it has is read."""
+        _, n_ctx, heads, head_dim = k_cache.shape
+        numbers, scale, bias, parts, quantized = _unfinished(qkv)
+        feeds, source = len(feed.rows), feed.source
+        assert k_cache.is_contiguous() and v_cache.is_contiguous()
+        assert source is None or source.is_contiguous()
+        assert feed.rows.is_contiguous() and feed.positions.is_contiguous()
+        out = torch.empty((feeds, heads * head_dim), dtype=qkv.dtype, device=k_cache.device)
+        pdl = self._overlaps(feeds)
+        common = (numbers, scale, bias, k_cache, v_cache, feed.rows, feed.positions)
+        if feed.several:
+            append_kernel[(heads, feeds)](
+                *common, feeds, heads, n_ctx, head_dim, parts, quantized, pdl, num_warps=1,
+                launch_pdl=pdl,
+            )  # fmt: skip
+        self_attention_kernel[(heads, feeds)](
+            *common, feed.rows if source is None else source, out, feeds, heads, n_ctx, head_dim,
+            _SELF_BLOCK, parts, quantized, source is not None, not feed.several, pdl, num_warps=4,
+            launch_pdl=pdl,
         )  # fmt: skip
         return out
 
-    def cross_attention(self, q: Flow, cross: CrossKV) -> torch.Tensor:
-        """See `definition.cross_attention`."""
-        slots, heads, n_keys, head_dim = cross.k.shape
-        source, scale, bias, parts, quantized = _unfinished(q)
+    def cross_attention(self, q: Flow, cross: CrossKV, groups: Groups) -> torch.Tensor:
+        """See `definition.cross_attention`.
+
+        What several feeds of a slot get is computed by other kernels than what one gets, and may
+        differ in its last bits, unless the group's feeds are to be `alone`.
+        """
+        _, heads, n_keys, head_dim = cross.k.shape
+        numbers, scale, bias, parts, quantized = _unfinished(q)
+        feeds = numbers.shape[-2]
         assert cross.k.is_contiguous() and cross.v.is_contiguous()
-        assert slots <= self._rows and triton.cdiv(n_keys, _CROSS_SPLIT) == self._splits
+        assert triton.cdiv(n_keys, _CROSS_SPLIT) == self._splits
         int8 = cross.k_scale is not None
-        out = torch.empty((slots, heads * head_dim), dtype=q.dtype, device=cross.k.device)
-        pdl = self._overlaps(slots)
-        cross_attention_kernel[(self._splits, slots * heads)](
-            source, scale, bias, cross.k, cross.v, cross.k_scale if int8 else source,
-            cross.v_scale if int8 else source, out, self._partial, self._stats, self._arrived,
-            slots, heads, n_keys, head_dim, _CROSS_SPLIT, self._splits,
-            triton.next_power_of_2(self._splits), parts, quantized, int8, self._on_gpu, pdl,
-            num_warps=2 if int8 else 4, launch_pdl=pdl,
-        )  # fmt: skip
+        out = torch.empty((feeds, heads * head_dim), dtype=q.dtype, device=cross.k.device)
+        pdl = self._overlaps(feeds)
+        pairs = len(groups.slots) * heads
+        for begin in range(0, feeds, self._room):
+            end = min(begin + self._room, feeds)
+            arguments = (
+                numbers, scale, bias, cross.k, cross.v, cross.k_scale if int8 else numbers,
+                cross.v_scale if int8 else numbers, groups.slots, groups.first, groups.count,
+                groups.alone, out, self._partial, self._stats, self._arrived, feeds, begin, end,
+                heads, n_keys, head_dim, parts, quantized, int8, self._on_gpu, pdl,
+            )  # fmt: skip
+            cross_attention_kernel[(self._splits, pairs)](
+                *arguments, _CROSS_SPLIT, self._splits, triton.next_power_of_2(self._splits),
+                groups.most > 1, num_warps=2 if int8 else 4, launch_pdl=pdl,
+            )  # fmt: skip
+            if groups.most > 1:
+                splits = triton.cdiv(n_keys, _TILE_SPLIT)
+                tiles = triton.cdiv(min(groups.most, end - begin), _TILE)
+                sharing = min(tiles, triton.cdiv(_ENOUGH, splits * pairs))
+                cross_tiles_kernel[(splits, pairs, sharing)](
+                    *arguments, _TILE_SPLIT, splits, _TILE, num_warps=_TILE_WARPS, num_stages=1,
+                    launch_pdl=pdl,
+                )  # fmt: skip
         return out
 
     def store_cross(
@@ -267,19 +301,15 @@ class TritonOps:
             x, slots, cache, scale, stack, heads, time, head_dim, _QUANTIZE_BLOCK, num_warps=8,
         )  # fmt: skip
 
-    def embed(
-        self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        tokens: torch.Tensor,
-        places: torch.Tensor,
-    ) -> torch.Tensor:
+    def embed(self, feed: Feed, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """See `definition.embed`."""
-        assert ids.is_contiguous()
-        width = tokens.shape[1]
-        out = torch.empty((len(positions), width), dtype=tokens.dtype, device=tokens.device)
-        embed_kernel[(len(positions),)](
-            ids, positions, tokens, places, out, ids.shape[1], width, triton.next_power_of_2(width),
+        assert feed.ids.is_contiguous()
+        assert feed.rows.is_contiguous() and feed.positions.is_contiguous()
+        feeds, width = len(feed.rows), tokens.shape[1]
+        out = torch.empty((feeds, width), dtype=tokens.dtype, device=tokens.device)
+        embed_kernel[(feeds,)](
+            feed.ids, feed.rows, feed.positions, tokens, places, out, feed.ids.shape[1], width,
+            triton.next_power_of_2(width),
         )  # fmt: skip
         return out
 
@@ -296,8 +326,11 @@ class Tile:
 
 
 def tile_of(rows: int, n_out: int, depth: int) -> Tile:
-    """The tile that measured best on an H200."""
+    """The tile that measured best on an H200; the wide one, for prompts, is not measured yet."""
     turn = min(128, part_of(depth))
+    programs = triton.cdiv(rows, 128) * triton.cdiv(n_out, 128)
+    if rows > _WIDE_ROWS and programs >= _WIDE_PROGRAMS:
+        return Tile(128, 128, min(64, turn), 8, 3)
     width = max(16, triton.next_power_of_2(rows))
     if n_out >= _VOCABULARY:
         return Tile(16, 128, turn, 4, 3) if rows <= 16 else Tile(min(128, width), 64, turn, 4, 3)

@@ -6,6 +6,8 @@ the device, so a decoder step made of these can be captured in a CUDA graph.
 
 import contextlib
 import dataclasses
+import functools
+import itertools
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +45,87 @@ class Scaled:
     scale: torch.Tensor
 
 
+@dataclasses.dataclass(frozen=True)
+class Groups:
+    """Which feeds of a step share a slot, and so one reading of its audio. One entry a group."""
+
+    slots: torch.Tensor  # int64 (groups,)
+    first: torch.Tensor  # int64: index of its first feed; the others follow it
+    count: torch.Tensor  # int64: how many; 0 = no group
+    # bool: several feeds give the bits that each would give alone, as an exact draft needs.
+    alone: torch.Tensor
+    most: int  # no count is larger
+
+    @functools.cached_property
+    def runs(self) -> list[tuple[int, int, int, int]]:
+        """(first slot, slots, first feed, feeds a slot) where one follows the other evenly.
+
+        Read by plain torch, which must know them on the host.
+        """
+        found: list[tuple[int, int, int, int]] = []
+        columns = (self.slots.tolist(), self.first.tolist(), self.count.tolist())
+        for slot, first, count in zip(*columns, strict=True):
+            if count == 0:
+                continue
+            if found:
+                slot_0, slots, first_0, each = found[-1]
+                follows = slot == slot_0 + slots and first == first_0 + slots * each
+                if follows and count == each:
+                    found[-1] = (slot_0, slots + 1, first_0, each)
+                    continue
+            found.append((slot, 1, first, count))
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Feed:
+    """What one decoder step is fed: n tokens, each of a row at a position.
+
+    A row is one sequence of a slot; those of a slot stand side by side. A row may be fed several
+    positions that follow each other: each sees its row's past, the others before it included.
+    """
+
+    ids: torch.Tensor  # int64 (all rows, n_text_ctx): every row's tokens
+    rows: torch.Tensor  # int64 (n,)
+    positions: torch.Tensor  # int64 (n,): feed i is the token ids[rows[i], positions[i]]
+    groups: Groups
+    # int32 (all rows, n_text_ctx): whose cache holds each position of a row's past; None = its own.
+    source: torch.Tensor | None
+    several: bool  # whether any row is fed more than one position
+    length: int  # every position is below it: what plain torch attends to
+
+    @functools.cached_property
+    def own_places(self) -> torch.Tensor:
+        """Where each feed's key and value go in a cache of (all rows * n_text_ctx): int64 (n,)."""
+        return self.rows * self.ids.shape[1] + self.positions
+
+    @functools.cached_property
+    def past_places(self) -> torch.Tensor:
+        """Where each feed's past stands in such a cache: int64 (n, length)."""
+        past = torch.arange(self.length, device=self.rows.device)
+        if self.source is None:
+            return self.rows[:, None] * self.ids.shape[1] + past
+        return self.source[self.rows, : self.length].long() * self.ids.shape[1] + past
+
+    @functools.cached_property
+    def seen(self) -> torch.Tensor:
+        """Which of those each feed attends to: bool (n, length)."""
+        past = torch.arange(self.length, device=self.rows.device)
+        return past <= self.positions[:, None]
+
+    @functools.cached_property
+    def runs(self) -> list[tuple[int, int, int]]:
+        """(first feed, rows, feeds a row) in which a row's feeds share its past.
+
+        Read by plain torch, which must know them on the host.
+        """
+        if not self.several:
+            return [(0, len(self.rows), 1)]
+        counts = [len(list(same)) for _, same in itertools.groupby(self.rows.tolist())]
+        ends = itertools.accumulate(counts)
+        return [(end - count, 1, count) for end, count in zip(ends, counts, strict=True)]
+
+
 def scaled(x: torch.Tensor) -> Scaled:
     """Rows as FP8, each scaled by its largest number."""
     value = x.float()
@@ -53,6 +136,17 @@ def scaled(x: torch.Tensor) -> Scaled:
 def prepare(matrix: Matrix) -> Matrix:
     """What the encoder's products read of a matrix: here, the matrix."""
     return matrix
+
+
+def store(matrix: Matrix) -> Matrix:
+    """What the decoder's products read of a matrix: here, inputs outermost where outputs are more.
+
+    Few rows times such a matrix take MKL half the time so.
+    """
+    n_out, n_in = matrix.weight.shape
+    if matrix.weight.is_cuda or n_out <= n_in:
+        return matrix
+    return dataclasses.replace(matrix, weight=matrix.weight.T.contiguous().T)
 
 
 def stem(
@@ -135,27 +229,35 @@ def linear_residual(x: torch.Tensor, matrix: Matrix, residual: torch.Tensor) -> 
     return residual + linear(x, matrix)
 
 
-def logits(x: torch.Tensor, params: Norm, matrix: Matrix) -> torch.Tensor:
-    """Layer norm, then the vocabulary projection: (rows, in) -> float32 (rows, vocabulary)."""
-    return norm_linear(x, params, matrix).float()
-
-
-def embed(
-    ids: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor, places: torch.Tensor
+def logits(
+    x: torch.Tensor, params: Norm, matrix: Matrix, wanted: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Each slot's token at its position, embedded, plus the position's own embedding.
+    """Layer norm, then the vocabulary projection.
 
     Args:
-        ids: int64 (slots, n_text_ctx), at least as many rows as `positions`.
-        positions: int64 (slots,).
+        x: (n, in).
+        params: of the layer norm.
+        matrix: in -> vocabulary.
+        wanted: int64 (m,), the rows of x that are asked for; None = all.
+
+    Returns:
+        float32 (m, vocabulary).
+    """
+    return norm_linear(x if wanted is None else x[wanted], params, matrix).float()
+
+
+def embed(feed: Feed, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Each token that is fed, embedded, plus the embedding of its position.
+
+    Args:
+        feed: n tokens.
         tokens: (n_vocab, d).
         places: (n_text_ctx, d).
 
     Returns:
-        (slots, d).
+        (n, d).
     """
-    rows = torch.arange(len(positions), device=positions.device)
-    return tokens[ids[rows, positions]] + places[positions]
+    return tokens[feed.ids[feed.rows, feed.positions]] + places[feed.positions]
 
 
 def encoder_attention(qkv: torch.Tensor, n_head: int) -> torch.Tensor:
@@ -182,34 +284,39 @@ def _cudnn_first() -> contextlib.AbstractContextManager[None]:
 
 
 def self_attention(
-    qkv: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    positions: torch.Tensor,
+    qkv: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, feed: Feed
 ) -> torch.Tensor:
-    """One decoder step of causal self-attention for slots of different ages.
+    """One decoder step of causal self-attention.
 
-    Writes each slot's new key and value at its position, then attends to positions 0..position.
+    Writes each feed's new key and value to its row at its position, then attends to positions
+    0..position of its row's past.
 
     Args:
-        qkv: (slots, 3 * d), the query already scaled.
-        k_cache, v_cache: (slots, heads, length, head_dim), updated in place; every position is
-            below `length`, and what lies behind the last of them only costs time.
-        positions: int64 (slots,).
+        qkv: (n, 3 * d), the query already scaled.
+        k_cache, v_cache: (rows, n_text_ctx, heads, head_dim), updated in place.
+        feed: n tokens.
 
     Returns:
-        (slots, d).
+        (n, d).
     """
-    slots, heads, length, head_dim = k_cache.shape
-    q, k, v = qkv.view(slots, 3, heads, 1, head_dim).unbind(1)
-    at = positions.view(slots, 1, 1, 1).expand(slots, heads, 1, head_dim)
-    k_cache.scatter_(2, at, k)
-    v_cache.scatter_(2, at, v)
-    seen = torch.arange(length, device=positions.device) <= positions[:, None]
-    out = F.scaled_dot_product_attention(
-        q, k_cache, v_cache, attn_mask=seen[:, None, None, :], scale=1.0
-    )
-    return out.reshape(slots, heads * head_dim)
+    heads, head_dim = k_cache.shape[2:]
+    q, k, v = qkv.view(len(feed.rows), 3, -1).unbind(1)
+    keys, values = k_cache.view(-1, k.shape[-1]), v_cache.view(-1, v.shape[-1])
+    keys.index_copy_(0, feed.own_places, k)
+    values.index_copy_(0, feed.own_places, v)
+    mixed = []
+    for first, rows, each in feed.runs:
+        feeds = slice(first, first + rows * each)
+        places = feed.past_places[feeds][::each]  # of one row, the same for all its feeds
+        k, v = (
+            F.embedding(places, cache).view(rows, feed.length, heads, head_dim).transpose(1, 2)
+            for cache in (keys, values)
+        )
+        query = q[feeds].view(rows, each, heads, head_dim).transpose(1, 2)
+        seen = feed.seen[feeds].view(rows, 1, each, feed.length)
+        out = F.scaled_dot_product_attention(query, k, v, attn_mask=seen, scale=1.0)
+        mixed.append(out.transpose(1, 2).reshape(rows * each, heads * head_dim))
+    return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,20 +354,26 @@ def store_cross(
     cache.index_copy_(2, slots, value)
 
 
-def cross_attention(q: torch.Tensor, cross: CrossKV) -> torch.Tensor:
-    """One decoder step of attention to the encoder's output.
+def cross_attention(q: torch.Tensor, cross: CrossKV, groups: Groups) -> torch.Tensor:
+    """One decoder step of attention to the encoder's output, each slot's read once for its feeds.
 
     Args:
-        q: (slots, d), already scaled.
-        cross: of the same slots.
+        q: (n, d), already scaled.
+        cross: of every slot.
+        groups: which slot each of the n feeds belongs to; what belongs to none stays undefined.
 
     Returns:
-        (slots, d).
+        (n, d).
     """
-    slots, heads, _, head_dim = cross.k.shape
-    k, v = cross.k, cross.v
-    if cross.k_scale is not None and cross.v_scale is not None:
-        k = (k * cross.k_scale[:, :, None]).to(q.dtype)
-        v = (v * cross.v_scale[:, :, None]).to(q.dtype)
-    out = F.scaled_dot_product_attention(q.view(slots, heads, 1, head_dim), k, v, scale=1.0)
-    return out.reshape(slots, heads * head_dim)
+    _, heads, _, head_dim = cross.k.shape
+    out = torch.zeros_like(q)
+    for slot, slots, first, each in groups.runs:
+        k, v = cross.k[slot : slot + slots], cross.v[slot : slot + slots]
+        if cross.k_scale is not None and cross.v_scale is not None:
+            k = (k * cross.k_scale[slot : slot + slots, :, None]).to(q.dtype)
+            v = (v * cross.v_scale[slot : slot + slots, :, None]).to(q.dtype)
+        feeds = slice(first, first + slots * each)
+        query = q[feeds].view(slots, each, heads, head_dim).transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(query, k, v, scale=1.0)
+        out[feeds] = mixed.transpose(1, 2).reshape(slots * each, heads * head_dim)
+    return out

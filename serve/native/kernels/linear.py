@@ -3,7 +3,8 @@
 The depth of a matrix is cut into parts whose size depends on the matrix alone. Each part is summed
 by the matrix unit, and the parts are added in order: by one program that does them all (many rows),
 or by whichever kernel reads them next (few rows, where a part each for many programs is faster).
-So a row's result is the same bits for any number of rows.
+So a row's result is the same bits for any number of rows. That number is no reason to compile a
+kernel anew either: prompts have any.
 
 Where `pdl` is set, a kernel starts while the one before it still runs (programmatic dependent
 launch): it fetches its weights, which no kernel writes, and then waits for that kernel's results.
@@ -16,11 +17,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def to_half(value: tl.tensor, dtype: tl.constexpr, packed: tl.constexpr) -> tl.tensor:
+def to_half(
+    value: tl.tensor, dtype: tl.constexpr, packed: tl.constexpr, again: tl.constexpr
+) -> tl.tensor:
     """int8 -> `dtype`, exactly; `packed` does four at once on a GPU, which has no fast cast.
 
     1024 + u is the float16 of bits 0x6400 | u for u below 1024, so a byte permute and a subtraction
-    make two numbers each.
+    make two numbers each. `again` does it anew in every turn of a loop, where the compiler would
+    rather keep the results, for which there are not registers enough.
     """
     if packed and value.dtype == tl.int8:
         return tl.inline_asm_elementwise(
@@ -35,7 +39,7 @@ def to_half(value: tl.tensor, dtype: tl.constexpr, packed: tl.constexpr) -> tl.t
             sub.f16x2 $1, b, c;
             }
             """,
-            "=r,=r,r", [value], dtype=tl.float16, is_pure=True, pack=4,
+            "=r,=r,r", [value], dtype=tl.float16, is_pure=not again, pack=4,
         )  # fmt: skip
     return value.to(dtype)
 
@@ -57,7 +61,7 @@ def finish(
     return acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))
 def norm_kernel(
     x: tl.tensor, delta: tl.tensor, scale: tl.tensor, offset: tl.tensor, total: tl.tensor,
     weight: tl.tensor, bias: tl.tensor, out: tl.tensor, rows: int, eps: tl.constexpr,
@@ -97,7 +101,7 @@ def norm_kernel(
     tl.store(out + row + at, normed.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))
 def finish_kernel(
     parts: tl.tensor, scale: tl.tensor, bias: tl.tensor, out: tl.tensor, rows: int, n_out: int,
     count: tl.constexpr, quantized: tl.constexpr, has_bias: tl.constexpr, gelu: tl.constexpr,
@@ -139,7 +143,7 @@ def _halves(pairs: tl.tensor) -> tl.tensor:
     return tl.reshape(tl.join(low, high), (pairs.shape[0], pairs.shape[1] * 2))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))
 def few_rows_kernel(
     x: tl.tensor, weight: tl.tensor, out: tl.tensor, rows: int, n_out: int, depth: tl.constexpr,
     part: tl.constexpr, turn: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
@@ -211,7 +215,7 @@ def many_rows_kernel(
     acc = tl.zeros([block_n, block_m], dtype=tl.float32)
     for begin in range(0, depth, turn):
         values = tl.load(x_at)
-        w = to_half(tl.load(w_at), values.dtype, packed)
+        w = to_half(tl.load(w_at), values.dtype, packed, False)
         acc = tl.dot(w, values, acc, input_precision="ieee")
         ends = (begin + turn) % part == 0
         total += tl.where(ends, acc, 0.0)

@@ -1,33 +1,37 @@
 """Which implementation of the token rules runs: the definition, or its twin on the GPU."""
 
-from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 
-from serve.native.rules.definition import Rules, SlotState
+from serve.native.rules.definition import Rules
+from serve.native.rules.state import Picks, RowState
 
-Advance = Callable[[SlotState, torch.Tensor], None]
-"""Chooses every slot's next token from logits; as `Rules.advance`."""
+
+class Advance(Protocol):
+    """Chooses rows' next tokens from logits."""
+
+    def __call__(
+        self, state: RowState, picks: Picks, logits: torch.Tensor, drafted: bool = False
+    ) -> None:
+        """See `Rules.advance`."""
+        ...
 
 
 def choose_advance(
-    kernels: Literal["torch", "triton"],
-    rules: Rules,
-    slots: int,
-    anyone_samples: Callable[[], bool],
+    kernels: Literal["torch", "triton"], rules: Rules, most: int, searching: bool
 ) -> Advance:
     """The implementation that goes with a network's kernels.
 
     Args:
         kernels: what the network computes with.
         rules: the checkpoint's.
-        slots: the most slots of any call.
-        anyone_samples: tells the host whether any slot's temperature is above 0; only plain torch
-            asks, for the GPU's kernel reads the temperatures itself.
+        most: the most picks of any call.
+        searching: whether any row may be part of a search; only the GPU's kernels ask, which are
+            compiled for it.
     """
     if kernels == "torch":
-        return lambda state, logits: rules.advance(state, logits, anyone_samples())
+        return rules.advance
     from serve.native.rules.kernel import TritonChoice  # noqa: PLC0415 - only where triton is
 
-    return TritonChoice(rules, slots).advance
+    return TritonChoice(rules, most, searching).advance

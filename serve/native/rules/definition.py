@@ -1,90 +1,17 @@
-"""What each slot may say next, as tensors on the device: rules, choice, scores, end.
+"""What each row may say next, as tensors on the device: rules, choice, scores, end.
 
 Suppression, timestamp rules, language detection, the no-speech probability and the average
-log-probability follow OpenAI's `whisper/decoding.py`. Nothing here waits for the device, and a
-slot's result never depends on its neighbours: every operation works row by row, and the noise for
-sampling is a hash of the slot's own seed.
+log-probability follow OpenAI's `whisper/decoding.py`; penalties for repetition follow CTranslate2's
+`src/decoding_utils.cc`, and `search.py` its beam search. A row's result never depends on its
+neighbours, the other beams of its search apart: every operation works row by row, and the noise for
+sampling is a hash of the row's own seed.
 """
-
-import dataclasses
-import math
 
 import torch
 
 from serve.engine import DETECT_LANGUAGE, Dims, TokenizerFacts
-
-NEVER = -math.inf
-
-
-@dataclasses.dataclass(frozen=True)
-class SlotState:
-    """Every slot's sequence and scores. All tensors but `packed` have one row per slot."""
-
-    packed: torch.Tensor  # uint8: the memory of all that follow but `tokens`, so one copy moves it
-    tokens: torch.Tensor  # int64 (slots, n_text_ctx): prompt, then what was sampled
-    position: torch.Tensor  # int64: the next token to feed
-    prompt_len: torch.Tensor  # int64
-    sot_at: torch.Tensor  # int64: where start-of-transcript stands in the prompt
-    limit: torch.Tensor  # int64: the sequence ends when it has this many tokens
-    seed: torch.Tensor  # int64
-    last_timestamp: torch.Tensor  # int64: highest timestamp id sampled; 0 = none yet
-    language: torch.Tensor  # int64: detected language's token id; -1 = none asked for
-    temperature: torch.Tensor  # float32: 0 = greedy
-    logprob_sum: torch.Tensor  # float32: over the sampled tokens, end of text included
-    no_speech_prob: torch.Tensor  # float32
-    language_prob: torch.Tensor  # float32
-    timestamps: torch.Tensor  # bool: timestamp rules apply
-    finished: torch.Tensor  # bool; free slots count as finished
-
-    def to(self, device: torch.device) -> "SlotState":
-        """A copy on another device; from pinned memory, without waiting."""
-        return _carved(
-            self.packed.to(device, non_blocking=True), self.tokens.to(device, non_blocking=True)
-        )
-
-    def pinned(self) -> "SlotState":
-        """A copy in host memory that the device can read and write while the host goes on."""
-        return _carved(self.packed.pin_memory(), self.tokens.pin_memory())
-
-    def put(self, slots: torch.Tensor, rows: "SlotState") -> None:
-        """Overwrite some slots' rows, int64 `slots`; of `tokens`, as many columns as `rows` has."""
-        self.tokens[slots, : rows.tokens.shape[1]] = rows.tokens
-        for name in _LAYOUT:
-            getattr(self, name).index_copy_(0, slots, getattr(rows, name))
-
-
-_LAYOUT = {  # the widest first, so that each is aligned
-    **dict.fromkeys(
-        ("position", "prompt_len", "sot_at", "limit", "seed", "last_timestamp", "language"),
-        torch.int64,
-    ),
-    **dict.fromkeys(
-        ("temperature", "logprob_sum", "no_speech_prob", "language_prob"), torch.float32
-    ),
-    **dict.fromkeys(("timestamps", "finished"), torch.bool),
-}
-
-
-def new_state(slots: int, n_text_ctx: int, device: torch.device) -> SlotState:
-    """State of free slots."""
-    size = sum(dtype.itemsize for dtype in _LAYOUT.values())
-    packed = torch.zeros(slots * size, dtype=torch.uint8, device=device)
-    tokens = torch.zeros((slots, n_text_ctx), dtype=torch.int64, device=device)
-    state = _carved(packed, tokens)
-    state.prompt_len.fill_(1)
-    state.language.fill_(-1)
-    state.finished.fill_(True)
-    return state
-
-
-def _carved(packed: torch.Tensor, tokens: torch.Tensor) -> SlotState:
-    """The fields as views of their memory."""
-    fields, begin = {}, 0
-    for name, dtype in _LAYOUT.items():
-        end = begin + len(tokens) * dtype.itemsize
-        fields[name] = packed[begin:end].view(dtype)
-        begin = end
-    return SlotState(packed=packed, tokens=tokens, **fields)
+from serve.native.rules.search import extend
+from serve.native.rules.state import NEVER, Picks, RowState
 
 
 class Rules:
@@ -111,101 +38,154 @@ class Rules:
         bias[list(ids)] = NEVER
         return bias
 
-    def advance(self, state: SlotState, logits: torch.Tensor, sampling: bool) -> None:
-        """Choose the next token of the first n slots and update their state in place.
+    def note_start(self, state: RowState, rows: torch.Tensor, logits: torch.Tensor) -> None:
+        """Keep the no-speech probability and the likeliest language, which fills its place.
+
+        Does not wait for the device.
 
         Args:
-            state: of at least n slots; rows already finished do not change.
-            logits: float32 (n, n_vocab), what followed the tokens at `state.position`.
-            sampling: whether any slot's temperature is above 0; False skips making noise.
+            state: changed at `rows`.
+            rows: int64 (m,), rows that were fed start-of-transcript.
+            logits: float32 (m, n_vocab), what followed it.
         """
-        n = logits.shape[0]
-        rows = torch.arange(n, device=logits.device)
-        position = state.position[:n]
-        live = ~state.finished[:n]
-        sampled = position + 1 - state.prompt_len[:n]  # index of the token chosen now
-        choosing = live & (sampled >= 0)
-        self._note_start(state, logits, live)
-
-        allowed = self.apply(state, logits, sampled)
-        chosen = allowed.argmax(dim=-1)
-        if sampling:
-            chosen = torch.where(
-                state.temperature[:n] > 0, self._draw(state, allowed, position), chosen
-            )
-        logprob = allowed.log_softmax(dim=-1)[rows, chosen]
-
-        follow = (position + 1).clamp_max(state.tokens.shape[1] - 1)
-        forced = state.tokens[rows, follow]
-        forced = torch.where(forced == DETECT_LANGUAGE, state.language[:n], forced)
-        following = torch.where(choosing, chosen, forced)
-        state.tokens[rows, follow] = torch.where(live, following, state.tokens[rows, follow])
-        state.logprob_sum[:n] += torch.where(choosing, logprob, 0.0)
-        is_timestamp = choosing & (chosen >= self.facts.timestamp_begin)
-        state.last_timestamp[:n] = torch.where(is_timestamp, chosen, state.last_timestamp[:n])
-        ended = choosing & ((chosen == self.facts.eot) | (position + 2 >= state.limit[:n]))
-        position += live.long()
-        state.finished[:n] |= ended
-
-    def _note_start(self, state: SlotState, logits: torch.Tensor, live: torch.Tensor) -> None:
-        """At start-of-transcript, keep the no-speech probability and the likeliest language."""
-        n = logits.shape[0]
-        at_start = live & (state.position[:n] == state.sot_at[:n])
-        no_speech = (logits[:, self.facts.no_speech] - logits.logsumexp(dim=-1)).exp()
-        state.no_speech_prob[:n] = torch.where(at_start, no_speech, state.no_speech_prob[:n])
+        logprobs = logits.log_softmax(dim=-1)
         prob, index = logits[:, self.languages].softmax(dim=-1).max(dim=-1)
-        state.language[:n] = torch.where(at_start, self.languages[index], state.language[:n])
-        state.language_prob[:n] = torch.where(at_start, prob, state.language_prob[:n])
+        language = self.languages[index]
+        tokens = state.tokens[rows]
+        state.tokens[rows] = torch.where(tokens == DETECT_LANGUAGE, language[:, None], tokens)
+        state.no_speech_prob[rows] = logprobs[:, self.facts.no_speech].exp()
+        state.language[rows] = language
+        state.language_prob[rows] = prob
 
-    def apply(self, state: SlotState, logits: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
-        """Logits with every forbidden token at -inf: float32 (n, n_vocab)."""
-        n = logits.shape[0]
-        first = (sampled == 0)[:, None]
-        logits = logits + self.suppress + torch.where(first, self.begin, 0.0)
-        timed = self._timestamp_rules(state, logits, sampled)
-        return torch.where(state.timestamps[:n, None], timed, logits)
+    def begin_draft(self, state: RowState, rows: torch.Tensor) -> None:
+        """Trust what stands after the next token of some rows, int64 (m,), as far as it holds."""
+        state.trusted.index_fill_(0, rows, True)
 
-    def _timestamp_rules(
-        self, state: SlotState, logits: torch.Tensor, sampled: torch.Tensor
-    ) -> torch.Tensor:
-        """Timestamps come in pairs, never go back, and open the text; see `ApplyTimestampRules`."""
-        n = logits.shape[0]
-        begin = self.facts.timestamp_begin
-        rows = torch.arange(n, device=logits.device)
-        position = state.position[:n]
+    def advance(
+        self, state: RowState, picks: Picks, logits: torch.Tensor, drafted: bool = False
+    ) -> None:
+        """Choose the next token of rows that are not finished, and update their state in place.
+
+        What the rows ask for is looked up in the state, for which a GPU would be waited for.
+
+        Args:
+            state: changed at the rows.
+            picks: m rows; those of one search together.
+            logits: float32 (lines, n_vocab), what followed the tokens at the rows' `position`.
+            drafted: the token that follows `position` is a guess, and the logits after it were
+                computed with it: rows whose last guess was not what was chosen are passed over,
+                from `begin_draft` on. Such a row must stand for itself.
+        """
+        live = ~state.finished[picks.rows]
+        if drafted:
+            live &= state.trusted[picks.rows]
+        picks = Picks(picks.rows[live], picks.at[live])
+        rows = picks.rows
+        if len(rows) == 0:
+            return
+        allowed = logits.index_select(0, picks.at)
+        self._penalise(state, rows, allowed)
+        self.apply(state, rows, allowed)
+        logprobs = allowed.log_softmax(dim=-1)
+        beam = state.beam[rows]
+        for width in sorted(set(beam.tolist())):
+            mine = (beam == width).nonzero()[:, 0]
+            if width == 1:
+                chosen = self._choose(state, rows, allowed)
+                self._say(state, rows[mine], chosen[mine], logprobs[mine, chosen[mine]], drafted)
+                continue
+            found = logprobs if len(mine) == len(rows) else logprobs[mine]
+            searches = rows[mine].view(-1, width)
+            extend(state, searches, found, self.facts.eot, self.facts.timestamp_begin)
+
+    def _say(
+        self,
+        state: RowState,
+        rows: torch.Tensor,
+        chosen: torch.Tensor,
+        logprob: torch.Tensor,
+        drafted: bool,
+    ) -> None:
+        """Append a token to each of some rows that stand for themselves; all (m,)."""
+        follow = state.position[rows] + 1
+        if drafted:
+            state.trusted[rows] = state.tokens[rows, follow] == chosen
+        state.tokens[rows, follow] = chosen
+        state.logprob_sum[rows] += logprob
+        is_timestamp = chosen >= self.facts.timestamp_begin
+        state.last_timestamp[rows] = torch.where(is_timestamp, chosen, state.last_timestamp[rows])
+        state.finished[rows] = (chosen == self.facts.eot) | (follow + 1 >= state.limit[rows])
+        state.position[rows] = follow
+
+    def _choose(self, state: RowState, rows: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+        """The likeliest token, or where the temperature is above 0 a sample: int64 (m,)."""
+        chosen = allowed.argmax(dim=-1)
+        hot = (state.temperature[rows] > 0).nonzero()[:, 0]
+        if len(hot):
+            chosen[hot] = self._draw(state, rows[hot], allowed[hot])
+        return chosen
+
+    def _penalise(self, state: RowState, rows: torch.Tensor, allowed: torch.Tensor) -> None:
+        """Make what a row said already less likely, in place, where the row asks for it."""
+        penalties, sizes = state.repetition_penalty[rows], state.no_repeat_ngram[rows]
+        for line in ((penalties != 1) | (sizes > 0)).nonzero()[:, 0].tolist():
+            row = rows[line]
+            said = state.tokens[row, state.prompt_len[row] : state.position[row] + 1]
+            before = allowed[line, said]
+            penalty, size = penalties[line], int(sizes[line])
+            allowed[line, said] = torch.where(before < 0, before * penalty, before / penalty)
+            if 0 < size <= len(said):
+                grams = said.unfold(0, size, 1)
+                again = (grams[:, :-1] == said[len(said) - size + 1 :]).all(dim=1)
+                allowed[line, grams[again, -1]] = NEVER
+
+    def apply(self, state: RowState, rows: torch.Tensor, logits: torch.Tensor) -> None:
+        """Put every forbidden token at -inf, in place; does not wait for the device.
+
+        Timestamps come in pairs, never go back, and open the text, as in `ApplyTimestampRules`.
+
+        Args:
+            state: of `rows` it reads `tokens`, `position`, `prompt_len` and both timestamp fields.
+            rows: int64 (m,).
+            logits: float32 (m, n_vocab).
+        """
+        begin, eot = self.facts.timestamp_begin, self.facts.eot
+        position = state.position[rows]
+        sampled = position + 1 - state.prompt_len[rows]  # index of the token chosen now
         last = state.tokens[rows, position]
         before = state.tokens[rows, (position - 1).clamp_min(0)]
-        after_timestamp = (sampled >= 1) & (last >= begin)
+        timed, first = state.timestamps[rows], sampled == 0
+        after_timestamp = timed & (sampled >= 1) & (last >= begin)
         after_pair = after_timestamp & ((sampled < 2) | (before >= begin))
         open_pair = after_timestamp & ~after_pair
 
-        lowest = state.last_timestamp[:n] + (~open_pair).long()
-        first = sampled == 0
+        logits += self.suppress
+        for token in self.facts.begin_suppress_tokens:
+            logits[:, token].masked_fill_(first, NEVER)
+        logits[:, self.facts.no_timestamps].masked_fill_(timed, NEVER)
+        text, others, times = logits[:, :eot], logits[:, eot:begin], logits[:, begin:]
+        stamps = self._ids[begin:]
+        lowest = state.last_timestamp[rows] + (~open_pair).long()
         newest_first = begin + self.facts.max_initial_timestamp_index
-        ids = self._ids
-        is_timestamp = ids >= begin
-        forbidden = ids == self.facts.no_timestamps
-        forbidden = forbidden | (after_pair[:, None] & is_timestamp)
-        forbidden = forbidden | (open_pair[:, None] & (ids < self.facts.eot))
-        forbidden = forbidden | (is_timestamp & (ids < lowest[:, None]))
-        forbidden = forbidden | (first[:, None] & (~is_timestamp | (ids > newest_first)))
-        logits = logits.masked_fill(forbidden, NEVER)
+        highest = torch.where(first, newest_first, len(self._ids)).masked_fill(after_pair, -1)
+        wrong = (stamps < lowest[:, None]) | (stamps > highest[:, None])
+        times.masked_fill_(wrong & timed[:, None], NEVER)
 
-        timestamp_mass = logits[:, begin:].logsumexp(dim=-1)
-        best_text = logits[:, :begin].amax(dim=-1)
-        must = (timestamp_mass > best_text)[:, None]
-        return logits.masked_fill(must & ~is_timestamp, NEVER)
+        # Text that may not be said is forbidden last, and all of it at once.
+        best = torch.maximum(text.amax(1).masked_fill(open_pair, NEVER), others.amax(1))
+        # log-sum-exp; torch's own is several times slower where much is -inf
+        mass = times.amax(1) - times.log_softmax(1).amax(1)
+        must = timed & (first | (mass > best))
+        text.masked_fill_((must | open_pair)[:, None], NEVER)
+        others.masked_fill_(must[:, None], NEVER)
 
-    def _draw(
-        self, state: SlotState, allowed: torch.Tensor, position: torch.Tensor
-    ) -> torch.Tensor:
+    def _draw(self, state: RowState, rows: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
         """Sample by the Gumbel-max trick, with noise that only seed and position decide."""
-        n = allowed.shape[0]
-        key = state.seed[:n] * 1_000_003 + position
+        key = state.seed[rows] * 1_000_003 + state.position[rows]
         bits = _mix(_mix(key)[:, None] + self._ids)
         uniform = ((bits & 0xFFFFFF).double() + 0.5) / 2**24
         gumbel = -(-uniform.log()).log()
-        temperature = state.temperature[:n, None].clamp_min(1e-6)
+        temperature = state.temperature[rows, None].clamp_min(1e-6)
         return (allowed / temperature + gumbel.float()).argmax(dim=-1)
 
 

@@ -1,7 +1,8 @@
-"""`Rules.advance` as two Triton-language kernels: one reads the logits once, one settles each slot.
+"""`Rules.advance` as two Triton-language kernels: one reads the logits once, one settles each row.
 
-Each slot's vocabulary is cut into tiles; a tile leaves the peak, the sum of exponentials and the
-best token of its text and of its timestamps, and the second kernel adds the tiles up in order.
+The text of the vocabulary is cut into tiles, and so are the timestamps. A tile leaves the peak, the
+sum of exponentials and the best token of each pick, for a search its best few; the second kernel
+adds the tiles up in order. A search is settled by its leader: `search_kernel.py`.
 """
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
 
@@ -9,11 +10,13 @@ import torch
 import triton
 import triton.language as tl
 
-from serve.engine import DETECT_LANGUAGE
-from serve.native.rules.definition import Rules, SlotState
+from serve.native.rules.definition import Rules
+from serve.native.rules.search_kernel import Fields, fields_of, settle_search, total
+from serve.native.rules.state import Picks, RowState
 
 _TILE = 2048  # tokens per program
-_SUMS = 10  # float32 numbers that a tile leaves, see `_scan_kernel`
+_WIDEST = 8  # rows of a search; a power of two
+_SUMS = 4  # float32 numbers that a tile leaves: peak, mass, best score and its logit
 
 
 @triton.jit
@@ -26,205 +29,226 @@ def _mix(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _mass(values: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """(peak, sum of exp(value - peak)); (-inf, 0) where every value is -inf."""
-    peak = tl.max(values, 0)
-    base = tl.where(peak == float("-inf"), 0.0, peak)
-    return peak, tl.sum(tl.exp(values - base), 0)
+def _penalise(
+    state: Fields, row: tl.tensor, raw: tl.tensor, id: tl.tensor, at: tl.tensor, n_ctx: int
+) -> tl.tensor:
+    """See `Rules._penalise`; `id` are the tokens that the tile's logits `raw` belong to."""
+    penalty = tl.load(state.repetition_penalty + row)
+    size = tl.load(state.no_repeat_ngram + row)
+    if (penalty != 1.0) | (size > 0):
+        said = state.tokens + row * n_ctx
+        begin = tl.load(state.prompt_len + row)
+        hit = id < 0
+        for place in range(begin, at + 1):
+            hit = hit | (id == tl.load(said + place))
+        raw = tl.where(hit, tl.where(raw < 0, raw * penalty, tl.div_rn(raw, penalty)), raw)
+        if size > 0:
+            banned = id < 0
+            for place in range(begin + size - 1, at + 1):  # where an n-gram ends
+                same = place >= 0
+                for back in range(1, size):
+                    same &= tl.load(said + place - back) == tl.load(said + at + 1 - back)
+                banned = banned | (same & (id == tl.load(said + place)))
+            raw = tl.where(banned, float("-inf"), raw)
+    return raw
+
+
+@triton.jit
+def _forbidden(
+    state: Fields, row: tl.tensor, id: tl.tensor, at: tl.tensor, sampled: tl.tensor, n_ctx: int,
+    eot: tl.constexpr, no_timestamps: tl.constexpr, timestamp_begin: tl.constexpr,
+    newest_first: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Which tokens the timestamp rules forbid, but for what timestamps together decide."""
+    is_timestamp = id >= timestamp_begin
+    last = tl.load(state.tokens + row * n_ctx + at)
+    before = tl.load(state.tokens + row * n_ctx + tl.maximum(at - 1, 0))
+    after = (sampled >= 1) & (last >= timestamp_begin)
+    pair = after & ((sampled < 2) | (before >= timestamp_begin))
+    half = after & (pair == 0)
+    lowest = tl.load(state.last_timestamp + row) + tl.where(half, 0, 1)
+    bad = (id == no_timestamps) | (pair & is_timestamp) | (half & (id < eot))
+    bad = bad | (is_timestamp & (id < lowest))
+    return bad | ((sampled == 0) & ((is_timestamp == 0) | (id > newest_first)))
+
+
+@triton.jit
+def _live(state: Fields, row: tl.tensor, drafted: tl.constexpr) -> tl.tensor:
+    live = tl.load(state.finished + row) == 0
+    if drafted:
+        live = live & (tl.load(state.trusted + row) != 0)
+    return live
 
 
 @triton.jit
 def _scan_kernel(
-    logits: tl.tensor, tokens: tl.tensor, position: tl.tensor, prompt_len: tl.tensor,
-    sot_at: tl.tensor, timestamps: tl.tensor, temperature: tl.tensor, seed: tl.tensor,
-    last_timestamp: tl.tensor, finished: tl.tensor, suppress: tl.tensor, begin: tl.tensor,
-    sums: tl.tensor, ids: tl.tensor, n_vocab: int, n_ctx: int,
+    logits: tl.tensor, pick_rows: tl.tensor, pick_at: tl.tensor, state: Fields,
+    suppress: tl.tensor, begin: tl.tensor, sums: tl.tensor, ids: tl.tensor, tops: tl.tensor,
+    top_ids: tl.tensor, n_vocab: int, n_ctx: int,
     eot: tl.constexpr, no_timestamps: tl.constexpr, timestamp_begin: tl.constexpr,
-    newest_first: tl.constexpr, tiles: tl.constexpr, block: tl.constexpr, n_sums: tl.constexpr,
+    newest_first: tl.constexpr, tiles: tl.constexpr, text_tiles: tl.constexpr, block: tl.constexpr,
+    n_sums: tl.constexpr, keep: tl.constexpr, drafted: tl.constexpr,
 ) -> None:  # fmt: skip
-    """sums: text peak, mass, score, logit; timestamp peak, mass, score, logit; raw peak, mass.
-
-    ids: best text, best timestamp.
-    """
+    """sums: see `_SUMS`; ids: best token; tops, top_ids: (picks, tiles, keep), the best first."""
     tile = tl.program_id(0)
-    slot = tl.program_id(1)
-    if tl.load(finished + slot) == 0:
-        at = tl.load(position + slot)
-        sampled = at + 1 - tl.load(prompt_len + slot)
-        id = tile * block + tl.arange(0, block)
-        there = id < n_vocab
-        raw = tl.load(
-            logits + slot.to(tl.int64) * n_vocab + id, mask=there, other=float("-inf")
-        ).to(tl.float32)
-        left = (slot * tiles + tile) * n_sums
-        left_id = ids + (slot * tiles + tile) * 2
-        if at == tl.load(sot_at + slot):
-            peak, mass = _mass(raw)
-            tl.store(sums + left + 8, peak)
-            tl.store(sums + left + 9, mass)
-        allowed = raw + tl.load(suppress + id, mask=there, other=0.0)
+    pick = tl.program_id(1)
+    row = tl.load(pick_rows + pick)
+    if _live(state, row, drafted):
+        at = tl.load(state.position + row)
+        sampled = at + 1 - tl.load(state.prompt_len + row)
+        timed = tile >= text_tiles
+        start = tl.where(timed, timestamp_begin + (tile - text_tiles) * block, tile * block)
+        id = start + tl.arange(0, block)
+        there = id < tl.where(timed, n_vocab, timestamp_begin)
+        line = tl.load(pick_at + pick) * n_vocab
+        raw = tl.load(logits + line + id, mask=there, other=float("-inf")).to(tl.float32)
+        allowed = _penalise(state, row, raw, id, at, n_ctx)
+        allowed += tl.load(suppress + id, mask=there, other=0.0)
         if sampled == 0:
             allowed += tl.load(begin + id, mask=there, other=0.0)
-        is_timestamp = id >= timestamp_begin
-        if tl.load(timestamps + slot) != 0:
-            last = tl.load(tokens + slot * n_ctx + at)
-            before = tl.load(tokens + slot * n_ctx + tl.maximum(at - 1, 0))
-            after = (sampled >= 1) & (last >= timestamp_begin)
-            pair = after & ((sampled < 2) | (before >= timestamp_begin))
-            half = after & (pair == 0)
-            lowest = tl.load(last_timestamp + slot) + tl.where(half, 0, 1)
-            bad = (id == no_timestamps) | (pair & is_timestamp) | (half & (id < eot))
-            bad = bad | (is_timestamp & (id < lowest))
-            bad = bad | ((sampled == 0) & ((is_timestamp == 0) | (id > newest_first)))
+        if tl.load(state.timestamps + row) != 0:
+            bad = _forbidden(
+                state, row, id, at, sampled, n_ctx, eot, no_timestamps, timestamp_begin,
+                newest_first,
+            )  # fmt: skip
             allowed = tl.where(bad, float("-inf"), allowed)
+        peak = tl.max(allowed, 0)
+        base = tl.where(peak == float("-inf"), 0.0, peak)
+        place = pick * tiles + tile
+        left = sums + place * n_sums
+        tl.store(left, peak)
+        tl.store(left + 1, tl.sum(tl.exp(allowed - base), 0))
+        if keep > 0:
+            width = tl.load(state.beam + row)
+            if width > 1:
+                rest = allowed
+                for rank in range(0, 2 * width):
+                    value, which = tl.max(
+                        rest, 0, return_indices=True, return_indices_tie_break_left=True
+                    )
+                    tl.store(tops + place * keep + rank, value)
+                    tl.store(top_ids + place * keep + rank, start + which)
+                    rest = tl.where(id == start + which, float("-inf"), rest)
         score = allowed
-        heat = tl.load(temperature + slot)
+        heat = tl.load(state.temperature + row)
         if heat > 0:
-            key = tl.load(seed + slot) * 1_000_003 + at
+            key = tl.load(state.seed + row) * 1_000_003 + at
             bits = _mix(_mix(key.to(tl.uint64)) + id.to(tl.uint64)) & 0xFFFFFF
             uniform = (bits.to(tl.float64) + 0.5) / 16777216.0
             noise = -tl.log(-tl.log(uniform))
             score = allowed / tl.maximum(heat, 1e-6) + noise.to(tl.float32)
-        for group in tl.static_range(2):
-            mine = is_timestamp if group == 1 else is_timestamp == 0
-            peak, mass = _mass(tl.where(mine, allowed, float("-inf")))
-            best, where = tl.max(
-                tl.where(mine, score, float("-inf")), 0, return_indices=True,
-                return_indices_tie_break_left=True,
-            )  # fmt: skip
-            chosen = tile * block + where
-            tl.store(sums + left + group * 4, peak)
-            tl.store(sums + left + group * 4 + 1, mass)
-            tl.store(sums + left + group * 4 + 2, best)
-            tl.store(
-                sums + left + group * 4 + 3,
-                tl.sum(tl.where(id == chosen, tl.where(mine, allowed, 0.0), 0.0), 0),
-            )
-            tl.store(left_id + group, chosen)
-
-
-@triton.jit
-def _total(peaks: tl.tensor, masses: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """(peak, log of the summed mass) of several tiles; (-inf, -inf) of nothing."""
-    peak = tl.max(peaks, 0)
-    base = tl.where(peak == float("-inf"), 0.0, peak)
-    return peak, base + tl.log(tl.sum(masses * tl.exp(peaks - base), 0))
+        best, which = tl.max(
+            score, 0, return_indices=True, return_indices_tie_break_left=True
+        )  # fmt: skip
+        tl.store(left + 2, best)
+        tl.store(left + 3, tl.sum(tl.where(id == start + which, allowed, 0.0), 0))
+        tl.store(ids + place, start + which)
 
 
 @triton.jit
 def _settle_kernel(
-    logits: tl.tensor, tokens: tl.tensor, position: tl.tensor, prompt_len: tl.tensor,
-    sot_at: tl.tensor, limit: tl.tensor, timestamps: tl.tensor, last_timestamp: tl.tensor,
-    logprob_sum: tl.tensor, no_speech_prob: tl.tensor, language: tl.tensor,
-    language_prob: tl.tensor, finished: tl.tensor, languages: tl.tensor, sums: tl.tensor,
-    ids: tl.tensor, n_vocab: int, n_ctx: int, n_languages: int, eot: tl.constexpr,
-    no_speech: tl.constexpr, timestamp_begin: tl.constexpr, detect: tl.constexpr,
-    tiles: tl.constexpr, tiles_padded: tl.constexpr, languages_padded: tl.constexpr,
-    n_sums: tl.constexpr,
+    pick_rows: tl.tensor, state: Fields, sums: tl.tensor, ids: tl.tensor, tops: tl.tensor,
+    top_ids: tl.tensor, n_ctx: int, eot: tl.constexpr, timestamp_begin: tl.constexpr,
+    tiles: tl.constexpr, text_tiles: tl.constexpr, tiles_padded: tl.constexpr,
+    n_sums: tl.constexpr, keep: tl.constexpr, beams_padded: tl.constexpr,
+    ctx_padded: tl.constexpr, drafted: tl.constexpr,
 ) -> None:  # fmt: skip
-    slot = tl.program_id(0)
-    if tl.load(finished + slot) == 0:
-        at = tl.load(position + slot)
-        sampled = at + 1 - tl.load(prompt_len + slot)
-        tile = tl.arange(0, tiles_padded)
-        real = tile < tiles
-        left = sums + (slot * tiles + tile) * n_sums
-        none = float("-inf")
-        row = logits + slot.to(tl.int64) * n_vocab
-        heard_id = tl.load(language + slot)
-        if at == tl.load(sot_at + slot):
-            _, everything = _total(
-                tl.load(left + 8, mask=real, other=none), tl.load(left + 9, mask=real, other=0.0)
-            )
-            silent = tl.load(row + no_speech).to(tl.float32)
-            tl.store(no_speech_prob + slot, tl.exp(silent - everything))
-            which = tl.arange(0, languages_padded)
-            one = which < n_languages
-            id = tl.load(languages + which, mask=one, other=0)
-            heard = tl.where(one, tl.load(row + id).to(tl.float32), none)
-            loudest, index = tl.max(
-                heard, 0, return_indices=True, return_indices_tie_break_left=True
-            )
-            tl.store(language_prob + slot, 1.0 / tl.sum(tl.exp(heard - loudest), 0))
-            heard_id = tl.sum(tl.where(which == index, id, 0), 0)
-            tl.store(language + slot, heard_id)
-        following = tl.minimum(at + 1, n_ctx - 1)
-        if sampled >= 0:
-            text_peak, text_mass = _total(
-                tl.load(left, mask=real, other=none), tl.load(left + 1, mask=real, other=0.0)
-            )
-            _, time_mass = _total(
-                tl.load(left + 4, mask=real, other=none), tl.load(left + 5, mask=real, other=0.0)
-            )
-            text_score, text_tile = tl.max(
-                tl.load(left + 2, mask=real, other=none), 0, return_indices=True,
-                return_indices_tie_break_left=True,
+    pick = tl.program_id(0)
+    row = tl.load(pick_rows + pick)
+    if _live(state, row, drafted):
+        width = tl.load(state.beam + row)
+        if width == 1:
+            _settle_one(
+                state, row, pick, sums, ids, n_ctx, eot, timestamp_begin, tiles, text_tiles,
+                tiles_padded, n_sums, drafted,
             )  # fmt: skip
-            time_score, time_tile = tl.max(
-                tl.load(left + 6, mask=real, other=none), 0, return_indices=True,
-                return_indices_tie_break_left=True,
-            )  # fmt: skip
-            must = (tl.load(timestamps + slot) != 0) & (time_mass > text_peak)
-            timed = must | (time_score > text_score)
-            most = tl.maximum(text_mass, time_mass)
-            mass = most + tl.log(tl.exp(text_mass - most) + tl.exp(time_mass - most))
-            mass = tl.where(must, time_mass, mass)
-            group = tl.where(timed, 1, 0)
-            from_tile = slot * tiles + tl.where(timed, time_tile, text_tile)
-            chosen = tl.load(ids + from_tile * 2 + group).to(tl.int64)
-            logit = tl.load(sums + from_tile * n_sums + group * 4 + 3)
-            tl.store(tokens + slot * n_ctx + following, chosen)
-            tl.store(logprob_sum + slot, tl.load(logprob_sum + slot) + logit - mass)
-            if chosen >= timestamp_begin:
-                tl.store(last_timestamp + slot, chosen)
-            ended = (chosen == eot) | (at + 2 >= tl.load(limit + slot))
-            tl.store(finished + slot, ended.to(tl.uint8))
-        else:
-            forced = tl.load(tokens + slot * n_ctx + following)
-            tl.store(
-                tokens + slot * n_ctx + following, tl.where(forced == detect, heard_id, forced)
-            )
-        tl.store(position + slot, at + 1)
+        elif keep > 0:  # noqa: SIM102 - decided when it is compiled
+            if tl.load(state.leader + row) == row:
+                settle_search(
+                    state, row, pick, width, sums, tops, top_ids, n_ctx, eot, timestamp_begin,
+                    tiles, text_tiles, tiles_padded, n_sums, keep, beams_padded, ctx_padded,
+                )  # fmt: skip
+
+
+@triton.jit
+def _settle_one(
+    state: Fields, row: tl.tensor, pick: tl.tensor, sums: tl.tensor, ids: tl.tensor, n_ctx: int,
+    eot: tl.constexpr, timestamp_begin: tl.constexpr, tiles: tl.constexpr,
+    text_tiles: tl.constexpr, tiles_padded: tl.constexpr, n_sums: tl.constexpr,
+    drafted: tl.constexpr,
+) -> None:  # fmt: skip
+    """See `Rules._say`: append the token that was chosen to a row that stands for itself."""
+    tile = tl.arange(0, tiles_padded)
+    text, timed = tile < text_tiles, (tile >= text_tiles) & (tile < tiles)
+    left = sums + (pick * tiles + tile) * n_sums
+    none = float("-inf")
+    peak = tl.load(left, mask=tile < tiles, other=none)
+    mass = tl.load(left + 1, mask=tile < tiles, other=0.0)
+    score = tl.load(left + 2, mask=tile < tiles, other=none)
+    text_peak, text_mass = total(tl.where(text, peak, none), tl.where(text, mass, 0.0), 0)
+    _, time_mass = total(tl.where(timed, peak, none), tl.where(timed, mass, 0.0), 0)
+    must = (tl.load(state.timestamps + row) != 0) & (time_mass > text_peak)
+    most = tl.maximum(text_mass, time_mass)
+    everything = most + tl.log(tl.exp(text_mass - most) + tl.exp(time_mass - most))
+    everything = tl.where(must, time_mass, everything)
+    score = tl.where(must & text, none, score)
+    _, best = tl.max(score, 0, return_indices=True, return_indices_tie_break_left=True)
+    chosen = tl.load(ids + pick * tiles + best).to(tl.int64)
+    logit = tl.load(sums + (pick * tiles + best) * n_sums + 3)
+    follow = tl.load(state.position + row) + 1
+    place = state.tokens + row * n_ctx + follow
+    if drafted:
+        tl.store(state.trusted + row, (tl.load(place) == chosen).to(tl.uint8))
+    tl.store(place, chosen)
+    tl.store(state.logprob_sum + row, tl.load(state.logprob_sum + row) + (logit - everything))
+    if chosen >= timestamp_begin:
+        tl.store(state.last_timestamp + row, chosen)
+    ended = (chosen == eot) | (follow + 1 >= tl.load(state.limit + row))
+    tl.store(state.finished + row, ended.to(tl.uint8))
+    tl.store(state.position + row, follow)
 
 
 class TritonChoice:
-    """Chooses the next token of each slot under a checkpoint's rules, all on the device.
+    """Chooses the next token of rows under a checkpoint's rules, all on the device.
 
     Args:
         rules: the checkpoint's rules, which `Rules.advance` applies in plain torch.
-        slots: the most slots of any call.
+        most: the most picks of any call.
+        searching: whether any row may be part of a search; without, nobody pays for it.
     """
 
-    def __init__(self, rules: Rules, slots: int) -> None:
+    def __init__(self, rules: Rules, most: int, searching: bool) -> None:
         self._rules = rules
-        n_vocab = rules.suppress.shape[0]
-        device = rules.suppress.device
-        self._tiles = triton.cdiv(n_vocab, _TILE)
-        shape = (slots, self._tiles)
+        n_vocab, device = rules.suppress.shape[0], rules.suppress.device
+        begin = rules.facts.timestamp_begin
+        self._text_tiles = triton.cdiv(begin, _TILE)
+        self._tiles = self._text_tiles + triton.cdiv(n_vocab - begin, _TILE)
+        self._keep = 2 * _WIDEST if searching else 0
+        shape = (most, self._tiles)
         self._sums = torch.empty((*shape, _SUMS), dtype=torch.float32, device=device)
-        self._ids = torch.empty((*shape, 2), dtype=torch.int32, device=device)
+        self._ids = torch.empty(shape, dtype=torch.int32, device=device)
+        self._tops = torch.empty((*shape, self._keep), dtype=torch.float32, device=device)
+        self._top_ids = torch.empty((*shape, self._keep), dtype=torch.int32, device=device)
 
-    def advance(self, state: SlotState, logits: torch.Tensor) -> None:
-        """See `Rules.advance`; whether a slot samples is read on the device."""
-        n, n_vocab = logits.shape
+    def advance(
+        self, state: RowState, picks: Picks, logits: torch.Tensor, drafted: bool = False
+    ) -> None:
+        """See `Rules.advance`; what the rows ask for is read on the device."""
+        n, n_vocab = len(picks.rows), logits.shape[1]
         facts = self._rules.facts
         assert logits.is_contiguous() and n <= self._sums.shape[0]
         n_ctx = state.tokens.shape[1]
-        timestamps, finished = state.timestamps.view(torch.uint8), state.finished.view(torch.uint8)
+        fields = fields_of(state)
         _scan_kernel[(self._tiles, n)](
-            logits, state.tokens, state.position, state.prompt_len, state.sot_at, timestamps,
-            state.temperature, state.seed, state.last_timestamp, finished, self._rules.suppress,
-            self._rules.begin, self._sums, self._ids, n_vocab, n_ctx, facts.eot,
+            logits, picks.rows, picks.at, fields, self._rules.suppress, self._rules.begin,
+            self._sums, self._ids, self._tops, self._top_ids, n_vocab, n_ctx, facts.eot,
             facts.no_timestamps, facts.timestamp_begin,
-            facts.timestamp_begin + facts.max_initial_timestamp_index, self._tiles, _TILE, _SUMS,
-            num_warps=4,
+            facts.timestamp_begin + facts.max_initial_timestamp_index, self._tiles,
+            self._text_tiles, _TILE, _SUMS, self._keep, drafted, num_warps=4,
         )  # fmt: skip
-        languages = self._rules.languages
         _settle_kernel[(n,)](
-            logits, state.tokens, state.position, state.prompt_len, state.sot_at, state.limit,
-            timestamps, state.last_timestamp, state.logprob_sum, state.no_speech_prob,
-            state.language, state.language_prob, finished, languages, self._sums, self._ids,
-            n_vocab, n_ctx, len(languages), facts.eot, facts.no_speech, facts.timestamp_begin,
-            DETECT_LANGUAGE, self._tiles, triton.next_power_of_2(self._tiles),
-            triton.next_power_of_2(len(languages)), _SUMS, num_warps=1,
+            picks.rows, fields, self._sums, self._ids, self._tops, self._top_ids, n_ctx, facts.eot,
+            facts.timestamp_begin, self._tiles, self._text_tiles,
+            triton.next_power_of_2(self._tiles), _SUMS, self._keep, _WIDEST,
+            triton.next_power_of_2(n_ctx), drafted, num_warps=4 if self._keep else 1,
         )  # fmt: skip

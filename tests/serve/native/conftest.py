@@ -1,6 +1,10 @@
-"""The demo checkpoint, its engine in FP16, and the windows of the bundled clips."""
+"""The demo checkpoint, its engine in FP16, the windows of the bundled clips, and the kernels."""
 
+import importlib
+import importlib.util
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,9 +14,20 @@ from serve.speech.audio import decode
 from serve.speech.windows import cut
 from tests.checkpoints import write_engine
 from tests.serve.native.decoding import features_of
+from tests.serve.native.kernels.parity import ON_GPU
 
 DATA = Path(__file__).parents[2] / "data"
 DEMO = "build/demo/checkpoint"
+# NumPy's own words about what kernels do knowingly, when the interpreter runs them.
+NUMPY_WARNINGS = (
+    "ignore:Conversion of an array with ndim > 0:DeprecationWarning",
+    "ignore:divide by zero encountered in log:RuntimeWarning",
+)
+
+
+def pytest_itemcollected(item):
+    for warning in NUMPY_WARNINGS:
+        item.add_marker(pytest.mark.filterwarnings(warning))
 
 
 @pytest.fixture(scope="module")
@@ -37,3 +52,19 @@ def windows():
             for window in cut(samples)
         ]
     return found
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    """The kernels' module; without a GPU they run in Triton's interpreter, which is slow."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.fail(
+            "triton is not installed; on a machine without a GPU: pip install triton==3.6.0"
+        )
+    if not ON_GPU:  # triton reads this when it is imported, and transformers imports it
+        os.environ["TRITON_INTERPRET"] = "1"
+        loaded = [n for n in sys.modules if n.split(".")[0] == "triton" and "._C" not in n]
+        for name in loaded:
+            del sys.modules[name]
+    names = ("kernels.decoder", "rules.kernel", "kernels.encoder")
+    return tuple(importlib.import_module(f"serve.native.{name}") for name in names)

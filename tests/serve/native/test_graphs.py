@@ -5,7 +5,7 @@ import torch
 
 from serve.native import graphs
 from serve.native.graphs import EagerEncoder, EagerLoop, GraphEncoder, GraphLoop
-from serve.native.rules.definition import SlotState, new_state
+from serve.native.rules.state import RowState, new_state
 from serve.native.slots import Slots
 from tests.fake_trtllm.install import DIMS
 
@@ -28,16 +28,16 @@ class Copied:
 
 
 class Network:
-    """Notes the slots of its steps and the windows of its batches."""
+    """Notes the feeds of its steps and the windows of its batches."""
 
     device = torch.device("cpu")
 
     def __init__(self):
-        self.spans, self.batches = [], []
+        self.feeds, self.batches = [], []
 
-    def step(self, ids, positions, cache):
-        self.spans.append(len(positions))
-        return positions
+    def step(self, feed, cache):
+        self.feeds.append(feed)
+        return feed.positions
 
     def encode(self, features):
         return features
@@ -47,14 +47,21 @@ class Network:
 
 
 class Cache:
-    """Notes how far it was cut."""
+    device = torch.device("cpu")
+
+
+class Choice:
+    """Lets everyone go on, and notes by which graphs."""
 
     def __init__(self):
-        self.lengths = []
+        self.searching = []
 
-    def up_to(self, length):
-        self.lengths.append(length)
-        return self
+    def advance(self, searching=False):
+        def advance(state, picks, logits):
+            self.searching.append(searching)
+            state.position.add_(1)
+
+        return advance
 
 
 @pytest.fixture(autouse=True)
@@ -64,47 +71,78 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Copied)
 
 
-@pytest.fixture
-def loop(monkeypatch):
-    """A loop of 20 slots and 4 steps a launch, with its network and state."""
-    monkeypatch.setattr(SlotState, "pinned", lambda self: new_state(20, 16, torch.device("cpu")))
-    network, state = Network(), new_state(20, 16, torch.device("cpu"))
-
-    def advance(state, logits):
-        state.position.add_(1)
-
-    return GraphLoop(network, Cache(), state, advance, steps=4), network, state
+def graph_loop(monkeypatch, slots, rows):
+    """A loop of 4 steps a launch, with its network and choice."""
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(RowState, "pinned", lambda self: new_state(rows, 16, cpu))
+    network, choice = Network(), Choice()
+    state = new_state(rows, 16, cpu)
+    advances = {searching: choice.advance(searching) for searching in (False, True)}
+    return GraphLoop(network, Cache(), state, advances, 4, slots), network, choice
 
 
-def busy(count):
-    slots = Slots(20)
-    for job in range(count):
-        slots.acquire(100 + job)
-    return slots
+def busy(counts, slots=20, rows=20):
+    owners = Slots(slots, rows)
+    for job, count in enumerate(counts, 100):
+        owners.acquire(job, count)
+    return owners
 
 
 @pytest.mark.parametrize(
     ("jobs", "span", "steps"),
     [(1, 1, 1), (2, 2, 1), (3, 4, 4), (9, 12, 4), (16, 16, 4), (17, 20, 4)],
 )
-def test_the_smallest_graph_that_reaches_every_busy_slot_is_replayed(loop, jobs, span, steps):
-    loop, network, _ = loop
-    assert loop.launch(busy(jobs)) == steps
-    assert network.spans == [span] * steps
+def test_the_smallest_graph_that_reaches_every_busy_row_is_replayed(monkeypatch, jobs, span, steps):
+    loop, network, choice = graph_loop(monkeypatch, 20, 20)
+    assert loop.launch(busy([1] * jobs)) == steps
+    assert [len(feed.rows) for feed in network.feeds] == [span] * steps
+    feed = network.feeds[-1]
+    assert (feed.source, feed.several, feed.groups.most) == (None, False, 1)
+    assert feed.groups.first[:jobs].tolist() == list(range(jobs))
+    assert feed.groups.count.tolist() == [1] * jobs + [0] * (span - jobs)
+    assert not any(choice.searching)
 
 
-def test_the_host_reads_one_launch_behind_and_each_snapshot_keeps_its_moment(loop):
-    loop, _, _ = loop
-    slots = busy(3)
+@pytest.mark.parametrize(
+    ("counts", "span", "steps"), [([5], 8, 1), ([1, 5, 5, 1], 12, 1), ([5] * 4, 24, 4)]
+)
+def test_windows_of_several_rows_take_the_graphs_that_search(monkeypatch, counts, span, steps):
+    loop, network, choice = graph_loop(monkeypatch, 10, 50)
+    assert loop.launch(busy(counts, 10, 50)) == steps
+    feed = network.feeds[-1]
+    assert len(feed.rows) == span
+    assert feed.source is not None
+    assert feed.groups.most == 8
+    assert feed.groups.count.tolist()[: len(counts)] == counts
+    assert not feed.groups.count[len(counts) :].any()
+    assert all(choice.searching)
+
+
+def test_where_searches_are_possible_greedy_windows_still_have_their_own_graphs(monkeypatch):
+    loop, network, choice = graph_loop(monkeypatch, 10, 50)
+    loop.launch(busy([1, 1, 1], 10, 50))
+    assert [len(feed.rows) for feed in network.feeds] == [4] * 4
+    assert not any(choice.searching)
+    slots = busy([5, 5, 5, 1], 10, 50)
+    for job in (100, 101, 102):
+        slots.release(job)
+    loop.launch(slots)  # its row is beyond the graphs for one row a slot
+    assert choice.searching[-1]
+    assert network.feeds[-1].groups.first[0] == 15
+
+
+def test_the_host_reads_one_launch_behind_and_each_snapshot_keeps_its_moment(monkeypatch):
+    loop, _, _ = graph_loop(monkeypatch, 20, 20)
+    slots = busy([1, 1, 1])
     loop.launch(slots)
     assert loop.read_snapshot() is None
     slots.release(101)
     loop.launch(slots)
     first = loop.read_snapshot()
-    assert first.owners == [(0, 100), (1, 101), (2, 102)]
+    assert [(place.slot, job) for place, job in first.owners] == [(0, 100), (1, 101), (2, 102)]
     loop.launch(slots)
     second = loop.read_snapshot()
-    assert second.owners == [(0, 100), (2, 102)]
+    assert [(place.slot, job) for place, job in second.owners] == [(0, 100), (2, 102)]
     assert (int(first.state.position[0]), int(second.state.position[0])) == (4, 8)
     assert loop.read_snapshot() is None
     loop.discard_launched()
@@ -112,16 +150,23 @@ def test_the_host_reads_one_launch_behind_and_each_snapshot_keeps_its_moment(loo
     assert loop.read_snapshot() is None  # what was launched before is gone
 
 
-def test_an_eager_loop_reads_no_further_than_the_oldest_slot():
-    network, cache, state = Network(), Cache(), new_state(4, 16, torch.device("cpu"))
+def test_an_eager_loop_feeds_the_rows_of_busy_slots_and_reads_no_further_than_the_oldest():
+    network, choice, state = Network(), Choice(), new_state(20, 16, torch.device("cpu"))
     state.position[:3] = torch.tensor([2, 9, 4])
-    loop = EagerLoop(network, cache, state, lambda state, logits: None)
+    loop = EagerLoop(network, Cache(), state, choice.advance())
     assert loop.read_snapshot() is None
-    assert loop.launch(busy(2)) == 1
-    assert (network.spans, cache.lengths) == ([2], [10])
-    assert loop.read_snapshot().owners == [(0, 100), (1, 101)]
+    slots = busy([1, 1, 2])
+    slots.release(101)
+    assert loop.launch(slots) == 1
+    feed = network.feeds[-1]
+    assert (feed.rows.tolist(), feed.length) == ([0, 2, 3], 5)
+    assert feed.groups.runs == [(0, 1, 0, 1), (2, 1, 1, 2)]
+    assert feed.source is state.source
+    assert [job for _, job in loop.read_snapshot().owners] == [100, 102]
     assert loop.read_snapshot() is None
-    loop.launch(busy(2))
+    slots.release(102)
+    loop.launch(slots)
+    assert network.feeds[-1].rows.tolist() == [0]
     loop.discard_launched()
     assert loop.read_snapshot() is None
 

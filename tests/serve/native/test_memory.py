@@ -1,6 +1,7 @@
 """The plan of a GPU's memory, on a GPU of made-up size."""
 
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -23,7 +24,10 @@ class Network:
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cuda"))
 
     def slot_bytes(self, cross_kv):
-        return {"full": 32 * 2**20, "int8": 16 * 2**20}[cross_kv]
+        return {"full": 24 * 2**20, "int8": 12 * 2**20}[cross_kv]
+
+    def row_bytes(self):
+        return 8 * 2**20
 
 
 @pytest.fixture(autouse=True)
@@ -35,31 +39,35 @@ def gpu(monkeypatch):
 
 
 def test_what_is_planned_is_the_sum_of_what_is_named():
-    plan = plan_memory(Network(), CONFIG)
-    assert (plan.weights, plan.per_slot) == (2 * GIB, 32 * 2**20)
+    plan = plan_memory(Network(), CONFIG, 100)
+    assert (plan.weights, plan.per_slot, plan.per_row) == (2 * GIB, 24 * 2**20, 8 * 2**20)
     assert plan.allowed == 15 * GIB  # half of the GPU, less what others hold
     per_position = 6 * 1280 + 5120 + 2 * (1280 + 80)
     assert plan.encoder == 8 * 1500 * per_position * 2
     assert plan.total == 2 * GIB + 100 * 32 * 2**20 + plan.encoder + plan.fixed
     assert str(plan).startswith(f"memory {plan.total / GIB:.2f} GiB of 15.00 GiB allowed: weights")
-    assert "caches of 100 slots 3.12 GiB" in str(plan)
+    assert "caches of 100 slots with 100 rows 3.12 GiB" in str(plan)
 
 
-def test_int8_keys_and_values_halve_a_slot():
-    plan = plan_memory(Network(), dataclasses.replace(CONFIG, cross_kv="int8"))
-    assert plan.per_slot == 16 * 2**20
+def test_int8_keys_and_values_halve_a_slot_and_more_rows_cost_their_own_caches():
+    plan = plan_memory(Network(), dataclasses.replace(CONFIG, cross_kv="int8"), 300)
+    assert plan.per_slot == 12 * 2**20
+    assert plan.caches == (100 * 12 + 300 * 8) * 2**20
 
 
-def test_the_error_names_the_most_slots_that_fit():
+@pytest.mark.parametrize("each", [1, 5])
+def test_the_error_names_the_most_slots_that_fit(each):
     with pytest.raises(UnavailableError, match=r"runtime\.slots = 1000: memory .*set") as caught:
-        plan_memory(Network(), dataclasses.replace(CONFIG, slots=1000))
-    fit = int(str(caught.value).rpartition("= ")[2])
-    plan = plan_memory(Network(), dataclasses.replace(CONFIG, slots=fit))
-    assert plan.total <= plan.allowed < plan.total + plan.per_slot
+        plan_memory(Network(), dataclasses.replace(CONFIG, slots=1000), 1000 * each)
+    fit = int(re.search(r"set runtime\.slots = (\d+)", str(caught.value))[1])
+    assert ("runtime.rows" in str(caught.value)) == (each > 1)
+    assert each == 1 or str(caught.value).endswith(f"runtime.rows = {fit * each}")
+    plan = plan_memory(Network(), dataclasses.replace(CONFIG, slots=fit), fit * each)
+    assert plan.total <= plan.allowed < plan.total + plan.per_slot + each * plan.per_row
     with pytest.raises(UnavailableError):
-        plan_memory(Network(), dataclasses.replace(CONFIG, slots=fit + 1))
+        plan_memory(Network(), dataclasses.replace(CONFIG, slots=fit + 1), (fit + 1) * each)
 
 
 def test_where_not_even_one_slot_fits_another_gpu_is_advised():
     with pytest.raises(UnavailableError, match="use a larger GPU or a smaller model"):
-        plan_memory(Network(), dataclasses.replace(CONFIG, memory_share=0.15))
+        plan_memory(Network(), dataclasses.replace(CONFIG, memory_share=0.15), 100)

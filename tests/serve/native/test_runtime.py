@@ -227,8 +227,9 @@ def test_graphs_are_refused_where_there_is_no_gpu(engine):
         NativeRuntime(engine, RuntimeConfig(cuda_graph=True))
 
 
-def test_a_slot_takes_what_the_plan_says(engine):
+def test_slots_and_rows_take_what_the_plan_says(engine):
     dims, cpu = engine.manifest.dims, torch.device("cpu")
     network = Whisper(dims, engine.load_weights(), cpu, torch.float32)
     for precision in ("full", "int8"):
-        assert network.new_cache(3, precision).nbytes == 3 * network.slot_bytes(precision)
+        planned = 3 * network.slot_bytes(precision) + 7 * network.row_bytes()
+        assert network.new_cache(3, 7, precision).nbytes == planned

@@ -1,30 +1,63 @@
-"""Slots: every slot is free or owned once, whatever the order of calls."""
+"""Slots: every slot and row is free or owned once, whatever the order of calls."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve.native.slots import Slots
+from serve.native.slots import Place, Slots
+
+CALLS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=60)
 
 
-@given(st.integers(1, 6), st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=60))
-def test_any_order_of_calls_keeps_the_invariants(count, calls):
-    slots = Slots(count)
+@given(st.integers(1, 6), st.integers(0, 9), CALLS)
+def test_any_order_of_calls_keeps_the_invariants(count, more, calls):
+    slots = Slots(count, count + more)
     owned = {}
-    for acquire, job in calls:
-        if acquire and job not in owned and slots.free:
-            owned[job] = slots.acquire(job)
-        elif not acquire:
+    for rows, job in calls:
+        if rows and job not in owned and slots.fit([rows]):
+            version = slots.version
+            owned[job] = slots.acquire(job, rows)
+            assert owned[job].count == rows
+            assert slots.version > version
+        elif not rows:
             assert slots.release(job) == owned.pop(job, None)
         slots.check()
         assert slots.busy == len(owned)
-        assert slots.span == max(owned.values(), default=-1) + 1
-        assert dict(slots.owners()) == {slot: job for job, slot in owned.items()}
+        assert slots.span == max((place.rows.stop for place in owned.values()), default=0)
+        assert {job: place for place, job in slots.owners()} == owned
+        assert [p.slot for p, _ in slots.owners()] == sorted(p.slot for p in owned.values())
+        assert slots.several == any(place.count > 1 for place in owned.values())
 
 
-def test_the_lowest_free_slot_is_given_first():
-    slots = Slots(3)
-    assert [slots.acquire(job) for job in (10, 11, 12)] == [0, 1, 2]
-    slots.release(11)
+@given(st.integers(1, 6), st.integers(0, 9), CALLS, st.lists(st.integers(1, 4), max_size=9))
+def test_as_many_fit_as_can_be_acquired(count, more, calls, wanted):
+    slots = Slots(count, count + more)
+    for rows, job in calls:
+        slots.release(job)
+        if rows and slots.fit([rows]):
+            slots.acquire(job, rows)
+    fitting = slots.fit(wanted)
+    for job, rows in enumerate(wanted[:fitting], 100):
+        slots.acquire(job, rows)
+    assert fitting == len(wanted) or slots.fit(wanted[fitting : fitting + 1]) == 0
+
+
+def test_the_lowest_free_slot_and_rows_are_given_first():
+    slots = Slots(3, 8)
+    assert slots.acquire(10, 2) == Place(0, 0, 2)
+    assert slots.acquire(11) == Place(1, 2, 1)
+    assert slots.acquire(12, 5) == Place(2, 3, 5)
     slots.release(10)
-    assert slots.acquire(13) == 0
-    assert slots.span == 3
+    slots.release(11)
+    assert slots.acquire(13, 3) == Place(0, 0, 3)
+    assert slots.span == 8
+
+
+def test_where_each_takes_one_row_slots_and_rows_go_together():
+    slots = Slots(4, 4)
+    for job in range(4):
+        slots.acquire(job)
+    for job in (2, 0):
+        slots.release(job)
+    for job in (5, 6):
+        slots.acquire(job)
+    assert all(place.slot == place.first_row for place, _ in slots.owners())

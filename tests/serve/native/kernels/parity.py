@@ -2,11 +2,13 @@
 
 import torch
 
-from serve.native.kernels.definition import Matrix, Norm
+from serve.native.kernels.definition import Feed, Groups, Matrix, Norm
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 DTYPES = [torch.float16] if ON_GPU else [torch.float32]
+HEADS, CTX = 3, 448  # of attention
+KEYS = 1500 if ON_GPU else 300
 TOLERANCE = {torch.float16: 2e-3, torch.float32: 2e-6}  # ||got - twin|| / ||twin||
 
 
@@ -26,3 +28,26 @@ def matrix_of(random, n_out, depth, dtype, int8, bias=True):
         return Matrix(random(n_out, depth, dtype=dtype, spread=depth**-0.5), offset)
     weight = (random(n_out, depth) * 40).clamp(-127, 127).round().to(torch.int8)
     return Matrix(weight, offset, random(n_out).abs() * depth**-0.5 / 40)
+
+
+def groups_of(*groups, most=None):
+    """Groups from (slot, first feed, count), and "alone" behind them where they are."""
+    columns = list(zip(*((*group, False)[:4] for group in groups), strict=True))
+    slots, first, count = (torch.tensor(column, device=DEVICE) for column in columns[:3])
+    alone = torch.tensor([bool(mark) for mark in columns[3]], device=DEVICE)
+    return Groups(slots, first, count, alone, most or max(columns[2]))
+
+
+def feed_of(rows, positions, ids=None, source=None, several=False):
+    """Feeds of rows at positions, each in a slot of its own; up to twenty rows."""
+    if ids is None:
+        ids = torch.zeros((20, CTX), dtype=torch.int64, device=DEVICE)
+    return Feed(
+        ids=ids,
+        rows=torch.tensor(rows, device=DEVICE),
+        positions=torch.tensor(positions, device=DEVICE),
+        groups=groups_of(*((i, i, 1) for i in range(len(rows)))),
+        source=source,
+        several=several,
+        length=max(positions) + 1,
+    )

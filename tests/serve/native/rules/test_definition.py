@@ -11,45 +11,10 @@ from transformers.generation import (
     WhisperTimeStampLogitsProcessor,
 )
 
-from serve.engine import DETECT_LANGUAGE, Dims, TokenizerFacts
-from serve.native.rules.definition import Rules, new_state
-
-TEXT = 50
-FACTS = TokenizerFacts(
-    eot=TEXT,
-    sot=TEXT + 1,
-    sot_prev=TEXT + 6,
-    no_speech=TEXT + 7,
-    no_timestamps=TEXT + 8,
-    timestamp_begin=TEXT + 9,
-    transcribe=TEXT + 4,
-    translate=TEXT + 5,
-    languages={"en": TEXT + 2, "es": TEXT + 3},
-    suppress_tokens=(3, 7, TEXT + 1),
-    begin_suppress_tokens=(0, TEXT),
-    max_initial_timestamp_index=10,
-    alignment_heads=(),
-)
-N_VOCAB = TEXT + 9 + 40
-DIMS = Dims(80, 1500, 64, 1, 1, 256, N_VOCAB, 32, 64, 1, 1, 256)
-PROMPT = [FACTS.sot, FACTS.languages["en"], FACTS.transcribe]
-CPU = torch.device("cpu")
-
-
-def admit(state, slot, prompt, sampled=(), timestamps=True, temperature=0.0, seed=0, limit=32):
-    """Put a slot where it would be after these tokens were sampled."""
-    sequence = [*prompt, *sampled]
-    state.tokens[slot, : len(sequence)] = torch.tensor(sequence)
-    state.position[slot] = len(sequence) - 1 if sampled else len(prompt) - 1
-    state.prompt_len[slot] = len(prompt)
-    state.sot_at[slot] = prompt.index(FACTS.sot)
-    state.limit[slot] = limit
-    state.timestamps[slot] = timestamps
-    state.temperature[slot] = temperature
-    state.seed[slot] = seed
-    stamps = [t for t in sampled if t >= FACTS.timestamp_begin]
-    state.last_timestamp[slot] = stamps[-1] if stamps else 0
-    state.finished[slot] = False
+from serve.engine import DETECT_LANGUAGE
+from serve.native.rules.definition import Rules
+from serve.native.rules.state import Picks, new_state
+from tests.serve.native.rules.rows import CPU, DIMS, FACTS, N_VOCAB, PROMPT, admit, picks_of, stamp
 
 
 def reference_scores(logits, sampled, timestamps):
@@ -70,10 +35,6 @@ def reference_scores(logits, sampled, timestamps):
     for processor in processors:
         scores = processor(ids, scores)
     return scores[0]
-
-
-def stamp(index):
-    return FACTS.timestamp_begin + index
 
 
 HISTORIES = [
@@ -99,7 +60,7 @@ def test_the_choice_and_its_log_probability_equal_transformers(history, timestam
         state = new_state(2, 32, CPU)
         admit(state, 1, PROMPT, history, timestamps)
         rules = Rules(FACTS, DIMS, CPU)
-        rules.advance(state, torch.stack([torch.randn(N_VOCAB), logits]), sampling=False)
+        rules.advance(state, picks_of(2), torch.stack([torch.randn(N_VOCAB), logits]))
         chosen = int(state.tokens[1, len(PROMPT) + len(history)])
         assert chosen == int(expected.argmax())
         assert math.isclose(
@@ -107,28 +68,23 @@ def test_the_choice_and_its_log_probability_equal_transformers(history, timestam
         )
 
 
-def test_forced_tokens_are_kept_and_the_language_fills_its_place():
-    state = new_state(1, 32, CPU)
+def test_start_of_transcript_tells_silence_and_the_language_which_fills_its_place():
+    state = new_state(3, 32, CPU)
     prompt = [FACTS.sot_prev, 4, FACTS.sot, DETECT_LANGUAGE, FACTS.transcribe]
-    admit(state, 0, prompt)
-    state.position[0] = 0
-    rules = Rules(FACTS, DIMS, CPU)
+    admit(state, 2, prompt)
     logits = torch.zeros(1, N_VOCAB)
     logits[0, FACTS.languages["es"]] = 2.0
     logits[0, FACTS.no_speech] = 1.0
-    for expected in prompt[1:3]:
-        rules.advance(state, torch.randn(1, N_VOCAB), sampling=False)
-        assert state.tokens[0, state.position[0]] == expected
-    rules.advance(state, logits, sampling=False)
-    assert state.tokens[0, 3] == state.language[0] == FACTS.languages["es"]
-    assert float(state.language_prob[0]) == pytest.approx(math.exp(2) / (1 + math.exp(2)))
-    assert float(state.no_speech_prob[0]) == pytest.approx(
+    Rules(FACTS, DIMS, CPU).note_start(state, torch.tensor([2]), logits)
+    spanish = FACTS.languages["es"]
+    assert state.tokens[2, :6].tolist() == [*prompt[:3], spanish, FACTS.transcribe, 0]
+    assert state.language.tolist() == [-1, -1, spanish]
+    assert float(state.language_prob[2]) == pytest.approx(math.exp(2) / (1 + math.exp(2)))
+    assert float(state.no_speech_prob[2]) == pytest.approx(
         float(logits.softmax(-1)[0, FACTS.no_speech])
     )
-    rules.advance(state, torch.randn(1, N_VOCAB), sampling=False)
-    assert state.tokens[0, 4] == FACTS.transcribe
-    assert state.logprob_sum[0] == 0
-    assert not state.finished[0]
+    assert state.no_speech_prob[:2].tolist() == [0.0, 0.0]
+    assert state.position[2] == len(prompt) - 1
 
 
 def test_end_of_text_and_the_length_limit_end_a_slot():
@@ -139,10 +95,10 @@ def test_end_of_text_and_the_length_limit_end_a_slot():
     logits = torch.zeros(3, N_VOCAB)
     logits[0, FACTS.eot] = 20.0
     logits[1, stamp(5)] = logits[2, stamp(5)] = 20.0
-    rules.advance(state, logits, sampling=False)
+    rules.advance(state, picks_of(3), logits)
     assert state.finished.tolist() == [True, True, False]
     before = state.tokens.clone()
-    rules.advance(state, torch.randn(3, N_VOCAB), sampling=False)
+    rules.advance(state, picks_of(3), torch.randn(3, N_VOCAB))
     assert torch.equal(state.tokens[:2], before[:2])
     assert state.position.tolist() == [6, 6, 7]
 
@@ -155,7 +111,7 @@ def test_sampling_follows_the_distribution_and_only_the_slots_own_seed():
     state = new_state(count, 32, CPU)
     for slot in range(count):
         admit(state, slot, PROMPT, (11,), False, temperature, seed=slot)
-    rules.advance(state, logits.expand(count, -1), sampling=True)
+    rules.advance(state, picks_of(count), logits.expand(count, -1))
     drawn = state.tokens[:, len(PROMPT) + 1]
     share = float((drawn == 10).float().mean())
     expected = 1 / (1 + math.exp(-1 / temperature))
@@ -163,7 +119,7 @@ def test_sampling_follows_the_distribution_and_only_the_slots_own_seed():
 
     alone = new_state(1, 32, CPU)
     admit(alone, 0, PROMPT, (11,), False, temperature, seed=1234)
-    rules.advance(alone, logits, sampling=True)
+    rules.advance(alone, picks_of(1), logits)
     assert alone.tokens[0, len(PROMPT) + 1] == drawn[1234]
 
 
@@ -173,7 +129,7 @@ def test_a_greedy_slot_is_greedy_beside_one_that_samples():
     state = new_state(2, 32, CPU)
     admit(state, 0, PROMPT, (11,), False)
     admit(state, 1, PROMPT, (11,), False, temperature=1.0)
-    rules.advance(state, logits, sampling=True)
+    rules.advance(state, picks_of(2), logits)
     expected = reference_scores(logits[0], (11,), False).argmax()
     assert state.tokens[0, len(PROMPT) + 1] == expected
 
@@ -186,7 +142,7 @@ def test_the_last_place_of_the_context_is_used_and_none_beyond_it():
     state.position[1], state.finished[1] = 31, True  # ended there, and still in the batch
     logits = torch.zeros(2, N_VOCAB)
     logits[:, 13] = 20.0
-    Rules(FACTS, DIMS, CPU).advance(state, logits, sampling=False)
+    Rules(FACTS, DIMS, CPU).advance(state, picks_of(2), logits)
     assert state.tokens[0, 29:].tolist() == [11, 11, 13]
     assert state.finished.tolist() == [True, True]
     assert state.tokens[1, 31] == 0
@@ -209,8 +165,109 @@ def test_the_noise_is_splitmix64_of_seed_position_and_token():
         admit(state, slot, PROMPT, (11,) * (1 + slot), False, temperature=1.0, seed=seed)
     positions = state.position.tolist()
     flat = torch.zeros(len(seeds), N_VOCAB)  # so that the noise alone decides
-    drawn = rules._draw(state, flat, state.position).tolist()
+    drawn = rules._draw(state, torch.arange(len(seeds)), flat).tolist()
     for seed, position, token in zip(seeds, positions, drawn, strict=True):
         key = splitmix64((seed * 1_000_003 + position) % 2**64)
         uniform = [(splitmix64((key + id) % 2**64) & 0xFFFFFF) for id in range(N_VOCAB)]
         assert token == max(range(N_VOCAB), key=uniform.__getitem__)
+
+
+def test_a_row_reads_the_line_it_is_told_and_no_other_row_changes():
+    state = new_state(4, 32, CPU)
+    for row in range(4):
+        admit(state, row, PROMPT, (11,), timestamps=False)
+    logits = torch.zeros(3, N_VOCAB)
+    for line in range(3):
+        logits[line, 20 + line] = 20.0
+    picks = Picks(torch.tensor([3, 1, 0]), torch.tensor([2, 0, 2]))
+    Rules(FACTS, DIMS, CPU).advance(state, picks, logits)
+    assert state.tokens[:, len(PROMPT) + 1].tolist() == [22, 20, 0, 22]
+    assert state.position.tolist() == [4, 4, 3, 4]
+    assert float(logits.sum()) == 60.0  # they are the caller's
+
+
+def penalised(logits, said, penalty, size):
+    """What is left of a list of logits after a list of tokens, penalised as CTranslate2 does."""
+    left = list(logits)
+    for token in set(said):
+        left[token] = left[token] * penalty if left[token] < 0 else left[token] / penalty
+    for begin in range(len(said) - size + 1 if size else 0):
+        gram = said[begin : begin + size]
+        if gram[:-1] == said[len(said) - size + 1 :]:
+            left[gram[-1]] = -math.inf
+    return left
+
+
+SAID = [(), (11,), (11, 11), (11, 12, 13, 11, 12), (11, 12, 11, 12, 11), (9, 9, 9, 9), (9, 8, 9)]
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3])
+@pytest.mark.parametrize("penalty", [1.0, 1.5, 0.5])
+def test_penalties_for_repetition_read_only_what_was_sampled(penalty, size):
+    rules = Rules(FACTS, DIMS, CPU)
+    prompt = [FACTS.sot_prev, 20, 21, *PROMPT]  # said before: penalised by nobody
+    for seed, said in enumerate(SAID * 8):
+        logits = torch.randn(2, N_VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
+        logits[:, list({*said, 20, 21})] += 2.0
+        state = new_state(2, 32, CPU)
+        for row in range(2):
+            admit(state, row, prompt, said, timestamps=False)
+        state.repetition_penalty[0], state.no_repeat_ngram[0] = penalty, size
+        rules.advance(state, picks_of(2), logits)
+        for row, (p, n) in enumerate([(penalty, size), (1.0, 0)]):
+            left = torch.tensor(penalised(logits[row].tolist(), list(said), p, n))
+            expected = reference_scores(left, said, timestamps=False)
+            assert state.tokens[row, len(prompt) + len(said)] == expected.argmax()
+            assert float(state.logprob_sum[row]) == pytest.approx(
+                float(expected.log_softmax(-1).max()), abs=1e-5
+            )
+
+
+def test_a_draft_is_followed_as_far_as_it_is_what_would_have_been_chosen():
+    """Call by call as single steps would, with logits that each guess alone decides."""
+    rules = Rules(FACTS, DIMS, CPU)
+    table = torch.randn(N_VOCAB, N_VOCAB, generator=torch.Generator().manual_seed(3)) * 3
+    table[:, FACTS.eot] = -20.0
+    single, drafted = (new_state(6, 32, CPU) for _ in "12")
+    for state in (single, drafted):
+        for row in range(6):
+            admit(state, row, PROMPT, (11 + row,), timestamps=False, temperature=0.5 * (row == 5))
+            state.seed[row] = row
+    for _ in range(6):
+        rules.advance(single, picks_of(6), table[single.tokens[torch.arange(6), single.position]])
+    at, guesses = len(PROMPT) + 1, 4
+    right = single.tokens[:, at : at + guesses].clone()
+    kept = torch.tensor([0, 1, 2, 3, 4, 4])
+    wrong = torch.arange(guesses) >= kept[:, None]
+    drafted.tokens[:, at : at + guesses] = torch.where(wrong, (right + 1) % 40, right)
+    fed = drafted.tokens.clone()
+    rules.begin_draft(drafted, torch.arange(6))
+    for step in range(guesses + 1):
+        rules.advance(drafted, picks_of(6), table[fed[:, at - 1 + step]], drafted=True)
+    assert drafted.position.tolist() == [at + count for count in kept.tolist()]
+    for row, position in enumerate(drafted.position.tolist()):
+        assert torch.equal(drafted.tokens[row, : position + 1], single.tokens[row, : position + 1])
+    for _ in range(6):  # and on, in single steps
+        last = drafted.tokens[torch.arange(6), drafted.position]
+        short = drafted.position < single.position
+        rows = torch.arange(6)[short]
+        picks = Picks(rows, torch.arange(len(rows)))
+        rules.advance(drafted, picks, table[last[short]])
+    assert torch.equal(drafted.position, single.position)
+    for row, position in enumerate(single.position.tolist()):
+        assert torch.equal(drafted.tokens[row, : position + 1], single.tokens[row, : position + 1])
+    assert torch.equal(drafted.logprob_sum, single.logprob_sum)
+
+
+def test_rows_that_begin_anew_find_their_prompt_in_their_leaders_cache():
+    state = new_state(6, 16, CPU)
+    state.source.fill_(5)  # what a search left
+    state.tokens.fill_(9)
+    new = new_state(2, 4, CPU)
+    new.tokens[0], new.prompt_len[:], new.leader[:] = torch.tensor([1, 2, 3, 0]), 3, 2
+    state.put(torch.tensor([2, 4]), new)
+    assert state.source[2].tolist() == [2] * 16
+    assert state.source[4].tolist() == [2] * 3 + [4] * 13
+    assert state.source[3].tolist() == [5] * 16
+    assert state.tokens[2].tolist() == [1, 2, 3, 0] + [9] * 12
+    assert state.leader.tolist() == [0, 1, 2, 3, 2, 5]

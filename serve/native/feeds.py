@@ -1,0 +1,71 @@
+"""What a decoder step is fed: a token a row while windows decode, whole prompts when they start."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from serve.native.kernels.definition import Feed, Groups
+from serve.native.rules.state import RowState
+from serve.native.slots import Place
+
+
+def upload(values: Sequence[int], device: torch.device) -> torch.Tensor:
+    """int64 (n,) on a device; to a GPU without waiting for it."""
+    found = torch.tensor(values, dtype=torch.int64)
+    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """Positions [begin, end) of one row, fed in one step."""
+
+    place: Place
+    begin: int
+    end: int
+    alone: bool = False  # each position gives the bits that it would give in a step of its own
+
+
+def one_token_each(places: Sequence[Place], device: torch.device) -> tuple[torch.Tensor, Groups]:
+    """The rows of some slots, int64 (n,), and which of them share a slot, for one token a row."""
+    rows = [row for place in places for row in place.rows]
+    counts = [place.count for place in places]
+    return upload(rows, device), _groups([place.slot for place in places], counts, device)
+
+
+def feed_of(state: RowState, rows: torch.Tensor, groups: Groups, length: int) -> Feed:
+    """The next token of each of some rows; `length` is above every position."""
+    source = state.source if groups.most > 1 else None
+    return Feed(state.tokens, rows, state.position[rows], groups, source, False, length)
+
+
+def feed_of_spans(state: RowState, spans: Sequence[Span], device: torch.device) -> Feed:
+    """Several tokens of some slots' first rows, whatever the rows' own positions."""
+    rows = [span.place.first_row for span in spans for _ in range(span.begin, span.end)]
+    positions = [at for span in spans for at in range(span.begin, span.end)]
+    counts = [span.end - span.begin for span in spans]
+    groups = _groups(
+        [span.place.slot for span in spans], counts, device, [span.alone for span in spans]
+    )
+    return Feed(
+        ids=state.tokens,
+        rows=upload(rows, device),
+        positions=upload(positions, device),
+        groups=groups,
+        source=None,  # a first row's past is its own until beams change places
+        several=True,
+        length=max(positions) + 1,
+    )
+
+
+def _groups(
+    slots: list[int], counts: list[int], device: torch.device, alone: Sequence[bool] = ()
+) -> Groups:
+    firsts = [sum(counts[:i]) for i in range(len(counts))]
+    return Groups(
+        slots=upload(slots, device),
+        first=upload(firsts, device),
+        count=upload(counts, device),
+        alone=upload(alone or [False] * len(slots), device).bool(),
+        most=max(counts),
+    )

@@ -1,0 +1,155 @@
+"""What the token rules know of every row of the pool, in few tensors that one copy moves."""
+
+import dataclasses
+import math
+
+import torch
+
+NEVER = -math.inf
+
+
+@dataclasses.dataclass(frozen=True)
+class RowState:
+    """Every row's sequence and scores. All tensors but `packed` have one entry a row of the pool.
+
+    A slot's rows stand side by side, the leader first. What a slot has once stands at its leader:
+    what was heard at start-of-transcript, and the best hypothesis of a search.
+    """
+
+    packed: (
+        torch.Tensor
+    )  # uint8: the memory of all that follow but the tables, so one copy moves it
+    tokens: torch.Tensor  # int64 (rows, n_text_ctx): prompt, then what was sampled
+    source: torch.Tensor  # int32 (rows, n_text_ctx): whose cache holds each position of its past
+    best_tokens: torch.Tensor  # int64 (rows, n_text_ctx): as `tokens`, of the best ended hypothesis
+    position: torch.Tensor  # int64: the next token to feed
+    prompt_len: torch.Tensor  # int64
+    limit: torch.Tensor  # int64: the sequence ends when it has this many tokens
+    seed: torch.Tensor  # int64
+    last_timestamp: torch.Tensor  # int64: highest timestamp id sampled; 0 = none yet
+    language: torch.Tensor  # int64: detected language's token id; -1 = none asked for
+    leader: torch.Tensor  # int64: the first row of its slot
+    beam: torch.Tensor  # int64: rows of the search that it is part of; 1 = it stands for itself
+    needed: torch.Tensor  # int64: so many hypotheses end a search
+    ended: torch.Tensor  # int64: hypotheses of the search so far
+    best_length: torch.Tensor  # int64: sampled tokens of the best hypothesis, no end of text
+    no_repeat_ngram: torch.Tensor  # int64: so many tokens are never sampled twice; 0 = off
+    temperature: torch.Tensor  # float32: 0 = greedy
+    logprob_sum: torch.Tensor  # float32: over the sampled tokens, end of text included
+    no_speech_prob: torch.Tensor  # float32
+    language_prob: torch.Tensor  # float32
+    length_penalty: torch.Tensor  # float32: exponent of the length that divides a hypothesis's sum
+    repetition_penalty: torch.Tensor  # float32: 1 = off
+    best_score: torch.Tensor  # float32
+    best_logprob_sum: torch.Tensor  # float32: of the best hypothesis, end of text included
+    timestamps: torch.Tensor  # bool: timestamp rules apply
+    finished: torch.Tensor  # bool; free rows count as finished
+    best_is_ended: torch.Tensor  # bool: end of text ended the best hypothesis, not its limit
+    trusted: torch.Tensor  # bool: every token of its draft so far was what the rules chose
+
+    def to(self, device: torch.device) -> "RowState":
+        """A copy on another device; from pinned memory, without waiting."""
+        tables = (table.to(device, non_blocking=True) for table in self._tables())
+        return _carved(self.packed.to(device, non_blocking=True), *tables)
+
+    def pinned(self) -> "RowState":
+        """A copy in host memory that the device can read and write while the host goes on."""
+        return _carved(self.packed.pin_memory(), *(table.pin_memory() for table in self._tables()))
+
+    def put(self, rows: torch.Tensor, new: "RowState") -> None:
+        """Let some rows begin anew.
+
+        Args:
+            rows: int64 (m,), of this state.
+            new: m rows as the host wrote them; `leader` counts this state's rows. It has as many
+                columns as its longest prompt. What it says of `source` is not read: a prompt is fed
+                to its leader, and all that follows to the row itself.
+        """
+        self.tokens[rows, : new.tokens.shape[1]] = new.tokens
+        for name in _LAYOUT:
+            getattr(self, name).index_copy_(0, rows, getattr(new, name))
+        prompt = torch.arange(self.source.shape[1], device=rows.device) < new.prompt_len[:, None]
+        self.source[rows] = torch.where(prompt, new.leader[:, None], rows[:, None]).int()
+
+    def _tables(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.tokens, self.source, self.best_tokens
+
+
+_LAYOUT = {  # the widest first, so that each is aligned
+    **dict.fromkeys(
+        (
+            "position",
+            "prompt_len",
+            "limit",
+            "seed",
+            "last_timestamp",
+            "language",
+            "leader",
+            "beam",
+            "needed",
+            "ended",
+            "best_length",
+            "no_repeat_ngram",
+        ),
+        torch.int64,
+    ),
+    **dict.fromkeys(
+        (
+            "temperature",
+            "logprob_sum",
+            "no_speech_prob",
+            "language_prob",
+            "length_penalty",
+            "repetition_penalty",
+            "best_score",
+            "best_logprob_sum",
+        ),
+        torch.float32,
+    ),
+    **dict.fromkeys(("timestamps", "finished", "best_is_ended", "trusted"), torch.bool),
+}
+
+
+def new_state(rows: int, n_text_ctx: int, device: torch.device) -> RowState:
+    """State of free rows, each of which would stand for itself and be decoded greedily."""
+    size = sum(dtype.itemsize for dtype in _LAYOUT.values())
+    own = torch.arange(rows, device=device)
+    state = _carved(
+        torch.zeros(rows * size, dtype=torch.uint8, device=device),
+        torch.zeros((rows, n_text_ctx), dtype=torch.int64, device=device),
+        own.int()[:, None].repeat(1, n_text_ctx),
+        torch.zeros((rows, n_text_ctx), dtype=torch.int64, device=device),
+    )
+    state.leader.copy_(own)
+    for one in (state.prompt_len, state.beam, state.needed):
+        one.fill_(1)
+    for one in (state.length_penalty, state.repetition_penalty):
+        one.fill_(1.0)
+    state.language.fill_(-1)
+    state.best_score.fill_(NEVER)
+    state.finished.fill_(True)
+    return state
+
+
+def _carved(
+    packed: torch.Tensor, tokens: torch.Tensor, source: torch.Tensor, best_tokens: torch.Tensor
+) -> RowState:
+    """The fields as views of their memory."""
+    fields, begin = {}, 0
+    for name, dtype in _LAYOUT.items():
+        end = begin + len(tokens) * dtype.itemsize
+        fields[name] = packed[begin:end].view(dtype)
+        begin = end
+    return RowState(packed=packed, tokens=tokens, source=source, best_tokens=best_tokens, **fields)
+
+
+@dataclasses.dataclass(frozen=True)
+class Picks:
+    """Which rows choose a token, and from which logits.
+
+    The rows of a search stand side by side, its leader first, and choose together. In its first
+    choice all of them read its leader's logits, and `logprob_sum` of all but the leader is -inf.
+    """
+
+    rows: torch.Tensor  # int64 (m,)
+    at: torch.Tensor  # int64 (m,): the line of the logits that each reads

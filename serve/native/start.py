@@ -1,0 +1,189 @@
+"""How windows begin: their prompts are fed in one step each and their first tokens chosen.
+
+Where the language must be found, start-of-transcript and what precedes it go in a step before, and
+the language that it names takes its place in the prompt.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from serve.engine import DETECT_LANGUAGE
+from serve.native.feeds import Span, feed_of_spans, upload
+from serve.native.network import Cache, Whisper
+from serve.native.rules.choose import Advance
+from serve.native.rules.definition import Rules
+from serve.native.rules.state import Picks, RowState, new_state
+from serve.native.slots import Place
+from serve.runtime.protocol import Job
+
+_SEED_STEP = 7_919  # between the samples of one window; any number but 0 gives other noise
+
+
+@dataclasses.dataclass(frozen=True)
+class Begun:
+    """A job and what it owns."""
+
+    job: Job
+    place: Place
+
+
+def rows_of(job: Job) -> int:
+    """How many rows a job needs: its beams, or its samples."""
+    options = job.options
+    return options.best_of if options.temperature > 0 else options.beam_size
+
+
+class Starter:
+    """Starts windows whose audio is in their slots.
+
+    Args:
+        network, cache, state: of the same slots and rows.
+        rules: the checkpoint's.
+        advance: chooses tokens by them.
+    """
+
+    def __init__(
+        self,
+        network: Whisper,
+        cache: Cache,
+        state: RowState,
+        rules: Rules,
+        advance: Advance,
+    ) -> None:
+        self._network = network
+        self._cache = cache
+        self._state = state
+        self._rules = rules
+        self._advance = advance
+        self._device = network.device
+
+    def start(self, begun: Sequence[Begun]) -> None:
+        """Write the jobs' prompts and options into their rows, feed them, choose first tokens."""
+        self._write(begun)
+        detecting = [one for one in begun if DETECT_LANGUAGE in one.job.prompt]
+        if detecting:
+            self._detect(detecting)
+        plain = [one for one in begun if not one.job.draft or one.place.count > 1]
+        drafted = [one for one in begun if one not in plain]
+        for some in (plain, drafted):
+            if some:
+                self._feed_prompts(some)
+
+    def _sot_at(self, job: Job) -> int:
+        return job.prompt.index(self._rules.facts.sot)
+
+    def _detect(self, begun: Sequence[Begun]) -> None:
+        spans = [Span(one.place, 0, self._sot_at(one.job) + 1) for one in begun]
+        ends = [sum(span.end for span in spans[: i + 1]) - 1 for i in range(len(spans))]
+        feed = feed_of_spans(self._state, spans, self._device)
+        logits = self._network.step(feed, self._cache, upload(ends, self._device))
+        self._note_start(begun, logits)
+
+    def _note_start(self, begun: Sequence[Begun], logits: torch.Tensor) -> None:
+        leaders = upload([one.place.first_row for one in begun], self._device)
+        self._rules.note_start(self._state, leaders, logits)
+
+    def _feed_prompts(self, begun: Sequence[Begun]) -> None:
+        """Feed what is left of prompts, and the drafts; either all of the jobs have one or none."""
+        spans, starts, lasts = list[Span](), list[int](), list[int]()
+        noting, fed = list[Begun](), 0
+        drafts: list[list[int]] = []  # feeds of each job's guesses
+        for one in begun:
+            job, end = one.job, len(one.job.prompt)
+            begin = self._sot_at(job) + 1 if DETECT_LANGUAGE in job.prompt else 0
+            if begin == 0:
+                noting.append(one)
+                starts.append(fed + self._sot_at(job))
+            spans.append(Span(one.place, begin, end))
+            fed += end - begin
+            lasts.append(fed - 1)
+            guesses = self._guesses(one)
+            if guesses:
+                spans.append(Span(one.place, end, end + guesses, alone=True))
+            drafts.append(list(range(fed, fed + guesses)))
+            fed += guesses
+        wanted = [*starts, *lasts, *(at for feeds in drafts for at in feeds)]
+        feed = feed_of_spans(self._state, spans, self._device)
+        logits = self._network.step(feed, self._cache, upload(wanted, self._device))
+        if noting:
+            self._note_start(noting, logits[: len(noting)])
+        self._choose(begun, logits[len(noting) :], [len(feeds) for feeds in drafts])
+
+    def _guesses(self, one: Begun) -> int:
+        """How many of a job's guessed tokens are fed: one less than it may say in all."""
+        job = one.job
+        room = min(job.options.max_tokens, self._state.tokens.shape[1] - len(job.prompt)) - 1
+        return min(len(job.draft), room) if one.place.count == 1 else 0
+
+    def _choose(self, begun: Sequence[Begun], logits: torch.Tensor, guesses: list[int]) -> None:
+        """Choose first tokens, and as many more as the guesses are right.
+
+        Args:
+            begun: n jobs.
+            logits: after each job's prompt, then after each of its guesses, job by job.
+            guesses: of each job.
+        """
+        rows = [row for one in begun for row in one.place.rows]
+        at = [i for i, one in enumerate(begun) for _ in one.place.rows]
+        picks = Picks(upload(rows, self._device), upload(at, self._device))
+        if not any(guesses):
+            self._advance(self._state, picks, logits)
+            return
+        self._rules.begin_draft(self._state, picks.rows)
+        self._advance(self._state, picks, logits, drafted=True)
+        firsts = [len(begun) + sum(guesses[:i]) for i in range(len(begun))]
+        for turn in range(max(guesses)):
+            still = [i for i, count in enumerate(guesses) if count > turn]
+            picks = Picks(
+                upload([rows[i] for i in still], self._device),
+                upload([firsts[i] + turn for i in still], self._device),
+            )
+            self._advance(self._state, picks, logits, drafted=True)
+
+    def _write(self, begun: Sequence[Begun]) -> None:
+        """Write the jobs' prompts, guesses and options into their rows."""
+        context = self._state.tokens.shape[1]
+        lines = [(one, row) for one in begun for row in one.place.rows]
+        known = [(*one.job.prompt, *one.job.draft[: self._guesses(one)]) for one, _ in lines]
+        rows = new_state(len(lines), max(map(len, known)), torch.device("cpu"))
+        for line, tokens in enumerate(known):
+            rows.tokens[line, : len(tokens)] = torch.tensor(tokens)
+        for name, column in self._columns(lines, context).items():
+            field: torch.Tensor = getattr(rows, name)
+            field.copy_(torch.tensor(column))
+        where = upload([row for _, row in lines], self._device)
+        if self._device.type == "cuda":  # the encoder is at work: do not wait for it
+            rows = rows.pinned()
+        self._state.put(where, rows.to(self._device))
+
+    @staticmethod
+    def _columns(lines: list[tuple[Begun, int]], context: int) -> dict[str, list[float]]:
+        """What the rows' state begins with, by field."""
+        columns: dict[str, list[float]] = {}
+        for one, row in lines:
+            prompt, options = one.job.prompt, one.job.options
+            index = row - one.place.first_row
+            searches = one.place.count > 1 and options.temperature == 0
+            values = {
+                "position": len(prompt) - 1,
+                "prompt_len": len(prompt),
+                "limit": min(len(prompt) + options.max_tokens, context),
+                "seed": options.seed + index * _SEED_STEP,
+                "leader": one.place.first_row,
+                "beam": one.place.count if searches else 1,
+                # Rounded as C's `round` does, half away from zero.
+                "needed": max(1, int(one.place.count * options.patience + 0.5)),
+                "no_repeat_ngram": options.no_repeat_ngram_size,
+                "temperature": options.temperature,
+                "length_penalty": options.length_penalty,
+                "repetition_penalty": options.repetition_penalty,
+                # All candidates of a search's first step come from its first row.
+                "logprob_sum": float("-inf") if searches and index else 0.0,
+                "timestamps": options.timestamps,
+                "finished": False,
+            }
+            for name, value in values.items():
+                columns.setdefault(name, []).append(value)
+        return columns

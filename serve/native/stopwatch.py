@@ -1,0 +1,45 @@
+"""Seconds that work took, on the device that did it."""
+
+import collections
+import time
+from typing import Any
+
+import torch
+
+
+class Stopwatch:
+    """Seconds between construction and `stop`, of the device's own time where that is CUDA."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events: list[Any] = []  # torch.cuda.Event
+        if device.type == "cuda":
+            event: Any = torch.cuda.Event  # its annotations are incomplete
+            self._events = [event(enable_timing=True) for _ in range(2)]
+            self._events[0].record()
+        self._began = self._ended = time.perf_counter()
+
+    def stop(self) -> None:
+        """End the measurement."""
+        if self._events:
+            self._events[1].record()
+        self._ended = time.perf_counter()
+
+    @property
+    def known(self) -> bool:
+        """Whether the device has come as far as `stop`."""
+        return all(event.query() for event in self._events)
+
+    def seconds(self) -> float:
+        """What was measured; waits until it is known."""
+        if not self._events:
+            return self._ended - self._began
+        self._events[1].synchronize()
+        return float(self._events[0].elapsed_time(self._events[1])) / 1e3
+
+
+def total(stopwatches: collections.deque[Stopwatch]) -> float:
+    """Take the leading stopwatches that are known, and add them up."""
+    seconds = 0.0
+    while stopwatches and stopwatches[0].known:
+        seconds += stopwatches.popleft().seconds()
+    return seconds

@@ -1,0 +1,227 @@
+"""The decoder's attention against its plain torch twin: interpreted on a CPU, or on a GPU."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from serve.native.kernels import definition
+from serve.native.kernels.definition import CrossKV
+from tests.serve.native.kernels.parity import (
+    CTX,
+    DEVICE,
+    DTYPES,
+    HEADS,
+    KEYS,
+    close,
+    feed_of,
+    groups_of,
+    matrix_of,
+    norm_of,
+)
+
+D = HEADS * 64
+
+
+def self_caches(random, rows, dtype):
+    return [random(rows, CTX, HEADS, 64, dtype=dtype) for _ in range(2)]
+
+
+def check_self_attention(ops, qkv, caches, feed):
+    """The twin's results, and the same numbers in the caches; returns the kernel's."""
+    mine, twins = ([cache.clone() for cache in caches] for _ in range(2))
+    got = ops.self_attention(qkv, *mine, feed)
+    close(got, definition.self_attention(qkv, *twins, feed))
+    for a, b in zip(mine, twins, strict=True):
+        assert torch.equal(a, b)  # what is new, and nothing else, was written
+    return got
+
+
+def own_rows(rows):
+    """The table of rows whose past is all their own."""
+    table = torch.arange(rows, dtype=torch.int32, device=DEVICE)
+    return table[:, None].repeat(1, CTX)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_self_attention_of_rows_from_new_to_full(ops, random, dtype):
+    feed = feed_of([4, 0, 1, 8, 3, 2, 5], [0, 1, 127, 128, 129, 300, CTX - 1])
+    caches = self_caches(random, 9, dtype)
+    qkv = random(7, 3 * D, dtype=dtype, spread=0.5)
+    plain = check_self_attention(ops, qkv, caches, feed)
+    traced = check_self_attention(ops, qkv, caches, dataclasses.replace(feed, source=own_rows(9)))
+    assert torch.equal(plain, traced)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_past_of_a_row_may_stand_in_others(ops, random, dtype):
+    """Five beams that changed places again and again, and a row of its own."""
+    source = own_rows(7)
+    mixed = torch.randint(0, 5, (5, CTX), generator=torch.Generator().manual_seed(2))
+    source[1:6] = (1 + mixed).to(DEVICE, torch.int32)
+    source[torch.arange(1, 6), 140] = torch.arange(1, 6, dtype=torch.int32, device=DEVICE)
+    feed = feed_of([1, 2, 3, 4, 5, 6], [140] * 5 + [9], source=source)
+    qkv, caches = random(6, 3 * D, dtype=dtype, spread=0.5), self_caches(random, 7, dtype)
+    got = check_self_attention(ops, qkv, caches, feed)
+    own = check_self_attention(ops, qkv, caches, dataclasses.replace(feed, source=None))
+    assert torch.equal(got[5], own[5])
+    assert not torch.isclose(got[:5], own[:5]).all(dim=1).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("traced", [False, True])
+def test_several_positions_of_a_row_are_the_bits_of_single_steps(ops, random, traced, dtype):
+    """A prompt, a draft behind a long past and one token, fed at once and one by one."""
+    spans = [(3, 0, 7), (0, 126, 131), (1, 40, 41)]
+    pairs = [(row, at) for row, begin, end in spans for at in range(begin, end)]
+    source = own_rows(5) if traced else None
+    if traced:
+        source[0, :100] = 4
+    rows, positions = zip(*pairs, strict=True)
+    feed = feed_of(rows, positions, source=source, several=True)
+    qkv = random(len(pairs), 3 * D, dtype=dtype, spread=0.5)
+    caches = self_caches(random, 5, dtype)
+    together = check_self_attention(ops, qkv, caches, feed)
+    for i, (row, position) in enumerate(pairs):
+        one = feed_of([row], [position], source=source)
+        alone = ops.self_attention(qkv[i : i + 1].clone(), *caches, one)
+        assert torch.equal(alone[0], together[i]), (row, position)
+
+
+def cross_of(ops, random, slots, dtype, int8):
+    """Keys and values of the second of two layers, stored in the last slot first."""
+    kind = torch.int8 if int8 else dtype
+    cache = torch.zeros((2, 2, slots, HEADS, KEYS, 64), dtype=kind, device=DEVICE)
+    scale = torch.zeros(2, 2, slots, HEADS, 64, device=DEVICE) if int8 else None
+    x = random(slots, KEYS, 2 * 2 * D, dtype=dtype)
+    ops.store_cross(x, torch.arange(slots - 1, -1, -1, device=DEVICE), cache, scale)
+    return CrossKV(*cache[1], *((None, None) if scale is None else scale[1]))
+
+
+def check_cross_attention(ops, q, cross, groups):
+    """The twin's results for all feeds that a group names; returns the kernel's."""
+    got, twin = ops.cross_attention(q, cross, groups), definition.cross_attention(q, cross, groups)
+    pairs = zip(groups.first.tolist(), groups.count.tolist(), strict=True)
+    named = [feed for first, count in pairs for feed in range(first, first + count)]
+    close(got[named], twin[named])
+    return got
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("int8", [True, False])
+def test_cross_attention_of_one_feed_a_slot(ops, random, int8, dtype):
+    """Slots in any order, a free one, and a feed that nobody owns."""
+    cross, q = cross_of(definition, random, 3, dtype, int8), random(4, D, dtype=dtype, spread=0.5)
+    for groups in (groups_of((0, 0, 1)), groups_of((2, 3, 1), (1, 9, 0), (0, 0, 1), (1, 1, 1))):
+        for _ in range(2):  # the counters are zero again
+            check_cross_attention(ops, q, cross, groups)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("int8", [True, False])
+def test_cross_attention_of_several_feeds_a_slot(ops, random, int8, dtype):
+    """Beams, a prompt longer than a tile, a draft, one token, a free slot, feeds of nobody."""
+    cross = cross_of(definition, random, 4, dtype, int8)
+    q = random(40, D, dtype=dtype, spread=0.5)
+    groups = groups_of(
+        (3, 35, 5), (0, 2, 21), (1, 0, 0), (1, 24, 3, "alone"), (2, 28, 1), (2, 30, 2), most=30
+    )
+    for _ in range(2):  # the counters are zero again
+        check_cross_attention(ops, q, cross, groups)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("int8", [True, False])
+def test_a_feed_gets_the_same_bits_in_any_company(ops, kernels, random, monkeypatch, int8, dtype):
+    cross = cross_of(definition, random, 4, dtype, int8)
+    q = random(40, D, dtype=dtype)
+
+    def ask(*groups, of=ops, most=None):
+        return of.cross_attention(q, cross, groups_of(*groups, most=most))
+
+    single = ask(*((i % 4, i, 1) for i in range(8)))
+    assert torch.equal(ask((2, 2, 1))[2], single[2])
+    assert torch.equal(ask((2, 2, 1), (0, 9, 20), most=30)[2], single[2])
+    drafts = [ask((0, 4, 1), (0, 5, 3, "alone")), ask((0, 4, 4, "alone"), (1, 20, 9))]
+    expected = torch.stack([ask((0, i, 1))[i] for i in range(4, 8)])
+    for draft in drafts:
+        assert torch.equal(draft[4:8], expected)
+
+    pair = ask((1, 20, 2))
+    for many in (
+        ask((1, 18, 7), (2, 30, 2)),
+        ask((1, 1, 30)),
+        ask((1, 12, 16), (0, 0, 8, "alone")),
+    ):
+        assert torch.equal(many[20:22], pair[20:22])
+
+    monkeypatch.setattr(kernels[0], "_ROOM", 7)  # a workspace that needs many turns
+    small = kernels[0].TritonOps(DEVICE, 3, HEADS, KEYS)
+    groups = ((1, 1, 30), (0, 33, 4, "alone"), (3, 38, 1))
+    for _ in range(2):
+        a, b = ask(*groups), ask(*groups, of=small)
+        assert torch.equal(a[1:31], b[1:31]) and torch.equal(a[33:37], b[33:37])
+        assert torch.equal(a[38], b[38])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_free_slots_leave_everything_as_it_is(ops, random, dtype):
+    cross, q = cross_of(definition, random, 2, dtype, int8=True), random(3, D, dtype=dtype)
+    nobody = groups_of((0, 0, 0), (1, 2, 0), most=4)
+    assert ops.cross_attention(q, cross, nobody).isnan().all()  # as it was allocated
+    check_cross_attention(ops, q, cross, groups_of((0, 0, 2), (1, 2, 1)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_finishes_its_query(ops, random, dtype):
+    """Both kinds, fed by a linear layer with few rows; one token a row and several."""
+    x, norm = random(5, D, dtype=dtype), norm_of(random, D)
+    cross = cross_of(definition, random, 3, dtype, int8=True)
+    caches = self_caches(random, 3, dtype)
+    mine, twins = [c.clone() for c in caches], [c.clone() for c in caches]
+    ages = feed_of([0, 1, 1, 1, 2], [0, 130, 131, 132, 7], several=True)
+    groups = groups_of((2, 0, 1), (0, 1, 3), (1, 4, 1))
+    for int8 in (True, False):
+        query, qkv = (matrix_of(random, n * D, D, dtype, int8) for n in (1, 3))
+        got = ops.cross_attention(ops.norm_linear(x, norm, query), cross, groups)
+        twin = definition.norm_linear(x, norm, query)
+        close(got, definition.cross_attention(twin, cross, groups))
+        got = ops.self_attention(ops.norm_linear(x, norm, qkv), *mine, ages)
+        new = definition.norm_linear(x, norm, qkv)
+        close(got, definition.self_attention(new, *twins, ages))
+        for a, b in zip(mine, twins, strict=True):
+            close(a, b)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_int8_keys_and_values(ops, random, dtype):
+    """Each channel's largest number keeps its value; a channel of zeros stays zeros."""
+    layers, groups = 2, 4  # keys and values of each layer
+    width = groups * HEADS * 64
+    x = random(2, KEYS, width, dtype=dtype) * random(width, dtype=dtype).abs()
+    x[0, :, 5] = 0
+    made = []
+    for one in (ops, definition):
+        shape = (layers, 2, 3, HEADS, KEYS, 64)
+        cache = torch.full(shape, 77, dtype=torch.int8, device=DEVICE)
+        scale = torch.full((layers, 2, 3, HEADS, 64), 0.5, device=DEVICE)
+        one.store_cross(x, torch.tensor([2, 0], device=DEVICE), cache, scale)
+        assert (cache[:, :, 1] == 77).all() and (scale[:, :, 1] == 0.5).all()
+        made.append((cache, scale))
+    (mine, my_scale), (twin, twin_scale) = made
+    assert torch.allclose(my_scale, twin_scale, rtol=1e-6)
+    assert (mine.int() - twin.int()).abs().max() <= 1  # a tie may be rounded either way
+    assert (mine != twin).float().mean() < 1e-3
+    back = (mine[:, :, 2].float() * my_scale[:, :, 2][..., None, :]).permute(3, 0, 1, 2, 4)
+    worst = float(0.51 * my_scale[:, :, 2].max()) + 1e-3
+    assert torch.allclose(back.reshape(KEYS, -1), x[0].float(), atol=worst)
+    assert (mine[0, 0, 2, 0, :, 5] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_embed(ops, random, dtype):
+    tokens, places = random(900, 384, dtype=dtype), random(CTX, 384, dtype=dtype)
+    ids = torch.randint(0, 900, (6, CTX), device=DEVICE)
+    feed = feed_of([5, 0, 2, 2, 2], [0, 3, 445, 446, 447], ids)
+    twin = definition.embed(feed, tokens, places)
+    assert torch.equal(ops.embed(feed, tokens, places), twin)

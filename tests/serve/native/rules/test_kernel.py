@@ -1,0 +1,166 @@
+"""The rules' kernels against their definition: in Triton's interpreter, or on a GPU."""
+
+import dataclasses
+import math
+
+import torch
+
+from serve.engine import Dims, TokenizerFacts
+from serve.native.rules.definition import Rules
+from serve.native.rules.state import Picks, new_state
+from tests.serve.native.kernels.parity import DEVICE
+
+FACTS = TokenizerFacts(
+    eot=2000, sot=2001, sot_prev=2002, no_speech=2003, no_timestamps=2004, timestamp_begin=2100,
+    transcribe=2005, translate=2006, languages={"en": 2010, "es": 2011, "de": 2019},
+    suppress_tokens=(1, 2, 7, 2001), begin_suppress_tokens=(220, 2000),
+    max_initial_timestamp_index=50, alignment_heads=(),
+)  # fmt: skip
+VOCAB = Dims(80, 1500, 64, 1, 1, 128, 2100 + 1501, 64, 64, 1, 1, 128)
+PROMPT = (2001, 2010, 2005)
+
+
+def start(state, row, prompt=PROMPT, beam=1, **fields):
+    """Let a slot begin: the rows of a search, or one that stands for itself."""
+    for mine in range(row, row + beam):
+        state.tokens[mine, : len(prompt)] = torch.tensor(prompt, device=DEVICE)
+        state.position[mine], state.prompt_len[mine] = len(prompt) - 1, len(prompt)
+        state.leader[mine], state.beam[mine], state.needed[mine] = row, beam, beam
+        state.source[mine, : len(prompt)] = row
+        state.logprob_sum[mine] = 0.0 if mine == row else -math.inf
+        state.finished[mine] = False
+        for name, value in {"limit": 40, "seed": mine, **fields}.items():
+            getattr(state, name)[mine] = value
+
+
+def mixed(state):
+    """Every kind of slot: 18 rows, of which 5 and 14 stay free."""
+    start(state, 0, timestamps=True)
+    start(state, 1, (2001, 2011, 2005, 2004))
+    start(state, 2, (2002, 9, 8, *PROMPT), timestamps=True, temperature=0.7)
+    start(state, 3, temperature=1.0, limit=9)
+    start(state, 4, timestamps=True, repetition_penalty=1.5, no_repeat_ngram=2)
+    start(state, 6, beam=5, timestamps=True)
+    start(state, 11, beam=3, no_repeat_ngram=1, length_penalty=0.5, needed=6)
+    start(state, 15, beam=2, timestamps=True, length_penalty=0.0, repetition_penalty=0.8, limit=13)
+    start(state, 17, no_repeat_ngram=3, limit=15)
+
+
+def steps_of(count, seed=5, rows=18):
+    """Random logits that favour timestamps, a few words and the end now and then."""
+    generator = torch.Generator().manual_seed(seed)
+    for step in range(count):
+        logits = torch.randn((rows, VOCAB.n_vocab), generator=generator) * 3
+        logits[:, FACTS.timestamp_begin :] += [-6.0, 4.0][step % 3 == 2]
+        logits[:, FACTS.eot] += 8.0 + step if step > 6 else 0.0
+        logits[:, 30:34] += 8.0
+        yield logits.to(DEVICE)
+
+
+def same(mine, twin, step):
+    """All that means anything is equal, what is added up as far as float32 tells."""
+    for field in dataclasses.fields(twin)[4:]:  # what is in `packed`
+        a, b = getattr(mine, field.name), getattr(twin, field.name)
+        if a.is_floating_point():
+            assert torch.allclose(a, b, atol=2e-4), (step, field.name, a, b)
+        else:
+            assert torch.equal(a, b), (step, field.name, a, b)
+    for row, position in enumerate(twin.position.tolist()):
+        for table in ("tokens", "source"):
+            a, b = getattr(mine, table)[row], getattr(twin, table)[row]
+            assert torch.equal(a[: position + 1], b[: position + 1]), (step, table, row, a, b)
+        end = int(twin.prompt_len[row] + twin.best_length[row])
+        assert torch.equal(mine.best_tokens[row, :end], twin.best_tokens[row, :end]), (step, row)
+
+
+def picks_of(state, first, rows):
+    """These rows, a line of the logits each; at first a slot's all read its leader's."""
+    rows = torch.tensor(rows, device=DEVICE)
+    lines = torch.arange(len(rows), device=DEVICE)
+    if first:
+        lines = (state.leader[rows][:, None] == rows).int().argmax(dim=1)
+    return Picks(rows, lines)
+
+
+def test_the_choice_equals_the_rules_step_by_step(kernels):
+    rules = Rules(FACTS, VOCAB, DEVICE)
+    chooser = kernels[1].TritonChoice(rules, 18, searching=True)
+    mine, twin = (new_state(18, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
+    mixed(mine), mixed(twin)
+    order = [*range(6, 18), 0, 1, 2, 3, 4, 5]  # picks need not stand as rows do
+    for step, logits in enumerate(steps_of(14)):
+        picks = picks_of(twin, step == 0, order)
+        rules.advance(twin, picks, logits)
+        chooser.advance(mine, picks, logits)
+        same(mine, twin, step)
+    assert int(twin.finished.sum()) >= 12
+    leaders = [6, 11, 15]
+    assert twin.finished[leaders].all() and twin.ended[leaders].min() > 0
+    assert twin.best_is_ended[leaders].any()
+
+
+def test_who_decodes_beside_a_row_changes_none_of_its_bits(kernels):
+    rules = Rules(FACTS, VOCAB, DEVICE)
+    together, alone = (new_state(18, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
+    mixed(together), mixed(alone)
+    choosers = [kernels[1].TritonChoice(rules, 18, searching=True) for _ in range(2)]
+    for step, logits in enumerate(steps_of(4)):
+        choosers[0].advance(together, picks_of(together, step == 0, list(range(18))), logits)
+        for rows in ([4], [6, 7, 8, 9, 10]):
+            choosers[1].advance(alone, picks_of(alone, step == 0, rows), logits[rows].contiguous())
+    for rows in (4, slice(6, 11)):
+        for field in ("tokens", "source", "logprob_sum", "best_logprob_sum", "best_score"):
+            a, b = getattr(together, field)[rows], getattr(alone, field)[rows]
+            assert torch.equal(a, b), field
+
+
+def test_without_searches_the_kernels_choose_as_with_them(kernels):
+    rules = Rules(FACTS, VOCAB, DEVICE)
+    states = [new_state(18, VOCAB.n_text_ctx, DEVICE) for _ in range(2)]
+    for searching, state in zip((False, True), states, strict=True):
+        mixed(state)
+        chooser = kernels[1].TritonChoice(rules, 18, searching)
+        for logits in steps_of(4):
+            chooser.advance(state, picks_of(state, False, [0, 1, 2, 3, 4, 17]), logits[:6])
+    assert torch.equal(states[0].tokens, states[1].tokens)
+    assert states[0].position[[0, 1, 2, 3, 4, 17]].tolist() == [6, 7, 9, 6, 6, 6]
+
+
+def test_a_draft_is_followed_as_the_rules_follow_it(kernels):
+    rules = Rules(FACTS, VOCAB, DEVICE)
+    rows = [0, 1, 2, 3, 4, 17]
+    guide = new_state(18, VOCAB.n_text_ctx, DEVICE)
+    mixed(guide)
+    for logits in steps_of(4):
+        rules.advance(guide, picks_of(guide, False, rows), logits[:6])
+    mine, twin = (new_state(18, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
+    for state in (mine, twin):
+        mixed(state)
+        for kept, row in enumerate(rows):
+            at = int(state.prompt_len[row])
+            state.tokens[row, at : at + 4] = guide.tokens[row, at : at + 4]
+            state.tokens[row, at + kept] += 1  # beyond the draft of the last
+        rules.begin_draft(state, torch.tensor(rows, device=DEVICE))
+    chooser = kernels[1].TritonChoice(rules, 6, searching=False)
+    for step, logits in enumerate(steps_of(5)):
+        picks = picks_of(twin, False, rows)
+        rules.advance(twin, picks, logits[:6], drafted=True)
+        chooser.advance(mine, picks, logits[:6].contiguous(), drafted=True)
+        same(mine, twin, step)
+    advanced = twin.position[rows] + 1 - twin.prompt_len[rows]
+    assert advanced.tolist() == [1, 2, 3, 4, 5, 5]
+
+
+def test_a_beam_without_a_continuation_stays_without(kernels):
+    rules = Rules(FACTS, VOCAB, DEVICE)
+    mine, twin = (new_state(5, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
+    start(mine, 0, beam=5), start(twin, 0, beam=5)
+    chooser = kernels[1].TritonChoice(rules, 5, searching=True)
+    logits = torch.full((5, VOCAB.n_vocab), -math.inf, device=DEVICE)
+    for step in range(3):
+        logits[:, [11, 12, 13]] = torch.tensor([2.0, 3.1, 1.3 + step], device=DEVICE)
+        picks = picks_of(twin, step == 0, list(range(5)))
+        for advance, state in ((rules.advance, twin), (chooser.advance, mine)):
+            advance(state, picks, logits)
+        same(mine, twin, step)
+        assert int(twin.logprob_sum.isfinite().sum()) == (3 if step == 0 else 5)

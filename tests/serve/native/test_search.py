@@ -1,0 +1,211 @@
+"""Several rows a slot, through the runtime: beams, samples, drafts and prompts."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from serve.config import RuntimeConfig
+from serve.engine import DETECT_LANGUAGE
+from serve.errors import OptionError, UnavailableError
+from serve.native.kernels.definition import Feed, Groups
+from serve.native.network import Whisper
+from serve.native.runtime import NativeRuntime
+from serve.runtime.protocol import DecodingOptions, Job
+from tests.serve.native.decoding import prompt_of, run
+
+CPU = torch.device("cpu")
+PLAIN = DecodingOptions(timestamps=False, max_tokens=40)
+BEAM = dataclasses.replace(PLAIN, beam_size=5)
+SAMPLES = dataclasses.replace(PLAIN, temperature=0.8, best_of=4, seed=7)
+
+
+@pytest.fixture(scope="module")
+def runtime(engine):
+    runtime = NativeRuntime(engine, RuntimeConfig(slots=4, rows=12, encoder_batch=3, threads=1))
+    yield runtime
+    runtime.close()
+
+
+@pytest.fixture(scope="module")
+def network(engine):
+    return Whisper(engine.manifest.dims, engine.load_weights(), CPU, torch.float32)
+
+
+@pytest.fixture(scope="module")
+def some(windows):
+    """Five windows, of both languages, one of noise; of the first, beams say more."""
+    chosen = ("en_long.mp3", "es_question.wav", "en_question.wav", "noise.flac", "en_thanks.flac")
+    return [next(window for window in windows if window[0] == name) for name in chosen]
+
+
+def jobs_of(facts, some, *options):
+    """A job a window; the options take turns."""
+    return [
+        Job(i, window[2], prompt_of(facts, window[1]), options[i % len(options)])
+        for i, window in enumerate(some)
+    ]
+
+
+def logprob_sum(engine, network, job, event):
+    """What the network gives the job's answer when it is fed nothing else; without timestamps."""
+    facts = engine.manifest.tokenizer
+    answer = [*event.tokens, facts.eot] if event.finished == "eot" else list(event.tokens)
+    tokens = torch.tensor([[*job.prompt, *answer]])
+    logits = network.teacher_forced_logits(job.features[None], tokens)[0]
+    logits = logits[len(job.prompt) - 1 : -1].clone()
+    logits[:, list(facts.suppress_tokens)] = -torch.inf
+    logits[0, list(facts.begin_suppress_tokens)] = -torch.inf
+    return float(logits.log_softmax(-1)[torch.arange(len(answer)), answer].sum()), len(answer)
+
+
+@pytest.mark.parametrize("options", [PLAIN, BEAM, SAMPLES], ids=["greedy", "beam", "samples"])
+def test_an_answer_has_the_score_that_the_network_gives_it_alone(
+    engine, network, runtime, some, options
+):
+    jobs = jobs_of(engine.manifest.tokenizer, some, options)
+    ended = run(runtime, jobs)
+    for job in jobs:
+        event = ended[job.id]
+        total, length = logprob_sum(engine, network, job, event)
+        assert event.scores.avg_logprob == pytest.approx(total / length, abs=1e-4)
+
+
+def test_beams_find_what_is_likelier_than_the_greedy_answer(engine, network, runtime, some):
+    facts = engine.manifest.tokenizer
+    found = {}
+    for options in (PLAIN, BEAM):
+        jobs = jobs_of(facts, some[:3], options)
+        ended = run(runtime, jobs)
+        for job in jobs:
+            total, _ = logprob_sum(engine, network, job, ended[job.id])
+            found.setdefault(job.id, []).append(total / max(1, len(ended[job.id].tokens)))
+    assert all(beam >= greedy - 1e-4 for greedy, beam in found.values())
+    assert any(beam > greedy + 1e-3 for greedy, beam in found.values())
+
+
+def test_company_changes_no_answer(engine, runtime, some):
+    facts = engine.manifest.tokenizer
+    timed = dataclasses.replace(BEAM, timestamps=True)
+    mixed = (BEAM, PLAIN, SAMPLES, timed, dataclasses.replace(BEAM, beam_size=2))
+    together = run(runtime, jobs_of(facts, some, *mixed))
+    for job in jobs_of(facts, some, *mixed):
+        alone = run(runtime, [job])[job.id]
+        assert alone.tokens == together[job.id].tokens
+        scores = together[job.id].scores
+        assert alone.scores.avg_logprob == pytest.approx(scores.avg_logprob, abs=1e-4)
+
+
+def test_the_best_sample_is_kept(engine, runtime, some):
+    facts = engine.manifest.tokenizer
+    one = dataclasses.replace(SAMPLES, best_of=1)
+    job = jobs_of(facts, some, SAMPLES)[4]
+    several = run(runtime, [job])[job.id]
+    first = run(runtime, [dataclasses.replace(job, options=one)])[job.id]
+    assert several.scores.avg_logprob > first.scores.avg_logprob - 1e-6
+    again = run(runtime, [job])[job.id]
+    assert again.tokens == several.tokens
+
+
+@pytest.mark.parametrize("options", [PLAIN, dataclasses.replace(SAMPLES, best_of=1), BEAM])
+def test_a_draft_changes_no_answer(engine, runtime, some, options):
+    facts = engine.manifest.tokenizer
+    jobs = jobs_of(facts, some[1:3], dataclasses.replace(options, timestamps=True))
+    begun = runtime.gauges().steps
+    plain = run(runtime, jobs)
+    steps = runtime.gauges().steps - begun
+    for change in (
+        lambda tokens: tokens,
+        lambda tokens: tokens[: len(tokens) // 2],
+        lambda tokens: (*tokens[:3], 17, *tokens[4:]),
+        lambda tokens: (*tokens, *range(300)),
+        lambda tokens: tuple(reversed(tokens)),
+    ):
+        drafted = [dataclasses.replace(job, draft=change(plain[job.id].tokens)) for job in jobs]
+        for id, event in run(runtime, drafted).items():
+            assert (event.tokens, event.finished) == (plain[id].tokens, plain[id].finished)
+            scores = plain[id].scores
+            assert event.scores.avg_logprob == pytest.approx(scores.avg_logprob, abs=1e-4)
+    if options.beam_size == 1:
+        before = runtime.gauges().steps
+        run(runtime, [dataclasses.replace(job, draft=plain[job.id].tokens) for job in jobs])
+        assert runtime.gauges().steps - before < steps / 3
+
+
+def test_a_prompt_is_fed_in_one_step_and_before_it_what_finds_the_language(
+    engine, runtime, some, monkeypatch
+):
+    facts = engine.manifest.tokenizer
+    fed = []
+    step = Whisper.step
+    monkeypatch.setattr(
+        Whisper,
+        "step",
+        lambda self, feed, *rest: fed.append(feed.positions.tolist()) or step(self, feed, *rest),
+    )
+    previous = (facts.sot_prev, *range(50, 150))
+    _, language, features = some[0]
+    prompt = (*previous, *prompt_of(facts, language))
+    named = run(runtime, [Job(0, features, prompt, PLAIN)])[0]
+    assert fed[0] == list(range(104))
+    assert [len(positions) for positions in fed[1:]] == [1] * (len(fed) - 1)
+    fed.clear()
+    asked = tuple(DETECT_LANGUAGE if id == prompt[-2] else id for id in prompt)
+    found = run(runtime, [Job(0, features, asked, PLAIN)])[0]
+    assert [fed[0], fed[1]] == [list(range(102)), [102, 103]]
+    assert found.scores.language == prompt[-2]
+    assert found.tokens == named.tokens
+
+
+@torch.inference_mode()
+def test_many_positions_in_one_step_are_the_same_as_one_after_the_other(network, windows):
+    features = torch.stack([window[2] for window in windows[:3]])
+    tokens = torch.randint(0, 1000, (3, 12), generator=torch.Generator().manual_seed(0))
+    expected = network.teacher_forced_logits(features, tokens)
+    cache = network.new_cache(3, 6)
+    network.fill_cross(network.encode(features), cache, torch.arange(3))
+    ids = torch.zeros((6, 448), dtype=torch.int64)
+    ids[[0, 2, 5], :12] = tokens
+    lengths = torch.tensor([7, 12, 5])
+    rows = torch.tensor([0, 2, 5]).repeat_interleave(lengths)
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    groups = Groups(
+        torch.arange(3), lengths.cumsum(0) - lengths, lengths, torch.zeros(3).bool(), 12
+    )
+    logits = network.step(Feed(ids, rows, positions, groups, None, True, 12), cache)
+    for row, part in enumerate(logits.split(lengths.tolist())):
+        torch.testing.assert_close(part, expected[row, : len(part)], atol=1e-4, rtol=1e-4)
+
+
+def test_windows_that_need_more_rows_than_are_free_wait_for_them(engine, runtime, some):
+    facts = engine.manifest.tokenizer
+    jobs = jobs_of(facts, some, BEAM)  # 25 rows of 12
+    for job in jobs:
+        runtime.submit(job)
+    busy, ended = [], 0
+    while ended < len(jobs):
+        ended += len(runtime.poll(1.0))
+        busy.append(runtime.gauges().busy_slots)
+    assert max(busy) == 2
+
+
+def test_a_cancelled_search_leaves_its_rows_to_others(engine, runtime, some):
+    facts = engine.manifest.tokenizer
+    jobs = jobs_of(facts, some, BEAM)
+    for job in jobs[:2]:
+        runtime.submit(job)
+    for _ in range(3):
+        assert not runtime.poll(1.0)
+    runtime.cancel(0)
+    runtime.cancel(1)
+    assert [event.finished for event in runtime.poll(1.0)] == ["cancelled"] * 2
+    after = run(runtime, jobs)
+    assert after[0].tokens == run(runtime, [jobs[0]])[0].tokens
+
+
+def test_more_rows_than_there_are_is_an_error_that_names_the_option(engine, runtime, some):
+    job = jobs_of(engine.manifest.tokenizer, some, dataclasses.replace(BEAM, beam_size=9))[0]
+    with pytest.raises(OptionError, match=r"beam_size 9 .* runtime\.rows = 12"):
+        runtime.submit(job)
+    with pytest.raises(UnavailableError, match=r"runtime\.rows = 2 is less than runtime\.slots"):
+        NativeRuntime(engine, RuntimeConfig(slots=4, rows=2))
