@@ -11,8 +11,8 @@ from tqdm import tqdm
 from eval.accuracy.data import TimedCall
 from eval.accuracy.load import drive, wall_s
 from eval.accuracy.normalize import DEFAULT, normalizer
+from eval.accuracy.ours import EarshotTriton
 from eval.accuracy.score import Accuracy, accuracy, char_counts, latency, rtfx
-from eval.accuracy.systems import EarshotTriton
 from eval.config import Config
 from serve.clips import Clip, load_clips
 

@@ -12,8 +12,12 @@ from serve.clips import Clip
 from serve.codec import from_json
 from serve.files import read_text
 
-Phase = Literal["alone", "one_clip", "loaded"]
-"""One call at a time over all clips; the same on the one 10 s clip; many calls at a time."""
+ClipSet = Literal["timed", "heldout"]
+"""The clips of `eval.manifest`, which speed is measured on as well; those of `eval.heldout`."""
+
+Phase = Literal["accuracy", "alone", "one_clip", "loaded"]
+"""What is scored: every clip once, many calls at a time. Then, for speed: one call at a time over
+the timed clips; the same on their one 10 s clip; many calls at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +46,7 @@ class TimedCall:
     reference: str
     language: str | None  # the reference's
     duration_s: float
+    clip_set: ClipSet
     phase: Phase
     concurrency: int
     repeat: int
@@ -65,7 +70,7 @@ class SystemFacts:
     settings: dict[str, str]  # versions included
     start_s: float  # opening it until it is ready
     peak_memory_bytes: int  # resident set, the child and all its descendants together
-    rows: int  # lines of the predictions file: timed calls
+    rows: int  # lines of the predictions file: calls
 
 
 def ten_second_clip(clips: Iterable[Clip]) -> Clip | None:

@@ -10,13 +10,29 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
-from eval.accuracy.data import Phase, Prediction, TimedCall
-from eval.accuracy.systems import System
+from eval.accuracy.data import ClipSet, Phase, Prediction, TimedCall
 from serve.clips import Clip
 from serve.errors import EarshotError
 from serve.files import read_bytes
 
 SHUFFLE_SEED = 20  # the same order of clips for every system
+
+
+class System:
+    """One thing that turns audio into text."""
+
+    settings: dict[str, str]  # everything that decides its figures, versions included
+
+    def transcribe(self, audio: bytes) -> Prediction:
+        """The text of an audio file's bytes; called from several threads at once.
+
+        Raises:
+            EarshotError: this one call failed.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Free everything, child processes included; nothing, where nothing runs between calls."""
 
 
 def drive(
@@ -27,6 +43,7 @@ def drive(
     concurrency: int,
     repeats: int,
     emit: Callable[[TimedCall], None],
+    clip_set: ClipSet = "timed",
 ) -> None:
     """Send every clip `repeats` times, each pass in its own shuffled order, without a gap.
 
@@ -52,6 +69,7 @@ def drive(
             reference=clip.text,
             language=clip.language,
             duration_s=clip.duration_s,
+            clip_set=clip_set,
             phase=phase,
             concurrency=concurrency,
             repeat=repeat,

@@ -5,6 +5,7 @@ counts as a system's memory.
 """
 
 import hashlib
+import importlib.metadata
 import json
 import os
 import sys
@@ -18,11 +19,12 @@ from serve.config import Precision
 from serve.errors import UnavailableError
 
 CACHE = Path(".cache") / "ctranslate2"
-"""Converted checkpoints, by the SHA-256 of their weights; relative to the project's root."""
+"""Converted checkpoints, by a hash of what made them; relative to the project's root."""
 
 PREPARE_TIMEOUT_S = 3600.0
-CONVERTED_VERSION = b"2"  # a part of the cache's key; to be raised when the conversion changes
+CONVERTED_VERSION = "3"  # a part of the cache's key; to be raised when the conversion changes
 _CONVERT = "from ctranslate2.converters.transformers import main; main()"
+_SPARE_TOKEN = "<|startoflm|>"
 _TOKENIZER_FILES = ("tokenizer.json", "preprocessor_config.json")
 
 
@@ -63,7 +65,10 @@ def checkpoint_folder(config: Config) -> Path:
 
 
 def converted_folder(config: Config) -> Path:
-    """Where the CTranslate2 form of the checkpoint's present weights lies or will lie.
+    """Where the CTranslate2 form of the present checkpoint lies or will lie.
+
+    Its name depends on the weights, on the checkpoint's JSON files, on the release of CTranslate2
+    and on how we convert.
 
     Raises:
         UnavailableError: the checkpoint holds no weights that it could be made from.
@@ -72,10 +77,13 @@ def converted_folder(config: Config) -> Path:
     files = sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")])
     if not files:
         raise UnavailableError(f"no *.safetensors or pytorch_model*.bin in {folder}")
-    digest = hashlib.sha256(CONVERTED_VERSION)
-    for path in [*files, *(folder / name for name in _TOKENIZER_FILES)]:
+    for path in (folder / name for name in _TOKENIZER_FILES):
         if not path.is_file():
             raise UnavailableError(f"faster-whisper needs {path}, which does not exist")
+    made_by = f"{CONVERTED_VERSION} {importlib.metadata.version('ctranslate2')}"
+    digest = hashlib.sha256(made_by.encode())
+    for path in [*files, *sorted(folder.glob("*.json"))]:
+        digest.update(path.name.encode())
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return CACHE / digest.hexdigest()[:24]
@@ -86,6 +94,7 @@ def prepare_converted(config: Config) -> None:
 
     Raises:
         EarshotError: the conversion failed; it has said why.
+        UnavailableError: CTranslate2 would take the checkpoint for English-only.
     """
     target = converted_folder(config)
     if target.is_dir():
@@ -108,9 +117,29 @@ def mark_multilingual(folder: Path) -> None:
     Since 4.7.0 it takes for English-only what has no empty token, which OpenAI's multilingual
     vocabularies have and others need not. Such a model would get no language token. The name of
     `<|startoflm|>`, which no reader of Whisper uses, becomes the empty one.
+
+    Raises:
+        UnavailableError: the vocabulary has no such token to spare.
     """
     path = folder / "vocabulary.json"
-    tokens = json.loads(path.read_text(encoding="utf-8"))
-    if "<|transcribe|>" in tokens and "" not in tokens:
-        tokens[tokens.index("<|startoflm|>")] = ""
-        path.write_text(json.dumps(tokens, ensure_ascii=False), encoding="utf-8")
+    tokens = _vocabulary(folder)
+    if not knows_languages(folder) or "" in tokens:
+        return
+    if _SPARE_TOKEN not in tokens:
+        raise UnavailableError(
+            "CTranslate2 would take the checkpoint for English-only: its vocabulary has neither an "
+            f"empty token nor {_SPARE_TOKEN} to make one of; leave faster-whisper out with "
+            "--systems"
+        )
+    tokens[tokens.index(_SPARE_TOKEN)] = ""
+    path.write_text(json.dumps(tokens, ensure_ascii=False), encoding="utf-8")
+
+
+def knows_languages(folder: Path) -> bool:
+    """Whether a converted checkpoint is multilingual: it can be told to transcribe."""
+    return "<|transcribe|>" in _vocabulary(folder)
+
+
+def _vocabulary(folder: Path) -> list[str]:
+    tokens: list[str] = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
+    return tokens

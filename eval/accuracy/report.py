@@ -1,46 +1,52 @@
-"""Scores -> report.json and report.md, and the comparison of two reports.
+"""Scores -> report.json and report.md.
 
 The rules of comparison stand in the report itself, beside the numbers that follow them.
 """
 
 import dataclasses
-import operator
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
+from eval.accuracy.data import ClipSet
+from eval.accuracy.gates import TITLES, Gate, gates
 from eval.accuracy.normalize import DESCRIPTIONS
 from eval.accuracy.run import RunFacts, load_run
 from eval.accuracy.score import (
     BOOTSTRAP_SAMPLES,
     BOOTSTRAP_SEED,
-    Gate,
     Latency,
     Rate,
+    SetScore,
+    Speed,
     SystemScore,
-    gates,
     score_system,
 )
 from eval.accuracy.worker import MEMORY_SAMPLE_S
 from eval.files import write_text
 from serve.codec import from_json, require_version, to_json
-from serve.errors import ConfigError
 from serve.files import read_text
 
-FORMAT_VERSION = 1
-THEIRS = "faster-whisper-int8"  # speed is held against it; accuracy against the most accurate
+FORMAT_VERSION = 2
+GREEDY = "-greedy"  # how the names of systems end that search greedily
 
-Column = tuple[str, Callable[[SystemScore], str]]
-"""A title, and what stands below it for a system."""
+Verdict = Literal["passed", "failed", "not decided"]
 
 RULES = f"""\
 - Every system gets a file's bytes, in the same order, and returns the whole text; decoding the
   audio is timed. No system is told the language. Each runs alone in its own process, on the same
-  CPU cores, after one pass over all clips that is not counted.
+  CPU cores.
+- faster-whisper decodes with its own defaults (a beam of 5), or greedily where its name says so,
+  but for two things: the checkpoint's list of suppressed tokens in place of OpenAI's, and no text
+  of earlier windows in the prompt. `faster-whisper-library-defaults` is without these two.
 - CER and WER: jiwer; all edits of all clips / length of all references, spaces count as
-  characters. Scored is the first pass under load; "unstable" counts the clips whose text was not
-  the same in every call. Text on a clip with an empty reference counts as insertions. Intervals:
-  95 %, percentile bootstrap over clips, {BOOTSTRAP_SAMPLES} draws, seed {BOOTSTRAP_SEED}.
+  characters. Scored is a pass over all clips before any that is timed; "unstable" counts the clips
+  whose text was not the same in every call. Text on a clip with an empty reference counts as
+  insertions. Intervals: 95 %, percentile bootstrap over clips, {BOOTSTRAP_SAMPLES} draws, seed
+  {BOOTSTRAP_SEED}; the draws of two systems are paired.
+- Gates: passed where the whole interval of a gap is at most the limit, failed where it is above it
+  as a whole, else not decided: the clips are too few to tell. faster-whisper's default is the more
+  accurate of float32 and int8 on those clips.
 - Latency: file bytes handed over until the whole answer is there, waiting in queues included;
   percentiles over all calls. Jitter: deviation of the same clip's latency between passes, root
   mean square over clips, so that different lengths of clips do not count.
@@ -60,9 +66,12 @@ class Report:
     gates: tuple[Gate, ...]
 
     @property
-    def passed(self) -> bool:
-        """Whether no gate failed."""
-        return all(gate.passed is not False for gate in self.gates)
+    def verdict(self) -> Verdict:
+        """Failed where one gate did; passed where every gate did."""
+        found = {gate.passed for gate in self.gates}
+        if False in found:
+            return "failed"
+        return "not decided" if None in found else "passed"
 
 
 def write_report(folder: Path, names: tuple[str, ...], normalizer_name: str) -> Report:
@@ -78,7 +87,12 @@ def write_report(folder: Path, names: tuple[str, ...], normalizer_name: str) -> 
     """
     run, systems = load_run(folder, names)
     scores = tuple(score_system(facts, calls, normalizer_name) for facts, calls in systems)
-    judged = gates(scores, run.max_cer_gap_faster_whisper, run.max_cer_gap_fp16)
+    judged = gates(
+        scores,
+        run.precision,
+        max_gap_faster_whisper=run.max_cer_gap_faster_whisper,
+        max_gap_fp16=run.max_cer_gap_fp16,
+    )
     report = Report(run, normalizer_name, scores, tuple(judged))
     write_text(folder / "report.json", report_to_json(report))
     write_text(folder / "report.md", to_markdown(report))
@@ -104,7 +118,7 @@ def report_to_json(report: Report) -> str:
     """The text of report.json: the report's fields, and what follows from them."""
     fields = {
         "format_version": FORMAT_VERSION,
-        "passed": report.passed,
+        "verdict": report.verdict,
         **vars(report),
         "ratios": ratios(report.systems),
     }
@@ -112,25 +126,31 @@ def report_to_json(report: Report) -> str:
 
 
 def ratios(systems: Sequence[SystemScore]) -> dict[str, dict[str, float]]:
-    """Speed of each Earshot system against faster-whisper's int8, where both are there.
+    """Speed of each timed Earshot system against faster-whisper's best figure.
 
-    `throughput`: ours / theirs under load, more is better; `ten_second_latency`: ours / theirs,
-    less is better; `memory`: ours / theirs.
+    Greedy is held against greedy, what is configured against faster-whisper's default.
+    `throughput`: ours / theirs under load, more is better; `ten_second_latency` and `memory`:
+    ours / theirs, less is better.
     """
-    theirs = next((score for score in systems if score.facts.name == THEIRS), None)
+    timed = [(score, score.speed) for score in systems if score.speed is not None]
     found: dict[str, dict[str, float]] = {}
-    if theirs is None:
-        return found
-    for score in systems:
-        if not score.facts.name.startswith("earshot-"):
+    for score, speed in timed:
+        name = score.facts.name
+        theirs = [
+            (other.facts.peak_memory_bytes, of_other)
+            for other, of_other in timed
+            if other.facts.name.startswith("faster-whisper-")
+            and other.facts.name.endswith(GREEDY) == name.endswith(GREEDY)
+        ]
+        if not theirs or not name.startswith("earshot-"):
             continue
-        of_system = {
-            "throughput": score.rtfx_loaded / theirs.rtfx_loaded,
-            "memory": score.facts.peak_memory_bytes / theirs.facts.peak_memory_bytes,
+        found[name] = {
+            "throughput": speed.rtfx_loaded / max(other.rtfx_loaded for _, other in theirs),
+            "memory": score.facts.peak_memory_bytes / min(memory for memory, _ in theirs),
         }
-        if score.ten_second_s and theirs.ten_second_s:
-            of_system["ten_second_latency"] = score.ten_second_s / theirs.ten_second_s
-        found[score.facts.name] = of_system
+        quickest = [other.ten_second_s for _, other in theirs if other.ten_second_s]
+        if speed.ten_second_s and quickest:
+            found[name]["ten_second_latency"] = speed.ten_second_s / min(quickest)
     return found
 
 
@@ -150,23 +170,17 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def to_markdown(report: Report) -> str:
     """What report.md holds."""
     run = report.run
-    normaliser = f"`{report.normalizer}`: {DESCRIPTIONS[report.normalizer]}."
     parts = [
         f"# Evaluation of {run.config_name}",
-        f"{run.started}, {run.clips} clips of `{run.manifest}`, {run.audio_s:.1f} s of audio; "
-        f"{run.threads} CPU threads for every system, {run.repeats} timed passes.",
-        f"**{'Passed' if report.passed else 'FAILED'}**",
+        f"{run.started}; {_clips(run)}; {run.threads} CPU threads for every system, "
+        f"{run.repeats} timed passes.",
+        f"**{_VERDICTS[report.verdict]}**",
         _gates(report.gates),
-        "## Accuracy",
-        f"Normaliser {normaliser}",
-        _table_of(_ACCURACY, report.systems),
-        "### By language",
-        _by_language(report.systems),
+        f"Normaliser `{report.normalizer}`: {DESCRIPTIONS[report.normalizer]}.",
+        *(part for clip_set in run.clips for part in _heard(clip_set, report.systems)),
         "## Speed and memory",
         _speed(report.systems, run),
         _ratios(report.systems, run),
-        "## What was heard wrong",
-        _mistakes(report.systems),
         "## Rules",
         RULES.strip(),
         "## Machine",
@@ -177,8 +191,29 @@ def to_markdown(report: Report) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+_VERDICTS = {"passed": "Passed", "failed": "FAILED", "not decided": "Not decided"}
+
+
+def _clips(run: RunFacts) -> str:
+    manifests: dict[ClipSet, str] = {"timed": run.manifest, "heldout": run.heldout}
+    return "; ".join(
+        f"{TITLES[name]}: {count} of `{manifests[name]}`, {run.audio_s[name]:.1f} s"
+        for name, count in run.clips.items()
+    )
+
+
+def _heard(clip_set: ClipSet, systems: Sequence[SystemScore]) -> list[str]:
+    """The part of report.md on one set of clips."""
+    title = TITLES[clip_set]
+    sets = {score.facts.name: score.sets[clip_set] for score in systems if clip_set in score.sets}
+    if not sets:
+        return [f"## Accuracy on {title}", "None of these systems heard them."]
+    parts = [f"## Accuracy on {title}", _accuracy(sets), _by_language(sets)]
+    return [*parts, "Character errors:", _mistakes(sets)]
+
+
 def _gates(gates: Sequence[Gate]) -> str:
-    marks = {True: "passed", False: "**FAILED**", None: "not judged"}
+    marks = {True: "passed", False: "**FAILED**", None: "**not decided**"}
     return "\n".join(f"- {marks[gate.passed]}: {gate.name}. {gate.detail}" for gate in gates)
 
 
@@ -189,39 +224,30 @@ def percent(rate: Rate) -> str:
     return f"{rate.percent:.2f} % [{rate.low:.2f}, {rate.high:.2f}]"
 
 
-def _table_of(columns: Sequence[Column], systems: Sequence[SystemScore]) -> str:
-    """A table with a line for each system, its name first."""
-    rows = [[score.facts.name, *(cell(score) for _, cell in columns)] for score in systems]
-    return table(["system", *(title for title, _ in columns)], rows)
+def _accuracy(sets: dict[str, SetScore]) -> str:
+    rows = []
+    for name, heard in sets.items():
+        counts, raw = heard.overall.cer.counts, heard.raw.cer.percent
+        rows.append(
+            [
+                name,
+                percent(heard.overall.cer),
+                f"{counts.substitutions}/{counts.deletions}/{counts.insertions} of {counts.length}",
+                percent(heard.overall.wer),
+                "no text" if raw is None else f"{raw:.2f} %",
+                f"{heard.language_right} of {heard.language_of}",
+                f"{heard.silent_with_text} of {heard.silent_clips}",
+            ]
+        )
+    header = ["system", "CER [95 %]", "S/D/I of characters", "WER [95 %]", "raw CER"]
+    return table([*header, "language right", "silent clips with text"], rows)
 
 
-def _edits(score: SystemScore) -> str:
-    counts = score.overall.cer.counts
-    return f"{counts.substitutions}/{counts.deletions}/{counts.insertions} of {counts.length}"
-
-
-def _raw(score: SystemScore) -> str:
-    rate = score.raw.cer.percent
-    return "no text" if rate is None else f"{rate:.2f} %"
-
-
-_ACCURACY: tuple[Column, ...] = (
-    ("CER [95 %]", lambda score: percent(score.overall.cer)),
-    ("S/D/I of characters", _edits),
-    ("WER [95 %]", lambda score: percent(score.overall.wer)),
-    ("raw CER", _raw),
-    ("language right", lambda score: f"{score.language_right} of {score.language_of}"),
-    ("silent clips with text", lambda score: f"{score.silent_with_text} of {score.silent_clips}"),
-    ("unstable", lambda score: str(len(score.unstable))),
-    ("failed calls", lambda score: str(len(score.errors))),
-)
-
-
-def _by_language(systems: Sequence[SystemScore]) -> str:
+def _by_language(sets: dict[str, SetScore]) -> str:
     rows = [
-        [score.facts.name, language, str(part.clips), percent(part.cer), percent(part.wer)]
-        for score in systems
-        for language, part in score.by_language.items()
+        [name, language, str(part.clips), percent(part.cer), percent(part.wer)]
+        for name, heard in sets.items()
+        for language, part in heard.by_language.items()
     ]
     return table(["system", "language", "clips", "CER [95 %]", "WER [95 %]"], rows)
 
@@ -240,27 +266,39 @@ def _jitter(latency: Latency) -> str:
 
 def _speed(systems: Sequence[SystemScore], run: RunFacts) -> str:
     many = f"{run.concurrency} at a time"
-    columns: tuple[Column, ...] = (
-        ("10 s clip, ms", lambda score: _milliseconds(score.ten_second_s)),
-        ("alone p50/p95/p99, ms", lambda score: _percentiles(score.alone)),
-        ("jitter, ms", lambda score: _jitter(score.alone)),
-        (f"{many} p50/p95/p99, ms", lambda score: _percentiles(score.loaded)),
-        ("jitter, ms", lambda score: _jitter(score.loaded)),
-        ("RTFx alone", lambda score: f"{score.rtfx_alone:.1f}"),
-        (f"RTFx {many}", lambda score: f"{score.rtfx_loaded:.1f}"),
-        ("peak memory, MiB", lambda score: f"{score.facts.peak_memory_bytes / 2**20:.0f}"),
-        ("start, s", lambda score: f"{score.facts.start_s:.1f}"),
+    columns: tuple[tuple[str, Callable[[Speed], str]], ...] = (
+        ("10 s clip, ms", lambda speed: _milliseconds(speed.ten_second_s)),
+        ("alone p50/p95/p99, ms", lambda speed: _percentiles(speed.alone)),
+        ("jitter, ms", lambda speed: _jitter(speed.alone)),
+        (f"{many} p50/p95/p99, ms", lambda speed: _percentiles(speed.loaded)),
+        ("jitter, ms", lambda speed: _jitter(speed.loaded)),
+        ("RTFx alone", lambda speed: f"{speed.rtfx_alone:.1f}"),
+        (f"RTFx {many}", lambda speed: f"{speed.rtfx_loaded:.1f}"),
     )
+    rows = [
+        [
+            score.facts.name,
+            *("" if score.speed is None else cell(score.speed) for _, cell in columns),
+            f"{score.facts.peak_memory_bytes / 2**20:.0f}",
+            f"{score.facts.start_s:.1f}",
+            str(len(score.unstable)),
+            str(len(score.errors)),
+        ]
+        for score in systems
+    ]
+    header = ["system", *(title for title, _ in columns), "peak memory, MiB", "start, s"]
     note = f"The 10 s clip is `{run.ten_second_clip}`, one call at a time, median. "
-    calls = {(score.alone.calls, score.loaded.calls) for score in systems}
+    timed = [score.speed for score in systems if score.speed is not None]
+    calls = {(speed.alone.calls, speed.loaded.calls) for speed in timed}
     numbers = "; ".join(f"{alone} calls alone, {loaded} under load" for alone, loaded in calls)
-    return f"{note}Percentiles are over {numbers}.\n\n{_table_of(columns, systems)}"
+    note += f"Percentiles are over {numbers or 'nothing: no system of this run was timed'}."
+    return f"{note}\n\n{table([*header, 'unstable', 'failed calls'], rows)}"
 
 
 def _ratios(systems: Sequence[SystemScore], run: RunFacts) -> str:
     found = ratios(systems)
     if not found:
-        return f"No ratios: this run needs {THEIRS} and an Earshot system for them."
+        return "No ratios: they need a timed Earshot system and a faster-whisper of its search."
     rows = [
         [
             name,
@@ -271,75 +309,27 @@ def _ratios(systems: Sequence[SystemScore], run: RunFacts) -> str:
         for name, values in found.items()
     ]
     header = [
-        f"against {THEIRS}",
+        "against faster-whisper, the better of float32 and int8",
         f"throughput {run.concurrency} at a time (aim: 1 or more)",
-        "latency of the 10 s clip (aim: 1.2 or less)",
+        "latency of the 10 s clip (aim: 1 or less)",
         "peak memory",
     ]
     return f"Figures, not gates:\n\n{table(header, rows)}"
 
 
-def _mistakes(systems: Sequence[SystemScore]) -> str:
+def _mistakes(sets: dict[str, SetScore]) -> str:
     """Character errors per clip and system, where a system made any."""
     files = [
         file
-        for file in (systems[0].by_clip if systems else {})
-        if any(score.by_clip[file].errors for score in systems)
+        for file in next(iter(sets.values())).by_clip
+        if any(heard.by_clip[file].errors for heard in sets.values())
     ]
     if not files:
-        return "Nothing: every clip was heard without an error by every system."
-    header = ["clip: character errors", *(score.facts.name for score in systems)]
-    rows = [[file, *(str(score.by_clip[file].errors) for score in systems)] for file in files]
-    return table(header, rows)
+        return "None: every clip was heard without an error by every system."
+    rows = [[file, *(str(heard.by_clip[file].errors) for heard in sets.values())] for file in files]
+    return table(["clip", *sets], rows)
 
 
 def _settings(score: SystemScore) -> str:
     lines = "\n".join(f"- {key}: {value}" for key, value in score.facts.settings.items())
     return f"### {score.facts.name}\n\n{lines}"
-
-
-_COMPARED = (  # figure, where a SystemScore has it, factor, digits
-    ("CER %", "overall.cer.percent", 1.0, 2),
-    ("WER %", "overall.wer.percent", 1.0, 2),
-    ("10 s clip ms", "ten_second_s", 1e3, 0),
-    ("alone p50 ms", "alone.p50_s", 1e3, 0),
-    ("loaded p95 ms", "loaded.p95_s", 1e3, 0),
-    ("RTFx alone", "rtfx_alone", 1.0, 1),
-    ("RTFx loaded", "rtfx_loaded", 1.0, 1),
-    ("memory MiB", "facts.peak_memory_bytes", 1 / 2**20, 0),
-)
-
-
-def compare(a: Report, b: Report) -> str:
-    """Two reports side by side: a, b, and b - a for each system that both have.
-
-    Raises:
-        ConfigError: they share no system.
-    """
-    systems = [{score.facts.name: score for score in report.systems} for report in (a, b)]
-    both = [name for name in systems[0] if name in systems[1]]
-    if not both:
-        names = [", ".join(by_name) for by_name in systems]
-        raise ConfigError(f"the reports share no system: {names[0]} and {names[1]}")
-    rows = []
-    for name in both:
-        for label, place, factor, digits in _COMPARED:
-            values = [operator.attrgetter(place)(by_name[name]) for by_name in systems]
-            one, two = (None if value is None else value * factor for value in values)
-            rows.append([name, label, *_triple(one, two, digits)])
-    differing = [f"NOTE: {what} differs: {x} and {y}" for what, x, y in _conditions(a, b) if x != y]
-    runs = [f"A: {a.run.config_name}, {a.run.started}", f"B: {b.run.config_name}, {b.run.started}"]
-    return "\n".join([*runs, *differing, "", table(["system", "figure", "A", "B", "B - A"], rows)])
-
-
-def _triple(one: float | None, two: float | None, digits: int) -> list[str]:
-    cells = ["none" if value is None else f"{value:.{digits}f}" for value in (one, two)]
-    gap = "" if one is None or two is None else f"{two - one:+.{digits}f}"
-    return [*cells, gap]
-
-
-def _conditions(a: Report, b: Report) -> list[tuple[str, Any, Any]]:
-    """What must be equal for figures to be comparable."""
-    names = ("manifest", "clips", "audio_s", "concurrency", "repeats", "threads", "machine")
-    pairs = [(name, getattr(a.run, name), getattr(b.run, name)) for name in names]
-    return [("normalizer", a.normalizer, b.normalizer), *pairs]

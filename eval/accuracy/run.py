@@ -1,7 +1,7 @@
 """Runs clips x systems and keeps the raw predictions, one folder a run:
 
 run.json                     what was run: configuration, clips, machine
-predictions/<system>.jsonl   every timed call, raw
+predictions/<system>.jsonl   every call, raw
 predictions/<system>.json    the system's settings, start-up time and peak memory
 logs/<system>.log            what the system's process wrote
 report.md, report.json       made from these alone, by `python -m eval run` and `score`
@@ -16,13 +16,14 @@ from pathlib import Path
 from tqdm import tqdm
 
 from eval.accuracy import systems
-from eval.accuracy.data import SystemFacts, TimedCall, read_calls, ten_second_clip
-from eval.accuracy.worker import calls_per_system, measure_system
+from eval.accuracy.data import ClipSet, SystemFacts, TimedCall, read_calls, ten_second_clip
+from eval.accuracy.worker import ClipSets, calls_of, measure_system
 from eval.config import Config
 from eval.files import read_json, write_json
 from eval.machine import machine_facts
-from serve.clips import Clip, load_clips
+from serve.clips import load_clips
 from serve.codec import to_json
+from serve.config import Precision
 from serve.errors import ConfigError
 
 RUN_FILE = "run.json"
@@ -35,10 +36,14 @@ class RunFacts:
     id: str
     started: str  # UTC, ISO 8601
     config_name: str
+    precision: Precision  # of the configured engine
     manifest: str
+    heldout: str
     systems: tuple[str, ...]
-    clips: int
-    audio_s: float  # of all clips, unpadded
+    heldout_systems: tuple[str, ...]
+    timed: tuple[str, ...]
+    clips: dict[ClipSet, int]
+    audio_s: dict[ClipSet, float]  # unpadded
     ten_second_clip: str | None
     concurrency: int
     repeats: int
@@ -59,7 +64,7 @@ def run(config: Config, config_path: str, folder: Path) -> None:
     """
     names = config.eval.systems
     systems.check(names, config)
-    clips = load_clips(config.eval.manifest)
+    clips = _clip_sets(config)
     systems.prepare(names, config, config_path)
     # Every system gets the same threads, ours too.
     runtime = dataclasses.replace(config.runtime, threads=config.eval.threads)
@@ -70,31 +75,42 @@ def run(config: Config, config_path: str, folder: Path) -> None:
         _run_system(name, config, clips, facts.id, folder)
 
 
-def _run_facts(config: Config, clips: list[Clip]) -> RunFacts:
-    ten_second = ten_second_clip(clips)
+def _clip_sets(config: Config) -> ClipSets:
+    """The held-out clips go first: they are many, so a system is warm when the others come."""
+    manifests: dict[ClipSet, str] = {
+        "heldout": config.eval.heldout,
+        "timed": config.eval.manifest,
+    }
+    return {name: load_clips(manifest) for name, manifest in manifests.items() if manifest}
+
+
+def _run_facts(config: Config, clips: ClipSets) -> RunFacts:
+    ten_second = ten_second_clip(clips["timed"])
     return RunFacts(
         id=uuid.uuid4().hex,
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         config_name=config.name,
-        clips=len(clips),
-        audio_s=sum(clip.duration_s for clip in clips),
+        precision=config.build.precision,
+        clips={name: len(of_set) for name, of_set in clips.items()},
+        audio_s={name: sum(clip.duration_s for clip in of_set) for name, of_set in clips.items()},
         ten_second_clip=ten_second.file if ten_second else None,
         machine=machine_facts(),
         **vars(config.eval),
     )
 
 
-def _run_system(name: str, config: Config, clips: list[Clip], run_id: str, folder: Path) -> None:
+def _run_system(name: str, config: Config, clips: ClipSets, run_id: str, folder: Path) -> None:
     """Measure one system and keep what it said; an interrupted one leaves `.partial` lines."""
     path = folder / "predictions" / f"{name}.jsonl"
     partial = path.with_name(path.name + ".partial")
     path.parent.mkdir(parents=True, exist_ok=True)
-    bar = tqdm(total=calls_per_system(clips, config), desc=f"{name:24}", unit="call")
+    bar = tqdm(total=calls_of(name, clips, config), desc=f"{name:31}", unit="call")
     with bar, partial.open("w", encoding="utf-8") as file:
 
         def keep(call: TimedCall) -> None:
             file.write(to_json(call) + "\n")
             file.flush()
+            bar.update()
 
         facts = measure_system(
             name,
@@ -102,8 +118,7 @@ def _run_system(name: str, config: Config, clips: list[Clip], run_id: str, folde
             clips,
             run_id=run_id,
             open_system=systems.open_system,
-            on_timed_call=keep,
-            on_call=bar.update,
+            on_call=keep,
             log=folder / "logs" / f"{name}.log",
         )
     os.replace(partial, path)
@@ -119,12 +134,21 @@ def load_run(folder: Path, names: tuple[str, ...]) -> tuple[RunFacts, list[Loade
     """
     facts = read_json(folder / RUN_FILE, RunFacts, "a run")
     loaded = [_load_system(folder, name, facts) for name in dict.fromkeys(names or facts.systems)]
-    clips = {system.name: {call.file for call in calls} for system, calls in loaded}
-    first = next(iter(clips))
-    for name, files in clips.items():
-        if files != clips[first]:
-            raise ConfigError(f"{folder}: {name} and {first} were not given the same clips")
+    for clip_set in facts.clips:
+        _check_same_clips(folder, clip_set, loaded)
     return facts, loaded
+
+
+def _check_same_clips(folder: Path, clip_set: ClipSet, loaded: list[LoadedSystem]) -> None:
+    heard = {
+        system.name: {call.file for call in calls if call.clip_set == clip_set}
+        for system, calls in loaded
+    }
+    given = {name: files for name, files in heard.items() if files}
+    first = next(iter(given), None)
+    for name, files in given.items():
+        if first and files != given[first]:
+            raise ConfigError(f"{folder}: {name} and {first} were not given the same clips")
 
 
 def _load_system(folder: Path, name: str, run_facts: RunFacts) -> LoadedSystem:

@@ -1,4 +1,4 @@
-"""Predictions -> figures: error rates with their uncertainty, latency, throughput, gates. Pure.
+"""Predictions -> figures: error rates with their uncertainty, latency, throughput. Pure.
 
 Word and character errors come from jiwer (Levenshtein alignment); spaces count as characters. A
 rate is (substitutions + deletions + insertions) / reference length over all clips together, not a
@@ -13,7 +13,7 @@ import jiwer
 import numpy as np
 import numpy.typing as npt
 
-from eval.accuracy.data import SystemFacts, TimedCall
+from eval.accuracy.data import ClipSet, SystemFacts, TimedCall
 from eval.accuracy.load import wall_s
 from eval.accuracy.normalize import normalizer
 
@@ -82,10 +82,9 @@ class Latency:
 
 
 @dataclasses.dataclass(frozen=True)
-class SystemScore:
-    """Everything that the report says about one system."""
+class SetScore:
+    """What a system heard in one set of clips."""
 
-    facts: SystemFacts
     by_clip: dict[str, Counts]  # character edits of each clip, by file name
     overall: Accuracy
     raw: Accuracy  # without normalising
@@ -94,8 +93,12 @@ class SystemScore:
     language_of: int  # clips with speech
     silent_clips: int
     silent_with_text: int
-    unstable: tuple[str, ...]  # clips whose text was not the same in every call
-    errors: tuple[str, ...]  # calls that failed
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+    """How fast a system answered the timed clips."""
+
     alone: Latency
     loaded: Latency
     ten_second_s: float | None  # median latency of the clip nearest to 10 s, one call at a time
@@ -104,12 +107,14 @@ class SystemScore:
 
 
 @dataclasses.dataclass(frozen=True)
-class Gate:
-    """A bound that fails the run; `passed` is None where a system that it needs did not run."""
+class SystemScore:
+    """Everything that the report says about one system."""
 
-    name: str
-    passed: bool | None
-    detail: str
+    facts: SystemFacts
+    sets: dict[ClipSet, SetScore]
+    speed: Speed | None  # None where it was not timed
+    unstable: tuple[str, ...]  # clips whose text was not the same in every call
+    errors: tuple[str, ...]  # calls that failed
 
 
 def word_counts(reference: str, hypothesis: str) -> Counts:
@@ -159,12 +164,6 @@ def _interval(rates: npt.NDArray[np.float64]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def scored_calls(calls: Sequence[TimedCall]) -> list[TimedCall]:
-    """The calls whose text is scored, by file name: the first pass under load, one a clip."""
-    chosen = [call for call in calls if call.phase == "loaded" and call.repeat == 0]
-    return sorted(chosen, key=lambda call: call.file)
-
-
 def accuracy(calls: Sequence[TimedCall], normalize: Callable[[str], str]) -> Accuracy:
     """Error rates of some scored calls."""
     pairs = [(normalize(call.reference), normalize(call.text)) for call in calls]
@@ -199,22 +198,33 @@ def rtfx(calls: Sequence[TimedCall]) -> float:
 def score_system(
     facts: SystemFacts, calls: Sequence[TimedCall], normalizer_name: str
 ) -> SystemScore:
-    """Score one system's calls; all three phases must be there."""
-    normalize = normalizer(normalizer_name)
-    scored = scored_calls(calls)
-    spoken = [call for call in scored if call.reference.strip()]
-    silent = [call for call in scored if not call.reference.strip()]
-    alone = [call for call in calls if call.phase == "alone"]
-    loaded = [call for call in calls if call.phase == "loaded"]
-    one_clip = [call.latency_s for call in calls if call.phase == "one_clip"]
+    """Score one system's calls: what it heard, and its speed where it was timed."""
+    scored = [call for call in calls if call.phase == "accuracy"]
     return SystemScore(
         facts=facts,
+        sets={
+            name: _score_set([call for call in scored if call.clip_set == name], normalizer_name)
+            for name in dict.fromkeys(call.clip_set for call in scored)
+        },
+        speed=_speed([call for call in calls if call.phase != "accuracy"]),
+        unstable=_unstable(calls),
+        errors=tuple(f"{call.file}: {call.error}" for call in calls if call.error),
+    )
+
+
+def _score_set(calls: Sequence[TimedCall], normalizer_name: str) -> SetScore:
+    """Score one call a clip; clips go by name, so that two systems' lists are paired."""
+    normalize = normalizer(normalizer_name)
+    calls = sorted(calls, key=lambda call: call.file)
+    spoken = [call for call in calls if call.reference.strip()]
+    silent = [call for call in calls if not call.reference.strip()]
+    return SetScore(
         by_clip={
             call.file: char_counts(normalize(call.reference), normalize(call.text))
-            for call in scored
+            for call in calls
         },
-        overall=accuracy(scored, normalize),
-        raw=accuracy(scored, normalizer("raw")),
+        overall=accuracy(calls, normalize),
+        raw=accuracy(calls, normalizer("raw")),
         by_language={
             language: accuracy([call for call in spoken if call.language == language], normalize)
             for language in sorted({str(call.language) for call in spoken})
@@ -226,8 +236,16 @@ def score_system(
         language_of=len(spoken),
         silent_clips=len(silent),
         silent_with_text=sum(bool(normalize(call.text)) for call in silent),
-        unstable=_unstable(calls),
-        errors=tuple(f"{call.file}: {call.error}" for call in calls if call.error),
+    )
+
+
+def _speed(calls: Sequence[TimedCall]) -> Speed | None:
+    alone = [call for call in calls if call.phase == "alone"]
+    loaded = [call for call in calls if call.phase == "loaded"]
+    one_clip = [call.latency_s for call in calls if call.phase == "one_clip"]
+    if not alone or not loaded:
+        return None
+    return Speed(
         alone=latency(alone),
         loaded=latency(loaded),
         ten_second_s=float(np.median(one_clip)) if one_clip else None,
@@ -237,54 +255,7 @@ def score_system(
 
 
 def _unstable(calls: Sequence[TimedCall]) -> tuple[str, ...]:
-    texts: dict[str, set[str]] = {}
+    texts: dict[tuple[str, str], set[str]] = {}
     for call in calls:
-        texts.setdefault(call.file, set()).add(call.text)
-    return tuple(sorted(file for file, variants in texts.items() if len(variants) > 1))
-
-
-def gates(
-    scores: Sequence[SystemScore], max_gap_faster_whisper: float, max_gap_fp16: float
-) -> list[Gate]:
-    """Judge a run; limits are in points of percent.
-
-    Each Earshot system is held against the faster-whisper system with the lowest CER, and INT8
-    against FP16.
-    """
-    by_name = {score.facts.name: score for score in scores}
-    theirs = [score for name, score in by_name.items() if name.startswith("faster-whisper")]
-    best = min(theirs, key=_cer, default=None)
-    best_name = best.facts.name if best else "faster-whisper"
-    ours = [name for name in by_name if name.startswith("earshot-")] or ["earshot"]
-    pairs = [(name, best_name, max_gap_faster_whisper) for name in ours]
-    pairs.append(("earshot-int8", "earshot-fp16", max_gap_fp16))
-    judged = [_gap_gate(a, b, limit, by_name) for a, b, limit in pairs]
-    return [*judged, _error_gate(scores)]
-
-
-def _cer(score: SystemScore) -> float:
-    percent = score.overall.cer.percent
-    return float("inf") if percent is None else percent
-
-
-def _gap_gate(a: str, b: str, limit: float, by_name: dict[str, SystemScore]) -> Gate:
-    name = f"CER of {a} at most {limit:g} points above {b}"
-    missing = [system for system in (a, b) if system not in by_name]
-    if missing:
-        return Gate(name, None, f"{' and '.join(missing)} not in this run")
-    first, second = by_name[a], by_name[b]
-    if first.overall.cer.percent is None or second.overall.cer.percent is None:
-        return Gate(name, None, "no clip has a reference text")
-    gap = first.overall.cer.percent - second.overall.cer.percent
-    low, high = gap_interval(list(first.by_clip.values()), list(second.by_clip.values()))
-    detail = (
-        f"{first.overall.cer.percent:.2f} % - {second.overall.cer.percent:.2f} % = "
-        f"{gap:+.2f} points ({CONFIDENCE:.0%} interval {low:+.2f} to {high:+.2f})"
-    )
-    return Gate(name, gap <= limit + 1e-9, detail)
-
-
-def _error_gate(scores: Sequence[SystemScore]) -> Gate:
-    failed = [f"{score.facts.name}: {error}" for score in scores for error in score.errors]
-    detail = f"{len(failed)} failed, the first: {failed[0]}" if failed else "0 failed"
-    return Gate("every call answered", not failed, detail)
+        texts.setdefault((call.clip_set, call.file), set()).add(call.text)
+    return tuple(sorted(file for (_, file), variants in texts.items() if len(variants) > 1))

@@ -1,7 +1,8 @@
 """Runs one system in a process of its own, so that memory, threads and crashes stay apart.
 
 The child pins itself to the CPU threads that every system gets, opens the system, sends all clips
-once to warm up, and then drives the three timed phases; calls are sent to the parent one by one.
+once for their texts, which also warms it up, and then drives the three timed phases where its speed
+is asked for; calls are sent to the parent one by one.
 The parent samples the memory of the child's process tree and gives up on a child that falls
 silent.
 """
@@ -11,14 +12,13 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
 
-from eval.accuracy.data import SystemFacts, TimedCall, ten_second_clip
-from eval.accuracy.load import drive
-from eval.accuracy.systems import System
+from eval.accuracy.data import ClipSet, SystemFacts, TimedCall, ten_second_clip
+from eval.accuracy.load import System, drive
 from eval.config import Config
 from eval.processes import ChildProcess, Send
 from serve.clips import Clip
@@ -32,6 +32,7 @@ ONE_CLIP_CALLS_PER_REPEAT = 3
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 OpenSystem = Callable[[str, Config], System]
+ClipSets = Mapping[ClipSet, list[Clip]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,37 +44,41 @@ class SystemReady:
 
 
 @dataclasses.dataclass(frozen=True)
-class WarmUpCall:
-    """One call of the warm-up pass is over."""
-
-
-@dataclasses.dataclass(frozen=True)
 class PeakMemory:
     """Every phase is over. The child's own peak resident set, exact, without its children."""
 
     bytes: int
 
 
-def calls_per_system(clips: list[Clip], config: Config) -> int:
-    """How many calls a whole run of one system makes, the warm-up's included."""
-    one_clip = ONE_CLIP_CALLS_PER_REPEAT * config.eval.repeats if ten_second_clip(clips) else 0
-    return len(clips) * (1 + 2 * config.eval.repeats) + one_clip
+def calls_of(name: str, clips: ClipSets, config: Config) -> int:
+    """How many calls a whole run of one system makes."""
+    scored = sum(len(of_set) for of_set in _heard_by(name, clips, config).values())
+    if name not in config.eval.timed:
+        return scored
+    one_clip = ONE_CLIP_CALLS_PER_REPEAT if ten_second_clip(clips["timed"]) else 0
+    return scored + config.eval.repeats * (2 * len(clips["timed"]) + one_clip)
 
 
 def measure_system(
     name: str,
     config: Config,
-    clips: list[Clip],
+    clips: ClipSets,
     *,
     run_id: str,
     open_system: OpenSystem,
-    on_timed_call: Callable[[TimedCall], None],
-    on_call: Callable[[], None],
+    on_call: Callable[[TimedCall], None],
     log: Path,
 ) -> SystemFacts:
     """Run one system to its end.
 
-    `on_timed_call` gets every timed call; `on_call` is called after each call, the warm-up's too.
+    Args:
+        name: of the system.
+        config: `eval` says whether it hears the held-out clips and whether it is timed.
+        clips: by set; `timed` must be there.
+        run_id: of the run that it belongs to.
+        open_system: opens it, in the child.
+        on_call: gets every call as it ends.
+        log: gets what the child writes.
 
     Raises:
         EarshotError: the system's own error.
@@ -83,7 +88,7 @@ def measure_system(
     with _thread_environment(config.eval.threads):
         child = ChildProcess(name, _run_phases, (name, config, clips, open_system), log)
     with child, _sampled_memory(child.pid) as peak:
-        ready, own_peak, timed_calls = SystemReady({}, 0.0), 0, 0
+        ready, own_peak, calls = SystemReady({}, 0.0), 0, 0
         timeout_s = START_TIMEOUT_S
         while (message := child.receive(timeout_s)) is not None:
             match message:
@@ -93,13 +98,16 @@ def measure_system(
                 case PeakMemory():
                     own_peak = message.bytes
                 case TimedCall():
-                    timed_calls += 1
-                    on_timed_call(message)
-                    on_call()
-                case WarmUpCall():
-                    on_call()
+                    calls += 1
+                    on_call(message)
     memory_bytes = max(own_peak, peak[0])
-    return SystemFacts(run_id, name, ready.settings, ready.start_s, memory_bytes, timed_calls)
+    return SystemFacts(run_id, name, ready.settings, ready.start_s, memory_bytes, calls)
+
+
+def _heard_by(name: str, clips: ClipSets, config: Config) -> ClipSets:
+    if name in config.eval.heldout_systems:
+        return clips
+    return {"timed": clips["timed"]}
 
 
 @contextlib.contextmanager
@@ -147,26 +155,29 @@ def tree_memory_bytes(pid: int) -> int:
 
 
 def _run_phases(
-    send: Send, name: str, config: Config, clips: list[Clip], open_system: OpenSystem
+    send: Send, name: str, config: Config, clips: ClipSets, open_system: OpenSystem
 ) -> None:
-    """The child's work: open the system, warm it up, and drive every phase."""
+    """The child's work: open the system and drive every phase."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: config.eval.threads])
     began = time.perf_counter()
     with contextlib.closing(open_system(name, config)) as system:
         send(SystemReady(dict(system.settings), time.perf_counter() - began))
-        _drive_phases(system, config, clips, send)
+        many = config.eval.concurrency
+        for clip_set, of_set in _heard_by(name, clips, config).items():
+            drive(
+                system, of_set, clip_set=clip_set, phase="accuracy",
+                concurrency=many, repeats=1, emit=send,
+            )  # fmt: skip
+        if name in config.eval.timed:
+            _drive_timed_phases(system, config, clips["timed"], send)
     # Not getrusage's peak, which outlives exec: it begins at our starter's size.
     send(PeakMemory(peak_memory_bytes(os.getpid())))
 
 
-def _drive_phases(system: System, config: Config, clips: list[Clip], send: Send) -> None:
+def _drive_timed_phases(system: System, config: Config, clips: list[Clip], send: Send) -> None:
     many, repeats = config.eval.concurrency, config.eval.repeats
     ten_second = ten_second_clip(clips)
 
-    def warm_up(_call: TimedCall) -> None:
-        send(WarmUpCall())
-
-    drive(system, clips, phase="loaded", concurrency=many, repeats=1, emit=warm_up)
     drive(system, clips, phase="alone", concurrency=1, repeats=repeats, emit=send)
     if ten_second:
         calls = ONE_CLIP_CALLS_PER_REPEAT * repeats

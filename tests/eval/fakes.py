@@ -76,6 +76,7 @@ def timed_call(file, reference, text, **fields):
     values = {
         "language": "en" if reference else None,
         "duration_s": 10.0,
+        "clip_set": "timed",
         "phase": "loaded",
         "concurrency": 8,
         "repeat": 0,

@@ -19,7 +19,10 @@ from eval.accuracy.data import read_calls
 from eval.bench.plan import Plan
 from tests.eval.fakes import open_fake
 
-NAMES = "earshot-int8,earshot-fp16,faster-whisper-int8"
+NAMES = (
+    "earshot-triton,earshot-int8,earshot-fp16,faster-whisper-float32,faster-whisper-int8,"
+    "transformers-fp32"
+)
 
 
 @pytest.fixture
@@ -32,9 +35,12 @@ def config(tmp_path, monkeypatch):
         clip = {"file": file, "text": text, "language": "en" if text else None, "duration": 9.5}
         lines.append(json.dumps(clip))
     (tmp_path / "manifest.jsonl").write_text("\n".join(lines))
+    (tmp_path / "heldout.jsonl").write_text("\n".join(lines[:2]))
     path = tmp_path / "small.toml"
-    manifest = tmp_path / "manifest.jsonl"
-    path.write_text(f'[eval]\nmanifest = "{manifest}"\nconcurrency = 2\nrepeats = 2\nthreads = 1\n')
+    path.write_text(
+        f'[eval]\nmanifest = "{tmp_path}/manifest.jsonl"\nheldout = "{tmp_path}/heldout.jsonl"\n'
+        'timed = ["earshot-int8"]\nconcurrency = 2\nrepeats = 2\nthreads = 1\n'
+    )
     monkeypatch.setattr(systems, "open_system", open_fake)
     monkeypatch.setattr(systems, "prepare", lambda *_: None)
     monkeypatch.setattr(processes, "TERMINATE_TIMEOUT_S", 0.5)
@@ -53,7 +59,12 @@ def test_run_writes_predictions_and_reports(config, capsys):
     assert "**Passed**" in capsys.readouterr().out
     report = json.loads((folder / "report.json").read_text())
     assert [s["facts"]["name"] for s in report["systems"]] == NAMES.split(",")
-    assert all(s["overall"]["cer"]["percent"] == 0.0 for s in report["systems"])
+    heldout = ("earshot-int8", "earshot-fp16", "faster-whisper-float32", "faster-whisper-int8")
+    for found in report["systems"]:
+        name = found["facts"]["name"]
+        assert list(found["sets"]) == ["heldout", "timed"][name not in heldout :]
+        assert {s["overall"]["cer"]["percent"] for s in found["sets"].values()} == {0.0}
+        assert (found["speed"] is not None) == (name == "earshot-int8")
     assert sorted(p.name for p in (folder / "predictions").iterdir()) == sorted(
         f"{name}.{ending}" for name in NAMES.split(",") for ending in ("json", "jsonl")
     )
@@ -63,14 +74,40 @@ def test_run_writes_predictions_and_reports(config, capsys):
 def test_score_again_after_predictions_changed(config, capsys):
     _, folder = run(config)
     path = folder / "predictions" / "earshot-int8.jsonl"
-    path.write_text(path.read_text().replace('"text":"hello there"', '"text":"hallo there"'))
+    text = path.read_text().replace('"text":"hello there"', '"text":"hallo there"')
+    path.write_text(text.replace('"text":"good bye"', '"text":"good buy"'))
     capsys.readouterr()
     assert main(["score", str(folder)]) == 1
     out = capsys.readouterr()
-    assert "FAILED: CER of earshot-int8 at most 0.3 points above faster-whisper-int8" in out.err
-    assert "FAILED: CER of earshot-int8 at most 0.2 points above earshot-fp16" in out.err
-    assert "CER of earshot-fp16 at most" not in out.err
+    for bound in ("faster-whisper's default", "earshot-fp16"):
+        said = f"FAILED: CER of earshot-int8 on the timed clips at most 0.1 points above {bound}."
+        assert said in out.err
+    assert "CER of earshot-triton" not in out.err
     assert main(["score", str(folder), "--systems", "earshot-fp16"]) == 0
+    out = capsys.readouterr()
+    assert "**Not decided**" in out.out
+    assert "not decided: CER of earshot-triton on the timed clips" in out.err
+
+
+def test_a_run_without_heldout_clips(config):
+    code, folder = run(config, "--heldout", "")
+    assert code == 0
+    report = json.loads((folder / "report.json").read_text())
+    assert report["run"]["clips"] == {"timed": 3}
+    assert {tuple(system["sets"]) for system in report["systems"]} == {("timed",)}
+
+
+def test_a_full_run_gives_every_system_everything(config):
+    _, folder = run(config, "--systems", "earshot-triton,transformers-fp32", "--full")
+    report = json.loads((folder / "report.json").read_text())
+    assert [list(system["sets"]) for system in report["systems"]] == [["heldout", "timed"]] * 2
+    assert all(system["speed"] for system in report["systems"])
+
+
+def test_an_unknown_system_is_refused_wherever_it_is_named(config, capsys):
+    config.write_text(config.read_text().replace('timed = ["earshot-int8"]', 'timed = ["x"]'))
+    code, _ = run(config)
+    assert (code, "unknown system 'x'" in capsys.readouterr().err) == (2, True)
 
 
 def test_compare_takes_folders(config, capsys):
@@ -103,14 +140,14 @@ def test_ctrl_c_keeps_valid_lines(config, capsys, monkeypatch):
     original = run_module.to_json
     timers = []
 
-    def interrupt_soon(row):  # b.txt answers once, to warm up, and then never again
+    def interrupt_soon(row):  # b.txt answers once, and then never again
         if not timers:
             timers.append(threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)))
             timers[0].start()
         return original(row)
 
     monkeypatch.setattr(run_module, "to_json", interrupt_soon)
-    code, folder = run(config)
+    code, folder = run(config, "--systems", "earshot-int8")
     assert code == 130
     assert "interrupted" in capsys.readouterr().err
     kept = list((folder / "predictions").iterdir())

@@ -11,5 +11,6 @@ network, store, train      the network, the growing store of speech, the trainin
 export                     weights and configuration files in Hugging Face format
 evaluate, alignment        held-out figures; alignment heads
 clips, heldout             test clips that are kept; held-out utterances by the thousand
+heldout_clips, sentences   held-out utterances that are kept, and the sentences written for them
 precision                  what INT8 and FP8 cost in accuracy on such utterances
 """

@@ -3,9 +3,10 @@ import json
 
 import pytest
 
+from eval.accuracy.compare import compare
+from eval.accuracy.gates import gates
 from eval.accuracy.report import (
     Report,
-    compare,
     ratios,
     read_report,
     report_to_json,
@@ -13,7 +14,7 @@ from eval.accuracy.report import (
     to_markdown,
 )
 from eval.accuracy.run import RunFacts
-from eval.accuracy.score import gates, score_system
+from eval.accuracy.score import score_system
 from serve.errors import ConfigError
 from tests.eval.fakes import facts, timed_call
 
@@ -21,10 +22,14 @@ RUN = RunFacts(
     id="r",
     started="2026-01-02T03:04:05+00:00",
     config_name="demo",
+    precision="int8",
     manifest="m.jsonl",
-    systems=("earshot-int8", "faster-whisper-int8"),
-    clips=2,
-    audio_s=20.0,
+    heldout="h.jsonl",
+    systems=("earshot-int8", "earshot-fp16", "faster-whisper-int8"),
+    heldout_systems=("earshot-int8", "earshot-fp16", "faster-whisper-int8"),
+    timed=("earshot-int8", "faster-whisper-int8"),
+    clips={"heldout": 1, "timed": 2},
+    audio_s={"heldout": 10.0, "timed": 20.0},
     ten_second_clip="a.wav",
     concurrency=8,
     repeats=1,
@@ -35,27 +40,40 @@ RUN = RunFacts(
 )
 
 
-def score(name, text, seconds):
-    rows = [
-        timed_call(file, reference, said, phase=phase, latency_s=seconds)
-        for phase in ("loaded", "alone")
-        for file, reference, said in (("a.wav", "hello you", text), ("n.wav", "", ""))
-    ]
-    rows.append(timed_call("a.wav", "hello you", text, phase="one_clip", latency_s=seconds))
+def score(name, text, seconds=None):
+    """A system that hears `text` in one clip, the others right; timed where `seconds` is given."""
+    clips = (("a.wav", "hello you", text), ("n.wav", "", ""))
+    rows = [timed_call(*clip, phase="accuracy") for clip in clips]
+    rows.append(timed_call("h.wav", "good bye", "good bye", phase="accuracy", clip_set="heldout"))
+    if seconds is not None:
+        rows += [
+            timed_call(*clip, phase=phase, latency_s=seconds)
+            for phase in ("loaded", "alone")
+            for clip in clips
+        ]
+        rows.append(timed_call(*clips[0], phase="one_clip", latency_s=seconds))
     return score_system(facts(name), rows, "basic-v1")
 
 
 def report(ours="hello you", seconds=0.5):
-    scores = (score("earshot-int8", ours, seconds), score("faster-whisper-int8", "hello you", 1.0))
-    return Report(RUN, "basic-v1", scores, tuple(gates(scores, 0.3, 0.2)))
+    scores = (
+        score("earshot-int8", ours, seconds),
+        score("earshot-fp16", "hello you"),
+        score("faster-whisper-int8", "hello you", 1.0),
+    )
+    judged = gates(scores, "int8", max_gap_faster_whisper=0.3, max_gap_fp16=0.2)
+    return Report(RUN, "basic-v1", scores, tuple(judged))
 
 
 def test_markdown_states_figures_conditions_and_gates():
     text = to_markdown(report("hallo you"))
     for part in (
-        "**FAILED**: CER of earshot-int8 at most 0.3 points above faster-whisper-int8. "
-        "11.11 % - 0.00 % = +11.11 points",
-        "not judged: CER of earshot-int8 at most 0.2 points above earshot-fp16",
+        "**FAILED**: CER of earshot-int8 on the timed clips at most 0.2 points above earshot-fp16. "
+        "11.11 % - 0.00 % (earshot-fp16) = +11.11 points [+11.11, +11.11] at 95 %",
+        "passed: CER of earshot-int8 on the held-out clips at most 0.2 points above earshot-fp16",
+        "**not decided**: CER of earshot-int8 on the timed clips at most 0.3 points above faster-",
+        "the held-out clips: 1 of `h.jsonl`, 10.0 s; the timed clips: 2 of `m.jsonl`, 20.0 s",
+        "## Accuracy on the held-out clips",
         "| 11.11 % [11.11, 11.11] |",
         "1/0/0 of 9",
         "`basic-v1`: Unicode NFKC",
@@ -66,19 +84,37 @@ def test_markdown_states_figures_conditions_and_gates():
     ):
         assert part in text
     assert "**FAILED**" not in to_markdown(report())
-    assert "Nothing: every clip was heard without an error" in to_markdown(report())
+    assert "None: every clip was heard without an error" in to_markdown(report())
 
 
-def test_ratios_are_ours_over_theirs():
-    found = ratios(report(seconds=0.5).systems)
-    assert found == {"earshot-int8": {"throughput": 2.0, "memory": 1.0, "ten_second_latency": 0.5}}
-    assert ratios(report().systems[:1]) == {}
+def test_the_verdict_is_passed_only_where_every_gate_is():
+    undecided, failed = report(), report("hallo you")
+    assert (undecided.verdict, failed.verdict) == ("not decided", "failed")
+    assert "\n**Not decided**\n" in to_markdown(undecided)
+    sure = tuple(gate for gate in undecided.gates if gate.passed)
+    assert dataclasses.replace(undecided, gates=sure).verdict == "passed"
+
+
+def test_ratios_are_ours_over_their_best_of_the_same_search():
+    systems = (
+        score("earshot-int8", "", 0.5),
+        score("earshot-int8-greedy", "", 0.25),
+        score("earshot-fp16", ""),
+        score("faster-whisper-int8", "", 1.0),
+        score("faster-whisper-float32", "", 2.0),
+        score("faster-whisper-int8-greedy", "", 0.125),
+    )
+    assert ratios(systems) == {
+        "earshot-int8": {"throughput": 2.0, "memory": 1.0, "ten_second_latency": 0.5},
+        "earshot-int8-greedy": {"throughput": 0.5, "memory": 1.0, "ten_second_latency": 2.0},
+    }
+    assert ratios(systems[:3]) == {}
 
 
 def test_json_holds_everything_and_the_verdict():
     good, bad = (json.loads(report_to_json(report(text))) for text in ("hello you", "x"))
-    assert (good["passed"], bad["passed"]) == (True, False)
-    assert good["systems"][0]["overall"]["cer"]["counts"] == {
+    assert (good["verdict"], bad["verdict"]) == ("not decided", "failed")
+    assert good["systems"][0]["sets"]["timed"]["overall"]["cer"]["counts"] == {
         "substitutions": 0,
         "deletions": 0,
         "insertions": 0,
@@ -91,9 +127,10 @@ def test_compare_shows_differences():
     a, b = report(), report("hallo you", seconds=0.25)
     text = compare(a, b)
     lines = {line.replace(" ", "") for line in text.splitlines()}
-    assert "|earshot-int8|CER%|0.00|11.11|+11.11|" in lines
+    assert "|earshot-int8|CER%,timed|0.00|11.11|+11.11|" in lines
     assert "|earshot-int8|10sclipms|500|250|-250|" in lines
     assert "|faster-whisper-int8|RTFxloaded|20.0|20.0|+0.0|" in lines
+    assert not [line for line in lines if line.startswith("|earshot-fp16|RTFx")]  # not timed
     assert "NOTE" not in text
 
 
@@ -114,9 +151,9 @@ def test_a_report_comes_back_from_its_file_or_folder(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", "has format version None, this Earshot reads 1; write it again with `python -m ev"),
-        ('{"format_version": 2}', "has format version 2"),
-        ('{"format_version": 1}', "run is missing; has format_version; write it again with"),
+        ("{}", "has format version None, this Earshot reads 2; write it again with `python -m ev"),
+        ('{"format_version": 1}', "has format version 1"),
+        ('{"format_version": 2}', "run is missing; has format_version; write it again with"),
         ("[", "is not JSON"),
     ],
 )

@@ -12,11 +12,12 @@ from transformers import WhisperFeatureExtractor
 from build.checkpoint import open_checkpoint
 from build.config import BuildConfig
 from eval import demo as demo_module
-from eval.accuracy import prepare, systems
+from eval.accuracy import ours, prepare, systems
 from eval.accuracy.data import Prediction
 from eval.config import Config, EvalConfig
 from eval.demo import DemoResult, demo, render
 from serve.clips import load_clips
+from serve.config import TranscriberConfig
 from serve.errors import ConfigError, EarshotError, UnavailableError
 from tests.eval.fakes import timed_call
 
@@ -76,16 +77,70 @@ def test_faster_whisper_has_no_handicap(tmp_path, monkeypatch):
     config = Config(eval=EvalConfig(threads=1))
     monkeypatch.setattr(prepare, "CACHE", tmp_path / "cache")
     prepare.prepare_converted(config)
-    peer = systems.FasterWhisper(config, "float32")
+    peer = systems.open_system("faster-whisper-float32", config)
     facts = open_checkpoint(config.build.checkpoint).facts
     assert peer.is_multilingual
     assert peer.settings["suppress_tokens"] == str(sorted(facts.suppress_tokens))
-    assert "max_new_tokens" not in peer.settings
+    assert peer.settings["max_new_tokens"] == "None"
     spanish = next(clip for clip in load_clips(config.eval.manifest) if clip.language == "es")
+    assert (peer.settings["beam_size"], peer.settings["best_of"]) == ("5", "5")
     before = dict(peer.settings)
     assert peer.transcribe(spanish.path.read_bytes()).language == "es"
     assert peer._options["suppress_tokens"] == sorted(facts.suppress_tokens)
     assert peer.settings == before
+
+
+def test_faster_whispers_rows_differ_in_what_their_names_say(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare, "CACHE", tmp_path / "cache")
+    prepare.prepare_converted(config)
+    given = {}
+    for name in ("faster-whisper-int8-greedy", "faster-whisper-library-defaults"):
+        peer = systems.open_system(name, config)
+        given[name] = peer._options
+        assert (peer.settings["beam_size"], peer.settings["condition_on_previous_text"]) == (
+            str(given[name].get("beam_size", 5)),
+            str(given[name].get("condition_on_previous_text", True)),
+        )
+    fair = {"condition_on_previous_text", "suppress_tokens"}
+    assert given["faster-whisper-library-defaults"] == {}
+    greedy = given["faster-whisper-int8-greedy"]
+    assert greedy.keys() == {"beam_size", "best_of", *fair}
+    assert (greedy["beam_size"], greedy["best_of"]) == (1, 1)
+
+
+def test_greedy_changes_the_search_alone():
+    config = Config(transcriber=TranscriberConfig(beam_size=5, best_of=5, patience=2.0))
+    found = ours.greedy(config)
+    assert (found.transcriber.beam_size, found.transcriber.best_of) == (1, 1)
+    transcriber = dataclasses.replace(found.transcriber, beam_size=5, best_of=5)
+    assert dataclasses.replace(found, transcriber=transcriber) == config
+
+
+def test_faster_whisper_that_sees_no_languages_is_refused(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(prepare, "mark_multilingual", lambda folder: None)
+    prepare.prepare_converted(config)
+    with pytest.raises(UnavailableError, match=r"takes .* for an English-only model, though its"):
+        systems.open_system("faster-whisper-int8", config)
+
+
+def test_a_vocabulary_that_cannot_be_marked_is_refused(tmp_path):
+    (tmp_path / "vocabulary.json").write_text(json.dumps(["a", "<|transcribe|>"]))
+    with pytest.raises(UnavailableError, match=r"neither an empty token nor <\|startoflm\|>"):
+        prepare.mark_multilingual(tmp_path)
+
+
+def test_another_conversion_has_another_place(config, monkeypatch):
+    """The weights are one part of it; suppressed tokens, say, come from generation_config.json."""
+    places = {prepare.converted_folder(config)}
+    monkeypatch.setattr(prepare, "CONVERTED_VERSION", "other")
+    places.add(prepare.converted_folder(config))
+    path = Path(config.build.checkpoint) / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"suppress_tokens": [1]}))
+    places.add(prepare.converted_folder(config))
+    monkeypatch.setattr(prepare.importlib.metadata, "version", lambda name: "9.9")
+    places.add(prepare.converted_folder(config))
+    assert len(places) == 4
 
 
 def test_a_vocabulary_with_an_empty_token_stays_as_it_is(tmp_path):

@@ -10,28 +10,36 @@ import psutil
 import pytest
 
 from eval import processes
-from eval.accuracy.worker import calls_per_system, measure_system, tree_memory_bytes
+from eval.accuracy.worker import calls_of, measure_system, tree_memory_bytes
 from eval.config import Config, EvalConfig
 from serve.errors import DeadlineError, UnavailableError
 from tests.eval.fakes import open_fake, write_clips
 
-CONFIG = Config(eval=EvalConfig(concurrency=3, repeats=2, threads=1))
+CONFIG = Config(
+    eval=EvalConfig(
+        heldout_systems=("fake", "heldout"), timed=("fake",), concurrency=3, repeats=2, threads=1
+    )
+)
 SAID = {"a.txt": "one", "b.txt": "two", "c.txt": ""}
+HELDOUT = {"h.txt": "three", "i.txt": "four"}
 
 
 def measured(tmp_path, name="fake", said=SAID, config=CONFIG, on_row=None):
-    rows, calls = [], []
+    rows = []
     result = measure_system(
         name,
         config,
-        write_clips(tmp_path, said),
+        clip_sets(tmp_path, said),
         run_id="r",
         open_system=open_fake,
-        on_timed_call=on_row or rows.append,
-        on_call=lambda: calls.append(1),
+        on_call=on_row or rows.append,
         log=tmp_path / "logs" / "fake.log",
     )
-    return result, rows, len(calls)
+    return result, rows
+
+
+def clip_sets(folder, said):
+    return {"heldout": write_clips(folder, HELDOUT), "timed": write_clips(folder, said)}
 
 
 def no_children():
@@ -41,23 +49,38 @@ def no_children():
 
 
 def test_phases_threads_and_process_are_as_stated(tmp_path):
-    result, rows, calls = measured(tmp_path)
+    result, rows = measured(tmp_path)
     assert result.settings["threads"] == result.settings["cores"] == "1"
     assert int(result.settings["pid"]) != os.getpid()
     assert "OMP_NUM_THREADS" not in os.environ or os.environ["OMP_NUM_THREADS"] != "unset"
-    phases = [(r.phase, r.concurrency) for r in rows]
-    assert phases == [("alone", 1)] * 6 + [("one_clip", 1)] * 6 + [("loaded", 3)] * 6
+    phases = [(r.phase, r.clip_set, r.concurrency) for r in rows]
+    assert phases == [
+        *[("accuracy", "heldout", 3)] * 2,
+        *[("accuracy", "timed", 3)] * 3,
+        *[("alone", "timed", 1)] * 6,
+        *[("one_clip", "timed", 1)] * 6,
+        *[("loaded", "timed", 3)] * 6,
+    ]
+    assert sorted(r.file for r in rows[:5]) == sorted([*HELDOUT, *SAID])
     assert {r.file for r in rows if r.phase == "one_clip"} == {"b.txt"}  # 6 s; c has no speech
-    assert calls == len(rows) + len(SAID) == calls_per_system(write_clips(tmp_path, SAID), CONFIG)
-    assert all(r.text == SAID[r.file] for r in rows)
+    assert result.rows == len(rows) == calls_of("fake", clip_sets(tmp_path, SAID), CONFIG)
+    assert all(r.text == (SAID | HELDOUT)[r.file] for r in rows)
     assert "opening fake" in (tmp_path / "logs" / "fake.log").read_text()
     assert no_children()
 
 
+def test_a_system_that_is_not_timed_says_each_of_its_clips_once(tmp_path):
+    for name, clips in (("heldout", [*HELDOUT, *SAID]), ("other", [*SAID])):
+        result, rows = measured(tmp_path, name)
+        assert sorted(r.file for r in rows) == sorted(clips)
+        assert {r.phase for r in rows} == {"accuracy"}
+        assert result.rows == len(clips) == calls_of(name, clip_sets(tmp_path, SAID), CONFIG)
+
+
 def test_memory_belongs_to_one_system(tmp_path):
-    small, _, _ = measured(tmp_path)
-    big, _, _ = measured(tmp_path, "big")
-    again, _, _ = measured(tmp_path)
+    small, _ = measured(tmp_path)
+    big, _ = measured(tmp_path, "big")
+    again, _ = measured(tmp_path)
     assert big.peak_memory_bytes - small.peak_memory_bytes > 150_000_000
     assert abs(again.peak_memory_bytes - small.peak_memory_bytes) < 50_000_000
 

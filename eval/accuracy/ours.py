@@ -1,0 +1,114 @@
+"""Earshot as a system under test: through Triton Inference Server, and in this process.
+
+What only one of them needs is imported where it is opened, in a process of its own.
+"""
+
+import contextlib
+import dataclasses
+
+from eval.accuracy.data import Prediction, TimedText
+from eval.accuracy.load import System
+from eval.accuracy.prepare import engine_of
+from eval.config import Config
+from eval.machine import versions
+from serve.config import Precision
+from serve.errors import ConfigError
+from serve.messages import Request, Transcript
+
+
+def _from_transcript(transcript: Transcript) -> Prediction:
+    segments = tuple(TimedText(s.start, s.end, s.text) for s in transcript.segments)
+    return Prediction(transcript.text, transcript.language, segments)
+
+
+def _runtime_settings(config: Config, path: str) -> dict[str, str]:
+    runtime = config.runtime
+    return {
+        "engine": path,
+        "device": runtime.device,
+        "slots": str(runtime.slots),
+        "rows": str(runtime.rows),
+        "encoder batch": str(runtime.encoder_batch),
+        "threads": str(runtime.threads),
+        **{name: str(getattr(config.transcriber, name)) for name in _SEARCH},
+    }
+
+
+_SEARCH = (
+    "beam_size",
+    "patience",
+    "length_penalty",
+    "best_of",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "temperatures",
+)
+
+
+def greedy(config: Config) -> Config:
+    """The config with one row a window at every temperature."""
+    transcriber = dataclasses.replace(config.transcriber, beam_size=1, best_of=1)
+    return dataclasses.replace(config, transcriber=transcriber)
+
+
+class EarshotTriton(System):
+    """The configured engine behind Triton Inference Server, whole answers by gRPC.
+
+    Takes whatever ports are free, so that it can run beside a server on the configured ones.
+    """
+
+    def __init__(self, config: Config) -> None:
+        from serve.triton.client import Client  # noqa: PLC0415 - needs tritonclient
+        from serve.triton.server import (  # noqa: PLC0415 - needs pytriton
+            on_free_ports,
+            running_server,
+        )
+
+        server = on_free_ports(config.server)
+        running = running_server(dataclasses.replace(config, server=server))
+        with contextlib.ExitStack() as stack:
+            self.server = stack.enter_context(running)
+            client = Client(self.server.grpc, config.transcriber.request_timeout_s)
+            self._client = stack.enter_context(client)
+            self._stack = stack.pop_all()
+        self.settings = {
+            "transport": "KServe v2 infer by gRPC, file bytes in, whole answer out",
+            **_runtime_settings(config, config.engine),
+            **versions("nvidia-pytriton", "tritonclient", "torch"),
+        }
+
+    def transcribe(self, audio: bytes) -> Prediction:
+        """One infer call."""
+        return _from_transcript(self._client.transcribe(audio=audio))
+
+    def close(self) -> None:
+        """Stop the server."""
+        self._stack.close()
+
+
+class EarshotInProcess(System):
+    """A transcriber in this process."""
+
+    def __init__(self, config: Config, precision: Precision) -> None:
+        from serve.engine import open_engine  # noqa: PLC0415 - loads torch
+        from serve.transcriber.open import open_transcriber  # noqa: PLC0415 - loads torch
+
+        path = engine_of(config, precision)
+        found = open_engine(path).manifest.precision
+        if found != precision:
+            raise ConfigError(f"the engine {path} is {found}, expected {precision}")
+        self._transcriber = open_transcriber(config, path)
+        self.settings = {
+            "transport": "in process",
+            "precision": precision,
+            **_runtime_settings(config, path),
+            **versions("torch"),
+        }
+
+    def transcribe(self, audio: bytes) -> Prediction:
+        """One request."""
+        return _from_transcript(self._transcriber.transcribe(Request(audio=audio)))
+
+    def close(self) -> None:
+        """End the transcriber's thread."""
+        self._transcriber.close()
