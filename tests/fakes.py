@@ -83,6 +83,9 @@ class FakeRuntime:
     def submit(self, job: Job) -> None:
         if len(job.prompt) >= self._n_text_ctx or job.options.max_tokens < 1:
             raise OptionError(f"a prompt of {len(job.prompt)} tokens leaves no room")
+        refusal = self.capabilities.refusal(job.options)
+        if refusal is not None:
+            raise OptionError(refusal)
         self.jobs.append(job)
         self.log.append(("submit", job.id))
         self._waiting.append(job)

@@ -59,7 +59,9 @@ def fake(folders, nano_engine) -> Iterator[Subject]:
         language = dice.choice(list(facts.languages.values()))
         return Play(tokens, delay=dice.randrange(3), language=language, language_prob=dice.random())
 
-    capabilities = dataclasses.replace(CAPABILITIES, max_windows=SLOTS)
+    capabilities = dataclasses.replace(
+        CAPABILITIES, max_windows=SLOTS, beam_width=4, search_options=True
+    )
     n_text_ctx = engine.manifest.dims.n_text_ctx
     yield Subject(engine, lambda: FakeRuntime(script, capabilities, n_text_ctx), mel_job(engine))
 

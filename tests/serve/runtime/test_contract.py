@@ -62,6 +62,13 @@ def detects(runtime):
         pytest.skip("this runtime detects no language")
 
 
+@pytest.fixture
+def searches(runtime):
+    """Skip what needs several hypotheses; that they are refused is a test of its own."""
+    if runtime.capabilities.beam_width == 1:
+        pytest.skip("this runtime has one hypothesis of a window")
+
+
 def test_with_nothing_to_do_nothing_happens(runtime):
     assert runtime.poll(0.0) == []
     assert runtime.poll(0.01) == []
@@ -107,6 +114,25 @@ def test_a_job_that_can_never_run_is_refused(runtime, job):
     with pytest.raises(OptionError):
         runtime.submit(job(1, max_tokens=0))
     assert runtime.poll(0.0) == []
+
+
+@pytest.mark.parametrize("kind", ["beam_size", "best_of"])
+def test_more_hypotheses_than_there_is_room_for_are_refused(runtime, job, kind):
+    too_many = runtime.capabilities.beam_width + 1
+    with pytest.raises(OptionError, match=f"{kind}.*{too_many}"):
+        runtime.submit(job(1, temperature=0.8 if kind == "best_of" else 0.0, **{kind: too_many}))
+    assert runtime.poll(0.0) == []
+
+
+def test_options_that_the_runtime_does_not_have_are_refused(runtime, job):
+    options = {"patience": 2.0, "length_penalty": 0.5, "repetition_penalty": 1.5}
+    for name, value in {**options, "no_repeat_ngram_size": 2}.items():
+        made = job(1, **{name: value})
+        if runtime.capabilities.search_options:
+            assert run(runtime, [made])[1].last.finished in ("eot", "length")
+        else:
+            with pytest.raises(OptionError, match=name):
+                runtime.submit(made)
 
 
 def test_scores_are_probabilities(runtime, job):
@@ -156,12 +182,17 @@ def test_naming_the_language_found_changes_nothing(runtime, job, facts):
 def mixed(job, id, able):
     """Jobs of every sort that the runtime is able to do; equal ids are equal jobs."""
     dice = random.Random(id)
+    temperature = dice.choice([0.0, 0.0, 0.8])
+    beams = able.beam_sizes or range(1, able.beam_width + 1)
+    samples = range(1, 2 if able.beam_sizes else able.beam_width + 1)
     return job(
         id,
         language=dice.choice([None, "en", "es"] if able.detect_language else ["en", "es"]),
         timestamps=dice.choice([True, False] if able.timestamps else [False]),
         prompt=dice.choice(["", "some words before"] if able.previous_text else [""]),
-        temperature=dice.choice([0.0, 0.0, 0.8]),
+        temperature=temperature,
+        beam_size=1 if temperature else dice.choice(beams),
+        best_of=dice.choice(samples) if temperature else 1,
         max_tokens=dice.randrange(1, 30),
         seed=dice.randrange(1000),
     )
@@ -194,6 +225,21 @@ def test_answers_do_not_depend_on_the_company(open_runtime, job):
     assert {id: ended[id].result for id in expected} == expected
 
 
+def test_a_draft_changes_nothing(open_runtime, job):
+    runtime = open_runtime()
+    jobs = [mixed(job, id, runtime.capabilities) for id in range(4)]
+    expected = {id: ended.result for id, ended in run(runtime, jobs).items()}
+    guessing = []
+    for each in jobs:
+        said = expected[each.id][0]
+        another = expected[3 - each.id][0]
+        for draft in (said, (*said[: len(said) // 2], 0, 1), another, said * 300):
+            id = each.id + 10 * (1 + len(guessing))
+            guessing.append(dataclasses.replace(each, id=id, draft=draft))
+    for id, ended in run(runtime, guessing).items():
+        assert ended.result == expected[id % 10]
+
+
 def test_sampling_follows_its_seed(runtime, job):
     def sample(id, seed):
         made = job(id, key=5, temperature=1.0, seed=seed, max_tokens=25)
@@ -224,6 +270,31 @@ def test_cancelled_jobs_end_once_and_free_their_slots(runtime, job):
     runtime.cancel(0)
     assert runtime.poll(0.0) == []
     run(runtime, [job(100 + id) for id in range(SLOTS)])
+
+
+@pytest.mark.usefixtures("searches")
+@pytest.mark.parametrize(
+    "options", [{"beam_size": 3}, {"best_of": 3, "temperature": 0.8}], ids=["beam", "samples"]
+)
+def test_windows_of_several_hypotheses_end_once_and_free_their_rows(runtime, job, options):
+    ended = collections.defaultdict(Ended)
+    for id in range(3 * SLOTS):
+        runtime.submit(job(id, max_tokens=30, **(options if id % 3 else {})))
+    for event in runtime.poll(0.0):
+        ended[event.job_id].tokens += event.tokens
+        ended[event.job_id].last = event if event.finished else None
+    cancelled = {id for id in (1, 2, 3, 3 * SLOTS - 1) if ended[id].last is None}
+    for id in cancelled:
+        runtime.cancel(id)
+    collect(runtime, ended, range(3 * SLOTS))
+    assert {id for id in ended if ended[id].last.finished == "cancelled"} == cancelled
+    again = run(runtime, [job(id, max_tokens=30, **options) for id in range(SLOTS)])
+    for id, entry in again.items():
+        assert entry.last.finished in ("eot", "length")
+        if id % 3 and id not in cancelled:
+            assert entry.result == ended[id].result
+        assert entry.last.scores.avg_logprob <= 0
+    assert runtime.gauges().busy_slots == 0
 
 
 def test_gauges_count_the_work(subject, runtime, job):
