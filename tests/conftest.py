@@ -49,7 +49,7 @@ def nano_config(nano_engine):
         return Config(
             name="nano",
             engine=str(nano_engine),
-            runtime=RuntimeConfig(slots=8, threads=1),
+            runtime=RuntimeConfig(slots=8, rows=12, threads=1),
             transcriber=TranscriberConfig(
                 max_audio_s=120.0, max_pending=210, max_tokens=16, temperatures=(0.0,)
             ),

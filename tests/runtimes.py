@@ -100,11 +100,17 @@ def api(folders, nano_engine):
 SUBJECTS = [
     pytest.param(fake, id="fake"),
     pytest.param(native(), id="native-cpu"),
+    pytest.param(native(rows=8), id="native-rows"),
     # One window per encoder batch: the library's products may sum several in another order.
     pytest.param(native(device="cuda", encoder_batch=1), id="native-gpu", marks=pytest.mark.gpu),
     pytest.param(
         native(device="cuda", encoder_batch=1, cuda_graph=True),
         id="native-gpu-graphs",
+        marks=pytest.mark.gpu,
+    ),
+    pytest.param(
+        native(device="cuda", encoder_batch=1, cuda_graph=True, rows=8),
+        id="native-gpu-graphs-rows",
         marks=pytest.mark.gpu,
     ),
     pytest.param(executor, id="executor"),

@@ -84,6 +84,15 @@ def test_options_reach_the_model(client):
     assert all(segment.temperature == 0.2 for segment in hot.segments)
 
 
+def test_a_request_has_the_beam_that_it_asks_for_beside_others(client):
+    options = [{}, {"beam_size": 4}, {"best_of": 4, "temperature": 0.8}]
+    asked = [Request(audio=LONG, language="en", **each) for each in options]
+    alone = [client.start(request).result().text for request in asked]
+    assert len(set(alone)) == 3, "a search finds what the likeliest token alone does not"
+    together = [client.start(request) for request in asked * 3]
+    assert [call.result().text for call in together] == alone * 3
+
+
 def test_samples_are_the_same_as_their_file(client):
     samples, rate = soundfile.read(io.BytesIO(CLIP), dtype="float32")
     by_samples = client.transcribe(samples, sample_rate=rate)
