@@ -36,6 +36,8 @@ STATS = Stats(
     mean_batch=1.5,
     encode_s=16.0,
     decode_s=17.0,
+    drafted=18,
+    drafted_right=19,
 )
 
 

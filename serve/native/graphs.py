@@ -8,16 +8,17 @@ the next ones are launched; `SlotLoop.read_snapshot` hides the difference.
 
 import collections
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from serve.config import MAX_BEAMS
 from serve.engine import Dims
+from serve.native.decoder import Cache, Decoder
 from serve.native.feeds import feed_of, one_token_each, upload
 from serve.native.kernels.definition import Feed, Groups
-from serve.native.network import Cache, Whisper
+from serve.native.network import Whisper
 from serve.native.rules.choose import Advance
 from serve.native.rules.state import Picks, RowState, new_state
 from serve.native.slots import Place, Slots
@@ -60,10 +61,10 @@ class EagerLoop:
     """
 
     def __init__(self, network: Whisper, cache: Cache, state: RowState, advance: Advance) -> None:
-        self._network = network
-        self._cache = cache
-        self._state = state
-        self._advance = advance
+        self.network = network
+        self.cache = cache
+        self.state = state
+        self.advance = advance
         self._snapshot: Snapshot | None = None
         self._version = -1  # of the owners that these are for
         self._groups: Groups
@@ -74,14 +75,14 @@ class EagerLoop:
         owners = slots.owners()
         if slots.version != self._version:
             self._version = slots.version
-            rows, self._groups = one_token_each([place for place, _ in owners], self._cache.device)
+            rows, self._groups = one_token_each([place for place, _ in owners], self.cache.device)
             self._picks = Picks(rows, torch.arange(len(rows), device=rows.device))
         rows = self._picks.rows
-        length = int(self._state.position[rows].max()) + 1
-        feed = feed_of(self._state, rows, self._groups, length)
-        logits = self._network.step(feed, self._cache)
-        self._advance(self._state, self._picks, logits)
-        self._snapshot = Snapshot(self._state, owners)
+        length = int(self.state.position[rows].max()) + 1
+        feed = feed_of(self.state, rows, self._groups, length)
+        logits = self.network.step(feed, self.cache)
+        self.advance(self.state, self._picks, logits)
+        self._snapshot = Snapshot(self.state, owners)
         return 1
 
     def read_snapshot(self) -> Snapshot | None:
@@ -215,11 +216,13 @@ class Encoder(Protocol):
 
 
 class EagerEncoder:
-    """Kernel by kernel, any number up to `most` at a time."""
+    """Kernel by kernel, any number up to `most` at a time, for each decoder with its cache."""
 
-    def __init__(self, network: Whisper, cache: Cache, most: int) -> None:
+    def __init__(
+        self, network: Whisper, decoders: Sequence[tuple[Decoder, Cache]], most: int
+    ) -> None:
         self._network = network
-        self._cache = cache
+        self._decoders = decoders
         self._most = most
 
     def batch_of(self, waiting: int) -> int:
@@ -231,7 +234,9 @@ class EagerEncoder:
         device = self._network.device
         batch = torch.stack([window.to(device) for window in features])
         target = torch.tensor(slots, device=device)
-        self._network.fill_cross(self._network.encode(batch), self._cache, target)
+        encoded = self._network.encode(batch)
+        for decoder, cache in self._decoders:
+            decoder.fill_cross(encoded, cache, target)
 
 
 class GraphEncoder:

@@ -5,12 +5,13 @@ how many slots would, and never in service.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 
 from serve.config import RuntimeConfig
 from serve.errors import UnavailableError
-from serve.native.network import Whisper
+from serve.native.decoder import Decoder
 
 _FIXED = 3 << 29  # the CUDA context, graphs, workspaces, projections of cross-attention
 
@@ -47,13 +48,13 @@ class MemoryPlan:
         )
 
 
-def plan_memory(network: Whisper, config: RuntimeConfig, rows: int) -> MemoryPlan:
-    """The plan for a network whose weights are on its device already.
+def plan_memory(decoders: Sequence[Decoder], config: RuntimeConfig, rows: int) -> MemoryPlan:
+    """The plan for the network's decoder, and for its draft's, whose weights are on their device.
 
     Raises:
         UnavailableError: the slots do not fit into what `runtime.memory_share` allows.
     """
-    device, dims = network.device, network.dims
+    device, dims = decoders[0].device, decoders[0].dims
     free, total = torch.cuda.mem_get_info(device)
     weights = torch.cuda.memory_allocated(device)
     others = total - free - torch.cuda.memory_reserved(device)
@@ -63,9 +64,9 @@ def plan_memory(network: Whisper, config: RuntimeConfig, rows: int) -> MemoryPla
     plan = MemoryPlan(
         weights=weights,
         slots=config.slots,
-        per_slot=network.slot_bytes(config.cross_kv),
+        per_slot=sum(decoder.slot_bytes(config.cross_kv) for decoder in decoders),
         rows=rows,
-        per_row=network.row_bytes(),
+        per_row=sum(decoder.row_bytes() for decoder in decoders),
         encoder=config.encoder_batch * dims.n_audio_ctx * row * 2,
         fixed=_FIXED,
         allowed=round(config.memory_share * total) - others,

@@ -19,6 +19,8 @@ import torch
 from serve.config import MAX_BEAMS, RuntimeConfig
 from serve.engine import DETECT_LANGUAGE, Engine
 from serve.errors import DeviceError, OptionError, UnavailableError
+from serve.native.decoder import Cache, Decoder
+from serve.native.drafting import Drafter, DraftLoop, open_draft
 from serve.native.graphs import EagerEncoder, EagerLoop, Encoder, GraphEncoder, GraphLoop, SlotLoop
 from serve.native.kernels.choose import choose
 from serve.native.memory import plan_memory
@@ -67,6 +69,7 @@ class NativeRuntime:
             )
         self._facts = facts
         self._dims = dims
+        self._drafting: DraftLoop | None = None
         self._device = device
         try:
             with torch.inference_mode():
@@ -107,8 +110,12 @@ class NativeRuntime:
         on_gpu = device.type == "cuda"
         dtype = torch.float16 if on_gpu else torch.float32
         ops = choose(config.kernels, device, dims, rows, config.encoder_precision)
-        network = Whisper(dims, engine.load_weights(device), device, dtype, ops)
-        plan = plan_memory(network, config, rows) if on_gpu else None
+        weights = engine.load_weights(device)
+        network = Whisper(dims, weights, device, dtype, ops)
+        draft = open_draft(engine, config, network, weights)
+        del weights
+        decoders = [network] if draft is None else [network, draft]
+        plan = plan_memory(decoders, config, rows) if on_gpu else None
         self._network = network
         self._cross_kv = config.cross_kv
         cache = network.new_cache(slots, rows, config.cross_kv)
@@ -121,7 +128,13 @@ class NativeRuntime:
         }
         self._starter = Starter(network, cache, self._state, rules, advance[several])
         self._loop: SlotLoop = EagerLoop(network, cache, self._state, advance[several])
-        self._encoder: Encoder = EagerEncoder(network, cache, config.encoder_batch)
+        filled: list[tuple[Decoder, Cache]] = [(network, cache)]
+        if draft is not None:
+            drafter = Drafter(draft, draft.new_cache(slots, rows, config.cross_kv), rules)
+            filled.append((draft, drafter.cache))
+            self._drafting = DraftLoop(self._loop, rules, drafter, config.draft_tokens)
+            self._loop = self._drafting
+        self._encoder: Encoder = EagerEncoder(network, filled, config.encoder_batch)
         if config.cuda_graph:
             _check_graphs(device, ops.name)
             self._encoder = GraphEncoder(network, cache, dims, min(config.encoder_batch, slots))
@@ -185,9 +198,13 @@ class NativeRuntime:
 
     def gauges(self) -> Gauges:
         """Gauges and counters; see `Runtime.gauges`."""
-        return dataclasses.replace(
+        now = dataclasses.replace(
             self._gauges, queued=len(self._waiting), busy_slots=self._slots.busy
         )
+        if self._drafting is None:
+            return now
+        found = self._drafting
+        return dataclasses.replace(now, drafted=found.drafted, drafted_right=found.right)
 
     def teacher_forced_logits(self, features: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """What this runtime's own steps make of given tokens: for those who measure its error.

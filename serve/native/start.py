@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import torch
 
 from serve.engine import DETECT_LANGUAGE
+from serve.native.decoder import Cache
 from serve.native.feeds import Span, feed_of_spans, upload
-from serve.native.network import Cache, Whisper
+from serve.native.network import Whisper
 from serve.native.rules.choose import Advance
 from serve.native.rules.definition import Rules
 from serve.native.rules.state import Picks, RowState, new_state

@@ -136,6 +136,8 @@ class Gauges:
     windows: int  # windows encoded
     encode_s: float
     decode_s: float
+    drafted: int = 0  # tokens guessed by the engine's second decoder
+    drafted_right: int = 0  # of these, that saved a step
 
 
 class Runtime(Protocol):

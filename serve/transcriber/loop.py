@@ -165,6 +165,8 @@ class Transcriber:
             mean_batch=gauges.step_slots / gauges.steps if gauges.steps else 0.0,
             encode_s=gauges.encode_s,
             decode_s=gauges.decode_s,
+            drafted=gauges.drafted,
+            drafted_right=gauges.drafted_right,
         )
 
     def drain(self, timeout_s: float) -> None:

@@ -49,3 +49,5 @@ class Stats(Counters):
     mean_batch: float  # slots in use in an average decoder step; 0 before the first
     encode_s: float  # seconds of wall clock that the runtime spent encoding
     decode_s: float  # and decoding
+    drafted: int  # tokens guessed by the engine's second decoder
+    drafted_right: int  # of these, that saved a step

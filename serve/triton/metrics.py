@@ -33,6 +33,8 @@ FAMILIES = (
         "retries_total", "counter", "Windows decoded again at a higher temperature", ("retries",)
     ),
     Family("tokens_total", "counter", "Tokens sampled", ("tokens",)),
+    Family("drafted_tokens_total", "counter", "Tokens guessed by the draft", ("drafted",)),
+    Family("drafted_right_total", "counter", "Guesses that saved a step", ("drafted_right",)),
     Family("audio_seconds_total", "counter", "Audio answered, unpadded", ("audio_s",)),
     Family("busy_seconds_total", "counter", "Time with a request pending", ("busy_s",)),
     Family("encode_seconds_total", "counter", "Time spent encoding", ("encode_s",)),

@@ -122,8 +122,12 @@ class Feed:
         if not self.several:
             return [(0, len(self.rows), 1)]
         counts = [len(list(same)) for _, same in itertools.groupby(self.rows.tolist())]
-        ends = itertools.accumulate(counts)
-        return [(end - count, 1, count) for end, count in zip(ends, counts, strict=True)]
+        runs, first = list[tuple[int, int, int]](), 0
+        for each, same in itertools.groupby(counts):
+            rows = len(list(same))
+            runs.append((first, rows, each))
+            first += rows * each
+        return runs
 
 
 def scaled(x: torch.Tensor) -> Scaled:

@@ -190,7 +190,7 @@ def test_encoder_batches_are_powers_of_two_and_the_most():
 
 def test_an_eager_encoder_takes_what_waits_up_to_its_most():
     network = Network()
-    encoder = EagerEncoder(network, Cache(), 3)
+    encoder = EagerEncoder(network, [(network, Cache())] * 2, 3)
     assert [encoder.batch_of(waiting) for waiting in (1, 3, 9)] == [1, 3, 3]
     encoder.encode([torch.zeros(DIMS.n_mels, 3000)], [2])
-    assert network.batches == [(1, [2])]
+    assert network.batches == [(1, [2])] * 2  # encoded once, filled for each decoder

@@ -39,7 +39,7 @@ def gpu(monkeypatch):
 
 
 def test_what_is_planned_is_the_sum_of_what_is_named():
-    plan = plan_memory(Network(), CONFIG, 100)
+    plan = plan_memory([Network()], CONFIG, 100)
     assert (plan.weights, plan.per_slot, plan.per_row) == (2 * GIB, 24 * 2**20, 8 * 2**20)
     assert plan.allowed == 15 * GIB  # half of the GPU, less what others hold
     per_position = 6 * 1280 + 5120 + 2 * (1280 + 80)
@@ -50,24 +50,29 @@ def test_what_is_planned_is_the_sum_of_what_is_named():
 
 
 def test_int8_keys_and_values_halve_a_slot_and_more_rows_cost_their_own_caches():
-    plan = plan_memory(Network(), dataclasses.replace(CONFIG, cross_kv="int8"), 300)
+    plan = plan_memory([Network()], dataclasses.replace(CONFIG, cross_kv="int8"), 300)
     assert plan.per_slot == 12 * 2**20
     assert plan.caches == (100 * 12 + 300 * 8) * 2**20
+
+
+def test_a_draft_takes_caches_of_its_own():
+    plan = plan_memory([Network(), Network()], CONFIG, 300)
+    assert (plan.per_slot, plan.per_row) == (48 * 2**20, 16 * 2**20)
 
 
 @pytest.mark.parametrize("each", [1, 5])
 def test_the_error_names_the_most_slots_that_fit(each):
     with pytest.raises(UnavailableError, match=r"runtime\.slots = 1000: memory .*set") as caught:
-        plan_memory(Network(), dataclasses.replace(CONFIG, slots=1000), 1000 * each)
+        plan_memory([Network()], dataclasses.replace(CONFIG, slots=1000), 1000 * each)
     fit = int(re.search(r"set runtime\.slots = (\d+)", str(caught.value))[1])
     assert ("runtime.rows" in str(caught.value)) == (each > 1)
     assert each == 1 or str(caught.value).endswith(f"runtime.rows = {fit * each}")
-    plan = plan_memory(Network(), dataclasses.replace(CONFIG, slots=fit), fit * each)
+    plan = plan_memory([Network()], dataclasses.replace(CONFIG, slots=fit), fit * each)
     assert plan.total <= plan.allowed < plan.total + plan.per_slot + each * plan.per_row
     with pytest.raises(UnavailableError):
-        plan_memory(Network(), dataclasses.replace(CONFIG, slots=fit + 1), (fit + 1) * each)
+        plan_memory([Network()], dataclasses.replace(CONFIG, slots=fit + 1), (fit + 1) * each)
 
 
 def test_where_not_even_one_slot_fits_another_gpu_is_advised():
     with pytest.raises(UnavailableError, match="use a larger GPU or a smaller model"):
-        plan_memory(Network(), dataclasses.replace(CONFIG, memory_share=0.15), 100)
+        plan_memory([Network()], dataclasses.replace(CONFIG, memory_share=0.15), 100)

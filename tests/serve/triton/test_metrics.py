@@ -20,6 +20,8 @@ EXPECTED = {
     ("windows_total", None): 11,
     ("retries_total", None): 12,
     ("tokens_total", None): 13,
+    ("drafted_tokens_total", None): 18,
+    ("drafted_right_total", None): 19,
     ("audio_seconds_total", None): 40.0,
     ("busy_seconds_total", None): 8.0,
     ("encode_seconds_total", None): 16.0,

@@ -1,0 +1,187 @@
+"""A decoder: its caches, and one step of it over rows.
+
+Follows OpenAI's `whisper/model.py`. The query's scale, 1/8 for 64-dimensional heads and so exact,
+is folded into its projection; query, key and value are one matrix.
+"""
+
+import dataclasses
+from typing import Literal
+
+import torch
+
+from serve.config import CrossPrecision
+from serve.engine import HEAD_DIM, Dims
+from serve.native.kernels.choose import Ops
+from serve.native.kernels.definition import CrossKV, Feed, Groups, Matrix, linear
+from serve.native.weights import Attention, Loader, Mlp, Weights
+
+_CROSS_ROWS = 32  # windows times layers whose keys and values are projected in one go
+
+
+@dataclasses.dataclass(frozen=True)
+class Cache:
+    """Static key/value caches of every row and every slot.
+
+    Those of self-attention are by row, (layers, rows, n_text_ctx, heads, 64) each; those of
+    cross-attention by slot, (layers, 2, slots, heads, n_audio_ctx, 64), keys before values, and may
+    be int8 with a scale per channel, (layers, 2, slots, heads, 64).
+    """
+
+    self_k: torch.Tensor
+    self_v: torch.Tensor
+    cross: torch.Tensor
+    cross_scale: torch.Tensor | None
+
+    def cross_kv(self, layer: int) -> CrossKV:
+        """What cross-attention of a layer reads."""
+        k, v = self.cross[layer]
+        if self.cross_scale is None:
+            return CrossKV(k, v)
+        return CrossKV(k, v, *self.cross_scale[layer])
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.cross.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        fields = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return sum(tensor.nbytes for tensor in fields if tensor is not None)
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderLayer:
+    """Weights of one decoder layer."""
+
+    attn: Attention
+    cross: Attention
+    mlp: Mlp
+
+
+def _layers(load: Loader, side: str, count: int, ops: Ops) -> list[DecoderLayer]:
+    """The layers, their matrices as the operations read them."""
+    keep, store = ops.reads_int8, ops.decoder.store
+
+    def stored(block: Attention) -> Attention:
+        return dataclasses.replace(block, qkv=store(block.qkv), out=store(block.out))
+
+    layers: list[DecoderLayer] = []
+    for i in range(count):
+        prefix = f"{side}.layers.{i}"
+        mlp = load.mlp(prefix, keep)
+        layers.append(
+            DecoderLayer(
+                stored(load.attention(f"{prefix}.attn", packed=True, keep_int8=keep)),
+                stored(load.attention(f"{prefix}.cross", packed=False, keep_int8=keep)),
+                dataclasses.replace(mlp, fc1=store(mlp.fc1), fc2=store(mlp.fc2)),
+            )
+        )
+    return layers
+
+
+class Decoder:
+    """A loaded decoder.
+
+    Args:
+        dims: sizes from the engine's manifest.
+        weights: tensors as the engine stores them, on any device.
+        device, dtype: where and in what precision to compute; layer norms are float32 always.
+        ops: the operations to compute with.
+        side: which of the engine's decoders.
+    """
+
+    def __init__(
+        self,
+        dims: Dims,
+        weights: Weights,
+        device: torch.device,
+        dtype: torch.dtype,
+        ops: Ops,
+        side: Literal["decoder", "draft"] = "decoder",
+    ) -> None:
+        self.dims = dims
+        self.device = device
+        self.dtype = dtype
+        self.ops = ops
+        load = Loader(weights, device, dtype)
+        self._tokens = load.tensor(f"{side}.tokens")
+        self._text_positions = load.tensor(f"{side}.positions")
+        self._layers = _layers(load, side, dims.n_text_layer, ops)
+        self._cross_weight, self._cross_bias = load.cross_kv(side, dims.n_text_layer)
+        self._norm = load.norm(f"{side}.norm")
+        self._logits = ops.decoder.store(load.logits(side, ops.reads_int8))
+
+    def new_cache(self, slots: int, rows: int, cross_kv: CrossPrecision = "full") -> Cache:
+        """Zeroed caches for `slots` windows and `rows` sequences."""
+        dims = self.dims
+
+        def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros((dims.n_text_layer, *shape), dtype=dtype, device=self.device)
+
+        own = (rows, dims.n_text_ctx, dims.n_text_head, HEAD_DIM)
+        own_k, own_v = (zeros(*own, dtype=self.dtype) for _ in "kv")
+        int8 = cross_kv == "int8"
+        kind = torch.int8 if int8 else self.dtype
+        heads = (2, slots, dims.n_text_head)
+        cross = zeros(*heads, dims.n_audio_ctx, HEAD_DIM, dtype=kind)
+        scale = zeros(*heads, HEAD_DIM, dtype=torch.float32) if int8 else None
+        return Cache(own_k, own_v, cross, scale)
+
+    def slot_bytes(self, cross_kv: CrossPrecision) -> int:
+        """Bytes of one slot in the caches: what cross-attention reads of a window."""
+        dims = self.dims
+        of_channel = dims.n_audio_ctx + 4  # int8, and the scale
+        if cross_kv == "full":
+            of_channel = dims.n_audio_ctx * self.dtype.itemsize
+        return 2 * dims.n_text_layer * dims.n_text_state * of_channel
+
+    def row_bytes(self) -> int:
+        """Bytes of one row in the caches: what self-attention reads of a sequence."""
+        dims = self.dims
+        return 2 * dims.n_text_layer * dims.n_text_state * dims.n_text_ctx * self.dtype.itemsize
+
+    def fill_cross(self, encoded: torch.Tensor, cache: Cache, slots: torch.Tensor) -> None:
+        """Project the encoder's output (batch, n_audio_ctx, d) into the caches of int64 `slots`."""
+        dims = self.dims
+        width = 2 * dims.n_text_state  # of one layer
+        each = max(1, _CROSS_ROWS // len(encoded))  # layers at a time
+        for begin in range(0, dims.n_text_layer, each):
+            end = min(begin + each, dims.n_text_layer)
+            rows = slice(begin * width, end * width)
+            part = Matrix(self._cross_weight[rows], self._cross_bias[rows])
+            scale = None if cache.cross_scale is None else cache.cross_scale[begin:end]
+            self.ops.decoder.store_cross(
+                linear(encoded, part), slots, cache.cross[begin:end], scale
+            )
+
+    def step(self, feed: Feed, cache: Cache, wanted: torch.Tensor | None = None) -> torch.Tensor:
+        """Feed tokens to rows, one or several each.
+
+        Args:
+            feed: n tokens; their keys and values are written into `cache`.
+            cache: of every row and slot.
+            wanted: int64 (m,), indices of the feeds whose logits are asked for; None = every one's.
+
+        Returns:
+            float32 logits (m, n_vocab) for the tokens that follow.
+        """
+        ops = self.ops.decoder
+        x = ops.embed(feed, self._tokens, self._text_positions)
+        for i, layer in enumerate(self._layers):
+            qkv = ops.norm_linear(x, layer.attn.norm, layer.attn.qkv)
+            mixed = ops.self_attention(qkv, cache.self_k[i], cache.self_v[i], feed)
+            x = ops.linear_residual(mixed, layer.attn.out, x)
+            query = ops.norm_linear(x, layer.cross.norm, layer.cross.qkv)
+            mixed = ops.cross_attention(query, cache.cross_kv(i), feed.groups)
+            x = ops.linear_residual(mixed, layer.cross.out, x)
+            hidden = ops.norm_linear_gelu(x, layer.mlp.norm, layer.mlp.fc1)
+            x = ops.linear_residual(hidden, layer.mlp.fc2, x)
+        return ops.logits(x, self._norm, self._logits, wanted)
+
+
+def one_each(slots: torch.Tensor) -> Groups:
+    """Groups of one feed each, for int64 `slots` (n,)."""
+    each = torch.arange(len(slots), device=slots.device)
+    return Groups(slots, each, torch.ones_like(slots), torch.zeros_like(slots).bool(), 1)

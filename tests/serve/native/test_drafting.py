@@ -1,0 +1,168 @@
+"""Drafting: answers do not change, steps are saved, and the quicker way is taken."""
+
+import dataclasses
+
+import pytest
+
+from build.checkpoint import Network
+from serve.config import RuntimeConfig
+from serve.engine import DETECT_LANGUAGE, Source
+from serve.errors import UnavailableError
+from serve.native.drafting import HOLD, TRIAL, Pace
+from serve.native.runtime import NativeRuntime
+from serve.runtime.protocol import DecodingOptions, Job
+from tests.checkpoints import write_engine
+from tests.serve.native.decoding import prompt_of, run
+
+MOST = 4
+CONFIG = RuntimeConfig(slots=4, encoder_batch=4, threads=1, draft_tokens=MOST)
+
+
+def only_last_layer(checkpoint):
+    """A poor draft: the decoder without its first three layers."""
+    last = checkpoint.dims.n_text_layer - 1
+    tensors = {
+        name.replace(f"layers.{last}.", "layers.0."): tensor.clone()
+        for name, tensor in checkpoint.tensors.items()
+        if not name.startswith("decoder.layers.") or f"layers.{last}." in name
+    }
+    return tensors, dataclasses.replace(checkpoint.dims, n_text_layer=1)
+
+
+def whole(checkpoint):
+    """A perfect draft: the decoder itself."""
+    return {name: t.clone() for name, t in checkpoint.tensors.items()}, checkpoint.dims
+
+
+@pytest.fixture(scope="module")
+def engine_with(checkpoint, tmp_path_factory):
+    """Engines of the demo checkpoint, by what makes their draft."""
+    made = {}
+
+    def write(kind):
+        if kind not in made:
+            tensors, dims = kind(checkpoint)
+            draft = Network(checkpoint.path, "hf", dims, tensors, Source("a test", ""), 0)
+            both = dataclasses.replace(checkpoint, draft=draft)
+            made[kind] = write_engine(both, tmp_path_factory.mktemp("draft") / "engine", "fp16")
+        return made[kind]
+
+    return write
+
+
+@pytest.fixture
+def always(monkeypatch):
+    monkeypatch.setattr(Pace, "drafts", lambda self, busy: True)
+
+
+@pytest.fixture(scope="module")
+def jobs(checkpoint, windows):
+    """Windows of several clips, the language asked for in one, some ended early."""
+    facts, made = checkpoint.facts, []
+    for i, (_, language, features) in enumerate(windows[:7]):
+        prompt = prompt_of(facts, language)
+        if i == 1:
+            prompt = (facts.sot, DETECT_LANGUAGE, facts.transcribe)
+        made.append(
+            Job(i, features, prompt, DecodingOptions(max_tokens=(200, 200, 1, 2, 7)[i % 5]))
+        )
+    return made
+
+
+@pytest.fixture(scope="module")
+def expected(engine_with, jobs):
+    runtime = NativeRuntime(engine_with(whole), dataclasses.replace(CONFIG, draft_tokens=0))
+    ended = run(runtime, jobs)
+    assert runtime.gauges().drafted == runtime.gauges().drafted_right == 0
+    return ended, runtime.gauges().steps
+
+
+@pytest.mark.parametrize("kind", [whole, only_last_layer])
+def test_the_answer_is_that_of_single_steps_whatever_the_draft_is_worth(
+    kind, engine_with, jobs, expected, always
+):
+    runtime = NativeRuntime(engine_with(kind), CONFIG)
+    ended = run(runtime, jobs)
+    for job_id, event in expected[0].items():
+        found = ended[job_id]
+        assert (found.tokens, found.finished) == (event.tokens, event.finished)
+        same = dataclasses.replace(found.scores, encode_s=0.0, decode_s=0.0)
+        for name, value in dataclasses.asdict(event.scores).items():
+            if not name.endswith("_s"):
+                assert getattr(same, name) == pytest.approx(value, abs=1e-4)
+    gauges = runtime.gauges()
+    assert 0 < gauges.drafted_right < gauges.drafted
+    if kind is whole:  # the rules alone differ from its guesses
+        assert gauges.drafted_right > 0.6 * gauges.drafted
+        assert gauges.steps < 0.5 * expected[1]
+    else:
+        assert gauges.drafted_right < 0.5 * gauges.drafted
+
+
+def test_rows_that_sample_or_search_are_not_drafted_for(engine_with, jobs, always):
+    config = dataclasses.replace(CONFIG, rows=6)
+    for options in (DecodingOptions(temperature=0.8, seed=3), DecodingOptions(beam_size=2)):
+        options = dataclasses.replace(options, max_tokens=12)
+        some = [dataclasses.replace(job, options=options) for job in jobs[:2]]
+        runtime = NativeRuntime(engine_with(whole), config)
+        plain = NativeRuntime(engine_with(whole), dataclasses.replace(config, draft_tokens=0))
+        tokens = [[e.tokens for e in run(each, some).values()] for each in (runtime, plain)]
+        assert tokens[0] == tokens[1]
+        assert runtime.gauges().drafted == 0
+
+
+def test_a_draft_that_begins_late_knows_all_that_was_said(engine_with, jobs, monkeypatch):
+    """Its caches are filled with what was decoded without it."""
+    turns = iter(range(10_000))
+    monkeypatch.setattr(Pace, "drafts", lambda self, busy: next(turns) >= 10)
+    runtime = NativeRuntime(engine_with(whole), CONFIG)
+    run(runtime, [job for job in jobs if job.options.max_tokens == 200])
+    assert runtime.gauges().drafted_right > 0.6 * runtime.gauges().drafted > 0
+
+
+def test_an_engine_without_a_draft_is_refused(engine):
+    with pytest.raises(UnavailableError, match=r"runtime\.draft_tokens = 4, but .* holds no draft"):
+        NativeRuntime(engine, CONFIG)
+
+
+def test_drafts_in_graphs_are_refused(engine_with):
+    config = dataclasses.replace(CONFIG, cuda_graph=True)
+    with pytest.raises(UnavailableError, match="set cuda_graph = false, or draft_tokens = 0"):
+        NativeRuntime(engine_with(whole), config)
+
+
+def turns(pace, busy, count, seconds, tokens):
+    """Take turns; how many of them were drafted. `seconds` and `tokens`: (plain, drafted)."""
+    drafted = 0
+    for _ in range(count):
+        way = pace.drafts(busy)
+        drafted += way
+        pace.note(busy, seconds[way], tokens if way else 1.0)
+    return drafted
+
+
+def test_both_ways_are_measured_and_the_quicker_one_is_kept():
+    pace = Pace()
+    assert turns(pace, 1, 2 * TRIAL, (1.0, 2.0), 3.0) == TRIAL
+    assert turns(pace, 1, HOLD, (1.0, 2.0), 3.0) == HOLD
+    # Tried again, and slower now.
+    assert turns(pace, 1, 2 * TRIAL, (1.0, 2.0), 1.5) == TRIAL
+    assert turns(pace, 1, HOLD, (1.0, 2.0), 1.5) == 0
+    assert turns(pace, 1, 2 * TRIAL, (1.0, 2.0), 1.5) == TRIAL
+
+
+def test_numbers_of_windows_are_measured_apart():
+    pace = Pace()
+    turns(pace, 1, 2 * TRIAL, (1.0, 2.0), 3.0)
+    turns(pace, 8, 2 * TRIAL, (1.0, 4.0), 3.0)
+    assert pace.drafts(1) and not pace.drafts(8)
+    assert not pace.drafts(15) and pace.drafts(16)  # about as many; not measured yet
+
+
+def test_what_was_found_is_logged(caplog):
+    with caplog.at_level("INFO", "serve.native.drafting"):
+        turns(Pace(), 5, 2 * TRIAL, (0.003, 0.004), 2.0)
+    assert caplog.messages == [
+        "drafting is on with 5 windows or about as many: 2.00 ms a token with it, 3.00 without; "
+        f"both are measured again after {HOLD} turns"
+    ]
