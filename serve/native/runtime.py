@@ -97,7 +97,7 @@ class NativeRuntime:
             token_logprobs=True,
             streaming=False,
             cancel=True,
-            beam_width=min(rows, MAX_BEAMS),
+            beam_width=min(rows, MAX_BEAMS) if rows > config.slots else 1,
             max_windows=config.slots,
             device=str(device),
             search_options=True,
@@ -157,11 +157,9 @@ class NativeRuntime:
                 f"a prompt of {len(job.prompt)} tokens and max_tokens {job.options.max_tokens} "
                 f"do not fit a context of {self._dims.n_text_ctx} tokens"
             )
-        if not 1 <= rows_of(job) <= self.capabilities.beam_width:
-            raise OptionError(
-                f"beam_size {job.options.beam_size} or best_of {job.options.best_of} is more than "
-                f"runtime.rows = {self._slots.rows} and the limit of {MAX_BEAMS} allow"
-            )
+        refused = self.capabilities.refusal(job.options)
+        if refused is not None:
+            raise OptionError(refused)
         self._waiting.append(job)
 
     @torch.inference_mode()

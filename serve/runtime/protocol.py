@@ -63,8 +63,8 @@ class Capabilities:
         if value <= self.beam_width:
             return None
         return (
-            f" needs runtime.rows of at least {value}; the runtime {self.runtime} has room for "
-            f"{self.beam_width} in a window"
+            f" needs runtime.rows of at least {value} and more than runtime.slots; the runtime "
+            f"{self.runtime} has room for {self.beam_width} in a window"
         )
 
 

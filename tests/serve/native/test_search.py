@@ -205,7 +205,15 @@ def test_a_cancelled_search_leaves_its_rows_to_others(engine, runtime, some):
 
 def test_more_rows_than_there_are_is_an_error_that_names_the_option(engine, runtime, some):
     job = jobs_of(engine.manifest.tokenizer, some, dataclasses.replace(BEAM, beam_size=9))[0]
-    with pytest.raises(OptionError, match=r"beam_size 9 .* runtime\.rows = 12"):
+    with pytest.raises(OptionError, match=r"beam_size = 9 .* room for 8 in a window"):
         runtime.submit(job)
     with pytest.raises(UnavailableError, match=r"runtime\.rows = 2 is less than runtime\.slots"):
         NativeRuntime(engine, RuntimeConfig(slots=4, rows=2))
+
+
+def test_a_server_of_one_row_a_slot_searches_nothing(engine, some):
+    runtime = NativeRuntime(engine, RuntimeConfig(slots=4))
+    job = jobs_of(engine.manifest.tokenizer, some, dataclasses.replace(BEAM, beam_size=2))[0]
+    with pytest.raises(OptionError, match=r"beam_size = 2 needs runtime\.rows"):
+        runtime.submit(job)
+    runtime.close()
