@@ -68,7 +68,9 @@ def _parser() -> argparse.ArgumentParser:
         "--tokenizer", help="folder or hub id with tokenizer.json and generation_config.json"
     )
     engine.add_argument(
-        "--draft", help="checkpoint on the same encoder, whose decoder guesses and is verified"
+        "--draft",
+        help="checkpoint on the same encoder, whose decoder guesses and is verified; with another "
+        "--checkpoint than the config's, its draft is left out",
     )
     engine.add_argument(
         "--if-stale", action="store_true", help="do nothing if the engine is up to date"
@@ -162,6 +164,8 @@ def _overridden(config: Config, args: argparse.Namespace) -> Config:
     """The config with the flags that were given."""
     names = ("checkpoint", "precision", "tokenizer", "draft")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if given.get("checkpoint", config.build.checkpoint) != config.build.checkpoint:
+        given.setdefault("draft", "")  # the config's draft is for the config's checkpoint
     build = dataclasses.replace(config.build, **given)
     return dataclasses.replace(config, engine=args.engine or config.engine, build=build)
 

@@ -60,7 +60,8 @@ class RuntimeConfig:
     # Sequences that decode at the same time, of all windows together: a greedy window takes one, a
     # beam of 5 takes five. 0 = one for each slot, so no beams.
     rows: Annotated[int, Field(ge=0)] = 0
-    # Tokens that the engine's second decoder guesses at a time, where that is quicker; 0 = none.
+    # Most tokens that the engine's draft, if it holds one, guesses at a time; 0 = none. Where
+    # guessing measures slower than decoding without, it is left alone.
     draft_tokens: Annotated[int, Field(ge=0, le=16)] = 0
     encoder_batch: Count = 4  # most windows encoded in one go
     threads: int = 0  # CPU threads for compute; 0 = every core

@@ -1,4 +1,4 @@
 """The demo checkpoint: a small Whisper trained from scratch on synthesised English and Spanish.
 
-`checkpoint/` is all that is needed to use it; `maker/` made it.
+`checkpoint/` is all that is needed to use it, `draft/` a second decoder for it; `maker/` made both.
 """

@@ -37,24 +37,18 @@ HOLD = 1000  # turns for which the quicker one is kept then
 def open_draft(
     engine: Engine, config: RuntimeConfig, network: Whisper, weights: Weights
 ) -> Decoder | None:
-    """The engine's second decoder, if `runtime.draft_tokens` asks for it.
+    """The engine's second decoder, if it has one and `runtime.draft_tokens` wants it.
 
     Raises:
-        UnavailableError: it cannot be had; the message says what to do.
+        UnavailableError: drafting cannot be done as configured; the message says what to do.
     """
-    if config.draft_tokens == 0:
-        return None
-    asked = f"runtime.draft_tokens = {config.draft_tokens}"
     draft = engine.manifest.draft
-    if draft is None:
-        raise UnavailableError(
-            f"{asked}, but {engine.path} holds no draft; build it with --draft, or set "
-            "draft_tokens = 0"
-        )
+    if draft is None or config.draft_tokens == 0:
+        return None
     if config.cuda_graph:
         raise UnavailableError(
-            f"{asked}, but drafts are not drafted in CUDA graphs; set cuda_graph = false, or "
-            "draft_tokens = 0"
+            f"runtime.draft_tokens = {config.draft_tokens} and {engine.path} holds a draft, but "
+            "CUDA graphs have no drafting; set cuda_graph = false, or draft_tokens = 0"
         )
     dims = draft_dims(engine.manifest.dims, draft)
     return Decoder(dims, weights, network.device, network.dtype, network.ops, "draft")

@@ -146,6 +146,8 @@ class NativeRuntime:
         self.description = (
             f"{device}: {ops.name} kernels ({ops.reason}), {type(self._loop).__name__}"
         )
+        if draft is not None:
+            self.description += f", drafts of up to {config.draft_tokens} tokens"
         self.description += f"; {plan}" if plan else ""
         logger.info("%s", self.description)
 

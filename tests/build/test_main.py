@@ -81,6 +81,16 @@ def test_a_draft_can_be_named(config, nano_folder, capsys):
     assert code != 0 and "config.json" in message
 
 
+def test_another_checkpoint_leaves_the_configs_draft_out(config, nano_folder, tmp_path, capsys):
+    config.write_text(config.read_text() + f'draft = "{nano_folder}"\n')
+    made = tmp_path / "engines" / "nano"
+    build = ["engine", "--config", str(config), "--no-verify"]
+    other = write_hf(tmp_path / "other", NANO, random_weights(NANO, seed=5))
+    for flags, drafts in (([], True), (["--checkpoint", str(other)], False)):
+        assert main([*build, *flags]) == 0
+        assert (open_engine(made).manifest.draft is not None) == drafts
+
+
 def test_if_stale_builds_only_what_is_stale(config, engine, capsys):
     command = ["engine", "--config", str(config), "--if-stale", "--no-verify"]
     before = (engine / MANIFEST_FILE).stat().st_ino

@@ -3,11 +3,13 @@
 import torch
 from torch.nn import functional as F
 
+from build.checkpoint import open_checkpoint
 from build.demo.maker.draft import first_draft, greedy, prompt_size, tokens_per_check
 from build.demo.maker.labels import IGNORE, Segment, Style
 from build.demo.maker.labels import build as build_labels
 from build.demo.maker.network import Decoder, Geometry
 from build.demo.maker.tokenizer import SpecialIds
+from build.draft import with_draft
 
 IDS = SpecialIds()
 VOCAB, EOT = 11, 10
@@ -58,6 +60,12 @@ def test_what_a_check_gains_ends_at_the_first_wrong_guess():
     assert tokens_per_check(agreed, 2) == (6, 2)
     assert tokens_per_check(agreed, 8) == (6, 2)
     assert tokens_per_check([False, False], 4) == (2, 2)
+
+
+def test_the_bundled_draft_fits_the_bundled_checkpoint():
+    both = with_draft(open_checkpoint("build/demo/checkpoint"), "build/demo/draft")
+    assert both.draft.dims.n_text_layer == 1
+    assert not any(name.startswith("encoder.") for name in both.draft.tensors)
 
 
 def test_the_draft_begins_as_the_teachers_last_layer():

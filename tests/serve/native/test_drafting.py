@@ -120,9 +120,13 @@ def test_a_draft_that_begins_late_knows_all_that_was_said(engine_with, jobs, mon
     assert runtime.gauges().drafted_right > 0.6 * runtime.gauges().drafted > 0
 
 
-def test_an_engine_without_a_draft_is_refused(engine):
-    with pytest.raises(UnavailableError, match=r"runtime\.draft_tokens = 4, but .* holds no draft"):
-        NativeRuntime(engine, CONFIG)
+def test_an_engine_without_a_draft_decodes_as_ever(engine, engine_with, jobs):
+    runtime = NativeRuntime(engine, CONFIG)
+    run(runtime, jobs[2:4])
+    assert runtime.gauges().drafted == 0
+    assert "draft" not in runtime.description
+    described = NativeRuntime(engine_with(whole), CONFIG).description
+    assert "DraftLoop, drafts of up to 4 tokens" in described
 
 
 def test_drafts_in_graphs_are_refused(engine_with):
