@@ -72,7 +72,8 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add(
         "--slots", type=_counts, default=Plan.slots, metavar="N,M",
-        help="throughput with each, latency and open-loop with the first, mlperf with the last; "
+        help="throughput and steps with each, latency and open-loop with the first, mlperf with "
+        "the last; "
         f"default: {','.join(map(str, Plan.slots))}",
     )  # fmt: skip
     add(

@@ -50,11 +50,11 @@ def measure_ceilings(device: torch.device, dims: Dims) -> Ceilings:
     dtype = torch.float16 if on_gpu else torch.float32
     with torch.cuda.device(device) if on_gpu else contextlib.nullcontext():
         a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-        product_s = _seconds(lambda: a @ b, device)
-        fp8_s = _seconds(_fp8_product(a, b), device) if _has_fp8(device) else None
+        product_s = median_seconds(lambda: a @ b, device)
+        fp8_s = median_seconds(_fp8_product(a, b), device) if _has_fp8(device) else None
         source = torch.randn(floats, device=device)
         target = torch.empty_like(source)
-        copy_s = _seconds(lambda: target.copy_(source), device)
+        copy_s = median_seconds(lambda: target.copy_(source), device)
         attention = _attention(device, dims, dtype)
     return Ceilings(
         2 * side**3 / product_s,
@@ -84,12 +84,12 @@ def _attention(device: torch.device, dims: Dims, dtype: torch.dtype) -> float:
     q, k, v = (torch.randn(shape, device=device, dtype=dtype) for _ in range(3))
     order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
     with sdpa_kernel(order, set_priority=True), torch.inference_mode():
-        seconds = _seconds(lambda: F.scaled_dot_product_attention(q, k, v), device)
+        seconds = median_seconds(lambda: F.scaled_dot_product_attention(q, k, v), device)
     return 4 * windows * dims.n_audio_head * dims.n_audio_ctx**2 * HEAD_DIM / seconds
 
 
-def _seconds(work: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
-    """Median time of one call, the device's own where that is CUDA."""
+def median_seconds(work: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
+    """Of one call, the device's own where that is CUDA."""
     for _ in range(3):
         work()
     time_one = _on_gpu if device.type == "cuda" else _on_cpu
@@ -131,7 +131,12 @@ def encoder_work(dims: Dims) -> EncoderWork:
 
 
 def step_bytes(
-    dims: Dims, precision: Precision, cross_kv: CrossPrecision, slots: int, age: float
+    dims: Dims,
+    precision: Precision,
+    cross_kv: CrossPrecision,
+    slots: int,
+    age: float,
+    rows: int = 1,
 ) -> float:
     """Least bytes of a decoder step: its weights and every slot's keys and values, once.
 
@@ -140,12 +145,13 @@ def step_bytes(
         precision: of the decoder's matrices; cross-attention's own are used by the encoder.
         cross_kv: of the keys and values of cross-attention; those of self-attention are FP16.
         slots: how many decode.
-        age: how many tokens each has.
+        age: how many tokens each row has.
+        rows: of each slot; they share its keys and values of cross-attention.
     """
     d, layers = dims.n_text_state, dims.n_text_layer
     weights = layers * (6 * d * d + 2 * d * dims.n_text_ffn) + dims.n_vocab * d
     cross = (1 if cross_kv == "int8" else 2) * dims.n_audio_ctx
-    keys = layers * 2 * d * (cross + 2 * age)
+    keys = layers * 2 * d * (cross + rows * 2 * age)
     return (1 if precision == "int8" else 2) * weights + slots * keys
 
 

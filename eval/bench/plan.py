@@ -11,6 +11,7 @@ WORKLOADS = {
     "latency": "one request of 10 s at a time, padded to 30 s, 40 tokens",
     "mlperf": "MLPerf-shaped: 30 s windows, all at hand at the start, lengths as in MLPerf's set",
     "open-loop": "requests as in latency, arriving at random (Poisson) below saturation",
+    "steps": "one decoder step with 1 to 16 rows a slot, by itself",
 }
 FORMER_NAMES = {"a": "throughput", "b": "latency", "c": "mlperf", "d": "open-loop"}
 
@@ -23,7 +24,7 @@ class Plan:
     """What to run; the command's flags have these defaults."""
 
     workloads: tuple[str, ...] = tuple(WORKLOADS)
-    # Throughput with each; latency and open-loop with the first, mlperf with the last.
+    # Throughput and steps with each; latency and open-loop with the first, mlperf with the last.
     slots: tuple[int, ...] = (64, 256)
     seconds: float = 20.0  # least time of a throughput figure, its warm-up apart
     requests: int = 200  # counted of the latency workload, through Triton too

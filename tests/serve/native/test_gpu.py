@@ -21,6 +21,15 @@ WAYS = {
     "eager": CUDA,
     "torch": dataclasses.replace(CUDA, kernels="torch"),
 }
+ROWS = 40  # beside 16 slots: room for several rows a slot
+BEAM = DecodingOptions(beam_size=5)
+OPTIONS = (
+    DecodingOptions(),
+    DecodingOptions(temperature=0.8, seed=1),
+    BEAM,
+    DecodingOptions(beam_size=2, repetition_penalty=1.1, no_repeat_ngram_size=3),
+    DecodingOptions(temperature=0.6, best_of=3, seed=2),
+)
 
 
 @pytest.fixture(scope="module")
@@ -63,17 +72,68 @@ def test_the_same_tokens_as_on_the_cpu(
         assert ended[i].scores.no_speech_prob == pytest.approx(cpu.scores.no_speech_prob, abs=2e-2)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_beams_say_what_they_say_on_the_cpu(way, int8_engine, checkpoint, windows):
+    """Where another answer wins, the two are as good as equal."""
+    found = []
+    for config in (
+        RuntimeConfig(slots=8, rows=ROWS, encoder_batch=4),
+        dataclasses.replace(WAYS[way], rows=ROWS),
+    ):
+        runtime = NativeRuntime(int8_engine, config)
+        jobs = [
+            Job(i, w[2], prompt_of(checkpoint.facts, w[1]), BEAM) for i, w in enumerate(windows)
+        ]
+        found.append(run(runtime, jobs))
+        runtime.close()
+    cpu, gpu = found
+    for job_id, event in gpu.items():
+        assert event.scores.avg_logprob == pytest.approx(cpu[job_id].scores.avg_logprob, abs=2e-2)
+    other = [windows[i][0] for i in gpu if gpu[i].tokens != cpu[i].tokens]
+    assert len(other) <= len(windows) // 10, other
+
+
 @pytest.mark.parametrize("graphs", [False, True])
-def test_the_same_bits_in_any_company(graphs, int8_engine, checkpoint, windows):
-    """One window per encoder batch: what is left to differ is the decoder, and it must not."""
-    facts, rng = checkpoint.facts, random.Random(3)
+@pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[1]], ids=["greedy", "sampled"])
+def test_a_draft_changes_no_bit(options, graphs, int8_engine, checkpoint, windows):
+    """Guesses that are right, wrong from the middle on, and longer than the answer."""
     config = dataclasses.replace(CUDA, encoder_batch=1, cuda_graph=graphs)
     runtime = NativeRuntime(int8_engine, config)
+    jobs = [
+        Job(i, w[2], prompt_of(checkpoint.facts, w[1]), options) for i, w in enumerate(windows[:6])
+    ]
+    plain = run(runtime, jobs)
+    steps = runtime.gauges().steps
+    for change in (
+        lambda tokens: tokens,
+        lambda tokens: (*tokens[: len(tokens) // 2], 17, *tokens[len(tokens) // 2 :]),
+        lambda tokens: (*tokens, *range(100)),
+    ):
+        drafted = [dataclasses.replace(job, draft=change(plain[job.id].tokens)) for job in jobs]
+        for job_id, event in run(runtime, drafted).items():
+            assert (event.tokens, event.finished) == (
+                plain[job_id].tokens,
+                plain[job_id].finished,
+            )
+            assert event.scores.avg_logprob == plain[job_id].scores.avg_logprob
+    assert runtime.gauges().steps < 3 * steps  # the right guesses saved theirs
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("rows", [CUDA.slots, ROWS])
+def test_the_same_bits_in_any_company(rows, graphs, int8_engine, checkpoint, windows):
+    """One window per encoder batch: what is left to differ is the decoder, and it must not."""
+    facts, rng = checkpoint.facts, random.Random(3)
+    config = dataclasses.replace(CUDA, encoder_batch=1, cuda_graph=graphs, rows=rows)
+    runtime = NativeRuntime(int8_engine, config)
+    choices = OPTIONS if rows > CUDA.slots else OPTIONS[:2]
     jobs = []
     for i, (_, language, features) in enumerate(windows):
-        options = DecodingOptions(temperature=[0.0, 0.8][i % 2], seed=i)
         heard = DETECT_LANGUAGE if i % 3 else facts.languages[language]
-        jobs.append(Job(i, features, (facts.sot, heard, facts.transcribe), options))
+        prompt = (facts.sot, heard, facts.transcribe)
+        if i % 4 == 3:
+            prompt = (facts.sot_prev, *range(50, 150), *prompt)  # a long one
+        jobs.append(Job(i, features, prompt, choices[i % len(choices)]))
     alone = {job.id: run(runtime, [job])[job.id] for job in jobs}
     again = [dataclasses.replace(job, id=100 * turn + job.id) for turn in (1, 2) for job in jobs]
     rng.shuffle(again)

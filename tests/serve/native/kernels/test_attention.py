@@ -172,6 +172,35 @@ def test_free_slots_leave_everything_as_it_is(ops, random, dtype):
     check_cross_attention(ops, q, cross, groups_of((0, 0, 2), (1, 2, 1)))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_replayed_graph_reads_what_is_fed_now(ops, random, dtype):
+    """Rows, positions, the table of the past and groups change between two replays."""
+    cross = cross_of(definition, random, 3, dtype, int8=True)
+    caches, source = self_caches(random, 9, dtype), own_rows(9)
+    qkv, q = random(6, 3 * D, dtype=dtype, spread=0.5), random(6, D, dtype=dtype, spread=0.5)
+    feed = feed_of([0, 1, 2, 3, 4, 5], [9] * 6, source=source)
+    groups = groups_of((0, 0, 3), (1, 3, 1), (2, 4, 2), most=8)
+
+    def both():
+        return ops.self_attention(qkv, *caches, feed), ops.cross_attention(q, cross, groups)
+
+    both()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = both()
+    feed.rows.copy_(torch.tensor([3, 8, 6, 7, 1, 0]))
+    feed.positions.copy_(torch.tensor([200, 4, 447, 0, 130, 130]))
+    source[3, :100] = 2
+    groups.slots.copy_(torch.tensor([2, 0, 1]))
+    groups.first.copy_(torch.tensor([1, 0, 0]))
+    groups.count.copy_(torch.tensor([5, 1, 0]))
+    graph.replay()
+    for a, b in zip(replayed, both(), strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_attention_finishes_its_query(ops, random, dtype):
     """Both kinds, fed by a linear layer with few rows; one token a row and several."""

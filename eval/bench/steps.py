@@ -1,0 +1,110 @@
+"""What several rows a slot cost: one decoder step, and the cross-attention in it.
+
+Every slot has as many rows as every other, as if all searched with that beam. A slot's
+cross-attention keys and values, most of what a step reads, are read once for all its rows, so the
+ideal grows little with them. On a GPU each figure is of a replayed CUDA graph.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from eval.bench.floor import Ceilings, median_seconds, step_bytes
+from eval.bench.plan import Plan, Progress
+from eval.bench.table import OURS, Measurement, refused
+from eval.bench.workloads import release_memory
+from serve.config import RuntimeConfig
+from serve.engine import Engine
+from serve.native.kernels.choose import choose
+from serve.native.kernels.definition import Feed, Groups
+from serve.native.network import Cache, Whisper
+
+ROWS = (1, 5, 8, 16)  # a slot
+AGE = 64  # tokens that each row has
+
+
+def run_steps(
+    engine: Engine, config: RuntimeConfig, plan: Plan, ceilings: Ceilings, progress: Progress
+) -> Iterator[Measurement]:
+    """Two lines for each number of slots and of rows a slot; or one that memory does not do."""
+    device = torch.device(config.device)
+    release_memory(config.device)
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
+    counts = (1, *plan.slots)
+    ops = choose(config.kernels, device, engine.manifest.dims, max(counts) * max(ROWS))
+    with torch.inference_mode():
+        weights = engine.load_weights(device)
+        network = Whisper(engine.manifest.dims, weights, device, dtype, ops)
+        for slots in counts:
+            for rows in ROWS:
+                progress(f"steps: {slots} slots, {rows} rows each")
+                yield from _measured(network, engine, config, slots, rows, ceilings)
+
+
+def _measured(
+    network: Whisper,
+    engine: Engine,
+    config: RuntimeConfig,
+    slots: int,
+    rows: int,
+    ceilings: Ceilings,
+) -> Iterator[Measurement]:
+    """A function of its own, so that the caches go before the next ones are made."""
+    system, device = f"{OURS}, {slots} slots", network.device
+    names = (f"step, rows a slot: {rows}", f"cross-attention, rows: {rows}")
+    release_memory(config.device)
+    try:
+        cache = network.new_cache(slots, slots * rows, config.cross_kv)
+        feed = _feed(slots, rows, network.dims.n_text_ctx, device)
+        step_s = _seconds(lambda: network.step(feed, cache), network)
+        cross_s = _seconds(lambda: _cross_attention(network, feed, cache), network)
+    except torch.OutOfMemoryError as error:
+        yield refused(names[0], system, "ms", error)
+        return
+    dims, manifest = network.dims, engine.manifest
+    size = step_bytes(dims, manifest.precision, config.cross_kv, slots, AGE, rows)
+    yield Measurement(
+        names[0], system, 1e3 * step_s, "ms", 1e3 * size / ceilings.memory,
+        f"{slots * rows} tokens fed to rows of {AGE}; without the choice of the next",
+    )  # fmt: skip
+    ideal_s = cache.cross[0].nbytes / ceilings.memory
+    yield Measurement(
+        names[1], system, 1e3 * cross_s / dims.n_text_layer, "ms", 1e3 * ideal_s,
+        f"of one of {dims.n_text_layer} layers; {cache.cross.dtype} keys and values",
+    )  # fmt: skip
+
+
+def _feed(slots: int, rows: int, n_text_ctx: int, device: torch.device) -> Feed:
+    """The token at AGE of every row."""
+    everyone = torch.arange(slots * rows, device=device)
+    each = torch.arange(slots, device=device)
+    groups = Groups(
+        each, each * rows, torch.full_like(each, rows), torch.zeros_like(each).bool(), rows
+    )
+    ids = torch.zeros((len(everyone), n_text_ctx), dtype=torch.int64, device=device)
+    source = None if rows == 1 else everyone.int()[:, None].repeat(1, n_text_ctx)
+    positions = torch.full_like(everyone, AGE)
+    return Feed(ids, everyone, positions, groups, source, False, AGE + 1)
+
+
+def _cross_attention(network: Whisper, feed: Feed, cache: Cache) -> None:
+    """That of every layer, one after the other, as in a step."""
+    query: Any = torch.zeros(
+        (len(feed.rows), network.dims.n_text_state), device=network.device, dtype=network.dtype
+    )
+    for layer in range(network.dims.n_text_layer):
+        network.ops.decoder.cross_attention(query, cache.cross_kv(layer), feed.groups)
+
+
+def _seconds(work: Callable[[], object], network: Whisper) -> float:
+    """Of work that the device does by itself, where kernels allow."""
+    if network.ops.name != "triton":
+        return median_seconds(work, network.device)
+    with torch.cuda.device(network.device):
+        work()  # compiles
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        return median_seconds(graph.replay, network.device)
