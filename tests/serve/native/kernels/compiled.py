@@ -1,0 +1,99 @@
+"""Compiles what the decoder's operations launch, for an H100 or H200, on a machine that has none.
+
+A program by itself, for what is interpreted cannot be compiled in the same process. The operations
+run on a CPU's tensors, and each launch ends where the compiler has made its binary.
+"""
+
+import collections
+import dataclasses
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from serve.native.kernels.decoder import TritonOps
+from serve.native.kernels.definition import CrossKV, Feed, Groups, Matrix, Norm
+
+HEADS, KEYS, D, CONTEXT = 3, 1500, 192, 448
+made = collections.Counter()
+
+
+class NoDriver:
+    """What the compiler asks about the device."""
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+def compile_only():
+    """From now on a launch compiles."""
+    run = JITFunction.run
+
+    def compiled(self, *args, warmup, **kwargs):
+        binary = run(self, *args, warmup=True, **kwargs)
+        made[self.__name__] += 1
+        assert binary.asm["cubin"]
+        return binary
+
+    JITFunction.run = compiled
+    triton.runtime.driver.set_active(NoDriver())
+
+
+def feeds(count, several, source):
+    """So many feeds of two slots' rows."""
+    rows = torch.arange(count)
+    groups = Groups(
+        torch.tensor([0, 1]), torch.tensor([0, 1]), torch.tensor([1, count - 1]),
+        torch.tensor([False, False]), max(1, count - 1),
+    )  # fmt: skip
+    ids = torch.zeros((count, CONTEXT), dtype=torch.int64)
+    table = torch.zeros((count, CONTEXT), dtype=torch.int32) if source else None
+    return Feed(ids, rows, torch.full_like(rows, 9), groups, table, several, 10)
+
+
+def matrix(n_out, n_in, int8):
+    kind = torch.int8 if int8 else torch.float16
+    scale = torch.ones(n_out) if int8 else None
+    return Matrix(torch.zeros(n_out, n_in, dtype=kind), torch.zeros(n_out).half(), scale)
+
+
+def layer(ops, count, several, source, int8):
+    """A layer of the decoder and the logits, for so many feeds."""
+    norm, feed = Norm(torch.ones(D), torch.zeros(D)), feeds(count, several, source)
+    own = [torch.zeros(count, CONTEXT, HEADS, 64).half() for _ in range(2)]
+    kind = torch.int8 if int8 else torch.float16
+    scales = [torch.ones(2, HEADS, 64) if int8 else None for _ in range(2)]
+    cross = CrossKV(*(torch.zeros(2, HEADS, KEYS, 64, dtype=kind) for _ in range(2)), *scales)
+    x = ops.embed(feed, torch.zeros(900, D).half(), torch.zeros(CONTEXT, D).half())
+    mixed = ops.self_attention(ops.norm_linear(x, norm, matrix(3 * D, D, int8)), *own, feed)
+    x = ops.linear_residual(mixed, matrix(D, D, int8), x)
+    query = ops.norm_linear(x, norm, matrix(D, D, int8))
+    x = ops.linear_residual(ops.cross_attention(query, cross, feed.groups), matrix(D, D, int8), x)
+    hidden = ops.norm_linear_gelu(x, norm, matrix(4 * D, D, int8))
+    x = ops.linear_residual(hidden, matrix(D, 4 * D, int8), x)
+    words = dataclasses.replace(matrix(8300, D, int8), bias=None)
+    ops.logits(x, norm, words, torch.arange(min(count, 9)))
+
+
+def main():
+    compile_only()
+    ops = TritonOps(torch.device("cpu"), 8, HEADS, KEYS)
+    ops._on_gpu = True  # as its launches would be there
+    layer(ops, 2, several=False, source=False, int8=True)
+    layer(ops, 6, several=False, source=True, int8=False)
+    layer(ops, 70, several=True, source=False, int8=True)
+    cache = torch.zeros(1, 2, 2, HEADS, KEYS, 64, dtype=torch.int8)
+    x, slots = torch.zeros(1, KEYS, 2 * D).half(), torch.tensor([1])
+    ops.store_cross(x, slots, cache, torch.zeros(1, 2, 2, HEADS, 64))
+    print(*sorted(made))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""What the interpreter forgives, the compiler may not: it must take every kernel of the decoder."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_every_kernel_of_the_decoder_compiles_for_a_gpu(tmp_path):
+    env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    env.pop("TRITON_INTERPRET", None)
+    program = "tests.serve.native.kernels.compiled"
+    root = Path(__file__).parents[4]
+    done = subprocess.run(
+        [sys.executable, "-m", program], env=env, cwd=root, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [
+        "append_kernel", "cross_attention_kernel", "cross_tiles_kernel", "embed_kernel",
+        "few_rows_kernel", "finish_kernel", "many_rows_kernel", "norm_kernel", "quantize_kernel",
+        "self_attention_kernel",
+    ]  # fmt: skip
