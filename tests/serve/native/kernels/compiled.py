@@ -1,4 +1,4 @@
-"""Compiles what the decoder's operations launch, for an H100 or H200, on a machine that has none.
+"""Compiles what a decoder step launches, for an H100 or H200, on a machine that has none.
 
 A program by itself, for what is interpreted cannot be compiled in the same process. The operations
 run on a CPU's tensors, and each launch ends where the compiler has made its binary.
@@ -14,6 +14,10 @@ from triton.runtime.jit import JITFunction
 
 from serve.native.kernels.decoder import TritonOps
 from serve.native.kernels.definition import CrossKV, Feed, Groups, Matrix, Norm
+from serve.native.rules.definition import Rules
+from serve.native.rules.kernel import TritonChoice
+from serve.native.rules.state import new_state
+from tests.serve.native.rules.rows import DIMS, FACTS, picks_of
 
 HEADS, KEYS, D, CONTEXT = 3, 1500, 192, 448
 made = collections.Counter()
@@ -82,6 +86,14 @@ def layer(ops, count, several, source, int8):
     ops.logits(x, norm, words, torch.arange(min(count, 9)))
 
 
+def choice(searching, drafted):
+    """The choice of the next token of three rows."""
+    cpu = torch.device("cpu")
+    state = new_state(3, DIMS.n_text_ctx, cpu)
+    chooser = TritonChoice(Rules(FACTS, DIMS, cpu), 3, searching)
+    chooser.advance(state, picks_of(3), torch.zeros(3, DIMS.n_vocab), drafted)
+
+
 def main():
     compile_only()
     ops = TritonOps(torch.device("cpu"), 8, HEADS, KEYS)
@@ -92,6 +104,9 @@ def main():
     cache = torch.zeros(1, 2, 2, HEADS, KEYS, 64, dtype=torch.int8)
     x, slots = torch.zeros(1, KEYS, 2 * D).half(), torch.tensor([1])
     ops.store_cross(x, slots, cache, torch.zeros(1, 2, 2, HEADS, 64))
+    for searching in (False, True):
+        for drafted in (False, True):
+            choice(searching, drafted)
     print(*sorted(made))
 
 
