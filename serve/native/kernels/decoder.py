@@ -86,6 +86,8 @@ class TritonOps:
 
     def __init__(self, device: torch.device, rows: int, heads: int, n_keys: int) -> None:
         self._on_gpu = device.type == "cuda"
+        # Dependent launches came with compute capability 9.0.
+        self._overlapping = self._on_gpu and torch.cuda.get_device_capability(device) >= (9, 0)
         self._splits = triton.cdiv(n_keys, _CROSS_SPLIT)
         self._room = max(rows, _ROOM)
         cross = self._room * heads * self._splits
@@ -196,7 +198,7 @@ class TritonOps:
 
     def _overlaps(self, rows: int) -> bool:
         """Whether a launch may begin while the one before it ends."""
-        return self._on_gpu and rows <= FEW_ROWS
+        return self._overlapping and rows <= FEW_ROWS
 
     def _finished_linear(
         self,

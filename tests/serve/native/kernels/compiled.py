@@ -1,4 +1,4 @@
-"""Compiles what a decoder step launches, for an H100 or H200, on a machine that has none.
+"""Compiles what a decoder step launches, for a compute capability, on a machine without a GPU.
 
 A program by itself, for what is interpreted cannot be compiled in the same process. The operations
 run on a CPU's tensors, and each launch ends where the compiler has made its binary.
@@ -6,6 +6,7 @@ run on a CPU's tensors, and each launch ends where the compiler has made its bin
 
 import collections
 import dataclasses
+import sys
 
 import torch
 import triton
@@ -26,8 +27,11 @@ made = collections.Counter()
 class NoDriver:
     """What the compiler asks about the device."""
 
+    def __init__(self, capability):
+        self._capability = capability
+
     def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self._capability, 32)
 
     def get_current_device(self):
         return 0
@@ -36,7 +40,7 @@ class NoDriver:
         return 0
 
 
-def compile_only():
+def compile_only(capability):
     """From now on a launch compiles."""
     run = JITFunction.run
 
@@ -47,7 +51,7 @@ def compile_only():
         return binary
 
     JITFunction.run = compiled
-    triton.runtime.driver.set_active(NoDriver())
+    triton.runtime.driver.set_active(NoDriver(capability))
 
 
 def feeds(count, several, source):
@@ -94,21 +98,20 @@ def choice(searching, drafted):
     chooser.advance(state, picks_of(3), torch.zeros(3, DIMS.n_vocab), drafted)
 
 
-def main():
-    compile_only()
+def main(capability):
+    compile_only(capability)
     ops = TritonOps(torch.device("cpu"), 8, HEADS, KEYS)
-    ops._on_gpu = True  # as its launches would be there
+    ops._on_gpu, ops._overlapping = True, capability >= 90  # as its launches would be there
     layer(ops, 2, several=False, source=False, int8=True)
     layer(ops, 6, several=False, source=True, int8=False)
     layer(ops, 70, several=True, source=False, int8=True)
     cache = torch.zeros(1, 2, 2, HEADS, KEYS, 64, dtype=torch.int8)
     x, slots = torch.zeros(1, KEYS, 2 * D).half(), torch.tensor([1])
     ops.store_cross(x, slots, cache, torch.zeros(1, 2, 2, HEADS, 64))
-    for searching in (False, True):
-        for drafted in (False, True):
-            choice(searching, drafted)
+    choice(searching=False, drafted=True)
+    choice(searching=True, drafted=False)
     print(*sorted(made))
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))
