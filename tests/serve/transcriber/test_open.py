@@ -112,7 +112,7 @@ class TestOpening(TranscriberTests):
     def test_a_search_that_the_runtime_cannot_do_is_no_default(self, product, echo):
         runtime, opened = product(echo, TranscriberConfig(beam_size=5), beam_width=4)
         with pytest.raises(
-            ConfigError, match=r"^transcriber\.beam_size = 5 needs runtime\.rows of at least 5; "
+            ConfigError, match=r"^transcriber\.beam_size = 5 needs runtime\.rows of at least 5 "
         ):
             opened()
         assert runtime.closed
