@@ -21,7 +21,7 @@ DEMO = "build/demo/checkpoint"
 # NumPy's own words about what kernels do knowingly, when the interpreter runs them.
 NUMPY_WARNINGS = (
     "ignore:Conversion of an array with ndim > 0:DeprecationWarning",
-    "ignore:divide by zero encountered in log:RuntimeWarning",
+    "ignore:divide by zero encountered in (log|divide):RuntimeWarning",
 )
 
 

@@ -164,3 +164,21 @@ def test_a_beam_without_a_continuation_stays_without(kernels):
             advance(state, picks, logits)
         same(mine, twin, step)
         assert int(twin.logprob_sum.isfinite().sum()) == (3 if step == 0 else 5)
+
+
+def test_an_empty_hypothesis_is_kept_where_there_is_no_other(kernels):
+    rules = Rules(dataclasses.replace(FACTS, begin_suppress_tokens=()), VOCAB, DEVICE)
+    mine, twin = (new_state(8, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
+    chooser = kernels[1].TritonChoice(rules, 8, searching=True)
+    for state in (mine, twin):
+        for row, length_penalty in ((0, 1.0), (2, 0.0), (4, -0.5), (6, 1.0)):
+            start(state, row, beam=2, length_penalty=length_penalty, needed=1 + row // 6)
+    logits = torch.full((8, VOCAB.n_vocab), -20.0, device=DEVICE)
+    logits[:, 11], logits[:, FACTS.eot] = 5.0, 4.0
+    for step in range(2):
+        picks = picks_of(twin, step == 0, list(range(8)))
+        for advance, state in ((rules.advance, twin), (chooser.advance, mine)):
+            advance(state, picks, logits)
+        same(mine, twin, step)
+        logits[:, FACTS.eot] = 6.0
+    assert twin.best_length[[0, 2, 4, 6]].tolist() == [0, 1, 0, 1]

@@ -1,5 +1,6 @@
 """Beam search against a plain search over Python lists, written as CTranslate2 defines it."""
 
+import dataclasses
 import itertools
 import math
 
@@ -126,6 +127,7 @@ CASES = [  # beam, patience, length_penalty, limit, timestamps, penalties
     (8, 2.0, 1.0, 20, True, (1.0, 0)),
     (3, 0.5, 0.6, 20, False, (1.0, 0)),
     (4, 1.0, 0.0, 20, False, (1.0, 0)),
+    (4, 0.25, 0.0, 20, False, (1.0, 0)),
     (5, 2.0, -0.5, 20, False, (1.0, 0)),
     (5, 9.0, 1.0, 8, False, (1.0, 0)),
     (5, 1.0, 1.0, len(PROMPT) + 1, False, (1.0, 0)),
@@ -148,7 +150,7 @@ def test_a_search_equals_the_plain_one(case):
 
 def test_searches_of_several_widths_and_a_greedy_row_decode_side_by_side():
     rules = Rules(FACTS, DIMS, CPU)
-    cases = {0: CASES[0], 3: CASES[2], 8: CASES[1], 13: CASES[9]}  # row 2 is greedy
+    cases = {0: CASES[0], 3: CASES[2], 8: CASES[1], 13: CASES[-2]}  # row 2 is greedy
     state = new_state(16, N_CTX, CPU)
     models = {leader: model(20 + leader) for leader in (*cases, 2)}
     for leader, case in cases.items():
@@ -180,6 +182,24 @@ def test_a_beam_without_a_continuation_stays_without():
     rules.advance(state, picks_of(5), logits)
     assert state.logprob_sum.isfinite().all()
     assert state.tokens[:3, len(PROMPT) + 1].tolist() == [12, 11, 12]  # 12 12, 12 11 and 11 12
+
+
+def test_an_empty_hypothesis_is_better_than_none_and_worse_than_any_other():
+    rules = Rules(dataclasses.replace(FACTS, begin_suppress_tokens=()), DIMS, CPU)
+    for needed in (1, 2):
+        state = new_state(2, N_CTX, CPU)
+        begin_search(state, 0, 2, needed / 2, 1.0, 20, False)
+        logits = torch.full((2, N_VOCAB), -20.0)
+        logits[:, 11], logits[:, FACTS.eot] = 5.0, 4.0  # the end is the second candidate
+        rules.advance(state, Picks(torch.arange(2), torch.zeros(2, dtype=torch.int64)), logits)
+        assert state.ended.tolist() == [1, 0] and state.best_is_ended.tolist() == [True, False]
+        assert int(state.best_length[0]) == 0 and float(state.best_score[0]) == -math.inf
+        assert state.best_tokens[0, len(PROMPT)] == FACTS.eot
+        assert state.finished.tolist() == [needed == 1] * 2
+    logits[:, FACTS.eot] = 6.0
+    rules.advance(state, picks_of(2), logits)
+    assert state.best_tokens[0, len(PROMPT) :][:2].tolist() == [11, FACTS.eot]
+    assert int(state.best_length[0]) == 1 and state.finished.tolist() == [True, True]
 
 
 @pytest.mark.parametrize("n", [5, 64, 99, 128, 1000])
