@@ -16,9 +16,10 @@ from eval.bench.table import OURS, Measurement, refused
 from eval.bench.workloads import release_memory
 from serve.config import RuntimeConfig
 from serve.engine import Engine
+from serve.native.decoder import Cache
 from serve.native.kernels.choose import choose
 from serve.native.kernels.definition import Feed, Groups
-from serve.native.network import Cache, Whisper
+from serve.native.network import Whisper
 
 ROWS = (1, 5, 8, 16)  # a slot
 AGE = 64  # tokens that each row has

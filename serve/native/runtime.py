@@ -141,6 +141,8 @@ class NativeRuntime:
             self._loop = GraphLoop(
                 network, cache, self._state, advance, config.steps_per_sync, slots
             )
+        if on_gpu:
+            self._starter.warm_up()
         self._admit_at = min(config.encoder_batch, slots) if on_gpu else 1
         self._decode_target_s = config.decode_target_s
         self.description = (

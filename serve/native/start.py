@@ -19,6 +19,7 @@ from serve.native.rules.state import Picks, RowState, new_state
 from serve.native.slots import Place
 from serve.runtime.protocol import Job
 
+_PROMPT_LENGTHS = (1, 4, 32, 64, 100, 224, 300)  # products are cut in other tiles for each
 _SEED_STEP = 7_919  # between the samples of one window; any number but 0 gives other noise
 
 
@@ -71,6 +72,13 @@ class Starter:
         for some in (plain, drafted):
             if some:
                 self._feed_prompts(some)
+
+    def warm_up(self) -> None:
+        """Have kernels compiled for prompts of every size, by feeding a row that is still free."""
+        for length in _PROMPT_LENGTHS:
+            length = min(length, self._state.tokens.shape[1])
+            feed = feed_of_spans(self._state, [Span(Place(0, 0, 1), 0, length)], self._device)
+            self._network.step(feed, self._cache, upload([length - 1], self._device))
 
     def _sot_at(self, job: Job) -> int:
         return job.prompt.index(self._rules.facts.sot)

@@ -97,8 +97,16 @@ def test_what_the_runtime_cannot_do_is_refused(plan, lacks, options, name):
 @pytest.mark.parametrize(
     ("able", "option", "message"),
     [
-        ({}, {"beam_size": 2}, "beam_size = 2 needs runtime.rows of at least 2 and .* room for 1 in"),
-        ({"beam_width": 4}, {"best_of": 5}, "best_of = 5 needs runtime.rows of at least 5 and .* 4 "),
+        (
+            {},
+            {"beam_size": 2},
+            "beam_size = 2 needs runtime.rows of at least 2 and .* room for 1 in",
+        ),
+        (
+            {"beam_width": 4},
+            {"best_of": 5},
+            "best_of = 5 needs runtime.rows of at least 5 and .* 4 ",
+        ),
         ({}, {"patience": 2.0}, "patience = 2.0, but the runtime fake .*; expected 1.0"),
         ({}, {"length_penalty": 0}, "length_penalty = 0.0, but .*; expected 1.0"),
         ({}, {"repetition_penalty": 1.1}, "repetition_penalty = 1.1, but .*; expected 1.0"),
