@@ -18,6 +18,7 @@ from pathlib import Path
 from eval.accuracy.normalize import DEFAULT, NORMALIZERS
 from eval.bench.plan import WORKLOADS, Plan
 from eval.config import Config, load_config
+from serve.config import MAX_BEAMS
 from serve.errors import EarshotError
 
 INTERRUPTED = 130
@@ -79,6 +80,10 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     add(
         "--seconds", type=_positive, default=Plan.seconds, metavar="S",
         help="least time per figure, without its warm-up; default: %(default)g",
+    )  # fmt: skip
+    add(
+        "--beam-size", type=int, choices=range(1, MAX_BEAMS + 1), default=Plan.beam_size,
+        metavar="N", help=f"of every request; 1 to {MAX_BEAMS}; default: %(default)s, greedy",
     )  # fmt: skip
     add(
         "--requests", type=_positive, default=Plan.requests, metavar="N",
@@ -210,7 +215,7 @@ def _bench(options: argparse.Namespace) -> int:
         _tell("--random-weights is not needed any more: the bench always makes its weights up")
     config = load_config(options.config)
     peers = bench.installed_peers(_tell) if options.peers is None else options.peers
-    flags = ("workloads", "slots", "seconds", "requests", "ablate", "through_triton")
+    flags = ("workloads", "slots", "seconds", "beam_size", "requests", "ablate", "through_triton")
     plan = Plan(**{flag: getattr(options, flag) for flag in flags}, peers=peers)
     bench.check(config, plan)
     engine = random_engine(published_shape(config.build.checkpoint), config.build.precision)

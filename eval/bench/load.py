@@ -38,12 +38,18 @@ class NoiseWindows:
     _ids = itertools.count()  # of all: a runtime may still have news of the ones before
 
     def __init__(
-        self, engine: Engine, device: torch.device | str, batch: int, seconds: float = WINDOW_S
+        self,
+        engine: Engine,
+        device: torch.device | str,
+        batch: int,
+        seconds: float = WINDOW_S,
+        beam_size: int = 1,
     ) -> None:
         facts = engine.manifest.tokenizer
         assert facts.transcribe is not None
         self.batch = batch
         self.prompt = (facts.sot, facts.languages["en"], facts.transcribe, facts.no_timestamps)
+        self._beam_size = beam_size
         self._device = torch.device(device)
         self._mel_filters = engine.load_mel_filters().to(self._device)
         noise = torch.randn(batch, WINDOW_SAMPLES, generator=torch.Generator().manual_seed(0)) * 0.1
@@ -61,7 +67,10 @@ class NoiseWindows:
 
     def jobs(self, lengths: Sequence[int]) -> list[Job]:
         """A job for each length in tokens, at most `batch`."""
-        options = [DecodingOptions(timestamps=False, max_tokens=length) for length in lengths]
+        options = [
+            DecodingOptions(timestamps=False, max_tokens=length, beam_size=self._beam_size)
+            for length in lengths
+        ]
         windows = self.features(len(lengths))
         return [
             Job(next(self._ids), features, self.prompt, option)

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterable
 
+from eval.config import Config
 from serve.errors import ConfigError
 
 WORKLOADS = {
@@ -27,6 +28,7 @@ class Plan:
     # Throughput and steps with each; latency and open-loop with the first, mlperf with the last.
     slots: tuple[int, ...] = (64, 256)
     seconds: float = 20.0  # least time of a throughput figure, its warm-up apart
+    beam_size: int = 1  # of every request; 1 = greedy, whatever the configuration's default is
     requests: int = 200  # counted of the latency workload, through Triton too
     ablate: bool = False
     through_triton: bool = False
@@ -37,6 +39,16 @@ class Plan:
         fits = {"latency": slots == self.slots[0], "throughput": True}
         fits |= {"open-loop": slots == self.slots[0], "mlperf": slots == self.slots[-1]}
         return [name for name, fit in fits.items() if fit and name in self.workloads]
+
+
+def configured(config: Config, plan: Plan) -> Config:
+    """The configuration with the plan's beam as the default and a row for each beam."""
+    rows = plan.beam_size * config.runtime.slots if plan.beam_size > 1 else 0
+    return dataclasses.replace(
+        config,
+        runtime=dataclasses.replace(config.runtime, rows=rows),
+        transcriber=dataclasses.replace(config.transcriber, beam_size=plan.beam_size, best_of=1),
+    )
 
 
 def check_workloads(names: Iterable[str]) -> None:

@@ -13,7 +13,7 @@ import torch
 from eval.bench.ablate import run_ablation
 from eval.bench.floor import measure_ceilings
 from eval.bench.peers.run import PEERS, check_peers, measure_peer
-from eval.bench.plan import Plan, Progress, check_workloads
+from eval.bench.plan import Plan, Progress, check_workloads, configured
 from eval.bench.steps import run_steps
 from eval.bench.table import OURS, Measurement, machine, ratio, refused, render, software
 from eval.bench.workloads import measure_start, release_memory, run_workloads, system_name
@@ -74,6 +74,7 @@ def measurements(
         UnavailableError: an engine folder is needed and the disk does not hold it.
         EarshotError: something failed that is no refusal.
     """
+    config = configured(config, plan)
     needs_folder = "start" in plan.workloads or plan.through_triton
     with on_disk(engine, config, progress) if needs_folder else contextlib.nullcontext() as folder:
         found = []

@@ -86,7 +86,9 @@ class Session:
     def _load(self, seconds: float = WINDOW_S, batch: int | None = None) -> Load:
         config = self.config
         batch = batch or config.encoder_batch
-        return Load(self.runtime, NoiseWindows(self._engine, config.device, batch, seconds))
+        beam_size = max(1, config.rows // config.slots)
+        windows = NoiseWindows(self._engine, config.device, batch, seconds, beam_size)
+        return Load(self.runtime, windows)
 
     @property
     def _in_flight(self) -> int:
@@ -215,7 +217,9 @@ def _with_slots(
     workloads = plan.workloads_with(slots)
     if not workloads:
         return
-    runtime = dataclasses.replace(config.runtime, slots=slots)
+    each = config.transcriber.beam_size
+    rows = slots * each if each > 1 else 0
+    runtime = dataclasses.replace(config.runtime, slots=slots, rows=rows)
     try:
         session = Session(engine, runtime, ceilings, progress)
     except UnavailableError as error:
@@ -229,7 +233,8 @@ def _with_slots(
 
 def system_name(config: RuntimeConfig) -> str:
     """What the table calls a runtime."""
-    return f"{OURS}, {config.slots} slots"
+    beams = f", beam {config.rows // config.slots}" if config.rows else ""
+    return f"{OURS}, {config.slots} slots{beams}"
 
 
 def mlperf_lengths() -> Iterator[int]:

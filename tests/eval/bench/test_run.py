@@ -18,6 +18,7 @@ from eval.bench.table import Measurement
 from eval.config import load_config
 from serve.engine import open_engine
 from serve.errors import ConfigError, UnavailableError
+from serve.native.runtime import NativeRuntime
 
 
 def test_peers_run_last_with_the_same_shape_and_time(
@@ -176,3 +177,19 @@ def test_a_package_that_is_missing_is_named_before_anything_runs(plan, message, 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(UnavailableError, match=message):
         run.check(config, plan)
+
+
+def test_a_beam_gives_every_slot_its_rows_and_is_what_the_windows_are_decoded_with(
+    config, engine, plan, quiet, monkeypatch
+):
+    sizes, submit = set(), NativeRuntime.submit
+
+    def noting(self, job):
+        sizes.add(job.options.beam_size)
+        submit(self, job)
+
+    monkeypatch.setattr(NativeRuntime, "submit", noting)
+    plan = dataclasses.replace(plan, workloads=("throughput",), slots=(2,), beam_size=3)
+    row = list(measurements(engine, config, plan, quiet))[-1]
+    assert (row.workload, row.system) == ("throughput", "earshot, 2 slots, beam 3")
+    assert sizes == {3}
