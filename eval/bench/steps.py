@@ -81,7 +81,13 @@ def _feed(slots: int, rows: int, n_text_ctx: int, device: torch.device) -> Feed:
     everyone = torch.arange(slots * rows, device=device)
     each = torch.arange(slots, device=device)
     groups = Groups(
-        each, each * rows, torch.full_like(each, rows), torch.zeros_like(each).bool(), rows
+        slots=each,
+        first=each * rows,
+        count=torch.full_like(each, rows),
+        alone=torch.zeros_like(each).bool(),
+        most=rows,
+        direct=rows == 1,
+        together=rows > 1,
     )
     ids = torch.zeros((len(everyone), n_text_ctx), dtype=torch.int64, device=device)
     source = None if rows == 1 else everyone.int()[:, None].repeat(1, n_text_ctx)

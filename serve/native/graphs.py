@@ -8,6 +8,7 @@ the next ones are launched; `SlotLoop.read_snapshot` hides the difference.
 
 import collections
 import dataclasses
+import enum
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -95,11 +96,24 @@ class EagerLoop:
         self._snapshot = None
 
 
+class _Kind(enum.Enum):
+    """What the windows of a step have in common; the fewer kernels look things up for it."""
+
+    DIRECT = "row i is slot i: no window may ever have several rows"
+    SINGLE = "one row each"
+    SEVERAL = "several rows each"
+    MIXED = "one row or several"
+
+    @property
+    def several(self) -> bool:
+        """Whether rows search and share slots."""
+        return self in (_Kind.SEVERAL, _Kind.MIXED)
+
+
 class GraphLoop:
     """Several steps at a time, replayed from CUDA graphs; the host reads one launch behind.
 
-    There is a graph for every bucket of rows, and where a window may have several rows, a second
-    one, which reads a row's past by `source` and runs searches.
+    There is a graph for every bucket of rows and kind of company, see `_Kind`.
 
     Args:
         network, cache, state: of the same slots and rows, all free.
@@ -125,33 +139,40 @@ class GraphLoop:
         # Of each busy slot: itself, its first row and how many it has; the rest of it zeros.
         self._table = torch.zeros((3, slots), dtype=torch.int64, device=self._device)
         self._version = -1  # of the owners in the table
-        self._graphs: dict[tuple[bool, int], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[_Kind, int], torch.cuda.CUDAGraph] = {}
         pool = torch.cuda.graph_pool_handle()
-        kinds = [(False, slots)] if rows == slots else [(True, rows), (False, slots)]
-        for several, most in kinds:
+        kinds = {_Kind.MIXED: rows, _Kind.SEVERAL: rows, _Kind.SINGLE: slots}
+        for kind, most in ({_Kind.DIRECT: slots} if rows == slots else kinds).items():
             spans = [span for span in SPANS if span < most] + [most]
             for span in reversed(spans):  # the largest first: the others fit in its memory
 
-                def work(span: int = span, several: bool = several) -> None:
-                    for _ in range(self._steps_of(span, several)):
-                        feed = self._feed(span, several)
+                def work(span: int = span, kind: _Kind = kind) -> None:
+                    for _ in range(self._steps_of(span, kind)):
+                        feed = self._feed(span, kind)
                         logits = network.step(feed, cache)
-                        advance[several](state, Picks(feed.rows, feed.rows), logits)
+                        advance[kind.several](state, Picks(feed.rows, feed.rows), logits)
 
-                self._graphs[several, span] = _capture(work, pool)
+                self._graphs[kind, span] = _capture(work, pool)
         # Three: one being copied into, one being read, one between them.
         mirror = new_state(rows, n_text_ctx, torch.device("cpu"))
         self._mirrors = collections.deque(mirror.pinned() for _ in "123")
         self._launched: collections.deque[tuple[torch.cuda.Event, Snapshot]] = collections.deque()
 
-    def _feed(self, span: int, several: bool) -> Feed:
+    def _feed(self, span: int, kind: _Kind) -> Feed:
         """The next token of each of the first rows, as views of what changes between replays."""
         state = self._state
         slots, first, count = self._table[:, :span]
-        most = MAX_BEAMS if several else 1
-        groups = Groups(slots, first, count, torch.zeros_like(slots).bool(), most)
+        groups = Groups(
+            slots=slots,
+            first=first,
+            count=count,
+            alone=torch.zeros_like(slots).bool(),
+            most=MAX_BEAMS if kind.several else 1,
+            direct=kind is _Kind.DIRECT,
+            together=kind is _Kind.SEVERAL,
+        )
         rows = torch.arange(span, device=first.device)
-        source = state.source if several else None
+        source = state.source if kind.several else None
         length = state.tokens.shape[1]
         return Feed(state.tokens, rows, state.position[:span], groups, source, False, length)
 
@@ -163,19 +184,27 @@ class GraphLoop:
         """See `SlotLoop.launch`."""
         self._update_table(slots)
         span = slots.span
-        several = slots.several or span > slots.slots
-        bucket = min(size for kind, size in self._graphs if kind == several and size >= span)
-        self._graphs[several, bucket].replay()
+        kind = self._kind_of(slots)
+        bucket = min(size for other, size in self._graphs if other is kind and size >= span)
+        self._graphs[kind, bucket].replay()
         mirror = self._mirrors[0]
         self._mirrors.rotate(-1)
         mirror.packed.copy_(self._state.packed, non_blocking=True)
         mirror.tokens[:span].copy_(self._state.tokens[:span], non_blocking=True)
-        if several:
+        if kind.several:
             mirror.best_tokens[:span].copy_(self._state.best_tokens[:span], non_blocking=True)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
         self._launched.append((copied, Snapshot(mirror, slots.owners())))
-        return self._steps_of(bucket, several)
+        return self._steps_of(bucket, kind)
+
+    def _kind_of(self, slots: Slots) -> _Kind:
+        if slots.rows == slots.slots:
+            return _Kind.DIRECT
+        counts = [place.count for place, _ in slots.owners()]
+        if max(counts) == 1 and slots.span <= slots.slots:
+            return _Kind.SINGLE
+        return _Kind.SEVERAL if min(counts) > 1 else _Kind.MIXED
 
     def _update_table(self, slots: Slots) -> None:
         """Tell the device who owns which rows now."""
@@ -189,9 +218,9 @@ class GraphLoop:
         )
         self._table.copy_(table.view_as(self._table))
 
-    def _steps_of(self, span: int, several: bool) -> int:
+    def _steps_of(self, span: int, kind: _Kind) -> int:
         """Steps of a launch; few slots are seldom all busy, and steps beyond the end cost time."""
-        few = _FEW_SLOTS * MAX_BEAMS if several else _FEW_SLOTS
+        few = _FEW_SLOTS * MAX_BEAMS if kind.several else _FEW_SLOTS
         return 1 if span <= few else self._steps
 
     def read_snapshot(self) -> Snapshot | None:

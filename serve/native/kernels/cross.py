@@ -109,22 +109,28 @@ def cross_attention_kernel(
     feeds: int, begin: int, end: int, heads: int, n_keys: int, head_dim: tl.constexpr,
     parts: tl.constexpr, q_quantized: tl.constexpr, quantized: tl.constexpr, packed: tl.constexpr,
     pdl: tl.constexpr, keys_here: tl.constexpr, splits: tl.constexpr, splits_padded: tl.constexpr,
-    several: tl.constexpr,
+    several: tl.constexpr, direct: tl.constexpr,
 ) -> None:  # fmt: skip
     """One (group, head) and one split of the keys, feed by feed, each as if it were alone.
 
-    Without `several` no group has more than one feed. INT8 keys and values have a scale per slot,
-    head and channel, which goes into the query and into the result.
+    Without `several` no group has more than one feed; `direct`: group i is feed i of slot i. INT8
+    keys and values have a scale per slot, head and channel, which goes into the query and into the
+    result.
     """
     split = tl.program_id(0)
     group = tl.program_id(1) // heads
     head = tl.program_id(1) % heads
-    slot, low, high = _group(slots, first, count, alone, group, begin, end, False)
-    row = slot * heads + head
     t = split * keys_here + tl.arange(0, keys_here)
     exists = t < n_keys
+    if direct:  # nothing to look up before the keys and values are asked for
+        slot, low, high = group, group, group + 1
+        wanted = exists
+    else:
+        slot, low, high = _group(slots, first, count, alone, group, begin, end, False)
+        wanted = exists & (low < high)
+    row = slot * heads + head
     keys, values, k_factor = _keys_and_values(
-        k_cache, v_cache, k_scale, row, t, n_keys, exists & (low < high), head_dim, quantized
+        k_cache, v_cache, k_scale, row, t, n_keys, wanted, head_dim, quantized
     )
     if pdl:  # the step's first kernel, which does not overlap, waited for whoever wrote the caches
         gdc_launch_dependents()

@@ -29,11 +29,9 @@ _FEWEST_ROWS = 8  # up to here the vocabulary's too
 _DEEP = 2560  # from so deep on, a part is 512 deep, else 256
 _VOCABULARY = 8192  # from so many outputs on, there is work for everyone without parts
 _NARROW = 1280  # up to so many outputs, there are few programs
-_WIDE_ROWS = 256  # above so many rows (prompts), programs may be as large as registers allow
-_WIDE_PROGRAMS = 128  # if there are so many even then
 _CROSS_SPLIT = 128  # keys per program of cross-attention
 _TILE = 16  # feeds of a slot that the matrix unit takes at a time
-_TILE_SPLIT = 128  # keys per program then; no fewer than above, or the workspace is too small
+_TILE_SPLIT = 256  # keys per program then; no fewer than above, or the workspace is too small
 _TILE_WARPS = 4
 _ROOM = 512  # feeds for which cross-attention has a workspace, at least; more take turns
 _ENOUGH = 1024  # programs; where there are fewer, a large group's tiles go to several
@@ -263,6 +261,7 @@ class TritonOps:
         int8 = cross.k_scale is not None
         out = torch.empty((feeds, heads * head_dim), dtype=q.dtype, device=cross.k.device)
         pdl = self._overlaps(feeds)
+        assert not groups.direct or (groups.most == 1 and feeds <= self._room)
         pairs = len(groups.slots) * heads
         for begin in range(0, feeds, self._room):
             end = min(begin + self._room, feeds)
@@ -272,10 +271,11 @@ class TritonOps:
                 groups.alone, out, self._partial, self._stats, self._arrived, feeds, begin, end,
                 heads, n_keys, head_dim, parts, quantized, int8, self._on_gpu, pdl,
             )  # fmt: skip
-            cross_attention_kernel[(self._splits, pairs)](
-                *arguments, _CROSS_SPLIT, self._splits, triton.next_power_of_2(self._splits),
-                groups.most > 1, num_warps=2 if int8 else 4, launch_pdl=pdl,
-            )  # fmt: skip
+            if not groups.together:
+                cross_attention_kernel[(self._splits, pairs)](
+                    *arguments, _CROSS_SPLIT, self._splits, triton.next_power_of_2(self._splits),
+                    groups.most > 1, groups.direct, num_warps=2 if int8 else 4, launch_pdl=pdl,
+                )  # fmt: skip
             if groups.most > 1:
                 splits = triton.cdiv(n_keys, _TILE_SPLIT)
                 tiles = triton.cdiv(min(groups.most, end - begin), _TILE)
@@ -328,11 +328,8 @@ class Tile:
 
 
 def tile_of(rows: int, n_out: int, depth: int) -> Tile:
-    """The tile that measured best on an H200; the wide one, for prompts, is not measured yet."""
+    """The tile that measured best on an H200."""
     turn = min(128, part_of(depth))
-    programs = triton.cdiv(rows, 128) * triton.cdiv(n_out, 128)
-    if rows > _WIDE_ROWS and programs >= _WIDE_PROGRAMS:
-        return Tile(128, 128, min(64, turn), 8, 3)
     width = max(16, triton.next_power_of_2(rows))
     if n_out >= _VOCABULARY:
         return Tile(16, 128, turn, 4, 3) if rows <= 16 else Tile(min(128, width), 64, turn, 4, 3)

@@ -10,7 +10,7 @@ from eval.bench.plan import Plan
 from eval.config import load_config
 from eval.random_whisper.engine import random_engine
 from eval.random_whisper.shapes import PUBLISHED
-from serve.config import RuntimeConfig
+from serve.config import RuntimeConfig, TranscriberConfig
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +43,8 @@ def plan():
 def cpu_config():
     """Of turbo, for a CPU."""
     config = load_config("configs/large-v3-turbo.toml")
-    return dataclasses.replace(config, runtime=RuntimeConfig(slots=2, encoder_batch=2, threads=1))
+    runtime = RuntimeConfig(slots=2, encoder_batch=2, threads=1)
+    return dataclasses.replace(config, runtime=runtime, transcriber=TranscriberConfig())
 
 
 @pytest.fixture

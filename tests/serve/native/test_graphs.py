@@ -98,6 +98,7 @@ def test_the_smallest_graph_that_reaches_every_busy_row_is_replayed(monkeypatch,
     assert [len(feed.rows) for feed in network.feeds] == [span] * steps
     feed = network.feeds[-1]
     assert (feed.source, feed.several, feed.groups.most) == (None, False, 1)
+    assert (feed.groups.direct, feed.groups.together) == (True, False)
     assert feed.groups.first[:jobs].tolist() == list(range(jobs))
     assert feed.groups.count.tolist() == [1] * jobs + [0] * (span - jobs)
     assert not any(choice.searching)
@@ -112,7 +113,8 @@ def test_windows_of_several_rows_take_the_graphs_that_search(monkeypatch, counts
     feed = network.feeds[-1]
     assert len(feed.rows) == span
     assert feed.source is not None
-    assert feed.groups.most == 8
+    assert (feed.groups.most, feed.groups.direct) == (8, False)
+    assert feed.groups.together == (min(counts) > 1)
     assert feed.groups.count.tolist()[: len(counts)] == counts
     assert not feed.groups.count[len(counts) :].any()
     assert all(choice.searching)
@@ -122,7 +124,7 @@ def test_where_searches_are_possible_greedy_windows_still_have_their_own_graphs(
     loop, network, choice = graph_loop(monkeypatch, 10, 50)
     loop.launch(busy([1, 1, 1], 10, 50))
     assert [len(feed.rows) for feed in network.feeds] == [4] * 4
-    assert not any(choice.searching)
+    assert not any(choice.searching) and not network.feeds[-1].groups.direct
     slots = busy([5, 5, 5, 1], 10, 50)
     for job in (100, 101, 102):
         slots.release(job)

@@ -132,6 +132,21 @@ def test_cross_attention_of_several_feeds_a_slot(ops, random, int8, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("int8", [True, False])
+def test_what_the_host_knows_of_groups_changes_no_bit(ops, random, int8, dtype):
+    cross, q = cross_of(definition, random, 4, dtype, int8), random(12, D, dtype=dtype)
+    singles = groups_of(*((i, i, 1) for i in range(4)))
+    direct = dataclasses.replace(singles, direct=True)
+    few = q[:4].contiguous()
+    got = ops.cross_attention(few, cross, direct)
+    assert torch.equal(got, ops.cross_attention(few, cross, singles))
+    beams = groups_of((0, 0, 5), (3, 5, 2), (2, 7, 5))
+    together = dataclasses.replace(beams, together=True)
+    got = ops.cross_attention(q, cross, together)
+    assert torch.equal(got, ops.cross_attention(q, cross, beams))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("int8", [True, False])
 def test_a_feed_gets_the_same_bits_in_any_company(ops, kernels, random, monkeypatch, int8, dtype):
     cross = cross_of(definition, random, 4, dtype, int8)
     q = random(40, D, dtype=dtype)
