@@ -5,6 +5,7 @@ python -m eval score reports/demo                    score kept predictions agai
 python -m eval compare OLD/report.json NEW/report.json
 python -m eval demo --config configs/demo.toml       the bundled clips through a real server
 python -m eval bench --config configs/large-v3-turbo.toml   speed on one GPU
+python -m eval same-tokens --config configs/demo.toml   do we search as CTranslate2 does?
 python -m eval trtllm-check                          does TensorRT-LLM do what we expect of it?
 """
 
@@ -52,6 +53,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_config(show)
     show.set_defaults(command=_demo)
     _add_bench(commands.add_parser("bench", help="speed of the native runtime on one GPU"))
+    _add_same_tokens(
+        commands.add_parser(
+            "same-tokens", help="compare our tokens with CTranslate2's, beam by beam"
+        )
+    )
     check = commands.add_parser(
         "trtllm-check", help="on a machine with TensorRT-LLM: compare it with transformers"
     )
@@ -104,6 +110,17 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     # Former versions demanded it. Old command lines go on working.
     add("--random-weights", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(command=_bench)
+
+
+def _add_same_tokens(parser: argparse.ArgumentParser) -> None:
+    _add_config(parser)
+    add = parser.add_argument
+    add("--manifest", metavar="JSONL", help="clips to decode; default: eval.manifest")
+    add(
+        "--beams", type=_counts, default=(1, 2, 5), metavar="N,M",
+        help="beam sizes, at most 8; default: 1,2,5",
+    )  # fmt: skip
+    parser.set_defaults(command=_same_tokens)
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
@@ -243,6 +260,15 @@ def _demo(options: argparse.Namespace) -> int:
     for line in demo.render(result):
         print(line)
     return 1 if result.failed else 0
+
+
+def _same_tokens(options: argparse.Namespace) -> int:
+    from eval.accuracy.same_tokens import LEAST_EQUAL, compare_tokens  # noqa: PLC0415 - needs torch
+
+    config = load_config(options.config)
+    manifest = options.manifest or config.eval.manifest
+    shares = compare_tokens(config, options.config, manifest, options.beams, print)
+    return 0 if min(shares) >= LEAST_EQUAL else 1
 
 
 def _trtllm_check() -> int:

@@ -104,7 +104,7 @@ def test_who_decodes_beside_a_row_changes_none_of_its_bits(kernels):
     together, alone = (new_state(18, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
     mixed(together), mixed(alone)
     choosers = [kernels[1].TritonChoice(rules, 18, searching=True) for _ in range(2)]
-    for step, logits in enumerate(steps_of(4)):
+    for step, logits in enumerate(steps_of(3)):
         choosers[0].advance(together, picks_of(together, step == 0, list(range(18))), logits)
         for rows in ([4], [6, 7, 8, 9, 10]):
             choosers[1].advance(alone, picks_of(alone, step == 0, rows), logits[rows].contiguous())
