@@ -117,8 +117,8 @@ def _add_same_tokens(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--manifest", metavar="JSONL", help="clips to decode; default: eval.manifest")
     add(
-        "--beams", type=_counts, default=(1, 2, 5), metavar="N,M",
-        help="beam sizes, at most 8; default: 1,2,5",
+        "--beams", type=_counts, metavar="N,M",
+        help="beam sizes, each at most 8; default: greedy, a narrow one and faster-whisper's own",
     )  # fmt: skip
     parser.set_defaults(command=_same_tokens)
 
@@ -263,11 +263,15 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _same_tokens(options: argparse.Namespace) -> int:
-    from eval.accuracy.same_tokens import LEAST_EQUAL, compare_tokens  # noqa: PLC0415 - needs torch
+    from eval.accuracy.same_tokens import (  # noqa: PLC0415 - needs torch
+        BEAMS,
+        LEAST_EQUAL,
+        compare_tokens,
+    )
 
     config = load_config(options.config)
     manifest = options.manifest or config.eval.manifest
-    shares = compare_tokens(config, options.config, manifest, options.beams, print)
+    shares = compare_tokens(config, options.config, manifest, options.beams or BEAMS, print)
     return 0 if min(shares) >= LEAST_EQUAL else 1
 
 

@@ -28,6 +28,7 @@ from serve.speech.features import WINDOW_SAMPLES, log_mel
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import cut
 
+BEAMS = (1, 2, 5)  # what is compared unless told otherwise
 LEAST_EQUAL = 0.99  # of the windows, for each beam
 MAX_TOKENS = 224  # CTranslate2 never samples more than half of its max_length of 448
 SLOTS = 4

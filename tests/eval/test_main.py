@@ -183,7 +183,9 @@ def test_a_missing_package_is_named_before_anything_runs(config, capsys, monkeyp
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["score"], ["compare"], ["demo"], ["bench"]])
+@pytest.mark.parametrize(
+    "command", [[], ["run"], ["score"], ["compare"], ["demo"], ["bench"], ["same-tokens"]]
+)
 def test_help(command):
     done = subprocess.run(
         [sys.executable, "-m", "eval", *command, "--help"], capture_output=True, text=True
