@@ -18,7 +18,7 @@ from serve.config import RuntimeConfig
 from serve.engine import Engine
 from serve.native.decoder import Cache
 from serve.native.kernels.choose import choose
-from serve.native.kernels.definition import Feed, Groups
+from serve.native.kernels.feed import Feed, Groups
 from serve.native.network import Whisper
 
 ROWS = (1, 5, 8, 16)  # a slot

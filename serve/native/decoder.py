@@ -12,7 +12,8 @@ import torch
 from serve.config import CrossPrecision
 from serve.engine import HEAD_DIM, Dims
 from serve.native.kernels.choose import Ops
-from serve.native.kernels.definition import CrossKV, Feed, Groups, Matrix, linear
+from serve.native.kernels.definition import CrossKV, Matrix, linear
+from serve.native.kernels.feed import Feed, Groups
 from serve.native.weights import Attention, Loader, Mlp, Weights
 
 _CROSS_ROWS = 32  # windows times layers whose keys and values are projected in one go

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from serve.native.kernels.definition import Feed, Groups
+from serve.native.kernels.feed import Feed, Groups
 from serve.native.rules.state import RowState
 from serve.native.slots import Place
 

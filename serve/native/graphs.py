@@ -18,7 +18,7 @@ from serve.config import MAX_BEAMS
 from serve.engine import Dims
 from serve.native.decoder import Cache, Decoder
 from serve.native.feeds import feed_of, one_token_each, upload
-from serve.native.kernels.definition import Feed, Groups
+from serve.native.kernels.feed import Feed, Groups
 from serve.native.network import Whisper
 from serve.native.rules.choose import Advance
 from serve.native.rules.state import Picks, RowState, new_state

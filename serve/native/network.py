@@ -13,7 +13,8 @@ from serve.config import CrossPrecision
 from serve.engine import Dims
 from serve.native.decoder import Decoder, one_each
 from serve.native.kernels.choose import Activation, EncoderOps, Ops, torch_only
-from serve.native.kernels.definition import Feed, encoder_attention
+from serve.native.kernels.definition import encoder_attention
+from serve.native.kernels.feed import Feed
 from serve.native.weights import Attention, Loader, Mlp, Weights
 
 

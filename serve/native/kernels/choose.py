@@ -14,7 +14,8 @@ from serve.config import EncoderPrecision, Kernels
 from serve.engine import Dims
 from serve.errors import UnavailableError
 from serve.native.kernels import definition
-from serve.native.kernels.definition import CrossKV, Feed, Groups, Matrix, Norm, Scaled
+from serve.native.kernels.definition import CrossKV, Matrix, Norm, Scaled
+from serve.native.kernels.feed import Feed, Groups
 
 Tensor = torch.Tensor
 KernelsName = Literal["torch", "triton"]

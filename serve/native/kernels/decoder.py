@@ -16,7 +16,8 @@ from serve.engine import HEAD_DIM
 from serve.native.kernels import definition
 from serve.native.kernels.attention import append_kernel, embed_kernel, self_attention_kernel
 from serve.native.kernels.cross import cross_attention_kernel, cross_tiles_kernel, quantize_kernel
-from serve.native.kernels.definition import LAYER_NORM_EPS, CrossKV, Feed, Groups, Matrix, Norm
+from serve.native.kernels.definition import LAYER_NORM_EPS, CrossKV, Matrix, Norm
+from serve.native.kernels.feed import Feed, Groups
 from serve.native.kernels.linear import (
     few_rows_kernel,
     finish_kernel,

@@ -8,7 +8,7 @@ import torch
 from serve.config import RuntimeConfig
 from serve.engine import DETECT_LANGUAGE
 from serve.errors import OptionError, UnavailableError
-from serve.native.kernels.definition import Feed, Groups
+from serve.native.kernels.feed import Feed, Groups
 from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job

@@ -14,7 +14,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from serve.native.kernels.decoder import TritonOps
-from serve.native.kernels.definition import CrossKV, Feed, Groups, Matrix, Norm
+from serve.native.kernels.definition import CrossKV, Matrix, Norm
+from serve.native.kernels.feed import Feed, Groups
 from serve.native.rules.definition import Rules
 from serve.native.rules.kernel import TritonChoice
 from serve.native.rules.state import new_state

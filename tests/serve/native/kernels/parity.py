@@ -2,7 +2,8 @@
 
 import torch
 
-from serve.native.kernels.definition import Feed, Groups, Matrix, Norm
+from serve.native.kernels.definition import Matrix, Norm
+from serve.native.kernels.feed import Feed, Groups
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")

@@ -1,0 +1,96 @@
+"""What a decoder step is fed: tokens of rows, and which rows share a slot."""
+
+import dataclasses
+import functools
+import itertools
+
+import torch
+
+
+@dataclasses.dataclass(frozen=True)
+class Groups:
+    """Which feeds of a step share a slot, and so one reading of its audio. One entry a group."""
+
+    slots: torch.Tensor  # int64 (groups,)
+    first: torch.Tensor  # int64: index of its first feed; the others follow it
+    count: torch.Tensor  # int64: how many; 0 = no group
+    # bool: several feeds give the bits that each would give alone, as an exact draft needs.
+    alone: torch.Tensor
+    most: int  # no count is larger
+    # What the host knows and kernels need not look up: that group i is feed i of slot i, alone;
+    # that every group has several feeds which need not be alone.
+    direct: bool = False
+    together: bool = False
+
+    @functools.cached_property
+    def runs(self) -> list[tuple[int, int, int, int]]:
+        """(first slot, slots, first feed, feeds a slot) where one follows the other evenly.
+
+        Read by plain torch, which must know them on the host.
+        """
+        found: list[tuple[int, int, int, int]] = []
+        columns = (self.slots.tolist(), self.first.tolist(), self.count.tolist())
+        for slot, first, count in zip(*columns, strict=True):
+            if count == 0:
+                continue
+            if found:
+                slot_0, slots, first_0, each = found[-1]
+                follows = slot == slot_0 + slots and first == first_0 + slots * each
+                if follows and count == each:
+                    found[-1] = (slot_0, slots + 1, first_0, each)
+                    continue
+            found.append((slot, 1, first, count))
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Feed:
+    """What one decoder step is fed: n tokens, each of a row at a position.
+
+    A row is one sequence of a slot; those of a slot stand side by side. A row may be fed several
+    positions that follow each other: each sees its row's past, the others before it included.
+    """
+
+    ids: torch.Tensor  # int64 (all rows, n_text_ctx): every row's tokens
+    rows: torch.Tensor  # int64 (n,)
+    positions: torch.Tensor  # int64 (n,): feed i is the token ids[rows[i], positions[i]]
+    groups: Groups
+    # int32 (all rows, n_text_ctx): whose cache holds each position of a row's past; None = its own.
+    source: torch.Tensor | None
+    several: bool  # whether any row is fed more than one position
+    length: int  # every position is below it: what plain torch attends to
+
+    @functools.cached_property
+    def own_places(self) -> torch.Tensor:
+        """Where each feed's key and value go in a cache of (all rows * n_text_ctx): int64 (n,)."""
+        return self.rows * self.ids.shape[1] + self.positions
+
+    @functools.cached_property
+    def past_places(self) -> torch.Tensor:
+        """Where each feed's past stands in such a cache: int64 (n, length)."""
+        past = torch.arange(self.length, device=self.rows.device)
+        if self.source is None:
+            return self.rows[:, None] * self.ids.shape[1] + past
+        return self.source[self.rows, : self.length].long() * self.ids.shape[1] + past
+
+    @functools.cached_property
+    def seen(self) -> torch.Tensor:
+        """Which of those each feed attends to: bool (n, length)."""
+        past = torch.arange(self.length, device=self.rows.device)
+        return past <= self.positions[:, None]
+
+    @functools.cached_property
+    def runs(self) -> list[tuple[int, int, int]]:
+        """(first feed, rows, feeds a row) in which a row's feeds share its past.
+
+        Read by plain torch, which must know them on the host.
+        """
+        if not self.several:
+            return [(0, len(self.rows), 1)]
+        counts = [len(list(same)) for _, same in itertools.groupby(self.rows.tolist())]
+        runs, first = list[tuple[int, int, int]](), 0
+        for each, same in itertools.groupby(counts):
+            rows = len(list(same))
+            runs.append((first, rows, each))
+            first += rows * each
+        return runs
