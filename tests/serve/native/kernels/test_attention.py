@@ -13,6 +13,7 @@ from tests.serve.native.kernels.parity import (
     DTYPES,
     HEADS,
     KEYS,
+    ON_GPU,
     close,
     feed_of,
     groups_of,
@@ -229,7 +230,8 @@ def test_attention_finishes_its_query(ops, random, dtype):
         query, qkv = (matrix_of(random, n * D, D, dtype, int8) for n in (1, 3))
         got = ops.cross_attention(ops.norm_linear(x, norm, query), cross, groups)
         twin = definition.norm_linear(x, norm, query)
-        close(got, definition.cross_attention(twin, cross, groups))
+        # The matrix unit takes the query times the keys' scales, rounded to FP16 once more.
+        close(got, definition.cross_attention(twin, cross, groups), at_least=6e-3 * ON_GPU)
         got = ops.self_attention(ops.norm_linear(x, norm, qkv), *mine, ages)
         new = definition.norm_linear(x, norm, qkv)
         close(got, definition.self_attention(new, *twins, ages))
