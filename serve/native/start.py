@@ -67,8 +67,8 @@ class Starter:
         detecting = [one for one in begun if DETECT_LANGUAGE in one.job.prompt]
         if detecting:
             self._detect(detecting)
-        plain = [one for one in begun if not one.job.draft or one.place.count > 1]
-        drafted = [one for one in begun if one not in plain]
+        plain = [one for one in begun if not self._guesses(one)]
+        drafted = [one for one in begun if self._guesses(one)]
         for some in (plain, drafted):
             if some:
                 self._feed_prompts(some)
