@@ -16,7 +16,7 @@ import torch
 
 from eval.bench.floor import Ceilings
 from eval.bench.load import NoiseWindows
-from eval.bench.plan import Plan, Progress
+from eval.bench.plan import Plan, Progress, with_slots
 from eval.bench.table import Measurement, refused
 from eval.bench.workloads import Session, release_memory
 from eval.config import Config
@@ -41,7 +41,7 @@ class Variant:
 
 def variants(config: Config, slots: int) -> Iterator[Variant]:
     """The full configuration, then each option turned."""
-    full = dataclasses.replace(config.runtime, slots=slots)
+    full = with_slots(config, slots)
     precision = config.build.precision
     yield Variant(FULL, full, precision)
     turns: list[dict[str, Any]] = [

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 
 from eval.config import Config
+from serve.config import RuntimeConfig
 from serve.errors import ConfigError
 
 WORKLOADS = {
@@ -43,12 +44,16 @@ class Plan:
 
 def configured(config: Config, plan: Plan) -> Config:
     """The configuration with the plan's beam as the default and a row for each beam."""
-    rows = plan.beam_size * config.runtime.slots if plan.beam_size > 1 else 0
-    return dataclasses.replace(
-        config,
-        runtime=dataclasses.replace(config.runtime, rows=rows),
-        transcriber=dataclasses.replace(config.transcriber, beam_size=plan.beam_size, best_of=1),
-    )
+    search = dataclasses.replace(config.transcriber, beam_size=plan.beam_size, best_of=1)
+    config = dataclasses.replace(config, transcriber=search)
+    return dataclasses.replace(config, runtime=with_slots(config, config.runtime.slots))
+
+
+def with_slots(config: Config, slots: int) -> RuntimeConfig:
+    """How so many slots are run: with a row for each beam of the configured search."""
+    beam_size = config.transcriber.beam_size
+    rows = slots * beam_size if beam_size > 1 else 0
+    return dataclasses.replace(config.runtime, slots=slots, rows=rows)
 
 
 def check_workloads(names: Iterable[str]) -> None:

@@ -5,7 +5,6 @@ The workloads of `eval.bench.plan`, over an engine whose lengths are forced (see
 on the host; see `eval.bench.load`.
 """
 
-import dataclasses
 import gc
 import itertools
 import math
@@ -19,7 +18,7 @@ import torch
 
 from eval.bench.floor import Ceilings, Floor
 from eval.bench.load import Load, NoiseWindows, closed_loop, offline, open_loop, poisson
-from eval.bench.plan import Plan, Progress
+from eval.bench.plan import Plan, Progress, with_slots
 from eval.bench.table import OURS, Measurement, percentiles_ms, refused
 from eval.config import Config
 from serve.config import RuntimeConfig
@@ -217,9 +216,7 @@ def _with_slots(
     workloads = plan.workloads_with(slots)
     if not workloads:
         return
-    each = config.transcriber.beam_size
-    rows = slots * each if each > 1 else 0
-    runtime = dataclasses.replace(config.runtime, slots=slots, rows=rows)
+    runtime = with_slots(config, slots)
     try:
         session = Session(engine, runtime, ceilings, progress)
     except UnavailableError as error:

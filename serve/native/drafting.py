@@ -21,6 +21,7 @@ from serve.native.decoder import Cache, Decoder
 from serve.native.feeds import Span, feed_of, feed_of_spans, one_token_each, upload
 from serve.native.graphs import EagerLoop, Snapshot
 from serve.native.network import Whisper
+from serve.native.rules.choose import Advance
 from serve.native.rules.definition import Rules
 from serve.native.rules.state import Picks, RowState
 from serve.native.slots import Place, Slots
@@ -159,28 +160,35 @@ class Pace:
         return self._trials.setdefault(busy.bit_length(), _Trial())
 
 
-class DraftLoop:
-    """A `SlotLoop` that drafts where that pays, and else takes the plain loop's steps.
+class DraftLoop(EagerLoop):
+    """Drafts where that pays, and else takes the eager loop's steps.
 
     Only rows that are decoded greedily and stand alone in their slots are drafted for, and only
     when all busy ones are such.
 
     Args:
-        plain: steps without a draft.
+        network, cache, state: of the same slots and rows.
+        advance: chooses the next tokens.
         rules: the checkpoint's.
         drafter: guesses.
         most: guesses a turn.
     """
 
-    def __init__(self, plain: EagerLoop, rules: Rules, drafter: Drafter, most: int) -> None:
-        self._plain = plain
-        self._network, self._cache, self._state = plain.network, plain.cache, plain.state
-        self._advance = plain.advance
+    def __init__(
+        self,
+        network: Whisper,
+        cache: Cache,
+        state: RowState,
+        advance: Advance,
+        rules: Rules,
+        drafter: Drafter,
+        most: int,
+    ) -> None:
+        super().__init__(network, cache, state, advance)
         self._rules = rules
         self._drafter = drafter
         self._most = most
         self._pace = Pace()
-        self._snapshot: Snapshot | None = None
         self.drafted = self.right = 0  # guesses so far, and those that were what the rules chose
 
     def launch(self, slots: Slots) -> int:
@@ -188,29 +196,15 @@ class DraftLoop:
         owners = slots.owners()
         count = self._room(slots, owners)
         if count < 1:
-            return self._plain_step(slots)
+            return super().launch(slots)
         stopwatch, tokens = Stopwatch(self._network.device), 1.0
         if self._pace.drafts(slots.busy):
             tokens = self._turn(owners, count)
         else:
-            self._plain_step(slots)
+            super().launch(slots)
         stopwatch.stop()
         self._pace.note(slots.busy, stopwatch.seconds(), tokens)
         return 1
-
-    def read_snapshot(self) -> Snapshot | None:
-        """See `SlotLoop.read_snapshot`."""
-        snapshot, self._snapshot = self._snapshot, None
-        return snapshot
-
-    def discard_launched(self) -> None:
-        """See `SlotLoop.discard_launched`."""
-        self._snapshot = None
-
-    def _plain_step(self, slots: Slots) -> int:
-        steps = self._plain.launch(slots)
-        self._snapshot = self._plain.read_snapshot()
-        return steps
 
     def _room(self, slots: Slots, owners: Owners) -> int:
         """How many tokens may be guessed for every row; 0 where any row is not to be drafted for.

@@ -1,6 +1,7 @@
 """What a decoder step is fed: a token a row while windows decode, whole prompts when they start."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -61,7 +62,7 @@ def feed_of_spans(state: RowState, spans: Sequence[Span], device: torch.device) 
 def _groups(
     slots: list[int], counts: list[int], device: torch.device, alone: Sequence[bool] = ()
 ) -> Groups:
-    firsts = [sum(counts[:i]) for i in range(len(counts))]
+    firsts = list(itertools.accumulate(counts, initial=0))[:-1]
     return Groups(
         slots=upload(slots, device),
         first=upload(firsts, device),

@@ -62,10 +62,10 @@ class EagerLoop:
     """
 
     def __init__(self, network: Whisper, cache: Cache, state: RowState, advance: Advance) -> None:
-        self.network = network
-        self.cache = cache
-        self.state = state
-        self.advance = advance
+        self._network = network
+        self._cache = cache
+        self._state = state
+        self._advance = advance
         self._snapshot: Snapshot | None = None
         self._version = -1  # of the owners that these are for
         self._groups: Groups
@@ -76,14 +76,14 @@ class EagerLoop:
         owners = slots.owners()
         if slots.version != self._version:
             self._version = slots.version
-            rows, self._groups = one_token_each([place for place, _ in owners], self.cache.device)
+            rows, self._groups = one_token_each([place for place, _ in owners], self._cache.device)
             self._picks = Picks(rows, torch.arange(len(rows), device=rows.device))
         rows = self._picks.rows
-        length = int(self.state.position[rows].max()) + 1
-        feed = feed_of(self.state, rows, self._groups, length)
-        logits = self.network.step(feed, self.cache)
-        self.advance(self.state, self._picks, logits)
-        self._snapshot = Snapshot(self.state, owners)
+        length = int(self._state.position[rows].max()) + 1
+        feed = feed_of(self._state, rows, self._groups, length)
+        logits = self._network.step(feed, self._cache)
+        self._advance(self._state, self._picks, logits)
+        self._snapshot = Snapshot(self._state, owners)
         return 1
 
     def read_snapshot(self) -> Snapshot | None:

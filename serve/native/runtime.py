@@ -132,8 +132,10 @@ class NativeRuntime:
         if draft is not None:
             drafter = Drafter(draft, draft.new_cache(slots, rows, config.cross_kv), rules)
             filled.append((draft, drafter.cache))
-            self._drafting = DraftLoop(self._loop, rules, drafter, config.draft_tokens)
-            self._loop = self._drafting
+            self._loop = self._drafting = DraftLoop(
+                *(network, cache, self._state, advance[several]),
+                *(rules, drafter, config.draft_tokens),
+            )
         self._encoder: Encoder = EagerEncoder(network, filled, config.encoder_batch)
         if config.cuda_graph:
             _check_graphs(device, ops.name)

@@ -69,8 +69,8 @@ class Slots:
         """How many jobs of so many rows each, in this order, could be given their places now."""
         rows, fitting = list(self._row_is_free), 0
         for count in counts:
-            first = _first_run(rows, count)
-            if fitting == self.free or first is None:
+            first = _first_run(rows, count) if fitting < self.free else None
+            if first is None:
                 break
             rows[first : first + count] = [False] * count
             fitting += 1
