@@ -190,7 +190,8 @@ class Dispatcher:
         draft: tuple[int, ...] = (),
     ) -> None:
         options = active.options(index, temperature)
-        job = Job(next(self._ids), features, active.prompt, options, draft)
+        id, urgent = next(self._ids), index == 0
+        job = Job(id, features, active.prompt, options, draft, urgent)
         with runtime_calls():
             self._runtime.submit(job)
         self._jobs[job.id] = DecodingWindow(active, index, job)

@@ -64,6 +64,17 @@ def test_requests_take_turns():
     dispatcher.check_invariants({1, 2, 3})
 
 
+def test_first_windows_are_urgent_and_stay_so_when_decoded_again():
+    dispatcher, runtime = make()
+    for id in (1, 2):
+        dispatcher.enqueue(make_active(id, windows=2))
+    dispatcher.submit_windows()
+    (first, *_) = [event for event in runtime.poll(0) if event.finished]
+    dispatcher.retry(dispatcher.record(first), 0.4)
+    assert owners(runtime) == [(1, 0), (2, 0), (1, 1), (2, 1), (1, 0)]
+    assert [job.urgent for job in runtime.jobs] == [True, True, False, False, True]
+
+
 def test_the_runtime_holds_twice_what_it_decodes_at_a_time():
     dispatcher, runtime = make(max_windows=3)
     dispatcher.enqueue(make_active(1, windows=30))
