@@ -4,6 +4,7 @@ It has what our model uses, and Triton 24.10's two traps: a request that is aske
 last response, and a metric family that goes before its metrics, take the whole server down.
 """
 
+import json
 import queue
 from types import SimpleNamespace
 
@@ -64,6 +65,11 @@ class Request:
     def __init__(self, **inputs):
         self.inputs = {name: Tensor(name, values) for name, values in inputs.items()}
         self.sender = ResponseSender()
+        self.key = None
+
+    def parameters(self):
+        """JSON text, as in Triton 24.10."""
+        return "{}" if self.key is None else json.dumps({"earshot_key": self.key})
 
     def get_response_sender(self):
         return self.sender

@@ -16,6 +16,7 @@ from serve.messages import OnEvent, RequestHandle
 from serve.transcriber.guard import guarded
 from serve.transcriber.stats import Stats
 from serve.triton import wire
+from serve.triton.keys import Keys
 from serve.triton.metrics import MetricFamily, Publisher
 from serve.triton.relay import Inputs, RelayServer
 
@@ -51,11 +52,18 @@ class EngineBackend:
         self._drain_s = drain_s
         self._failure = failure
         self._publisher = Publisher(self._stats, metric_family)
-        self._relay = RelayServer(relay, self.start)
+        self._keys = Keys()
+        self._relay = RelayServer(relay, self.start, self._keys.cancel, self._keys.cancel_owner)
 
-    def start(self, inputs: Inputs, on_event: OnEvent) -> RequestHandle:
-        """Submit a request; raises nothing but EarshotErrors, whatever is wrong with it."""
-        handle = guarded("starting a request", lambda: self._submit(inputs, on_event))
+    def start(self, inputs: Inputs, on_event: OnEvent, key: str | None = None) -> RequestHandle:
+        """Submit a request; raises nothing but EarshotErrors, whatever is wrong with it.
+
+        Args:
+            inputs: the request's tensors.
+            on_event: called as `Transcriber.submit` calls it.
+            key: by which it can be cancelled through the relay; see `serve.triton.keys`.
+        """
+        handle = guarded("starting a request", lambda: self._start(inputs, on_event, key))
         if isinstance(handle, EarshotError):
             raise handle
         return handle
@@ -72,6 +80,11 @@ class EngineBackend:
         if not self._transcriber.healthy:
             self._failure.write_text("the device failed, see the log", encoding="utf-8")
         return self._transcriber.stats()
+
+    def _start(self, inputs: Inputs, on_event: OnEvent, key: str | None) -> RequestHandle:
+        if key is None:
+            return self._submit(inputs, on_event)
+        return self._keys.submit(key, on_event, functools.partial(self._submit, inputs))
 
     def _submit(self, inputs: Inputs, on_event: OnEvent) -> RequestHandle:
         try:

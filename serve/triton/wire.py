@@ -31,6 +31,8 @@ _OTHER_VERSION = "is the server an Earshot of this version?"
 
 MODEL = "whisper"
 STREAM_MODEL = "whisper_stream"
+KEY_PARAMETER = "earshot_key"
+"""The parameter of a request that names it for cancels; see `serve.triton.keys`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +83,7 @@ _PYTHON: dict[str, tuple[type, str]] = {
     "INT32": (numbers.Integral, "a whole number"),
     "BOOL": (bool, "true or false"),
 }
-_NUMPY = {
+NUMPY_TYPES = {
     "BYTES": np.object_,
     "FP32": np.float32,
     "FP64": np.float64,
@@ -239,7 +241,7 @@ def _tensors(specs: Mapping[str, TensorSpec], values: Mapping[str, Any]) -> dict
     for name, value in values.items():
         if value is not None:
             data = value.encode() if isinstance(value, str) else value
-            array = np.asarray(data, _NUMPY[specs[name].datatype])
+            array = np.asarray(data, NUMPY_TYPES[specs[name].datatype])
             tensors[name] = np.ascontiguousarray(np.atleast_1d(array))
     return tensors
 

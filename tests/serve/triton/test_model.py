@@ -23,13 +23,15 @@ class Backend:
 
     def __init__(self):
         self.started = []
+        self.keys = []
         self.cancelled = []
         self.refusal = None
         self.closed = False
 
-    def start(self, inputs, on_event):
+    def start(self, inputs, on_event, key):
         if self.refusal:
             raise self.refusal
+        self.keys.append(key)
         self.started.append((inputs, on_event))
         return self
 
@@ -166,6 +168,23 @@ def test_a_client_that_goes_has_its_request_cancelled(start, backend):
     start(stream=True).execute([request])
     request.sender.cancelled = True
     wait_until(lambda: backend.cancelled, "nobody noticed")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_key_for_cancels_is_passed_on(start, backend, stream):
+    model, named, nameless = start(stream), asked(), asked()
+    named.key = "gateway-1"
+    model.execute([named, nameless])
+    assert backend.keys == ["gateway-1", None]
+
+
+@pytest.mark.parametrize("key", [7, "", "x" * 65, True])
+def test_a_key_that_is_none_is_refused(start, backend, key):
+    request = asked()
+    request.key = key
+    start().execute([request])
+    assert last(request).error.message.startswith("OptionError: parameter earshot_key is ")
+    assert not backend.started
 
 
 def test_the_interpreter_changes_threads_sooner_than_a_decoder_step_takes(start):

@@ -9,6 +9,7 @@ sender lives on in a `Responder`.
 import functools
 import json
 import logging
+import reprlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from serve.config import load_config
 from serve.errors import EarshotError, OptionError
 from serve.triton import wire
 from serve.triton.backends import EngineBackend, open_transcriber
+from serve.triton.frames import MAX_KEY_CHARS
 from serve.triton.installation import require_numpy_1
 from serve.triton.relay import RelayClient
 from serve.triton.responses import CancelWatch, Responder, ResponseQueue, Sender
@@ -67,7 +69,7 @@ class TritonPythonModel:
                         f"request to {wire.STREAM_MODEL} over a gRPC stream"
                     )
                 on_event = functools.partial(self._responses.put, responder)
-                handle = self._backend.start(inputs, on_event)
+                handle = self._backend.start(inputs, on_event, _key(request))
             except Exception as error:  # one request must not hurt its neighbours
                 if not isinstance(error, EarshotError):
                     logger.exception("a request failed")
@@ -111,6 +113,18 @@ def _infer(model: str, inputs: Mapping[str, Any], outputs: list[str]) -> dict[st
         raise EarshotError(f"the model {model}: {response.error().message()}")
     tensors = {name: pb_utils.get_output_tensor_by_name(response, name) for name in outputs}
     return {name: np.array(tensor.as_numpy()) for name, tensor in tensors.items()}
+
+
+def _key(request: Any) -> str | None:
+    """The request's name for cancels, which its sender may have given it."""
+    # Flat: KServe's parameters are a map of texts, numbers, true and false.
+    key = json.loads(request.parameters() or "{}").get(wire.KEY_PARAMETER)
+    if key is not None and not (isinstance(key, str) and 0 < len(key) <= MAX_KEY_CHARS):
+        raise OptionError(
+            f"parameter {wire.KEY_PARAMETER} is {reprlib.repr(key)}; expected a text of at most "
+            f"{MAX_KEY_CHARS} characters"
+        )
+    return key
 
 
 def _inputs(request: Any) -> dict[str, wire.Tensor]:

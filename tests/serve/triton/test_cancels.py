@@ -1,0 +1,61 @@
+"""Cancels by key in the real server: the key's way through Triton and the relay."""
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from serve.triton import wire
+from serve.triton.cancels import CancelClient
+from tests.serving import WAIT_S, audio_file, outcomes, settled, wait_until
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture
+def cancels(server):
+    client = CancelClient(server.folder / "relay.sock")
+    wait_until(lambda: client.connected, "it does not connect")
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def stub(server):
+    with grpc.insecure_channel(server.grpc) as channel:
+        yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+def named_request(model, key):
+    audio = audio_file(119.0)
+    request = service_pb2.ModelInferRequest(model_name=model)
+    request.inputs.add(name="AUDIO", datatype="BYTES", shape=[1])
+    request.raw_input_contents.append(len(audio).to_bytes(4, "little") + audio)
+    request.parameters[wire.KEY_PARAMETER].string_param = key
+    return request
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_call_ends_with_its_key(server, stub, cancels, early):
+    before, key = settled(server), cancels.new_key()
+    if early:
+        cancels.cancel(key)
+    call = stub.ModelInfer.future(named_request(wire.MODEL, key), timeout=WAIT_S)
+    if not early:
+        wait_until(lambda: outcomes(server)["pending"], "it never arrived")
+        cancels.cancel(key)
+    assert call.code() is grpc.StatusCode.CANCELLED
+    assert "the client cancelled the request" in call.details()
+    after = settled(server)
+    assert after["cancelled"] - before["cancelled"] == (not early)
+
+
+def test_a_stream_ends_with_its_sender(server, stub, cancels):
+    before = settled(server)
+    answers = stub.ModelStreamInfer(
+        iter([named_request(wire.STREAM_MODEL, cancels.new_key())]), timeout=WAIT_S
+    )
+    assert not next(answers).error_message
+    cancels.close()
+    *_, last = answers
+    assert last.error_message.startswith("CancelledError: ")
+    assert settled(server)["cancelled"] == before["cancelled"] + 1

@@ -1,0 +1,117 @@
+"""Requests by their keys: cancels that come early, late, or just then."""
+
+import pytest
+
+from serve.errors import AudioError, CancelledError
+from serve.messages import Failed, Finished, RequestHandle
+from serve.triton import keys as keys_module
+from serve.triton.keys import Keys
+from tests.serving import TRANSCRIPT
+
+
+class Request:
+    """One request: keeps what it hears, whether it was cancelled, and how it may be answered."""
+
+    def __init__(self):
+        self.heard = []
+        self.cancels = 0
+        self.say = None
+        self.meanwhile = lambda: None
+
+    def submit(self, on_event):
+        self.say = on_event
+        self.meanwhile()
+        return RequestHandle(self.cancel)
+
+    def cancel(self):
+        self.cancels += 1
+
+
+@pytest.fixture
+def keys():
+    return Keys()
+
+
+@pytest.fixture
+def request_(keys):
+    return Request()
+
+
+def submit(keys, key, request):
+    return keys.submit(key, request.heard.append, request.submit)
+
+
+def test_a_key_cancels_its_request_alone_and_only_while_it_runs(keys):
+    first, second = Request(), Request()
+    submit(keys, "a-1", first)
+    submit(keys, "a-2", second)
+    keys.cancel("a-1")
+    assert (first.cancels, second.cancels) == (1, 0)
+    second.say(Finished(TRANSCRIPT))
+    assert second.heard == [Finished(TRANSCRIPT)]
+    keys.cancel("a-2")
+    assert second.cancels == 0 and not keys._running.get("a-2")
+
+
+@pytest.mark.parametrize("cancel", [("cancel", "a-1"), ("cancel_owner", "a")])
+def test_what_is_cancelled_before_it_comes_is_refused(keys, request_, cancel):
+    name, argument = cancel
+    getattr(keys, name)(argument)
+    with pytest.raises(CancelledError, match="before it arrived"):
+        submit(keys, "a-1", request_)
+    assert request_.say is None
+    submit(keys, "b-1", Request())
+
+
+@pytest.mark.parametrize("cancel", [("cancel", "a-1"), ("cancel_owner", "a")])
+def test_what_is_cancelled_while_it_is_submitted_is_cancelled_after(keys, request_, cancel):
+    name, argument = cancel
+    request_.meanwhile = lambda: getattr(keys, name)(argument)
+    submit(keys, "a-1", request_)
+    assert request_.cancels == 1
+
+
+def test_what_ends_while_it_is_submitted_is_forgotten(keys, request_):
+    request_.meanwhile = lambda: request_.say(Finished(TRANSCRIPT))
+    submit(keys, "a-1", request_)
+    assert not keys._running
+
+
+def test_a_sender_that_goes_takes_its_requests_along_and_no_others(keys):
+    requests = {key: Request() for key in ("a-1", "a-2", "ab-1", "b-1")}
+    for key, request in requests.items():
+        submit(keys, key, request)
+    keys.cancel_owner("a")
+    assert [request.cancels for request in requests.values()] == [1, 1, 0, 0]
+
+
+def test_a_refused_request_leaves_nothing_behind(keys):
+    def refuse(on_event):
+        raise AudioError("no audio")
+
+    with pytest.raises(AudioError):
+        keys.submit("a-1", print, refuse)
+    assert not keys._running
+
+
+def test_a_key_that_is_in_use_is_refused(keys, request_):
+    submit(keys, "a-1", request_)
+    with pytest.raises(CancelledError, match="use each key once"):
+        submit(keys, "a-1", Request())
+    keys.cancel("a-1")
+    assert request_.cancels == 1
+
+
+def test_failures_end_a_key_too(keys, request_):
+    submit(keys, "a-1", request_)
+    request_.say(Failed(AudioError("x")))
+    assert not keys._running
+
+
+def test_only_the_latest_cancels_are_remembered(keys, monkeypatch):
+    for number in range(keys_module.REMEMBERED + 1):
+        keys.cancel(f"a-{number}")
+    submit(keys, "a-0", Request())
+    with pytest.raises(CancelledError):
+        submit(keys, "a-1", Request())
+    assert len(keys._cancelled._names) == keys_module.REMEMBERED
