@@ -32,6 +32,27 @@ class Request:
     no_repeat_ngram_size: int | None = None
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Alignment:
+    """What a window's n text tokens attended to, of the frames of 20 ms that its audio has.
+
+    Row i weighs the frames in which token i may have been said, row n those after the last token.
+    """
+
+    token_probs: npt.NDArray[np.float32]  # (n,), of each token among all text tokens
+    matrix: npt.NDArray[np.float32]  # (n + 1, frames)
+
+
+@dataclasses.dataclass(frozen=True)
+class Word:
+    """A word with its times in the whole audio, and the punctuation beside it."""
+
+    start: float  # s
+    end: float  # s
+    word: str  # as it stands in the text, with the space that begins it
+    probability: float
+
+
 @dataclasses.dataclass(frozen=True)
 class Segment:
     """A stretch of text with its times in the whole audio."""
@@ -44,6 +65,7 @@ class Segment:
     no_speech_prob: float | None
     temperature: float
     compression_ratio: float
+    words: tuple[Word, ...] | None = None  # None: not asked for
 
 
 @dataclasses.dataclass(frozen=True)

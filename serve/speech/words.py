@@ -1,0 +1,276 @@
+"""When each word was said: from what a window's text tokens attended to, to words with times.
+
+The algorithm and its heuristics are those of OpenAI's `whisper/timing.py`, which faster-whisper
+follows too: dynamic time warping finds the frames at which one token's attention hands over to the
+next one's, tokens are joined to words, punctuation to the words beside it, and words that grew into
+a pause are cut to twice the length of an average word. Nothing here calls a model.
+"""
+
+import dataclasses
+import string
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from serve.messages import Alignment, Segment, Word
+
+FRAMES_PER_S = 50  # of an alignment
+
+Decode = Callable[[Sequence[int]], str]
+
+_SPACELESS = frozenset({"zh", "ja", "th", "lo", "my", "yue"})  # written without spaces
+_PREPENDED = "\"'“¿([{-"  # punctuation that belongs to the word after it
+_APPENDED = "\"'.。,，!！?？:：”)]}、"  # and to the word before it
+_SENTENCE_ENDS = ".。!！?？"
+_LONGEST_MEDIAN_S = 0.7  # an average word takes no longer, whatever was measured
+_PAUSE = 4  # median words between two words that stand apart
+_DISAGREEMENT_S = 0.5  # by so much a segment's times must differ from its words' to be believed
+
+
+@dataclasses.dataclass
+class Timing:
+    """A word of a window; its times count from the window's start."""
+
+    text: str  # with the space that begins it; "" once it was joined to a neighbour
+    tokens: int  # of how many text tokens it is made
+    start_s: float
+    end_s: float
+    probability: float
+
+    @property
+    def duration_s(self) -> float:
+        """How long it takes."""
+        return self.end_s - self.start_s
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowWords:
+    """The words of one window, in order, and how long an average one takes."""
+
+    timings: tuple[Timing, ...]
+    median_s: float
+
+    @property
+    def longest_s(self) -> float:
+        """No word beside a pause takes longer."""
+        return 2 * self.median_s
+
+
+def handovers(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    """The frame at which each row begins on the monotonic path through the largest weights.
+
+    Dynamic time warping of -matrix. A row's costs follow from those of the row above without a loop
+    over frames: D[j] = C[j] + min over k <= j of (a[k] - C[k - 1]), where a is the cheaper of the
+    two cells above and C sums the row up to j. Where the two cells above are equal the path comes
+    from the left, as it does in OpenAI's.
+
+    Args:
+        matrix: (rows, frames), at least one of each.
+
+    Returns:
+        int64 (rows,), never running backwards, the first 0.
+    """
+    rows, frames = matrix.shape
+    cost = np.full((rows + 1, frames + 1), np.inf)
+    cost[0, 0] = 0.0
+    for i, weights in enumerate(matrix.astype(np.float64)):
+        diagonal, above = cost[i, :-1], cost[i, 1:]
+        entry = np.where(diagonal == above, np.inf, np.minimum(diagonal, above))
+        run = np.cumsum(-weights)
+        entry[1:] -= run[:-1]
+        cost[i + 1, 1:] = run + np.minimum.accumulate(entry)
+    diagonal, above, left = cost[:-1, :-1], cost[:-1, 1:], cost[1:, :-1]
+    enters = (np.minimum(diagonal, above) < left) & (diagonal != above)
+    begins = np.zeros(rows, np.int64)
+    frame = frames - 1
+    for i in range(rows - 1, 0, -1):
+        frame = begins[i] = np.flatnonzero(enters[i, : frame + 1])[-1]
+        frame -= int(diagonal[i, frame] < above[i, frame])
+    return begins
+
+
+def split_words(
+    tokens: Sequence[int], decode: Decode, language: str
+) -> tuple[list[str], list[int]]:
+    """Join text tokens to words: at spaces, or at every character where a language has no spaces.
+
+    Punctuation that is a token of its own is a word of its own.
+
+    Args:
+        tokens: text tokens.
+        decode: text of tokens; what is not UTF-8 becomes U+FFFD.
+        language: code.
+
+    Returns:
+        The words, and of how many tokens each is made.
+    """
+    pieces = list(_characters(tokens, decode))
+    if language not in _SPACELESS:
+        pieces = list(_spaced(pieces))
+    return [text for text, _ in pieces], [count for _, count in pieces]
+
+
+def _characters(tokens: Sequence[int], decode: Decode) -> Iterator[tuple[str, int]]:
+    """(text, tokens) of the shortest runs of tokens that hold whole characters."""
+    whole, done, begin = decode(tokens), 0, 0
+    for end in range(1, len(tokens) + 1):
+        text = decode(tokens[begin:end])
+        at = text.find("\ufffd")
+        if at < 0 or whole[done + at : done + at + 1] == "\ufffd":
+            yield text, end - begin
+            begin, done = end, done + len(text)
+
+
+def _spaced(pieces: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+    text, count = "", 0
+    for piece, tokens in pieces:
+        begins = piece.startswith(" ") or piece.strip() in string.punctuation
+        if begins and count:
+            yield text, count
+            text, count = "", 0
+        text, count = text + piece, count + tokens
+    if count:
+        yield text, count
+
+
+def time_words(
+    alignment: Alignment, tokens: Sequence[int], decode: Decode, language: str
+) -> WindowWords:
+    """The words of a window and their times.
+
+    Args:
+        alignment: of n text tokens, as the runtime measured it.
+        tokens: those n.
+        decode: text of tokens.
+        language: code.
+    """
+    texts, counts = split_words(tokens, decode, language)
+    bounds = np.cumsum([0, *counts])
+    times = handovers(alignment.matrix)[bounds] / FRAMES_PER_S if texts else []
+    timings = [
+        Timing(
+            text=text,
+            tokens=count,
+            start_s=float(times[i]),
+            end_s=float(times[i + 1]),
+            probability=float(alignment.token_probs[bounds[i] : bounds[i + 1]].mean()),
+        )
+        for i, (text, count) in enumerate(zip(texts, counts, strict=True))
+    ]
+    durations = [timing.duration_s for timing in timings if timing.duration_s > 0]
+    median_s = min(_LONGEST_MEDIAN_S, float(np.median(durations))) if durations else 0.0
+    words = WindowWords(tuple(timings), median_s)
+    if durations:
+        _shorten_at_sentences(words)
+    _join_punctuation(timings)
+    return words
+
+
+def _shorten_at_sentences(words: WindowWords) -> None:
+    """Cut what fills the pause between two sentences: their punctuation, or the word after it."""
+    for before, timing in zip(words.timings, words.timings[1:], strict=False):
+        if timing.duration_s <= words.longest_s:
+            continue
+        if timing.text in _SENTENCE_ENDS:
+            timing.end_s = timing.start_s + words.longest_s
+        elif before.text in _SENTENCE_ENDS:
+            timing.start_s = timing.end_s - words.longest_s
+
+
+def _join_punctuation(timings: list[Timing]) -> None:
+    """Join punctuation to the word that it belongs to, whose times stay as they are."""
+    following = len(timings) - 1
+    for i in range(len(timings) - 2, -1, -1):
+        mark, word = timings[i], timings[following]
+        if mark.text.startswith(" ") and mark.text.strip() in _PREPENDED:
+            _join(word, mark.text + word.text, mark)
+        else:
+            following = i
+    before = 0
+    for i in range(1, len(timings)):
+        word, mark = timings[before], timings[i]
+        if not word.text.endswith(" ") and mark.text in _APPENDED:
+            _join(word, word.text + mark.text, mark)
+        else:
+            before = i
+
+
+def _join(word: Timing, text: str, mark: Timing) -> None:
+    word.text, mark.text = text, ""
+    word.tokens, mark.tokens = word.tokens + mark.tokens, 0
+
+
+def give_words(
+    segments: Sequence[Segment], words: WindowWords, window_start_s: float, spoken_until_s: float
+) -> tuple[list[Segment], float]:
+    """Give a window's segments their words, and the times of those words.
+
+    A segment begins and ends with its words, unless its own times say that a word at either end is
+    too long by half a second; then the word yields.
+
+    Args:
+        segments: of all the window's text, in order, with times in the whole audio.
+        words: of the same text.
+        window_start_s: in the whole audio.
+        spoken_until_s: where the words before this window end.
+
+    Returns:
+        The segments, and where their words end.
+    """
+    rest = iter(words.timings)
+    given: list[Segment] = []
+    for segment in segments:
+        mine = _take(rest, len(segment.tokens), window_start_s)
+        start, end = segment.start, segment.end
+        if mine:
+            _shorten_after_pause(mine, words, spoken_until_s)
+            start, end = _agree(segment, mine, words.median_s)
+            spoken_until_s = end
+        said = tuple(
+            Word(round(w.start_s, 3), round(w.end_s, 3), w.text, round(w.probability, 4))
+            for w in mine
+        )
+        given.append(
+            dataclasses.replace(segment, start=round(start, 3), end=round(end, 3), words=said)
+        )
+    last = [segment.words[-1].end for segment in given if segment.words]
+    return given, last[-1] if last else spoken_until_s
+
+
+def _take(timings: Iterator[Timing], tokens: int, offset_s: float) -> list[Timing]:
+    """The next words, of so many tokens, with times in the whole audio."""
+    taken: list[Timing] = []
+    while tokens > 0 and (timing := next(timings, None)) is not None:
+        tokens -= timing.tokens
+        if timing.text:
+            start_s, end_s = (round(offset_s + s, 2) for s in (timing.start_s, timing.end_s))
+            taken.append(dataclasses.replace(timing, start_s=start_s, end_s=end_s))
+    return taken
+
+
+def _shorten_after_pause(mine: list[Timing], words: WindowWords, spoken_until_s: float) -> None:
+    """Cut the first two words after a pause, which is where they grew into it."""
+    first, longest_s = mine[0], words.longest_s
+    second = mine[1] if len(mine) > 1 else None
+    if first.end_s - spoken_until_s <= words.median_s * _PAUSE:
+        return
+    together = second is not None and second.end_s - first.start_s > longest_s * 2
+    if first.duration_s <= longest_s and not together:
+        return
+    if second is not None and second.duration_s > longest_s:
+        first.end_s = second.start_s = max(second.end_s / 2, second.end_s - longest_s)
+    first.start_s = max(0.0, first.end_s - longest_s)
+
+
+def _agree(segment: Segment, mine: list[Timing], median_s: float) -> tuple[float, float]:
+    """Start and end of a segment, once it and its words agree on them."""
+    first, last = mine[0], mine[-1]
+    start, end = first.start_s, last.end_s
+    if first.start_s + _DISAGREEMENT_S < segment.start < first.end_s:
+        first.start_s = max(0.0, min(first.end_s - median_s, segment.start))
+        start = segment.start
+    if last.start_s < segment.end < last.end_s - _DISAGREEMENT_S:
+        last.end_s = max(last.start_s + median_s, segment.end)
+        end = segment.end
+    return start, end

@@ -1,0 +1,148 @@
+"""Words with times: against plain definitions, and against faster-whisper on the same input."""
+
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tokenizers
+from faster_whisper.tokenizer import Tokenizer as TheirTokenizer
+from faster_whisper.transcribe import WhisperModel
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serve.messages import Alignment, Segment
+from serve.speech.words import FRAMES_PER_S, give_words, handovers, split_words, time_words
+
+CHECKPOINT = Path(__file__).parents[3] / "build" / "demo" / "checkpoint"
+PIECES = tokenizers.Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+EOT = PIECES.token_to_id("<|endoftext|>")
+PREPENDED, APPENDED = "\"'“¿([{-", "\"'.。,，!！?？:：”)]}、"
+TEXT = """ Well... he said: "No," (twice) and went - at 5:30 - to 27 St. Anne's Road! ¿Qué tal?
+ Sí, señor; naïve façade — œuvre… it's a rock-and-roll 'thing'. [Aside] What?! ¡Olé!
+ 東京は。 100% sure: #1"""
+
+
+def decode(tokens) -> str:
+    return PIECES.decode(list(tokens), skip_special_tokens=False)
+
+
+def encode(text: str) -> list[int]:
+    return PIECES.encode(text, add_special_tokens=False).ids
+
+
+def plain_path(matrix: np.ndarray) -> list[tuple[int, int]]:
+    """Dynamic time warping of -matrix, cell by cell, with OpenAI's choice between equals."""
+    rows, frames = matrix.shape
+    cost = np.full((rows + 1, frames + 1), np.inf)
+    cost[0, 0] = 0
+    came = {}
+    for i, j in itertools.product(range(1, rows + 1), range(1, frames + 1)):
+        diagonal, above, left = cost[i - 1, j - 1], cost[i - 1, j], cost[i, j - 1]
+        if diagonal < above and diagonal < left:
+            best, came[i, j] = diagonal, (i - 1, j - 1)
+        elif above < diagonal and above < left:
+            best, came[i, j] = above, (i - 1, j)
+        else:
+            best, came[i, j] = left, (i, j - 1)
+        cost[i, j] = best - float(matrix[i - 1, j - 1])
+    at, path = (rows, frames), []
+    while at != (0, 0):
+        path.append((at[0] - 1, at[1] - 1))
+        at = came[at]
+    return path[::-1]
+
+
+def begins(path: list[tuple[int, int]]) -> list[int]:
+    return [next(j for row, j in path if row == i) for i in range(path[-1][0] + 1)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows=st.integers(1, 12), frames=st.integers(1, 40), seed=st.integers(0, 10**6))
+def test_the_warping_is_the_plain_definitions(rows: int, frames: int, seed: int):
+    rng = np.random.default_rng(seed)
+    real = rng.normal(size=(rows, frames)).astype(np.float32)
+    whole = rng.integers(-2, 3, size=(rows, frames)).astype(np.float32)  # equals everywhere
+    for matrix in (real, whole):
+        assert handovers(matrix).tolist() == begins(plain_path(matrix))
+
+
+def test_a_clear_diagonal_is_followed():
+    matrix = np.full((4, 20), -1.0, np.float32)
+    for row, (low, high) in enumerate([(0, 3), (3, 11), (11, 12), (12, 20)]):
+        matrix[row, low:high] = 2.0
+    assert handovers(matrix).tolist() == [0, 3, 11, 12]
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("text", [*TEXT.split("\n"), "東京は。", " a", "", " 🙂 ok", "…"])
+def test_words_are_split_as_faster_whisper_splits_them(language: str, text: str):
+    theirs = TheirTokenizer(PIECES, True, "transcribe", "en")
+    theirs.language_code = language
+    whole = encode(text)
+    for end in range(len(whole) + 1):  # inside characters too
+        tokens = whole[:end]
+        words, ids = theirs.split_to_word_tokens([*tokens, EOT])
+        mine, counts = split_words(tokens, decode, language)
+        if decode(tokens).endswith("\ufffd"):  # they count what ends the text to its end
+            assert len(mine) >= len(words) - 1 and "".join(mine) in decode(tokens)
+            mine, counts = mine[: len(words) - 1], counts[: len(words) - 1]
+        assert (mine, counts) == (words[:-1], [len(one) for one in ids[:-1]])
+
+
+def their_words(alignment: Alignment, pieces: list[list[int]], times, until_s: float):
+    """Segments' (start, end) and words, as faster-whisper makes them of the same alignment."""
+    path = plain_path(alignment.matrix) if len(alignment.token_probs) else []
+    found = SimpleNamespace(text_token_probs=alignment.token_probs, alignments=path)
+    model = WhisperModel.__new__(WhisperModel)
+    model.model = SimpleNamespace(align=lambda *_, **__: [found])
+    model.frames_per_second, model.tokens_per_second = 100, 50
+    seek = round(times[0][0] * 100)
+    segments = [
+        {"tokens": tokens, "seek": seek, "start": start, "end": end}
+        for tokens, (start, end) in zip(pieces, times, strict=True)
+    ]
+    tokenizer = TheirTokenizer(PIECES, True, "transcribe", "en")
+    model.add_word_timestamps([segments], tokenizer, None, 0, PREPENDED, APPENDED, until_s)
+    return segments
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    cuts=st.lists(st.integers(0, len(TEXT)), min_size=2, max_size=5, unique=True),
+    offset=st.integers(0, 50),
+    silence=st.integers(0, 8),
+)
+def test_segments_get_the_words_and_times_that_faster_whisper_gives(seed, cuts, offset, silence):
+    rng = np.random.default_rng(seed)
+    pieces = [encode(TEXT[a:b]) for a, b in itertools.pairwise(sorted(cuts))]
+    tokens = [token for piece in pieces for token in piece]
+    frames = int(rng.integers(max(1, len(tokens)), 6 * len(tokens) + 2))
+    matrix = rng.normal(size=(len(tokens) + 1, frames)).astype(np.float32)
+    ridge = np.sort(rng.integers(0, frames, len(tokens) + 1))
+    matrix[np.arange(len(ridge)), ridge] += rng.choice([0, 9], len(ridge))
+    alignment = Alignment(rng.random(len(tokens)).astype(np.float32), matrix)
+    marks = offset + np.sort(rng.integers(0, frames, 2 * len(pieces) - 1)) / FRAMES_PER_S
+    times = [(float(a), float(b)) for a, b in zip([offset, *marks[1::2]], marks[::2], strict=True)]
+    until_s = float(max(0, offset - silence))
+
+    theirs = their_words(alignment, pieces, times, until_s)
+    segments = [
+        Segment(start, end, decode(piece), tuple(piece), None, None, 0.0, 1.0)
+        for piece, (start, end) in zip(pieces, times, strict=True)
+    ]
+    words = time_words(alignment, tokens, decode, "en")
+    mine, spoken_until_s = give_words(segments, words, float(offset), until_s)
+
+    assert b"".join(w.word.encode() for s in mine for w in s.words) == decode(tokens).encode()
+    for ours, other in zip(mine, theirs, strict=True):
+        assert [w.word for w in ours.words] == [w["word"] for w in other["words"]]
+        for word, expected in zip(ours.words, other["words"], strict=True):
+            assert word.start == pytest.approx(expected["start"], abs=6e-4)
+            assert word.end == pytest.approx(expected["end"], abs=6e-4)
+            assert word.probability == pytest.approx(expected["probability"], abs=1e-4)
+        assert (ours.start, ours.end) == pytest.approx((other["start"], other["end"]), abs=6e-4)
+    ends = [w.end for s in mine for w in s.words]
+    assert spoken_until_s == (ends[-1] if ends else until_s)
