@@ -9,11 +9,11 @@ may be written without; true and false are never numbers.
 import dataclasses
 import difflib
 import functools
+import itertools
 import json
-import reprlib
 import tomllib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -21,11 +21,13 @@ import pydantic
 import pydantic_core
 from pydantic_core import ErrorDetails
 
-from serve.errors import ConfigError, EarshotError
+from serve.errors import ConfigError, EarshotError, shown
 from serve.files import read_text
 
 T = TypeVar("T")
 
+_MAX_KEY_CHARS = 60  # of a key, where an error names it
+_MAX_KEYS = 30
 _UNKNOWN_KEY = "unexpected_keyword_argument"
 
 # What is expected where pydantic reports an error of this kind; its context fills the braces.
@@ -159,24 +161,31 @@ def _sentence(kind: Any, details: ErrorDetails, where: str) -> str:
     if problem == _UNKNOWN_KEY:
         *parents, key = location
         place = f"{where}: {_dotted(parents)}" if parents else where
-        return f"{place}: unknown key {key!r}{_nearest(str(key), _fields_at(kind, parents))}"
+        return f"{place}: unknown key {shown(key)}{_nearest(str(key), _fields_at(kind, parents))}"
     if problem == "missing":
-        has = f"; has {', '.join(found) or 'no keys'}" if isinstance(found, dict) else ""
+        has = f"; has {_listed(found) or 'no keys'}" if isinstance(found, dict) else ""
         return f"{where}: {_dotted(location)} is missing{has}"
     known = _EXPECTED.get(problem)
     expected = known.format(**context) if known else details["msg"]
     subject = f"{where}: {_dotted(location)} =" if location else f"{where} holds"
-    return f"{subject} {reprlib.repr(found)}; expected {expected}"
+    return f"{subject} {shown(found)}; expected {expected}"
 
 
 def _dotted(location: Sequence[int | str]) -> str:
     """A place as one writes it: runtime.slots, temperatures[0]."""
-    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)
+    steps = (
+        f"[{step}]" if isinstance(step, int) else f".{step[:_MAX_KEY_CHARS]}" for step in location
+    )
     return "".join(steps).removeprefix(".")
 
 
+def _listed(keys: Iterable[str]) -> str:
+    """The first of some keys that a text has; they may be as many and as long as it likes."""
+    return ", ".join(key[:_MAX_KEY_CHARS] for key in itertools.islice(keys, _MAX_KEYS))
+
+
 def _nearest(key: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
+    near = difflib.get_close_matches(key[:_MAX_KEY_CHARS], known, n=1)
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
 
 

@@ -18,7 +18,17 @@ Messages say what was found, what was expected and what to do. `status` is the n
 status that a server answers with; `exit_code` is what a command line ends with.
 """
 
-from typing import ClassVar
+import reprlib
+from typing import Any, ClassVar
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = 60
+_SHORT.maxother = 200
+
+
+def shown(value: Any) -> str:
+    """A value as an error's message shows it: its repr, without the middle of a long one."""
+    return _SHORT.repr(value)
 
 
 class EarshotError(Exception):

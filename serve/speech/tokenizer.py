@@ -14,9 +14,13 @@ from collections.abc import Sequence
 import tokenizers
 
 from serve.engine import DETECT_LANGUAGE, TOKENIZER_FILE, Engine, TokenizerFacts
-from serve.errors import EngineError, OptionError
+from serve.errors import EngineError, OptionError, shown
 from serve.messages import Task
 from serve.speech.languages import LANGUAGE_NAMES, TO_LANGUAGE_CODE
+
+_MAX_LANGUAGE_CHARS = 60
+# Characters that are looked at for each token that counts; text has about four a token.
+_MAX_TOKEN_CHARS = 32
 
 
 class Tokenizer:
@@ -107,35 +111,43 @@ class Tokenizer:
                 runtime must put the language that it finds.
             task: "transcribe", or "translate" into English.
             timestamps: whether timestamp tokens may follow.
-            prompt: text that precedes the audio; its last n_text_ctx // 2 - 1 ids are used.
+            prompt: text that precedes the audio; see `previous_text`.
 
         Raises:
             OptionError: the language is unknown, the engine cannot do what is asked, or the
                 prompt holds special tokens.
         """
         facts = self._facts
-        ids = [*self._previous_text(prompt), facts.sot]
+        ids = [*self.previous_text(prompt), facts.sot]
         ids += self._language_and_task(language, task)
         if not timestamps:
             ids.append(facts.no_timestamps)
         return tuple(ids)
 
-    def _previous_text(self, prompt: str) -> list[int]:
-        text = prompt.strip()
+    def previous_text(self, prompt: str) -> tuple[int, ...]:
+        """Ids of the text that precedes the audio, with their mark; none where it is blank.
+
+        Of a long one the last n_text_ctx // 2 - 1 ids are used, as OpenAI's decoder does, and no
+        more text is looked at than those can stand for.
+
+        Raises:
+            OptionError: it holds special tokens.
+        """
+        text = prompt.strip()[-self._prompt_limit * _MAX_TOKEN_CHARS :]
         if not text:
-            return []
+            return ()
         encoded = self._pieces.encode(" " + text, add_special_tokens=False)
         for token, name in zip(encoded.ids, encoded.tokens, strict=True):
             if token >= self._facts.eot:
                 raise OptionError(f"prompt holds the special token {name}; expected plain text")
-        return [self._facts.sot_prev, *encoded.ids[-self._prompt_limit :]]
+        return (self._facts.sot_prev, *encoded.ids[-self._prompt_limit :])
 
     def _language_and_task(self, language: str | None, task: Task) -> list[int]:
         facts = self._facts
         code = None if language is None else self._known_language(language)
         tasks = {"transcribe": facts.transcribe, "translate": facts.translate}
         if task not in tasks:
-            raise OptionError(f"task {task!r} is unknown; expected one of {', '.join(tasks)}")
+            raise OptionError(f"task {shown(task)} is unknown; expected one of {', '.join(tasks)}")
         if not facts.multilingual:
             if task == "translate":
                 raise OptionError("task 'translate' needs a multilingual engine; this one is not")
@@ -147,16 +159,16 @@ class Tokenizer:
 
     def _known_language(self, language: str) -> str:
         """Code of a language that this engine knows."""
-        key = language.strip().lower()
+        key = language[:_MAX_LANGUAGE_CHARS].strip().lower()
         code = TO_LANGUAGE_CODE.get(key, key)
         known = self.languages
         if code in known:
             return code
         if code in LANGUAGE_NAMES and not self._facts.multilingual:
-            raise OptionError(f"language {language!r}: this engine is English-only")
+            raise OptionError(f"language {shown(language)}: this engine is English-only")
         if code in LANGUAGE_NAMES:
-            raise OptionError(f"language {language!r} is not among this engine's {len(known)}")
+            raise OptionError(f"language {shown(language)} is not among this engine's {len(known)}")
         words = [word for word, its_code in TO_LANGUAGE_CODE.items() if its_code in known]
         near = difflib.get_close_matches(key, words, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "expected a code such as 'en' or its name"
-        raise OptionError(f"language {language!r} is unknown; {hint}")
+        raise OptionError(f"language {shown(language)} is unknown; {hint}")

@@ -55,8 +55,13 @@ class ActiveRequest:
 
     def __post_init__(self) -> None:
         """Begin with what the client said of the language."""
-        self.prompt = self.plan.prompt  # of the next job; names the language once it is found
+        self.set_plan(self.plan)
         self._language = self.plan.language
+
+    def set_plan(self, plan: Plan) -> None:
+        """Replace the plan by one that knows more; before the first window comes."""
+        self.plan = plan
+        self.prompt = plan.prompt  # of the next job; names the language once it is found
 
     @property
     def ready(self) -> bool:

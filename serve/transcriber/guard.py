@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from serve.errors import DeviceError, EarshotError, OptionError
+from serve.errors import DeviceError, EarshotError, OptionError, shown
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def guarded(what: str, work: Callable[[], T]) -> T | EarshotError:
         return error
     except Exception as error:
         logger.exception("internal error: %s", what)
-        return EarshotError(f"internal error: {error!r}")
+        return EarshotError(f"internal error: {shown(error)}")
 
 
 @contextlib.contextmanager
@@ -49,4 +49,4 @@ def runtime_calls() -> Iterator[None]:
         raise
     except Exception as error:
         logger.exception("the runtime failed")
-        raise DeviceError(f"internal error: {error!r}") from error
+        raise DeviceError(f"internal error: {shown(error)}") from error

@@ -27,6 +27,7 @@ class Intake:
         config: number of workers and the longest audio.
         on_windows: called on a worker with a request's windows; must not block.
         on_error: called on a worker if there are none; must not block.
+        prepare: called on a worker before a request's audio is decoded; may raise an EarshotError.
     """
 
     def __init__(
@@ -34,8 +35,10 @@ class Intake:
         config: TranscriberConfig,
         on_windows: Callable[[ActiveRequest, list[Window]], None],
         on_error: Callable[[ActiveRequest, EarshotError], None],
+        prepare: Callable[[ActiveRequest, Request], None],
     ) -> None:
         self._max_audio_s = config.max_audio_s
+        self._prepare = prepare
         self._on_windows = on_windows
         self._on_error = on_error
         self._workers = concurrent.futures.ThreadPoolExecutor(
@@ -102,6 +105,7 @@ class Intake:
             return entry
 
     def _windows(self, active: ActiveRequest, request: Request) -> list[Window]:
+        self._prepare(active, request)
         windows = cut(self._samples(request))
         duration_s = sum(window.duration_s for window in windows)
         with self._lock:

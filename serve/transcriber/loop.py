@@ -22,7 +22,7 @@ from typing import Self
 
 from serve.config import TranscriberConfig
 from serve.engine import Engine
-from serve.errors import CancelledError, DeadlineError, DeviceError, EarshotError
+from serve.errors import CancelledError, DeadlineError, DeviceError, EarshotError, shown
 from serve.messages import (
     Failed,
     Finished,
@@ -41,7 +41,7 @@ from serve.transcriber.dispatch import DecodingWindow, Dispatcher
 from serve.transcriber.guard import guarded
 from serve.transcriber.intake import Intake
 from serve.transcriber.ledger import Ledger
-from serve.transcriber.plan import check_config, plan_request
+from serve.transcriber.plan import Plan, check_config, plan_request
 from serve.transcriber.stats import Outcome, Stats
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class Transcriber:
         self._config = config
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ledger = Ledger(config)
-        self._intake = Intake(config, self._post_windows, self._post_failure)
+        self._intake = Intake(config, self._post_windows, self._post_failure, self._tokenize)
 
         # Written by the device thread alone; others read the first two.
         self._gauges: Gauges = runtime.gauges()
@@ -102,9 +102,7 @@ class Transcriber:
             DeviceError: the device has failed.
         """
         try:
-            plan = plan_request(
-                request, self._tokenizer, self._capabilities, self._config, self._n_text_ctx
-            )
+            plan = self._plan(request)
             active = self._ledger.accept(plan, on_event)
         except EarshotError:
             self._ledger.reject()
@@ -193,6 +191,22 @@ class Transcriber:
         """Close it."""
         self.close()
 
+    def _plan(self, request: Request, previous: tuple[int, ...] = ()) -> Plan:
+        tokenizer, capabilities = self._tokenizer, self._capabilities
+        return plan_request(
+            request, tokenizer, capabilities, self._config, self._n_text_ctx, previous
+        )
+
+    def _tokenize(self, active: ActiveRequest, request: Request) -> None:
+        """Put a request's prompt into its plan, before its windows come; called by a worker.
+
+        Raises:
+            OptionError: the prompt holds special tokens, or leaves too little room.
+        """
+        if previous := self._tokenizer.previous_text(request.prompt):
+            plan = self._plan(request, previous)
+            self._inbox.put(functools.partial(active.set_plan, plan))
+
     def _post_windows(self, active: ActiveRequest, windows: list[Window]) -> None:
         self._inbox.put(functools.partial(self._start, active, windows))
 
@@ -224,7 +238,7 @@ class Transcriber:
             failure = error
         except Exception as error:
             logger.exception("the device thread failed")
-            failure = DeviceError(f"internal error: {error!r}")
+            failure = DeviceError(f"internal error: {shown(error)}")
         self._ledger.close(failure)
         _, pending = self._ledger.counters()
         if failure is not None:

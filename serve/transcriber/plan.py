@@ -7,7 +7,7 @@ import numpy as np
 from serve.codec import from_table
 from serve.config import SEARCH_OPTIONS, SearchConfig, TranscriberConfig
 from serve.engine import DETECT_LANGUAGE
-from serve.errors import AudioError, ConfigError, OptionError
+from serve.errors import AudioError, ConfigError, OptionError, shown
 from serve.messages import Request
 from serve.runtime.protocol import Capabilities, DecodingOptions
 from serve.speech.tokenizer import Tokenizer
@@ -45,8 +45,18 @@ def plan_request(
     capabilities: Capabilities,
     config: TranscriberConfig,
     n_text_ctx: int,
+    previous: tuple[int, ...] = (),
 ) -> Plan:
     """Check a request's options and turn them into a plan; the audio is decoded later.
+
+    Args:
+        request: what is asked for.
+        tokenizer: the engine's.
+        capabilities: the runtime's.
+        config: limits and defaults.
+        n_text_ctx: positions of the decoder.
+        previous: ids of the request's prompt, from `Tokenizer.previous_text`; finding them may
+            take long, and until then a plan without them says whether the rest is right.
 
     Raises:
         OptionError: an option is out of bounds, unknown, or not honoured by the runtime.
@@ -64,8 +74,9 @@ def plan_request(
             f"prompt is given, but the runtime {capabilities.runtime} cannot begin with text; "
             "leave it out"
         )
-    prompt = tokenizer.prompt_ids(
-        request.language, request.task, request.timestamps, request.prompt
+    prompt = (
+        *previous,
+        *tokenizer.prompt_ids(request.language, request.task, request.timestamps, ""),
     )
     if DETECT_LANGUAGE in prompt and not capabilities.detect_language:
         raise OptionError(
@@ -101,7 +112,7 @@ def _temperature(request: Request, capabilities: Capabilities, config: Transcrib
         return config.temperatures[0]
     is_number = isinstance(wanted, int | float) and not isinstance(wanted, bool)
     if not is_number or not 0.0 <= wanted <= 1.0:  # nor is NaN between them
-        raise OptionError(f"temperature = {wanted!r}; expected a number from 0 to 1")
+        raise OptionError(f"temperature = {shown(wanted)}; expected a number from 0 to 1")
     if wanted > 0 and not capabilities.sampling:
         raise OptionError(
             f"temperature = {wanted}, but the runtime {capabilities.runtime} decodes greedily; "
@@ -131,7 +142,7 @@ def _max_tokens(request: Request, config: TranscriberConfig, room: int) -> int:
     if wanted is None:
         return min(config.max_tokens, room)
     if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
-        raise OptionError(f"max_tokens = {wanted!r}; expected a whole number of at least 1")
+        raise OptionError(f"max_tokens = {shown(wanted)}; expected a whole number of at least 1")
     if wanted > config.max_tokens:
         raise OptionError(f"max_tokens = {wanted}; expected at most {config.max_tokens}")
     if wanted > room:

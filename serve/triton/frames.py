@@ -7,7 +7,6 @@ frame says is checked against types, limits and `serve.triton.wire.INPUTS` befor
 
 import dataclasses
 import math
-import reprlib
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
@@ -16,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from serve.codec import from_json, to_json
-from serve.errors import EarshotError, RequestError
+from serve.errors import EarshotError, RequestError, shown
 from serve.messages import Failed, Finished, Segment, SegmentReady, TranscriberEvent, Transcript
 from serve.triton.wire import INPUTS, NUMPY_TYPES, Tensor, error_from_text, error_to_text
 
@@ -176,7 +175,7 @@ def _event_head(id: int, event: TranscriberEvent) -> _Head:
         return _Finished(id, event.transcript)
     error = event.error
     if not isinstance(error, EarshotError):
-        error = EarshotError(f"internal error: {error!r}")
+        error = EarshotError(f"internal error: {shown(error)}")
     return _Failed(id, error_to_text(error))
 
 
@@ -229,7 +228,7 @@ def _check_fit(tensor: _Tensor) -> None:
     """Refuse what is no input of the models."""
     spec = INPUTS.get(tensor.name)
     if spec is None:
-        raise RequestError(f"no input is named {reprlib.repr(tensor.name)}")
+        raise RequestError(f"no input is named {shown(tensor.name)}")
     fits = len(spec.dims) == len(tensor.shape) and all(
         expected in (-1, found) for expected, found in zip(spec.dims, tensor.shape, strict=True)
     )

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from serve.errors import EarshotError
+from serve.errors import EarshotError, shown
 from serve.messages import Failed, Finished, RequestHandle, TranscriberEvent
 from serve.triton import wire
 
@@ -100,7 +100,7 @@ class Responder:
     def fail(self, error: Exception) -> None:
         """End with an error; one that nobody expected counts as the server's own."""
         if not isinstance(error, EarshotError):
-            error = EarshotError(f"internal error: {error!r}")
+            error = EarshotError(f"internal error: {shown(error)}")
         sender = self._sender
         if sender is not None:
             self._send(sender.error_response(error), final=True)

@@ -20,12 +20,13 @@ import numpy.typing as npt
 
 from serve import errors
 from serve.codec import from_json, to_json
-from serve.errors import AudioError, EarshotError, OptionError
+from serve.errors import AudioError, EarshotError, OptionError, shown
 from serve.messages import Request, Segment, Task, Timings, Transcript
 
 Tensor = npt.NDArray[Any]
 T = TypeVar("T")
 
+_MAX_ERROR_CHARS = 2000
 _TOO_MANY = 2**31  # for an INT32
 _OTHER_VERSION = "is the server an Earshot of this version?"
 
@@ -43,6 +44,7 @@ class TensorSpec:
     datatype: str  # as KServe v2 calls it; BYTES is text in UTF-8 where nothing else is said
     dims: tuple[int, ...]  # -1: any number
     meaning: str
+    max_bytes: int | None = None  # of a BYTES input; None: as many as a request may have
 
 
 def _by_name(*specs: TensorSpec) -> dict[str, TensorSpec]:
@@ -55,9 +57,9 @@ INPUTS = _by_name(
     TensorSpec("AUDIO", "BYTES", (1,), "a whole file in any supported format"),
     TensorSpec("SAMPLES", "FP32", (-1,), "instead of AUDIO: mono samples in [-1, 1]"),
     TensorSpec("SAMPLE_RATE", "INT32", (1,), "Hz; needed with SAMPLES, not allowed with AUDIO"),
-    TensorSpec("LANGUAGE", "BYTES", (1,), 'code such as "en"; default: detected'),
-    TensorSpec("TASK", "BYTES", (1,), '"transcribe" (default) or "translate"'),
-    TensorSpec("PROMPT", "BYTES", (1,), "text before the audio: names, spelling, style"),
+    TensorSpec("LANGUAGE", "BYTES", (1,), 'code such as "en"; default: detected', 64),
+    TensorSpec("TASK", "BYTES", (1,), '"transcribe" (default) or "translate"', 64),
+    TensorSpec("PROMPT", "BYTES", (1,), "text before the audio: names, spelling, style", 2**18),
     TensorSpec("TIMESTAMPS", "BOOL", (1,), "whether the model marks times; default: true"),
     TensorSpec("TEMPERATURE", "FP32", (1,), "0 to 1; default: 0, with the configured fallback"),
     TensorSpec("MAX_TOKENS", "INT32", (1,), "most new tokens per window of at most 30 s"),
@@ -99,7 +101,8 @@ def describe() -> str:
         lines.append(f"{title}:")
         for spec in specs.values():
             dims = str(list(spec.dims))
-            lines.append(f"  {spec.name:<20} {spec.datatype:<6} {dims:<5} {spec.meaning}")
+            limit = f"; at most {spec.max_bytes} bytes" if spec.max_bytes else ""
+            lines.append(f"  {spec.name:<20} {spec.datatype:<6} {dims:<5} {spec.meaning}{limit}")
     return "\n".join(lines) + "\n"
 
 
@@ -124,7 +127,7 @@ def _checked(name: str, value: object, datatype: str) -> object:
     kind, expected = _PYTHON[datatype]
     good = isinstance(value, kind) and isinstance(value, bool) == (datatype == "BOOL")
     if not good or (isinstance(value, int) and abs(value) >= _TOO_MANY):
-        raise OptionError(f"{name} = {value!r}; expected {expected}")
+        raise OptionError(f"{name} = {shown(value)}; expected {expected}")
     return value
 
 
@@ -133,7 +136,7 @@ def request_from_inputs(inputs: Mapping[str, Tensor]) -> Request:
 
     Raises:
         AudioError: no audio, or two.
-        OptionError: text that is not UTF-8, or an unknown task.
+        OptionError: text that is too long or not UTF-8, or an unknown task.
     """
     if ("AUDIO" in inputs) == ("SAMPLES" in inputs):
         found = "both AUDIO and SAMPLES" if "AUDIO" in inputs else "neither AUDIO nor SAMPLES"
@@ -146,15 +149,19 @@ def request_from_inputs(inputs: Mapping[str, Tensor]) -> Request:
             options[name.lower()] = _option(name, tensor)
     task = options.get("task", "transcribe")
     if task not in get_args(Task):
-        raise OptionError(f"TASK = {task!r}; expected one of {', '.join(get_args(Task))}")
+        raise OptionError(f"TASK = {shown(task)}; expected one of {', '.join(get_args(Task))}")
     audio = bytes(inputs["AUDIO"][0]) if "AUDIO" in inputs else inputs["SAMPLES"]
     return Request(audio=audio, **options)
 
 
 def _option(name: str, tensor: Tensor) -> Any:
     """The value of an input that holds one."""
-    datatype = INPUTS[name].datatype
+    datatype, limit = INPUTS[name].datatype, INPUTS[name].max_bytes
     if datatype == "BYTES":
+        if limit is not None and len(tensor[0]) > limit:
+            raise OptionError(
+                f"{name} has {len(tensor[0])} bytes; expected at most {limit}: send less text"
+            )
         return _text(name, tensor)
     # FP32 by way of text, so that 0.2 is 0.2 and nothing beside it.
     return float(str(tensor[0])) if datatype == "FP32" else tensor[0].item()
@@ -210,8 +217,12 @@ def is_whole(output: Callable[[str], Tensor | None]) -> bool:
 
 
 def error_to_text(error: EarshotError) -> str:
-    """What an error says on the wire."""
-    return f"{type(error).__name__}: {error}"
+    """What an error says on the wire, which is not more than anybody reads."""
+    text = f"{type(error).__name__}: {error}"
+    if len(text) <= _MAX_ERROR_CHARS:
+        return text
+    half = _MAX_ERROR_CHARS // 2
+    return f"{text[:half]} … {text[-half:]}"
 
 
 def error_from_text(text: str, status: str) -> EarshotError:

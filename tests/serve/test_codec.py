@@ -114,6 +114,21 @@ def test_long_values_are_shown_in_part():
     assert len(str(caught.value)) < 200
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"name": "a", "x" * 2_000_000: 1},
+        {"name": "a", "eyes": {"x" * 2_000_000: 3}},
+        {"x" * 2_000_000: 1},
+        {"tail": {f"{i}": 1 for i in range(300_000)}},
+    ],
+)
+def test_nor_are_long_keys_or_many_echoed_whole(value):
+    with pytest.raises(ConfigError) as caught:
+        read(to_json(value))
+    assert len(str(caught.value)) < 500
+
+
 def test_the_caller_chooses_the_error_and_what_to_do():
     with pytest.raises(EngineError, match=r"^zoo.json: name is missing; has no keys; feed it$"):
         read("{}", error=EngineError, advice="feed it")

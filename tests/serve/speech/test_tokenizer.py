@@ -94,6 +94,27 @@ def test_long_previous_text_keeps_its_end(tokenizer: Tokenizer):
     assert tokenizer.decode(ids).endswith(" dog fox")
 
 
+class Counting:
+    """A tokenizer that counts the characters which it is given."""
+
+    def __init__(self, pieces):
+        self.pieces = pieces
+        self.characters = 0
+
+    def encode(self, text, **options):
+        self.characters += len(text)
+        return self.pieces.encode(text, **options)
+
+
+def test_of_a_long_text_only_what_can_count_is_tokenized(tokenizer: Tokenizer, monkeypatch):
+    end = "dog " * 400
+    expected = tokenizer.previous_text(end)
+    counting = Counting(tokenizer._pieces)
+    monkeypatch.setattr(tokenizer, "_pieces", counting)
+    assert tokenizer.previous_text("fox " * 1_000_000 + end) == expected
+    assert counting.characters < 10_000
+
+
 @pytest.mark.parametrize("prompt", ["", "   ", "\n"])
 def test_blank_previous_text_is_none(tokenizer: Tokenizer, prompt: str):
     assert tokenizer.facts.sot_prev not in tokenizer.prompt_ids("en", "transcribe", True, prompt)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from serve.config import TranscriberConfig
-from serve.errors import AudioError
+from serve.errors import AudioError, OptionError
 from serve.messages import Request
 from serve.runtime.protocol import DecodingOptions
 from serve.speech.features import SAMPLE_RATE
@@ -28,9 +28,13 @@ def news():
 def intake(news):
     """At most about four seconds of decoded audio."""
     config = TranscriberConfig(max_audio_s=1.0, decode_workers=2)
-    made = Intake(config, lambda *args: news.put(args), lambda *args: news.put(args))
+    made = Intake(config, lambda *args: news.put(args), lambda *args: news.put(args), nothing)
     yield made
     made.close()
+
+
+def nothing(active, request):
+    """To be done before a request's audio is decoded."""
 
 
 def make_active(id):
@@ -53,6 +57,24 @@ def test_bad_audio_is_reported(intake, news):
     intake.add(make_active(0), Request(b"no sound here"))
     _, error = news.get(timeout=WAIT_S)
     assert isinstance(error, AudioError)
+
+
+def test_what_comes_before_the_audio_may_refuse_a_request(news):
+    def prepare(active, request):
+        news.put("prepared")
+        if active.id == 0:
+            raise OptionError("wrong")
+
+    def listen(*args):
+        news.put(args)
+
+    intake = Intake(TranscriberConfig(decode_workers=1), listen, listen, prepare)
+    for id in range(2):
+        intake.add(make_active(id), SECOND)
+    heard = [news.get(timeout=WAIT_S) for _ in range(4)]
+    assert heard[0] == heard[2] == "prepared"
+    assert isinstance(heard[1][1], OptionError) and isinstance(heard[3][1], list)
+    intake.close()
 
 
 def test_decoding_pauses_while_memory_is_full(intake, news):
@@ -78,7 +100,7 @@ def test_decoding_pauses_while_memory_is_full(intake, news):
 def test_decoding_pauses_as_soon_as_memory_is_full(news):
     """With one worker, which is idle again once it has taken something else."""
     config = TranscriberConfig(max_audio_s=1.0, decode_workers=1)
-    intake = Intake(config, lambda *args: news.put(args), lambda *args: news.put(args))
+    intake = Intake(config, lambda *args: news.put(args), lambda *args: news.put(args), nothing)
     requests = [make_active(i) for i in range(6)]
     for each in requests:
         intake.add(each, SECOND)

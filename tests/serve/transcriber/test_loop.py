@@ -1,17 +1,19 @@
 """The transcriber over a fake runtime, when all goes well: answers and windows."""
 
 import dataclasses
+import threading
 
 import pytest
 
 from serve.engine import DETECT_LANGUAGE
-from serve.errors import CancelledError
+from serve.errors import CancelledError, OptionError
 from serve.messages import SegmentReady
 from serve.speech.tokenizer import Tokenizer
 from tests.fakes import CAPABILITIES, Echo, Play, fake_engine
 from tests.harness import (
     FOREVER,
     UNSURE,
+    WAIT_S,
     Client,
     TranscriberTests,
     noise,
@@ -50,6 +52,40 @@ class TestAnswers(TranscriberTests):
         transcriber, runtime = start(echo)
         transcriber.reject()
         assert transcriber.stats().rejected == 1
+        quiescent(transcriber, runtime)
+
+    def test_a_prompt_is_tokenized_by_a_worker_while_others_go_on(self, start, echo, monkeypatch):
+        going_on, threads = threading.Event(), []
+        whole = Tokenizer.previous_text
+
+        def slow(self, text):
+            if text == "slow":
+                threads.append(threading.current_thread().name)
+                assert going_on.wait(WAIT_S)
+            return whole(self, text)
+
+        monkeypatch.setattr(Tokenizer, "previous_text", slow)
+        transcriber, runtime = start(echo)
+        client = Client().send(transcriber, request("slow"))
+        assert transcriber.transcribe(request("fast")).text == "fast"
+        assert not client.ended.is_set()
+        going_on.set()
+        assert client.transcript.text == "slow"
+        assert [name.startswith("earshot-decode") for name in threads] == [True]
+        quiescent(transcriber, runtime)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"prompt": "<|en|>"}, "prompt holds the special token"),
+            ({"prompt": "word " * 400, "max_tokens": 224}, "the prompt leaves room for 221"),
+        ],
+    )
+    def test_a_prompt_that_cannot_be_is_the_requests_failure(self, start, echo, options, message):
+        transcriber, runtime = start(echo)
+        error = Client().send(transcriber, request(**options)).error
+        assert isinstance(error, OptionError) and message in str(error)
+        assert transcriber.stats().failed == 1
         quiescent(transcriber, runtime)
 
     def test_the_language_may_be_named_in_full(self, start, echo):

@@ -29,7 +29,8 @@ def plan(tokenizer):
         request = Request(**{"audio": SECOND, "sample_rate": 16_000, **options})
         capabilities = dataclasses.replace(CAPABILITIES, **lacks or {})
         config = config or TranscriberConfig()
-        return plan_request(request, tokenizer, capabilities, config, N_TEXT_CTX)
+        previous = tokenizer.previous_text(request.prompt)
+        return plan_request(request, tokenizer, capabilities, config, N_TEXT_CTX, previous)
 
     return plan
 
@@ -146,6 +147,26 @@ def test_as_many_tokens_as_there_is_room_for_may_be_asked_for(plan):
     assert plan(language="en", prompt="word " * 400, max_tokens=221).options.max_tokens == 221
     assert plan(language="en", max_tokens=224).options.max_tokens == 224
     assert plan(language="en", max_tokens=1).options.max_tokens == 1
+
+
+def test_a_plan_can_be_checked_before_the_prompt_is_tokenized(tokenizer):
+    """Its bounds too: they are tighter once the prompt's tokens are known."""
+    request = Request(audio=b"x", prompt="word " * 400, max_tokens=224)
+    made = plan_request(request, tokenizer, CAPABILITIES, TranscriberConfig(), N_TEXT_CTX)
+    assert (
+        made.prompt
+        == plan_request(
+            dataclasses.replace(request, prompt=""),
+            *(tokenizer, CAPABILITIES, TranscriberConfig(), N_TEXT_CTX),
+        ).prompt
+    )
+
+
+@pytest.mark.parametrize("name", ["language", "task", "temperature", "max_tokens", "beam_size"])
+def test_two_megabytes_of_an_option_are_not_echoed(plan, name):
+    with pytest.raises(OptionError, match=name) as refused:
+        plan(SEARCH, **{name: "x" * 2_000_000})
+    assert len(str(refused.value)) < 300
 
 
 @pytest.mark.parametrize("temperature", [0, 0.0, 1, 1.0])

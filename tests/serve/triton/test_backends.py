@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from serve.config import Config
-from serve.errors import AudioError, DeviceError, EarshotError, OverloadedError
+from serve.errors import AudioError, DeviceError, EarshotError, OptionError, OverloadedError
 from serve.messages import Failed, Finished, Request
+from serve.speech.tokenizer import Tokenizer
 from serve.triton import metrics, wire
 from serve.triton.backends import EngineBackend, open_transcriber
 from serve.triton.relay import RelayClient
@@ -80,6 +81,35 @@ def test_malformed_requests_are_counted_as_rejected(backend, transcriber):
             backend.start({"LANGUAGE": np.array([b"en"])}, print)
     assert not transcriber.submitted
     assert transcriber.rejected == 2
+
+
+@pytest.fixture
+def tokenized(monkeypatch):
+    """The texts that a tokenizer was given."""
+    texts = []
+    monkeypatch.setattr(Tokenizer, "previous_text", lambda self, text: texts.append(text))
+    return texts
+
+
+def test_thirty_megabytes_of_prompt_are_refused_before_anybody_reads_them(
+    backend, transcriber, tokenized, folder
+):
+    class Unread(bytes):
+        def decode(self, *_):
+            raise AssertionError("somebody looks at the text")
+
+    inputs = {
+        "AUDIO": np.array([b"x"], np.object_),
+        "PROMPT": np.array([Unread(30_000_000)], np.object_),
+    }
+    with pytest.raises(OptionError, match="PROMPT has 30000000 bytes"):
+        backend.start(inputs, print)
+    client, heard = RelayClient(folder / "relay", 10), []
+    client.start(inputs, heard.append)
+    wait_until(lambda: heard, "no refusal came back")
+    assert isinstance(heard[0].error, OptionError)
+    assert not transcriber.submitted and not tokenized
+    client.close()
 
 
 def test_what_the_transcriber_refuses_it_counts_itself(backend, transcriber):

@@ -89,11 +89,32 @@ def test_samples_keep_their_values():
         ({"AUDIO": [b"x"], "SAMPLES": np.zeros(3)}, AudioError, "both AUDIO and SAMPLES"),
         ({"AUDIO": [b"x"], "TASK": [b"sing"]}, OptionError, "TASK = 'sing'; expected one of"),
         ({"AUDIO": [b"x"], "PROMPT": [b"\xff"]}, OptionError, "PROMPT is not UTF-8"),
+        (
+            {"AUDIO": [b"x"], "PROMPT": [b"\xff" * (2**18 + 1)]},
+            OptionError,
+            "PROMPT has 262145 bytes; expected at most 262144: send less text",
+        ),
     ],
 )
 def test_what_cannot_be_a_request_is_refused_by_name(inputs, error, message):
     with pytest.raises(error, match=message):
         wire.request_from_inputs(inputs)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, spec in wire.INPUTS.items() if spec.datatype == "BYTES"][1:]
+)
+def test_two_megabytes_of_any_text_are_refused_and_not_echoed(name):
+    tensor = np.array([b"x" * 2_000_000], np.object_)
+    with pytest.raises(OptionError, match=f"{name} has 2000000 bytes") as refused:
+        wire.request_from_inputs({"AUDIO": np.array([b"x"], np.object_), name: tensor})
+    assert len(str(refused.value)) < 100
+
+
+def test_an_error_says_at_most_what_somebody_may_read():
+    text = wire.error_to_text(AudioError("begin" + "x" * 2_000_000 + "end"))
+    assert len(text) < 2100
+    assert text.startswith("AudioError: begin") and text.endswith("end")
 
 
 @pytest.mark.parametrize("prob", [0.5, None])
@@ -154,6 +175,10 @@ def test_errors_of_triton_itself_go_by_their_status(status, kind):
     assert type(found) is kind and str(found) == "unexpected shape: [2]"
 
 
+def limit(spec):
+    return f"; at most {spec.max_bytes} bytes" if spec.max_bytes else ""
+
+
 def test_every_tensor_is_described_on_a_line_of_its_own():
     lines = [line.split(maxsplit=3) for line in wire.describe().splitlines()]
     titles = [i for i, line in enumerate(lines) if len(line) == 1]
@@ -163,6 +188,6 @@ def test_every_tensor_is_described_on_a_line_of_its_own():
         (wire.OUTPUTS, lines[titles[1] + 1 :]),
     ):
         assert found == [
-            [spec.name, spec.datatype, str(list(spec.dims)), spec.meaning]
+            [spec.name, spec.datatype, str(list(spec.dims)), spec.meaning + limit(spec)]
             for spec in specs.values()
         ]

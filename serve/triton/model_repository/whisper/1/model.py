@@ -9,7 +9,6 @@ sender lives on in a `Responder`.
 import functools
 import json
 import logging
-import reprlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from serve.config import load_config
-from serve.errors import EarshotError, OptionError
+from serve.errors import EarshotError, OptionError, shown
 from serve.triton import wire
 from serve.triton.backends import EngineBackend, open_transcriber
 from serve.triton.frames import MAX_KEY_CHARS
@@ -121,7 +120,7 @@ def _key(request: Any) -> str | None:
     key = json.loads(request.parameters() or "{}").get(wire.KEY_PARAMETER)
     if key is not None and not (isinstance(key, str) and 0 < len(key) <= MAX_KEY_CHARS):
         raise OptionError(
-            f"parameter {wire.KEY_PARAMETER} is {reprlib.repr(key)}; expected a text of at most "
+            f"parameter {wire.KEY_PARAMETER} is {shown(key)}; expected a text of at most "
             f"{MAX_KEY_CHARS} characters"
         )
     return key
