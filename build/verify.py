@@ -26,8 +26,9 @@ from serve.files import read_bytes
 from serve.messages import Samples
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job, Runtime
-from serve.speech.audio import decode
+from serve.speech.audio import decode, whole
 from serve.speech.features import SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES, log_mel
+from serve.speech.meter import Limits
 
 MAX_TOKENS = 64  # per window, end of text included
 _MAX_AUDIO_S = 3600.0
@@ -103,7 +104,7 @@ def read_recordings(paths: Iterable[str]) -> list[Recording]:
     for path in paths:
         content = read_bytes(path)
         try:
-            recordings.append(Recording(path, decode(content, _MAX_AUDIO_S)))
+            recordings.append(Recording(path, whole(decode(content, Limits(_MAX_AUDIO_S)))))
         except AudioError as error:
             raise AudioError(f"{path}: {error}") from error
     return recordings

@@ -63,11 +63,12 @@ class TransformersFp32(System):
         """Decode, cut, generate window by window."""
         from serve.speech import audio as audio_files  # noqa: PLC0415 - as above
         from serve.speech import windows  # noqa: PLC0415 - as above
+        from serve.speech.meter import Limits  # noqa: PLC0415 - as above
 
-        samples = audio_files.decode(audio, self._config.transcriber.max_audio_s)
+        blocks = audio_files.decode(audio, Limits(self._config.transcriber.max_audio_s))
         segments: list[TimedText] = []
         language = None
-        for window in windows.cut(samples):
+        for window in windows.cut(blocks):
             with self._lock:
                 code, pieces = self._window(window.samples)
             language = language or code

@@ -25,6 +25,7 @@ from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job
 from serve.speech.audio import decode
 from serve.speech.features import WINDOW_SAMPLES, log_mel
+from serve.speech.meter import Limits
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import cut
 
@@ -109,8 +110,8 @@ def _windows(engine: Engine, manifest: str) -> Iterator[Window]:
     filters = mel_filters(engine.manifest.dims.n_mels)
     for clip in load_clips(manifest):
         prompt = tokenizer.prompt_ids(clip.language or "en", "transcribe", True, "")
-        samples = decode(clip.path.read_bytes(), MAX_AUDIO_S)
-        for number, window in enumerate(cut(samples)):
+        blocks = decode(clip.path.read_bytes(), Limits(MAX_AUDIO_S))
+        for number, window in enumerate(cut(blocks)):
             padded = np.zeros(WINDOW_SAMPLES, np.float32)
             padded[: len(window.samples)] = window.samples
             features = log_mel(torch.from_numpy(padded)[None], filters)[0]

@@ -7,8 +7,12 @@ whole has to look into it. Sizes and offsets are in bytes.
 import dataclasses
 import struct
 
+from serve.errors import AudioError
+
 STREAM_BYTES = 0x7FFF0000
 """Sizes of a chunk from here on stand in streams whose length was not known: "read to the end"."""
+MAX_CHUNKS = 1000
+"""Chunks of a WAV or AIFF file that are looked at; files that people make have some ten."""
 
 _RIFF_HEADER = 12  # "RIFF" or "FORM", the file's size, "WAVE" or "AIFF"
 _OGG_HEADER = 27  # before the table of segments, of one byte each
@@ -52,14 +56,22 @@ def _chunk(audio: bytes, name: bytes, layout: str) -> tuple[int, int]:
     """Where the content of a chunk of a WAV or AIFF file begins, and the size it declares.
 
     Without such a chunk, the file's end and 0.
+
+    Raises:
+        AudioError: so many chunks are before it that looking on would take long.
     """
     at = _RIFF_HEADER
-    while at + 8 <= len(audio):
+    for _ in range(MAX_CHUNKS):
+        if at + 8 > len(audio):
+            return len(audio), 0
         (size,) = struct.unpack_from(layout, audio, at + 4)
         if audio[at : at + 4] == name:
             return at + 8, size
         at += 8 + size + size % 2  # chunks begin at even offsets
-    return len(audio), 0
+    raise AudioError(
+        f"audio's first {MAX_CHUNKS} chunks hold no {name.decode()!r}; expected a WAV or AIFF file "
+        "with less before its sound"
+    )
 
 
 def last_ogg_page_is_whole(audio: bytes) -> bool:

@@ -17,6 +17,7 @@ Speech without any pause is cut at its quietest place.
 """
 
 import dataclasses
+import itertools
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,6 +35,7 @@ TIMESTAMP_STEP_S = 0.02  # between two neighbouring timestamp tokens
 
 _EARLIEST_CUT = WINDOW_SAMPLES // 2
 _SHORTEST_REST = SAMPLE_RATE  # samples; a last window of less holds too little to recognise
+_SURE_SAMPLES = WINDOW_SAMPLES + _SHORTEST_REST  # with so many, what follows moves no cut
 _FRAME = SAMPLE_RATE // 50  # samples: 20 ms
 _SMOOTH_FRAMES = 15  # 0.3 s
 _PAUSE_DB = 6.0  # above the quietest frame
@@ -47,7 +49,8 @@ class Window:
     """A stretch of audio that is decoded in one go."""
 
     start_s: float  # in the whole audio
-    samples: Samples  # (n,), n <= WINDOW_SAMPLES; a view of the whole audio
+    samples: Samples  # (n,), n <= WINDOW_SAMPLES
+    last: bool = False  # the audio ends with it
 
     @property
     def duration_s(self) -> float:
@@ -93,24 +96,35 @@ class Decoded:
     pieces: tuple[Piece, ...]
 
 
-def cut(samples: Samples) -> list[Window]:
+def cut(blocks: Iterable[Samples]) -> Iterator[Window]:
     """Cut audio into windows of at most 30 s that join up to exactly the whole.
 
-    A last window is never shorter than 1 s unless it is the only one.
+    A window is yielded as soon as it is known, and where it ends does not depend on how the audio
+    is split into blocks. A last window is never shorter than 1 s unless it is the only one.
 
     Args:
-        samples: float32 (n,), 16 kHz mono.
+        blocks: float32 (n,) each, 16 kHz mono, in order.
     """
-    windows: list[Window] = []
-    start = 0
-    while len(samples) - start > WINDOW_SAMPLES:
-        latest = min(WINDOW_SAMPLES, len(samples) - start - _SHORTEST_REST)
-        region = samples[start + _EARLIEST_CUT : start + latest]
-        end = start + _EARLIEST_CUT + _quiet_place(region)
-        windows.append(Window(start / SAMPLE_RATE, samples[start:end]))
-        start = end
-    windows.append(Window(start / SAMPLE_RATE, samples[start:]))
-    return windows
+    start, held, count = 0, [np.zeros(0, np.float32)], 0
+    for block in itertools.chain(blocks, [None]):
+        if block is not None:
+            held.append(block)
+            count += len(block)
+            if count < _SURE_SAMPLES:
+                continue
+        rest = np.concatenate(held)
+        while len(rest) >= (_SURE_SAMPLES if block is not None else WINDOW_SAMPLES + 1):
+            end = _first_cut(rest)
+            yield Window(start / SAMPLE_RATE, rest[:end].copy())
+            start, rest = start + end, rest[end:]
+        held, count = [rest], len(rest)
+    yield Window(start / SAMPLE_RATE, held[0], last=True)
+
+
+def _first_cut(samples: Samples) -> int:
+    """Where the first window of audio of more than 30 s ends; a minute's first 31 s suffice."""
+    latest = min(WINDOW_SAMPLES, len(samples) - _SHORTEST_REST)
+    return _EARLIEST_CUT + _quiet_place(samples[_EARLIEST_CUT:latest])
 
 
 def _quiet_place(region: Samples) -> int:

@@ -2,11 +2,13 @@
 
 Plain state without threads or a runtime; `serve.transcriber.loop` drives it.
 
-The windows of a request decode at the same time, with one exception: where the language has to be
-found, the first window goes alone, and the others follow with the language that was found in it.
-A window of silence says nothing about the language, so then the next one goes alone as well.
+Windows come one by one as the audio is decoded. Those of a request become text at the same time,
+with one exception: where the language has to be found, the first window goes alone, and the others
+follow with the language that was found in it. A window of silence says nothing about the language,
+so then the next one goes alone as well.
 """
 
+import collections
 import dataclasses
 import time
 
@@ -31,6 +33,14 @@ from serve.transcriber.plan import Plan
 _SEEDS_PER_WINDOW = 1000
 
 
+@dataclasses.dataclass(frozen=True)
+class _Span:
+    """What is left of a window once it is submitted."""
+
+    start_s: float  # in the whole audio
+    duration_s: float
+
+
 @dataclasses.dataclass(eq=False)  # a request is equal to itself alone
 class ActiveRequest:
     """The state of one accepted request; its maker gives the first five fields."""
@@ -42,11 +52,13 @@ class ActiveRequest:
     deadline_s: float  # monotonic time at which it has taken too long
     ended: bool = False  # got its terminal event
     started_s: float | None = None  # monotonic time of the first job
-    duration_s: float = 0.0  # of its audio, once that is decoded
+    duration_s: float = 0.0  # of its audio, as far as that is decoded
+    submitted: int = 0  # windows
     _segments: list[Segment] = dataclasses.field(default_factory=list)
     _language_prob: float | None = None
-    _windows: list[Window] = dataclasses.field(default_factory=list)
-    _next: int = 0  # index of the first window not submitted
+    _waiting: collections.deque[Window] = dataclasses.field(default_factory=collections.deque)
+    _spans: list[_Span] = dataclasses.field(default_factory=list)  # of all windows that came
+    _all_came: bool = False
     _failed: dict[int, list[Attempt]] = dataclasses.field(default_factory=dict)
     _decoded: dict[int, Decoded] = dataclasses.field(default_factory=dict)
     _stitched: int = 0  # windows whose segments are in `_segments`
@@ -66,27 +78,30 @@ class ActiveRequest:
     @property
     def ready(self) -> bool:
         """Whether a window can be submitted now."""
-        if self._next >= len(self._windows):
+        if not self._waiting:
             return False
         one_at_a_time = DETECT_LANGUAGE in self.prompt
-        return not one_at_a_time or self._next == len(self._decoded)
+        return not one_at_a_time or self.submitted == len(self._decoded)
 
     @property
     def complete(self) -> bool:
         """Whether every window is decoded and stitched."""
-        return bool(self._windows) and self._stitched == len(self._windows)
+        return self._all_came and self._stitched == len(self._spans)
 
-    def set_windows(self, windows: list[Window]) -> None:
-        """Take the decoded audio, cut into windows."""
-        self._windows = windows
-        self.duration_s = sum(window.duration_s for window in windows)
+    def add_window(self, window: Window) -> None:
+        """Take the next stretch of decoded audio."""
+        assert not self._all_came, f"request {self.id} has had its last window"
+        self._waiting.append(window)
+        self._spans.append(_Span(window.start_s, window.duration_s))
+        self._all_came = window.last
+        self.duration_s += window.duration_s
 
     def next_window(self) -> tuple[int, Window]:
         """Index of the next window to submit, and the window; `ready` must hold."""
         assert self.ready, f"request {self.id} has no window to submit"
-        index = self._next
-        self._next += 1
-        return index, self._windows[index]
+        index = self.submitted
+        self.submitted += 1
+        return index, self._waiting.popleft()
 
     def mark_started(self) -> None:
         """Note that the runtime has a window of it."""
@@ -138,7 +153,7 @@ class ActiveRequest:
         failed = self._failed.pop(index, [])
         if verdict.outcome == "give up":
             attempt = best_attempt([*failed, attempt], config)
-        window = self._windows[index]
+        window = self._spans[index]
         silent = verdict.outcome == "silence"
         pieces = (
             [] if silent else split_segments(attempt.tokens, tokenizer.facts, window.duration_s)

@@ -1,15 +1,15 @@
 """From windows to the runtime's jobs and back, fairly between requests.
 
-Used by the device thread alone. The runtime holds at most twice the windows that it can decode at
-the same time, so that it never waits for work and yet an hour of audio does not stand before a
-short request: whenever a job ends, one window of each request in turn is submitted.
+Used by the device thread alone. Whoever has had the fewest windows goes first (see `turns`). A
+request's first window always finds a slot soon: all other windows together leave a few slots free,
+so beside them it never waits for a window of somebody else to end. First windows alone may take
+every slot and wait in the runtime for as many again, so that it never waits for work.
 """
 
-import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -19,8 +19,10 @@ from serve.speech.features import WINDOW_SAMPLES, log_mel, upload
 from serve.speech.windows import Window
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.guard import guarded, runtime_calls
+from serve.transcriber.turns import Turns
 
 _MAX_FEATURES_BATCH = 8  # windows whose log-mel is computed in one go
+_SLOTS_PER_FREE_ONE = 32  # of so many slots, one is free for first windows; of two or more, one
 
 
 @dataclasses.dataclass
@@ -39,30 +41,40 @@ class Dispatcher:
     Args:
         runtime: called by the thread that calls this.
         mel_filters: float32 (n_mels, 201), of the engine that the runtime executes.
+        on_taken: called with a request when a window of it is not waiting any more.
     """
 
-    def __init__(self, runtime: Runtime, mel_filters: torch.Tensor) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        mel_filters: torch.Tensor,
+        on_taken: Callable[[ActiveRequest], None] = lambda _: None,
+    ) -> None:
         self.windows = 0  # submitted for the first time
         self.retries = 0  # submitted again
         self._runtime = runtime
         self._capabilities = runtime.capabilities
         self._device = torch.device(self._capabilities.device)
         self._mel_filters = mel_filters.to(self._device)
-        self._max_jobs = 2 * self._capabilities.max_windows
+        self._on_taken = on_taken
+        slots = self._capabilities.max_windows
+        self._max_jobs = 2 * slots
+        free = max(1, slots // _SLOTS_PER_FREE_ONE)
+        self._max_later_jobs = slots - free if slots > 1 else self._max_jobs
         self._ids = itertools.count()
-        # Requests with a window to submit, in the order of their turns.
-        self._ready: collections.deque[ActiveRequest] = collections.deque()
+        self._ready: Turns[ActiveRequest] = Turns()  # requests with a window to submit
         self._jobs: dict[int, DecodingWindow] = {}
+        self._later_jobs = 0  # of these, not of a request's first window
 
     @property
     def idle(self) -> bool:
         """Whether the runtime has nothing to do and nothing waits to be submitted."""
-        return not self._jobs and not self._ready
+        return not self._jobs and not len(self._ready)
 
     def enqueue(self, active: ActiveRequest) -> None:
-        """Give a request that has windows to submit its turn."""
-        if active not in self._ready:
-            self._ready.append(active)
+        """Give a request its turn if it has a window to submit now."""
+        if active.ready and active.id not in self._ready:
+            self._ready.add(active.id, active.submitted, active)
 
     def submit_windows(self) -> list[tuple[ActiveRequest, EarshotError]]:
         """Turn windows into jobs, as many as fit; returns the requests for which that failed.
@@ -73,15 +85,19 @@ class Dispatcher:
         failed: list[tuple[ActiveRequest, EarshotError]] = []
         picked: list[tuple[ActiveRequest, int, Window]] = []
         room = min(self._max_jobs - len(self._jobs), _MAX_FEATURES_BATCH)
-        while self._ready and len(picked) < room:
-            active = self._ready.popleft()
+        later = self._max_later_jobs - self._later_jobs
+        while len(picked) < room:
+            active = self._ready.pop(new_only=later <= 0)
+            if active is None:
+                break
             taken = guarded(f"taking a window of request {active.id}", active.next_window)
             if isinstance(taken, EarshotError):
                 failed.append((active, taken))
                 continue
             picked.append((active, *taken))
-            if active.ready:
-                self._ready.append(active)
+            later -= taken[0] > 0
+            self._on_taken(active)
+            self.enqueue(active)
         features = self._features([window for _, _, window in picked]) if picked else []
         for (active, index, _), found in zip(picked, features, strict=True):
             error = self._submit_first(active, index, found)
@@ -110,6 +126,7 @@ class Dispatcher:
         if event.finished is None:
             return None
         del self._jobs[event.job_id]
+        self._later_jobs -= decoding.index > 0
         return None if decoding.active.ended else decoding
 
     def cancel(self, active: ActiveRequest) -> None:
@@ -120,8 +137,7 @@ class Dispatcher:
         Raises:
             DeviceError: the device failed.
         """
-        if active in self._ready:
-            self._ready.remove(active)
+        self._ready.remove(active.id)
         if self._capabilities.cancel:
             for job_id, decoding in self._jobs.items():
                 if decoding.active is active:
@@ -131,12 +147,14 @@ class Dispatcher:
     def clear(self) -> None:
         """Drop every job: the runtime is broken or about to be closed."""
         self._jobs.clear()
+        self._later_jobs = 0
         self._ready.clear()
 
     def check_invariants(self, pending: set[int]) -> None:
         """Assert what must always hold, given the ids of the pending requests."""
         assert len(self._jobs) <= self._max_jobs
-        assert len(set(self._ready)) == len(self._ready)
+        later = sum(decoding.index > 0 for decoding in self._jobs.values())
+        assert later == self._later_jobs <= self._max_later_jobs
         assert all(active.ready and active.id in pending for active in self._ready)
         for decoding in self._jobs.values():
             assert decoding.active.ended != (decoding.active.id in pending)
@@ -195,4 +213,5 @@ class Dispatcher:
         with runtime_calls():
             self._runtime.submit(job)
         self._jobs[job.id] = DecodingWindow(active, index, job)
+        self._later_jobs += index > 0
         active.mark_started()

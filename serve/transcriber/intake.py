@@ -1,54 +1,90 @@
-"""From a request's audio to windows, on worker threads, as far ahead as memory allows."""
+"""From requests' audio to windows, on worker threads, a little ahead of the device.
+
+A worker advances one request by a window and then takes another, so an hour of audio neither keeps
+a worker from a short request nor lies decoded in memory: a request is decoded at most
+`LOOK_AHEAD` windows ahead of what was submitted, and all together no further than the device can
+soon use. Only a request's first window never waits for that.
+"""
 
 import concurrent.futures
+import dataclasses
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 from serve.config import TranscriberConfig
 from serve.errors import EarshotError
 from serve.messages import Request, Samples
 from serve.speech import audio
+from serve.speech.meter import Limits
 from serve.speech.windows import Window, cut
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.guard import guarded
+from serve.transcriber.turns import Turns
 
-# Decoding pauses when the decoded audio in memory lasts this many times the longest allowed.
-_MAX_HELD_AUDIOS = 4
+LOOK_AHEAD = 4  # decoded windows of a request that are not yet submitted
+_AHEAD_PER_SLOT = 2  # of all requests together, besides their first
+
+
+@dataclasses.dataclass(eq=False)
+class _Decoding:
+    """A request whose audio is decoded; guarded by the intake's lock, but for `windows`."""
+
+    active: ActiveRequest
+    # Holds the request's audio until it is closed; a worker's while `working`.
+    windows: Generator[Window, None, None] = dataclasses.field(init=False)
+    begun: int = 0  # windows that are decoded, or that a worker decodes
+    taken: int = 0  # of these, submitted
+    working: bool = False  # a worker has it
+    whole: bool = False  # nothing is left to decode
+    gone: bool = False  # nobody wants the rest
+
+    @property
+    def held(self) -> int:
+        """Windows that take up memory: not yet submitted."""
+        return self.begun - self.taken
+
+    @property
+    def held_ahead(self) -> int:
+        """Of these, those that count towards the bound of all requests: not the first."""
+        return self.held - (self.begun > 0 and self.taken == 0)
 
 
 class Intake:
-    """Decodes requests in order of arrival. Thread-safe.
-
-    Undecoded audio is small and decoded audio is not (an hour is 230 MB), so decoding pauses while
-    the decoded audio of pending requests exceeds a bound.
+    """Decodes requests side by side. Thread-safe.
 
     Args:
-        config: number of workers and the longest audio.
-        on_windows: called on a worker with a request's windows; must not block.
-        on_error: called on a worker if there are none; must not block.
+        config: number of workers, and what a request's audio may be and cost.
+        slots: windows that the device decodes at the same time.
+        on_window: called on a worker with each window of a request, in order; must not block.
+        on_error: called on a worker if its audio turns out to be bad, which may be after some of
+            its windows; must not block.
         prepare: called on a worker before a request's audio is decoded; may raise an EarshotError.
     """
 
     def __init__(
         self,
         config: TranscriberConfig,
-        on_windows: Callable[[ActiveRequest, list[Window]], None],
+        slots: int,
+        on_window: Callable[[ActiveRequest, Window], None],
         on_error: Callable[[ActiveRequest, EarshotError], None],
         prepare: Callable[[ActiveRequest, Request], None],
     ) -> None:
-        self._max_audio_s = config.max_audio_s
-        self._prepare = prepare
-        self._on_windows = on_windows
+        self._limits = Limits(config.max_audio_s)
+        self._on_window = on_window
         self._on_error = on_error
+        self._prepare = prepare
+        self._max_ahead = _AHEAD_PER_SLOT * slots
+        self._n_workers = config.decode_workers
         self._workers = concurrent.futures.ThreadPoolExecutor(
             config.decode_workers, thread_name_prefix="earshot-decode"
         )
         # Guarded by the lock.
         self._lock = threading.Lock()
-        self._waiting: dict[int, tuple[ActiveRequest, Request]] = {}
-        # Seconds of decoded audio by request id; 0 from when a worker takes the request.
-        self._held_s: dict[int, float] = {}
+        self._working = 0  # workers that look for work
+        self._decodings: dict[int, _Decoding] = {}  # of pending requests, by id
+        self._turns: Turns[_Decoding] = Turns()  # those that may be decoded further
+        self._ahead = 0  # sum of `held_ahead`
         self._closed = False
 
     def add(self, active: ActiveRequest, request: Request) -> None:
@@ -56,66 +92,126 @@ class Intake:
 
         After `close` the request gets no call back.
         """
+        decoding = _Decoding(active)
+        decoding.windows = self._windows(active, request, lambda: decoding.gone)
         with self._lock:
-            self._waiting[active.id] = (active, request)
-            self._wake()
+            if self._closed or active.ended:
+                return
+            self._decodings[active.id] = decoding
+            self._let_wait(decoding)
+
+    def taken(self, active: ActiveRequest) -> None:
+        """A window of a request was submitted: decode another."""
+        with self._lock:
+            if (decoding := self._decodings.get(active.id)) is not None:
+                before = decoding.held_ahead
+                decoding.taken += 1
+                self._ahead += decoding.held_ahead - before
+                self._let_wait(decoding)
 
     def release(self, active: ActiveRequest) -> None:
-        """A request has ended: drop its audio, and let others use the memory."""
+        """A request has ended: stop decoding it, and drop its audio."""
         with self._lock:
-            self._waiting.pop(active.id, None)
-            self._held_s.pop(active.id, None)
+            if (decoding := self._decodings.pop(active.id, None)) is None:
+                return
+            self._turns.remove(active.id)
+            self._ahead -= decoding.held_ahead
+            decoding.gone = True
             self._wake()
+        self._free([decoding])
 
     def close(self) -> None:
-        """Let the workers finish the requests that they have begun, and begin no others."""
+        """Let the workers stop at their next block, and begin nothing."""
         with self._lock:
             self._closed = True
-            self._waiting.clear()
+            self._turns.clear()
+            ended = list(self._decodings.values())
+            for decoding in ended:
+                decoding.gone = True
+        self._free(ended)
         self._workers.shutdown(wait=False)
 
     def held_ids(self) -> set[int]:
         """Ids of the requests whose audio is kept here, decoded or not."""
         with self._lock:
-            return self._waiting.keys() | self._held_s.keys()
+            return set(self._decodings)
+
+    def held_windows(self) -> int:
+        """Windows of all requests that are decoded, or being decoded, and not yet submitted."""
+        with self._lock:
+            return sum(decoding.held for decoding in self._decodings.values())
+
+    @staticmethod
+    def _free(ended: list[_Decoding]) -> None:
+        """Free the decoders of what is gone; one that a worker has, it frees at the next block."""
+        for decoding in ended:
+            if not decoding.working:
+                decoding.windows.close()
+
+    def _windows(
+        self, active: ActiveRequest, request: Request, stopped: Callable[[], bool]
+    ) -> Generator[Window, None, None]:
+        """All that happens to a request on the workers, a window at a time."""
+        self._prepare(active, request)
+        blocks = self._blocks(request, stopped)
+        try:
+            yield from cut(blocks)
+        finally:
+            blocks.close()
+
+    def _blocks(
+        self, request: Request, stopped: Callable[[], bool]
+    ) -> Generator[Samples, None, None]:
+        if isinstance(request.audio, bytes):
+            return audio.decode(request.audio, self._limits, stopped)
+        assert request.sample_rate is not None  # `plan_request` has refused it
+        return audio.from_samples(request.audio, request.sample_rate, self._limits, stopped)
+
+    def _let_wait(self, decoding: _Decoding) -> None:
+        """Give a request its turn if it may be decoded further; the lock is held."""
+        waits = decoding.working or decoding.active.id in self._turns
+        if not (waits or decoding.whole or decoding.held >= LOOK_AHEAD):
+            self._turns.add(decoding.active.id, decoding.begun, decoding)
+        self._wake()
 
     def _wake(self) -> None:
         """Get a worker to look; the lock is held."""
-        if self._waiting and not self._closed:
+        if len(self._turns) and self._working < self._n_workers and not self._closed:
+            self._working += 1
             self._workers.submit(self._work)
 
     def _work(self) -> None:
-        while (entry := self._next()) is not None:
-            active, request = entry
+        while (decoding := self._next()) is not None:
+            active = decoding.active
             what = f"decoding the audio of request {active.id}"
-            windows = guarded(what, functools.partial(self._windows, active, request))
-            if isinstance(windows, EarshotError):
-                self._on_error(active, windows)
-            else:
-                self._on_windows(active, windows)
+            window = guarded(what, functools.partial(next, decoding.windows))
+            # Before it is put back: another worker may then have its next window at once.
+            if not decoding.gone:
+                if isinstance(window, EarshotError):
+                    self._on_error(active, window)
+                else:
+                    self._on_window(active, window)
+            self._put_back(decoding, window)
 
-    def _next(self) -> tuple[ActiveRequest, Request] | None:
+    def _next(self) -> _Decoding | None:
         with self._lock:
-            full = sum(self._held_s.values()) >= _MAX_HELD_AUDIOS * self._max_audio_s
-            if full or not self._waiting:
+            decoding = self._turns.pop(new_only=self._ahead >= self._max_ahead)
+            if decoding is None:
+                self._working -= 1
                 return None
-            id, entry = next(iter(self._waiting.items()))
-            del self._waiting[id]
-            self._held_s[id] = 0.0
-            return entry
+            decoding.working = True
+            before = decoding.held_ahead
+            decoding.begun += 1
+            self._ahead += decoding.held_ahead - before
+            return decoding
 
-    def _windows(self, active: ActiveRequest, request: Request) -> list[Window]:
-        self._prepare(active, request)
-        windows = cut(self._samples(request))
-        duration_s = sum(window.duration_s for window in windows)
+    def _put_back(self, decoding: _Decoding, window: Window | EarshotError) -> None:
+        """Note what a worker made of a request, and free its audio if that was all."""
         with self._lock:
-            if active.id in self._held_s:  # else it ended meanwhile
-                self._held_s[active.id] = duration_s
-        return windows
-
-    def _samples(self, request: Request) -> Samples:
-        """Float32 (n,), 16 kHz mono."""
-        if isinstance(request.audio, bytes):
-            return audio.decode(request.audio, self._max_audio_s)
-        assert request.sample_rate is not None  # `plan_request` has refused it
-        return audio.from_samples(request.audio, request.sample_rate, self._max_audio_s)
+            decoding.working = False
+            decoding.whole = isinstance(window, EarshotError) or window.last
+            if not decoding.gone:
+                self._let_wait(decoding)
+            unwanted = decoding.gone or decoding.whole
+        if unwanted:
+            decoding.windows.close()

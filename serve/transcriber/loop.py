@@ -75,12 +75,13 @@ class Transcriber:
         self._config = config
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ledger = Ledger(config)
-        self._intake = Intake(config, self._post_windows, self._post_failure, self._tokenize)
+        slots = self._capabilities.max_windows
+        self._intake = Intake(config, slots, self._post_window, self._post_failure, self._tokenize)
 
         # Written by the device thread alone; others read the first two.
         self._gauges: Gauges = runtime.gauges()
         self._last_turn_s = time.monotonic()
-        self._dispatcher = Dispatcher(runtime, engine.load_mel_filters())
+        self._dispatcher = Dispatcher(runtime, engine.load_mel_filters(), self._intake.taken)
 
         self._thread = threading.Thread(target=self._run, name="earshot-device", daemon=True)
         self._thread.start()
@@ -207,8 +208,8 @@ class Transcriber:
             plan = self._plan(request, previous)
             self._inbox.put(functools.partial(active.set_plan, plan))
 
-    def _post_windows(self, active: ActiveRequest, windows: list[Window]) -> None:
-        self._inbox.put(functools.partial(self._start, active, windows))
+    def _post_window(self, active: ActiveRequest, window: Window) -> None:
+        self._inbox.put(functools.partial(self._take, active, window))
 
     def _post_failure(self, active: ActiveRequest, error: EarshotError) -> None:
         self._inbox.put(functools.partial(self._fail, active, error))
@@ -267,9 +268,9 @@ class Transcriber:
         while (active := self._ledger.oldest()) and active.deadline_s <= time.monotonic():
             self._fail(active, DeadlineError(f"not finished within {limit_s:g} s"))
 
-    def _start(self, active: ActiveRequest, windows: list[Window]) -> None:
+    def _take(self, active: ActiveRequest, window: Window) -> None:
         if not active.ended:
-            active.set_windows(windows)
+            active.add_window(window)
             self._dispatcher.enqueue(active)
 
     def _handle_event(self, event: Event) -> None:
@@ -310,8 +311,7 @@ class Transcriber:
         if retry_temperature is not None:
             self._dispatcher.retry(decoding, retry_temperature)
         # With the language known, the other windows may follow.
-        if active.ready:
-            self._dispatcher.enqueue(active)
+        self._dispatcher.enqueue(active)
         segments = active.stitch_ready(self._tokenizer)
         events: list[SegmentReady | Finished] = [SegmentReady(segment) for segment in segments]
         if active.complete:

@@ -11,6 +11,7 @@ import pytest
 
 from build.checkpoint import open_checkpoint
 from serve.speech.audio import decode
+from serve.speech.meter import Limits
 from serve.speech.windows import cut
 from tests.checkpoints import write_engine
 from tests.serve.native.decoding import features_of
@@ -46,10 +47,10 @@ def windows():
     found = []
     for line in (DATA / "manifest.jsonl").read_text(encoding="utf-8").splitlines():
         entry = json.loads(line)
-        samples = decode((DATA / entry["file"]).read_bytes(), 3600)
+        blocks = decode((DATA / entry["file"]).read_bytes(), Limits(3600))
         found += [
             (entry["file"], entry["language"] or "en", features_of(window.samples))
-            for window in cut(samples)
+            for window in cut(blocks)
         ]
     return found
 

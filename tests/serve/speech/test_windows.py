@@ -1,6 +1,9 @@
 """Cutting, splitting, judging and stitching: properties and worked examples."""
 
+import itertools
 import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,19 +15,22 @@ from serve.config import TranscriberConfig
 from serve.engine import TokenizerFacts
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
+from serve.speech.meter import Limits
 from serve.speech.windows import (
     TIMESTAMP_STEP_S,
     Attempt,
     Decoded,
     Piece,
+    Window,
+    _quiet_place,
     best_attempt,
     compression_ratio,
-    cut,
     join_text,
     judge,
     split_segments,
     stitch,
 )
+from serve.speech.windows import cut as cut_blocks
 
 EOT, SOT, TIMES = 100, 101, 110
 FACTS = TokenizerFacts(
@@ -40,6 +46,11 @@ EDGE = 1 / 16  # s; a cut may be this far outside a pause, through smoothing and
 def at(time_s: float) -> int:
     """The timestamp token."""
     return TIMES + round(time_s / TIMESTAMP_STEP_S)
+
+
+def cut(samples: np.ndarray) -> list[Window]:
+    """Windows of audio that is there as a whole."""
+    return list(cut_blocks([samples]))
 
 
 def noise(seconds: float, level: float = 0.1, seed: int = 0) -> np.ndarray:
@@ -86,6 +97,66 @@ def test_windows_join_up_to_the_whole(count: int, pauses: list[tuple[float, floa
         assert len(window.samples) >= WINDOW_SAMPLES // 2
     if len(windows) > 1:
         assert len(windows[-1].samples) >= SAMPLE_RATE
+
+
+def cut_whole(samples: np.ndarray) -> list[np.ndarray]:
+    """Where audio that lies there as a whole ought to be cut: each window sees all that follows."""
+    found, start = [], 0
+    while len(samples) - start > WINDOW_SAMPLES:
+        latest = min(WINDOW_SAMPLES, len(samples) - start - SAMPLE_RATE)
+        earliest = WINDOW_SAMPLES // 2
+        end = start + earliest + _quiet_place(samples[start + earliest : start + latest])
+        found.append(samples[start:end])
+        start = end
+    return [*found, samples[start:]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.one_of(
+        st.integers(0, 100 * SAMPLE_RATE),
+        st.integers(-2, 2).map(lambda off: WINDOW_SAMPLES + off),
+        st.integers(-2, 2).map(lambda off: WINDOW_SAMPLES + SAMPLE_RATE + off),
+    ),
+    sizes=st.lists(st.integers(1, 40 * SAMPLE_RATE), min_size=1, max_size=5),
+    pauses=st.lists(st.tuples(st.floats(0, 100), st.floats(0.01, 20)), max_size=8),
+    floor=st.sampled_from([0.0, 1e-4, 0.05]),
+)
+def test_cuts_of_a_stream_are_those_of_the_whole(
+    count: int, sizes: list[int], pauses: list[tuple[float, float]], floor: float
+):
+    samples = with_pauses(100, [(begin, begin + length) for begin, length in pauses], floor)[:count]
+
+    def blocks() -> Iterator[np.ndarray]:
+        at = 0
+        for size in itertools.cycle(sizes):
+            if at >= count:
+                return
+            yield samples[at : at + size]
+            at += size
+
+    windows = list(cut_blocks(blocks()))
+    for window, expected in zip(windows, cut_whole(samples), strict=True):
+        np.testing.assert_array_equal(window.samples, expected)
+    assert [window.last for window in windows] == [False] * (len(windows) - 1) + [True]
+
+
+def test_a_window_does_not_wait_for_what_cannot_move_its_end():
+    samples = noise(200)
+    taken = []
+
+    def blocks() -> Iterator[np.ndarray]:
+        for second in range(200):
+            taken.append(second)
+            yield samples[second * SAMPLE_RATE : (second + 1) * SAMPLE_RATE]
+
+    windows = cut_blocks(blocks())
+    first = next(windows)
+    assert len(taken) == 31, "30 s, and one more, which is never cut off alone"
+    assert first.samples.base is None, "a window keeps no other audio in memory"
+    second = next(windows)
+    assert len(taken) == 31 + math.ceil(first.duration_s)
+    assert second.start_s == first.duration_s
 
 
 @pytest.mark.parametrize("extra", [1, 100, SAMPLE_RATE // 2, SAMPLE_RATE - 1])
@@ -152,7 +223,7 @@ def test_sound_below_the_last_bit_of_24_is_silence():
 def test_long_clips_are_cut_between_sentences(file: str):
     lines = (DATA / "manifest.jsonl").read_text("utf-8").splitlines()
     clip = next(clip for clip in map(json.loads, lines) if clip["file"] == file)
-    windows = cut(audio.decode((DATA / file).read_bytes(), 120.0))
+    windows = cut(audio.whole(audio.decode((DATA / file).read_bytes(), Limits(120.0))))
     assert len(windows) > 1
     for window in windows[1:]:
         inside = [s for s in clip["segments"] if s["start"] < window.start_s < s["end"]]

@@ -1,6 +1,7 @@
 """One request's state: which window may go, what is kept of it, what the answer says."""
 
 import dataclasses
+import weakref
 
 import numpy as np
 import pytest
@@ -43,7 +44,8 @@ def make(tokenizer):
         plan = Plan(prompt, language, options, fixed_temperature)
         active = ActiveRequest(1, plan, print, 5.0, 1e9)
         samples = np.zeros(10 * SAMPLE_RATE, np.float32)
-        active.set_windows([Window(10.0 * i, samples) for i in range(windows)])
+        for i in range(windows):
+            active.add_window(Window(10.0 * i, samples, last=i == windows - 1))
         return active
 
     return make
@@ -79,6 +81,34 @@ def test_without_audio_nothing_is_ready_or_complete():
     assert not active.ready
     assert not active.complete
     assert (active.ended, active.started_s, active.duration_s) == (False, None, 0.0)
+
+
+def test_windows_come_one_by_one_and_only_the_last_completes(finish, tokenizer):
+    prompt = tokenizer.prompt_ids("en", "transcribe", True, "")
+    active = ActiveRequest(1, Plan(prompt, "en", DecodingOptions(), False), print, 0.0, 1e9)
+    samples = np.zeros(SAMPLE_RATE, np.float32)
+    active.add_window(Window(0.0, samples))
+    assert (active.duration_s, active.next_window()[0]) == (1.0, 0)
+    finish(active, 0)
+    assert active.stitch_ready(tokenizer)
+    assert not active.complete, "more may come"
+    assert not active.ready
+    active.add_window(Window(1.0, samples, last=True))
+    assert (active.duration_s, active.ready, active.complete) == (2.0, True, False)
+    assert active.next_window()[0] == 1
+    finish(active, 1)
+    active.stitch_ready(tokenizer)
+    assert active.complete
+    with pytest.raises(AssertionError, match="has had its last window"):
+        active.add_window(Window(2.0, samples))
+
+
+def test_what_is_submitted_is_not_kept(make):
+    active = make(windows=1)
+    _, window = active.next_window()
+    samples = weakref.ref(window)
+    del window
+    assert samples() is None
 
 
 def test_seeds_differ_by_window_and_temperature_alone(make):

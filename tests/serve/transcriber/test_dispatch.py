@@ -34,7 +34,8 @@ def make_active(id, windows, prompt_tokens=1):
     options = DecodingOptions(max_tokens=10)
     made = ActiveRequest(id, Plan((1,) * prompt_tokens, "en", options, False), print, 0.0, 1e9)
     samples = [torch.full((10,), id + i / 100).numpy() for i in range(windows)]
-    made.set_windows([Window(i * 30.0, part) for i, part in enumerate(samples)])
+    for i, part in enumerate(samples):
+        made.add_window(Window(i * 30.0, part, last=i == windows - 1))
     return made
 
 
@@ -46,22 +47,55 @@ def owners(runtime, since=0):
     ]
 
 
-def test_requests_take_turns():
-    dispatcher, runtime = make()
-    long = make_active(1, windows=30)
-    dispatcher.enqueue(long)
-    assert dispatcher.submit_windows() == []
-    assert owners(runtime) == [(1, 0), (1, 1), (1, 2), (1, 3)], "twice the slots, no more"
-    dispatcher.enqueue(make_active(2, windows=1))
-    dispatcher.enqueue(make_active(3, windows=2))
-    taken = 0
-    while not dispatcher.idle and taken < 4:
+def submit_until(dispatcher, runtime, count):
+    """Poll and submit until so many jobs have been submitted."""
+    while len(runtime.jobs) < count:
         for event in runtime.poll(0):
             if dispatcher.record(event) is not None:
-                taken += 1
                 dispatcher.submit_windows()
-    assert owners(runtime, since=4) == [(1, 4), (2, 0), (3, 0), (1, 5)]
+
+
+def test_who_has_had_least_goes_first():
+    dispatcher, runtime = make(max_windows=2)
+    dispatcher.enqueue(make_active(1, windows=30))
+    dispatcher.submit_windows()
+    assert owners(runtime) == [(1, 0), (1, 1)]
+    dispatcher.enqueue(make_active(2, windows=3))
+    dispatcher.enqueue(make_active(3, windows=3))
+    dispatcher.submit_windows()
+    assert owners(runtime, since=2) == [(2, 0), (3, 0)], "first windows find room"
+    submit_until(dispatcher, runtime, 8)
+    assert owners(runtime, since=4) == [(2, 1), (3, 1), (1, 2), (2, 2)], "ties by arrival"
     dispatcher.check_invariants({1, 2, 3})
+
+
+def test_a_short_request_goes_next_whatever_waits():
+    dispatcher, runtime = make(lambda job: Play(delay=3), max_windows=4)
+    for id in range(1, 21):
+        dispatcher.enqueue(make_active(id, windows=30))
+    for _ in range(60):
+        dispatcher.submit_windows()
+        for event in runtime.poll(0):
+            dispatcher.record(event)
+    before = len(runtime.jobs)
+    dispatcher.enqueue(make_active(21, windows=1))
+    dispatcher.submit_windows()
+    assert owners(runtime)[before] == (21, 0), "at once, while the others wait for a slot"
+    runtime.poll(0)
+    assert runtime.gauges().queued == 0, "and it has one"
+
+
+@pytest.mark.parametrize(("slots", "free"), [(1, 0), (2, 1), (8, 1), (63, 1), (64, 2), (256, 8)])
+def test_windows_but_a_requests_first_leave_slots_free(slots, free):
+    dispatcher, runtime = make(lambda job: Play(delay=10**9), max_windows=slots)
+    dispatcher.enqueue(make_active(1, windows=300))
+    for _ in range(slots):
+        dispatcher.submit_windows()
+        runtime.poll(0)
+    later = [job for job in runtime.jobs if not job.urgent]
+    # With one slot nothing can be left free, and what waits in the runtime keeps it busy.
+    assert len(later) == (slots - free if slots > 1 else 1)
+    dispatcher.check_invariants({1})
 
 
 def test_first_windows_are_urgent_and_stay_so_when_decoded_again():
@@ -71,13 +105,14 @@ def test_first_windows_are_urgent_and_stay_so_when_decoded_again():
     dispatcher.submit_windows()
     (first, *_) = [event for event in runtime.poll(0) if event.finished]
     dispatcher.retry(dispatcher.record(first), 0.4)
-    assert owners(runtime) == [(1, 0), (2, 0), (1, 1), (2, 1), (1, 0)]
-    assert [job.urgent for job in runtime.jobs] == [True, True, False, False, True]
+    assert owners(runtime) == [(1, 0), (2, 0), (1, 1), (1, 0)]
+    assert [job.urgent for job in runtime.jobs] == [True, True, False, True]
 
 
 def test_the_runtime_holds_twice_what_it_decodes_at_a_time():
     dispatcher, runtime = make(max_windows=3)
-    dispatcher.enqueue(make_active(1, windows=30))
+    for id in range(1, 30):
+        dispatcher.enqueue(make_active(id, windows=1))
     dispatcher.submit_windows()
     dispatcher.submit_windows()
     assert len(runtime.jobs) == 6
@@ -86,12 +121,12 @@ def test_the_runtime_holds_twice_what_it_decodes_at_a_time():
 @pytest.mark.gpu
 def test_pinned_memory_is_not_written_again_before_it_is_copied():
     """The copies wait behind a busy GPU while the host goes on to the next windows."""
-    dispatcher, runtime = make(max_windows=40, device="cuda")
+    dispatcher, runtime = make(max_windows=80, device="cuda")
     dispatcher.enqueue(make_active(1, windows=60))
     dispatcher.submit_windows()  # the memory is there
     torch.cuda.synchronize()
     torch.cuda._sleep(500_000_000)
-    while dispatcher._ready:
+    while len(dispatcher._ready):
         dispatcher.submit_windows()
     assert owners(runtime) == [(1, i) for i in range(60)]
     assert all(not job.features[10:].any() for job in runtime.jobs)
@@ -124,20 +159,31 @@ def test_a_refused_window_is_told_and_does_not_stay():
 
 
 def test_cancelled_requests_submit_nothing_more_and_free_their_slots():
-    dispatcher, runtime = make(lambda job: Play(delay=100))
+    dispatcher, runtime = make(lambda job: Play(delay=100), max_windows=5)
     gone = make_active(1, windows=30)
     dispatcher.enqueue(gone)
     dispatcher.submit_windows()
     runtime.poll(0)
-    assert runtime.gauges().busy_slots == SLOTS
+    assert runtime.gauges().busy_slots == 5
     gone.ended = True
     dispatcher.cancel(gone)
     assert not dispatcher.idle, "until the runtime has confirmed"
     dispatcher.check_invariants(set())
-    assert [dispatcher.record(event) for event in runtime.poll(0)] == [None] * 4
+    assert [dispatcher.record(event) for event in runtime.poll(0)] == [None] * 5
     assert dispatcher.idle
     assert dispatcher.submit_windows() == []
     assert runtime.gauges().busy_slots == 0
+
+
+def test_who_had_a_window_taken_is_told():
+    taken = []
+    runtime = FakeRuntime(lambda job: Play(), dataclasses.replace(CAPABILITIES, max_windows=4))
+    dispatcher = Dispatcher(runtime, torch.zeros(80, 201), taken.append)
+    one, two = make_active(1, windows=2), make_active(2, windows=1)
+    for each in (one, two):
+        dispatcher.enqueue(each)
+    dispatcher.submit_windows()
+    assert taken == [one, two, one]
 
 
 def test_a_retry_keeps_features_and_place():
@@ -181,9 +227,16 @@ def test_a_request_has_one_place_in_the_row():
     long, short = make_active(1, windows=9), make_active(2, windows=1)
     for each in (long, short, long, long):
         dispatcher.enqueue(each)
+    assert len(dispatcher._ready) == 2
     dispatcher.check_invariants({1, 2})
     dispatcher.submit_windows()
     assert owners(runtime) == [(1, 0), (2, 0)]
+
+
+def test_a_request_without_a_window_has_no_turn():
+    dispatcher, _ = make()
+    dispatcher.enqueue(make_active(1, windows=0))
+    assert dispatcher.idle
 
 
 def test_cleared_means_idle():
@@ -198,26 +251,33 @@ def test_cleared_means_idle():
 
 def test_the_check_finds_more_jobs_than_may_be():
     dispatcher, _ = make()
+    for id in range(4):
+        dispatcher.enqueue(make_active(id, windows=1))
+    dispatcher.submit_windows()
+    dispatcher.check_invariants({0, 1, 2, 3})
+    dispatcher._max_jobs = 3
+    with pytest.raises(AssertionError):
+        dispatcher.check_invariants({0, 1, 2, 3})
+
+
+def test_the_check_finds_more_later_windows_than_may_be():
+    dispatcher, _ = make()
     dispatcher.enqueue(make_active(1, windows=4))
     dispatcher.submit_windows()
     dispatcher.check_invariants({1})
-    dispatcher._max_jobs = 3
+    dispatcher._max_later_jobs = 0
     with pytest.raises(AssertionError):
         dispatcher.check_invariants({1})
 
 
-def test_the_check_finds_who_waits_twice_or_in_vain():
+def test_the_check_finds_who_waits_in_vain():
     dispatcher, _ = make()
     waiting = make_active(1, windows=1)
     dispatcher.enqueue(waiting)
     dispatcher.check_invariants({1})
     with pytest.raises(AssertionError):
         dispatcher.check_invariants({2})
-    dispatcher._ready.append(waiting)
-    with pytest.raises(AssertionError):
-        dispatcher.check_invariants({1})
-    dispatcher.clear()
-    dispatcher.enqueue(make_active(1, windows=0))
+    waiting.next_window()
     with pytest.raises(AssertionError):
         dispatcher.check_invariants({1})
 

@@ -18,6 +18,7 @@ from serve.errors import (
     OverloadedError,
 )
 from serve.messages import Failed, Finished, SegmentReady
+from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE
 from tests.fakes import CAPABILITIES, Echo
 from tests.harness import (
@@ -102,7 +103,7 @@ class TestEndings(TranscriberTests):
     def test_an_unforeseen_fault_in_decoding_ends_its_request_only(self, start, echo, monkeypatch):
         transcriber, runtime = start(echo)
         with monkeypatch.context() as patch:
-            patch.setattr("serve.transcriber.intake.cut", lambda samples: 1 / 0)
+            patch.setattr("serve.transcriber.intake.cut", lambda blocks: 1 / 0)
             with pytest.raises(EarshotError, match="ZeroDivisionError"):
                 transcriber.transcribe(request())
         quiescent(transcriber, runtime)
@@ -194,11 +195,35 @@ class TestEndings(TranscriberTests):
 
     def test_a_deadline_holds_while_audio_is_decoded(self, start, echo, monkeypatch):
         go_on = threading.Event()
-        monkeypatch.setattr("serve.transcriber.intake.cut", lambda samples: go_on.wait(WAIT_S))
+        monkeypatch.setattr("serve.transcriber.intake.cut", lambda blocks: go_on.wait(WAIT_S))
         transcriber, _ = start(echo, request_timeout_s=0.2)
         client = Client().send(transcriber, request())
         assert isinstance(client.error, DeadlineError)
         go_on.set()
+
+    def test_cancelling_ends_the_decoding_of_the_audio(self, start, tokenizer, monkeypatch):
+        """At its next block, and nothing of the request is left."""
+        begun, go_on, blocks = threading.Event(), threading.Event(), []
+        honest = audio._check_values
+
+        def check_values(block, start_s):
+            blocks.append(start_s)
+            begun.set()
+            assert go_on.wait(WAIT_S)
+            honest(block, start_s)
+
+        transcriber, runtime = start(Echo(tokenizer))
+        with monkeypatch.context() as patch:
+            patch.setattr("serve.speech.audio._check_values", check_values)
+            client = Client().send(transcriber, request(audio=noise(600.0)))
+            assert begun.wait(WAIT_S)
+            client.handle.cancel()
+            assert isinstance(client.error, CancelledError)
+            go_on.set()
+            until(lambda: transcriber._intake._working == 0)
+        assert len(blocks) == 1
+        assert runtime.jobs == []
+        quiescent(transcriber, runtime)
 
     def test_a_broken_device_ends_every_request_and_is_reported(self, start, tokenizer):
         def script(job):

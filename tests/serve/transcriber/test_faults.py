@@ -7,8 +7,9 @@ import torch
 
 from serve.errors import CancelledError, DeadlineError, DeviceError, EarshotError
 from serve.messages import Finished
+from serve.speech import windows
 from serve.speech.tokenizer import Tokenizer
-from serve.transcriber import active, intake
+from serve.transcriber import active
 from serve.transcriber.active import ActiveRequest
 from tests.fakes import Echo, FakeRuntime
 from tests.harness import (
@@ -49,7 +50,11 @@ def plant(monkeypatch, place, tokenizer):
 
     options = ActiveRequest.options
     faults = {
-        "cut": ("serve.transcriber.intake.cut", intake.cut, loud),
+        "cut": (
+            "serve.speech.windows._quiet_place",
+            windows._quiet_place,
+            loud,
+        ),
         "log_mel": (
             "serve.transcriber.dispatch.log_mel",
             lambda samples, filters: torch.zeros(len(samples), len(filters), 1),

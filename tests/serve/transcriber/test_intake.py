@@ -1,182 +1,304 @@
-"""Decoding ahead: bounded memory, nothing forgotten, nothing decoded for the departed."""
+"""Decoding a little ahead: bounded memory, nothing forgotten, nothing decoded for the departed."""
 
-import queue
+import collections
+import gc
 import threading
+import time
+import weakref
 
 import numpy as np
 import pytest
 
 from serve.config import TranscriberConfig
-from serve.errors import AudioError, OptionError
+from serve.errors import AudioError, EarshotError, OptionError
 from serve.messages import Request
 from serve.runtime.protocol import DecodingOptions
 from serve.speech.features import SAMPLE_RATE
+from serve.speech.windows import Window
 from serve.transcriber.active import ActiveRequest
-from serve.transcriber.intake import Intake
+from serve.transcriber.intake import LOOK_AHEAD, Intake
 from serve.transcriber.plan import Plan
 
 WAIT_S = 30.0
-SECOND = Request(np.zeros(SAMPLE_RATE, np.float32), sample_rate=SAMPLE_RATE)
+SLOTS = 3
+MAX_AHEAD = 2 * SLOTS
 
 
-@pytest.fixture
-def news():
-    return queue.SimpleQueue()
+def request(seconds):
+    return Request(np.zeros(round(seconds * SAMPLE_RATE), np.float32), sample_rate=SAMPLE_RATE)
 
 
-@pytest.fixture
-def intake(news):
-    """At most about four seconds of decoded audio."""
-    config = TranscriberConfig(max_audio_s=1.0, decode_workers=2)
-    made = Intake(config, lambda *args: news.put(args), lambda *args: news.put(args), nothing)
-    yield made
-    made.close()
-
-
-def nothing(active, request):
-    """To be done before a request's audio is decoded."""
+SECOND, LONG = request(1), request(600)
 
 
 def make_active(id):
     return ActiveRequest(id, Plan((1,), "en", DecodingOptions(), False), print, 0.0, 1e9)
 
 
-def test_audio_becomes_windows_in_order_of_arrival(intake, news):
-    requests = [make_active(i) for i in range(3)]
-    for each in requests:
-        intake.add(each, SECOND)
-    got = {}
-    for _ in requests:
-        made, windows = news.get(timeout=WAIT_S)
-        got[made.id] = windows
-    assert sorted(got) == [0, 1, 2]
-    assert all(len(windows) == 1 and windows[0].duration_s == 1.0 for windows in got.values())
+def until(condition):
+    limit = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < limit, "it never came true"
+        time.sleep(0.001)
 
 
-def test_bad_audio_is_reported(intake, news):
-    intake.add(make_active(0), Request(b"no sound here"))
-    _, error = news.get(timeout=WAIT_S)
-    assert isinstance(error, AudioError)
+class Harness:
+    """An intake, and what it said."""
+
+    def __init__(self, workers=2, prepare=lambda active, request: None):
+        self.said = []  # (request, window or error), in order
+        config = TranscriberConfig(decode_workers=workers)
+        self.intake = Intake(config, SLOTS, self.note, self.note, prepare)
+
+    def note(self, active, news):
+        self.said.append((active.id, news))
+
+    def settle(self):
+        """Wait until the workers have nothing more that they may do."""
+        until(lambda: self.intake._working == 0)
+
+    def wait_for(self, count):
+        """Wait until so much was said."""
+        until(lambda: len(self.said) >= count)
+
+    def windows(self):
+        """How many windows each request has been given."""
+        return collections.Counter(id for id, _ in self.said)
 
 
-def test_what_comes_before_the_audio_may_refuse_a_request(news):
+@pytest.fixture
+def harness():
+    made = Harness()
+    yield made
+    made.intake.close()
+
+
+@pytest.fixture
+def alone():
+    """With one worker, so that all happens in a certain order."""
+    made = Harness(workers=1)
+    yield made
+    made.intake.close()
+
+
+def pause(harness):
+    """Keep the only worker busy; returns what lets it go on."""
+    go_on = threading.Event()
+    harness.intake._workers.submit(go_on.wait, WAIT_S)
+    return go_on
+
+
+def test_short_audio_becomes_one_window(harness):
+    for id in range(3):
+        harness.intake.add(make_active(id), SECOND)
+    harness.settle()
+    assert sorted(id for id, _ in harness.said) == [0, 1, 2]
+    assert all(window.last and window.duration_s == 1.0 for _, window in harness.said)
+
+
+def test_bad_audio_is_reported(harness):
+    harness.intake.add(make_active(0), Request(b"no sound here"))
+    harness.settle()
+    ((id, error),) = harness.said
+    assert (id, type(error)) == (0, AudioError)
+
+
+def test_what_comes_before_the_audio_may_refuse_a_request():
+    prepared = []
+
     def prepare(active, request):
-        news.put("prepared")
+        prepared.append((active.id, request))
         if active.id == 0:
             raise OptionError("wrong")
 
-    def listen(*args):
-        news.put(args)
-
-    intake = Intake(TranscriberConfig(decode_workers=1), listen, listen, prepare)
+    harness = Harness(workers=1, prepare=prepare)
     for id in range(2):
-        intake.add(make_active(id), SECOND)
-    heard = [news.get(timeout=WAIT_S) for _ in range(4)]
-    assert heard[0] == heard[2] == "prepared"
-    assert isinstance(heard[1][1], OptionError) and isinstance(heard[3][1], list)
-    intake.close()
+        harness.intake.add(make_active(id), SECOND)
+    harness.settle()
+    assert prepared == [(0, SECOND), (1, SECOND)]
+    (_, error), (_, window) = harness.said
+    assert isinstance(error, OptionError)
+    assert isinstance(window, Window)
+    harness.intake.close()
 
 
-def test_decoding_pauses_while_memory_is_full(intake, news):
-    requests = [make_active(i) for i in range(10)]
+def test_audio_that_turns_out_bad_is_reported_after_its_good_windows(harness):
+    samples = LONG.audio[: 100 * SAMPLE_RATE].copy()
+    samples[-1] = np.nan
+    active = make_active(0)
+    harness.intake.add(active, Request(samples, sample_rate=SAMPLE_RATE))
+    harness.settle()
+    *good, (_, error) = harness.said
+    assert len(good) >= 2
+    assert isinstance(error, AudioError)
+    harness.intake.taken(active)
+    harness.settle()
+    assert harness.said[-1][1] is error, "that was the end"
+
+
+def test_a_request_is_decoded_only_so_far_ahead(harness):
+    active = make_active(0)
+    harness.intake.add(active, LONG)
+    harness.settle()
+    assert len(harness.said) == LOOK_AHEAD == harness.intake.held_windows()
+    for taken in range(1, 17):
+        harness.intake.taken(active)
+        harness.settle()
+        assert len(harness.said) == min(LOOK_AHEAD + taken, 21)
+    starts = [window.start_s for _, window in harness.said]
+    assert starts == sorted(starts)
+
+
+def test_many_requests_are_decoded_only_so_far_ahead_but_for_their_first_windows(harness):
+    requests = [make_active(id) for id in range(20)]
     for each in requests:
-        intake.add(each, SECOND)
-    first = [news.get(timeout=WAIT_S)[0] for _ in range(4)]
-    # Two workers may each have begun one more before the fourth was counted.
-    with pytest.raises(queue.Empty):
-        for _ in range(2):
-            first.append(news.get(timeout=0.2)[0])
-        news.get(timeout=0.2)
-    assert intake.held_ids() == set(range(10))
-    ended = set()
-    while len(ended) < 10:
-        for each in first:
-            intake.release(each)
-            ended.add(each.id)
-        first = [] if len(ended) == 10 else [news.get(timeout=WAIT_S)[0]]
-    assert intake.held_ids() == set()
-
-
-def test_decoding_pauses_as_soon_as_memory_is_full(news):
-    """With one worker, which is idle again once it has taken something else."""
-    config = TranscriberConfig(max_audio_s=1.0, decode_workers=1)
-    intake = Intake(config, lambda *args: news.put(args), lambda *args: news.put(args), nothing)
-    requests = [make_active(i) for i in range(6)]
+        harness.intake.add(each, LONG)
+    harness.settle()
+    assert harness.windows().keys() == set(range(20)), "nobody's first window waits for memory"
+    assert len(harness.said) == harness.intake.held_windows() == 20 + MAX_AHEAD
+    harness.intake.add(make_active(20), SECOND)
+    harness.settle()
+    assert harness.windows()[20] == 1
     for each in requests:
-        intake.add(each, SECOND)
-    intake._workers.submit(int).result(WAIT_S)
-    assert [news.get_nowait()[0].id for _ in range(news.qsize())] == [0, 1, 2, 3]
-    intake.release(requests[1])
-    intake._workers.submit(int).result(WAIT_S)
-    assert [news.get_nowait()[0].id for _ in range(news.qsize())] == [4]
-    intake.close()
+        harness.intake.release(each)
+    assert harness.intake.held_windows() == 1
 
 
-def test_what_ended_before_its_turn_is_not_decoded(intake, news, monkeypatch):
-    go_on = threading.Event()
-    decoded = []
-
-    def cut(samples):
-        decoded.append(len(samples))
-        assert go_on.wait(WAIT_S)
-        return []
-
-    monkeypatch.setattr("serve.transcriber.intake.cut", cut)
-    requests = [make_active(i) for i in range(5)]
+def test_ended_requests_let_others_be_decoded(harness):
+    requests = [make_active(id) for id in range(20)]
     for each in requests:
-        intake.add(each, SECOND)
-    for each in requests[2:]:
-        intake.release(each)
+        harness.intake.add(each, LONG)
+    harness.settle()
+    waiting = [each for each in requests if harness.windows()[each.id] == 1]
+    assert len(waiting) >= 20 - MAX_AHEAD
+    for each in requests:
+        if each not in waiting:
+            harness.intake.release(each)
+    harness.settle()
+    assert sum(harness.windows()[each.id] - 1 for each in waiting) >= MAX_AHEAD
+
+
+def test_all_of_it_arrives_whatever_the_bound(harness):
+    """Windows are taken as they come; each request's are all decoded, in order, exactly once."""
+    requests = [make_active(id) for id in range(10)]
+    for each in requests:
+        harness.intake.add(each, LONG)
+    taken = 0
+    while taken < 10 * 21:
+        harness.wait_for(taken + 1)
+        id, _ = harness.said[taken]
+        harness.intake.taken(requests[id])
+        taken += 1
+        assert harness.intake.held_windows() <= 10 + MAX_AHEAD
+    for each in requests:
+        windows = [window for id, window in harness.said if id == each.id]
+        assert [w.start_s for w in windows] == sorted({w.start_s for w in windows})
+        assert sum(w.duration_s for w in windows) == 600.0
+        assert [w.last for w in windows] == [False] * (len(windows) - 1) + [True]
+    assert (harness.intake._ahead, harness.intake.held_windows()) == (0, 0)
+
+
+def test_a_short_request_overtakes_long_ones(alone):
+    go_on = pause(alone)
+    for id in range(5):
+        alone.intake.add(make_active(id), LONG)
+    alone.intake.add(make_active(5), SECOND)
     go_on.set()
-    assert {news.get(timeout=WAIT_S)[0].id for _ in range(2)} == {0, 1}
-    with pytest.raises(queue.Empty):
-        news.get(timeout=0.1)
-    assert len(decoded) == 2
+    alone.settle()
+    assert [id for id, _ in alone.said[:6]] == [0, 1, 2, 3, 4, 5], "before anybody's second"
 
 
-def test_what_ended_while_it_was_decoded_holds_no_memory(intake, news, monkeypatch):
-    begun, go_on = threading.Event(), threading.Event()
+def test_what_ended_before_its_turn_is_not_decoded(alone):
+    go_on = pause(alone)
+    requests = [make_active(id) for id in range(5)]
+    for each in requests:
+        alone.intake.add(each, SECOND)
+    for each in requests[2:]:
+        alone.intake.release(each)
+    go_on.set()
+    alone.settle()
+    assert [id for id, _ in alone.said] == [0, 1]
+    assert alone.intake.held_ids() == {0, 1}
 
-    def cut(samples):
+
+def stop_inside(monkeypatch):
+    """Let the resampling of a block wait; returns what tells that it began, and lets it go on."""
+    begun, go_on, blocks = threading.Event(), threading.Event(), []
+    honest = np.clip
+
+    def clip(block, *bounds):
+        blocks.append(len(block))
         begun.set()
         assert go_on.wait(WAIT_S)
-        return []
+        return honest(block, *bounds)
 
-    monkeypatch.setattr("serve.transcriber.intake.cut", cut)
+    monkeypatch.setattr("serve.speech.audio.np.clip", clip)
+    return begun, go_on, blocks
+
+
+def test_decoding_ends_at_the_next_block_once_its_request_has(alone, monkeypatch):
+    begun, go_on, blocks = stop_inside(monkeypatch)
     gone = make_active(0)
-    intake.add(gone, SECOND)
+    alone.intake.add(gone, LONG)
     assert begun.wait(WAIT_S)
-    intake.release(gone)
+    alone.intake.release(gone)
+    assert alone.intake.held_ids() == set()
     go_on.set()
-    news.get(timeout=WAIT_S)
-    assert intake.held_ids() == set()
+    alone.settle()
+    assert (len(blocks), alone.said) == (1, [])
 
 
-def test_after_closing_nothing_more_is_decoded(intake, news):
-    intake.close()
-    intake.add(make_active(0), SECOND)
-    with pytest.raises(queue.Empty):
-        news.get(timeout=0.1)
-
-
-def test_closing_drops_what_waits_for_memory(intake, news):
-    for i in range(10):
-        intake.add(make_active(i), SECOND)
-    for _ in range(4):
-        news.get(timeout=WAIT_S)
-    intake.close()
-    for worker in list(intake._workers._threads):
-        worker.join(WAIT_S)
-    decoded = 4 + news.qsize()
-    assert len(intake.held_ids()) == decoded < 10
-
-
-def test_closing_ends_the_workers(intake, news):
-    intake.add(make_active(0), SECOND)
-    news.get(timeout=WAIT_S)
-    workers = list(intake._workers._threads)
-    assert workers
-    intake.close()
-    for worker in workers:
+def test_closing_ends_what_is_decoded_at_the_next_block(alone, monkeypatch):
+    begun, go_on, blocks = stop_inside(monkeypatch)
+    for id in range(4):
+        alone.intake.add(make_active(id), LONG)
+    assert begun.wait(WAIT_S)
+    alone.intake.close()
+    go_on.set()
+    for worker in list(alone.intake._workers._threads):
         worker.join(WAIT_S)
         assert not worker.is_alive()
+    assert (len(blocks), alone.said) == (1, [])
+
+
+def freed(samples):
+    gc.collect()
+    return samples() is None
+
+
+@pytest.mark.parametrize("how", ["release", "close", "decoded"])
+def test_audio_is_freed(harness, how):
+    active = make_active(0)
+    sent = request(40 if how == "decoded" else 600)
+    samples = weakref.ref(sent.audio)
+    harness.intake.add(active, sent)
+    del sent
+    harness.settle()
+    if how == "release":
+        assert not freed(samples), "the rest is still to be decoded"
+        harness.intake.release(active)
+    elif how == "close":
+        harness.intake.close()
+    assert freed(samples)
+
+
+def test_after_closing_nothing_more_is_decoded(harness):
+    harness.intake.close()
+    harness.intake.add(make_active(0), SECOND)
+    assert (harness.said, harness.intake.held_ids()) == ([], set())
+
+
+def test_what_has_ended_already_is_not_taken_in(harness):
+    active = make_active(0)
+    active.ended = True
+    harness.intake.add(active, SECOND)
+    harness.settle()
+    assert (harness.said, harness.intake.held_ids()) == ([], set())
+
+
+def test_an_unforeseen_fault_is_an_error(harness, monkeypatch):
+    monkeypatch.setattr("serve.transcriber.intake.cut", lambda blocks: 1 / 0)
+    harness.intake.add(make_active(0), SECOND)
+    harness.settle()
+    ((_, error),) = harness.said
+    assert isinstance(error, EarshotError)

@@ -3,6 +3,7 @@
 import dataclasses
 import threading
 
+import numpy as np
 import pytest
 
 from serve.engine import DETECT_LANGUAGE
@@ -240,6 +241,41 @@ class TestWindows(TranscriberTests):
         assert not client.ended.is_set()
         client.handle.cancel()
         assert isinstance(client.error, CancelledError)
+
+    def test_a_short_request_goes_next_beside_many_long_ones(self, start, tokenizer):
+        """However many hours of audio were sent before it."""
+        transcriber, runtime = start(Echo(tokenizer, delay=3))
+        hours = np.tile(noise(60.0), 60)
+        long = [Client().send(transcriber, request("long", audio=hours)) for _ in range(20)]
+        until(lambda: len(runtime.jobs) > 60)
+        before = len(runtime.jobs)
+        short = Client().send(transcriber, request("short"))
+        assert short.transcript.text == "short"
+        texts = [tokenizer.decode(job.prompt) for job in runtime.jobs[before:]]
+        first = next(i for i, text in enumerate(texts) if "short" in text)
+        # While its second of audio was decoded and the device thread went round.
+        assert first <= 4 * CAPABILITIES.max_windows
+        assert transcriber._intake.held_windows() <= 20 + 2 * CAPABILITIES.max_windows
+        assert not any(client.ended.is_set() for client in long)
+        for client in long:
+            client.handle.cancel()
+            assert isinstance(client.error, CancelledError)
+        quiescent(transcriber, runtime)
+        assert transcriber._intake.held_windows() == 0
+
+    def test_the_first_text_does_not_wait_for_the_last_audio(self, start, echo):
+        """What is wrong with the end of the audio is told after its first segments, once."""
+        transcriber, runtime = start(echo)
+        audio = noise(600.0)
+        audio[-1] = np.nan
+        client = Client().send(transcriber, request(audio=audio))
+        assert "NaN" in str(client.error)
+        *segments, _ = client.events
+        assert len(segments) > 5
+        assert all(isinstance(event, SegmentReady) for event in segments)
+        stats = transcriber.stats()
+        assert (stats.failed, stats.ok, stats.audio_s) == (1, 0, 0.0)
+        quiescent(transcriber, runtime)
 
     def test_long_audio_does_not_fill_the_runtime(self, start, echo):
         transcriber, runtime = start(echo, step_s=0)

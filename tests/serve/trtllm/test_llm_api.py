@@ -230,7 +230,7 @@ class TestRefusals:
         active = ActiveRequest(1, Plan((1,), "en", DecodingOptions(), False), print, 0.0, 1e9)
         samples = np.arange(5, dtype=np.float32)
         samples.flags.writeable = False
-        active.set_windows([Window(0.0, samples)])
+        active.add_window(Window(0.0, samples, last=True))
         dispatcher = Dispatcher(runtime, engine.load_mel_filters())
         dispatcher.enqueue(active)
         assert dispatcher.submit_windows() == []

@@ -1,0 +1,158 @@
+"""What decoding one request's audio may cost, checked while it is decoded."""
+
+import contextlib
+import dataclasses
+import io
+import math
+import time
+from collections.abc import Callable, Generator
+from typing import Any
+
+from serve.errors import AudioError, CancelledError
+from serve.messages import Samples
+
+MAX_HEADER_READS = 4_000  # of a library, before it gives the first sample; whole files take tens
+
+_SizedBuffer = Any  # typeshed's WriteableBuffer cannot be imported
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """The most that a request's audio may be; each is a key of [transcriber]."""
+
+    max_s: float  # max_audio_s: seconds that it lasts
+    max_values: float = math.inf  # max_decoded_msamples: samples as decoded, of all channels
+    max_cpu_s: float = math.inf  # max_decode_s: seconds of processor time that decoding takes
+
+
+def never() -> bool:
+    """What stops nothing."""
+    return False
+
+
+class Meter:
+    """Counts what decoding one request's audio costs, and ends it where that is too much.
+
+    Decoding may go on in another thread after each block.
+
+    Args:
+        limits: what is too much.
+        stopped: whether nobody wants the audio any more; asked often.
+    """
+
+    def __init__(self, limits: Limits, stopped: Callable[[], bool] = never) -> None:
+        self.limits = limits
+        self._stopped = stopped
+        self._values = 0
+        self._header_reads: int | None = 0  # None once the header is read
+        self._spent_s = 0.0  # in the steps before this one
+        self._began_s = 0.0  # time of this step's thread at which it began
+
+    def steps(self, blocks: Generator[Samples, None, None]) -> Generator[Samples, None, None]:
+        """The same blocks, each step timed and checked; closing this closes them.
+
+        Raises:
+            AudioError: decoding costs more than the limits allow, or the blocks' own.
+            CancelledError: nobody wants the audio any more.
+        """
+        with contextlib.closing(blocks):
+            while True:
+                self._began_s = time.thread_time()
+                try:
+                    block = next(blocks, None)
+                except AudioError:
+                    self.check()  # a file that gives no more looks damaged
+                    raise
+                self.check()
+                self._spent_s, self._began_s = self._cpu_s(), math.inf
+                if block is None:
+                    return
+                yield block
+
+    def end_header(self) -> None:
+        """Note that the header is read.
+
+        Raises:
+            AudioError, CancelledError: it cost too much; see `check`.
+        """
+        self.check()
+        self._header_reads = None
+
+    def count(self, values: int) -> None:
+        """Note that so many values were decoded.
+
+        Raises:
+            AudioError: these are too many.
+        """
+        self._values += values
+        self.refuse_values(self._values)
+
+    def refuse_values(self, values: float) -> None:
+        """Refuse audio that holds too many values.
+
+        Raises:
+            AudioError: it does.
+        """
+        if values > (limit := self.limits.max_values):
+            raise AudioError(
+                f"audio holds {values / 1e6:.1f} million samples or more in all its channels, "
+                f"transcriber.max_decoded_msamples allows {limit / 1e6:g} million; send fewer "
+                "channels, a lower rate or parts"
+            )
+
+    def may_read(self) -> bool:
+        """Count a read of the file by a library; False: it gets nothing more."""
+        if self._header_reads is not None:
+            self._header_reads += 1
+        return not (self._stopped() or self._endless_header or self._too_slow)
+
+    def check(self) -> None:
+        """Say what was too much.
+
+        Raises:
+            AudioError: decoding costs more than the limits allow.
+            CancelledError: nobody wants the audio any more.
+        """
+        if self._stopped():
+            raise CancelledError("the request ended while its audio was decoded")
+        if self._endless_header:
+            raise AudioError(
+                f"audio's header is not complete after {MAX_HEADER_READS} reads; expected a file "
+                "without thousands of chunks that are not sound"
+            )
+        if self._too_slow:
+            raise AudioError(
+                "decoding the audio takes more processor time than the "
+                f"{self.limits.max_cpu_s:g} s that transcriber.max_decode_s allows; send it in "
+                "parts, or as 16 kHz mono WAV"
+            )
+
+    @property
+    def _endless_header(self) -> bool:
+        return self._header_reads is not None and self._header_reads > MAX_HEADER_READS
+
+    @property
+    def _too_slow(self) -> bool:
+        return self._cpu_s() > self.limits.max_cpu_s
+
+    def _cpu_s(self) -> float:
+        return self._spent_s + max(0.0, time.thread_time() - self._began_s)
+
+
+class MeteredFile(io.BytesIO):
+    """A file's bytes for a library, which meets the file's end once its meter says so.
+
+    An exception could not pass through the libraries; the meter raises it when they return.
+    """
+
+    def __init__(self, audio: bytes, meter: Meter) -> None:
+        super().__init__(audio)  # does not copy
+        self._meter = meter
+
+    def read(self, size: int | None = -1) -> bytes:
+        """At most `size` bytes; none once the meter has had enough."""
+        return super().read(size) if self._meter.may_read() else b""
+
+    def readinto(self, buffer: _SizedBuffer) -> int:
+        """Number of bytes copied into a buffer; 0 once the meter has had enough."""
+        return super().readinto(buffer) if self._meter.may_read() else 0

@@ -1,0 +1,217 @@
+"""Audio files, opened by the library that knows them, as blocks of what is in them.
+
+libsndfile reads WAV, AIFF, FLAC, OGG and MP3; FFmpeg, through PyAV, reads MP4, M4A, WebM, AAC,
+AU, and WAV streams without a length. Libraries get the file through a meter, which ends it for them
+where reading has cost too much; what they raise is theirs.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import av
+import numpy as np
+import soundfile
+
+from serve.errors import AudioError
+from serve.messages import Samples
+from serve.speech import containers
+from serve.speech.meter import Meter, MeteredFile
+
+EXPECTED = "expected a WAV, FLAC, OGG, MP3, MP4, M4A, WebM or AAC file"
+BLOCK_VALUES = 1 << 16  # samples decoded at a time, all channels together
+
+_CHUNKED_FORMATS = ("WAV", "WAVEX", "AIFF")
+_SNDFILE_FORMATS = (*_CHUNKED_FORMATS, "FLAC", "OGG", "MP3")
+# NOTE: FFmpeg knows formats that are lists of files and addresses to open. A client must not make
+# the server open anything, so only these formats are tried and no protocol may be used.
+_FFMPEG_FORMATS = "mov,matroska,aac,ogg,flac,wav,au,mpegts"
+_FFMPEG_OPTIONS = {"format_whitelist": _FFMPEG_FORMATS, "protocol_whitelist": "none"}
+_FFMPEG_TOLERANCE_S = 0.25
+
+
+class Source(Protocol):
+    """An opened file."""
+
+    rate: int
+    channels: int
+    declared_s: float | None  # None where the file does not say, or not reliably
+    present_s: float | None  # what the file can hold, where that is known before it is decoded
+    tolerance_s: float  # how much less than declared may be decoded; 0 where lengths are exact
+
+    def blocks(self) -> Iterator[Samples]:
+        """Samples of shape (n, channels) at `rate`."""
+        ...
+
+    def close(self) -> None:
+        """Free the decoder."""
+        ...
+
+
+class _ForwardFile(soundfile.SoundFile):  # type: ignore[misc]
+    """A file that is read once from its beginning.
+
+    NOTE: `SoundFile.read` seeks to where it already is after each block of a seekable file. In an
+    MP3 that loses the bits that one frame borrows from those before it: up to a whole frame of
+    wrong samples at each block. In a FLAC stream of unknown length it fails.
+    """
+
+    def seekable(self) -> bool:
+        return False
+
+
+def open_source(audio: bytes, meter: Meter) -> Source:
+    """Open a file with whatever knows it.
+
+    Raises:
+        AudioError: nothing knows it, it has no sound, or its header tells that it is cut short.
+    """
+    if (header := containers.pcm16(audio)) is not None:
+        return _Pcm16(audio, header)
+    try:
+        file = _ForwardFile(MeteredFile(audio, meter))
+    except soundfile.LibsndfileError:
+        return _FFmpeg(audio, meter)
+    # A WAV header that was never filled in; libsndfile takes it for an empty file.
+    endless = file.frames == 0 and audio[4:8] in (b"\0" * 4, b"\xff" * 4)
+    if file.format not in _SNDFILE_FORMATS or endless:
+        file.close()
+        return _FFmpeg(audio, meter)
+    return _SndFile(audio, file)
+
+
+class _Pcm16:
+    """A WAV file of 16-bit samples, the commonest upload.
+
+    libsndfile would give the same samples, but in eight times the time: it calls back into Python
+    for every 4 KiB, and so keeps other threads waiting.
+    """
+
+    tolerance_s = 0.0
+
+    def __init__(self, audio: bytes, header: containers.Pcm16) -> None:
+        channels = header.channels
+        present = min(header.declared_bytes, len(audio) - header.begin) // (2 * channels)
+        samples = np.frombuffer(audio, "<i2", present * channels, header.begin)
+        self._frames = samples.reshape(-1, channels)
+        self.rate, self.channels = header.rate, channels
+        declared = header.declared_bytes // (2 * channels)
+        self.declared_s = declared / header.rate if header.rate else None
+        self.present_s = present / header.rate if header.rate else None
+
+    def blocks(self) -> Iterator[Samples]:
+        size = max(1, BLOCK_VALUES // self._frames.shape[1])
+        for start in range(0, len(self._frames), size):
+            block = self._frames[start : start + size].astype(np.float32)
+            block *= 1 / 32768
+            yield block
+
+    def close(self) -> None:
+        pass
+
+
+class _SndFile:
+    """A file that libsndfile reads."""
+
+    tolerance_s = 0.0
+
+    def __init__(self, audio: bytes, file: Any) -> None:
+        self._file = file
+        self.rate: int = file.samplerate
+        self.channels: int = file.channels
+        frames = _declared_frames(audio, file.format, file.frames)
+        self.declared_s = None if frames is None or not self.rate else frames / self.rate
+        # Compressed formats repeat what their header declares.
+        told = file.format in _CHUNKED_FORMATS and self.rate
+        self.present_s = file.frames / self.rate if told else None
+
+    def blocks(self) -> Iterator[Samples]:
+        size = max(1, BLOCK_VALUES // self._file.channels)
+        while True:
+            block: Samples = self._file.read(size, dtype="float32", always_2d=True)
+            if not len(block):
+                return
+            yield block
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _declared_frames(audio: bytes, file_format: str, frames: int) -> int | None:
+    """Samples that the file ought to hold; None where it does not say.
+
+    Raises:
+        AudioError: an OGG file that ends in the middle of a page.
+    """
+    if file_format == "OGG" and not containers.last_ogg_page_is_whole(audio):
+        raise AudioError("audio is cut short: its last OGG page is not whole; send the whole file")
+    if file_format == "MP3" and not containers.mp3_states_its_length(audio):
+        return None
+    if frames > 1 << 60:  # how libsndfile says that a FLAC stream does not tell
+        return None
+    if file_format in _CHUNKED_FORMATS:
+        declared, present = containers.sample_bytes(audio)
+        if present and present < declared < containers.STREAM_BYTES:
+            return math.ceil(frames * declared / present)
+    return frames
+
+
+class _FFmpeg:
+    """A file that FFmpeg reads.
+
+    Raises:
+        AudioError: on opening, if FFmpeg does not know it either or it has no sound.
+    """
+
+    tolerance_s = _FFMPEG_TOLERANCE_S
+    present_s: float | None = None
+
+    def __init__(self, audio: bytes, meter: Meter) -> None:
+        try:
+            self._file = av.open(
+                MeteredFile(audio, meter), "r", options=_FFMPEG_OPTIONS, metadata_errors="ignore"
+            )
+        except (av.FFmpegError, ValueError) as error:
+            head = audio[:8].hex(" ")
+            raise AudioError(
+                f"audio of {len(audio)} bytes that begin with {head} is no audio file known here, "
+                f"or is cut short; {EXPECTED}"
+            ) from error
+        streams = self._file.streams.audio
+        if not streams or streams[0].codec_context is None:
+            self._file.close()
+            raise AudioError(f"audio has no sound track that can be decoded; {EXPECTED}")
+        self._stream = streams[0]
+        # In the calling thread, whose processor time is counted.
+        self._stream.codec_context.thread_count = 1
+        self.rate: int = self._stream.rate
+        self.channels: int = self._stream.codec_context.channels
+        self.declared_s = self._declared_s()
+
+    def _declared_s(self) -> float | None:
+        name = self._file.format.name
+        if (
+            name.startswith(("mov", "wav", "au"))
+            and self._stream.duration
+            and self._stream.time_base
+        ):
+            return float(self._stream.duration * self._stream.time_base)
+        if name.startswith("matroska") and len(self._file.streams) == 1 and self._file.duration:
+            return float(self._file.duration) / 1_000_000  # FFmpeg's unit is 1 us
+        return None
+
+    def blocks(self) -> Iterator[Samples]:
+        # NOTE: not planar: PyAV reads past the end of a planar frame of more than 8 channels.
+        to_float = av.AudioResampler(format="flt")
+        for frame in self._file.decode(self._stream):
+            if frame.sample_rate != self.rate:
+                raise AudioError(
+                    f"audio changes from {self.rate} to {frame.sample_rate} samples a second; "
+                    "expected one rate"
+                )
+            for part in to_float.resample(frame):
+                values: Samples = part.to_ndarray()  # type: ignore[assignment]
+                yield values.reshape(part.samples, -1)
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,82 @@
+"""Who goes next: whoever has had least, and now and then whoever has waited longest.
+
+Least attained service first answers short requests as if no long ones were there, without knowing
+who is short. Alone it would starve long requests under a stream of short ones, so every fourth turn
+goes to whoever has waited longest, whatever it has had: a request among n others waits at most 4 n
+turns for its next.
+"""
+
+import heapq
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+_LONGEST_WAIT_EVERY = 4
+
+
+class Turns(Generic[T]):
+    """Those that wait for a turn, by their id; each waits at most once. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._turns = 0
+        # In the order in which they came to wait: what each has had, and who it is.
+        self._waiting: dict[int, tuple[int, T]] = {}
+        # (what it has had, id); of those that have left in another way, some stay behind.
+        self._by_service: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    def __contains__(self, id: int) -> bool:
+        """Whether an id waits."""
+        return id in self._waiting
+
+    def __iter__(self) -> Iterator[T]:
+        """Those that wait, longest wait first."""
+        return (who for _, who in self._waiting.values())
+
+    def add(self, id: int, had: int, who: T) -> None:
+        """Let somebody wait, who must not wait already.
+
+        Args:
+            id: grows with arrival, which decides between those that had the same.
+            had: turns that it has had.
+            who: what `pop` gives.
+        """
+        assert id not in self._waiting, f"{id} waits already"
+        self._waiting[id] = (had, who)
+        heapq.heappush(self._by_service, (had, id))
+
+    def remove(self, id: int) -> None:
+        """Let somebody wait no longer; unknown ids do nothing."""
+        self._waiting.pop(id, None)
+
+    def clear(self) -> None:
+        """Let nobody wait any longer."""
+        self._waiting.clear()
+        self._by_service.clear()
+
+    def pop(self, new_only: bool = False) -> T | None:
+        """Take out whoever goes next; None: nobody may.
+
+        Args:
+            new_only: only those that have had nothing yet.
+        """
+        self._drop_stale()
+        if not self._by_service or (new_only and self._by_service[0][0] > 0):
+            return None
+        self._turns += 1
+        if new_only or self._turns % _LONGEST_WAIT_EVERY:
+            _, id = heapq.heappop(self._by_service)
+        else:
+            id = next(iter(self._waiting))
+        return self._waiting.pop(id)[1]
+
+    def _drop_stale(self) -> None:
+        while self._by_service:
+            had, id = self._by_service[0]
+            if id in self._waiting and self._waiting[id][0] == had:
+                return
+            heapq.heappop(self._by_service)
