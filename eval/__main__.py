@@ -5,6 +5,7 @@ python -m eval score reports/demo                    score kept predictions agai
 python -m eval compare OLD/report.json NEW/report.json
 python -m eval demo --config configs/demo.toml       the bundled clips through a real server
 python -m eval bench --config configs/large-v3-turbo.toml   speed on one GPU
+python -m eval soak --config configs/demo.toml       attack a real server: what survives?
 python -m eval same-tokens --config configs/demo.toml   do we search as CTranslate2 does?
 python -m eval trtllm-check                          does TensorRT-LLM do what we expect of it?
 """
@@ -19,6 +20,7 @@ from pathlib import Path
 from eval.accuracy.normalize import DEFAULT, NORMALIZERS
 from eval.bench.plan import WORKLOADS, Plan
 from eval.config import Config, load_config
+from eval.soak.plan import MINUTES, SCENARIOS
 from serve.config import MAX_BEAMS
 from serve.errors import EarshotError
 
@@ -53,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_config(show)
     show.set_defaults(command=_demo)
     _add_bench(commands.add_parser("bench", help="speed of the native runtime on one GPU"))
+    _add_soak(commands.add_parser("soak", help="attack a real server, scenario by scenario"))
     _add_same_tokens(
         commands.add_parser(
             "same-tokens", help="compare our tokens with CTranslate2's, beam by beam"
@@ -110,6 +113,23 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     # Former versions demanded it. Old command lines go on working.
     add("--random-weights", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(command=_bench)
+
+
+def _add_soak(parser: argparse.ArgumentParser) -> None:
+    _add_config(parser)
+    add = parser.add_argument
+    add(
+        "--scenario", nargs="+", default=(), metavar="NAME", dest="scenarios",
+        help="default: all. "
+        + "; ".join(f"{name}: {title}" for name, title in SCENARIOS.items()),
+    )  # fmt: skip
+    add(
+        "--minutes", type=_positive, default=MINUTES, metavar="M",
+        help="of requests while memory is watched; the other scenarios end by themselves; "
+        "default: %(default)s",
+    )  # fmt: skip
+    add("--output", type=Path, metavar="DIR", help="default: reports/<name of the config>-soak")
+    parser.set_defaults(command=_soak)
 
 
 def _add_same_tokens(parser: argparse.ArgumentParser) -> None:
@@ -245,6 +265,17 @@ def _bench(options: argparse.Namespace) -> int:
     finally:  # an error or Ctrl-C keeps what was measured
         print("\n".join(record.lines()), flush=True)
     return 0
+
+
+def _soak(options: argparse.Namespace) -> int:
+    from eval.soak.run import soak  # noqa: PLC0415 - loads torch and gRPC
+
+    config = load_config(options.config)
+    folder = options.output or Path("reports") / f"{config.name}-soak"
+    good = soak(config, tuple(options.scenarios), options.minutes, folder, _tell)
+    print((folder / "soak.md").read_text(encoding="utf-8").partition("\n## ")[0])
+    print(f"The whole report: {folder / 'soak.md'}")
+    return 0 if good else 1
 
 
 def _tell(line: str) -> None:

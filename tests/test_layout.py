@@ -72,6 +72,7 @@ RULES = {
         "eval.processes",
         "eval.random_whisper",
     ),
+    "eval.soak": ("serve", "eval.config", "eval.files", "eval.machine", "eval.processes"),
     "eval": ("serve", "build.config"),
 }
 # Packages that an interpreter without them must never be asked for, and who may.

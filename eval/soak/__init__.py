@@ -1,0 +1,1 @@
+"""What survives: a real server, attacked and starved, scenario by scenario."""

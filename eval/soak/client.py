@@ -1,0 +1,215 @@
+"""Requests as any KServe v2 client sends them, and the one ending that each must have.
+
+Earshot's own client is not used: what is asked here is what others see.
+"""
+
+import contextlib
+import dataclasses
+import http.client
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Literal
+
+import grpc
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+from serve.triton.wire import MODEL, STREAM_MODEL
+
+Kind = Literal["answered", "refused", "failed", "lost"]
+INFER_PATH = f"/v2/models/{MODEL}/infer"
+_LIMIT_BYTES = 1 << 30
+_OPTIONS = (
+    ("grpc.max_receive_message_length", _LIMIT_BYTES),
+    ("grpc.max_send_message_length", _LIMIT_BYTES),
+    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own, as a new client has
+)
+# Statuses by which a server says "not now" or "not so much".
+_REFUSALS = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
+_HTTP_REFUSALS = (408, 413, 429, 503)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """How a request ended for its client.
+
+    answered: with a transcript. refused: the server said that it is too much, or too much now.
+    failed: the server said something else. lost: the server said nothing; the connection broke, or
+    the client waited in vain.
+    """
+
+    kind: Kind
+    text: str  # the transcript, or what was said
+    seconds: float
+    waited_in_vain: bool = False
+
+    def __str__(self) -> str:
+        """A line about it."""
+        return f"{self.kind} after {self.seconds:.1f} s: {self.text[:200]}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Addresses:
+    """Where a server listens, host:port."""
+
+    http: str
+    grpc: str
+
+
+Send = Callable[[Addresses, bytes, float], Ending]
+"""Sends a file's bytes with a time limit in seconds, and waits for the ending."""
+
+
+def by_grpc(at: Addresses, audio: bytes, timeout_s: float, **options: str) -> Ending:
+    """One ModelInfer over a connection of its own."""
+    with channel_to(at) as channel:
+        return infer(channel, audio, timeout_s, **options)
+
+
+def infer(channel: grpc.Channel, audio: bytes, timeout_s: float, **options: str) -> Ending:
+    """One ModelInfer."""
+    stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    return _ended_by_grpc(
+        lambda: _text(stub.ModelInfer(_request(MODEL, audio, options), timeout=timeout_s))
+    )
+
+
+def by_stream(at: Addresses, audio: bytes, timeout_s: float) -> Ending:
+    """One request to the streaming model; its text is that of its last message."""
+
+    def last() -> str:
+        finals = []
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        call = stub.ModelStreamInfer(iter([_request(STREAM_MODEL, audio, {})]), timeout=timeout_s)
+        for message in call:
+            if message.error_message:
+                raise _StreamError(message.error_message)
+            if "TIMINGS" in {output.name for output in message.infer_response.outputs}:
+                finals.append(_text(message.infer_response))
+        if len(finals) != 1:
+            raise _StreamError(f"INTERNAL: the stream had {len(finals)} last messages")
+        return finals[0]
+
+    with channel_to(at) as channel:
+        return _ended_by_grpc(last)
+
+
+def by_http(at: Addresses, audio: bytes, timeout_s: float) -> Ending:
+    """One POST over a connection of its own."""
+    head, tail = http_body(audio)
+    headers = {"Inference-Header-Content-Length": str(len(head))}
+    began = time.monotonic()
+    connection = http.client.HTTPConnection(at.http, timeout=timeout_s)
+    try:
+        connection.request("POST", INFER_PATH, head + tail, headers)
+        answer = connection.getresponse()
+        body = answer.read()
+    except (OSError, http.client.HTTPException) as error:
+        vain = isinstance(error, TimeoutError)
+        return Ending("lost", repr(error), time.monotonic() - began, vain)
+    finally:
+        connection.close()
+    return ended_by_http(answer.status, body, time.monotonic() - began)
+
+
+def http_body(audio: bytes) -> tuple[bytes, bytes]:
+    """The JSON of a request with a file, and the binary data behind it."""
+    tail = len(audio).to_bytes(4, "little") + audio
+    audio_input = {
+        "name": "AUDIO",
+        "shape": [1],
+        "datatype": "BYTES",
+        "parameters": {"binary_data_size": len(tail)},
+    }
+    return json.dumps({"inputs": [audio_input]}).encode(), tail
+
+
+def ended_by_http(status: int, body: bytes, seconds: float) -> Ending:
+    """What an HTTP answer means."""
+    text = body.decode("utf-8", "replace")
+    if status == http.client.OK:
+        with contextlib.suppress(ValueError, StopIteration, KeyError):
+            outputs = json.loads(text)["outputs"]
+            found = next(output["data"][0] for output in outputs if output["name"] == "TEXT")
+            return Ending("answered", found, seconds)
+    kind: Kind = "refused" if status in _HTTP_REFUSALS else "failed"
+    return Ending(kind, f"{status} {text}", seconds)
+
+
+WAYS: tuple[Send, ...] = (by_grpc, by_http, by_stream)
+"""Every way to send a request."""
+
+
+@contextlib.contextmanager
+def crowd(workers: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads for clients; leaving does not wait for them, since the server's end ends them."""
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="soak")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def endings(calls: Sequence["Future[Ending]"]) -> list[Ending]:
+    """Wait for all; each has a time limit of its own."""
+    return [call.result() for call in calls]
+
+
+def counted(found: Sequence[Ending]) -> str:
+    """How many ended how, with the first of each kind that is no answer."""
+    parts = []
+    for kind in ("answered", "refused", "failed", "lost"):
+        of_kind = [ending for ending in found if ending.kind == kind]
+        if of_kind:
+            told = "" if kind == "answered" else f" (first {of_kind[0]})"
+            parts.append(f"{len(of_kind)} {kind}{told}")
+    return ", ".join(parts) or "nothing was sent"
+
+
+# ---------------------------------------------------------------- gRPC
+
+
+class _StreamError(Exception):
+    """A stream's message that is an error: Triton puts it into the message, with its class."""
+
+
+def channel_to(at: Addresses) -> grpc.Channel:
+    """A connection of its own, not one that is shared with others of this process."""
+    return grpc.insecure_channel(at.grpc, options=_OPTIONS)
+
+
+def _request(model: str, audio: bytes, options: dict[str, str]) -> Any:
+    request = pb.ModelInferRequest(model_name=model)
+    texts = {name: text.encode() for name, text in options.items()}
+    for name, data in {"AUDIO": audio, **texts}.items():
+        request.inputs.add(name=name, datatype="BYTES", shape=[1])
+        request.raw_input_contents.append(len(data).to_bytes(4, "little") + data)
+    return request
+
+
+def _text(response: Any) -> str:
+    index = next(i for i, output in enumerate(response.outputs) if output.name == "TEXT")
+    return bytes(response.raw_output_contents[index][4:]).decode()
+
+
+def _ended_by_grpc(call: Callable[[], str]) -> Ending:
+    began = time.monotonic()
+    try:
+        return Ending("answered", call(), time.monotonic() - began)
+    except _StreamError as error:
+        busy = str(error).startswith(("OverloadedError", "DeadlineError", "UnavailableError"))
+        return Ending("refused" if busy else "failed", str(error), time.monotonic() - began)
+    except grpc.RpcError as error:
+        return _ending_of(error, time.monotonic() - began)
+
+
+def _ending_of(error: Any, seconds: float) -> Ending:
+    """What a gRPC error means; where the status did not come from the server, it is lost."""
+    code, text = error.code(), f"{error.code().name} {error.details()}"
+    # gRPC's own words for a status that it made up itself lack this.
+    said = "Error received from peer" in error.debug_error_string()
+    if not said:
+        return Ending("lost", text, seconds, code is grpc.StatusCode.DEADLINE_EXCEEDED)
+    return Ending("refused" if code in _REFUSALS else "failed", text, seconds)

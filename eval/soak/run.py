@@ -1,0 +1,97 @@
+"""Run scenarios, each on a server of its own, and keep what they find."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from eval.config import Config
+from eval.soak.crowds import forty_hours, short_beside_long, with_limit
+from eval.soak.killers import killers
+from eval.soak.kills import kills, stall
+from eval.soak.plan import SCENARIOS
+from eval.soak.stage import Say, Stage, stage
+from eval.soak.steady import Found, memory, same_text
+from eval.soak.uploads import descriptors, large_uploads, slow_clients, with_short_uploads
+from eval.soak.verdict import Check, Finding, word, write_report
+from serve.clips import Clip, load_clips
+from serve.errors import ConfigError, EarshotError
+
+Attack = Callable[[Stage, float], Found]
+"""What is done to a server; gets it and the minutes that watching memory may take."""
+
+_ATTACKS: dict[str, Attack] = {
+    "memory": memory,
+    "same-text": same_text,
+    "short-beside-long": short_beside_long,
+    "forty-hours": forty_hours,
+    "large-uploads": large_uploads,
+    "slow-clients": slow_clients,
+    "descriptors": descriptors,
+    "kills": kills,
+    "stall": stall,
+    "killers": killers,
+}
+_CONFIGS: dict[str, Callable[[Config], Config]] = {
+    "short-beside-long": with_limit,
+    "forty-hours": with_limit,
+    "slow-clients": with_short_uploads,
+}
+
+
+def soak(config: Config, names: tuple[str, ...], minutes: float, folder: Path, say: Say) -> bool:
+    """Run scenarios and write the report anew after each.
+
+    Args:
+        config: the product.
+        names: of `SCENARIOS`; () is all of them.
+        minutes: how long the scenario `memory` sends requests; the others end by themselves.
+        folder: of the report.
+        say: gets a line of progress at a time.
+
+    Returns:
+        False where a check failed.
+
+    Raises:
+        ConfigError: there is no scenario of a name, or the clips cannot be used.
+        EarshotError: a server did not start.
+        FileError: the report cannot be written.
+    """
+    for name in names:
+        if name not in SCENARIOS:
+            raise ConfigError(f"no scenario {name!r}; there are {', '.join(SCENARIOS)}")
+    clips, findings = tuple(load_clips(config.eval.manifest)), list[Finding]()
+    for name in names or tuple(SCENARIOS):
+        say(f"{name}: {SCENARIOS[name]} …")
+        findings.append(run(name, config, clips, minutes, say))
+        write_report(folder, config.name, findings)
+        say(f"{name}: {word(findings[-1].passed)}")
+    return all(finding.passed is not False for finding in findings)
+
+
+def run(name: str, config: Config, clips: tuple[Clip, ...], minutes: float, say: Say) -> Finding:
+    """Run one scenario on a server of its own; an error in it is a check that failed.
+
+    Raises:
+        EarshotError: the server did not start.
+    """
+    began = time.monotonic()
+    if name in _CONFIGS:
+        config = _CONFIGS[name](config)
+    checks, figures = list[Check](), dict[str, float]()
+    with stage(config, clips, say) as running:
+        try:
+            for found in _ATTACKS[name](running, minutes):
+                if isinstance(found, Check):
+                    checks.append(found)
+                else:
+                    figures[found[0]] = float(found[1])
+        except (EarshotError, OSError) as error:
+            checks.append(Check("the scenario comes to its end", False, repr(error)))
+        ended = running.process.poll()
+        if ended is None:
+            status, figures["stopped after SIGTERM, s"] = running.stop()
+            told = "killed, for it did not stop" if status is None else f"exit status {status}"
+            checks.append(Check("it stops when it is asked to", status is not None, told))
+        else:
+            checks.append(Check("the server runs to the end", False, f"exit status {ended}"))
+    return Finding(name, SCENARIOS[name], tuple(checks), figures, time.monotonic() - began)
