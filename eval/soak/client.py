@@ -28,6 +28,16 @@ _OPTIONS = (
 )
 # Statuses by which a server says "not now" or "not so much".
 _REFUSALS = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
+# What gRPC says where no server said anything: nothing else tells its statuses from a server's.
+_OWN_WORDS = (
+    "Deadline Exceeded",
+    "failed to connect",
+    "Socket closed",
+    "Stream removed",
+    "Connection reset",
+    "Broken pipe",
+    "GOAWAY",
+)
 _HTTP_REFUSALS = (408, 413, 429, 503)
 
 
@@ -208,8 +218,6 @@ def _ended_by_grpc(call: Callable[[], str]) -> Ending:
 def _ending_of(error: Any, seconds: float) -> Ending:
     """What a gRPC error means; where the status did not come from the server, it is lost."""
     code, text = error.code(), f"{error.code().name} {error.details()}"
-    # gRPC's own words for a status that it made up itself lack this.
-    said = "Error received from peer" in error.debug_error_string()
-    if not said:
+    if any(words in text for words in _OWN_WORDS):
         return Ending("lost", text, seconds, code is grpc.StatusCode.DEADLINE_EXCEEDED)
     return Ending("refused" if code in _REFUSALS else "failed", text, seconds)

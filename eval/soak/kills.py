@@ -34,11 +34,12 @@ def _kill(stage: Stage, role: str) -> Found:
         victim.kill()
         recovered_s, last = stage.answers_again(MAX_RECOVERY_S)
         found = endings(calls)
-    stage.say(f"kills: {role}: {counted(found)}; answers again after {recovered_s:.1f} s")
+    stage.say(f"kills: {role}: {counted(found)}; {last.kind} after {recovered_s:.1f} s")
     # The reply of `by_stream` is checked to have one last message; gRPC and HTTP have one reply.
     ended = not any(ending.waited_in_vain for ending in found)
     yield Check(f"{role} killed: every request in flight has an ending", ended, counted(found))
-    yield f"{role} killed: answers again after, s", recovered_s
+    if last.kind == "answered":
+        yield f"{role} killed: answers again after, s", recovered_s
     yield Check(
         f"{role} killed: answers again within {MAX_RECOVERY_S:g} s",
         last.kind == "answered",
@@ -51,7 +52,10 @@ def stall(stage: Stage, minutes: float) -> Found:
     del minutes
     for role in ("whisper", "whisper_stream"):
         before = {name: process.pid for name, process in stage.processes().items()}
-        victim = stage.processes()[role]
+        victim = stage.processes().get(role)
+        if victim is None:
+            yield Check(f"{role} is there to be stalled", False, _who(stage))
+            return
         with crowd(_IN_FLIGHT) as pool:
             victim.suspend()
             try:

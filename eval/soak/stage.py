@@ -56,7 +56,11 @@ class Stage:
     def processes(self) -> dict[str, psutil.Process]:
         """All processes of the server by what they do, those that have ended left out."""
         found: dict[str, psutil.Process] = {}
-        for process in [psutil.Process(self.process.pid), *descendants(self.process.pid)]:
+        try:
+            root = psutil.Process(self.process.pid)
+        except psutil.NoSuchProcess:
+            return found
+        for process in [root, *descendants(root.pid)]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.status() != psutil.STATUS_ZOMBIE:
                     role = _role(process.cmdline())
