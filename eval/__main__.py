@@ -119,7 +119,7 @@ def _add_soak(parser: argparse.ArgumentParser) -> None:
     _add_config(parser)
     add = parser.add_argument
     add(
-        "--scenario", nargs="+", default=(), metavar="NAME", dest="scenarios",
+        "--scenario", nargs="+", metavar="NAME", dest="scenarios",
         help="default: all. "
         + "; ".join(f"{name}: {title}" for name, title in SCENARIOS.items()),
     )  # fmt: skip
@@ -272,7 +272,7 @@ def _soak(options: argparse.Namespace) -> int:
 
     config = load_config(options.config)
     folder = options.output or Path("reports") / f"{config.name}-soak"
-    good = soak(config, tuple(options.scenarios), options.minutes, folder, _tell)
+    good = soak(config, tuple(options.scenarios or ()), options.minutes, folder, _tell)
     print((folder / "soak.md").read_text(encoding="utf-8").partition("\n## ")[0])
     print(f"The whole report: {folder / 'soak.md'}")
     return 0 if good else 1
