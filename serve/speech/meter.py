@@ -153,6 +153,16 @@ class MeteredFile(io.BytesIO):
         """At most `size` bytes; none once the meter has had enough."""
         return super().read(size) if self._meter.may_read() else b""
 
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place; stay where it is none, as a damaged file may ask for.
+
+        Libraries see that by the place returned. An error here would reach nobody but the log, to
+        which it adds a traceback each time.
+        """
+        with contextlib.suppress(ValueError, OverflowError):
+            super().seek(offset, whence)
+        return self.tell()
+
     def readinto(self, buffer: _SizedBuffer) -> int:
         """Number of bytes copied into a buffer; 0 once the meter has had enough."""
         return super().readinto(buffer) if self._meter.may_read() else 0

@@ -1,0 +1,41 @@
+"""A tone in every format, for tests of decoders."""
+
+import io
+
+import av
+import numpy as np
+import soundfile
+
+RATE = 16_000
+SECONDS = 3.0
+
+
+def tone(rate: int = RATE, seconds: float = SECONDS) -> np.ndarray:
+    """A 300 Hz tone at half of full scale, float32 (n,)."""
+    time_s = np.arange(int(rate * seconds)) / rate
+    return (0.5 * np.sin(2 * np.pi * 300 * time_s)).astype(np.float32)
+
+
+def encode(samples: np.ndarray, fmt: str, subtype: str | None = None, rate: int = RATE) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format=fmt, subtype=subtype)
+    return file.getvalue()
+
+
+def encode_ffmpeg(fmt: str, codec: str, rate: int = 48_000, **options: str) -> bytes:
+    """The tone in a format that libsndfile cannot write."""
+    file = io.BytesIO()
+    with av.open(file, "w", format=fmt, options=options) as container:
+        stream = container.add_stream(codec, rate=rate, layout="stereo")
+        frame = av.AudioFrame.from_ndarray(
+            (tone(rate)[None] * 32767).astype(np.int16), format="s16", layout="mono"
+        )
+        frame.sample_rate = rate
+        resampler = av.AudioResampler(
+            format=stream.format, layout="stereo", rate=rate, frame_size=stream.frame_size or 1024
+        )
+        for part in [*resampler.resample(frame), *resampler.resample(None)]:
+            part.pts = None
+            container.mux(stream.encode(part))
+        container.mux(stream.encode(None))
+    return file.getvalue()
