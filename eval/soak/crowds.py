@@ -62,15 +62,17 @@ def short_beside_long(stage: Stage, minutes: float) -> Found:
     stage.say(f"short beside long: {quiet_s:.2f} s quiet; making an hour of audio …")
     hour = hour_of(stage.clips)
     with crowd(_LONG) as pool:
-        for _ in range(_LONG):
-            pool.submit(by_grpc, stage.at, hour, 10 * _LONG_LIMIT_S)
+        calls = [pool.submit(by_grpc, stage.at, hour, 4 * _LONG_LIMIT_S) for _ in range(_LONG)]
         time.sleep(_ARRIVED_S)
-        beside = [stage.ask(_TIMEOUT_S) for _ in range(_BESIDE_ASKS)]
+        beside = []
+        while len(beside) < _BESIDE_ASKS and not all(call.done() for call in calls):
+            beside.append(stage.ask(_TIMEOUT_S))
         stage.say(f"short beside long: {[f'{ending.seconds:.1f} s' for ending in beside]}")
     beside_s = statistics.median(ending.seconds for ending in beside)
     yield "short clip alone, median s", quiet_s
     yield f"short clip beside {_LONG} hours, median s", beside_s
-    yield "ratio", beside_s / quiet_s
+    yield "slowest of them, s", max(ending.seconds for ending in beside)
+    yield "ratio of the medians", beside_s / quiet_s
     yield all_answered(beside)
     yield Check(
         f"it takes at most {MAX_RATIO:g} times as long beside them",
