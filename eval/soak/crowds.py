@@ -10,7 +10,7 @@ import numpy as np
 import soundfile
 
 from eval.config import Config
-from eval.soak.client import by_grpc, counted, crowd, endings
+from eval.soak.client import Ending, by_grpc, counted, crowd, endings
 from eval.soak.memory import Watch
 from eval.soak.stage import Stage
 from eval.soak.steady import Found, all_answered
@@ -18,6 +18,7 @@ from eval.soak.verdict import Check
 from serve.clips import Clip
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE
+from serve.speech.meter import Limits
 
 MAX_RATIO = 2.0
 MAX_BYTES = 4 * 2**30
@@ -38,7 +39,8 @@ def hour_of(clips: tuple[Clip, ...]) -> bytes:
     Raises:
         AudioError: a clip cannot be decoded.
     """
-    parts = [audio.decode(clip.path.read_bytes(), _HOUR_S) for clip in clips]
+    limits = Limits(_HOUR_S)
+    parts = [audio.whole(audio.decode(clip.path.read_bytes(), limits)) for clip in clips]
     samples = np.resize(np.concatenate(parts), _HOUR_S * SAMPLE_RATE)
     file = io.BytesIO()
     with soundfile.SoundFile(file, "w", SAMPLE_RATE, 1, format="OGG", subtype="VORBIS") as ogg:
@@ -64,7 +66,7 @@ def short_beside_long(stage: Stage, minutes: float) -> Found:
     with crowd(_LONG) as pool:
         calls = [pool.submit(by_grpc, stage.at, hour, 4 * _LONG_LIMIT_S) for _ in range(_LONG)]
         time.sleep(_ARRIVED_S)
-        beside = []
+        beside = list[Ending]()
         while len(beside) < _BESIDE_ASKS and not all(call.done() for call in calls):
             beside.append(stage.ask(_TIMEOUT_S))
         stage.say(f"short beside long: {[f'{ending.seconds:.1f} s' for ending in beside]}")
