@@ -4,19 +4,21 @@ import dataclasses
 from pathlib import Path
 
 import serve.config
-from serve.config import Precision, RuntimeName, read_config
+from serve.config import Name, NameOrNone, Precision, RuntimeName, read_config
 
 
 @dataclasses.dataclass(frozen=True)
 class BuildConfig:
     """How a checkpoint becomes an engine."""
 
-    checkpoint: str = "build/demo/checkpoint"  # Hugging Face folder or hub id, or OpenAI .pt
+    checkpoint: Name = "build/demo/checkpoint"  # Hugging Face folder or hub id, or OpenAI .pt
     precision: Precision = "int8"
     runtime: RuntimeName = "native"  # tensorrt_llm: of release 1.2; tensorrt_llm_api: 1.3 or later
-    tokenizer: str = ""  # folder or hub id with tokenizer.json; needed for .pt only
-    draft: str = ""  # smaller checkpoint on the same encoder, as distil-large-v3; native only
-    verify_clips: str = "tests/data/manifest.jsonl"  # an engine is compared on some of these
+    tokenizer: NameOrNone = ""  # folder or hub id with tokenizer.json; needed for .pt only
+    draft: NameOrNone = (
+        ""  # smaller checkpoint on the same encoder, as distil-large-v3; native only
+    )
+    verify_clips: Name = "tests/data/manifest.jsonl"  # an engine is compared on some of these
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,16 +4,16 @@ import dataclasses
 from pathlib import Path
 
 import build.config
-from serve.config import Count, read_config
+from serve.config import Count, Finite, Name, NameOrNone, read_config
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
     """Which clips and which systems an evaluation compares."""
 
-    manifest: str = "tests/data/manifest.jsonl"  # scored, and timed
-    heldout: str = "tests/data/heldout/manifest.jsonl"  # scored only; "" = none
-    systems: tuple[str, ...] = (
+    manifest: Name = "tests/data/manifest.jsonl"  # scored, and timed
+    heldout: NameOrNone = "tests/data/heldout/manifest.jsonl"  # scored only; "" = none
+    systems: tuple[Name, ...] = (
         "earshot-triton",
         "earshot-int8",
         "earshot-int8-greedy",
@@ -25,13 +25,13 @@ class EvalConfig:
         "faster-whisper-library-defaults",
         "transformers-fp32",
     )
-    heldout_systems: tuple[str, ...] = (  # those of `systems` that hear the held-out clips too
+    heldout_systems: tuple[Name, ...] = (  # those of `systems` that hear the held-out clips too
         "earshot-int8",
         "earshot-fp16",
         "faster-whisper-float32",
         "faster-whisper-int8",
     )
-    timed: tuple[str, ...] = (  # those of `systems` whose speed is measured too
+    timed: tuple[Name, ...] = (  # those of `systems` whose speed is measured too
         "earshot-triton",
         "earshot-int8",
         "earshot-int8-greedy",
@@ -42,10 +42,10 @@ class EvalConfig:
     )
     concurrency: Count = 8
     repeats: Count = 2  # timed passes over the clips
-    threads: int = 2  # CPU threads given to every system
+    threads: Count = 2  # CPU threads given to every system
     # Points of CER; a run fails where its clips show a larger gap, see eval/accuracy/gates.py.
-    max_cer_gap_faster_whisper: float = 0.1
-    max_cer_gap_fp16: float = 0.1
+    max_cer_gap_faster_whisper: Finite = 0.1
+    max_cer_gap_fp16: Finite = 0.1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ import itertools
 import json
 import tomllib
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -111,6 +111,17 @@ def require_version(
         )
 
 
+def text_that(check: Callable[[str], Any], expected: str) -> pydantic.AfterValidator:
+    """For an annotation: text for which `check` gives something true; `expected` describes it."""
+
+    def checked(text: str) -> str:
+        if not check(text):
+            raise pydantic_core.PydanticCustomError("text", "{expected}", {"expected": expected})
+        return text
+
+    return pydantic.AfterValidator(checked)
+
+
 def to_json(value: Any, indent: int | None = None) -> str:
     """The JSON of dataclasses, or of plain values that hold some; non-ASCII text as it is."""
     return pydantic_core.to_json(value, indent=indent).decode()
@@ -125,7 +136,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """
     try:
         return tomllib.loads(read_text(path, "expected a config, such as configs/demo.toml"))
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # numbers too long, lists too deep
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
 
 

@@ -6,12 +6,14 @@ fields.
 """
 
 import dataclasses
+import ipaddress
+import re
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
-from serve.codec import from_table, read_toml
+from serve.codec import from_table, read_toml, text_that
 from serve.errors import ConfigError
 
 RuntimeName = Literal["native", "tensorrt_llm", "tensorrt_llm_api"]
@@ -20,16 +22,40 @@ Kernels = Literal["auto", "torch", "triton"]
 CrossPrecision = Literal["full", "int8"]
 EncoderPrecision = Literal["full", "fp8"]
 
-Count = Annotated[int, Field(gt=0)]
-Seconds = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(gt=0, le=1)]
-Fraction = Annotated[float, Field(gt=0, lt=1)]
-Temperature = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(gt=0, le=1_000_000_000)]
+CountOrNone = Annotated[int, Field(ge=0, le=1_000_000_000)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+_MAX_S = 10_000_000  # four months; what waits cannot wait for ever
+Seconds = Annotated[Finite, Field(gt=0, le=_MAX_S)]
+SecondsOrNone = Annotated[Finite, Field(ge=0, le=_MAX_S)]
+Share = Annotated[Finite, Field(gt=0, le=1)]
+Fraction = Annotated[Finite, Field(gt=0, lt=1)]
+Temperature = Annotated[Finite, Field(ge=0, le=1)]
 Port = Annotated[int, Field(gt=0, lt=65536)]
 MAX_BEAMS = 8
 Beams = Annotated[int, Field(ge=1, le=MAX_BEAMS)]
-Factor = Annotated[float, Field(ge=0.1, le=10, allow_inf_nan=False)]
-Power = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
+Factor = Annotated[Finite, Field(ge=0.1, le=10)]
+Power = Annotated[Finite, Field(ge=0, le=10)]
+Name = Annotated[
+    str,
+    text_that(lambda text: text.strip() and text.isprintable(), "text of printable characters"),
+]
+NameOrNone = Annotated[str, text_that(str.isprintable, "text of printable characters")]
+Address = Annotated[
+    str, text_that(lambda text: _is_ipv4(text), "an IPv4 address such as 127.0.0.1")
+]
+Device = Annotated[
+    str, text_that(re.compile(r"cpu|cuda(:[0-9]{1,3})?").fullmatch, '"cpu", "cuda" or "cuda:N"')
+]
+
+
+def _is_ipv4(text: str) -> bool:
+    try:
+        ipaddress.IPv4Address(text)
+    except ValueError:
+        return False
+    return True
+
 
 SECTIONS_OF_OTHERS = ("build", "eval")
 """Sections that serve passes over: those wings read them."""
@@ -55,22 +81,24 @@ class TrtllmConfig:
 class RuntimeConfig:
     """How the runtime executes an engine."""
 
-    device: str = "cpu"  # "cpu", "cuda" or "cuda:N"
+    device: Device = "cpu"  # "cpu", "cuda" or "cuda:N"
     slots: Count = 8  # windows that decode at the same time
     # Sequences that decode at the same time, of all windows together: a greedy window takes one, a
     # beam of 5 takes five. 0 = one for each slot, so no beams.
-    rows: Annotated[int, Field(ge=0)] = 0
+    rows: CountOrNone = 0
     # Most tokens that the engine's draft, if it holds one, guesses at a time; 0 = none. Where
     # guessing measures slower than decoding without, it is left alone.
     draft_tokens: Annotated[int, Field(ge=0, le=16)] = 0
     encoder_batch: Count = 4  # most windows encoded in one go
-    threads: int = 0  # CPU threads for compute; 0 = every core
+    threads: CountOrNone = 0  # CPU threads for compute; 0 = every core
     kernels: Kernels = "auto"  # "triton" where the device is CUDA, else "torch"
     cuda_graph: bool = False  # replay CUDA graphs: needs a CUDA device with triton kernels
     memory_share: Share = 0.9  # of a GPU's memory that may be taken
     cross_kv: CrossPrecision = "full"  # keys and values of cross-attention; "int8": half the memory
     encoder_precision: EncoderPrecision = "full"  # "fp8": its products, on Hopper and later
-    decode_target_s: float = 0.05  # windows decoding for longer go before less than a full batch
+    decode_target_s: SecondsOrNone = (
+        0.05  # windows decoding for longer go before less than a full batch
+    )
     steps_per_sync: Count = 4  # with cuda_graph: decoder steps between two looks at what has ended
     tensorrt_llm: TrtllmConfig = TrtllmConfig()
 
@@ -107,29 +135,29 @@ class TranscriberConfig(SearchConfig):
     temperatures: Annotated[tuple[Temperature, ...], Field(min_length=1)] = (
         *(0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
     )
-    compression_ratio_threshold: float = 2.4  # above: the text repeats itself, decode again
-    logprob_threshold: float = -1.0  # below: the model is unsure, decode again
-    no_speech_threshold: float = 0.6  # above, and unsure: silence, no text
+    compression_ratio_threshold: Finite = 2.4  # above: the text repeats itself, decode again
+    logprob_threshold: Finite = -1.0  # below: the model is unsure, decode again
+    no_speech_threshold: Finite = 0.6  # above, and unsure: silence, no text
 
 
 @dataclasses.dataclass(frozen=True)
 class ServerConfig:
     """Where Triton Inference Server listens and how long things may take."""
 
-    host: str = "127.0.0.1"
+    host: Address = "127.0.0.1"
     http_port: Port = 8000
     grpc_port: Port = 8001
     metrics_port: Port = 8002
     start_timeout_s: Seconds = 180.0
-    drain_timeout_s: float = 30.0
+    drain_timeout_s: SecondsOrNone = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """One product, as far as serve knows it: what to run and how to serve it."""
 
-    name: str = "demo"
-    engine: str = "engines/demo"  # the folder that build writes and serve opens
+    name: Name = "demo"
+    engine: Name = "engines/demo"  # the folder that build writes and serve opens
     runtime: RuntimeConfig = RuntimeConfig()
     transcriber: TranscriberConfig = TranscriberConfig()
     server: ServerConfig = ServerConfig()

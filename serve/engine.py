@@ -13,124 +13,36 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
-from serve.codec import from_json, require_version, to_json
-from serve.config import Precision, RuntimeName
+from serve.config import Precision
 from serve.errors import EngineError, UnavailableError
+from serve.manifest import FORMAT_VERSION as FORMAT_VERSION
+from serve.manifest import HEAD_DIM as HEAD_DIM
+from serve.manifest import TOKENIZER_FILE as TOKENIZER_FILE
+from serve.manifest import WEIGHTS_FILE as WEIGHTS_FILE
+from serve.manifest import Dims as Dims
+from serve.manifest import Draft as Draft
+from serve.manifest import FileFacts as FileFacts
+from serve.manifest import LayerError as LayerError
+from serve.manifest import Manifest as Manifest
+from serve.manifest import Source as Source
+from serve.manifest import TokenizerFacts as TokenizerFacts
+from serve.manifest import check_manifest
+from serve.manifest import manifest_from_json as manifest_from_json
+from serve.manifest import manifest_to_json as manifest_to_json
 
-FORMAT_VERSION = 1
 MANIFEST_FILE = "engine.json"
-WEIGHTS_FILE = "weights.safetensors"
-TOKENIZER_FILE = "tokenizer.json"
 MEL_FILTERS_FILE = "mel_filters.safetensors"
-HEAD_DIM = 64
 N_FREQUENCIES = 201  # of a Fourier transform over 400 samples
 DETECT_LANGUAGE = -1
 """Stands in a prompt where the runtime must put the language token it finds most likely."""
 
 Kind = Literal["quantized", "plain"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Dims:
-    """The network's sizes, by OpenAI's names."""
-
-    n_mels: int
-    n_audio_ctx: int
-    n_audio_state: int
-    n_audio_head: int
-    n_audio_layer: int
-    n_audio_ffn: int
-    n_vocab: int
-    n_text_ctx: int
-    n_text_state: int
-    n_text_head: int
-    n_text_layer: int
-    n_text_ffn: int
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenizerFacts:
-    """Special token ids and decoding lists, as the checkpoint's own files state them."""
-
-    eot: int
-    sot: int
-    sot_prev: int
-    no_speech: int
-    no_timestamps: int
-    timestamp_begin: int
-    transcribe: int | None  # None in English-only checkpoints
-    translate: int | None
-    languages: dict[str, int]  # code -> token id; empty in English-only checkpoints
-    suppress_tokens: tuple[int, ...]
-    begin_suppress_tokens: tuple[int, ...]
-    max_initial_timestamp_index: int
-    alignment_heads: tuple[tuple[int, int], ...]  # (decoder layer, head)
-
-    @property
-    def multilingual(self) -> bool:
-        """Whether prompts carry a language and a task."""
-        return bool(self.languages)
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """Where the weights came from."""
-
-    id: str
-    sha256: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Draft:
-    """A second, smaller decoder on the same encoder: it guesses what the first one verifies.
-
-    Its other sizes and its tokens are the first one's.
-    """
-
-    source: Source
-    n_text_layer: int
-    n_text_ffn: int
-
-
-@dataclasses.dataclass(frozen=True)
-class LayerError:
-    """What quantising one matrix cost: ||w - q * scale|| / ||w||, and the largest difference."""
-
-    relative: float
-    max_abs: float
-
-
-@dataclasses.dataclass(frozen=True)
-class FileFacts:
-    """One file of the engine folder."""
-
-    sha256: str
-    bytes: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Manifest:
-    """Everything an engine says about itself; `engine.json` holds exactly these fields."""
-
-    format_version: int
-    runtime: RuntimeName
-    precision: Precision
-    dims: Dims
-    tokenizer: TokenizerFacts
-    source: Source
-    quantization: dict[str, LayerError]  # empty in fp16 engines
-    versions: dict[str, str]  # what built it
-    files: dict[str, FileFacts]
-    checkpoint_bytes: int  # size of the checkpoint's weights
-    verification: dict[str, float] | None  # measured deviation; None until verified
-    runtime_options: dict[str, Any]  # limits a compiled engine was built for; {} for native
-    draft: Draft | None = None  # engines built before there were drafts do not say
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,22 +188,6 @@ def write_mel_filters(folder: Path, n_mels: int) -> None:
     (folder / MEL_FILTERS_FILE).write_bytes(save({"mel_filters": mel_filters(n_mels)}))
 
 
-def manifest_to_json(manifest: Manifest) -> str:
-    """The text of `engine.json`."""
-    return to_json(manifest, indent=2) + "\n"
-
-
-def manifest_from_json(text: str | bytes, where: str) -> Manifest:
-    """Read `engine.json`.
-
-    Raises:
-        EngineError: not JSON, another format version, or a missing, surplus or malformed field.
-    """
-    advice = "build the engine again with `make build-engine`"
-    require_version(text, where, FORMAT_VERSION, error=EngineError, advice=advice)
-    return from_json(Manifest, text, where, error=EngineError, advice=advice)
-
-
 @dataclasses.dataclass(frozen=True)
 class Engine:
     """An engine folder that has passed every check."""
@@ -370,13 +266,25 @@ def open_engine(path: str | Path) -> Engine:
             "build one with `make build-engine CONFIG=…`"
         ) from error
     manifest = manifest_from_json(text, str(manifest_path))
+    check_manifest(manifest, str(manifest_path))
     for name, facts in manifest.files.items():
-        file = path / name
-        if not file.is_file():
-            raise EngineError(f"{file} is missing; build the engine again")
-        size = file.stat().st_size
-        if size != facts.bytes:
-            raise EngineError(f"{file} has {size} bytes, the manifest says {facts.bytes}")
-        if sha256_of(file) != facts.sha256:
-            raise EngineError(f"{file} fails its SHA-256; build the engine again")
+        try:
+            _check_file(path, name, facts)
+        except OSError as error:
+            raise EngineError(f"cannot read {path / name}: {error.strerror}") from error
     return Engine(path, manifest)
+
+
+def _check_file(folder: Path, name: str, facts: FileFacts) -> None:
+    file = folder / name
+    if not file.is_file():
+        raise EngineError(f"{file} is missing; build the engine again")
+    if not file.resolve().is_relative_to(folder.resolve()):
+        raise EngineError(
+            f"{file} is a link to {file.resolve()}, outside the engine; expected a file in it"
+        )
+    size = file.stat().st_size
+    if size != facts.bytes:
+        raise EngineError(f"{file} has {size} bytes, the manifest says {facts.bytes}")
+    if sha256_of(file) != facts.sha256:
+        raise EngineError(f"{file} fails its SHA-256; build the engine again")

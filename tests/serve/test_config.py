@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from serve.config import Config, load_config
+from eval.config import Config as EvalsConfig
+from serve.config import Config, load_config, read_config
 from serve.errors import ConfigError
 
 
@@ -101,3 +102,78 @@ def test_what_must_be_above_zero(tmp_path, section, key):
     load(tmp_path, f"[{section}]\n{key} = 1")
     with pytest.raises(ConfigError, match=rf"{section}\.{key} = 0; expected more than 0"):
         load(tmp_path, f"[{section}]\n{key} = 0")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[server]\nhost = ''", "server.host = ''; expected an IPv4 address such as 127.0.0.1"),
+        ("[server]\nhost = 'here'", "server.host = 'here'; expected an IPv4 address"),
+        ("[server]\nhost = '127.0.0.1:80'", "server.host = '127.0.0.1:80'; expected an IPv4"),
+        ("[server]\nhost = '1.2.3'", "server.host = '1.2.3'; expected an IPv4 address"),
+        ("[server]\ndrain_timeout_s = -1", "server.drain_timeout_s = -1; expected at least 0"),
+        ("[server]\nstart_timeout_s = inf", "server.start_timeout_s = inf; expected a finite"),
+        ("[server]\nstart_timeout_s = 1e300", "server.start_timeout_s = 1e+300; expected at most"),
+        ("[transcriber]\nlogprob_threshold = nan", "logprob_threshold = nan; expected a finite"),
+        ("[runtime]\nthreads = -1", "runtime.threads = -1; expected at least 0"),
+        ("[runtime]\ndevice = 'gpu'", 'runtime.device = \'gpu\'; expected "cpu", "cuda" or'),
+        ("engine = ''", "engine = ''; expected text of printable characters"),
+        ("engine = ' '", "engine = ' '; expected text of printable characters"),
+        ('engine = "a\\u0000b"', "expected text of printable characters"),
+        ("[runtime]\nslots = " + "9" * 5000, "is not valid TOML"),
+        ("name = " + "[" * 5000, "is not valid TOML"),
+    ],
+)
+def test_nonsense_is_refused_by_name(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=r"product\.toml") as caught:
+        load(tmp_path, text)
+    assert message in str(caught.value) and len(str(caught.value)) < 300
+
+
+def fields_of(kind, before=()):
+    """The place and the default of every key, sections within sections too."""
+    for field in dataclasses.fields(kind):
+        place = (*before, field.name)
+        if dataclasses.is_dataclass(field.default):
+            yield from fields_of(field.default, place)
+        else:
+            yield place, field.default
+
+
+# As TOML has them. What none of a kind can be, and what some may.
+NEVER = {
+    bool: ["nan", "1", "0.5", "'x'", "[]", "{}", "1979-05-27"],
+    int: ["nan", "inf", "-inf", "-1", "0.5", "true", "'1'", "[]", "{}", "1979-05-27", "9" * 40],
+    float: ["nan", "inf", "-inf", "true", "'1'", "[]", "{}", "1979-05-27"],
+    str: ["nan", "1", "0.5", "true", "[]", "{}", "1979-05-27", '"a\\u0000b"'],
+    tuple: ["nan", "1", "0.5", "true", "'x'", "[[]]", "[nan]", "{}", "[{}]"],
+}
+SOMETIMES = ["0", "-1", "-1.5", "1e300", "9" * 40, "''", "'x'", "' '", "[]", "[0]", "['']"]
+MAY_BE_EMPTY = {("build", "tokenizer"), ("build", "draft"), ("eval", "heldout")}
+
+
+FIELDS = {".".join(place): (place, default) for place, default in fields_of(EvalsConfig)}
+
+
+@pytest.mark.parametrize(("place", "default"), FIELDS.values(), ids=FIELDS)
+def test_whatever_a_key_says_it_is_taken_or_refused_by_its_name(tmp_path, place, default):
+    path = tmp_path / "product.toml"
+
+    def refusal(value):
+        path.write_text(f"{'.'.join(place)} = {value}")
+        try:
+            read_config(path, EvalsConfig)
+        except ConfigError as error:
+            return str(error)
+        return None
+
+    for value in NEVER[type(default)]:
+        found = refusal(value)
+        assert found is not None and place[-1] in found, (value, found)
+    for value in SOMETIMES:
+        found = refusal(value)
+        assert found is None or place[-1] in found, (value, found)
+    if place[-1][-2:] == "_s":
+        assert refusal("-0.5"), "a time that has passed"
+    if isinstance(default, str) and place not in MAY_BE_EMPTY:
+        assert refusal("''")

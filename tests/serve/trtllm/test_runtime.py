@@ -1,13 +1,12 @@
 """What the adapter asks of the executor, what it refuses, and how failures end."""
 
 import dataclasses
-import json
 import math
 
 import pytest
 import torch
 
-from serve.engine import MANIFEST_FILE, manifest_to_json, open_engine
+from serve.engine import Engine
 from serve.errors import ConfigError, DeviceError, EarshotError, EngineError, OptionError
 from serve.errors import UnavailableError as Unavailable
 from serve.runtime.table import open_runtime
@@ -298,9 +297,7 @@ def altered(engine, tmp_path, **options):
     """The engine with other limits in its manifest."""
     manifest = engine.manifest
     limits = {**manifest.runtime_options, **options}
-    manifest = dataclasses.replace(manifest, runtime_options=limits, files={})
-    (tmp_path / MANIFEST_FILE).write_text(manifest_to_json(manifest))
-    return open_engine(tmp_path)
+    return Engine(tmp_path, dataclasses.replace(manifest, runtime_options=limits))
 
 
 @pytest.mark.parametrize(
@@ -323,10 +320,9 @@ def test_engines_made_elsewhere_are_refused(engine, tmp_path, options, words):
 def test_an_engine_of_another_runtime_is_refused(engine, tmp_path):
     from serve.trtllm.executor import open_tensorrt_llm  # noqa: PLC0415
 
-    fields = json.loads((engine.path / MANIFEST_FILE).read_text())
-    (tmp_path / MANIFEST_FILE).write_text(json.dumps({**fields, "runtime": "native", "files": {}}))
+    native = Engine(tmp_path, dataclasses.replace(engine.manifest, runtime="native"))
     with pytest.raises(EngineError, match="is for the runtime 'native', expected 'tensorrt_llm'"):
-        open_tensorrt_llm(open_engine(tmp_path), make_config().runtime)
+        open_tensorrt_llm(native, make_config().runtime)
 
 
 def test_what_the_library_says_on_opening_reaches_the_user(engine, tmp_path):
