@@ -67,7 +67,8 @@ class Drafter:
         self.decoder = decoder
         self.cache = cache
         self._suppress = rules.suppress
-        self._known: dict[int, int] = {}  # by job id: positions below are in the cache
+        # By first row: whose it is, and that positions below are in the cache.
+        self._known: dict[int, tuple[int, int]] = {}
 
     def guess(self, state: RowState, owners: Owners, positions: Sequence[int], count: int) -> None:
         """Write `count` guesses behind the next token, at `positions`, of every job's row.
@@ -76,12 +77,9 @@ class Drafter:
         """
         device = self.decoder.device
         spans = [
-            Span(place, min(self._known.get(job_id, 0), at), at + 1)
+            Span(place, min(self._known_of(place, job_id), at), at + 1)
             for (place, job_id), at in zip(owners, positions, strict=True)
         ]
-        self._known = {
-            job_id: at + count for (_, job_id), at in zip(owners, positions, strict=True)
-        }
         ends = list(itertools.accumulate(span.end - span.begin for span in spans))
         feed = feed_of_spans(state, spans, device)
         logits = self.decoder.step(feed, self.cache, upload([end - 1 for end in ends], device))
@@ -94,10 +92,19 @@ class Drafter:
                 feed = dataclasses.replace(feed, positions=at + turn)
                 logits = self.decoder.step(feed, self.cache)
 
+        for (place, job_id), position in zip(owners, positions, strict=True):
+            self._known[place.first_row] = job_id, position + count
+
     def keep(self, owners: Owners, positions: Sequence[int]) -> None:
         """Forget what was fed beyond each job's new position: guesses that were wrong."""
-        for (_, job_id), position in zip(owners, positions, strict=True):
-            self._known[job_id] = min(self._known[job_id], position)
+        for (place, job_id), position in zip(owners, positions, strict=True):
+            known = min(self._known_of(place, job_id), position)
+            self._known[place.first_row] = job_id, known
+
+    def _known_of(self, place: Place, job_id: int) -> int:
+        """How many of a job's positions are in the cache."""
+        owner, known = self._known.get(place.first_row, (job_id, 0))
+        return known if owner == job_id else 0
 
 
 @dataclasses.dataclass
@@ -164,7 +171,7 @@ class DraftLoop(EagerLoop):
     """Drafts where that pays, and else takes the eager loop's steps.
 
     Only rows that are decoded greedily and stand alone in their slots are drafted for, and only
-    when all busy ones are such.
+    when all that are fed are such.
 
     Args:
         network, cache, state: of the same slots and rows.
@@ -198,12 +205,12 @@ class DraftLoop(EagerLoop):
         if count < 1:
             return super().launch(slots)
         stopwatch, tokens = Stopwatch(self._network.device), 1.0
-        if self._pace.drafts(slots.busy):
+        if self._pace.drafts(len(owners)):
             tokens = self._turn(owners, count)
         else:
             super().launch(slots)
         stopwatch.stop()
-        self._pace.note(slots.busy, stopwatch.seconds(), tokens)
+        self._pace.note(len(owners), stopwatch.seconds(), tokens)
         return 1
 
     def _room(self, slots: Slots, owners: Owners) -> int:

@@ -5,6 +5,8 @@ in a step of their own, then every busy slot advances: by one token a row, or by
 graphs are replayed. A window that arrives while others decode joins the next step. On a GPU, whose
 encoder is faster the more it gets at a time, windows that cannot all have a slot wait until a whole
 batch of them can; `_may_admit` also weighs the windows that decode against those that wait.
+
+Urgent windows are the first to get slots; what more a CPU does for them, `serve.native.order` says.
 """
 
 import collections
@@ -25,6 +27,7 @@ from serve.native.graphs import EagerEncoder, EagerLoop, Encoder, GraphEncoder, 
 from serve.native.kernels.choose import choose
 from serve.native.memory import plan_memory
 from serve.native.network import Whisper
+from serve.native.order import Line, Turns
 from serve.native.rules.choose import choose_advance
 from serve.native.rules.definition import Rules
 from serve.native.rules.state import RowState, new_state
@@ -81,7 +84,8 @@ class NativeRuntime:
                 f"lower them ({error})"
             ) from error
         self._slots = Slots(config.slots, rows)
-        self._waiting: collections.deque[Job] = collections.deque()
+        self._waiting = Line(config.slots)
+        self._turns = Turns() if device.type == "cpu" else None
         self._running: dict[int, SlotJob] = {}
         self._encoding: collections.deque[Stopwatch] = collections.deque()
         self._stepping: collections.deque[Stopwatch] = collections.deque()
@@ -166,7 +170,7 @@ class NativeRuntime:
         refused = self.capabilities.refusal(job.options)
         if refused is not None:
             raise OptionError(refused)
-        self._waiting.append(job)
+        self._waiting.add(job)
 
     @torch.inference_mode()
     def cancel(self, job_id: int) -> None:
@@ -176,12 +180,8 @@ class NativeRuntime:
             self._state.finished[running.place.first_row : running.place.rows.stop] = True
             self._ended.append(Event(job_id, finished="cancelled"))
             self._release(running)
-            return
-        for job in self._waiting:
-            if job.id == job_id:
-                self._waiting.remove(job)
-                self._ended.append(Event(job_id, finished="cancelled"))
-                return
+        elif self._waiting.remove(job_id):
+            self._ended.append(Event(job_id, finished="cancelled"))
 
     @torch.inference_mode()
     def poll(self, timeout_s: float) -> list[Event]:
@@ -229,12 +229,12 @@ class NativeRuntime:
             self._release(running)
 
     def _admit_some(self) -> None:
-        """Encode a batch of what waits; two where it could fill the slots.
+        """Encode a batch of what waits; on a GPU two where it could fill the slots.
 
         One for every few steps would leave slots empty, all at once would make every window of a
         backlog begin and end together.
         """
-        for _ in range(2):
+        for _ in range(1 if self._turns else 2):
             if not self._waiting or not self._may_admit():
                 return
             self._admit()
@@ -256,12 +256,17 @@ class NativeRuntime:
 
     def _fitting(self) -> int:
         """How many of the waiting windows could have their slot and rows now."""
-        return self._slots.fit(rows_of(job) for job in self._waiting)
+        if self._turns:
+            return self._turns.fit(self._waiting, self._decoding(), self._slots)
+        return self._slots.fit(map(rows_of, self._waiting))
+
+    def _decoding(self) -> list[Job]:
+        return [running.job for running in self._running.values()]
 
     def _admit(self) -> None:
         """Encode one batch of waiting windows and give each a slot."""
         count = self._encoder.batch_of(self._fitting())
-        jobs = [self._waiting.popleft() for _ in range(count)]
+        jobs = [self._waiting.take() for _ in range(count)]
         stopwatch = Stopwatch(self._device)
         places = [self._slots.acquire(job.id, rows_of(job)) for job in jobs]
         self._encoder.encode([job.features for job in jobs], [place.slot for place in places])
@@ -277,15 +282,19 @@ class NativeRuntime:
         self._gauges = dataclasses.replace(self._gauges, windows=self._gauges.windows + count)
 
     def _step(self) -> None:
-        """Feed every busy slot and choose what it says next."""
+        """Feed busy slots, all or only urgent ones, and choose what they say next."""
+        if self._turns:
+            self._slots.rest(self._turns.resting(self._decoding()))
         stopwatch = Stopwatch(self._device)
-        steps = self._loop.launch(self._slots)
+        steps, fed = self._loop.launch(self._slots), len(self._slots.owners())
         stopwatch.stop()
         self._stepping.append(stopwatch)
+        if self._turns:
+            self._turns.note(stopwatch.seconds(), alone=fed < self._slots.busy)
         self._gauges = dataclasses.replace(
             self._gauges,
             steps=self._gauges.steps + steps,
-            step_slots=self._gauges.step_slots + steps * self._slots.busy,
+            step_slots=self._gauges.step_slots + steps * fed,
         )
 
     def _collect(self) -> list[Event]:

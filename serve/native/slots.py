@@ -6,7 +6,7 @@ busy ones stay packed together, and a slot's rows stand side by side.
 
 import dataclasses
 import heapq
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Slots:
         self._free_slots = list(range(slots))
         self._row_is_free = [True] * rows
         self._places: dict[int, Place] = {}  # by job id
+        self._resting: Collection[int] = ()
 
     @property
     def free(self) -> int:
@@ -57,13 +58,19 @@ class Slots:
 
     @property
     def several(self) -> bool:
-        """Whether any job owns more than one row."""
-        return any(place.count > 1 for place in self._places.values())
+        """Whether any job that does not rest owns more than one row."""
+        return any(place.count > 1 for place, _ in self.owners())
 
     def owners(self) -> list[tuple[Place, int]]:
-        """(place, job id) of every job, in order of their slots."""
-        pairs = ((place, job_id) for job_id, place in self._places.items())
+        """(place, job id) of every job that does not rest, in order of their slots."""
+        pairs = ((place, id) for id, place in self._places.items() if id not in self._resting)
         return sorted(pairs, key=lambda pair: pair[0].slot)
+
+    def rest(self, jobs: Collection[int]) -> None:
+        """Leave these jobs, and no others, out of the next steps; they keep what they own."""
+        if jobs != self._resting:
+            self._resting = jobs
+            self.version += 1
 
     def fit(self, counts: Iterable[int]) -> int:
         """How many jobs of so many rows each, in this order, could be given their places now."""

@@ -120,6 +120,22 @@ def test_a_draft_that_begins_late_knows_all_that_was_said(engine_with, jobs, mon
     assert runtime.gauges().drafted_right > 0.6 * runtime.gauges().drafted > 0
 
 
+def test_guesses_go_on_where_they_were_when_urgent_windows_have_passed(
+    engine_with, jobs, expected, always
+):
+    runtime = NativeRuntime(engine_with(whole), CONFIG)
+    rested, ended = 0, {}
+    for job in jobs:
+        runtime.submit(dataclasses.replace(job, urgent=job.id > 0))
+    while len(ended) < len(jobs):
+        busy, before = runtime.gauges().busy_slots, runtime.gauges().step_slots
+        ended |= {event.job_id: event.tokens for event in runtime.poll(0.0)}
+        rested += runtime.gauges().step_slots - before < busy
+    assert rested > 0
+    assert ended == {id: event.tokens for id, event in expected[0].items()}
+    assert runtime.gauges().drafted_right > 0.6 * runtime.gauges().drafted
+
+
 def test_an_engine_without_a_draft_decodes_as_ever(engine, engine_with, jobs):
     runtime = NativeRuntime(engine, CONFIG)
     run(runtime, jobs[2:4])

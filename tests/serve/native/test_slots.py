@@ -52,6 +52,22 @@ def test_the_lowest_free_slot_and_rows_are_given_first():
     assert slots.span == 8
 
 
+def test_who_rests_keeps_what_it_owns_and_is_left_out():
+    slots = Slots(3, 8)
+    for job, count in ((10, 2), (11, 1)):
+        slots.acquire(job, count)
+    version = slots.version
+    slots.rest({10})
+    assert slots.version > version
+    assert slots.owners() == [(Place(1, 2, 1), 11)]
+    assert not slots.several
+    assert (slots.busy, slots.fit([2])) == (2, 1)
+    assert slots.acquire(12) == Place(2, 3, 1)
+    slots.rest(())
+    assert [job for _, job in slots.owners()] == [10, 11, 12]
+    slots.check()
+
+
 def test_where_each_takes_one_row_slots_and_rows_go_together():
     slots = Slots(4, 4)
     for job in range(4):

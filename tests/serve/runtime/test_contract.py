@@ -185,7 +185,7 @@ def mixed(job, id, able):
     temperature = dice.choice([0.0, 0.0, 0.8])
     beams = able.beam_sizes or range(1, able.beam_width + 1)
     samples = range(1, 2 if able.beam_sizes else able.beam_width + 1)
-    return job(
+    made = job(
         id,
         language=dice.choice([None, "en", "es"] if able.detect_language else ["en", "es"]),
         timestamps=dice.choice([True, False] if able.timestamps else [False]),
@@ -196,6 +196,7 @@ def mixed(job, id, able):
         max_tokens=dice.randrange(1, 30),
         seed=dice.randrange(1000),
     )
+    return dataclasses.replace(made, urgent=id % 3 == 0)
 
 
 def test_answers_do_not_depend_on_the_company(open_runtime, job):

@@ -1,0 +1,103 @@
+"""Which windows go first: urgent ones, without the others starving."""
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+
+from serve.native.slots import Slots
+from serve.native.start import rows_of
+from serve.runtime.protocol import Job
+
+_SPARE_ONE_OF = 4  # slots; of fewer, one that stays empty is too many
+
+
+@dataclasses.dataclass
+class _Waiting:
+    job: Job
+    overtaken: int = 0  # by so many urgent ones
+
+
+class Line:
+    """Windows that wait, in the order in which they get a slot.
+
+    Args:
+        patience: an urgent window goes before the others, but none of them lets more pass than so
+            many.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self._patience = patience
+        self._line: collections.deque[_Waiting] = collections.deque()
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def __iter__(self) -> Iterator[Job]:
+        return (one.job for one in self._line)
+
+    def add(self, job: Job) -> None:
+        """Let a window wait."""
+        at = len(self._line)
+        while job.urgent and at and not (before := self._line[at - 1]).job.urgent:
+            if before.overtaken == self._patience:
+                break
+            before.overtaken += 1
+            at -= 1
+        self._line.insert(at, _Waiting(job))
+
+    def take(self) -> Job:
+        """The next window, which waits no longer."""
+        return self._line.popleft().job
+
+    def remove(self, job_id: int) -> bool:
+        """Whether a window waited; it does no longer."""
+        kept = [one for one in self._line if one.job.id != job_id]
+        found = len(kept) < len(self._line)
+        self._line = collections.deque(kept)
+        return found
+
+    def clear(self) -> None:
+        """Let none wait."""
+        self._line.clear()
+
+
+class Turns:
+    """What a CPU does for urgent windows.
+
+    It cannot be interrupted in an encoder batch or a step, and both take the longer the more
+    windows they hold. So urgent windows are encoded apart from the others, find a slot that these
+    leave free, and share the time equally with them: as much is spent on steps that feed urgent
+    windows alone as on steps that feed all.
+    """
+
+    def __init__(self) -> None:
+        self._ahead_s = 0.0  # urgent windows' time alone, less that of all together since
+
+    def fit(self, waiting: Line, decoding: Sequence[Job], slots: Slots) -> int:
+        """How many of the next windows, all as urgent as the first, can have their places now.
+
+        Those that are not urgent get none while urgent ones decode, and leave room for one more
+        like the first of them.
+        """
+        urgent = any(job.urgent for job in itertools.islice(waiting, 1))
+        alike = itertools.takewhile(lambda job: job.urgent == urgent, waiting)
+        rows = [rows_of(job) for job in alike]
+        if urgent or not decoding:
+            return slots.fit(rows)
+        if any(job.urgent for job in decoding):
+            return 0
+        spare = 1 if slots.slots >= _SPARE_ONE_OF else 0
+        return max(0, slots.fit([*rows, *rows[:spare]]) - spare)
+
+    def resting(self, decoding: Sequence[Job]) -> Collection[int]:
+        """Ids of the jobs that the next step is not to feed."""
+        others = {job.id for job in decoding if not job.urgent}
+        if len(others) in (0, len(decoding)):
+            self._ahead_s = 0.0
+            return ()
+        return () if self._ahead_s > 0 else others
+
+    def note(self, seconds: float, *, alone: bool) -> None:
+        """A step has taken so long; `alone`: it fed only urgent windows."""
+        self._ahead_s += seconds if alone else -seconds

@@ -1,0 +1,138 @@
+"""Urgent windows go first, and the others still come to their end, with the same answers."""
+
+import dataclasses
+import itertools
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve.config import RuntimeConfig
+from serve.engine import open_engine
+from serve.native.order import Line, Turns
+from serve.native.runtime import NativeRuntime
+from serve.native.slots import Slots
+from serve.runtime.protocol import DecodingOptions
+from tests.runtimes import mel_job
+
+SLOTS = 4
+
+
+def waiting(id, urgent=False, beam_size=1):
+    return SimpleNamespace(id=id, urgent=urgent, options=DecodingOptions(beam_size=beam_size))
+
+
+@given(st.lists(st.booleans(), max_size=30), st.integers(0, 4))
+def test_urgent_windows_overtake_the_others_a_few_times_at_most(urgent, patience):
+    line = Line(patience)
+    for id, each in enumerate(urgent):
+        line.add(waiting(id, each))
+    order = [line.take() for _ in range(len(line))]
+    for kind in (True, False):
+        ids = [job.id for job in order if job.urgent == kind]
+        assert ids == [id for id, each in enumerate(urgent) if each == kind]
+    for at, job in enumerate(order):
+        passed = [before.id for before in order[:at] if before.id > job.id]
+        assert len(passed) <= (0 if job.urgent else patience)
+        # None stands still without need: who is behind an older other found it out of patience.
+        if job.urgent and at and not order[at - 1].urgent:
+            assert sum(before.id > order[at - 1].id for before in order[: at - 1]) == patience
+
+
+def test_a_window_that_is_taken_out_waits_no_longer():
+    line = Line(1)
+    for id in range(3):
+        line.add(waiting(id))
+    assert (line.remove(1), line.remove(1)) == (True, False)
+    assert ([job.id for job in line], len(line)) == ([0, 2], 2)
+
+
+def fit(wanted, decoding=(), slots=SLOTS, rows=12):
+    """How many windows fit beside those that decode; a window is how many rows it takes."""
+    line, places = Line(9), Slots(slots, rows)
+    for id, each in enumerate(wanted):
+        line.add(waiting(id, each < 0, abs(each)))
+    busy = [waiting(100 + i, each < 0, abs(each)) for i, each in enumerate(decoding)]
+    for job in busy:
+        places.acquire(job.id, job.options.beam_size)
+    return Turns().fit(line, busy, places)
+
+
+def test_urgent_windows_find_a_slot_and_rows_that_the_others_left():
+    urgent, other = -3, 3
+    assert fit([]) == 0
+    assert fit([other] * 4, [other] * 2) == 1
+    assert fit([other], [other] * 3) == 0
+    assert fit([urgent], [other] * 3) == 1
+    assert fit([urgent] * 4, [other] * 2) == 2
+    assert fit([urgent, urgent, other]) == 2, "a batch of their own"
+    assert fit([other], [other, urgent]) == 0, "not while urgent ones decode"
+    assert fit([other], [1, 1], rows=7) == 0, "rows for another like it"
+    assert fit([1], [1, 1], rows=7) == 1
+    assert fit([other]) == fit([other], slots=1, rows=3) == 1
+    assert fit([other], [other], slots=2) == 1, "of few slots none is left free"
+
+
+def test_urgent_windows_have_half_of_the_time_alone():
+    turns, spent = Turns(), {True: 0.0, False: 0.0}
+    both = [waiting(1, urgent=True), waiting(2)]
+    for _ in range(300):
+        alone = bool(turns.resting(both))
+        seconds = 1.0 if alone else 3.5
+        turns.note(seconds, alone=alone)
+        spent[alone] += seconds
+    assert spent[True] == pytest.approx(spent[False], rel=0.02)
+    for kind in both:
+        assert turns.resting([kind]) == ()
+
+
+@pytest.fixture
+def job(nano_engine):
+    return mel_job(open_engine(nano_engine))
+
+
+@pytest.fixture
+def runtime(nano_engine):
+    config = RuntimeConfig(slots=SLOTS, rows=12, encoder_batch=1, threads=1)
+    return NativeRuntime(open_engine(nano_engine), config)
+
+
+def urgent(made):
+    return dataclasses.replace(made, urgent=True)
+
+
+def test_an_urgent_window_joins_at_once_where_many_wait(runtime, job):
+    for id in range(3 * SLOTS):
+        runtime.submit(job(id, max_tokens=400))
+    for _ in range(2 * SLOTS):
+        assert runtime.poll(0.0) == []
+    before = runtime.gauges()
+    runtime.submit(urgent(job(99, max_tokens=400)))
+    assert runtime.poll(0.0) == []
+    after = runtime.gauges()
+    assert (before.busy_slots, after.busy_slots) == (SLOTS - 1, SLOTS)
+    assert after.queued == before.queued
+    assert after.step_slots - before.step_slots == 1, "the others rest"
+
+
+def test_none_starves_where_there_is_always_an_urgent_window(runtime, job):
+    options = [{"beam_size": 3}, {"best_of": 2, "temperature": 0.8}, {}]
+    kinds = [job(id, max_tokens=20, **options[id % 3]) for id in range(6)]
+    expected = {}
+    for made in kinds:
+        runtime.submit(made)
+        while made.id not in expected:
+            expected |= {event.job_id: event.tokens for event in runtime.poll(0.0)}
+    for made in kinds:
+        runtime.submit(made)
+    ended, more = {}, itertools.count(100)
+    for _ in range(3000):
+        while runtime.gauges().queued + runtime.gauges().busy_slots < 6 + SLOTS - len(ended):
+            runtime.submit(urgent(job(next(more), key=1, max_tokens=9)))
+        found = runtime.poll(0.0)
+        ended |= {event.job_id: event.tokens for event in found if event.job_id < 100}
+        if len(ended) == 6:
+            break
+    assert ended == expected
+    assert next(more) > 106, "urgent ones went on meanwhile"
