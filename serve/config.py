@@ -128,7 +128,13 @@ class TranscriberConfig(SearchConfig):
     """What requests may ask for, and when a window is decoded again."""
 
     max_audio_s: Seconds = 3600.0
+    max_audio_mb: Count = 768  # MiB of a file, or of samples, as sent
+    # Millions of samples, of all channels, that a request's audio may unpack to. An hour of 192 kHz
+    # stereo has 1382.
+    max_decoded_msamples: Count = 1500
+    max_decode_s: Seconds = 60.0  # of processor time for decoding a request's audio
     max_pending: Count = 256  # requests accepted and not yet answered; more are refused
+    max_pending_mb: Count = 1024  # MiB of their audio that is not yet decoded; more is refused
     decode_workers: Count = 2  # threads that turn bytes into samples
     request_timeout_s: Seconds = 600.0  # a request that takes longer ends with an error
     max_tokens: Count = 224  # new tokens per window

@@ -70,7 +70,9 @@ class Intake:
         on_error: Callable[[ActiveRequest, EarshotError], None],
         prepare: Callable[[ActiveRequest, Request], None],
     ) -> None:
-        self._limits = Limits(config.max_audio_s)
+        self._limits = Limits(
+            config.max_audio_s, config.max_decoded_msamples * 1e6, config.max_decode_s
+        )
         self._on_window = on_window
         self._on_error = on_error
         self._prepare = prepare

@@ -9,7 +9,7 @@ from serve.config import TranscriberConfig
 from serve.errors import DeviceError, OverloadedError
 from serve.messages import OnEvent
 from serve.transcriber.active import ActiveRequest
-from serve.transcriber.plan import Plan
+from serve.transcriber.plan import MIB, Plan
 from serve.transcriber.stats import Counters, Outcome
 
 
@@ -17,7 +17,8 @@ class Ledger:
     """Takes requests in, or refuses them, and counts how they end. Thread-safe.
 
     Args:
-        config: the most requests that may be pending, and how long each may take.
+        config: the most requests that may be pending, the most audio of theirs that may wait to
+            be decoded, and how long each may take.
     """
 
     def __init__(self, config: TranscriberConfig) -> None:
@@ -26,31 +27,38 @@ class Ledger:
         # Guarded by the condition, which is notified of every answered request.
         self._changed = threading.Condition()
         self._pending: dict[int, ActiveRequest] = {}  # in order of acceptance, and so of deadline
+        self._audio_bytes: dict[int, int] = {}  # of those whose audio is not wholly decoded
         self._unanswered = 0  # requests removed whose terminal event is being sent
         self._counters = Counters()
         self._busy_since_s = 0.0
         self._state: Literal["open", "draining", "closed"] = "open"
         self._failure: DeviceError | None = None
 
-    def accept(self, plan: Plan, on_event: OnEvent) -> ActiveRequest:
+    def accept(self, plan: Plan, on_event: OnEvent, audio_bytes: int) -> ActiveRequest:
         """Take a request in.
 
+        Args:
+            plan: what is to be done.
+            on_event: called with its segments and its end.
+            audio_bytes: held until the audio is decoded; see `mark_decoded`.
+
         Raises:
-            OverloadedError: too many requests are pending, or no more are taken.
+            OverloadedError: too many requests or bytes are pending, or no more are taken.
             DeviceError: the device has failed.
         """
         with self._changed:
-            self._refuse_if_unable()
+            self._refuse_if_unable(audio_bytes)
             now = time.monotonic()
             deadline_s = now + self._config.request_timeout_s
             active = ActiveRequest(next(self._ids), plan, on_event, now, deadline_s)
             if not self._pending:
                 self._busy_since_s = now
             self._pending[active.id] = active
+            self._audio_bytes[active.id] = audio_bytes
             self._counters = self._counters.plus(accepted=1)
             return active
 
-    def _refuse_if_unable(self) -> None:
+    def _refuse_if_unable(self, audio_bytes: int) -> None:
         if self._failure is not None:
             raise DeviceError(f"the device has failed, restart the server: {self._failure}")
         if self._state != "open":
@@ -58,16 +66,29 @@ class Ledger:
         pending, limit = len(self._pending), self._config.max_pending
         if pending >= limit:
             raise OverloadedError(f"{pending} of {limit} requests are pending; try again later")
+        held, limit = sum(self._audio_bytes.values()), self._config.max_pending_mb
+        if held + audio_bytes > limit * MIB:
+            raise OverloadedError(
+                f"{held / MIB:.1f} MiB of audio wait to be decoded and the request brings "
+                f"{audio_bytes / MIB:.1f}, transcriber.max_pending_mb allows {limit}; "
+                "try again later"
+            )
 
     def reject(self) -> None:
         """Count a request that was refused at once."""
         with self._changed:
             self._counters = self._counters.plus(rejected=1)
 
+    def mark_decoded(self, active: ActiveRequest) -> None:
+        """Note that a request's audio is decoded, and no longer held as it was sent."""
+        with self._changed:
+            self._audio_bytes.pop(active.id, None)
+
     def remove(self, active: ActiveRequest, outcome: Outcome) -> None:
         """Count a request's end; its terminal event must follow, and then `mark_answered`."""
         with self._changed:
             del self._pending[active.id]
+            self._audio_bytes.pop(active.id, None)
             self._unanswered += 1
             increments = {outcome: 1, "audio_s": active.duration_s if outcome == "ok" else 0.0}
             if not self._pending:

@@ -41,7 +41,7 @@ from serve.transcriber.dispatch import DecodingWindow, Dispatcher
 from serve.transcriber.guard import guarded
 from serve.transcriber.intake import Intake
 from serve.transcriber.ledger import Ledger
-from serve.transcriber.plan import Plan, check_config, plan_request
+from serve.transcriber.plan import Plan, audio_bytes, check_config, plan_request
 from serve.transcriber.stats import Outcome, Stats
 
 logger = logging.getLogger(__name__)
@@ -95,16 +95,18 @@ class Transcriber:
             request: what to transcribe.
             on_event: called on the device thread, so it must be quick: a `SegmentReady` for each
                 segment as soon as it is final, in order of time, then exactly one `Finished` or
-                `Failed`. If it raises, the client counts as gone and the request is cancelled.
+                `Failed`. Audio is decoded as it is needed, so that it is cut short, damaged or
+                beyond a limit may be told after segments. If it raises, the client counts as gone
+                and the request is cancelled.
 
         Raises:
             OptionError, AudioError: the request is wrong.
-            OverloadedError: too many requests are pending, or the transcriber is closing.
+            OverloadedError: too many requests or bytes are pending, or the transcriber is closing.
             DeviceError: the device has failed.
         """
         try:
             plan = self._plan(request)
-            active = self._ledger.accept(plan, on_event)
+            active = self._ledger.accept(plan, on_event, audio_bytes(request))
         except EarshotError:
             self._ledger.reject()
             raise
@@ -270,6 +272,8 @@ class Transcriber:
 
     def _take(self, active: ActiveRequest, window: Window) -> None:
         if not active.ended:
+            if window.last:
+                self._ledger.mark_decoded(active)
             active.add_window(window)
             self._dispatcher.enqueue(active)
 

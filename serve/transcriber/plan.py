@@ -12,6 +12,8 @@ from serve.messages import Request
 from serve.runtime.protocol import Capabilities, DecodingOptions
 from serve.speech.tokenizer import Tokenizer
 
+MIB = 1 << 20
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -24,11 +26,16 @@ class Plan:
 
 
 def check_config(config: TranscriberConfig, capabilities: Capabilities) -> None:
-    """Refuse a configuration whose defaults the runtime cannot honour.
+    """Refuse a configuration that contradicts itself, or that the runtime cannot honour.
 
     Raises:
         ConfigError: names the key, and what to do.
     """
+    if config.max_audio_mb > config.max_pending_mb:
+        raise ConfigError(
+            f"transcriber.max_audio_mb = {config.max_audio_mb} is more than "
+            f"transcriber.max_pending_mb = {config.max_pending_mb}; expected at most as much"
+        )
     if not capabilities.sampling and any(t > 0 for t in config.temperatures):
         raise ConfigError(
             f"transcriber.temperatures = {list(config.temperatures)}, but the runtime "
@@ -60,9 +67,9 @@ def plan_request(
 
     Raises:
         OptionError: an option is out of bounds, unknown, or not honoured by the runtime.
-        AudioError: the audio is neither bytes nor an array.
+        AudioError: the audio is neither bytes nor an array, or too large.
     """
-    _check_audio(request)
+    _check_audio(request, config)
     temperature = _temperature(request, capabilities, config)
     if request.timestamps and not capabilities.timestamps:
         raise OptionError(
@@ -92,7 +99,12 @@ def plan_request(
     return Plan(prompt, _language(prompt, tokenizer), options, request.temperature is not None)
 
 
-def _check_audio(request: Request) -> None:
+def audio_bytes(request: Request) -> int:
+    """Size of a request's audio as sent."""
+    return len(request.audio) if isinstance(request.audio, bytes) else request.audio.nbytes
+
+
+def _check_audio(request: Request, config: TranscriberConfig) -> None:
     if isinstance(request.audio, bytes):
         if request.sample_rate is not None:
             raise OptionError(
@@ -104,6 +116,11 @@ def _check_audio(request: Request) -> None:
         raise AudioError(f"audio is {found}; expected a file's bytes or an array of samples")
     elif request.sample_rate is None:
         raise OptionError("samples came without sample_rate; expected it in Hz")
+    if audio_bytes(request) > config.max_audio_mb * MIB:
+        raise AudioError(
+            f"audio has {audio_bytes(request) / MIB:.1f} MiB, transcriber.max_audio_mb allows "
+            f"{config.max_audio_mb}; send it in parts, compressed or at a lower rate"
+        )
 
 
 def _temperature(request: Request, capabilities: Capabilities, config: TranscriberConfig) -> float:

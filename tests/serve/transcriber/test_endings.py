@@ -120,6 +120,59 @@ class TestEndings(TranscriberTests):
         stats = transcriber.stats()
         assert (stats.accepted, stats.rejected, stats.pending) == (4, 1, 3)
 
+    def test_too_much_audio_is_refused_until_some_is_decoded(self, start, tokenizer, monkeypatch):
+        """What counts is the audio as it was sent, and only until its last window is cut."""
+        transcriber, runtime = start(
+            Echo(tokenizer, delay=FOREVER), max_audio_mb=10, max_pending_mb=20
+        )
+        go_on = threading.Event()
+        honest = audio._check_values
+
+        def check_values(block, start_s):
+            assert go_on.wait(WAIT_S)
+            honest(block, start_s)
+
+        monkeypatch.setattr("serve.speech.audio._check_values", check_values)
+        long = request(audio=noise(163.0), sample_rate=2_000)  # 9.95 MiB
+        clients = [Client().send(transcriber, long) for _ in range(2)]
+        with pytest.raises(
+            OverloadedError, match=r"19\.9 MiB .* brings 9\.9, .*max_pending_mb allows"
+        ):
+            transcriber.submit(long, Client())
+        clients.append(Client().send(transcriber, request()))
+        clients[0].handle.cancel()
+        assert isinstance(clients[0].error, CancelledError)
+        clients.append(Client().send(transcriber, long))
+        with pytest.raises(OverloadedError):
+            transcriber.submit(long, Client())
+        go_on.set()
+        until(lambda: runtime.gauges().busy_slots == CAPABILITIES.max_windows)
+        # Both are decoded a few windows ahead, and most of them is still to come.
+        with pytest.raises(OverloadedError):
+            transcriber.submit(long, Client())
+        for client in clients:
+            client.handle.cancel()
+            assert isinstance(client.error, CancelledError)
+        transcriber.submit(long, Client())
+        transcriber.submit(long, Client())
+        assert transcriber.stats().rejected == 3
+
+    @pytest.mark.parametrize(
+        ("config", "message"),
+        [
+            ({"max_decoded_msamples": 1}, "transcriber.max_decoded_msamples allows 1 million"),
+            ({"max_decode_s": 1e-9}, "transcriber.max_decode_s allows"),
+            ({"max_audio_s": 99.0}, "the limit is 99 s"),
+        ],
+    )
+    def test_audio_beyond_a_budget_ends_its_request_only(self, start, echo, config, message):
+        transcriber, runtime = start(echo, **config)
+        client = Client().send(transcriber, request(audio=noise(100.0)))
+        assert isinstance(client.error, AudioError)
+        assert message in str(client.error)
+        if "max_decode_s" not in config:
+            quiescent(transcriber, runtime)
+
     def test_hundreds_of_mixed_requests_end_exactly_once_each(self, start, tokenizer):
         transcriber, runtime = start(moody(tokenizer), step_s=0, max_pending=1000)
         sent = []

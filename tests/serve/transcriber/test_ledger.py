@@ -9,7 +9,7 @@ from serve.config import TranscriberConfig
 from serve.errors import DeviceError, OverloadedError
 from serve.runtime.protocol import DecodingOptions
 from serve.transcriber.ledger import Ledger
-from serve.transcriber.plan import Plan
+from serve.transcriber.plan import MIB, Plan
 from tests.harness import WAIT_S
 
 PLAN = Plan((1,), "en", DecodingOptions(), False)
@@ -34,9 +34,9 @@ def end(ledger, active, outcome="ok"):
 
 
 def test_requests_have_their_own_ids_and_deadlines(ledger, clock):
-    first = ledger.accept(PLAN, print)
+    first = ledger.accept(PLAN, print, 0)
     clock[0] = 105.0
-    second = ledger.accept(PLAN, print)
+    second = ledger.accept(PLAN, print, 0)
     assert first.id != second.id
     assert (first.plan, first.on_event) == (PLAN, print)
     assert (first.accepted_s, first.deadline_s) == (100.0, 130.0)
@@ -45,7 +45,7 @@ def test_requests_have_their_own_ids_and_deadlines(ledger, clock):
 
 def test_the_oldest_is_the_first_that_is_pending(ledger):
     assert ledger.oldest() is None
-    first, second = ledger.accept(PLAN, print), ledger.accept(PLAN, print)
+    first, second = ledger.accept(PLAN, print, 0), ledger.accept(PLAN, print, 0)
     assert ledger.oldest() is first
     end(ledger, first)
     assert ledger.oldest() is second
@@ -53,20 +53,41 @@ def test_the_oldest_is_the_first_that_is_pending(ledger):
     assert ledger.oldest() is None
 
 
-def test_no_more_are_pending_than_may_be(ledger):
-    first = ledger.accept(PLAN, print)
-    ledger.accept(PLAN, print)
-    with pytest.raises(OverloadedError, match="2 of 2 requests are pending"):
-        ledger.accept(PLAN, print)
+def test_no_more_bytes_wait_than_may():
+    """A request's audio counts until it is decoded, or its request ends."""
+    ledger = Ledger(TranscriberConfig(max_audio_mb=2, max_pending_mb=2))
+    first = ledger.accept(PLAN, print, MIB)
+    second = ledger.accept(PLAN, print, MIB)
+    with pytest.raises(OverloadedError, match=r"2\.0 MiB of audio wait .*max_pending_mb allows 2;"):
+        ledger.accept(PLAN, print, 1)
+    ledger.accept(PLAN, print, 0)
+    ledger.mark_decoded(first)
+    third = ledger.accept(PLAN, print, MIB)
+    with pytest.raises(OverloadedError):
+        ledger.accept(PLAN, print, 1)
+    end(ledger, second)
     end(ledger, first)
-    ledger.accept(PLAN, print)
+    with pytest.raises(OverloadedError):
+        ledger.accept(PLAN, print, MIB + 1)
+    ledger.mark_decoded(second)
+    end(ledger, third)
+    ledger.accept(PLAN, print, 2 * MIB)
+
+
+def test_no_more_are_pending_than_may_be(ledger):
+    first = ledger.accept(PLAN, print, 0)
+    ledger.accept(PLAN, print, 0)
+    with pytest.raises(OverloadedError, match="2 of 2 requests are pending"):
+        ledger.accept(PLAN, print, 0)
+    end(ledger, first)
+    ledger.accept(PLAN, print, 0)
     counters, pending = ledger.counters()
     assert (counters.accepted, counters.ended, len(pending)) == (3, 1, 2)
 
 
 @pytest.mark.parametrize("outcome", ["ok", "failed", "cancelled", "timed_out"])
 def test_each_outcome_is_counted_by_its_name(ledger, outcome):
-    active = ledger.accept(PLAN, print)
+    active = ledger.accept(PLAN, print, 0)
     active.duration_s = 7.0
     end(ledger, active, outcome)
     counters, pending = ledger.counters()
@@ -84,9 +105,9 @@ def test_refusals_are_counted_apart(ledger):
 
 
 def test_busy_time_is_that_with_something_pending(ledger, clock):
-    first = ledger.accept(PLAN, print)
+    first = ledger.accept(PLAN, print, 0)
     clock[0] = 101.0
-    second = ledger.accept(PLAN, print)
+    second = ledger.accept(PLAN, print, 0)
     clock[0] = 103.0
     assert ledger.counters()[0].busy_s == 3.0, "also while it lasts"
     end(ledger, first)
@@ -94,7 +115,7 @@ def test_busy_time_is_that_with_something_pending(ledger, clock):
     end(ledger, second)
     clock[0] = 150.0
     assert ledger.counters()[0].busy_s == 4.0
-    third = ledger.accept(PLAN, print)
+    third = ledger.accept(PLAN, print, 0)
     clock[0] = 150.5
     end(ledger, third)
     assert ledger.counters()[0].busy_s == 4.5
@@ -103,12 +124,12 @@ def test_busy_time_is_that_with_something_pending(ledger, clock):
 def test_a_drained_ledger_refuses_and_is_not_closed(ledger):
     ledger.drain(0.0)
     with pytest.raises(OverloadedError, match="shutting down"):
-        ledger.accept(PLAN, print)
+        ledger.accept(PLAN, print, 0)
     assert not ledger.closed
 
 
 def test_draining_waits_until_every_answer_is_sent(ledger):
-    active = ledger.accept(PLAN, print)
+    active = ledger.accept(PLAN, print, 0)
     thread = threading.Thread(target=ledger.drain, args=(10 * WAIT_S,), daemon=True)
     thread.start()
     ledger.remove(active, "ok")
@@ -120,7 +141,7 @@ def test_draining_waits_until_every_answer_is_sent(ledger):
 
 
 def test_draining_ends_when_its_time_is_up(ledger):
-    ledger.accept(PLAN, print)
+    ledger.accept(PLAN, print, 0)
     ledger.drain(0.01)
     assert len(ledger.counters()[1]) == 1
 
@@ -133,10 +154,10 @@ def test_closed_stays_closed_and_the_failure_is_named(ledger):
     ledger.drain(0.0)
     assert ledger.closed, "draining does not open it again"
     with pytest.raises(DeviceError, match=r"the device has failed.*out of memory"):
-        ledger.accept(PLAN, print)
+        ledger.accept(PLAN, print, 0)
 
 
 def test_closed_without_a_failure_sends_requests_elsewhere(ledger):
     ledger.close()
     with pytest.raises(OverloadedError, match="shutting down"):
-        ledger.accept(PLAN, print)
+        ledger.accept(PLAN, print, 0)

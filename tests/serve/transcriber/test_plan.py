@@ -7,10 +7,10 @@ import pytest
 
 from serve.config import TranscriberConfig
 from serve.engine import DETECT_LANGUAGE
-from serve.errors import AudioError, OptionError
+from serve.errors import AudioError, ConfigError, OptionError
 from serve.messages import Request
 from serve.speech.tokenizer import Tokenizer
-from serve.transcriber.plan import plan_request
+from serve.transcriber.plan import MIB, check_config, plan_request
 from tests.fakes import CAPABILITIES, fake_engine
 
 N_TEXT_CTX = 448
@@ -33,6 +33,22 @@ def plan(tokenizer):
         return plan_request(request, tokenizer, capabilities, config, N_TEXT_CTX, previous)
 
     return plan
+
+
+@pytest.mark.parametrize("as_file", [True, False])
+def test_audio_that_is_too_large_is_refused(plan, as_file):
+    config = TranscriberConfig(max_audio_mb=1)
+    samples = np.zeros(MIB // 4 + 1, np.float32)
+    too_large = {"audio": samples.tobytes(), "sample_rate": None} if as_file else {"audio": samples}
+    with pytest.raises(AudioError, match=r"audio has 1\.0 MiB, transcriber.max_audio_mb allows 1"):
+        plan(config=config, **too_large)
+    plan(config=config, **too_large | {"audio": too_large["audio"][:-4]})
+
+
+def test_a_file_that_may_be_sent_must_fit_what_may_wait():
+    with pytest.raises(ConfigError, match=r"max_audio_mb = 3 is more than .*max_pending_mb = 2"):
+        check_config(TranscriberConfig(max_audio_mb=3, max_pending_mb=2), CAPABILITIES)
+    check_config(TranscriberConfig(max_audio_mb=2, max_pending_mb=2), CAPABILITIES)
 
 
 @pytest.mark.parametrize(
