@@ -245,8 +245,8 @@ class TestWindows(TranscriberTests):
     def test_a_short_request_goes_next_beside_many_long_ones(self, start, tokenizer):
         """However many hours of audio were sent before it."""
         transcriber, runtime = start(Echo(tokenizer, delay=3))
-        hours = np.tile(noise(60.0), 60)
-        long = [Client().send(transcriber, request("long", audio=hours)) for _ in range(20)]
+        hour = request("long", audio=noise(225.0), sample_rate=1_000)
+        long = [Client().send(transcriber, hour) for _ in range(20)]
         until(lambda: len(runtime.jobs) > 60)
         before = len(runtime.jobs)
         short = Client().send(transcriber, request("short"))
