@@ -148,7 +148,7 @@ class TranscriberConfig(SearchConfig):
 
 @dataclasses.dataclass(frozen=True)
 class ServerConfig:
-    """Where Triton Inference Server listens and how long things may take."""
+    """Where the gateway listens, what it lets in, and how long things may take."""
 
     host: Address = "127.0.0.1"
     http_port: Port = 8000
@@ -156,6 +156,13 @@ class ServerConfig:
     metrics_port: Port = 8002
     start_timeout_s: Seconds = 180.0
     drain_timeout_s: SecondsOrNone = 30.0
+    max_request_mb: Count = 256  # MiB of one request; an hour of 16 kHz WAV is 110
+    # MiB of all requests between their arrival and their answer. Each byte of them is there about
+    # 6 times for a moment: twice in the gateway and 4 times further down (Triton, shared memory,
+    # the model). So 1024 wants 6 GB beside the engine; with 4 GB for everything, set about 400.
+    max_inflight_mb: Count = 1024
+    max_inflight: Count = 1024  # requests between their arrival and their answer
+    upload_timeout_s: Seconds = 60.0  # a request that takes longer to arrive is given up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,4 +211,9 @@ def read_config(path: str | Path, kind: type[C]) -> C:
     ports = (server.http_port, server.grpc_port, server.metrics_port)
     if len(set(ports)) != len(ports):
         raise ConfigError(f"{path}: server ports {ports} must be three different ports")
+    if server.max_request_mb > server.max_inflight_mb:
+        raise ConfigError(
+            f"{path}: server.max_request_mb = {server.max_request_mb} is more than "
+            f"server.max_inflight_mb = {server.max_inflight_mb}; expected at most as much"
+        )
     return config

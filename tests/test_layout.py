@@ -54,6 +54,7 @@ RULES = {
         "serve.trtllm.backend",
         "serve.trtllm.limits",
     ),
+    "serve.gateway": (*CONTRACTS, "serve.codec", "serve.triton"),
     "serve.__main__": ("serve",),
     "build.config": ("serve.config",),
     "build.trtllm": ("serve", "build.checkpoint", "build.config", "build.writer"),

@@ -1,0 +1,28 @@
+"""The gateway's process, which the supervisor starts: `python -m serve.gateway --folder FOLDER`.
+
+The exit status is 0 where every request was answered, 3 where the drain's limit came first.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from serve.errors import EarshotError
+from serve.gateway.run import serve_folder
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run it; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m serve.gateway", description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True, help="the run's own")
+    args = parser.parse_args(arguments)
+    try:
+        return serve_folder(args.folder)
+    except EarshotError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

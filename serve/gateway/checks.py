@@ -1,0 +1,143 @@
+"""Whether a request is one for our models: checked here, so that Triton sees no other."""
+
+import math
+import reprlib
+import struct
+from collections.abc import Collection, Mapping, Sequence
+
+from tritonclient.grpc import service_pb2
+
+from serve.gateway import refusals
+from serve.triton.wire import INPUTS, MODEL, OUTPUTS, STREAM_MODEL, TensorSpec
+
+ITEM_BYTES = {"FP32": 4, "INT32": 4, "BOOL": 1}
+EMPTY_FINAL = "triton_enable_empty_final_response"
+VERSIONS = ("", "1")
+LENGTH = struct.Struct("<I")
+"""Stands before each element of a BYTES tensor."""
+
+_REASONS = {
+    "shared_memory": "this server has no shared memory; send the tensor itself",
+    "sequence": "the models keep nothing between requests; leave it out",
+    "classification": "these outputs are no scores; leave it out",
+}
+
+
+def check_model(name: str, version: str = "") -> None:
+    """Refuse models that are not offered.
+
+    Raises:
+        Refusal: there is no such model, or no such version of it.
+    """
+    if name not in (MODEL, STREAM_MODEL):
+        raise refusals.not_found(
+            f"no model {reprlib.repr(name)}; there are {MODEL} and {STREAM_MODEL}"
+        )
+    if version not in VERSIONS:
+        raise refusals.not_found(f"no version {reprlib.repr(version)} of {name}; there is 1")
+
+
+def check_request(
+    request: service_pb2.ModelInferRequest, raw: Sequence[memoryview], streamed: bool
+) -> None:
+    """Refuse what the models cannot answer as it was asked.
+
+    Args:
+        request: without its raw tensors.
+        raw: those, in the order of the inputs; empty where the inputs hold their values.
+        streamed: whether several answers can be sent.
+
+    Raises:
+        Refusal: which part is wrong, and what was expected.
+    """
+    check_model(request.model_name, request.model_version)
+    if request.model_name == STREAM_MODEL and not streamed:
+        raise refusals.invalid(
+            f"{STREAM_MODEL} answers in several messages, which need a gRPC stream "
+            f"(ModelStreamInfer); here ask {MODEL}"
+        )
+    check_parameters("the request", request.parameters, (EMPTY_FINAL,) if streamed else ())
+    check_names("inputs", [one.name for one in request.inputs], INPUTS)
+    check_names("outputs", [one.name for one in request.outputs], OUTPUTS)
+    for output in request.outputs:
+        check_parameters(output.name, output.parameters)
+    if raw and len(raw) != len(request.inputs):
+        raise refusals.invalid(
+            f"the request has {len(request.inputs)} inputs and {len(raw)} raw_input_contents; "
+            "expected one for each, or none"
+        )
+    for index, tensor in enumerate(request.inputs):
+        check_parameters(tensor.name, tensor.parameters)
+        check_tensor(tensor.name, tensor.datatype, tensor.shape)
+        if raw:
+            check_raw(tensor.name, tensor.shape, raw[index])
+            if tensor.HasField("contents"):
+                raise refusals.invalid(f"{tensor.name} has contents beside raw_input_contents")
+
+
+def check_parameters(
+    where: str, parameters: Mapping[str, object], known: Collection[str] = ()
+) -> None:
+    """Refuse parameters that would have no effect.
+
+    Raises:
+        Refusal: there is one that is not `known`.
+    """
+    for name in parameters:
+        if name not in known:
+            reason = next(
+                (reason for part, reason in _REASONS.items() if name.startswith(part)),
+                f"known: {', '.join(known)}" if known else "none is known",
+            )
+            raise refusals.invalid(f"{where} has the parameter {reprlib.repr(name)}; {reason}")
+
+
+def check_names(kind: str, names: Sequence[str], known: Mapping[str, TensorSpec]) -> None:
+    """Refuse unknown and repeated names.
+
+    Raises:
+        Refusal: there is one.
+    """
+    for name in names:
+        if name not in known:
+            raise refusals.invalid(f"{kind}: no {reprlib.repr(name)}; there are {', '.join(known)}")
+    if len(set(names)) != len(names):
+        raise refusals.invalid(f"{kind}: {', '.join(names[:40])}; expected each name once")
+
+
+def check_tensor(name: str, datatype: str, shape: Sequence[int]) -> None:
+    """Refuse another datatype or shape than the input's.
+
+    Raises:
+        Refusal: it is another.
+    """
+    spec = INPUTS[name]
+    fits = len(shape) == len(spec.dims) and all(
+        found == expected or (expected == -1 and found >= 0)
+        for found, expected in zip(shape, spec.dims, strict=True)
+    )
+    if datatype != spec.datatype or not fits:
+        raise refusals.invalid(
+            f"{name} is {reprlib.repr(datatype)} of shape {reprlib.repr(list(shape))}; "
+            f"expected {spec.datatype} of shape {list(spec.dims)}"
+        )
+
+
+def check_raw(name: str, shape: Sequence[int], raw: memoryview) -> None:
+    """Refuse raw bytes that are not as many as the tensor's shape says.
+
+    Raises:
+        Refusal: they are more or less.
+    """
+    datatype, count = INPUTS[name].datatype, math.prod(shape)
+    if datatype != "BYTES":
+        expected = count * ITEM_BYTES[datatype]
+    else:  # one element: a length, and as many bytes
+        expected = LENGTH.size
+        if len(raw) >= LENGTH.size:
+            expected += LENGTH.unpack_from(raw)[0]
+    if len(raw) != expected:
+        raise refusals.invalid(
+            f"{name} has {len(raw)} raw bytes; expected {expected} for {datatype} of shape "
+            f"{list(shape)}"
+        )

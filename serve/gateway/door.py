@@ -1,0 +1,125 @@
+"""What both protocols share: how a request gets in, and what is known of the server."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from tritonclient.grpc import service_pb2
+
+from serve.config import Config
+from serve.gateway import refusals
+from serve.gateway.checks import check_model, check_request
+from serve.gateway.envelope import read_envelope
+from serve.gateway.limits import EXPANSION, Admission, Ticket
+from serve.gateway.metrics import Metrics
+from serve.gateway.refusals import Refusal
+from serve.gateway.uploads import Uploads
+from serve.gateway.upstream import Cancels, Exchange, Upstream
+
+_EXTENSIONS = ("binary_tensor_data",)  # those of Triton's that are offered here
+
+
+class Door:
+    """Takes requests in until it is told to drain. For one event loop.
+
+    Args:
+        config: the whole configuration.
+        folder: of the run.
+        cancels: ends requests whose clients have gone.
+    """
+
+    def __init__(self, config: Config, folder: Path, cancels: Cancels) -> None:
+        self.admission = Admission(config.server)
+        self.uploads = Uploads(self.admission)
+        self.metrics = Metrics(self.admission)
+        self.upstream = Upstream(folder, cancels, config.transcriber.request_timeout_s)
+        self.upload_timeout_s = config.server.upload_timeout_s
+        self._drain_s = config.server.drain_timeout_s
+
+    # ------------------------------------------------------------ requests
+
+    def send(
+        self, message: bytes, ticket: Ticket, streamed: bool, triton_grpc_error: bool = False
+    ) -> Exchange:
+        """Check a request that came as protobuf, count it, and pass it on.
+
+        Args:
+            message: a serialised `ModelInferRequest`.
+            ticket: the request's; the exchange that is returned closes it.
+            streamed: whether several answers can be sent.
+            triton_grpc_error: see `Upstream.start`.
+
+        Raises:
+            Refusal: it goes no further; the ticket is still open.
+        """
+        envelope = read_envelope(message)
+        ticket.charge(len(message) + (EXPANSION - 1) * envelope.structure_bytes)
+        check_request(envelope.request, envelope.raw, streamed)
+        return self.upstream.start([message], ticket, streamed, triton_grpc_error)
+
+    @contextlib.contextmanager
+    def account(self, protocol: str) -> Iterator[None]:
+        """Counts a request and how it ends, and times it."""
+        with self.metrics.timed(protocol):
+            try:
+                yield
+            except Refusal as refusal:
+                self.metrics.ended(protocol, refusal.status, refusal.reason)
+                raise
+            except asyncio.CancelledError:
+                self.metrics.ended(protocol, "CANCELLED", "client_gone")
+                raise
+            except Exception:
+                self.metrics.ended(protocol, "INTERNAL", "internal")
+                raise
+            self.metrics.ended(protocol, "OK")
+
+    async def drain(self) -> bool:
+        """Refuse what comes from now on and wait for the rest; whether all of it was answered.
+
+        What has not ended within the configured time is ended then.
+        """
+        self.admission.start_draining()
+        stopping = refusals.overloaded("the server is stopping; try again later", "draining")
+        self.uploads.end_all(stopping)
+        if await self.admission.wait_until_empty(self._drain_s):
+            return True
+        self.upstream.end_all(
+            refusals.overloaded(
+                f"the server stopped before the answer was there (server.drain_timeout_s = "
+                f"{self._drain_s:g}); try again later",
+                "draining",
+            )
+        )
+        return False
+
+    # ------------------------------------------------------------ what is known of the server
+
+    async def ready(self) -> bool:
+        """Whether a request that came now would be answered."""
+        return not self.admission.draining and await self.upstream.ready()
+
+    async def server_metadata(self) -> service_pb2.ServerMetadataResponse:
+        """Name and version of Triton, and those of its extensions that are offered.
+
+        Raises:
+            Refusal: Triton is away.
+        """
+        answer = await self.upstream.small("ServerMetadata", b"")
+        metadata = service_pb2.ServerMetadataResponse.FromString(answer)
+        offered = [name for name in metadata.extensions if name in _EXTENSIONS]
+        del metadata.extensions[:]
+        metadata.extensions.extend(offered)
+        return metadata
+
+    async def model_metadata(self, name: str, version: str) -> service_pb2.ModelMetadataResponse:
+        """Inputs and outputs of a model.
+
+        Raises:
+            Refusal: there is no such model, or Triton is away.
+        """
+        check_model(name, version)
+        request = service_pb2.ModelMetadataRequest(name=name, version=version)
+        answer = await self.upstream.small("ModelMetadata", request.SerializeToString())
+        return service_pb2.ModelMetadataResponse.FromString(answer)

@@ -1,0 +1,121 @@
+"""KServe v2 requests as protobuf bytes: looked into without parsing the audio in them.
+
+A `ModelInferRequest` is a few small fields and the tensors' raw bytes, which may be hundreds of
+megabytes. Only the fields' tags and lengths are read here; what is not raw is cut out and parsed,
+so that it can be checked, and the message itself goes on unchanged.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from tritonclient.grpc import service_pb2
+
+from serve.gateway import refusals
+from serve.gateway.limits import MAX_STRUCTURE_BYTES
+from serve.triton.wire import KEY_PARAMETER
+
+_MAX_FIELDS = 256  # of the message itself; a request with every input has less than 40
+_RAW_CONTENTS = 7  # number of the field raw_input_contents
+_BYTES = 2  # wire type of what has a length
+_FIXED_BYTES = {1: 8, 5: 4}  # by wire type
+_MAX_VARINT_BYTES = 10
+
+Part = bytes | memoryview
+
+
+@dataclasses.dataclass(frozen=True)
+class Envelope:
+    """What a request says, without the audio."""
+
+    request: service_pb2.ModelInferRequest  # without raw_input_contents
+    structure_bytes: int  # of the message outside its raw tensors
+    raw: tuple[memoryview, ...]  # the raw tensors, as they lie in the message
+
+
+def read_envelope(message: bytes) -> Envelope:
+    """Look into a serialised `ModelInferRequest`.
+
+    Raises:
+        Refusal: it is none, or has too many or too large fields beside its raw tensors.
+    """
+    view = memoryview(message)
+    structure, raw = bytearray(), []
+    for number, begin, payload, end in _fields(view):
+        if number == _RAW_CONTENTS:
+            raw.append(view[payload:end])
+        else:
+            structure += view[begin:end]
+        if len(structure) > MAX_STRUCTURE_BYTES:
+            raise refusals.too_large(
+                f"the request has more than {MAX_STRUCTURE_BYTES} bytes outside "
+                "raw_input_contents; send tensors there"
+            )
+    try:
+        request = service_pb2.ModelInferRequest.FromString(bytes(structure))
+    except Exception as error:  # protobuf's DecodeError has no home that all its versions share
+        raise _malformed() from error
+    return Envelope(request, len(structure), tuple(raw))
+
+
+def with_key(parts: Sequence[Part], key: str) -> bytes:
+    """A serialised request, in parts, that carries a key by which it can be cancelled.
+
+    Fields of protobuf may come in any order, and the last of two with the same name counts.
+    """
+    named = service_pb2.ModelInferRequest()
+    named.parameters[KEY_PARAMETER].string_param = key
+    return b"".join([*parts, named.SerializeToString()])
+
+
+def raw_parts(contents: Sequence[Part]) -> Iterator[Part]:
+    """Raw tensors as fields of a serialised request, to come after its others."""
+    for content in contents:
+        yield bytes([_RAW_CONTENTS << 3 | _BYTES]) + _varint_bytes(len(content))
+        yield content
+
+
+def _fields(view: memoryview) -> Iterator[tuple[int, int, int, int]]:
+    """Number, begin, begin of the payload and end of each field."""
+    position, count = 0, 0
+    while position < len(view):
+        count += 1
+        if count > _MAX_FIELDS:
+            raise refusals.invalid(f"the request has more than {_MAX_FIELDS} fields")
+        begin = position
+        tag, position = _varint(view, position)
+        number, kind = tag >> 3, tag & 7
+        if kind == 0:
+            payload, end = position, _varint(view, position)[1]
+        elif kind == _BYTES:
+            length, payload = _varint(view, position)
+            end = payload + length
+        elif kind in _FIXED_BYTES:
+            payload, end = position, position + _FIXED_BYTES[kind]
+        else:
+            raise _malformed()
+        if end > len(view) or (number == _RAW_CONTENTS and kind != _BYTES):
+            raise _malformed()
+        yield number, begin, payload, end
+        position = end
+
+
+def _varint(view: memoryview, position: int) -> tuple[int, int]:
+    """A number and the position after it."""
+    value = 0
+    for index, byte in enumerate(view[position : position + _MAX_VARINT_BYTES]):
+        value |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            return value, position + index + 1
+    raise _malformed()
+
+
+def _varint_bytes(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _malformed() -> refusals.Refusal:
+    return refusals.invalid("the message is no ModelInferRequest of KServe v2")

@@ -1,0 +1,205 @@
+"""KServe v2 over HTTP: infer, metadata, health; and the page of metrics at an address of its own.
+
+    GET  /v2, /v2/health/live, /v2/health/ready
+    GET  /v2/models/{name}[/versions/{version}][/ready]
+    POST /v2/models/{name}[/versions/{version}]/infer
+
+Errors are {"error": "..."}. Where waiting helps, the status is 503 and Retry-After says how long.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from serve.errors import CancelledError
+from serve.gateway import refusals
+from serve.gateway.checks import check_model
+from serve.gateway.door import Door
+from serve.gateway.envelope import raw_parts
+from serve.gateway.limits import EXPANSION, Ticket
+from serve.gateway.metrics import whole_page
+from serve.gateway.refusals import HTTP_STATUS, RETRY_AFTER_S, Refusal
+from serve.gateway.translate import Translated, answer_to_http, json_bytes, request_from_http
+from serve.gateway.upstream import Exchange
+
+_HEADER = "Inference-Header-Content-Length"
+_OFFERED = (
+    "offered are /v2, /v2/health/live, /v2/health/ready, and below /v2/models/NAME: nothing, "
+    "/ready, /infer"
+)
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def build_app(door: Door) -> Starlette:
+    """The application for clients."""
+    api = _Api(door)
+    routes = [
+        Route("/v2", api.server_metadata),
+        Route("/v2/health/live", api.live),
+        Route("/v2/health/ready", api.ready),
+    ]
+    for model in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
+        routes += [
+            Route(model, api.model_metadata),
+            Route(f"{model}/ready", api.model_ready),
+            Route(f"{model}/infer", api.infer, methods=["POST"]),
+        ]
+    return _app(routes)
+
+
+def build_metrics_app(door: Door, folder: Path) -> Starlette:
+    """The application for Prometheus."""
+
+    async def page(request: Request) -> Response:
+        return Response(
+            await whole_page(folder, door.metrics),
+            media_type="text/plain; version=0.0.4; charset=utf-8",
+        )
+
+    return _app([Route("/metrics", page)])
+
+
+def _app(routes: list[Route]) -> Starlette:
+    handlers: Any = {Refusal: _refused, HTTPException: _no_route, Exception: _failed}
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return app
+
+
+class _Api:
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    async def live(self, request: Request) -> Response:
+        return Response()
+
+    async def ready(self, request: Request) -> Response:
+        if not await self._door.ready():
+            raise refusals.server_away()
+        return Response()
+
+    async def model_ready(self, request: Request) -> Response:
+        check_model(*_model(request))
+        return await self.ready(request)
+
+    async def server_metadata(self, request: Request) -> Response:
+        return _message(await self._door.server_metadata())
+
+    async def model_metadata(self, request: Request) -> Response:
+        return _message(await self._door.model_metadata(*_model(request)))
+
+    async def infer(self, request: Request) -> Response:
+        with self._door.account("http"):
+            ticket = self._door.admission.admit()
+            try:
+                exchange, asked = await self._begin(request, ticket)
+            except BaseException:
+                ticket.close()
+                raise
+            with exchange:
+                answer = await _while_client_waits(request, exchange.only_answer())
+            body, json_size = answer_to_http(answer, asked)
+        if json_size is None:
+            return Response(body, media_type="application/json")
+        headers = {_HEADER: str(json_size)}
+        return Response(body, headers=headers, media_type="application/octet-stream")
+
+    async def _begin(self, request: Request, ticket: Ticket) -> tuple[Exchange, Translated]:
+        name, version = _model(request)
+        check_model(name, version)
+        encoding = request.headers.get("content-encoding", "identity")
+        if encoding != "identity":
+            raise refusals.invalid("the body has a Content-Encoding; send it as it is")
+        header = request.headers.get(_HEADER)
+        body = await self._body(request, ticket, header)
+        json_size = json_bytes(len(body), header)
+        ticket.charge((EXPANSION - 1) * json_size)
+        asked = request_from_http(name, version, body, json_size)
+        parts = [asked.request.SerializeToString(), *raw_parts(asked.raw)]
+        return self._door.upstream.start(parts, ticket, streamed=False), asked
+
+    async def _body(self, request: Request, ticket: Ticket, header: str | None) -> bytes:
+        """The whole body, if it is let in; it is refused as soon as it is known to be too large."""
+        known = int(request.headers.get("content-length", 0))
+        limit_s = self._door.upload_timeout_s
+        received, chunks = 0, []
+        json_bytes(known, header)
+        ticket.charge(known)
+        try:
+            async with asyncio.timeout(limit_s):
+                async for chunk in request.stream():
+                    received += len(chunk)
+                    if received > known:  # it was not declared
+                        json_bytes(received, header)
+                        ticket.charge(received - known)
+                        known = received
+                    chunks.append(chunk)
+        except TimeoutError:
+            raise refusals.overloaded(
+                f"the request was not whole after {limit_s:g} s (server.upload_timeout_s)",
+                "slow_upload",
+            ) from None
+        except ClientDisconnect:
+            raise _client_gone() from None
+        return b"".join(chunks)
+
+
+async def _while_client_waits(request: Request, answer: Awaitable[bytes]) -> bytes:
+    """The answer.
+
+    Raises:
+        Refusal: the client went first, or the request failed.
+    """
+    answered = asyncio.ensure_future(answer)
+    gone = asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait((answered, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not answered.done():
+            raise _client_gone()
+        return answered.result()
+    finally:
+        for task in (answered, gone):
+            task.cancel()
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _client_gone() -> Refusal:
+    return Refusal(CancelledError("the client has gone"), reason="client_gone")
+
+
+def _model(request: Request) -> tuple[str, str]:
+    return request.path_params["name"], request.path_params.get("version", "")
+
+
+def _message(message: Any) -> Response:
+    """A protobuf message as KServe's JSON, which writes 64-bit numbers as numbers."""
+    found = MessageToDict(message, preserving_proto_field_name=True)
+    for tensor in [*found.get("inputs", ()), *found.get("outputs", ())]:
+        tensor["shape"] = [int(size) for size in tensor["shape"]]
+    return JSONResponse(found)
+
+
+async def _refused(request: Request, refusal: Refusal) -> Response:
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if refusal.status == "UNAVAILABLE" else {}
+    return JSONResponse({"error": refusal.text}, HTTP_STATUS[refusal.status], headers)
+
+
+async def _no_route(request: Request, error: HTTPException) -> Response:
+    text = f"RequestError: no {request.method} at this address; {_OFFERED}"
+    return JSONResponse({"error": text}, error.status_code, error.headers)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return await _refused(request, refusals.failed())

@@ -1,0 +1,137 @@
+"""What may be under way at once: requests and their bytes, counted from arrival to answer.
+
+A request is refused as early as it can be: before its body is read where its size is declared, as
+soon as it grows too large where it is not. What was refused is not waited for.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from serve.config import ServerConfig
+from serve.gateway import refusals
+
+MAX_STRUCTURE_BYTES = 2**20
+"""Most bytes of a gRPC request outside its raw tensors."""
+MAX_JSON_BYTES = 2**24
+"""Most bytes of an HTTP request's JSON."""
+EXPANSION = 16
+"""So many times its size a request's structure may take in memory, and so is it counted.
+
+A byte of protobuf can become an empty string of 40 bytes, four of JSON a number of 32."""
+MAX_SMALL_BYTES = 2**16
+"""Most bytes of a request that asks for health or metadata."""
+_MIB = 2**20
+
+
+class Ticket:
+    """One request's share of what may be under way; `Admission.admit` makes them."""
+
+    def __init__(self, admission: "Admission") -> None:
+        self._admission = admission
+        self._bytes = 0
+        self._open = True
+
+    @property
+    def bytes(self) -> int:
+        """What is counted for it."""
+        return self._bytes
+
+    def charge(self, size: int) -> None:
+        """Count so many bytes more.
+
+        Raises:
+            Refusal: the request, or all of them together, would be too large.
+        """
+        self._admission.require_room(self._bytes + size, size)
+        self._bytes += size
+        self._admission.bytes += size
+
+    def close(self) -> None:
+        """The request has ended; may be called again."""
+        if self._open:
+            self._open = False
+            self._admission.release(self._bytes)
+
+
+class Admission:
+    """The account of what is under way. For one event loop."""
+
+    def __init__(self, server: ServerConfig) -> None:
+        self.max_request_bytes = server.max_request_mb * _MIB
+        self.max_bytes = server.max_inflight_mb * _MIB
+        self.max_requests = server.max_inflight
+        self.requests = 0
+        self.bytes = 0
+        self.uploading_bytes: Callable[[], int] = lambda: 0
+        """Of messages that are not whole yet, in whose size `bytes` has no part."""
+        self.make_room: Callable[[], bool] = lambda: False
+        """Gives up the slowest upload, and says whether there was one."""
+        self._draining = False
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @property
+    def draining(self) -> bool:
+        """Whether no request is taken any more."""
+        return self._draining
+
+    def admit(self) -> Ticket:
+        """Let a request in, whose bytes are yet to come.
+
+        Raises:
+            Refusal: the server drains, or too many are under way.
+        """
+        if self._draining:
+            raise refusals.overloaded("the server is stopping; try again later", "draining")
+        if self.requests >= self.max_requests and not self.make_room():
+            raise refusals.overloaded(
+                f"{self.requests} requests are under way, as many as may be "
+                "(server.max_inflight); try again later",
+                "requests",
+            )
+        if self.bytes + self.uploading_bytes() >= self.max_bytes:
+            raise self._full()
+        self.requests += 1
+        self._empty.clear()
+        return Ticket(self)
+
+    def require_room(self, request_bytes: int, more: int) -> None:
+        """Refuse a request of so many bytes, `more` of which are not counted yet.
+
+        Raises:
+            Refusal: it, or all of them together, would be too large.
+        """
+        if request_bytes > self.max_request_bytes:
+            raise refusals.too_large(
+                f"the request has {request_bytes} bytes or more; expected at most "
+                f"{self.max_request_bytes} (server.max_request_mb)"
+            )
+        if self.bytes + self.uploading_bytes() + more > self.max_bytes:
+            raise self._full()
+
+    def release(self, size: int) -> None:
+        """A request of so many bytes has ended."""
+        self.requests -= 1
+        self.bytes -= size
+        if not self.requests:
+            self._empty.set()
+
+    def start_draining(self) -> None:
+        """Refuse what comes from now on."""
+        self._draining = True
+
+    async def wait_until_empty(self, timeout_s: float) -> bool:
+        """Whether all that was let in has ended within so many seconds."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._empty.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _full(self) -> refusals.Refusal:
+        return refusals.overloaded(
+            f"requests of {(self.bytes + self.uploading_bytes()) // _MIB} MiB are under way, of "
+            f"{self.max_bytes // _MIB} (server.max_inflight_mb); try again later",
+            "bytes",
+        )

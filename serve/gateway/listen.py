@@ -1,0 +1,146 @@
+"""Where clients reach the gateway: sockets that listen, and patience with what comes through them.
+
+An HTTP connection that has no request in work, because it says nothing, sends its headers byte by
+byte or goes on sending what was refused, is closed after the time that an upload has.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from serve.config import ServerConfig
+from serve.errors import UnavailableError
+
+_BACKLOG = 1024
+_KEEP_ALIVE_S = 60
+_SEND_S = 60.0  # a client that takes no answer for so long counts as gone
+_STOP_S = 2  # for answers on their way
+
+
+def listening_socket(server: ServerConfig, key: str) -> socket.socket:
+    """A TCP socket that listens at one of the configured addresses.
+
+    Args:
+        server: names host and ports.
+        key: of the port.
+
+    Raises:
+        UnavailableError: it cannot.
+    """
+    port = getattr(server, key)
+    try:
+        return socket.create_server(
+            (server.host, port),
+            family=socket.AF_INET6 if ":" in server.host else socket.AF_INET,
+            backlog=_BACKLOG,
+        )
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot listen on {server.host}:{port}: {error.strerror}; stop what runs there or "
+            f"set another server.{key} in the config"
+        ) from error
+
+
+class HttpServer(uvicorn.Server):
+    """An application behind a socket; signals are for others to handle.
+
+    Args:
+        app: answers requests.
+        listener: from `listening_socket`; closed with the server.
+        patience_s: for a connection without a request in work.
+        max_connections: more are refused with status 503.
+    """
+
+    def __init__(
+        self, app: ASGIApp, listener: socket.socket, patience_s: float, max_connections: int
+    ) -> None:
+        class Protocol(_PatientProtocol):
+            patience = patience_s
+
+        config = uvicorn.Config(
+            _with_send_limit(app),
+            http=Protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=max_connections,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_STOP_S,
+        )
+        super().__init__(config)
+        self._listener = listener
+        self._task: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._task = asyncio.create_task(self.serve(sockets=[self._listener]))
+
+    async def close(self) -> None:
+        """Take no more connections, and end those that there are."""
+        self.should_exit = True
+        if self._task is not None:
+            await self._task
+
+
+class _PatientProtocol(H11Protocol):
+    patience: float
+    _limit: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._limit_idleness()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._limit_idleness()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._end_limit()
+
+    def _limit_idleness(self) -> None:
+        """From the first look that finds no request in work to the first that finds one."""
+        if self._busy():
+            self._end_limit()
+        elif self._limit is None:
+            self._limit = self.loop.call_later(self.patience, self._hang_up)
+
+    def _end_limit(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
+
+    def _busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _hang_up(self) -> None:
+        self._limit = None
+        if not self._busy():
+            self.transport.abort()
+
+
+def _with_send_limit(app: ASGIApp) -> ASGIApp:
+    """An application whose answers are given up where the client does not take them."""
+
+    async def limited(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(_SEND_S):
+                await send(message)
+
+        await app(scope, receive, send_in_time)
+
+    return limited

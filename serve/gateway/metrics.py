@@ -1,0 +1,109 @@
+"""The metrics page: Triton's, the supervisor's, and the gateway's own."""
+
+import asyncio
+import contextlib
+import http.client
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from serve.gateway.limits import Admission
+from serve.triton.folder import METRICS_SOCKET, SUPERVISOR_PAGE
+
+logger = logging.getLogger("earshot.gateway")
+
+_TRITON_S = 2.0  # most that Triton's page takes
+_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+
+
+class Metrics:
+    """What the gateway counts; each instance by itself."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "earshot_gateway_requests",
+            "Requests for transcripts by how the gateway answered, as a gRPC status",
+            ("protocol", "status"),
+            registry=self._registry,
+        )
+        self._refused = Counter(
+            "earshot_gateway_refused",
+            "Requests for transcripts that were not answered, by reason",
+            ("reason",),
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            "earshot_gateway_request_seconds",
+            "From a request's arrival to its last answer or its client's going",
+            ("protocol",),
+            buckets=_BUCKETS_S,
+            registry=self._registry,
+        )
+        for name, text, read in (
+            ("bytes", "Bytes of requests under way", lambda: admission.bytes),
+            ("requests", "Requests under way", lambda: admission.requests),
+            ("upload_bytes", "Of gRPC messages not whole yet", admission.uploading_bytes),
+        ):
+            gauge = Gauge(f"earshot_gateway_inflight_{name}", text, registry=self._registry)
+            gauge.set_function(read)
+
+    def ended(self, protocol: str, status: str, reason: str = "") -> None:
+        """A request was answered with this status; `reason` says why it was refused."""
+        self._requests.labels(protocol, status).inc()
+        if reason:
+            self._refused.labels(reason).inc()
+
+    @contextlib.contextmanager
+    def timed(self, protocol: str) -> Iterator[None]:
+        """Measures how long a request is here."""
+        began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds.labels(protocol).observe(time.monotonic() - began_s)
+
+    def page(self) -> bytes:
+        """The gateway's part of the page."""
+        return generate_latest(self._registry)
+
+
+async def whole_page(folder: Path, own: Metrics) -> bytes:
+    """The page, without the parts that cannot be had now.
+
+    Args:
+        folder: of the run.
+        own: the gateway's part.
+    """
+    parts = [await asyncio.to_thread(_tritons, folder / METRICS_SOCKET)]
+    with contextlib.suppress(OSError):  # before the supervisor has written one
+        parts.append((folder / SUPERVISOR_PAGE).read_bytes())
+    parts.append(own.page())
+    return b"".join(part if part.endswith(b"\n") else part + b"\n" for part in parts if part)
+
+
+class _OverUnixSocket(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=_TRITON_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(_TRITON_S)
+        self.sock.connect(str(self._path))
+
+
+def _tritons(path: Path) -> bytes:
+    """Triton's page; empty while Triton is away."""
+    with contextlib.closing(_OverUnixSocket(path)) as connection:
+        try:
+            connection.request("GET", "/metrics")
+            answer = connection.getresponse()
+            return answer.read() if answer.status == 200 else b""
+        except (OSError, http.client.HTTPException) as error:
+            logger.warning("Triton's metrics cannot be had: %s", error)
+            return b""

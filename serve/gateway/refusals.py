@@ -1,0 +1,113 @@
+"""What a client is answered in place of an answer: which status, which words.
+
+A refusal's text is what `serve.triton.wire` makes of an error, so that our client raises the same
+error again. Triton's own words never leave the machine: they name shared-memory regions, paths and
+addresses.
+"""
+
+import logging
+
+from serve.errors import (
+    DeadlineError,
+    EarshotError,
+    OverloadedError,
+    RequestError,
+    UnavailableError,
+)
+from serve.triton import wire
+
+logger = logging.getLogger("earshot.gateway")
+
+RETRY_AFTER_S = 1
+"""What an UNAVAILABLE answer asks its client to wait, as `retry-after`."""
+
+HTTP_STATUS = {
+    "INVALID_ARGUMENT": 400,
+    "NOT_FOUND": 404,
+    "RESOURCE_EXHAUSTED": 413,
+    "UNIMPLEMENTED": 404,
+    "CANCELLED": 499,
+    "DEADLINE_EXCEEDED": 504,
+    "UNAVAILABLE": 503,
+    "INTERNAL": 500,
+}
+"""The HTTP status that says what a gRPC status says."""
+
+_TRITON_NAMES = {"INVALID_ARG": "INVALID_ARGUMENT"}
+_SERVER_FAILED = "the server failed while it worked on this request; its log has the details"
+_SERVER_AWAY = "the engine's process is not there, it is being started again; try again"
+
+
+class Refusal(Exception):
+    """Why a request gets no answer.
+
+    Args:
+        error: what to tell the client.
+        status: name of the gRPC status; None takes that of the error's class.
+        reason: label of the metric that counts refusals.
+    """
+
+    def __init__(self, error: EarshotError, status: str | None = None, reason: str = "") -> None:
+        super().__init__(str(error))
+        self.status = status or _TRITON_NAMES.get(error.status, error.status)
+        self.text = wire.error_to_text(error)
+        self.reason = reason or self.status.lower()
+
+
+def invalid(message: str) -> Refusal:
+    """The request is wrong."""
+    return Refusal(RequestError(message))
+
+
+def not_found(message: str) -> Refusal:
+    """It names a model, a version or an address that does not exist."""
+    return Refusal(RequestError(message), "NOT_FOUND")
+
+
+def too_large(message: str) -> Refusal:
+    """It is larger than one request may be."""
+    return Refusal(RequestError(message), "RESOURCE_EXHAUSTED", "too_large")
+
+
+def overloaded(message: str, reason: str) -> Refusal:
+    """There is no room, or no time, for it now."""
+    return Refusal(OverloadedError(message), reason=reason)
+
+
+def no_answer_in_time(limit_s: float) -> Refusal:
+    """Triton has had it for too long."""
+    return Refusal(DeadlineError(f"no answer within {limit_s:g} s; try again"), reason="deadline")
+
+
+def server_away() -> Refusal:
+    """Triton cannot be reached, or its model cannot."""
+    return Refusal(UnavailableError(_SERVER_AWAY), reason="server_away")
+
+
+def from_upstream(status: str, text: str) -> Refusal:
+    """What a client is told of an error that Triton answered with.
+
+    Args:
+        status: name of Triton's gRPC status; empty where it gave none, as in a stream's messages.
+        text: Triton's, or the model's in the form of `serve.triton.wire`.
+    """
+    error = wire.error_from_text(text, "")
+    named = type(error) is not EarshotError
+    if named and error.status != "INTERNAL":
+        return Refusal(error, status or None)
+    logger.error("Triton answered %s: %s", status or "an error", text)
+    if named:  # its class may be known, its words may hold anything
+        return Refusal(type(error)(_SERVER_FAILED), status or None)
+    if status == "UNAVAILABLE":
+        return server_away()
+    if status == "INVALID_ARGUMENT":
+        return invalid(
+            "the request's tensors are not what the model takes; its metadata lists them, "
+            "`python -m serve tensors` explains them"
+        )
+    return Refusal(EarshotError(_SERVER_FAILED))
+
+
+def failed() -> Refusal:
+    """A fault of ours, which is in the log."""
+    return Refusal(EarshotError(_SERVER_FAILED))

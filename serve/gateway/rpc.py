@@ -1,0 +1,159 @@
+"""KServe v2 over gRPC: the seven methods that clients need, the rest is refused.
+
+Messages of tensors go through as the bytes that they are. Every method is handled as a stream,
+which is the same on the wire: a stream's handler is entered before the first message is read, so
+that a request can be refused before it has come in.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2
+
+from serve.gateway import refusals
+from serve.gateway.checks import check_model
+from serve.gateway.door import Door
+from serve.gateway.limits import MAX_SMALL_BYTES, MAX_STRUCTURE_BYTES, Ticket
+from serve.gateway.refusals import RETRY_AFTER_S, Refusal
+from serve.gateway.rpc_stream import Context, Stream, write
+from serve.gateway.upstream import SERVICE, Exchange
+
+logger = logging.getLogger("earshot.gateway")
+
+
+def server_options(max_request_bytes: int, max_inflight: int) -> list[tuple[str, int]]:
+    """What the gRPC server is made with."""
+    return [
+        ("grpc.max_receive_message_length", max_request_bytes + MAX_STRUCTURE_BYTES),
+        ("grpc.max_send_message_length", -1),
+        # Identity alone: a message's size would not tell what it becomes. gRPC refuses others.
+        ("grpc.compression_enabled_algorithms_bitset", 1),
+        ("grpc.max_concurrent_streams", max_inflight),
+        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.max_connection_idle_ms", 600_000),
+        ("grpc.so_reuseport", 0),  # a second gateway must not share the port unnoticed
+    ]
+
+
+class Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """All that a client can call."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        small: dict[str, Callable[[bytes], Awaitable[Any]]] = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+        }
+        methods: dict[str, Callable[[Context], Awaitable[None]]] = {
+            name: self._small(answer) for name, answer in small.items()
+        }
+        methods["ModelInfer"] = self._infer
+        methods["ModelStreamInfer"] = self._stream
+        self._handlers = {SERVICE + name: _handler(method) for name, method in methods.items()}
+        self._unknown = _handler(self._refuse)
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        """The handler of a call; gRPC asks."""
+        return self._handlers.get(handler_call_details.method, self._unknown)
+
+    async def _refuse(self, context: Context) -> None:
+        names = ", ".join(sorted(path.removeprefix(SERVICE) for path in self._handlers))
+        await context.abort(
+            grpc.StatusCode.UNIMPLEMENTED, f"this server offers {names} of {SERVICE.strip('/')}"
+        )
+
+    # ------------------------------------------------------------ transcripts
+
+    async def _infer(self, context: Context) -> None:
+        with self._door.account("grpc"):
+            ticket = self._door.admission.admit()
+            try:
+                exchange = await self._begin(context, ticket)
+            except BaseException:
+                ticket.close()
+                raise
+            with exchange:
+                answer = await exchange.only_answer()
+            await write(context, answer)
+
+    async def _begin(self, context: Context, ticket: Ticket) -> Exchange:
+        message = await self._door.uploads.receive(context, self._door.upload_timeout_s)
+        if message is None:
+            raise refusals.invalid("the call ended without a message")
+        return self._door.send(message, ticket, streamed=False)
+
+    async def _stream(self, context: Context) -> None:
+        await Stream(self._door, context).run()
+
+    # ------------------------------------------------------------ health and metadata
+
+    def _small(
+        self, answer: Callable[[bytes], Awaitable[Any]]
+    ) -> Callable[[Context], Awaitable[None]]:
+        async def handle(context: Context) -> None:
+            message = await self._door.uploads.receive(context, self._door.upload_timeout_s)
+            if message is None or len(message) > MAX_SMALL_BYTES:
+                raise refusals.invalid(f"expected one message of at most {MAX_SMALL_BYTES} bytes")
+            await write(context, (await answer(message)).SerializeToString())
+
+        return handle
+
+    async def _server_live(self, message: bytes) -> Any:
+        return service_pb2.ServerLiveResponse(live=True)
+
+    async def _server_ready(self, message: bytes) -> Any:
+        ready = await self._door.ready()
+        return service_pb2.ServerReadyResponse(ready=ready)
+
+    async def _model_ready(self, message: bytes) -> Any:
+        request = _parse(service_pb2.ModelReadyRequest, message)
+        check_model(request.name, request.version)
+        ready = await self._door.ready()
+        return service_pb2.ModelReadyResponse(ready=ready)
+
+    async def _server_metadata(self, message: bytes) -> Any:
+        return await self._door.server_metadata()
+
+    async def _model_metadata(self, message: bytes) -> Any:
+        request = _parse(service_pb2.ModelMetadataRequest, message)
+        return await self._door.model_metadata(request.name, request.version)
+
+
+def _handler(method: Callable[[Context], Awaitable[None]]) -> grpc.RpcMethodHandler:
+    """A method as gRPC wants it; refusals become the call's status."""
+
+    async def handle(_messages: AsyncIterator[bytes], context: Context) -> None:
+        try:
+            await method(context)
+        except Refusal as refusal:
+            await abort(context, refusal)
+        except grpc.aio.AbortError:
+            raise
+        except Exception:
+            logger.exception("a call failed in the gateway")
+            await abort(context, refusals.failed())
+
+    return grpc.stream_stream_rpc_method_handler(handle)
+
+
+async def abort(context: Context, refusal: Refusal) -> None:
+    """End a call with a refusal."""
+    wait = (("retry-after", str(RETRY_AFTER_S)),) if refusal.status == "UNAVAILABLE" else ()
+    await context.abort(grpc.StatusCode[refusal.status], refusal.text, wait)
+
+
+def _parse(kind: Any, message: bytes) -> Any:
+    """A small message.
+
+    Raises:
+        Refusal: it is none of this kind.
+    """
+    try:
+        return kind.FromString(message)
+    except Exception as error:  # protobuf's DecodeError has no home that all its versions share
+        raise refusals.invalid(f"the message is no {kind.DESCRIPTOR.name} of KServe v2") from error

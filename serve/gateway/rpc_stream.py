@@ -1,0 +1,129 @@
+"""A gRPC stream of requests: each goes its own way through Triton, their answers share the stream.
+
+Triton gets a stream for each request. So a request's end is its stream's end, and a client that
+goes leaves nothing behind but requests that are cancelled by their keys and read to their ends.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+from tritonclient.grpc import service_pb2
+
+from serve.gateway import refusals
+from serve.gateway.door import Door
+from serve.gateway.refusals import Refusal
+from serve.gateway.upstream import Exchange
+
+logger = logging.getLogger("earshot.gateway")
+
+_IDLE_S = 600.0  # how long a stream may stay open without a request
+_WRITE_S = 60.0  # a client that takes no answer for so long counts as gone
+_TRITON_ERROR = "triton_grpc_error"
+_ERROR_FIELD = b"\x0a"  # how a ModelStreamInferResponse with an error message begins
+
+Context = Any
+"""grpc.aio.ServicerContext, or what stands in for it."""
+
+
+async def write(context: Context, answer: bytes) -> None:
+    """Send an answer.
+
+    Raises:
+        Refusal: the client does not take it.
+    """
+    try:
+        async with asyncio.timeout(_WRITE_S):
+            await context.write(answer)
+    except TimeoutError:
+        raise refusals.no_answer_in_time(_WRITE_S) from None
+
+
+class Stream:
+    """One client's stream."""
+
+    def __init__(self, door: Door, context: Context) -> None:
+        self._door = door
+        self._context = context
+        # A client that asks for it gets the first error as the stream's status, as from Triton.
+        metadata = dict(context.invocation_metadata() or ())
+        self._error_is_status = metadata.get(_TRITON_ERROR) == "true"
+        self._writing = asyncio.Lock()
+        self._requests: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Answer requests until the client has no more.
+
+        Raises:
+            Refusal: the stream cannot go on; what it had accepted is answered.
+        """
+        place = self._door.admission.admit()  # streams are counted, for they may be idle
+        end: Refusal | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                try:
+                    await self._take_all(group)
+                except Refusal as refusal:
+                    end = refusal
+        except* Refusal as refused:
+            end = next(iter(refused.exceptions))  # type: ignore[assignment]
+        finally:
+            place.close()
+        if end is not None:
+            raise end
+
+    async def _take_all(self, group: asyncio.TaskGroup) -> None:
+        wait_s = self._door.upload_timeout_s
+        while True:
+            message = await self._door.uploads.receive(
+                self._context, wait_s, needed=lambda: bool(self._requests)
+            )
+            if message is None:
+                return
+            wait_s = _IDLE_S
+            task = group.create_task(self._answer(message))
+            self._requests.add(task)
+            task.add_done_callback(self._requests.discard)
+
+    async def _answer(self, message: bytes) -> None:
+        """Answer one request; raises its refusal where that is to be the stream's status."""
+        try:
+            with self._door.account("grpc_stream"):
+                exchange = self._send(message)
+                del message
+                await self._pass_on(exchange)
+        except Refusal as refusal:
+            if self._error_is_status:
+                raise
+            await self._write(_error_message(refusal))
+        except Exception:
+            logger.exception("a request failed in the gateway")
+            await self._write(_error_message(refusals.failed()))
+
+    def _send(self, message: bytes) -> Exchange:
+        ticket = self._door.admission.admit()
+        try:
+            return self._door.send(message, ticket, True, self._error_is_status)
+        except BaseException:
+            ticket.close()
+            raise
+
+    async def _pass_on(self, exchange: Exchange) -> None:
+        with exchange:
+            async for answer in exchange.answers():
+                if answer.startswith(_ERROR_FIELD):
+                    break  # it has ended, so it is not to be cancelled
+                await self._write(answer)
+            else:
+                return
+        message = service_pb2.ModelStreamInferResponse.FromString(answer)
+        raise refusals.from_upstream("", message.error_message)
+
+    async def _write(self, answer: bytes) -> None:
+        async with self._writing:
+            await write(self._context, answer)
+
+
+def _error_message(refusal: Refusal) -> bytes:
+    message = service_pb2.ModelStreamInferResponse(error_message=refusal.text)
+    return bytes(message.SerializeToString())

@@ -1,0 +1,114 @@
+"""The gateway's life: listen, answer, drain, end."""
+
+import asyncio
+import logging
+import resource
+import signal
+from pathlib import Path
+
+import grpc
+
+from serve.config import Config, load_config
+from serve.errors import UnavailableError
+from serve.gateway.door import Door
+from serve.gateway.http import build_app, build_metrics_app
+from serve.gateway.listen import HttpServer, listening_socket
+from serve.gateway.rpc import Methods, server_options
+from serve.gateway.upstream import Cancels
+from serve.triton.cancels import CancelClient
+from serve.triton.folder import CONFIG, RELAY_SOCKET
+
+logger = logging.getLogger("earshot.gateway")
+
+NOT_ALL_ANSWERED = 3
+"""Exit status where the drain's limit came before the last answer."""
+
+_END_S = 2.0  # for answers on their way, once all that is left has been ended
+_SPARE_CONNECTIONS = 256  # beyond one for each request
+
+
+class Gateway:
+    """Listens at the three addresses of a configuration. For one event loop.
+
+    Args:
+        config: the whole configuration.
+        folder: of the run, with Triton's sockets.
+        cancels: ends requests whose clients have gone.
+
+    Raises:
+        UnavailableError: it cannot listen.
+    """
+
+    def __init__(self, config: Config, folder: Path, cancels: Cancels) -> None:
+        server = config.server
+        self._door = Door(config, folder, cancels)
+        connections = server.max_inflight + _SPARE_CONNECTIONS
+        self._http = [
+            HttpServer(app, listening_socket(server, key), server.upload_timeout_s, connections)
+            for key, app in (
+                ("http_port", build_app(self._door)),
+                ("metrics_port", build_metrics_app(self._door, folder)),
+            )
+        ]
+        options = server_options(self._door.admission.max_request_bytes, connections)
+        self._grpc = grpc.aio.server(options=options)
+        self._grpc.add_generic_rpc_handlers((Methods(self._door),))
+        host = f"[{server.host}]" if ":" in server.host else server.host
+        try:
+            self._grpc.add_insecure_port(f"{host}:{server.grpc_port}")
+        except RuntimeError as error:
+            raise UnavailableError(
+                f"cannot listen on {host}:{server.grpc_port}; stop what runs there or set "
+                "another server.grpc_port in the config"
+            ) from error
+
+    async def start(self) -> None:
+        """Begin to answer."""
+        self._door.uploads.start()
+        for server in self._http:
+            server.start()
+        await self._grpc.start()
+
+    async def drain(self) -> bool:
+        """Answer what was accepted, refuse the rest; whether all of it was answered in time."""
+        return await self._door.drain()
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self._grpc.stop(_END_S)
+        for server in self._http:
+            await server.close()
+        await self._door.uploads.close()
+        await self._door.upstream.close()
+
+
+def serve_folder(folder: Path) -> int:
+    """Be the gateway of the run in this folder until SIGTERM or SIGINT; returns the exit status.
+
+    Raises:
+        ConfigError: the folder's configuration cannot be read.
+        UnavailableError: it cannot listen.
+    """
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    config = load_config(folder / CONFIG)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes one
+    cancels = CancelClient(folder / RELAY_SOCKET)
+    try:
+        return asyncio.run(_serve(config, folder, cancels))
+    finally:
+        cancels.close()
+
+
+async def _serve(config: Config, folder: Path, cancels: Cancels) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    gateway = Gateway(config, folder, cancels)
+    await gateway.start()
+    await stop.wait()
+    logger.info("stopping when all requests are answered")
+    answered = await gateway.drain()
+    await gateway.close()
+    logger.info("stopped; %s", "all was answered" if answered else "not all was answered")
+    return 0 if answered else NOT_ALL_ANSWERED

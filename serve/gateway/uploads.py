@@ -1,0 +1,240 @@
+"""gRPC messages on their way in: how long they may take, and how much memory.
+
+gRPC says how large a message is only once it is whole. Until then the kernel is asked how many
+bytes have come in over its connection (TCP_INFO), and where all that is under way would take too
+much memory, the newest of the large uploads are given up.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import socket
+import struct
+import urllib.parse
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import grpc
+
+from serve.gateway import refusals
+from serve.gateway.limits import Admission
+from serve.gateway.refusals import Refusal
+
+_TICK_S = 0.05
+_PATIENCE_S = 5.0  # an upload may take so long before another may have its place
+_LARGE_BYTES = 2**20  # smaller ones are not worth giving up
+_BYTES_RECEIVED = 128  # offset of tcpi_bytes_received in Linux's struct tcp_info
+_COUNTER = struct.Struct("@Q")
+
+Received = Callable[[Iterable[str]], Mapping[str, int]]
+"""For the peers of connections: the bytes that have come in over each since it began."""
+
+
+@dataclasses.dataclass(eq=False)
+class _Upload:
+    peer: str
+    since_s: float
+    limit: asyncio.Timeout
+    needed: Callable[[], bool]
+    refusal: Refusal | None = None
+
+    def give_up(self, refusal: Refusal) -> None:
+        if self.refusal is None:
+            self.refusal = refusal
+            self.limit.reschedule(0)
+
+
+@dataclasses.dataclass
+class _Connection:
+    """What has come in over a connection with uploads, beyond messages that are whole."""
+
+    begin: int
+    bytes: int = 0
+
+
+class Uploads:
+    """The messages that are not whole yet. For one event loop.
+
+    Args:
+        admission: says how much room there is, and is told what uploads take of it.
+        received: asks the kernel.
+    """
+
+    def __init__(self, admission: Admission, received: "Received | None" = None) -> None:
+        self._admission = admission
+        self._received = received or Sockets().received
+        self._uploads: dict[_Upload, None] = {}  # oldest first
+        self._connections: dict[str, _Connection] = {}
+        self._task: asyncio.Task[None] | None = None
+        admission.uploading_bytes = self._total
+        admission.make_room = self._make_room
+
+    def start(self) -> None:
+        """Begin to measure."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop measuring."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def receive(
+        self, context: Any, timeout_s: float, needed: Callable[[], bool] = lambda: False
+    ) -> bytes | None:
+        """The next message of a call; None: there is no further one.
+
+        Args:
+            context: of the call.
+            timeout_s: how long it may take.
+            needed: whether the call must not lose its place, as it waits for answers, too.
+
+        Raises:
+            Refusal: it took too long, or there is no room for it.
+        """
+        loop = asyncio.get_running_loop()
+        limit = asyncio.timeout(timeout_s)
+        upload = _Upload(context.peer(), loop.time(), limit, needed)
+        self._uploads[upload] = None
+        try:
+            async with limit:
+                message = await context.read()
+        except TimeoutError:
+            raise upload.refusal or refusals.overloaded(
+                f"the request was not whole after {timeout_s:g} s (server.upload_timeout_s)",
+                "slow_upload",
+            ) from None
+        finally:
+            del self._uploads[upload]
+        if message is grpc.aio.EOF:
+            return None
+        connection = self._connections.get(upload.peer)
+        if connection is not None:
+            connection.begin += len(message)  # counted as a request from now on
+            connection.bytes = max(0, connection.bytes - len(message))
+        return bytes(message)
+
+    def end_all(self, refusal: Refusal) -> None:
+        """Give up whatever is not whole."""
+        for upload in self._uploads:
+            upload.give_up(refusal)
+
+    def _make_room(self) -> bool:
+        oldest = next(
+            (one for one in self._uploads if one.refusal is None and not one.needed()), None
+        )
+        if oldest is None:
+            return False
+        waited_s = asyncio.get_running_loop().time() - oldest.since_s
+        if waited_s < _PATIENCE_S:
+            return False
+        oldest.give_up(
+            refusals.overloaded(
+                f"the request was not whole after {waited_s:.0f} s and others wait; try again",
+                "slow_upload",
+            )
+        )
+        return True
+
+    def _total(self) -> int:
+        return sum(connection.bytes for connection in self._connections.values())
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self.measure(asyncio.get_running_loop().time() - _TICK_S)
+
+    def measure(self, before_s: float) -> None:
+        """Look at the uploads that began before then, and give up the newest if need be."""
+        old = [one for one in self._uploads if one.since_s <= before_s and one.refusal is None]
+        peers = {one.peer for one in old}
+        received = self._received(peers) if peers else {}
+        for gone in self._connections.keys() - received.keys():
+            del self._connections[gone]
+        for peer, count in received.items():
+            connection = self._connections.setdefault(peer, _Connection(count))
+            connection.bytes = count - connection.begin
+            if connection.bytes < 0:  # headers and the like, which no message counts
+                connection.begin, connection.bytes = count, 0
+        self._give_up_newest(old)
+
+    def _give_up_newest(self, uploads: list[_Upload]) -> None:
+        for upload in reversed(uploads):
+            surplus = self._admission.bytes + self._total() - self._admission.max_bytes
+            connection = self._connections.get(upload.peer)
+            if surplus <= 0:
+                return
+            if connection is None or connection.bytes < _LARGE_BYTES:
+                continue
+            # gRPC does not say which message of a connection has how much: each has its share.
+            sharing = sum(one.peer == upload.peer for one in uploads if one.refusal is None)
+            share = connection.bytes // sharing
+            connection.begin += share
+            connection.bytes -= share
+            upload.give_up(
+                refusals.overloaded(
+                    "more is being sent than there is room for (server.max_inflight_mb); "
+                    "try again later",
+                    "bytes",
+                )
+            )
+
+
+class Sockets:
+    """This process's TCP connections by their peers, as gRPC writes them: ipv4:127.0.0.1:80."""
+
+    def __init__(self) -> None:
+        self._descriptors: dict[str, int] = {}
+
+    def received(self, peers: Iterable[str]) -> dict[str, int]:
+        """The bytes that have come in over each of these connections; see `Received`."""
+        wanted = set(peers)
+        found = self._look(wanted)
+        if wanted - found.keys():
+            self._descriptors = _descriptors()
+            found = self._look(wanted)
+        return found
+
+    def _look(self, peers: set[str]) -> dict[str, int]:
+        looked = {peer: _look(self._descriptors.get(peer)) for peer in peers}
+        return {peer: one[1] for peer, one in looked.items() if one is not None and one[0] == peer}
+
+
+def _descriptors() -> dict[str, int]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        looked = _look(int(name))
+        if looked is not None:
+            found[looked[0]] = int(name)
+    return found
+
+
+def _look(descriptor: int | None) -> tuple[str, int] | None:
+    """Peer and received bytes of a TCP connection; None: it is none, or has gone meanwhile."""
+    if descriptor is None:
+        return None
+    try:
+        one = socket.socket(fileno=descriptor)
+    except OSError:
+        return None
+    try:
+        if one.family not in (socket.AF_INET, socket.AF_INET6) or one.type != socket.SOCK_STREAM:
+            return None
+        info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        (count,) = _COUNTER.unpack_from(info, _BYTES_RECEIVED)
+        return _peer(one), count
+    except (OSError, struct.error):
+        return None
+    finally:
+        one.detach()  # it is gRPC's, not ours to close
+
+
+def _peer(connection: socket.socket) -> str:
+    host, port = connection.getpeername()[:2]
+    if connection.family == socket.AF_INET:
+        return f"ipv4:{host}:{port}"
+    if host.startswith("::ffff:"):
+        return f"ipv4:{host.removeprefix('::ffff:')}:{port}"
+    return f"ipv6:{urllib.parse.quote(f'[{host}]', safe=':')}:{port}"

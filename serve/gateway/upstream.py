@@ -1,0 +1,232 @@
+"""Triton behind the gateway: requests, health and metadata over its Unix socket.
+
+A call of Triton's is never cancelled, for Triton 24.10 keeps a call whose cancel meets its end.
+A request whose client goes is cancelled by its key instead, and its call is read to its end.
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Protocol, Self
+
+import grpc
+from tritonclient.grpc import service_pb2
+
+from serve.errors import UnavailableError
+from serve.gateway import refusals
+from serve.gateway.envelope import Part, with_key
+from serve.gateway.limits import Ticket
+from serve.gateway.refusals import Refusal
+from serve.triton.folder import HEARTBEATS, grpc_target
+
+logger = logging.getLogger("earshot.gateway")
+
+SERVICE = "/inference.GRPCInferenceService/"
+
+_ALIVE_S = 3.0  # a model's process that has not said for so long that it lives stands still
+_SMALL_S = 2.0  # most that health and metadata take
+_GRACE_S = 30.0  # beyond the transcriber's own limit
+_OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+
+
+class Cancels(Protocol):
+    """Names requests and cancels them; `serve.triton.cancels.CancelClient`."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether it can."""
+
+    def new_key(self) -> str:
+        """A key for a request."""
+
+    def cancel(self, key: str) -> None:
+        """End the request of this key."""
+
+
+class Exchange:
+    """One request in Triton's hands, and its answers as they come.
+
+    Leaving its `with` block by an exception tells the model that nobody waits any more.
+
+    Args:
+        call: of Triton's; read to its end, whatever happens.
+        message: the serialised request.
+        ticket: closed when Triton has let go of the request.
+        cancel: ends the request by its key.
+        limit_s: longest wait for all answers.
+    """
+
+    def __init__(
+        self,
+        call: grpc.aio.StreamStreamCall,
+        message: bytes,
+        ticket: Ticket,
+        cancel: Callable[[], None],
+        limit_s: float,
+    ) -> None:
+        self._call = call
+        self._ticket = ticket
+        self._cancel = cancel
+        self._limit_s = limit_s
+        self._answers: asyncio.Queue[bytes | Refusal | None] = asyncio.Queue()
+        self._done = False
+        self.pump = asyncio.create_task(self._pump(message))
+
+    async def answers(self) -> AsyncIterator[bytes]:
+        """The answers, as they come.
+
+        Raises:
+            Refusal: the request failed.
+        """
+        end_s = asyncio.get_running_loop().time() + self._limit_s
+        while True:
+            try:
+                async with asyncio.timeout_at(end_s):
+                    answer = await self._answers.get()
+            except TimeoutError:
+                raise refusals.no_answer_in_time(self._limit_s) from None
+            if isinstance(answer, Refusal):
+                raise answer
+            if answer is None:
+                return
+            yield answer
+
+    async def only_answer(self) -> bytes:
+        """The one answer of a request that is not streamed.
+
+        Raises:
+            Refusal: the request failed.
+        """
+        async for answer in self.answers():
+            return answer
+        raise refusals.from_upstream("INTERNAL", "the call ended without an answer")
+
+    def end(self, refusal: Refusal) -> None:
+        """Answer this now, whatever Triton will."""
+        self._answers.put_nowait(refusal)
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Cancel the request, unless it has ended."""
+        if kind is not None and not self._done:
+            self._cancel()
+
+    async def _pump(self, message: bytes) -> None:
+        end: Refusal | None = None
+        try:
+            with contextlib.suppress(asyncio.InvalidStateError):  # it has ended: read how
+                await self._call.write(message)
+                del message
+                await self._call.done_writing()
+            async for answer in self._call:
+                self._answers.put_nowait(answer)
+        except grpc.aio.AioRpcError as error:
+            end = refusals.from_upstream(error.code().name, error.details() or "")
+        except Exception:  # one request must not hurt its neighbours
+            logger.exception("a call of Triton's failed in the gateway")
+            end = refusals.failed()
+        finally:
+            self._done = True
+            self._ticket.close()
+            self._answers.put_nowait(end)
+
+
+class Upstream:
+    """Triton Inference Server and its models.
+
+    Args:
+        folder: of the run.
+        cancels: ends requests whose clients have gone.
+        request_timeout_s: after which the transcriber ends a request by itself.
+    """
+
+    def __init__(self, folder: Path, cancels: Cancels, request_timeout_s: float) -> None:
+        self._heartbeats = [folder / name for name in HEARTBEATS]
+        self._cancels = cancels
+        self._limit_s = request_timeout_s + _GRACE_S
+        self._channel = grpc.aio.insecure_channel(grpc_target(folder), options=_OPTIONS)
+        self._exchanges: dict[asyncio.Task[None], Exchange] = {}
+
+    def start(
+        self, parts: Sequence[Part], ticket: Ticket, streamed: bool, triton_grpc_error: bool = False
+    ) -> Exchange:
+        """Send a request.
+
+        Args:
+            parts: of the serialised `ModelInferRequest`.
+            ticket: the exchange closes it.
+            streamed: by ModelStreamInfer, which gives ModelStreamInferResponses; else by
+                ModelInfer, which gives one ModelInferResponse.
+            triton_grpc_error: of a stream: errors become its status rather than messages.
+
+        Raises:
+            Refusal: the model cannot be reached; the ticket is still open.
+        """
+        try:
+            key = self._cancels.new_key()
+        except UnavailableError:
+            raise refusals.server_away() from None
+        method = SERVICE + ("ModelStreamInfer" if streamed else "ModelInfer")
+        metadata = (("triton_grpc_error", "true"),) if triton_grpc_error else ()
+        call = self._channel.stream_stream(method)(metadata=metadata)
+        cancel = functools.partial(self._cancels.cancel, key)
+        exchange = Exchange(call, with_key(parts, key), ticket, cancel, self._limit_s)
+        self._exchanges[exchange.pump] = exchange
+        exchange.pump.add_done_callback(self._exchanges.pop)
+        return exchange
+
+    def end_all(self, refusal: Refusal) -> None:
+        """Answer this to every request that still waits."""
+        for exchange in self._exchanges.values():
+            exchange.end(refusal)
+
+    async def ready(self) -> bool:
+        """Whether requests can be answered: Triton and its models are ready, and move."""
+        if not (self._cancels.connected and self._moves()):
+            return False
+        request = service_pb2.ServerReadyRequest().SerializeToString()
+        try:
+            answer = await self.small("ServerReady", request)
+        except Refusal:
+            return False
+        return bool(service_pb2.ServerReadyResponse.FromString(answer).ready)
+
+    async def small(self, method: str, message: bytes) -> bytes:
+        """The answer to a small question.
+
+        Raises:
+            Refusal: there is none.
+        """
+        try:
+            return bytes(
+                await self._channel.unary_unary(SERVICE + method)(message, timeout=_SMALL_S)
+            )
+        except grpc.aio.AioRpcError as error:
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise refusals.server_away() from None
+            raise refusals.from_upstream(error.code().name, error.details() or "") from None
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self._channel.close()
+
+    def _moves(self) -> bool:
+        """Whether the models' processes have said lately that they live."""
+        try:
+            oldest = min(heartbeat.stat().st_mtime for heartbeat in self._heartbeats)
+        except OSError:
+            return False
+        return time.time() - oldest < _ALIVE_S

@@ -1,0 +1,89 @@
+"""A run's own folder: what lies in it, and under which names.
+
+One is made for each start, mode 0700: the sockets in it are reached by its user alone. Whoever
+made it holds a lock there for as long as it lives, so that the next start knows which folders
+nobody will come back for.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+CONFIG = "config.toml"  # the whole configuration
+GRPC_SOCKET = "grpc.sock"  # Triton appends a colon and the port: see `grpc_target`
+GRPC_PORT = 1
+METRICS_SOCKET = "metrics.sock"  # Triton's metrics, by HTTP, at /metrics
+METRICS_PORT = 2
+RELAY_SOCKET = "relay.sock"  # to the process that has the engine
+ALIVE = "alive"  # touched every second by the process that has the engine
+STREAM_ALIVE = "alive_stream"  # and by that of whisper_stream
+HEARTBEATS = (ALIVE, STREAM_ALIVE)
+FAILURE = "failure"  # why that process cannot go on, once it cannot
+SUPERVISOR_PAGE = "supervisor.prom"  # what the supervisor adds to the metrics page
+
+SHARED_MEMORY = Path("/dev/shm")
+
+_PREFIX = "earshot-"
+_LOCK = "lock"
+
+
+def grpc_target(folder: Path) -> str:
+    """What a gRPC channel to this run's Triton is opened with."""
+    return f"unix:{folder / GRPC_SOCKET}:{GRPC_PORT}"
+
+
+@contextlib.contextmanager
+def run_folder() -> Iterator[Path]:
+    """A new run's folder, for the length of a `with` block; nothing of it is left afterwards.
+
+    Removes first what runs left behind that could not do so themselves.
+    """
+    parent = Path(tempfile.gettempdir())
+    _remove_abandoned(parent)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    # Locked before it has its name: nobody can find it there and take it.
+    lock = os.open(folder / "new", os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (folder / "new").rename(folder / _LOCK)
+        yield folder
+    finally:
+        _remove(folder)
+        os.close(lock)
+
+
+def shared_memory(folder: Path) -> list[Path]:
+    """The shared-memory regions of a run."""
+    return list(SHARED_MEMORY.glob(f"{folder.name}*"))
+
+
+def remove_shared_memory(folder: Path) -> None:
+    """Remove the regions of a run none of whose processes lives."""
+    for region in shared_memory(folder):
+        region.unlink(missing_ok=True)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove the folders of this user's runs that ended without doing it, as by SIGKILL."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # gone meanwhile, or never ours
+            if folder.lstat().st_uid == os.getuid() and not folder.is_symlink():
+                _remove_if_abandoned(folder)
+
+
+def _remove_if_abandoned(folder: Path) -> None:
+    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises where somebody has it
+        _remove(folder)
+    finally:
+        os.close(lock)
+
+
+def _remove(folder: Path) -> None:
+    remove_shared_memory(folder)
+    shutil.rmtree(folder, ignore_errors=True)
