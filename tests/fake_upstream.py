@@ -1,6 +1,7 @@
 """A stand-in for Triton on its Unix socket, and what stands around it in a run's folder.
 
-What the models answer is told by the request's PROMPT; `Script` lists what it may say.
+What the models answer is told by the request's PROMPT: "wait", "error:" and what Triton is to say
+(for a call, a gRPC status may come first), or else the TEXT of the answer.
 """
 
 import asyncio
@@ -12,9 +13,8 @@ from tritonclient.grpc import service_pb2
 
 from serve.gateway.upstream import SERVICE
 from serve.triton.folder import HEARTBEATS, grpc_target
-from serve.triton.wire import KEY_PARAMETER, MODEL, STREAM_MODEL
+from serve.triton.wire import KEY_PARAMETER
 
-REFUSED = "OptionError: no such language"
 LEAK = "Unable to find shared memory region: 'triton_python_backend_shm_region_1'"
 
 
@@ -23,7 +23,7 @@ class FakeTriton:
 
     `ready`: what ServerReady says. `requests`: those that came, by their keys. `ended`: keys of
     those that it answered. `cancelled_calls`: calls that were cancelled, which must never be.
-    A request whose PROMPT is "wait" ends when its key is cancelled or `release` is called.
+    A request that waits ends when its key is cancelled or `release` is called.
     """
 
     def __init__(self, folder):
@@ -145,7 +145,8 @@ class FakeTriton:
         cancelled = False
         if prompt == "wait":
             self._waits[key] = self._loop.create_future()
-            cancelled = await self._waits.pop(key)
+            cancelled = await self._waits[key]
+            del self._waits[key]
         self.ended.append(key)
         error = prompt.removeprefix("error:") if prompt.startswith("error:") else None
         if cancelled:
@@ -200,6 +201,3 @@ class _Methods(grpc.GenericRpcHandler):
 
     def service(self, details):
         return self._handlers.get(details.method.removeprefix(SERVICE))
-
-
-MODELS = (MODEL, STREAM_MODEL)

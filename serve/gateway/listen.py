@@ -108,6 +108,10 @@ class _PatientProtocol(H11Protocol):
         super().data_received(data)
         self._limit_idleness()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._limit_idleness()
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._end_limit()

@@ -110,7 +110,7 @@ class Stream:
 
     async def _pass_on(self, exchange: Exchange) -> None:
         with exchange:
-            async for answer in exchange.answers():
+            while (answer := await exchange.next_answer()) is not None:
                 if answer.startswith(_ERROR_FIELD):
                     break  # it has ended, so it is not to be cancelled
                 await self._write(answer)

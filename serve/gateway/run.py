@@ -76,8 +76,7 @@ class Gateway:
     async def close(self) -> None:
         """Hang up."""
         await self._grpc.stop(_END_S)
-        for server in self._http:
-            await server.close()
+        await asyncio.gather(*(server.close() for server in self._http))
         await self._door.uploads.close()
         await self._door.upstream.close()
 

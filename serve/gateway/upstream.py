@@ -30,6 +30,7 @@ SERVICE = "/inference.GRPCInferenceService/"
 _ALIVE_S = 3.0  # a model's process that has not said for so long that it lives stands still
 _SMALL_S = 2.0  # most that health and metadata take
 _GRACE_S = 30.0  # beyond the transcriber's own limit
+_LARGE_BYTES = 2**20  # from here on the time that it takes matters less than the memory
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -59,8 +60,7 @@ class Exchange:
     Leaving its `with` block by an exception tells the model that nobody waits any more.
 
     Args:
-        call: of Triton's; read to its end, whatever happens.
-        message: the serialised request.
+        source: the answers of a call of Triton's; read to its end, whatever happens.
         ticket: closed when Triton has let go of the request.
         cancel: ends the request by its key.
         limit_s: longest wait for all answers.
@@ -68,38 +68,34 @@ class Exchange:
 
     def __init__(
         self,
-        call: grpc.aio.StreamStreamCall,
-        message: bytes,
+        source: AsyncIterator[bytes],
         ticket: Ticket,
         cancel: Callable[[], None],
         limit_s: float,
     ) -> None:
-        self._call = call
+        self._source = source
         self._ticket = ticket
         self._cancel = cancel
         self._limit_s = limit_s
+        self._end_s = asyncio.get_running_loop().time() + limit_s
         self._answers: asyncio.Queue[bytes | Refusal | None] = asyncio.Queue()
         self._done = False
-        self.pump = asyncio.create_task(self._pump(message))
+        self.pump = asyncio.create_task(self._pump())
 
-    async def answers(self) -> AsyncIterator[bytes]:
-        """The answers, as they come.
+    async def next_answer(self) -> bytes | None:
+        """The next answer; None: there is no further one.
 
         Raises:
             Refusal: the request failed.
         """
-        end_s = asyncio.get_running_loop().time() + self._limit_s
-        while True:
-            try:
-                async with asyncio.timeout_at(end_s):
-                    answer = await self._answers.get()
-            except TimeoutError:
-                raise refusals.no_answer_in_time(self._limit_s) from None
-            if isinstance(answer, Refusal):
-                raise answer
-            if answer is None:
-                return
-            yield answer
+        try:
+            async with asyncio.timeout_at(self._end_s):
+                answer = await self._answers.get()
+        except TimeoutError:
+            raise refusals.no_answer_in_time(self._limit_s) from None
+        if isinstance(answer, Refusal):
+            raise answer
+        return answer
 
     async def only_answer(self) -> bytes:
         """The one answer of a request that is not streamed.
@@ -107,9 +103,10 @@ class Exchange:
         Raises:
             Refusal: the request failed.
         """
-        async for answer in self.answers():
-            return answer
-        raise refusals.from_upstream("INTERNAL", "the call ended without an answer")
+        answer = await self.next_answer()
+        if answer is None:
+            raise refusals.from_upstream("INTERNAL", "the call ended without an answer")
+        return answer
 
     def end(self, refusal: Refusal) -> None:
         """Answer this now, whatever Triton will."""
@@ -124,14 +121,10 @@ class Exchange:
         if kind is not None and not self._done:
             self._cancel()
 
-    async def _pump(self, message: bytes) -> None:
+    async def _pump(self) -> None:
         end: Refusal | None = None
         try:
-            with contextlib.suppress(asyncio.InvalidStateError):  # it has ended: read how
-                await self._call.write(message)
-                del message
-                await self._call.done_writing()
-            async for answer in self._call:
+            async for answer in self._source:
                 self._answers.put_nowait(answer)
         except grpc.aio.AioRpcError as error:
             end = refusals.from_upstream(error.code().name, error.details() or "")
@@ -142,6 +135,19 @@ class Exchange:
             self._done = True
             self._ticket.close()
             self._answers.put_nowait(end)
+
+
+async def _at_once(call: grpc.aio.UnaryUnaryCall) -> AsyncIterator[bytes]:
+    yield await call
+
+
+async def _by_stream(call: grpc.aio.StreamStreamCall, message: bytes) -> AsyncIterator[bytes]:
+    with contextlib.suppress(asyncio.InvalidStateError):  # it has ended: read how
+        await call.write(message)
+        del message
+        await call.done_writing()
+    async for answer in call:
+        yield answer
 
 
 class Upstream:
@@ -158,6 +164,10 @@ class Upstream:
         self._cancels = cancels
         self._limit_s = request_timeout_s + _GRACE_S
         self._channel = grpc.aio.insecure_channel(grpc_target(folder), options=_OPTIONS)
+        self._infer = self._channel.unary_unary(f"{SERVICE}ModelInfer")
+        # On the wire the same call, which lets go of the message once it is sent.
+        self._infer_large = self._channel.stream_stream(f"{SERVICE}ModelInfer")
+        self._stream = self._channel.stream_stream(f"{SERVICE}ModelStreamInfer")
         self._exchanges: dict[asyncio.Task[None], Exchange] = {}
 
     def start(
@@ -179,14 +189,22 @@ class Upstream:
             key = self._cancels.new_key()
         except UnavailableError:
             raise refusals.server_away() from None
-        method = SERVICE + ("ModelStreamInfer" if streamed else "ModelInfer")
-        metadata = (("triton_grpc_error", "true"),) if triton_grpc_error else ()
-        call = self._channel.stream_stream(method)(metadata=metadata)
+        source = self._send(with_key(parts, key), streamed, triton_grpc_error)
         cancel = functools.partial(self._cancels.cancel, key)
-        exchange = Exchange(call, with_key(parts, key), ticket, cancel, self._limit_s)
+        exchange = Exchange(source, ticket, cancel, self._limit_s)
         self._exchanges[exchange.pump] = exchange
         exchange.pump.add_done_callback(self._exchanges.pop)
         return exchange
+
+    def _send(
+        self, message: bytes, streamed: bool, triton_grpc_error: bool
+    ) -> AsyncIterator[bytes]:
+        if streamed:
+            metadata = (("triton_grpc_error", "true"),) if triton_grpc_error else ()
+            return _by_stream(self._stream(metadata=metadata), message)
+        if len(message) > _LARGE_BYTES:
+            return _by_stream(self._infer_large(), message)
+        return _at_once(self._infer(message))
 
     def end_all(self, refusal: Refusal) -> None:
         """Answer this to every request that still waits."""

@@ -1,0 +1,149 @@
+"""What the gateway's tests share: one over a stand-in for Triton, clients, and requests.
+
+Gateway and stand-in have an event loop on a thread each.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import http.client
+import json
+import threading
+import time
+
+import grpc
+import numpy as np
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from tritonclient.grpc import service_pb2
+
+from serve.config import Config, ServerConfig, TranscriberConfig
+from serve.gateway.run import Gateway
+from serve.gateway.upstream import SERVICE
+from serve.triton import wire
+from serve.triton.server import free_ports
+from tests.fake_upstream import FakeTriton
+
+WAIT_S = 20.0
+
+
+class Running:
+    """A gateway that runs, what is behind it, and clients of it."""
+
+    def __init__(self, folder, request_timeout_s, **server):
+        http, rpc, metrics = free_ports("127.0.0.1", 3)
+        ports = {"http_port": http, "grpc_port": rpc, "metrics_port": metrics}
+        self.config = Config(
+            server=dataclasses.replace(ServerConfig(**ports), **server),
+            transcriber=TranscriberConfig(request_timeout_s=request_timeout_s),
+        )
+        self.http, self.grpc = f"127.0.0.1:{http}", f"127.0.0.1:{rpc}"
+        self.metrics = f"127.0.0.1:{metrics}"
+        self.folder = folder
+        self.triton = FakeTriton(folder)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.gateway = self.run(self._start())
+        self.door = self.gateway._door
+        self._exits = contextlib.ExitStack()
+        self.channel = self._exits.enter_context(grpc.insecure_channel(self.grpc))
+
+    async def _start(self):
+        gateway = Gateway(self.config, self.folder, self.triton)
+        await gateway.start()
+        return gateway
+
+    def run(self, coroutine):
+        return self.submit(coroutine).result(WAIT_S)
+
+    def submit(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def close(self):
+        self._exits.close()
+        self.run(self.gateway.close())
+        self.triton.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def call(self, method="ModelInfer"):
+        """One gRPC call of raw bytes, as any client makes it."""
+        return self.channel.unary_unary(SERVICE + method)
+
+    def grpc_client(self):
+        return self._exits.enter_context(
+            contextlib.closing(triton_grpc.InferenceServerClient(self.grpc))
+        )
+
+    def http_client(self, **options):
+        return self._exits.enter_context(
+            contextlib.closing(triton_http.InferenceServerClient(self.http, **options))
+        )
+
+    def ask(self, method, path, body=None, headers=None):
+        """Status, headers and body of one HTTP request."""
+        connection = http.client.HTTPConnection(self.http, timeout=WAIT_S)
+        with contextlib.closing(connection):
+            connection.request(method, path, body, headers or {})
+            answer = connection.getresponse()
+            return answer.status, answer.headers, answer.read()
+
+    def infer(self, body, **headers):
+        """Status and error of an HTTP request to infer."""
+        headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        status, _, answer = self.ask("POST", "/v2/models/whisper/infer", body, headers)
+        return status, json.loads(answer).get("error")
+
+    def page(self):
+        _, _, page = self.raw_page()
+        return page.decode()
+
+    def raw_page(self):
+        connection = http.client.HTTPConnection(self.metrics, timeout=WAIT_S)
+        with contextlib.closing(connection):
+            connection.request("GET", "/metrics")
+            answer = connection.getresponse()
+            return answer.status, answer.headers, answer.read()
+
+
+def until(condition):
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.005)
+
+
+def message(prompt="hello", model=wire.MODEL, samples=400, **fields):
+    """A serialised ModelInferRequest."""
+    request = service_pb2.ModelInferRequest(model_name=model, **fields)
+    data = prompt.encode()
+    request.inputs.add(name="PROMPT", datatype="BYTES", shape=[1])
+    request.raw_input_contents.append(len(data).to_bytes(4, "little") + data)
+    request.inputs.add(name="SAMPLES", datatype="FP32", shape=[samples])
+    request.raw_input_contents.append(bytes(4 * samples))
+    return request.SerializeToString()
+
+
+def inputs(client, prompt="hello", samples=400, **options):
+    """The same, as tritonclient's `client` (its grpc or http module) has it."""
+    values = {
+        "PROMPT": np.array([prompt.encode()], np.object_),
+        "SAMPLES": np.zeros(samples, np.float32),
+    }
+    tensors = []
+    for name, array in values.items():
+        tensor = client.InferInput(name, list(array.shape), wire.INPUTS[name].datatype)
+        tensor.set_data_from_numpy(array, **options)
+        tensors.append(tensor)
+    return tensors
+
+
+def json_request(prompt="hello", **fields):
+    """The JSON of a request over HTTP."""
+    tensors = [
+        {"name": "PROMPT", "datatype": "BYTES", "shape": [1], "data": [prompt]},
+        {"name": "SAMPLES", "datatype": "FP32", "shape": [2], "data": [0.5, -1]},
+    ]
+    return {"inputs": tensors, **fields}

@@ -1,0 +1,29 @@
+"""Gateways that tests start."""
+
+import pytest
+
+from tests.gateways import Running, until
+
+
+@pytest.fixture
+def start(tmp_path_factory):
+    """Start a gateway; keywords are those of `ServerConfig`. Each is empty at its end."""
+    started = []
+
+    def start(request_timeout_s=600.0, **server):
+        running = Running(tmp_path_factory.mktemp("run"), request_timeout_s, **server)
+        started.append(running)
+        return running
+
+    yield start
+    for running in started:
+        running.triton.release()
+        until(lambda running=running: running.door.admission.requests == 0)
+        assert running.door.admission.bytes == 0
+        assert running.triton.cancelled_calls == 0
+        running.close()
+
+
+@pytest.fixture
+def running(start):
+    return start()

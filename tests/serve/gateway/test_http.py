@@ -1,0 +1,285 @@
+"""The gateway over HTTP, by tritonclient and by hand."""
+
+import gzip
+import json
+import socket
+
+import numpy as np
+import pytest
+import tritonclient.http as triton_http
+from tritonclient.utils import InferenceServerException
+
+from tests.fake_upstream import LEAK
+from tests.gateways import WAIT_S, inputs, json_request, until
+
+INFER = "/v2/models/whisper/infer"
+
+
+def test_tritons_client_finds_everything(running):
+    client = running.http_client()
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("whisper")
+    assert client.is_model_ready("whisper_stream", "1")
+    assert not client.is_model_ready("other")
+    assert client.get_server_metadata()["extensions"] == ["binary_tensor_data"]
+    metadata = client.get_model_metadata("whisper")
+    assert metadata["inputs"] == [{"name": "AUDIO", "datatype": "BYTES", "shape": [1]}]
+
+
+@pytest.mark.parametrize("sent_binary", [True, False])
+@pytest.mark.parametrize("wanted_binary", [True, False, None])
+def test_tensors_go_in_and_out_as_json_and_as_bytes(running, sent_binary, wanted_binary):
+    outputs = None
+    if wanted_binary is not None:
+        outputs = [
+            triton_http.InferRequestedOutput(name, binary_data=wanted_binary)
+            for name in ("TEXT", "LANGUAGE_PROB", "DURATION")
+        ]
+    sent = inputs(triton_http, "¿Qué?", binary_data=sent_binary)
+    answer = running.http_client().infer("whisper", sent, request_id="7", outputs=outputs)
+    assert answer.get_response()["id"] == "7"
+    text = answer.as_numpy("TEXT")[0]
+    assert (text if isinstance(text, str) else text.decode()) == "¿Qué?"
+    assert answer.as_numpy("LANGUAGE_PROB") == np.float32(0.2)
+    assert answer.as_numpy("DURATION") == 1.5
+    (request,) = running.triton.requests.values()
+    assert request.raw_input_contents[1] == bytes(1600)
+
+
+def test_json_is_answered_with_json(running):
+    status, headers, body = running.ask("POST", INFER, json.dumps(json_request(id="a")))
+    assert (status, headers["content-type"]) == (200, "application/json")
+    assert json.loads(body) == {
+        "model_name": "whisper",
+        "model_version": "1",
+        "id": "a",
+        "outputs": [
+            {"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["hello"]},
+            {"name": "LANGUAGE_PROB", "datatype": "FP32", "shape": [1], "data": [0.2]},
+            {"name": "DURATION", "datatype": "FP64", "shape": [1], "data": [1.5]},
+        ],
+    }
+
+
+@pytest.mark.parametrize("opening", ["[", '{"inputs":', '{"parameters":{"a":', '{"id":['])
+def test_deeply_nested_json_is_refused(running, opening):
+    status, error = running.infer(opening * 200_000)
+    assert status == 400
+    assert "recursion limit" in error
+    status, error = running.infer(
+        json.dumps({"inputs": []})[:-1] + ',"parameters":' + '{"a":[' * 100_000
+    )
+    assert status == 400
+
+
+def test_declared_size_is_refused_before_the_body_is_sent(start):
+    running = start(max_request_mb=1)
+    host, _, port = running.http.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
+        connection.sendall(
+            f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: 2000000\r\n"
+            "Inference-Header-Content-Length: 100\r\n\r\n".encode()
+        )
+        assert connection.recv(1000).startswith(b"HTTP/1.1 413 ")
+
+
+def test_undeclared_size_is_refused_as_soon_as_it_is_too_large(start):
+    running = start(max_request_mb=1)
+
+    def endless():
+        for _ in range(200):
+            yield bytes(2**14)
+
+    status, error = running.infer(endless(), Inference_Header_Content_Length="100")
+    assert status == 413
+    assert "max_request_mb" in error
+    assert running.door.admission.bytes == 0
+
+
+def test_json_is_smaller_than_binary_data_may_be(start, monkeypatch):
+    monkeypatch.setattr("serve.gateway.translate.MAX_JSON_BYTES", 1000)
+    running = start()
+    status, error = running.infer(b" " * 1001)
+    assert (status, "binary data" in error) == (413, True)
+    status, error = running.infer(b" " * 2000, Inference_Header_Content_Length="1001")
+    assert (status, "binary data" in error) == (413, True)
+
+
+def test_a_body_larger_than_declared_is_another_request_and_no_good_one(running):
+    body = json.dumps(json_request()).encode()
+    host, _, port = running.http.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
+        connection.sendall(
+            f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            + body
+            + b"more and more\r\n\r\n"
+        )
+        received = b""
+        while more := connection.recv(10_000):
+            received += more
+    assert received.startswith(b"HTTP/1.1 200 ")
+    assert b"HTTP/1.1 400 " in received
+    assert len(running.triton.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "header", "told"),
+    [
+        (b"", None, "0 bytes of JSON"),
+        (b"{}", "0", "0 bytes of JSON"),
+        (b"{}", "3", "3 bytes of JSON are expected in a body of 2"),
+        (b"{}", "-1", "is no number"),
+        (b"{}", "9" * 30, "is no number"),
+        (b"{} ", "2", "inputs is missing"),
+    ],
+)
+def test_the_json_is_as_long_as_the_header_says(running, body, header, told):
+    headers = {} if header is None else {"Inference_Header_Content_Length": header}
+    status, error = running.infer(body, **headers)
+    assert status == 400
+    assert told in error
+
+
+def test_compressed_bodies_are_refused_by_name(running):
+    body = gzip.compress(json.dumps(json_request()).encode())
+    status, error = running.infer(body, Content_Encoding="gzip")
+    assert (status, "Content-Encoding" in error) == (400, True)
+
+
+def test_a_slow_body_is_given_up(start):
+    running = start(upload_timeout_s=0.3)
+    host, _, port = running.http.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
+        connection.sendall(
+            f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n{{".encode()
+        )
+        received = b""
+        while more := connection.recv(10_000):
+            received += more
+    assert received.startswith(b"HTTP/1.1 503 ")
+    assert b"upload_timeout_s" in received
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /v2 HT", b"GET /v2 HTTP/1.1\r\nHost: a\r\n\r\nGET"])
+def test_a_connection_that_says_no_more_is_closed(start, said):
+    running = start(upload_timeout_s=0.3)
+    host, _, port = running.http.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
+        connection.sendall(said)
+        try:
+            while connection.recv(10_000):
+                pass
+        except ConnectionResetError:
+            pass
+
+
+def test_a_client_that_goes_cancels_by_key(running):
+    host, _, port = running.http.rpartition(":")
+    body = json.dumps(json_request("wait")).encode()
+    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
+        connection.sendall(
+            f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+        until(lambda: running.triton.requests)
+    (key,) = running.triton.requests
+    until(lambda: running.triton.ended == [key])
+    assert running.triton.cancelled == [key]
+
+
+def test_a_client_that_goes_while_it_sends_leaves_nothing(running):
+    host, _, port = running.http.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
+        connection.sendall(
+            f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n{{".encode()
+        )
+        until(lambda: running.door.admission.requests == 1)
+    until(lambda: running.door.admission.requests == 0)
+    assert running.triton.requests == {}
+
+
+def test_requests_beyond_the_bytes_are_refused_with_a_time_to_wait(start):
+    running = start(max_request_mb=1, max_inflight_mb=1)
+    host, _, port = running.http.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
+        connection.sendall(
+            f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n".encode()
+        )
+        until(lambda: running.door.admission.bytes == 1_000_000)
+        status, headers, body = running.ask("POST", INFER, bytes(100_000))
+        assert (status, headers["Retry-After"]) == (503, "1")
+        assert json.loads(body)["error"].startswith("OverloadedError: ")
+    until(lambda: running.door.admission.bytes == 0)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("GET", "/metrics", 404),
+        ("GET", "/v2/", 404),
+        ("GET", "/v2/models/whisper/config", 404),
+        ("GET", "/v2/models/whisper/stats", 404),
+        ("POST", "/v2/repository/index", 404),
+        ("GET", "/v2/systemsharedmemory/status", 404),
+        ("GET", INFER, 405),
+        ("GET", "/v2/models/other", 404),
+        ("POST", "/v2/models/other/infer", 404),
+        ("POST", "/v2/models/whisper/versions/2/infer", 404),
+        ("POST", "/v2/models/whisper_stream/infer", 400),
+    ],
+)
+def test_what_is_not_offered_is_refused_as_json(running, method, path, status):
+    found, _, body = running.ask(method, path, json.dumps(json_request()))
+    assert found == status
+    assert json.loads(body)["error"].startswith("RequestError: ")
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "told"),
+    [
+        ("OptionError: no such language", 400, "OptionError: no such language"),
+        ("UNAVAILABLE OverloadedError: full", 503, "OverloadedError: full"),
+        (LEAK, 400, "RequestError: the request's tensors"),
+        ("INTERNAL /home/a", 500, "EarshotError: the server failed"),
+    ],
+)
+def test_errors_have_their_status_and_our_words(running, said, status, told):
+    found, error = running.infer(json.dumps(json_request(f"error:{said}")))
+    assert found == status
+    assert error.startswith(told)
+
+
+def test_tritons_client_reads_our_errors(running):
+    with pytest.raises(InferenceServerException, match="OptionError: no"):
+        running.http_client().infer("whisper", inputs(triton_http, "error:OptionError: no"))
+
+
+def test_while_triton_is_away_requests_are_refused(running):
+    running.triton.stop()
+    status, error = running.infer(json.dumps(json_request()))
+    assert (status, error.split(":")[0]) == (503, "UnavailableError")
+    status, headers, _ = running.ask("GET", "/v2/health/ready")
+    assert (status, headers["Retry-After"]) == (503, "1")
+    assert running.ask("GET", "/v2/health/live")[0] == 200
+    running.triton.start()
+
+
+@pytest.mark.parametrize("file", ["alive", "alive_stream"])
+def test_it_is_not_ready_when_a_models_process_stands_still(running, file):
+    ready = "/v2/health/ready"
+    assert running.ask("GET", ready)[0] == 200
+    running.triton.beat(age_s=2)
+    assert running.ask("GET", ready)[0] == 200
+    running.triton.beat(age_s=5)
+    assert running.ask("GET", ready)[0] == 503
+    running.triton.beat()
+    (running.folder / file).unlink()
+    assert running.ask("GET", ready)[0] == 503
+    assert running.ask("GET", "/v2/models/whisper/ready")[0] == 503
+
+
+def test_it_is_not_ready_when_triton_is_not(running):
+    running.triton.ready = False
+    assert running.ask("GET", "/v2/health/ready")[0] == 503

@@ -1,0 +1,117 @@
+"""gRPC messages on their way in: slow ones, and more than there is room for."""
+
+import os
+import socket
+
+import grpc
+import pytest
+
+from serve.gateway import uploads
+from serve.gateway.upstream import SERVICE
+from tests.gateways import WAIT_S, message, until
+
+
+class SlowUpload:
+    """A gRPC call whose message stops after its first bytes; HTTP/2 by hand."""
+
+    def __init__(self, running, length=10**6, sent=1000):
+        host, _, port = running.grpc.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)))
+        headers = b"".join(
+            b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
+            for name, value in (
+                (b":method", b"POST"),
+                (b":scheme", b"http"),
+                (b":path", SERVICE.encode() + b"ModelInfer"),
+                (b"te", b"trailers"),
+                (b"content-type", b"application/grpc"),
+            )
+        )
+        self.socket.sendall(
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+            + frame(4, 0, 0, b"")
+            + frame(1, 4, 1, headers)
+            + frame(0, 0, 1, b"\0" + length.to_bytes(4, "big") + bytes(sent))
+        )
+
+    def read_until(self, text):
+        self.socket.settimeout(WAIT_S)
+        received = b""
+        while text not in received:
+            more = self.socket.recv(65536)
+            assert more, received
+            received += more
+
+
+def frame(kind, flags, stream, payload):
+    head = len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big")
+    return head + payload
+
+
+def test_a_slow_upload_ends_in_time_and_others_are_answered_meanwhile(start):
+    running = start(upload_timeout_s=0.5)
+    slow = SlowUpload(running)
+    until(lambda: running.door.admission.requests == 1)
+    assert running.call()(message())
+    slow.read_until(b"server.upload_timeout_s")
+    until(lambda: running.door.admission.requests == 0)
+    slow.socket.close()
+
+
+def test_slow_uploads_lose_their_places_to_those_that_wait(start, monkeypatch):
+    monkeypatch.setattr(uploads, "_PATIENCE_S", 0.0)
+    running = start(max_inflight=2)
+    slow = [SlowUpload(running) for _ in range(2)]
+    until(lambda: running.door.admission.requests == 2)
+    assert running.call()(message())
+    slow[0].read_until(b"others wait")  # the oldest of them
+    for one in slow:
+        one.socket.close()
+
+
+def test_an_upload_has_some_time_before_it_loses_its_place(start):
+    running = start(max_inflight=1)
+    slow = SlowUpload(running)
+    until(lambda: running.door.admission.requests == 1)
+    with pytest.raises(grpc.RpcError, match="max_inflight"):
+        running.call()(message())
+    slow.socket.close()
+
+
+def test_uploads_take_no_more_memory_than_there_is_room_for(start, monkeypatch):
+    """Each is within bounds, all together are not, and none is ever whole."""
+    monkeypatch.setattr(uploads, "_LARGE_BYTES", 2**10)
+    running = start(max_request_mb=1, max_inflight_mb=1)
+    slow = [SlowUpload(running, sent=400_000) for _ in range(4)]
+    until(lambda: running.door.admission.requests == 2)  # two fit
+    page = running.page()
+    assert 'earshot_gateway_refused_total{reason="bytes"} 2.0' in page
+    for one in slow:
+        one.socket.close()
+
+
+def test_draining_gives_up_what_is_not_whole(start):
+    running = start()
+    slow = SlowUpload(running)
+    until(lambda: running.door.admission.requests == 1)
+    assert running.run(running.gateway.drain())
+    slow.read_until(b"is stopping")
+    slow.socket.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_kernel_says_how_much_came_in_over_a_connection(host):
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with (
+        socket.create_server((host, 0), family=family) as listener,
+        socket.create_connection(listener.getsockname()[:2]) as there,
+    ):
+        here, _ = listener.accept()
+        there.sendall(bytes(12345))
+        port = there.getsockname()[1]
+        peer = f"ipv6:%5B::1%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
+        sockets = uploads.Sockets()
+        until(lambda: sockets.received([peer, "ipv4:1.2.3.4:5"]) == {peer: 12345})
+        os.fstat(here.fileno())  # still open
+        here.close()
+        assert sockets.received([peer]) == {}
