@@ -14,7 +14,7 @@ from tests.gateways import WAIT_S, message, until
 class SlowUpload:
     """A gRPC call whose message stops after its first bytes; HTTP/2 by hand."""
 
-    def __init__(self, running, length=10**6, sent=1000):
+    def __init__(self, running, length=10**6):
         host, _, port = running.grpc.rpartition(":")
         self.socket = socket.create_connection((host, int(port)))
         headers = b"".join(
@@ -22,6 +22,7 @@ class SlowUpload:
             for name, value in (
                 (b":method", b"POST"),
                 (b":scheme", b"http"),
+                (b":authority", b"a"),
                 (b":path", SERVICE.encode() + b"ModelInfer"),
                 (b"te", b"trailers"),
                 (b"content-type", b"application/grpc"),
@@ -31,8 +32,11 @@ class SlowUpload:
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
             + frame(4, 0, 0, b"")
             + frame(1, 4, 1, headers)
-            + frame(0, 0, 1, b"\0" + length.to_bytes(4, "big") + bytes(sent))
+            + frame(0, 0, 1, b"\0" + length.to_bytes(4, "big"))
         )
+
+    def send(self, size):
+        self.socket.sendall(frame(0, 0, 1, bytes(size)))
 
     def read_until(self, text):
         self.socket.settimeout(WAIT_S)
@@ -61,8 +65,10 @@ def test_a_slow_upload_ends_in_time_and_others_are_answered_meanwhile(start):
 def test_slow_uploads_lose_their_places_to_those_that_wait(start, monkeypatch):
     monkeypatch.setattr(uploads, "_PATIENCE_S", 0.0)
     running = start(max_inflight=2)
-    slow = [SlowUpload(running) for _ in range(2)]
-    until(lambda: running.door.admission.requests == 2)
+    slow = []
+    for count in (1, 2):
+        slow.append(SlowUpload(running))
+        until(lambda count=count: running.door.admission.requests == count)
     assert running.call()(message())
     slow[0].read_until(b"others wait")  # the oldest of them
     for one in slow:
@@ -81,13 +87,20 @@ def test_an_upload_has_some_time_before_it_loses_its_place(start):
 def test_uploads_take_no_more_memory_than_there_is_room_for(start, monkeypatch):
     """Each is within bounds, all together are not, and none is ever whole."""
     monkeypatch.setattr(uploads, "_LARGE_BYTES", 2**10)
-    running = start(max_request_mb=1, max_inflight_mb=1)
-    slow = [SlowUpload(running, sent=400_000) for _ in range(4)]
-    until(lambda: running.door.admission.requests == 2)  # two fit
-    page = running.page()
-    assert 'earshot_gateway_refused_total{reason="bytes"} 2.0' in page
+    running = start()
+    running.door.admission.max_bytes = 50_000
+    slow = [SlowUpload(running) for _ in range(4)]
+    until(lambda: len(running.door.uploads._connections) == 4)
+    for one in slow:
+        one.send(15_000)
+    until(lambda: running.door.admission.requests == 3)  # three fit
+    assert 'earshot_gateway_refused_total{reason="bytes"} 1.0' in running.page()
+    with pytest.raises(grpc.RpcError, match="max_inflight_mb"):
+        running.call()(message(samples=5_000))
     for one in slow:
         one.socket.close()
+    until(lambda: running.door.admission.uploading_bytes() == 0)
+    assert running.call()(message(samples=5_000))
 
 
 def test_draining_gives_up_what_is_not_whole(start):
