@@ -96,9 +96,8 @@ class RuntimeConfig:
     memory_share: Share = 0.9  # of a GPU's memory that may be taken
     cross_kv: CrossPrecision = "full"  # keys and values of cross-attention; "int8": half the memory
     encoder_precision: EncoderPrecision = "full"  # "fp8": its products, on Hopper and later
-    decode_target_s: SecondsOrNone = (
-        0.05  # windows decoding for longer go before less than a full batch
-    )
+    # Windows that have been decoding for longer go before less than a full batch.
+    decode_target_s: SecondsOrNone = 0.05
     steps_per_sync: Count = 4  # with cuda_graph: decoder steps between two looks at what has ended
     tensorrt_llm: TrtllmConfig = TrtllmConfig()
 

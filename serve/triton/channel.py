@@ -74,7 +74,8 @@ class Channel:
     def close(self) -> None:
         """Hang up, and wait for the threads."""
         self._shut_down()
-        if threading.current_thread() is not self._reader:
+        # It is not alive before `start`; it then ends at once.
+        if self._reader.is_alive() and threading.current_thread() is not self._reader:
             self._reader.join(_JOIN_S)
 
     def _shut_down(self) -> None:

@@ -323,6 +323,17 @@ def test_inputs_that_the_other_side_would_not_take_are_refused_here(client, engi
     start(client, engine, "others")
 
 
+def test_a_channel_may_be_closed_before_it_is_started():
+    """As when a connection ends while its session is made."""
+    ended = threading.Event()
+    ours, theirs = socket.socketpair()
+    made = channel.Channel(ours, print, ended.set, 10)
+    made.close()
+    made.start()
+    assert ended.wait(WAIT_S)
+    theirs.close()
+
+
 # ---------------------------------------------------------------- cancels by key
 
 
