@@ -99,7 +99,7 @@ class Job:
     options: DecodingOptions = DecodingOptions()
     # A guess at what will be sampled, verified in one step: it changes the time, never the answer.
     draft: tuple[int, ...] = ()
-    # The first window of a request: it goes before others where the runtime can. It changes when
+    # The only window of its request: it goes before others where the runtime can. It changes when
     # jobs end, never how; a runtime with a scheduler of its own may ignore it.
     urgent: bool = False
 

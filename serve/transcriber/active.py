@@ -84,6 +84,17 @@ class ActiveRequest:
         return not one_at_a_time or self.submitted == len(self._decoded)
 
     @property
+    def is_short(self) -> bool:
+        """Whether its only window waits to be submitted, so that nothing else keeps its answer."""
+        return self.submitted == 0 and self._all_came and len(self._waiting) == 1
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Whose turn it is, lowest first: the short ones', then theirs who have had least."""
+        had = 0 if self.is_short else 1 + self.submitted
+        return had, len(self._waiting[0].samples)
+
+    @property
     def complete(self) -> bool:
         """Whether every window is decoded and stitched."""
         return self._all_came and self._stitched == len(self._spans)

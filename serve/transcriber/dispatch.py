@@ -1,9 +1,10 @@
 """From windows to the runtime's jobs and back, fairly between requests.
 
-Used by the device thread alone. Whoever has had the fewest windows goes first (see `turns`). A
-request's first window always finds a slot soon: all other windows together leave a few slots free,
-so beside them it never waits for a window of somebody else to end. First windows alone may take
-every slot and wait in the runtime for as many again, so that it never waits for work.
+Used by the device thread alone. Whoever has had the fewest windows goes first (see `turns`), before
+all others the short ones: requests of a single window. These always find a slot soon: the windows
+of longer requests together leave a few slots free, so beside them a short one never waits for a
+window of somebody else to end. Short ones alone may take every slot and wait in the runtime for as
+many again.
 """
 
 import dataclasses
@@ -22,7 +23,9 @@ from serve.transcriber.guard import guarded, runtime_calls
 from serve.transcriber.turns import Turns
 
 _MAX_FEATURES_BATCH = 8  # windows whose log-mel is computed in one go
-_SLOTS_PER_FREE_ONE = 32  # of so many slots, one is free for first windows; of two or more, one
+_SLOTS_PER_FREE_ONE = 32  # of so many slots, one is free for short ones; of fewer one as well
+_FEWEST_SLOTS = 4  # with fewer, an empty one costs too much
+_LONG = (1,)  # ranks from here on are those of requests that are not short
 
 
 @dataclasses.dataclass
@@ -60,11 +63,11 @@ class Dispatcher:
         slots = self._capabilities.max_windows
         self._max_jobs = 2 * slots
         free = max(1, slots // _SLOTS_PER_FREE_ONE)
-        self._max_later_jobs = slots - free if slots > 1 else self._max_jobs
+        self._max_long_jobs = slots - free if slots >= _FEWEST_SLOTS else self._max_jobs
         self._ids = itertools.count()
         self._ready: Turns[ActiveRequest] = Turns()  # requests with a window to submit
         self._jobs: dict[int, DecodingWindow] = {}
-        self._later_jobs = 0  # of these, not of a request's first window
+        self._long_jobs = 0  # of these, of requests that are not short
 
     @property
     def idle(self) -> bool:
@@ -74,7 +77,7 @@ class Dispatcher:
     def enqueue(self, active: ActiveRequest) -> None:
         """Give a request its turn if it has a window to submit now."""
         if active.ready and active.id not in self._ready:
-            self._ready.add(active.id, active.submitted, active)
+            self._ready.add(active.id, active.rank, active)
 
     def submit_windows(self) -> list[tuple[ActiveRequest, EarshotError]]:
         """Turn windows into jobs, as many as fit; returns the requests for which that failed.
@@ -85,9 +88,9 @@ class Dispatcher:
         failed: list[tuple[ActiveRequest, EarshotError]] = []
         picked: list[tuple[ActiveRequest, int, Window]] = []
         room = min(self._max_jobs - len(self._jobs), _MAX_FEATURES_BATCH)
-        later = self._max_later_jobs - self._later_jobs
+        room_for_long = self._max_long_jobs - self._long_jobs
         while len(picked) < room:
-            active = self._ready.pop(new_only=later <= 0)
+            active = self._ready.pop(below=None if room_for_long > 0 else _LONG)
             if active is None:
                 break
             taken = guarded(f"taking a window of request {active.id}", active.next_window)
@@ -95,12 +98,12 @@ class Dispatcher:
                 failed.append((active, taken))
                 continue
             picked.append((active, *taken))
-            later -= taken[0] > 0
+            room_for_long -= not _is_urgent(*taken)
             self._on_taken(active)
             self.enqueue(active)
         features = self._features([window for _, _, window in picked]) if picked else []
-        for (active, index, _), found in zip(picked, features, strict=True):
-            error = self._submit_first(active, index, found)
+        for (active, index, window), found in zip(picked, features, strict=True):
+            error = self._submit_first(active, index, _is_urgent(index, window), found)
             if error is not None:
                 failed.append((active, error))
         return failed
@@ -116,7 +119,7 @@ class Dispatcher:
         """
         job = decoding.job
         draft = tuple(decoding.tokens) if temperature == job.options.temperature else ()
-        self._submit(decoding.active, decoding.index, job.features, temperature, draft)
+        self._submit(decoding.active, decoding.index, job.urgent, job.features, temperature, draft)
         self.retries += 1
 
     def record(self, event: Event) -> DecodingWindow | None:
@@ -126,7 +129,7 @@ class Dispatcher:
         if event.finished is None:
             return None
         del self._jobs[event.job_id]
-        self._later_jobs -= decoding.index > 0
+        self._long_jobs -= not decoding.job.urgent
         return None if decoding.active.ended else decoding
 
     def cancel(self, active: ActiveRequest) -> None:
@@ -147,14 +150,14 @@ class Dispatcher:
     def clear(self) -> None:
         """Drop every job: the runtime is broken or about to be closed."""
         self._jobs.clear()
-        self._later_jobs = 0
+        self._long_jobs = 0
         self._ready.clear()
 
     def check_invariants(self, pending: set[int]) -> None:
         """Assert what must always hold, given the ids of the pending requests."""
         assert len(self._jobs) <= self._max_jobs
-        later = sum(decoding.index > 0 for decoding in self._jobs.values())
-        assert later == self._later_jobs <= self._max_later_jobs
+        long = sum(not decoding.job.urgent for decoding in self._jobs.values())
+        assert long == self._long_jobs <= self._max_long_jobs
         assert all(active.ready and active.id in pending for active in self._ready)
         for decoding in self._jobs.values():
             assert decoding.active.ended != (decoding.active.id in pending)
@@ -187,13 +190,17 @@ class Dispatcher:
             raise DeviceError(f"{self._device} failed: {error}") from error
 
     def _submit_first(
-        self, active: ActiveRequest, index: int, features: torch.Tensor | EarshotError
+        self,
+        active: ActiveRequest,
+        index: int,
+        urgent: bool,
+        features: torch.Tensor | EarshotError,
     ) -> EarshotError | None:
         """Submit a window for the first time; returns the error that its request ends with."""
         if isinstance(features, EarshotError):
             return features
         temperature = active.plan.options.temperature
-        work = functools.partial(self._submit, active, index, features, temperature)
+        work = functools.partial(self._submit, active, index, urgent, features, temperature)
         error = guarded(f"submitting window {index} of request {active.id}", work)
         if error is None:
             self.windows += 1
@@ -203,15 +210,20 @@ class Dispatcher:
         self,
         active: ActiveRequest,
         index: int,
+        urgent: bool,
         features: torch.Tensor,
         temperature: float,
         draft: tuple[int, ...] = (),
     ) -> None:
         options = active.options(index, temperature)
-        id, urgent = next(self._ids), index == 0
-        job = Job(id, features, active.prompt, options, draft, urgent)
+        job = Job(next(self._ids), features, active.prompt, options, draft, urgent)
         with runtime_calls():
             self._runtime.submit(job)
         self._jobs[job.id] = DecodingWindow(active, index, job)
-        self._later_jobs += index > 0
+        self._long_jobs += not urgent
         active.mark_started()
+
+
+def _is_urgent(index: int, window: Window) -> bool:
+    """Whether a window is the only one of its request."""
+    return index == 0 and window.last

@@ -20,9 +20,11 @@ from serve.speech.meter import Limits
 from serve.speech.windows import Window, cut
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.guard import guarded
+from serve.transcriber.plan import audio_bytes
 from serve.transcriber.turns import Turns
 
 LOOK_AHEAD = 4  # decoded windows of a request that are not yet submitted
+_LATER = (1,)  # ranks from here on are those of windows that are not a request's first
 _AHEAD_PER_SLOT = 2  # of all requests together, besides their first
 
 
@@ -31,6 +33,7 @@ class _Decoding:
     """A request whose audio is decoded; guarded by the intake's lock, but for `windows`."""
 
     active: ActiveRequest
+    size: int  # bytes of its audio as sent
     # Holds the request's audio until it is closed; a worker's while `working`.
     windows: Generator[Window, None, None] = dataclasses.field(init=False)
     begun: int = 0  # windows that are decoded, or that a worker decodes
@@ -94,7 +97,7 @@ class Intake:
 
         After `close` the request gets no call back.
         """
-        decoding = _Decoding(active)
+        decoding = _Decoding(active, audio_bytes(request))
         decoding.windows = self._windows(active, request, lambda: decoding.gone)
         with self._lock:
             if self._closed or active.ended:
@@ -173,7 +176,8 @@ class Intake:
         """Give a request its turn if it may be decoded further; the lock is held."""
         waits = decoding.working or decoding.active.id in self._turns
         if not (waits or decoding.whole or decoding.held >= LOOK_AHEAD):
-            self._turns.add(decoding.active.id, decoding.begun, decoding)
+            rank = (decoding.begun, decoding.size)
+            self._turns.add(decoding.active.id, rank, decoding)
         self._wake()
 
     def _wake(self) -> None:
@@ -197,7 +201,8 @@ class Intake:
 
     def _next(self) -> _Decoding | None:
         with self._lock:
-            decoding = self._turns.pop(new_only=self._ahead >= self._max_ahead)
+            full = self._ahead >= self._max_ahead
+            decoding = self._turns.pop(below=_LATER if full else None)
             if decoding is None:
                 self._working -= 1
                 return None

@@ -1,7 +1,8 @@
-"""Who goes next: whoever has had least, and now and then whoever has waited longest.
+"""Who goes next: whoever ranks lowest, and now and then whoever has waited longest.
 
-Least attained service first answers short requests as if no long ones were there, without knowing
-who is short. Alone it would starve long requests under a stream of short ones, so every fourth turn
+A rank begins with what somebody has had so far, and then says how much comes next: least attained
+service first, and of equals the shortest first. So short requests are answered as if no long ones
+were there. Alone it would starve long requests under a stream of short ones, so every fourth turn
 goes to whoever has waited longest, whatever it has had: a request among n others waits at most 4 n
 turns for its next.
 """
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+Rank = tuple[int, ...]
 
 _LONGEST_WAIT_EVERY = 4
 
@@ -20,10 +22,10 @@ class Turns(Generic[T]):
 
     def __init__(self) -> None:
         self._turns = 0
-        # In the order in which they came to wait: what each has had, and who it is.
-        self._waiting: dict[int, tuple[int, T]] = {}
-        # (what it has had, id); of those that have left in another way, some stay behind.
-        self._by_service: list[tuple[int, int]] = []
+        # In the order in which they came to wait: rank, and who it is.
+        self._waiting: dict[int, tuple[Rank, T]] = {}
+        # (rank, id); of those that have left in another way, some stay behind.
+        self._by_rank: list[tuple[Rank, int]] = []
 
     def __len__(self) -> int:
         """How many wait."""
@@ -37,17 +39,17 @@ class Turns(Generic[T]):
         """Those that wait, longest wait first."""
         return (who for _, who in self._waiting.values())
 
-    def add(self, id: int, had: int, who: T) -> None:
+    def add(self, id: int, rank: Rank, who: T) -> None:
         """Let somebody wait, who must not wait already.
 
         Args:
-            id: grows with arrival, which decides between those that had the same.
-            had: turns that it has had.
+            id: grows with arrival, which decides between equal ranks.
+            rank: lowest goes first.
             who: what `pop` gives.
         """
         assert id not in self._waiting, f"{id} waits already"
-        self._waiting[id] = (had, who)
-        heapq.heappush(self._by_service, (had, id))
+        self._waiting[id] = (rank, who)
+        heapq.heappush(self._by_rank, (rank, id))
 
     def remove(self, id: int) -> None:
         """Let somebody wait no longer; unknown ids do nothing."""
@@ -56,27 +58,27 @@ class Turns(Generic[T]):
     def clear(self) -> None:
         """Let nobody wait any longer."""
         self._waiting.clear()
-        self._by_service.clear()
+        self._by_rank.clear()
 
-    def pop(self, new_only: bool = False) -> T | None:
+    def pop(self, below: Rank | None = None) -> T | None:
         """Take out whoever goes next; None: nobody may.
 
         Args:
-            new_only: only those that have had nothing yet.
+            below: only somebody who ranks lower than this; None: anybody.
         """
         self._drop_stale()
-        if not self._by_service or (new_only and self._by_service[0][0] > 0):
+        if not self._by_rank or (below is not None and self._by_rank[0][0] >= below):
             return None
         self._turns += 1
-        if new_only or self._turns % _LONGEST_WAIT_EVERY:
-            _, id = heapq.heappop(self._by_service)
+        if below is not None or self._turns % _LONGEST_WAIT_EVERY:
+            _, id = heapq.heappop(self._by_rank)
         else:
             id = next(iter(self._waiting))
         return self._waiting.pop(id)[1]
 
     def _drop_stale(self) -> None:
-        while self._by_service:
-            had, id = self._by_service[0]
-            if id in self._waiting and self._waiting[id][0] == had:
+        while self._by_rank:
+            rank, id = self._by_rank[0]
+            if id in self._waiting and self._waiting[id][0] == rank:
                 return
-            heapq.heappop(self._by_service)
+            heapq.heappop(self._by_rank)

@@ -103,6 +103,17 @@ def test_windows_come_one_by_one_and_only_the_last_completes(finish, tokenizer):
         active.add_window(Window(2.0, samples))
 
 
+def test_short_requests_rank_before_all_others_and_then_who_has_had_least(make):
+    short, long = make(windows=1), make(windows=3)
+    ten_s = 10 * SAMPLE_RATE
+    assert (short.is_short, short.rank) == (True, (0, ten_s))
+    assert (long.is_short, long.rank) == (False, (1, ten_s))
+    long.next_window()
+    assert long.rank == (2, ten_s)
+    long.next_window()
+    assert (long.is_short, long.rank) == (False, (3, ten_s)), "the last of several is not the only"
+
+
 def test_what_is_submitted_is_not_kept(make):
     active = make(windows=1)
     _, window = active.next_window()

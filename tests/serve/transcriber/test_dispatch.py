@@ -56,17 +56,29 @@ def submit_until(dispatcher, runtime, count):
 
 
 def test_who_has_had_least_goes_first():
-    dispatcher, runtime = make(max_windows=2)
+    """But every fourth turn is that of the longest wait, which is the long one's."""
+    dispatcher, runtime = make(max_windows=4)
     dispatcher.enqueue(make_active(1, windows=30))
     dispatcher.submit_windows()
-    assert owners(runtime) == [(1, 0), (1, 1)]
+    assert owners(runtime) == [(1, 0), (1, 1), (1, 2)]
     dispatcher.enqueue(make_active(2, windows=3))
     dispatcher.enqueue(make_active(3, windows=3))
-    dispatcher.submit_windows()
-    assert owners(runtime, since=2) == [(2, 0), (3, 0)], "first windows find room"
-    submit_until(dispatcher, runtime, 8)
-    assert owners(runtime, since=4) == [(2, 1), (3, 1), (1, 2), (2, 2)], "ties by arrival"
+    submit_until(dispatcher, runtime, 9)
+    assert owners(runtime, since=3) == [(1, 3), (2, 0), (3, 0), (2, 1), (1, 4), (3, 1)]
     dispatcher.check_invariants({1, 2, 3})
+
+
+def test_short_requests_go_before_the_first_windows_of_long_ones():
+    """Also where twenty long ones have just come."""
+    dispatcher, runtime = make(lambda job: Play(delay=100), max_windows=4)
+    for id in range(1, 21):
+        dispatcher.enqueue(make_active(id, windows=30))
+    dispatcher.submit_windows()
+    dispatcher.enqueue(make_active(21, windows=1))
+    dispatcher.submit_windows()
+    assert owners(runtime) == [(1, 0), (2, 0), (3, 0), (21, 0)]
+    runtime.poll(0)
+    assert runtime.gauges().busy_slots == 4
 
 
 def test_a_short_request_goes_next_whatever_waits():
@@ -85,28 +97,29 @@ def test_a_short_request_goes_next_whatever_waits():
     assert runtime.gauges().queued == 0, "and it has one"
 
 
-@pytest.mark.parametrize(("slots", "free"), [(1, 0), (2, 1), (8, 1), (63, 1), (64, 2), (256, 8)])
-def test_windows_but_a_requests_first_leave_slots_free(slots, free):
+@pytest.mark.parametrize(("slots", "free"), [(1, -1), (3, -3), (4, 1), (63, 1), (64, 2), (256, 8)])
+def test_windows_of_long_requests_leave_slots_free(slots, free):
     dispatcher, runtime = make(lambda job: Play(delay=10**9), max_windows=slots)
     dispatcher.enqueue(make_active(1, windows=300))
     for _ in range(slots):
         dispatcher.submit_windows()
         runtime.poll(0)
-    later = [job for job in runtime.jobs if not job.urgent]
-    # With one slot nothing can be left free, and what waits in the runtime keeps it busy.
-    assert len(later) == (slots - free if slots > 1 else 1)
+    assert not any(job.urgent for job in runtime.jobs)
+    # Where slots are few none is left free, and as many windows wait in the runtime.
+    assert len(runtime.jobs) == slots - free
     dispatcher.check_invariants({1})
 
 
-def test_first_windows_are_urgent_and_stay_so_when_decoded_again():
-    dispatcher, runtime = make()
-    for id in (1, 2):
-        dispatcher.enqueue(make_active(id, windows=2))
+def test_only_windows_are_urgent_and_stay_so_when_decoded_again():
+    dispatcher, runtime = make(max_windows=4)
+    for id, windows in ((1, 2), (2, 1)):
+        dispatcher.enqueue(make_active(id, windows))
     dispatcher.submit_windows()
-    (first, *_) = [event for event in runtime.poll(0) if event.finished]
-    dispatcher.retry(dispatcher.record(first), 0.4)
-    assert owners(runtime) == [(1, 0), (2, 0), (1, 1), (1, 0)]
-    assert [job.urgent for job in runtime.jobs] == [True, True, False, True]
+    events = [event for event in runtime.poll(0) if event.finished]
+    for event in events[:2]:
+        dispatcher.retry(dispatcher.record(event), 0.4)
+    assert owners(runtime) == [(2, 0), (1, 0), (1, 1), (2, 0), (1, 0)]
+    assert [job.urgent for job in runtime.jobs] == [True, False, False, True, False]
 
 
 def test_the_runtime_holds_twice_what_it_decodes_at_a_time():
@@ -164,12 +177,12 @@ def test_cancelled_requests_submit_nothing_more_and_free_their_slots():
     dispatcher.enqueue(gone)
     dispatcher.submit_windows()
     runtime.poll(0)
-    assert runtime.gauges().busy_slots == 5
+    assert runtime.gauges().busy_slots == 4
     gone.ended = True
     dispatcher.cancel(gone)
     assert not dispatcher.idle, "until the runtime has confirmed"
     dispatcher.check_invariants(set())
-    assert [dispatcher.record(event) for event in runtime.poll(0)] == [None] * 5
+    assert [dispatcher.record(event) for event in runtime.poll(0)] == [None] * 4
     assert dispatcher.idle
     assert dispatcher.submit_windows() == []
     assert runtime.gauges().busy_slots == 0
@@ -183,7 +196,7 @@ def test_who_had_a_window_taken_is_told():
     for each in (one, two):
         dispatcher.enqueue(each)
     dispatcher.submit_windows()
-    assert taken == [one, two, one]
+    assert taken == [two, one, one]
 
 
 def test_a_retry_keeps_features_and_place():
@@ -230,7 +243,7 @@ def test_a_request_has_one_place_in_the_row():
     assert len(dispatcher._ready) == 2
     dispatcher.check_invariants({1, 2})
     dispatcher.submit_windows()
-    assert owners(runtime) == [(1, 0), (2, 0)]
+    assert owners(runtime) == [(2, 0), (1, 0)]
 
 
 def test_a_request_without_a_window_has_no_turn():
@@ -260,12 +273,12 @@ def test_the_check_finds_more_jobs_than_may_be():
         dispatcher.check_invariants({0, 1, 2, 3})
 
 
-def test_the_check_finds_more_later_windows_than_may_be():
+def test_the_check_finds_more_long_requests_windows_than_may_be():
     dispatcher, _ = make()
     dispatcher.enqueue(make_active(1, windows=4))
     dispatcher.submit_windows()
     dispatcher.check_invariants({1})
-    dispatcher._max_later_jobs = 0
+    dispatcher._max_long_jobs = 0
     with pytest.raises(AssertionError):
         dispatcher.check_invariants({1})
 
