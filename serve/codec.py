@@ -26,6 +26,7 @@ from serve.files import read_text
 
 T = TypeVar("T")
 
+_MAX_ERRORS = 1000  # beyond which it is not said where one is
 _MAX_KEY_CHARS = 60  # of a key, where an error names it
 _MAX_KEYS = 30
 _UNKNOWN_KEY = "unexpected_keyword_argument"
@@ -75,6 +76,10 @@ def from_json(
     try:
         value: T = _adapter(typing.cast(Any, kind)).validate_json(text, strict=True, extra=extra)
     except pydantic.ValidationError as problem:
+        if problem.error_count() > _MAX_ERRORS:  # listing a million of them takes many seconds
+            raise error(
+                f"{where} has {problem.error_count()} errors; {advice or 'mend it'}"
+            ) from None
         # An unknown key before a missing one: the latter may be the former, misspelt.
         errors = problem.errors(include_url=False)
         worst = min(errors, key=lambda found: found["type"] != _UNKNOWN_KEY)

@@ -48,25 +48,25 @@ class _Tensor:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Text(_Tensor):
     datatype: Literal["BYTES"]
-    data: Sequence[str] | None = None
+    data: Annotated[list[str], Field(fail_fast=True)] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Floats(_Tensor):
     datatype: Literal["FP32"]
-    data: Sequence[Float] | None = None
+    data: Annotated[list[Float], Field(fail_fast=True)] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Ints(_Tensor):
     datatype: Literal["INT32"]
-    data: Sequence[Int] | None = None
+    data: Annotated[list[Int], Field(fail_fast=True)] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Bools(_Tensor):
     datatype: Literal["BOOL"]
-    data: Sequence[bool] | None = None
+    data: Annotated[list[bool], Field(fail_fast=True)] | None = None
 
 
 _AnyTensor = Annotated[_Text | _Floats | _Ints | _Bools, Field(discriminator="datatype")]

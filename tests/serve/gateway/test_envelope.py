@@ -1,0 +1,132 @@
+"""Serialised requests, looked into without parsing their audio."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2
+
+from serve.gateway import envelope
+from serve.gateway.checks import check_request
+from serve.gateway.limits import MAX_STRUCTURE_BYTES
+from serve.gateway.refusals import Refusal
+from tests.gateways import message
+
+Request = service_pb2.ModelInferRequest
+
+
+def test_it_is_what_protobuf_reads():
+    sent = message(id="7", model_version="1")
+    found = envelope.read_envelope(sent)
+    whole = Request.FromString(sent)
+    assert [bytes(raw) for raw in found.raw] == list(whole.raw_input_contents)
+    del whole.raw_input_contents[:]
+    assert found.request == whole
+    assert found.structure_bytes == whole.ByteSize()
+
+
+def test_parts_make_the_same_request_with_a_key():
+    found = envelope.read_envelope(message())
+    parts = [found.request.SerializeToString(), *envelope.raw_parts(found.raw)]
+    made = Request.FromString(envelope.with_key(parts, "a-1"))
+    assert made.parameters.pop("earshot_key").string_param == "a-1"
+    assert made == Request.FromString(message())
+
+
+def test_the_last_key_counts():
+    request = Request()
+    request.parameters["earshot_key"].string_param = "mine"
+    made = Request.FromString(envelope.with_key([request.SerializeToString()], "a-1"))
+    assert made.parameters["earshot_key"].string_param == "a-1"
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        (b"\x0a\x05abc", "no ModelInferRequest"),  # shorter than it says
+        (b"\x0b", "no ModelInferRequest"),  # a group
+        (b"\x38\x01", "no ModelInferRequest"),  # raw contents that are a number
+        (b"\xff" * 11, "no ModelInferRequest"),  # a tag without end
+        (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "no ModelInferRequest"),
+        (b"\x2a\x01\xff", "no ModelInferRequest"),  # an input that is none
+        (b"\x3a\x00" * 1000, "more than 256 fields"),
+        (b"\x1a\x80\x80\x80\x01" + bytes(2**21), f"more than {MAX_STRUCTURE_BYTES} bytes"),
+    ],
+)
+def test_what_is_no_request_is_refused(sent, told):
+    with pytest.raises(Refusal) as caught:
+        envelope.read_envelope(sent)
+    assert told in caught.value.text
+
+
+def test_deeply_nested_messages_are_refused():
+    nested = b""
+    for _ in range(300):  # contents of an input of an input ...
+        nested = b"\x2a" + envelope._varint_bytes(len(nested)) + nested
+    found = envelope.read_envelope(nested)
+    with pytest.raises(Refusal):
+        check_request(found.request, found.raw, streamed=False)
+
+
+def refusal_of(change):
+    request = Request.FromString(message())
+    change(request)
+    found = envelope.read_envelope(request.SerializeToString())
+    with pytest.raises(Refusal) as caught:
+        check_request(found.request, found.raw, streamed=True)
+    return caught.value.text
+
+
+def shared_memory(request):
+    request.inputs[0].parameters["shared_memory_region"].string_param = "a"
+
+
+def shared_memory_out(request):
+    request.outputs.add(name="TEXT").parameters["shared_memory_region"].string_param = "a"
+
+
+def contents_beside(request):
+    request.inputs[0].contents.bytes_contents.append(b"a")
+
+
+def one_too_few(request):
+    del request.raw_input_contents[1:]
+
+
+def one_byte_too_few(request):
+    request.raw_input_contents[1] = request.raw_input_contents[1][1:]
+
+
+def twice(request):
+    request.inputs.append(request.inputs[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (shared_memory, "no shared memory"),
+        (shared_memory_out, "no shared memory"),
+        (contents_beside, "contents beside"),
+        (one_too_few, "1 raw_input_contents"),
+        (one_byte_too_few, "1599 raw bytes; expected 1600"),
+        (twice, "each name once"),
+    ],
+)
+def test_what_the_models_cannot_take_is_refused(change, told):
+    assert told in refusal_of(change)
+
+
+@settings(max_examples=300, derandomize=True, deadline=None, database=None)
+@given(st.binary(max_size=80) | st.tuples(st.integers(0, 60), st.binary(max_size=4)))
+def test_any_bytes_are_read_as_protobuf_reads_them_or_refused(change):
+    sent = change
+    if isinstance(change, tuple):
+        position, new = change
+        whole = message(samples=4)
+        sent = whole[:position] + new + whole[position + len(new) :]
+    try:
+        found = envelope.read_envelope(sent)
+        check_request(found.request, found.raw, streamed=False)
+    except Refusal:
+        return
+    whole = Request.FromString(sent)
+    assert list(whole.raw_input_contents) == [bytes(raw) for raw in found.raw]

@@ -1,0 +1,114 @@
+"""The gateway's process: it listens, drains, and its exit status says how that went."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import grpc
+import pytest
+import tomli_w
+
+from serve.gateway.upstream import SERVICE
+from serve.triton.server import free_ports
+from tests.gateways import WAIT_S, message, until
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_draining_answers_what_was_accepted_and_refuses_the_rest(running):
+    waiting = running.call().future(message("wait"))
+    until(lambda: running.triton.requests)
+    draining = running.submit(running.gateway.drain())
+    until(lambda: running.door.admission.draining)
+    with pytest.raises(grpc.RpcError) as caught:
+        running.call()(message())
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert caught.value.details() == "OverloadedError: the server is stopping; try again later"
+    assert running.infer(b"{}")[0] == 503
+    assert running.ask("GET", "/v2/health/ready")[0] == 503
+    assert running.ask("GET", "/v2/health/live")[0] == 200
+    running.triton.release()
+    assert draining.result(WAIT_S)
+    assert waiting.result(WAIT_S)
+
+
+def test_what_is_left_at_the_limit_is_ended_as_unavailable(start):
+    running = start(drain_timeout_s=0.2)
+    waiting = running.call().future(message("wait"))
+    stream = running.channel.stream_stream(f"{SERVICE}ModelStreamInfer")
+    ask = threading.Event()
+    idle = stream(iter(lambda: ask.wait() and None, b""), timeout=WAIT_S)
+    until(lambda: running.triton.requests and running.door.admission.requests == 2)
+    assert not running.run(running.gateway.drain())
+    with pytest.raises(grpc.RpcError) as caught:
+        waiting.result(WAIT_S)
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert "drain_timeout_s" in caught.value.details()
+    assert idle.code() == grpc.StatusCode.UNAVAILABLE
+    until(lambda: running.triton.cancelled == list(running.triton.requests))
+    ask.set()
+
+
+def test_the_page_has_all_parts(running):
+    assert "earshot_gateway_inflight_bytes 0.0" in running.page()
+    (running.folder / "supervisor.prom").write_text("earshot_restarts 1", encoding="utf-8")
+    running.call()(message())
+    until(lambda: running.door.admission.requests == 0)
+    page = running.page()
+    assert "earshot_restarts 1\n" in page
+    assert 'earshot_gateway_requests_total{protocol="grpc",status="OK"} 1.0' in page
+    assert re.search(r'earshot_gateway_request_seconds_count\{protocol="grpc"\} 1\.0', page)
+
+
+class Process:
+    """The gateway as the supervisor starts it."""
+
+    def __init__(self, folder, **server):
+        http, rpc, metrics = free_ports("127.0.0.1", 3)
+        ports = {"http_port": http, "grpc_port": rpc, "metrics_port": metrics}
+        self.address = f"127.0.0.1:{rpc}"
+        config = tomli_w.dumps({"server": {**ports, **server}})
+        (folder / "config.toml").write_text(config, encoding="utf-8")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "serve.gateway", "--folder", str(folder)],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def end(self):
+        self.process.kill()
+        self.process.communicate(timeout=WAIT_S)
+
+
+def test_the_process_ends_with_status_0_once_told(tmp_path):
+    process = Process(tmp_path)
+    try:
+        with grpc.insecure_channel(process.address) as channel:
+            grpc.channel_ready_future(channel).result(WAIT_S)
+            live = channel.unary_unary(f"{SERVICE}ServerLive")
+            assert live(b"", timeout=WAIT_S) == b"\x08\x01"
+            with pytest.raises(grpc.RpcError, match="UnavailableError"):
+                channel.unary_unary(f"{SERVICE}ModelInfer")(message(), timeout=WAIT_S)
+            process.process.send_signal(signal.SIGTERM)
+            assert process.process.wait(WAIT_S) == 0
+    finally:
+        process.end()
+
+
+def test_a_port_that_is_taken_is_said(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        process = Process(tmp_path, http_port=taken.getsockname()[1])
+        try:
+            _, said = process.process.communicate(timeout=WAIT_S)
+        finally:
+            process.end()
+    assert process.process.returncode == 1
+    assert "error: cannot listen on 127.0.0.1" in said
+    assert "server.http_port" in said
