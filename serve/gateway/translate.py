@@ -9,7 +9,7 @@ https://github.com/triton-inference-server/server/blob/main/docs/protocol/extens
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
