@@ -7,6 +7,7 @@ python -m serve tensors
 
 import argparse
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -24,8 +25,8 @@ from serve.errors import ConfigError, EarshotError, FileError
 from serve.files import read_bytes
 from serve.messages import Request, Task, Transcript
 from serve.speech.formats import Format, render
+from serve.supervisor.run import running_server
 from serve.triton import wire
-from serve.triton.server import running_server
 
 _WATCH_INTERVAL_S = 0.5
 # Hosts that mean every interface, and where a client on this machine reaches them.
@@ -60,8 +61,10 @@ def _parser() -> argparse.ArgumentParser:
     triton = commands.add_parser(
         "triton",
         help="run Triton Inference Server in the foreground",
-        description="Run Triton Inference Server until Ctrl-C or SIGTERM, which let it finish "
-        "what it has accepted; a second Ctrl-C stops it at once.",
+        description="Run Triton Inference Server and the gateway before it until Ctrl-C or "
+        "SIGTERM, which let them finish what they have accepted; a second Ctrl-C stops them at "
+        "once. What fails is started again. The exit status is 1 where a request was accepted and "
+        "not answered.",
     )
     triton.set_defaults(run=_triton)
     _add_config(triton)
@@ -158,6 +161,7 @@ class _StopSignals:
 
 def _triton(args: argparse.Namespace) -> int:
     config = load_config(args.config)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)  # what the supervisor says
     stop = _StopSignals()
     engine = args.engine or config.engine
     print(f"starting Triton Inference Server with the engine {engine} …", file=sys.stderr)
@@ -171,7 +175,7 @@ def _triton(args: argparse.Namespace) -> int:
         while not stop.asked.wait(_WATCH_INTERVAL_S):
             reason = server.failure()
             if reason is not None:
-                raise EarshotError(f"Triton Inference Server failed: {reason}")
+                raise EarshotError(reason)
         print("stopping when all requests are answered; Ctrl-C stops at once", file=sys.stderr)
     print("stopped", file=sys.stderr)
     return 0

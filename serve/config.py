@@ -162,6 +162,7 @@ class ServerConfig:
     max_inflight_mb: Count = 1024
     max_inflight: Count = 1024  # requests between their arrival and their answer
     upload_timeout_s: Seconds = 60.0  # a request that takes longer to arrive is given up
+    stall_timeout_s: Seconds = 60.0  # a model's process silent for so long is started again
 
 
 @dataclasses.dataclass(frozen=True)

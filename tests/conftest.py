@@ -7,8 +7,8 @@ import torch
 
 from build.checkpoint import open_checkpoint
 from serve.config import Config, RuntimeConfig, ServerConfig, TranscriberConfig
+from serve.supervisor.run import free_ports, running_server
 from serve.triton.client import Client
-from serve.triton.server import free_ports, running_server
 from tests.checkpoints import NANO, random_weights, write_engine, write_hf
 
 

@@ -58,11 +58,11 @@ class EarshotTriton(System):
     """
 
     def __init__(self, config: Config) -> None:
-        from serve.triton.client import Client  # noqa: PLC0415 - needs tritonclient
-        from serve.triton.server import (  # noqa: PLC0415 - needs pytriton
+        from serve.supervisor.run import (  # noqa: PLC0415 - needs pytriton
             on_free_ports,
             running_server,
         )
+        from serve.triton.client import Client  # noqa: PLC0415 - needs tritonclient
 
         server = on_free_ports(config.server)
         running = running_server(dataclasses.replace(config, server=server))
@@ -79,7 +79,9 @@ class EarshotTriton(System):
 
     def transcribe(self, audio: bytes) -> Prediction:
         """One infer call."""
-        return _from_transcript(self._client.transcribe(audio=audio))
+        answer = self._client.transcribe(audio=audio)
+        self.server.require_unbroken()
+        return _from_transcript(answer)
 
     def close(self) -> None:
         """Stop the server."""

@@ -21,8 +21,8 @@ from eval.bench.workloads import REQUEST_S, REQUEST_TOKENS, THROUGHPUT_TOKENS, W
 from serve.config import Config
 from serve.errors import DeadlineError, EarshotError, UnavailableError
 from serve.speech.features import WINDOW_S
+from serve.supervisor.run import Server, on_free_ports, running_server
 from serve.triton.client import Client
-from serve.triton.server import Server, on_free_ports, running_server
 
 SYSTEM = "earshot, through Triton"
 _PUBLISHED_S = 1.2  # the server's counters are renewed once a second
@@ -145,7 +145,9 @@ def _counters(server: Server) -> dict[str, float]:
 
     Raises:
         UnavailableError: it does not answer.
+        EarshotError: it is not the one that began.
     """
+    server.require_unbroken()
     try:
         with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as answer:
             page = answer.read().decode()

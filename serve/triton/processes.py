@@ -1,10 +1,94 @@
-"""The processes of a server: which live, and the most memory that each has taken."""
+"""The processes of a server: started, looked at and ended."""
 
 import contextlib
+import os
 import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
+
+from serve.errors import UnavailableError
+
+_PR_SET_PDEATHSIG = 1
+_UMASK = 0o077  # what a server makes, shared memory above all, is for its own user
+_KILL_S = 10.0
+
+# Replaces itself by the command. SIGKILL comes when whoever started it is gone, however that
+# ended; the check after it is for a parent that went before the call.
+_LAUNCH = f"""
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.umask({_UMASK})
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class Child:
+    """A process that ends when the thread that started it does, and never outlives this process.
+
+    Args:
+        command: the program's full path and its arguments.
+        log_path: what it writes is appended there.
+        environment: None is this process's own.
+        folder: that it works in; None is this process's own.
+
+    Raises:
+        UnavailableError: it cannot be started.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        log_path: Path,
+        environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        self._log_path = log_path
+        try:
+            with log_path.open("ab") as log:
+                self._log_begin = log.tell()
+                self._process = subprocess.Popen(
+                    [sys.executable, "-S", "-c", _LAUNCH, str(os.getpid()), *command],
+                    env=environment,
+                    cwd=folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C is for this process, which then stops it
+                )
+        except OSError as error:
+            raise UnavailableError(f"cannot start {command[0]}: {error}") from error
+        self.pid = self._process.pid
+
+    def status(self) -> int | None:
+        """What it ended with, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    def log(self) -> list[str]:
+        """The lines of the log since it was started."""
+        with self._log_path.open("rb") as log:
+            log.seek(self._log_begin)
+            return log.read().decode("utf-8", errors="replace").splitlines()
+
+    def terminate(self, timeout_s: float) -> int | None:
+        """Ask it to end and wait, at most so long; what it ended with, or None."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.send_signal(signal.SIGTERM)
+            return self._process.wait(timeout_s)
+        return None
+
+    def kill(self) -> None:
+        """End it and all that it started, now."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it
+            self._process.wait(_KILL_S)
 
 
 def live_children(pid: int) -> list[int]:

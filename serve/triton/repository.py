@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from serve.config import RuntimeConfig
+from serve.triton import folder as names
 from serve.triton.wire import INPUTS, MODEL, OUTPUTS, STREAM_MODEL, TensorSpec
 
 BACKEND_MODEL = "tensorrt_llm"  # NVIDIA's C++ model, which decodes for `whisper`
@@ -45,8 +46,9 @@ def write_repository(folder: Path, toml: Path, engine: Path, config: RuntimeConf
             "decoupled": name == STREAM_MODEL,  # True and False are Triton's words, too
             "config": toml,
             "engine": engine.resolve(),
-            "relay": folder / "relay.sock",
-            "failure": folder / "failure",
+            "relay": folder / names.RELAY_SOCKET,
+            "failure": folder / names.FAILURE,
+            "alive": folder / (names.STREAM_ALIVE if name == STREAM_MODEL else names.ALIVE),
             "backend_model": backend_model,
         }
         text = _filled(_TEMPLATE / "config.pbtxt", values) + _tensor_lists()

@@ -1,137 +1,102 @@
-"""Triton Inference Server as a child process: started, watched, drained and stopped.
+"""Triton Inference Server as a child process, which this machine's gateway alone can reach.
 
-Everything that the server needs besides its installation goes into a folder of the run's own,
-which disappears with the run.
+It listens on two Unix sockets in the run's folder and nowhere else: gRPC and metrics. What clients
+need no more, its HTTP port and the calls that change or reveal the server, is off or locked.
 """
 
 import contextlib
 import dataclasses
-import math
+import http.client
 import os
 import re
-import signal
+import secrets
 import socket
-import subprocess
-import sys
-import tempfile
-import time
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 import tomli_w
 
 from serve.config import Config, ServerConfig
-from serve.errors import EarshotError, UnavailableError
+from serve.errors import UnavailableError
+from serve.triton import folder as names
+from serve.triton.client import Client
+from serve.triton.heartbeat import STALE_S, Pulse
 from serve.triton.installation import find_installation, require_numpy_1
-from serve.triton.processes import live_children, peak_memory_bytes
+from serve.triton.processes import Child, live_children, peak_memory_bytes
 from serve.triton.repository import write_repository
 
 _MODELS = 2  # each in a process below the server
-_POLL_S = 0.1
-_KILL_S = 10.0  # beyond the drain's limit, after which the server is killed
-_PR_SET_PDEATHSIG = 1
-_MAX_PATH = 90  # a Unix socket's whole path has room for 107 bytes
+_MAX_PATH = 85  # a Unix socket's whole path has room for 107 bytes
+_MIB = 2**20
+_REGIONS_MIB = 16  # shared memory that the models' processes take before any request
+_METRICS_TIMEOUT_S = 2.0
+# Nothing of ours is pending when Triton is told to end: the gateway has seen to that. What it waits
+# for then are requests that it never lets go, and all that time goes by before it ends.
+_EXIT_S = 3
+_STOP_S = 5.0  # until it is killed; the models are closed in it
 
-# Replaces itself by the server. SIGTERM comes when whoever started it is gone, however that ended;
-# the check after it is for a parent that went before the call.
-_LAUNCH = f"""
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, signal.SIGTERM)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
+# What a client of the models does not call. They can be called with this header alone, whose name
+# and value nobody is told.
+_LOCKED = "shared-memory,model-repository,model-config,statistics,trace,logging"
+# Lines with which Triton explains itself but does not mean its end.
+_NOISE = ("CudaDriverHelper has not been initialized",)
 
 
 @dataclasses.dataclass(frozen=True)
-class Server:
-    """A running server."""
+class TritonLaunch:
+    """Everything that is needed to start Triton, any number of times; `prepare` makes it."""
 
-    http: str  # host:port
-    grpc: str
-    metrics: str  # host:port; the page is /metrics
-    pid: int
-    log_path: Path
     folder: Path
-    process: "subprocess.Popen[bytes]"
+    config: Config
+    command: tuple[str, ...]
+    environment: dict[str, str]
 
-    def peak_memory_bytes(self) -> int:
-        """Largest resident memory of the server and its models, each at its own peak."""
-        return sum(peak_memory_bytes(pid) for pid in (self.pid, *live_children(self.pid)))
+    def start(self, log_path: Path) -> "TritonServer":
+        """Start it anew, with nothing left of one that ran before.
 
-    def failure(self) -> str | None:
-        """Why the server, once ready, cannot go on; None while it can."""
-        reason = self.startup_failure()
-        if reason is None and len(live_children(self.pid)) < _MODELS:
-            reason = f"a model's process ended; the log ends:\n{_tail(self.log_path)}"
-        return reason
-
-    def startup_failure(self) -> str | None:
-        """Why the server will not become ready, or None while it may."""
-        with contextlib.suppress(FileNotFoundError):
-            return (self.folder / "failure").read_text(encoding="utf-8")
-        if self.process.poll() is not None:
-            return _explain_exit(self.process.returncode, self.log_path)
-        return None
-
-    def stop(self, timeout_s: float) -> None:
-        """Let it finish what it has accepted, for at most `timeout_s`, and end it."""
-        self.process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout_s)
-
-    def kill(self) -> None:
-        """End it and its models now."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self.process.wait(_KILL_S)
+        Raises:
+            UnavailableError: the program cannot be started.
+        """
+        names.remove_shared_memory(self.folder)
+        sockets = (f"{names.GRPC_SOCKET}:{names.GRPC_PORT}", names.METRICS_SOCKET)
+        for name in (*sockets, names.RELAY_SOCKET, names.FAILURE, *names.HEARTBEATS):
+            (self.folder / name).unlink(missing_ok=True)
+        child = Child(self.command, log_path, self.environment)
+        return TritonServer(self.folder, self.config.server, child)
 
 
-@contextlib.contextmanager
-def running_server(
-    config: Config, engine: str | None = None, log_path: Path | None = None
-) -> Iterator[Server]:
-    """A server for the length of a `with` block; it is ready, and is drained at the end.
-
-    Start it from a thread that lasts as long as the server, such as the main thread: the server
-    stops when that thread ends.
-
-    Args:
-        config: addresses and limits; passed on to the model.
-        engine: the engine's folder; None takes `config.engine`.
-        log_path: file for the server's log; None keeps it only while the server runs.
+def prepare(folder: Path, config: Config, engine: str) -> TritonLaunch:
+    """Write what Triton and the models read into the run's folder.
 
     Raises:
-        UnavailableError: the machine lacks what the server needs, or a port is taken.
-        EarshotError: the server did not start; the message says why.
+        UnavailableError: the machine lacks what the server needs.
+        EarshotError: the engine cannot run as configured.
     """
-    with tempfile.TemporaryDirectory(prefix="earshot-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        server = _launch(folder, config, engine or config.engine, log_path or folder / "server.log")
-        try:
-            _wait_until_ready(server, config.server.start_timeout_s)
-            yield server
-            server.stop(config.server.drain_timeout_s + _KILL_S)
-        finally:
-            server.kill()
-            for left in Path("/dev/shm").glob(f"{folder.name}*"):  # after a crash
-                left.unlink(missing_ok=True)
-
-
-def free_ports(host: str, count: int) -> tuple[int, ...]:
-    """Ports that nobody listens on, for servers that need no well-known address."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((host, 0))
-        return tuple(one.getsockname()[1] for one in sockets)
-
-
-def on_free_ports(server: ServerConfig) -> ServerConfig:
-    """The same server on ports that nobody listens on, to run beside one on the configured ones."""
-    http, grpc, metrics = free_ports(server.host, 3)
-    return dataclasses.replace(server, http_port=http, grpc_port=grpc, metrics_port=metrics)
+    require_numpy_1()
+    if len(str(folder)) > _MAX_PATH:
+        raise UnavailableError(
+            f"{folder} is too long a path for the sockets in it; set TMPDIR to a shorter folder"
+        )
+    _require_shared_memory(config.server)
+    toml = folder / names.CONFIG
+    toml.write_text(config_to_toml(config), encoding="utf-8")
+    repository = write_repository(folder, toml, Path(engine), config.runtime)
+    installation = find_installation(folder)
+    key = f"{secrets.token_hex(16)}={secrets.token_hex(16)}"
+    command = (
+        str(installation.binary),
+        f"--model-repository={repository}",
+        f"--backend-directory={installation.backends}",
+        f"--backend-config=python,shm-region-prefix-name={folder.name}",
+        "--allow-http=false",
+        f"--grpc-address=unix:{folder / names.GRPC_SOCKET}",
+        f"--grpc-port={names.GRPC_PORT}",
+        f"--grpc-restricted-protocol={_LOCKED}:{key}",
+        f"--metrics-address=unix:{folder / names.METRICS_SOCKET}",
+        f"--metrics-port={names.METRICS_PORT}",
+        f"--exit-timeout-secs={_EXIT_S}",
+    )
+    return TritonLaunch(folder, config, command, installation.environment())
 
 
 def config_to_toml(config: Config) -> str:
@@ -139,119 +104,156 @@ def config_to_toml(config: Config) -> str:
     return tomli_w.dumps(dataclasses.asdict(config))
 
 
-# ---------------------------------------------------------------- before the start
+class TritonServer:
+    """A tritonserver that was started and may become ready, fail, or both in turn."""
+
+    def __init__(self, folder: Path, config: ServerConfig, child: Child) -> None:
+        self.pid = child.pid
+        self._folder = folder
+        self._config = config
+        self._child = child
+        self._has_been_ready = False
+        self._pulses = [Pulse(folder / name) for name in names.HEARTBEATS]
+        self._given_up = 0.0  # requests, by the last page read while the models were well
+
+    def ready(self) -> bool:
+        """Whether it can answer: the models are loaded, and their processes say that they live."""
+        if not self._has_been_ready and self._loaded():
+            self._close_regions()
+            self._has_been_ready = True
+        return self._has_been_ready and self._silent_s() < STALE_S
+
+    def failure(self) -> str | None:
+        """Why it cannot go on; None while it can, or may become ready."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self._folder / names.FAILURE).read_text(encoding="utf-8") or None
+        status = self._child.status()
+        if status is not None:
+            return f"it ended with status {status}: {cause(self._child.log())}"
+        if self._has_been_ready:
+            return self._breakdown()
+        return None
+
+    def said(self) -> str:
+        """The end of its log."""
+        return _tail(self._child.log())
+
+    def peak_memory_bytes(self) -> int:
+        """Largest resident memory of the server and its models, each at its own peak."""
+        return sum(peak_memory_bytes(pid) for pid in (self.pid, *live_children(self.pid)))
+
+    def stop(self) -> None:
+        """End it; whatever it still works for is given up."""
+        self._child.terminate(_STOP_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it and its models now."""
+        self._child.kill()
+
+    def _loaded(self) -> bool:
+        present = (self._folder / names.METRICS_SOCKET, *self._heartbeats())
+        if not all(path.exists() for path in present) or _metrics(self._folder) is None:
+            return False
+        with Client(names.grpc_target(self._folder)) as client:
+            return client.ready()
+
+    def _close_regions(self) -> None:
+        """Let nobody else read what requests will leave in shared memory.
+
+        Whatever the umask, Triton makes its regions readable by all; it makes no more after this.
+        """
+        for region in names.shared_memory(self._folder):
+            region.chmod(0o600)
+
+    def _heartbeats(self) -> list[Path]:
+        return [self._folder / name for name in names.HEARTBEATS]
+
+    def _silent_s(self) -> float:
+        return max(pulse.silent_s() for pulse in self._pulses)
+
+    def _breakdown(self) -> str | None:
+        """What went wrong below a server that still runs."""
+        if len(live_children(self.pid)) < _MODELS:
+            return f"a model's process ended; the log ends:\n{self.said()}"
+        silent_s = self._silent_s()
+        if silent_s > self._config.stall_timeout_s:
+            return (
+                f"a model's process said nothing for {silent_s:.0f} s; server.stall_timeout_s is "
+                f"{self._config.stall_timeout_s:g}"
+            )
+        return self._abandoned_requests(silent_s)
+
+    def _abandoned_requests(self, silent_s: float) -> str | None:
+        """Whether Triton has given up on requests that a silent process has still to read.
+
+        Triton waits a second for a process that does not run, which no option changes, then forgets
+        the request; the process answers it once it runs again, and Triton dies of the answer.
+        """
+        page = _metrics(self._folder) or ""
+        counts = re.findall(r'^nv_inference_request_failure{.*"BACKEND".*} (\S+)', page, re.M)
+        given_up = sum(map(float, counts))
+        if silent_s < STALE_S:
+            self._given_up = given_up
+        elif given_up > self._given_up:
+            return "a model's process stood still, and Triton gave up requests that it still has"
+        return None
 
 
-def _prepare(folder: Path, config: Config, engine: str) -> tuple[list[str], dict[str, str]]:
-    """Write the run's folder; returns the server's command line and environment."""
-    require_numpy_1()
-    if len(str(folder)) > _MAX_PATH:
+def cause(log: Sequence[str]) -> str:
+    """What a log of Triton's says about its end, in a sentence if it can be had."""
+    refused = [re.search(r"failed to load '\w+' version \d+: (.*)", line) for line in log]
+    reasons = [match.group(1).rstrip('"') for match in refused if match is not None]
+    if reasons:
+        return reasons[0]
+    for line in log:
+        if match := re.match(r"Signal \((\d+)\) received", line):
+            return f"it crashed with signal {match.group(1)}"
+    errors = [line for line in log if re.match(r"E\d{4} |error|Failed to", line)]
+    meant = [line for line in errors if not any(noise in line for noise in _NOISE)]
+    return meant[-1].split("] ", 1)[-1] if meant else f"its log ends:\n{_tail(log)}"
+
+
+def _tail(log: Sequence[str]) -> str:
+    return "\n".join(log[-5:])
+
+
+def _require_shared_memory(server: ServerConfig) -> None:
+    """Refuse a machine whose shared memory cannot hold the requests that may be in flight.
+
+    Raises:
+        UnavailableError: too little of it is free.
+    """
+    status = os.statvfs(names.SHARED_MEMORY)
+    free = status.f_bavail * status.f_frsize // _MIB
+    needed = server.max_inflight_mb + _REGIONS_MIB
+    if free < needed:
         raise UnavailableError(
-            f"{folder} is too long a path for the socket in it; set TMPDIR to a shorter folder"
+            f"{names.SHARED_MEMORY} has {free} MiB free, and requests pass through it: expected "
+            f"{needed} MiB, which is server.max_inflight_mb and {_REGIONS_MIB} more; enlarge it "
+            f"(containers: --shm-size {needed}m and more) or set a smaller server.max_inflight_mb"
         )
-    _check_ports(config.server)
-    toml = folder / "config.toml"
-    toml.write_text(config_to_toml(config), encoding="utf-8")
-    repository = write_repository(folder, toml, Path(engine), config.runtime)
-    installation = find_installation(folder)
-    server = config.server
-    command = [
-        str(installation.binary),
-        f"--model-repository={repository}",
-        f"--backend-directory={installation.backends}",
-        f"--backend-config=python,shm-region-prefix-name={folder.name}",
-        f"--http-address={server.host}",
-        f"--http-port={server.http_port}",
-        f"--grpc-address={server.host}",
-        f"--grpc-port={server.grpc_port}",
-        f"--metrics-address={server.host}",
-        f"--metrics-port={server.metrics_port}",
-        f"--exit-timeout-secs={math.ceil(server.drain_timeout_s)}",
-    ]
-    return command, installation.environment()
 
 
-def _check_ports(server: ServerConfig) -> None:
-    for key in ("http_port", "grpc_port", "metrics_port"):
-        port = getattr(server, key)
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((server.host, port))
-            except OSError as error:
-                raise UnavailableError(
-                    f"cannot listen on {server.host}:{port}: {error.strerror}; stop what runs "
-                    f"there or set another server.{key} in the config"
-                ) from error
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP through a Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=_METRICS_TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
 
 
-# ---------------------------------------------------------------- start and stop
-
-
-def _launch(folder: Path, config: Config, engine: str, log_path: Path) -> Server:
-    server = config.server
-    command, environment = _prepare(folder, config, engine)
-    try:
-        with log_path.open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-S", "-c", _LAUNCH, str(os.getpid()), *command],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for this process, which then stops the server
-            )
-    except OSError as error:
-        raise UnavailableError(f"cannot start Triton Inference Server: {error}") from error
-    return Server(
-        http=f"{server.host}:{server.http_port}",
-        grpc=f"{server.host}:{server.grpc_port}",
-        metrics=f"{server.host}:{server.metrics_port}",
-        pid=process.pid,
-        log_path=log_path,
-        folder=folder,
-        process=process,
-    )
-
-
-def _wait_until_ready(server: Server, timeout_s: float) -> None:
-    end = time.monotonic() + timeout_s
-    while not (is_ready(server.http) and _listens(server.metrics)):
-        reason = server.startup_failure()
-        if reason is not None:
-            raise EarshotError(f"Triton Inference Server did not start: {reason}")
-        if time.monotonic() > end:
-            raise EarshotError(
-                f"Triton Inference Server was not ready within {timeout_s:g} s "
-                f"(server.start_timeout_s); its log ends:\n{_tail(server.log_path)}"
-            )
-        time.sleep(_POLL_S)
-
-
-def is_ready(http: str) -> bool:
-    """Whether a server answers at this HTTP address and both models are loaded."""
-    url = f"http://{http}/v2/health/ready"
-    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2) as answer:
-        return bool(answer.status == 200)
-    return False
-
-
-def _listens(address: str) -> bool:
-    """Whether somebody listens at host:port; Triton's metrics begin a little after the rest."""
-    host, _, port = address.rpartition(":")
-    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=2):
-        return True
-    return False
-
-
-def _explain_exit(code: int, log_path: Path) -> str:
-    """The lines of the log that say why the server ended."""
-    log = log_path.read_text(encoding="utf-8", errors="replace")
-    errors = [line for line in log.splitlines() if re.match(r"E\d{4} |error", line)]
-    found = "\n".join(errors[-3:]) if errors else _tail(log_path)
-    return f"it ended with status {code}; its log says:\n{found}"
-
-
-def _tail(log_path: Path) -> str:
-    lines = log_path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return "\n".join(lines[-5:])
+def _metrics(folder: Path) -> str | None:
+    """Triton's metrics page; None while there is none."""
+    with (
+        contextlib.suppress(OSError, http.client.HTTPException),
+        contextlib.closing(_UnixConnection(folder / names.METRICS_SOCKET)) as connection,
+    ):
+        connection.request("GET", "/metrics")
+        return connection.getresponse().read().decode()
+    return None

@@ -15,8 +15,10 @@ import pytest
 import serve.transcriber.open
 from serve.__main__ import main
 from serve.config import Config
+from serve.supervisor.gateway import is_ready
+from serve.supervisor.run import free_ports
 from serve.triton import wire
-from serve.triton.server import config_to_toml, free_ports, is_ready
+from serve.triton.server import config_to_toml
 from tests.fakes import FakeTranscriber
 
 ROOT = Path(__file__).parents[2]

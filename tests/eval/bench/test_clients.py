@@ -8,7 +8,7 @@ import soundfile
 from eval.bench.clients import Clients, RequestSpec, processes_for, timed_request, wav
 from serve.errors import EarshotError, UnavailableError
 from serve.messages import Timings, Transcript
-from serve.triton.server import free_ports
+from serve.supervisor.run import free_ports
 
 
 def test_a_file_of_noise_lasts_as_long_as_it_should():

@@ -95,6 +95,18 @@ def test_a_refused_request_ends_the_load(folder, served_config, monkeypatch):
 
 
 def test_a_server_that_does_not_answer_is_named():
-    gone = types.SimpleNamespace(metrics="127.0.0.1:9", failure=lambda: "its log ends here")
+    gone = types.SimpleNamespace(
+        metrics="127.0.0.1:9",
+        failure=lambda: "its log ends here",
+        require_unbroken=lambda: None,
+    )
     with pytest.raises(UnavailableError, match="in trouble: its log ends here"):
         triton._counters(gone)
+
+
+def test_a_server_that_was_started_again_measures_nothing():
+    def broken():
+        raise EarshotError("the server failed and was started again")
+
+    with pytest.raises(EarshotError, match="started again"):
+        triton._counters(types.SimpleNamespace(require_unbroken=broken))

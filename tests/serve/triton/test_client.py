@@ -24,10 +24,10 @@ from serve.errors import (
     UnavailableError,
 )
 from serve.messages import Finished, Request, SegmentReady
+from serve.supervisor.run import free_ports
 from serve.triton import client as client_module
 from serve.triton import wire
 from serve.triton.client import Client, PendingTranscript
-from serve.triton.server import free_ports
 from tests.serving import SEGMENT, TRANSCRIPT
 
 WAIT_S = 10

@@ -14,10 +14,10 @@ from serve.engine import MANIFEST_FILE, manifest_to_json
 from serve.errors import ConfigError, EarshotError, OptionError
 from serve.messages import Request
 from serve.runtime.protocol import DecodingOptions, Job
+from serve.supervisor.run import free_ports, running_server
 from serve.triton import repository as repository_module
 from serve.triton.client import Client
 from serve.triton.repository import BACKEND_MODEL, write_backend_model
-from serve.triton.server import free_ports, running_server
 from serve.trtllm.backend import OUTPUTS, open_backend
 from serve.trtllm.executor import open_tensorrt_llm
 from tests.fake_trtllm.install import FACTS, HERE, make_config

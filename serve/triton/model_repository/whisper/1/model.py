@@ -22,6 +22,7 @@ from serve.errors import EarshotError, OptionError, shown
 from serve.triton import wire
 from serve.triton.backends import EngineBackend, open_transcriber
 from serve.triton.frames import MAX_KEY_CHARS
+from serve.triton.heartbeat import Heartbeat
 from serve.triton.installation import require_numpy_1
 from serve.triton.relay import RelayClient
 from serve.triton.responses import CancelWatch, Responder, ResponseQueue, Sender
@@ -48,11 +49,12 @@ class TritonPythonModel:
         except Exception as error:
             if not isinstance(error, EarshotError):
                 logger.exception("the model failed to start")
-            # `serve.triton.server` waits for this file, and then does not wait for the other model.
+            # The supervisor looks for this file, and then does not wait for the other model.
             Path(parameters["failure"]).write_text(str(error) or repr(error), encoding="utf-8")
             raise pb_utils.TritonModelException(str(error)) from error
         self._responses = ResponseQueue()
         self._cancels = CancelWatch()
+        self._heartbeat = Heartbeat(Path(parameters["alive"]))
 
     def execute(self, requests: list[Any]) -> None:
         """Start the requests; responses come from other threads."""
@@ -81,6 +83,7 @@ class TritonPythonModel:
         self._backend.close()
         self._responses.close()
         self._cancels.close()
+        self._heartbeat.close()
 
 
 def _open_backend(parameters: dict[str, str], stream: bool) -> EngineBackend | RelayClient:

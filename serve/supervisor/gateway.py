@@ -1,0 +1,135 @@
+"""The gateway as a child process: what clients reach."""
+
+import contextlib
+import http.client
+import socket
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from serve.config import ServerConfig
+from serve.errors import UnavailableError
+from serve.triton.processes import Child
+
+_ROOT = Path(__file__).resolve().parents[2]
+_LOOK_S = 2.0
+_INTERVAL_S = 1.0  # between two looks
+_GRACE_S = 5.0  # beyond the drain's limit, which the gateway keeps itself
+
+
+class Gateway:
+    """A gateway that was started.
+
+    Args:
+        folder: the run's own.
+        config: where it listens.
+        log_path: what it writes is appended there.
+    """
+
+    def __init__(self, folder: Path, config: ServerConfig, log_path: Path) -> None:
+        self._config = config
+        self._child = Child(command(folder), log_path, folder=_ROOT)
+        self._http = address(config.host, config.http_port)
+        self._answers = False
+        self._next_look = 0.0
+        self._answered = float("inf")  # until it has once
+
+    def ready(self) -> bool:
+        """Whether it listens at its three addresses and answers; what is behind may not be ready.
+
+        Asks it every second at most.
+        """
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._answers = self._listens and is_live(self._http)
+            self._next_look = now + _INTERVAL_S
+            if self._answers:
+                self._answered = time.monotonic()
+        return self._answers
+
+    def failure(self) -> str | None:
+        """Why it cannot go on; None while it can, or may become ready."""
+        status = self._child.status()
+        if status is not None:
+            told = [line for line in self._child.log() if line.startswith("error: ")]
+            if told:
+                return told[-1].removeprefix("error: ")
+            return f"it ended with status {status}; its log ends:\n{self.said()}"
+        silent_s = time.monotonic() - self._answered
+        if silent_s > self._config.stall_timeout_s:
+            return f"it did not answer for {silent_s:.0f} s (server.stall_timeout_s)"
+        return None
+
+    def said(self) -> str:
+        """The end of its log."""
+        return "\n".join(self._child.log()[-5:])
+
+    def drain(self) -> bool:
+        """Have it finish what it accepted and end; whether every request was answered."""
+        return self._child.terminate(self._config.drain_timeout_s + _GRACE_S) == 0
+
+    def kill(self) -> None:
+        """End it now."""
+        self._child.kill()
+
+    @property
+    def _listens(self) -> bool:
+        ports = (self._config.grpc_port, self._config.metrics_port)
+        return all(listens(self._config.host, port) for port in ports)
+
+
+def command(folder: Path) -> list[str]:
+    """What starts the gateway of the run in this folder."""
+    return [sys.executable, "-m", "serve.gateway", "--folder", str(folder)]
+
+
+def address(host: str, port: int) -> str:
+    """As one text, host:port or [host]:port."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_ready(at: str) -> bool:
+    """Whether a server answers at this HTTP address and its models can."""
+    return _is_good(f"http://{at}/v2/health/ready")
+
+
+def is_live(at: str) -> bool:
+    """Whether a server answers at this HTTP address."""
+    return _is_good(f"http://{at}/v2/health/live")
+
+
+def _is_good(url: str) -> bool:
+    with (
+        contextlib.suppress(OSError, http.client.HTTPException),
+        urllib.request.urlopen(url, timeout=_LOOK_S) as answer,
+    ):
+        return bool(answer.status == 200)
+    return False
+
+
+def listens(host: str, port: int) -> bool:
+    """Whether somebody listens there."""
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=_LOOK_S):
+        return True
+    return False
+
+
+def check_ports(server: ServerConfig) -> None:
+    """Refuse addresses that are taken, before anything long begins.
+
+    Raises:
+        UnavailableError: somebody listens there, or this machine has no such address.
+    """
+    for key in ("http_port", "grpc_port", "metrics_port"):
+        port = getattr(server, key)
+        family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((server.host, port))
+            except OSError as error:
+                raise UnavailableError(
+                    f"cannot listen on {server.host}:{port}: {error.strerror}; stop what runs "
+                    f"there or set another server.{key} in the config"
+                ) from error

@@ -1,0 +1,122 @@
+"""A process that is started again whenever it fails, ever later, and given up in the end."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from serve.errors import EarshotError
+
+logger = logging.getLogger("earshot")
+
+_FIRST_DELAY_S = 0.5  # before the next start; twice as long each time
+_LONGEST_DELAY_S = 30.0
+_SETTLED_S = 60.0  # after so long without a failure the delays begin anew
+MAX_FAILED_STARTS = 5
+
+
+class Running(Protocol):
+    """A process that was started."""
+
+    def ready(self) -> bool:
+        """Whether it does its work now."""
+
+    def failure(self) -> str | None:
+        """Why it cannot go on; None while it can, or may become ready."""
+
+    def said(self) -> str:
+        """The end of its log."""
+
+    def kill(self) -> None:
+        """End it now; does nothing where it has ended."""
+
+
+class Part:
+    """One of the server's processes, through all its starts. For one thread, `kill` excepted.
+
+    Args:
+        name: as metrics and messages have it.
+        title: what people call it.
+        launch: starts it; raises an EarshotError where that fails at once.
+        start_timeout_s: how long it may take to be ready.
+    """
+
+    def __init__(
+        self, name: str, title: str, launch: Callable[[], Running], start_timeout_s: float
+    ) -> None:
+        self.name = name
+        self.restarts = 0
+        self.up = False  # by the last look
+        self.running: Running | None = None
+        self._title = title
+        self._launch = launch
+        self._start_timeout_s = start_timeout_s
+        self._ever_ready = False
+        self._ready = False  # this process has been
+        self._failed_starts = 0  # in a row
+        self._delay_s = _FIRST_DELAY_S
+        self._due = 0.0  # when to start it
+        self._started = 0.0
+
+    def look(self) -> None:
+        """Start it if that is due, see whether it works, and end it if it cannot go on.
+
+        Raises:
+            EarshotError: it failed before it was ever ready, or too many times in a row.
+        """
+        reason = self._start_if_due() if self.running is None else self._check(self.running)
+        if reason is not None:
+            self._fail(reason)
+
+    def kill(self) -> None:
+        """End it now."""
+        running = self.running
+        if running is not None:
+            running.kill()
+
+    def _start_if_due(self) -> EarshotError | None:
+        now = time.monotonic()
+        if now < self._due:
+            return None
+        self._started, self._ready = now, False
+        try:
+            self.running = self._launch()
+        except EarshotError as error:
+            return error
+        return None
+
+    def _check(self, running: Running) -> EarshotError | None:
+        reason = running.failure()
+        if reason is not None:
+            return EarshotError(f"{self._title} {self._verb()}: {reason}")
+        self.up = running.ready()
+        age_s = time.monotonic() - self._started
+        if self.up:
+            self._ready = self._ever_ready = True
+            self._failed_starts = 0
+            if age_s > _SETTLED_S:
+                self._delay_s = _FIRST_DELAY_S
+        elif not self._ready and age_s > self._start_timeout_s:
+            return EarshotError(
+                f"{self._title} was not ready within {self._start_timeout_s:g} s "
+                f"(server.start_timeout_s); its log ends:\n{running.said()}"
+            )
+        return None
+
+    def _verb(self) -> str:
+        return "failed" if self._ready else "did not start"
+
+    def _fail(self, reason: EarshotError) -> None:
+        self.up = False
+        self.kill()
+        self.running = None
+        if not self._ready:
+            self._failed_starts += 1
+        if not self._ever_ready:
+            raise reason
+        if self._failed_starts >= MAX_FAILED_STARTS:
+            raise EarshotError(f"gave up after {self._failed_starts} starts in a row: {reason}")
+        self.restarts += 1
+        logger.warning("%s; it is started again in %g s", reason, self._delay_s)
+        self._due = time.monotonic() + self._delay_s
+        self._delay_s = min(2 * self._delay_s, _LONGEST_DELAY_S)

@@ -1,0 +1,224 @@
+"""A server for the length of a `with` block: Triton, the gateway before it, and who watches both.
+
+One thread, the supervisor, starts and ends all processes, because a process that is to die with
+its starter dies with the thread that started it.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from serve.config import Config, ServerConfig
+from serve.errors import DeadlineError, EarshotError
+from serve.supervisor.gateway import Gateway, address, check_ports, is_ready
+from serve.supervisor.part import Part
+from serve.triton.folder import SUPERVISOR_PAGE, run_folder
+from serve.triton.server import TritonLaunch, TritonServer, prepare
+
+logger = logging.getLogger("earshot")
+
+_TRITON = "Triton Inference Server"
+_LOOK_S = 0.1
+
+
+class Server:
+    """A server that was started, and its supervisor."""
+
+    def __init__(self, folder: Path, config: Config, launch: TritonLaunch, log_path: Path) -> None:
+        server = config.server
+        self.http = address(server.host, server.http_port)
+        self.grpc = address(server.host, server.grpc_port)
+        self.metrics = address(server.host, server.metrics_port)  # the page is /metrics
+        self.log_path = log_path
+        self.folder = folder
+        self._triton = Part(
+            "server", _TRITON, lambda: launch.start(log_path), server.start_timeout_s
+        )
+        self._gateway = Part(
+            "gateway",
+            "the gateway",
+            lambda: Gateway(folder, server, log_path),
+            server.start_timeout_s,
+        )
+        self._parts = (self._triton, self._gateway)
+        self._page = ""
+        self._error: EarshotError | None = None
+        self._complete = True  # every request that was accepted has been answered
+        self._ready = threading.Event()
+        self._stopping = threading.Event()
+        self._killed = threading.Event()
+        self._thread = threading.Thread(target=self._supervise, name="earshot-supervisor")
+
+    @property
+    def pid(self) -> int:
+        """Of tritonserver; another one after a restart.
+
+        Raises:
+            EarshotError: it does not run just now.
+        """
+        return self._running_triton().pid
+
+    @property
+    def restarts(self) -> int:
+        """How many times a process had to be started again."""
+        return sum(part.restarts for part in self._parts)
+
+    def require_unbroken(self) -> None:
+        """Make sure that what is measured is what was started.
+
+        Raises:
+            EarshotError: it failed since, even if it was started again.
+        """
+        if self.restarts:
+            raise EarshotError(f"the server failed and was started again; see {self.log_path}")
+
+    def peak_memory_bytes(self) -> int:
+        """Largest resident memory of Triton and its models, each at its own peak."""
+        return self._running_triton().peak_memory_bytes()
+
+    def failure(self) -> str | None:
+        """Why the server was given up; None while it runs or is being started again."""
+        return None if self._error is None else str(self._error)
+
+    def start(self, timeout_s: float) -> None:
+        """Start it and wait until it is ready.
+
+        Raises:
+            EarshotError: it did not start; the message says why.
+        """
+        end = time.monotonic() + timeout_s
+        self._thread.start()
+        while not (self._ready.is_set() and is_ready(self.http)):
+            if not self._thread.is_alive() and self._error is not None:
+                raise self._error
+            if time.monotonic() > end:
+                raise EarshotError(
+                    f"the server was not ready within {timeout_s:g} s (server.start_timeout_s)"
+                )
+            self._ready.wait(_LOOK_S)
+
+    def stop(self) -> None:
+        """Let it finish what it has accepted, and end it.
+
+        Raises:
+            DeadlineError: some of that was not answered within server.drain_timeout_s.
+        """
+        self._stopping.set()
+        self._thread.join()
+        if not self._complete:
+            raise DeadlineError(
+                "requests that had been accepted were ended without an answer when the server "
+                "stopped; server.drain_timeout_s is how long it waits for them"
+            )
+
+    def kill(self) -> None:
+        """End it now."""
+        self._killed.set()
+        self._stopping.set()
+        for part in self._parts:
+            part.kill()  # so that nothing is waited for any more
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _running_triton(self) -> TritonServer:
+        running = self._triton.running
+        if not isinstance(running, TritonServer):
+            raise EarshotError(f"{_TRITON} does not run; {self.failure() or 'it starts again'}")
+        return running
+
+    # ------------------------------------------------------------ the supervisor's thread
+
+    def _supervise(self) -> None:
+        try:
+            self._publish()
+            while not self._stopping.wait(_LOOK_S):
+                for part in self._parts:
+                    part.look()
+                self._publish()
+                if all(part.up for part in self._parts):
+                    self._ready.set()
+            if not self._killed.is_set():
+                self._drain()
+        except EarshotError as error:
+            self._error = error
+        except Exception as error:
+            logger.exception("the supervisor failed")
+            self._error = EarshotError(f"the supervisor failed: {error!r}")
+        finally:
+            for part in self._parts:
+                part.kill()
+
+    def _drain(self) -> None:
+        """The gateway first: it answers what it has accepted, for which it needs Triton."""
+        if isinstance(self._gateway.running, Gateway):
+            self._complete = self._gateway.running.drain()
+        if isinstance(self._triton.running, TritonServer):
+            self._triton.running.stop()
+
+    def _publish(self) -> None:
+        """Write what the metrics page says of the supervisor, where it has changed."""
+        restarts = "".join(
+            f'earshot_restarts_total{{part="{part.name}"}} {part.restarts}\n'
+            for part in self._parts
+        )
+        page = (
+            "# HELP earshot_restarts_total Times that a process had to be started again\n"
+            f"# TYPE earshot_restarts_total counter\n{restarts}"
+            "# HELP earshot_up Whether the server and the gateway both work\n"
+            f"# TYPE earshot_up gauge\nearshot_up {int(all(part.up for part in self._parts))}\n"
+        )
+        if page != self._page:
+            new = self.folder / f"{SUPERVISOR_PAGE}.new"
+            new.write_text(page, encoding="utf-8")
+            new.replace(self.folder / SUPERVISOR_PAGE)
+            self._page = page
+
+
+@contextlib.contextmanager
+def running_server(
+    config: Config, engine: str | None = None, log_path: Path | None = None
+) -> Iterator[Server]:
+    """A server for the length of a `with` block; it is ready, and is drained at the end.
+
+    Args:
+        config: addresses and limits; passed on to the model and the gateway.
+        engine: the engine's folder; None takes `config.engine`.
+        log_path: file for the logs of both; None keeps them only while the server runs.
+
+    Raises:
+        UnavailableError: the machine lacks what the server needs, or a port is taken.
+        DeadlineError: it stopped without having answered all that it accepted.
+        EarshotError: the server did not start; the message says why.
+    """
+    check_ports(config.server)
+    with run_folder() as folder:
+        log = (log_path or folder / "server.log").absolute()
+        log.write_bytes(b"")
+        launch = prepare(folder, config, engine or config.engine)
+        server = Server(folder, config, launch, log)
+        try:
+            server.start(config.server.start_timeout_s)
+            yield server
+            server.stop()
+        finally:
+            server.kill()
+
+
+def free_ports(host: str, count: int) -> tuple[int, ...]:
+    """Ports that nobody listens on, for servers that need no well-known address."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind((host, 0))
+        return tuple(one.getsockname()[1] for one in sockets)
+
+
+def on_free_ports(server: ServerConfig) -> ServerConfig:
+    """The same server on ports that nobody listens on, to run beside one on the configured ones."""
+    http, grpc, metrics = free_ports(server.host, 3)
+    return dataclasses.replace(server, http_port=http, grpc_port=grpc, metrics_port=metrics)

@@ -1,0 +1,39 @@
+"""Signs of life: given every second, read by a clock that nobody sets."""
+
+import os
+from types import SimpleNamespace
+
+from serve.triton import heartbeat
+from serve.triton.heartbeat import Heartbeat, Pulse
+from tests.serving import wait_until
+
+
+def test_a_heartbeat_goes_on_until_it_is_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr(heartbeat, "INTERVAL_S", 0.01)
+    path = tmp_path / "alive"
+    beating = Heartbeat(path)
+    for _ in range(2):
+        os.utime(path, (0, 0))
+        wait_until(lambda: path.stat().st_mtime > 0, "it stopped")
+    beating.close()
+    os.utime(path, (0, 0))
+    assert not beating._thread.is_alive() and path.stat().st_mtime == 0
+
+
+def test_silence_is_counted_from_the_last_beat_whatever_the_wall_clock_says(tmp_path, monkeypatch):
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(heartbeat, "time", clock)
+    path = tmp_path / "alive"
+    pulse = Pulse(path)
+    clock.now = 5.0
+    assert pulse.silent_s() == 5.0, "no beat yet"
+    for wall in (1000.0, 10.0):  # set back an hour
+        path.touch()
+        os.utime(path, (wall, wall))
+        assert pulse.silent_s() == 0.0
+        clock.now += 7.0
+        assert pulse.silent_s() == 7.0
+    path.unlink()
+    assert pulse.silent_s() == 0.0
+    clock.now += 2.0
+    assert pulse.silent_s() == 2.0
