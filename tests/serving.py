@@ -74,8 +74,8 @@ def settled(server):
         time.sleep(1.2)
 
 
-def wait_until(condition, what):
-    end = time.monotonic() + WAIT_S
+def wait_until(condition, what, timeout_s=WAIT_S):
+    end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, what
         time.sleep(0.05)

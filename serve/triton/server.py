@@ -20,7 +20,7 @@ from serve.config import Config, ServerConfig
 from serve.errors import UnavailableError
 from serve.triton import folder as names
 from serve.triton.client import Client
-from serve.triton.heartbeat import STALE_S, Pulse
+from serve.triton.heartbeat import INTERVAL_S, STALE_S, Pulse
 from serve.triton.installation import find_installation, require_numpy_1
 from serve.triton.processes import Child, live_children, peak_memory_bytes
 from serve.triton.repository import write_repository
@@ -193,9 +193,9 @@ class TritonServer:
         page = _metrics(self._folder) or ""
         counts = re.findall(r'^nv_inference_request_failure{.*"BACKEND".*} (\S+)', page, re.M)
         given_up = sum(map(float, counts))
-        if silent_s < STALE_S:
+        if silent_s < INTERVAL_S:  # nothing that began after that beat has been given up yet
             self._given_up = given_up
-        elif given_up > self._given_up:
+        elif silent_s > STALE_S and given_up > self._given_up:
             return "a model's process stood still, and Triton gave up requests that it still has"
         return None
 

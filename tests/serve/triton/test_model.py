@@ -11,7 +11,7 @@ import pytest
 
 from serve.errors import EarshotError, OverloadedError
 from serve.messages import Finished, Request, SegmentReady
-from serve.triton import wire
+from serve.triton import heartbeat, wire
 from tests import fake_triton
 from tests.serving import SEGMENT, TRANSCRIPT, wait_until
 
@@ -71,7 +71,8 @@ def start(module, backend, failure, monkeypatch):
 
     def start(stream=False):
         model = module.TritonPythonModel()
-        parameters = {"failure": {"string_value": str(failure)}}
+        paths = {"failure": failure, "alive": failure.with_name("alive")}
+        parameters = {name: {"string_value": str(path)} for name, path in paths.items()}
         config = json.dumps({"parameters": parameters, "decoupled": stream})
         model.initialize({"model_config": config})
         models.append(model)
@@ -200,6 +201,17 @@ def test_the_end_sends_what_the_drain_still_answers(start, backend):
     assert "TIMINGS" in last(request).outputs
     assert not model._responses._thread.is_alive() and not model._cancels._thread.is_alive()
     del backend.close
+
+
+def test_it_says_that_it_lives_from_its_start_to_its_end(start, failure, monkeypatch):
+    monkeypatch.setattr(heartbeat, "INTERVAL_S", 0.01)
+    alive = failure.with_name("alive")
+    model = start()
+    alive.unlink()
+    wait_until(alive.exists, "no further sign of life")
+    model.finalize()
+    alive.unlink()
+    assert not model._heartbeat._thread.is_alive()
 
 
 class TestOpenBackend:
