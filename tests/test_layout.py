@@ -54,12 +54,9 @@ RULES = {
         "serve.trtllm.backend",
         "serve.trtllm.limits",
     ),
-<<<<<<< HEAD
     "serve.gateway": (*CONTRACTS, "serve.codec", "serve.triton"),
-=======
     # Starts Triton and the gateway; knows the latter by its command line alone.
     "serve.supervisor": (*CONTRACTS, "serve.triton"),
->>>>>>> c28c617 (A supervisor over Triton, which listens on Unix sockets only, and a gateway process)
     "serve.__main__": ("serve",),
     "build.config": ("serve.config",),
     "build.trtllm": ("serve", "build.checkpoint", "build.config", "build.writer"),

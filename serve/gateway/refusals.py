@@ -37,6 +37,9 @@ _TRITON_NAMES = {"INVALID_ARG": "INVALID_ARGUMENT"}
 _SERVER_FAILED = "the server failed while it worked on this request; its log has the details"
 _SERVER_AWAY = "the engine's process is not there, it is being started again; try again"
 
+# Triton's words, with status INTERNAL, for a model's process that stands still or is gone.
+_STALLED = ("is not healthy", "Failed to obtain the health mutex")
+
 
 class Refusal(Exception):
     """Why a request gets no answer.
@@ -98,7 +101,7 @@ def from_upstream(status: str, text: str) -> Refusal:
     logger.error("Triton answered %s: %s", status or "an error", text)
     if named:  # its class may be known, its words may hold anything
         return Refusal(type(error)(_SERVER_FAILED), status or None)
-    if status == "UNAVAILABLE":
+    if status == "UNAVAILABLE" or any(words in text for words in _STALLED):
         return server_away()
     if status == "INVALID_ARGUMENT":
         return invalid(

@@ -1,0 +1,267 @@
+"""The whole server: how it starts, what it survives, how it fails, and how it ends."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from serve.errors import DeadlineError, EarshotError, UnavailableError
+from serve.messages import Finished, Request
+from serve.supervisor import run as run_module
+from serve.supervisor.gateway import is_ready
+from serve.supervisor.run import free_ports, running_server
+from serve.triton.client import Client
+from serve.triton.folder import shared_memory
+from serve.triton.processes import is_alive, live_children
+from serve.triton.server import config_to_toml
+from tests.serving import CLIP, LONG, audio_file, outcomes, wait_until
+
+pytestmark = pytest.mark.server
+ROOT = Path(__file__).parents[3]
+START_S = 180.0
+
+
+def answered(server):
+    return outcomes(server)["ok"] > 1  # the warm-up is one
+
+
+def test_readiness_and_a_clean_end(nano_config):
+    config = nano_config()
+    address = f"127.0.0.1:{config.server.grpc_port}"
+    with Client(address, timeout_s=120) as client, running_server(config) as server:
+        assert is_ready(server.http) and server.failure() is None
+        family = [server.pid, *live_children(server.pid), gateway_of(server)]
+        assert len(family) == 4 and all(map(is_alive, family))
+        folder = server.folder
+        assert client.ready()
+        call = client.start(Request(audio=LONG))
+        wait_until(lambda: outcomes(server)["pending"] or answered(server), "not accepted")
+        server.stop()
+            assert call.result().duration == 75.0  # accepted before the end, so answered
+    assert not is_ready(server.http)
+    assert not any(map(is_alive, family))
+    assert not folder.exists() and not shared_memory(folder)
+
+
+def gateway_of(server):
+    """The gateway's process."""
+    (pid,) = [
+        child.pid
+        for child in psutil.Process().children()
+        if "serve.gateway" in child.cmdline() and str(server.folder) in child.cmdline()
+    ]
+    return pid
+
+
+def whisper_of(server):
+    """The process that has the engine."""
+    (pid,) = [
+        child.pid
+        for child in psutil.Process(server.pid).children()
+        if "whisper_0_0" in child.cmdline()
+    ]
+    return pid
+
+
+# ---------------------------------------------------------------- what died comes back
+
+
+@pytest.fixture(scope="module")
+def survivor(nano_config):
+    with running_server(nano_config()) as server:
+        yield server
+
+
+def restarts(server):
+    """By part, as the metrics page has them."""
+    page = urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10).read().decode()
+    found = re.findall(r'^earshot_restarts_total\{part="(\w+)"\} (\d+)', page, re.MULTILINE)
+    return {name: int(value) for name, value in found}
+
+
+def comes_back(server):
+    wait_until(lambda: is_ready(server.http), "it did not come back", START_S)
+    with Client(server.grpc, timeout_s=120) as client:
+        assert client.transcribe(CLIP).duration == 1.0
+        assert isinstance(list(client.stream(Request(audio=CLIP)))[-1], Finished)
+    assert server.failure() is None
+
+
+def error_of(call):
+    try:
+        call.result()
+    except EarshotError as error:
+        return type(error)
+    return None
+
+
+def test_a_model_that_dies_is_started_again(survivor, caplog):
+    before = restarts(survivor)
+    with Client(survivor.grpc, timeout_s=120) as client:
+        calls = [client.start(Request(audio=audio_file(119.0))) for _ in range(20)]
+        wait_until(lambda: outcomes(survivor)["pending"] > 5, "no request arrived")
+        os.kill(whisper_of(survivor), signal.SIGKILL)
+        assert {error_of(call) for call in calls} <= {UnavailableError, None}
+        wait_until(lambda: not is_ready(survivor.http), "ready without a model")
+        with pytest.raises(UnavailableError):
+            client.transcribe(CLIP)
+    comes_back(survivor)
+    assert restarts(survivor) == {**before, "server": before["server"] + 1}
+    assert "a model's process ended" in caplog.text and "started again in" in caplog.text
+    with pytest.raises(EarshotError, match="failed and was started again"):
+        survivor.require_unbroken()
+
+
+def test_a_gateway_that_dies_is_started_again(survivor):
+    before = restarts(survivor)
+    gone = gateway_of(survivor)
+    os.kill(gone, signal.SIGKILL)
+    wait_until(lambda: not is_alive(gone), "it lives")
+    comes_back(survivor)
+    assert restarts(survivor) == {**before, "gateway": before["gateway"] + 1}
+
+
+@pytest.mark.parametrize("seconds", [4.0, 10.0])
+def test_a_stall_ends_every_request_and_the_server_comes_back(survivor, seconds):
+    """Triton 24.10 gives a model that stands still one second, which no option changes."""
+    triton = survivor.pid
+    whisper = whisper_of(survivor)
+    with Client(survivor.grpc, timeout_s=120) as client:
+        os.kill(whisper, signal.SIGSTOP)
+        calls = [client.start(Request(audio=CLIP)) for _ in range(20)]
+        wait_until(lambda: not is_ready(survivor.http), "ready while the model stands still")
+        # What the watcher has not ended by then goes on.
+        psutil.wait_procs([psutil.Process(whisper)], timeout=seconds)
+        if is_alive(whisper):
+            os.kill(whisper, signal.SIGCONT)
+        assert {error_of(call) for call in calls} <= {UnavailableError, None}
+    comes_back(survivor)
+    assert survivor.pid != triton
+
+
+def test_a_stall_that_no_request_meets_ends_nothing(survivor):
+    triton, whisper = survivor.pid, whisper_of(survivor)
+    os.kill(whisper, signal.SIGSTOP)
+    wait_until(lambda: not is_ready(survivor.http), "ready while the model stands still")
+    with Client(survivor.grpc) as client, pytest.raises(UnavailableError):
+        client.transcribe(CLIP)  # refused, so it cannot be lost
+    os.kill(whisper, signal.SIGCONT)
+    comes_back(survivor)
+    assert survivor.pid == triton
+
+
+def test_what_the_device_cannot_do_any_more_is_started_again(survivor):
+    triton = survivor.pid
+    (survivor.folder / "failure").write_text("the device failed, see the log")
+    wait_until(lambda: not is_alive(triton), "it goes on")
+    comes_back(survivor)
+
+
+# ---------------------------------------------------------------- starts that fail
+
+
+def never(config, *arguments):
+    with running_server(config, *arguments):
+        raise AssertionError("the server started")
+
+
+def test_a_missing_engine_is_said_in_one_sentence(nano_config, tmp_path):
+    with pytest.raises(
+        EarshotError, match=rf"no engine at {tmp_path}/none .*build one with"
+    ) as one:
+        never(nano_config(), str(tmp_path / "none"))
+    assert len(str(one.value).splitlines()) == 1
+
+
+def test_a_damaged_engine_is_said_in_one_sentence(nano_config, nano_engine, tmp_path):
+    damaged = tmp_path / "engine"
+    damaged.mkdir()
+    for file in nano_engine.iterdir():
+        (damaged / file.name).write_bytes(file.read_bytes())
+    weights = bytearray((damaged / "weights.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (damaged / "weights.safetensors").write_bytes(weights)
+    with pytest.raises(EarshotError, match=r"did not start: .*weights\.safetensors") as one:
+        never(nano_config(), str(damaged))
+    assert len(str(one.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("checked", [True, False], ids=["checked before", "taken meanwhile"])
+def test_a_port_in_use_is_named(nano_config, monkeypatch, checked):
+    if not checked:
+        monkeypatch.setattr(run_module, "check_ports", lambda server: None)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(EarshotError, match=rf"127\.0\.0\.1:{port}.*server\.grpc_port") as one:
+            never(nano_config(grpc_port=port))
+    assert len(str(one.value).splitlines()) == 1
+
+
+# ---------------------------------------------------------------- ends
+
+
+def test_no_process_outlives_a_parent_that_is_killed(nano_config, tmp_path):
+    toml = tmp_path / "nano.toml"
+    toml.write_text(config_to_toml(nano_config()), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as left:
+        parent = subprocess.Popen(
+            [sys.executable, "-m", "serve", "triton", "--config", str(toml)],
+            cwd=ROOT,
+            env={**os.environ, "TMPDIR": left},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        with parent:
+            assert parent.stdout.readline().startswith(b"ready: ")
+            family = [child.pid for child in psutil.Process(parent.pid).children(recursive=True)]
+            assert len(family) == 4 and all(map(is_alive, family))
+            parent.kill()
+        wait_until(lambda: not any(map(is_alive, family)), family)
+        (folder,) = Path(left).iterdir()
+        assert shared_memory(folder), "it could not end as it should"
+        again = subprocess.run(
+            [sys.executable, "-m", "serve", "triton", "--config", str(toml), "--engine", "/none"],
+            cwd=ROOT,
+            env={**os.environ, "TMPDIR": left},
+            stderr=subprocess.DEVNULL,
+            timeout=START_S,
+        )
+        assert again.returncode == 1
+        assert not list(Path(left).iterdir()) and not shared_memory(folder)
+
+
+def test_streams_cancelled_as_they_end_do_not_keep_it_from_stopping(nano_config):
+    config = nano_config(drain_timeout_s=2 * START_S)
+    with running_server(config) as server, Client(server.grpc, timeout_s=120) as client:
+        for _ in range(60):
+            events = client.stream(Request(audio=CLIP))
+            next(events)  # the rest is on its way
+            events.close()
+        server.stop()
+        log = server.log_path.read_text()
+    assert "stopped; all was answered" in log
+    assert "Exit timeout expired" not in log, "Triton still had some of them"
+
+
+def test_what_the_drain_could_not_answer_is_said(nano_config):
+    with (
+        pytest.raises(DeadlineError, match=r"ended without an answer.*drain_timeout_s"),
+        running_server(nano_config(drain_timeout_s=0.05)) as server,
+        Client(server.grpc, timeout_s=120) as client,
+    ):
+        calls = [client.start(Request(audio=audio_file(119.0))) for _ in range(40)]
+        wait_until(lambda: outcomes(server)["pending"] > 10, "no request arrived")
+        server.stop()
+    assert UnavailableError in {error_of(call) for call in calls}
+
+
+def test_free_ports_are_different():
+    assert len(set(free_ports("127.0.0.1", 20))) == 20
