@@ -45,7 +45,7 @@ def test_readiness_and_a_clean_end(nano_config):
         call = client.start(Request(audio=LONG))
         wait_until(lambda: outcomes(server)["pending"] or answered(server), "not accepted")
         server.stop()
-            assert call.result().duration == 75.0  # accepted before the end, so answered
+        assert call.result().duration == 75.0  # accepted before the end, so answered
     assert not is_ready(server.http)
     assert not any(map(is_alive, family))
     assert not folder.exists() and not shared_memory(folder)
