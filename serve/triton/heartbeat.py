@@ -1,5 +1,7 @@
 """A sign of life from a model's process, for those who cannot ask it."""
 
+import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -11,10 +13,19 @@ _JOIN_S = 5.0
 
 
 class Heartbeat:
-    """Touches a file every second, on a thread of its own, from now until closed."""
+    """Touches a file every second, on a thread of its own, from now until closed.
 
-    def __init__(self, path: Path) -> None:
+    Ends this process once the one that started it has gone. Triton's own check for that takes a
+    process for alive that has ended and that nobody has asked about.
+
+    Args:
+        path: of the file.
+        parent: the process that started this one.
+    """
+
+    def __init__(self, path: Path, parent: int) -> None:
         self._path = path
+        self._parent = parent
         self._stopped = threading.Event()
         path.touch()
         self._thread = threading.Thread(target=self._run, name="earshot-heartbeat", daemon=True)
@@ -27,6 +38,8 @@ class Heartbeat:
 
     def _run(self) -> None:
         while not self._stopped.wait(INTERVAL_S):
+            if os.getppid() != self._parent:
+                os.kill(os.getpid(), signal.SIGKILL)
             self._path.touch()
 
 

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from serve.errors import UnavailableError
 _PR_SET_PDEATHSIG = 1
 _UMASK = 0o077  # what a server makes, shared memory above all, is for its own user
 _KILL_S = 10.0
+_POLL_S = 0.02
 
 # Replaces itself by the command. SIGKILL comes when whoever started it is gone, however that
 # ended; the check after it is for a parent that went before the call.
@@ -84,11 +86,24 @@ class Child:
         return None
 
     def kill(self) -> None:
-        """End it and all that it started, now."""
+        """End it and all that it started, now; returns when they have gone."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it
             self._process.wait(_KILL_S)
+        end = time.monotonic() + _KILL_S
+        while any(map(is_alive, _group(self.pid))) and time.monotonic() < end:
+            time.sleep(_POLL_S)
+
+
+def _group(leader: int) -> list[int]:
+    """The processes of a group, which a process that has ended may have left behind."""
+    found = []
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(pid) == leader:
+                found.append(pid)
+    return found
 
 
 def live_children(pid: int) -> list[int]:

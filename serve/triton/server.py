@@ -175,7 +175,7 @@ class TritonServer:
     def _breakdown(self) -> str | None:
         """What went wrong below a server that still runs."""
         if len(live_children(self.pid)) < _MODELS:
-            return f"a model's process ended; the log ends:\n{self.said()}"
+            return f"a model's process ended: {cause(self._child.log())}"
         silent_s = self._silent_s()
         if silent_s > self._config.stall_timeout_s:
             return (

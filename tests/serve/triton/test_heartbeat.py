@@ -1,23 +1,44 @@
 """Signs of life: given every second, read by a clock that nobody sets."""
 
 import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 from serve.triton import heartbeat
 from serve.triton.heartbeat import Heartbeat, Pulse
-from tests.serving import wait_until
+from tests.serving import WAIT_S, wait_until
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_a_heartbeat_goes_on_until_it_is_closed(tmp_path, monkeypatch):
     monkeypatch.setattr(heartbeat, "INTERVAL_S", 0.01)
     path = tmp_path / "alive"
-    beating = Heartbeat(path)
+    beating = Heartbeat(path, os.getppid())
     for _ in range(2):
         os.utime(path, (0, 0))
         wait_until(lambda: path.stat().st_mtime > 0, "it stopped")
     beating.close()
     os.utime(path, (0, 0))
     assert not beating._thread.is_alive() and path.stat().st_mtime == 0
+
+
+def test_it_ends_a_process_whose_parent_is_gone(tmp_path):
+    code = (
+        "import sys, time; from pathlib import Path; from serve.triton.heartbeat import Heartbeat\n"
+        "beating = Heartbeat(Path(sys.argv[1]), int(sys.argv[2])); time.sleep(600)\n"
+    )
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "alive"), str(gone.pid)],
+        cwd=ROOT,
+        timeout=WAIT_S,
+    )
+    assert done.returncode == -signal.SIGKILL
 
 
 def test_silence_is_counted_from_the_last_beat_whatever_the_wall_clock_says(tmp_path, monkeypatch):

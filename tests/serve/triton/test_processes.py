@@ -5,7 +5,9 @@ import sys
 
 import pytest
 
-from serve.triton.processes import is_alive, live_children, peak_memory_bytes
+from serve.errors import UnavailableError
+from serve.triton.processes import Child, is_alive, live_children, peak_memory_bytes
+from tests.serving import WAIT_S, wait_until
 
 MIB = 2**20
 
@@ -75,3 +77,54 @@ def test_the_peak_stays_when_the_memory_is_given_back():
     ) as process:
         assert process.stdout.readline() == b"done\n"
         assert 200 * MIB < peak_memory_bytes(process.pid) < 260 * MIB
+
+
+@pytest.fixture
+def child(tmp_path):
+    """Starts a shell command whose log is in tmp_path."""
+    started = []
+
+    def start(script):
+        started.append(Child(["/bin/sh", "-c", script], tmp_path / "log"))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+
+
+def test_a_child_says_what_it_wrote_since_its_start(child, tmp_path):
+    (tmp_path / "log").write_text("from one that ran before\n")
+    one = child("echo out; echo err >&2; exit 3")
+    wait_until(lambda: one.status() is not None, "it runs")
+    assert (one.status(), one.log()) == (3, ["out", "err"])
+    assert (tmp_path / "log").read_text().startswith("from one that ran before\n")
+
+
+def test_what_a_child_makes_is_its_users_alone(child, tmp_path):
+    one = child(f"touch {tmp_path}/made")
+    wait_until(lambda: one.status() is not None, "it runs")
+    assert (tmp_path / "made").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_child_asked_to_end_has_its_time_for_it(child):
+    willing = child("trap 'exit 5' TERM; echo ready; while :; do sleep 0.02; done")
+    wait_until(willing.log, "it does not start")
+    assert willing.terminate(WAIT_S) == 5
+    deaf = child("trap '' TERM; echo ready; while :; do sleep 0.02; done")
+    wait_until(lambda: "ready" in deaf.log(), "it does not start")
+    assert deaf.terminate(0.1) is None and deaf.status() is None
+
+
+def test_a_child_is_killed_with_all_that_it_started(child):
+    one = child("sleep 600 & echo $!; exit")
+    wait_until(lambda: one.status() is not None, "it runs")
+    (left,) = map(int, one.log())
+    assert is_alive(left)
+    one.kill()
+    assert not is_alive(left)
+
+
+def test_a_program_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UnavailableError, match="cannot start"):
+        Child(["/bin/true"], tmp_path / "log", folder=tmp_path / "none")

@@ -37,6 +37,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Get ready to answer; `whisper` has transcribed once when this returns."""
+        triton = os.getppid()
         logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
         # Python's 5 ms are several decoder steps, for which the device thread would stand still.
         sys.setswitchinterval(_SWITCH_S)
@@ -54,7 +55,7 @@ class TritonPythonModel:
             raise pb_utils.TritonModelException(str(error)) from error
         self._responses = ResponseQueue()
         self._cancels = CancelWatch()
-        self._heartbeat = Heartbeat(Path(parameters["alive"]))
+        self._heartbeat = Heartbeat(Path(parameters["alive"]), triton)
 
     def execute(self, requests: list[Any]) -> None:
         """Start the requests; responses come from other threads."""
