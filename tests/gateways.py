@@ -20,8 +20,8 @@ from tritonclient.grpc import service_pb2
 from serve.config import Config, ServerConfig, TranscriberConfig
 from serve.gateway.run import Gateway
 from serve.gateway.upstream import SERVICE
+from serve.supervisor.run import free_ports
 from serve.triton import wire
-from serve.triton.server import free_ports
 from tests.fake_upstream import FakeTriton
 
 WAIT_S = 20.0

@@ -20,7 +20,8 @@ from eval.processes import descendants, kill
 from eval.soak.client import Addresses, Ending, by_grpc
 from serve.clips import Clip
 from serve.errors import EarshotError
-from serve.triton.server import config_to_toml, on_free_ports
+from serve.supervisor.run import on_free_ports
+from serve.triton.server import config_to_toml
 
 SHORT_S = 3.0  # a clip of at most so long is a short one
 _READY_GRACE_S = 10.0

@@ -5,9 +5,3 @@ decoupled, sends each segment as soon as it is known, and passes its requests on
 `serve.triton.relay`. `execute` copies a request's tensors out, starts it and returns; its response
 sender lives on in a `Responder`.
 """
-
-import functools
-import json
-import logging
-import os
-import reprlib
