@@ -5,3 +5,133 @@ decoupled, sends each segment as soon as it is known, and passes its requests on
 `serve.triton.relay`. `execute` copies a request's tensors out, starts it and returns; its response
 sender lives on in a `Responder`.
 """
+
+import functools
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from serve.config import load_config
+from serve.errors import EarshotError, OptionError, shown
+from serve.triton import wire
+from serve.triton.backends import EngineBackend, open_transcriber
+from serve.triton.frames import MAX_KEY_CHARS
+from serve.triton.heartbeat import Heartbeat
+from serve.triton.installation import require_numpy_1
+from serve.triton.relay import RelayClient
+from serve.triton.responses import CancelWatch, Responder, ResponseQueue, Sender
+
+logger = logging.getLogger("earshot")
+
+_SWITCH_S = 0.0005  # longest that one thread keeps the interpreter while another waits for it
+
+
+class TritonPythonModel:
+    """What Triton calls."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Get ready to answer; `whisper` has transcribed once when this returns."""
+        triton = os.getppid()
+        logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
+        # Python's 5 ms are several decoder steps, for which the device thread would stand still.
+        sys.setswitchinterval(_SWITCH_S)
+        config = json.loads(args["model_config"])
+        parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
+        self._stream = pb_utils.using_decoupled_model_transaction_policy(config)
+        try:
+            require_numpy_1()
+            self._backend = _open_backend(parameters, self._stream)
+        except Exception as error:
+            if not isinstance(error, EarshotError):
+                logger.exception("the model failed to start")
+            # The supervisor looks for this file, and then does not wait for the other model.
+            Path(parameters["failure"]).write_text(str(error) or repr(error), encoding="utf-8")
+            raise pb_utils.TritonModelException(str(error)) from error
+        self._responses = ResponseQueue()
+        self._cancels = CancelWatch()
+        self._heartbeat = Heartbeat(Path(parameters["alive"]), triton)
+
+    def execute(self, requests: list[Any]) -> None:
+        """Start the requests; responses come from other threads."""
+        for request in requests:
+            inputs = _inputs(request)
+            streamed = bool(inputs.get("STREAM", [self._stream])[0])
+            # No name for the sender: an error's traceback would keep it, and Triton the request.
+            responder = Responder(Sender(request.get_response_sender(), pb_utils), streamed)
+            try:
+                if streamed and not self._stream:
+                    raise OptionError(
+                        f"STREAM = true, but the model {wire.MODEL} answers once; send the "
+                        f"request to {wire.STREAM_MODEL} over a gRPC stream"
+                    )
+                on_event = functools.partial(self._responses.put, responder)
+                handle = self._backend.start(inputs, on_event, _key(request))
+            except Exception as error:  # one request must not hurt its neighbours
+                if not isinstance(error, EarshotError):
+                    logger.exception("a request failed")
+                responder.fail(error)
+            else:
+                self._cancels.add(responder, handle)
+
+    def finalize(self) -> None:
+        """Finish what was accepted and stop."""
+        self._backend.close()
+        self._responses.close()
+        self._cancels.close()
+        self._heartbeat.close()
+
+
+def _open_backend(parameters: dict[str, str], stream: bool) -> EngineBackend | RelayClient:
+    config = load_config(parameters["config"])
+    relay = Path(parameters["relay"])
+    if stream:
+        return RelayClient(relay, config.server.start_timeout_s)
+    model = parameters["backend_model"]
+    infer = functools.partial(_infer, model) if model else None
+    return EngineBackend(
+        open_transcriber(config, parameters["engine"], infer),
+        config.server.drain_timeout_s,
+        relay,
+        Path(parameters["failure"]),
+        pb_utils.MetricFamily,
+    )
+
+
+def _infer(model: str, inputs: Mapping[str, Any], outputs: list[str]) -> dict[str, Any]:
+    """Call another model of this server; from any thread, many at once."""
+    request = pb_utils.InferenceRequest(
+        model_name=model,
+        requested_output_names=outputs,
+        inputs=[pb_utils.Tensor(*item) for item in inputs.items()],
+        preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
+    )
+    response = request.exec()
+    if response.has_error():
+        raise EarshotError(f"the model {model}: {response.error().message()}")
+    tensors = {name: pb_utils.get_output_tensor_by_name(response, name) for name in outputs}
+    return {name: np.array(tensor.as_numpy()) for name, tensor in tensors.items()}
+
+
+def _key(request: Any) -> str | None:
+    """The request's name for cancels, which its sender may have given it."""
+    # Flat: KServe's parameters are a map of texts, numbers, true and false.
+    key = json.loads(request.parameters() or "{}").get(wire.KEY_PARAMETER)
+    if key is not None and not (isinstance(key, str) and 0 < len(key) <= MAX_KEY_CHARS):
+        raise OptionError(
+            f"parameter {wire.KEY_PARAMETER} is {shown(key)}; expected a text of at most "
+            f"{MAX_KEY_CHARS} characters"
+        )
+    return key
+
+
+def _inputs(request: Any) -> dict[str, wire.Tensor]:
+    """Copies of the tensors that were sent; Triton's own memory ends with `execute`."""
+    found = ((name, pb_utils.get_input_tensor_by_name(request, name)) for name in wire.INPUTS)
+    return {name: np.array(tensor.as_numpy()) for name, tensor in found if tensor is not None}
