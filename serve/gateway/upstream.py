@@ -185,6 +185,8 @@ class Upstream:
         Raises:
             Refusal: the model cannot be reached; the ticket is still open.
         """
+        if not self._moves():  # what Triton gives to a process that stands still ends Triton
+            raise refusals.server_away()
         try:
             key = self._cancels.new_key()
         except UnavailableError:
