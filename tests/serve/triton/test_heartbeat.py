@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from serve.triton import heartbeat
 from serve.triton.heartbeat import Heartbeat, Pulse
 from tests.serving import WAIT_S, wait_until
@@ -26,19 +28,25 @@ def test_a_heartbeat_goes_on_until_it_is_closed(tmp_path, monkeypatch):
     assert not beating._thread.is_alive() and path.stat().st_mtime == 0
 
 
-def test_it_ends_a_process_whose_parent_is_gone(tmp_path):
+@pytest.mark.parametrize("early", [True, False], ids=["before", "later"])
+def test_it_ends_a_process_whose_parent_ends(tmp_path, early):
     code = (
         "import sys, time; from pathlib import Path; from serve.triton.heartbeat import Heartbeat\n"
         "beating = Heartbeat(Path(sys.argv[1]), int(sys.argv[2])); time.sleep(600)\n"
     )
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "alive"), str(gone.pid)],
-        cwd=ROOT,
-        timeout=WAIT_S,
-    )
-    assert done.returncode == -signal.SIGKILL
+    parent = subprocess.Popen(["sleep", "600"])
+    if early:
+        parent.kill()
+        parent.wait()
+    alive = tmp_path / "alive"
+    command = [sys.executable, "-c", code, str(alive), str(parent.pid)]
+    with subprocess.Popen(command, cwd=ROOT) as child:
+        wait_until(alive.exists, "it does not start")
+        if not early:
+            assert child.poll() is None
+            parent.kill()  # and left a zombie
+        assert child.wait(WAIT_S) == -signal.SIGKILL
+    parent.wait()
 
 
 def test_silence_is_counted_from_the_last_beat_whatever_the_wall_clock_says(tmp_path, monkeypatch):
