@@ -14,7 +14,7 @@ import pytest
 import tomli_w
 
 from serve.gateway.upstream import SERVICE
-from serve.triton.server import free_ports
+from serve.supervisor.run import free_ports
 from tests.gateways import WAIT_S, message, until
 
 ROOT = Path(__file__).parents[3]
