@@ -157,8 +157,8 @@ class ServerConfig:
     drain_timeout_s: SecondsOrNone = 30.0
     max_request_mb: Count = 256  # MiB of one request; an hour of 16 kHz WAV is 110
     # MiB of all requests between their arrival and their answer. Each byte of them is there about
-    # 6 times for a moment: twice in the gateway and 4 times further down (Triton, shared memory,
-    # the model). So 1024 wants 6 GB beside the engine; with 4 GB for everything, set about 400.
+    # 7 times for a moment: 3 times in the gateway and 4 times further down (Triton, shared memory,
+    # the model). So 1024 may want 7 GB beside the engine; with 4 GB for everything, set 400.
     max_inflight_mb: Count = 1024
     max_inflight: Count = 1024  # requests between their arrival and their answer
     upload_timeout_s: Seconds = 60.0  # a request that takes longer to arrive is given up

@@ -7,9 +7,11 @@ import signal
 from pathlib import Path
 
 import grpc
+from prometheus_client import disable_created_metrics
 
 from serve.config import Config, load_config
 from serve.errors import UnavailableError
+from serve.gateway import memory
 from serve.gateway.door import Door
 from serve.gateway.http import build_app, build_metrics_app
 from serve.gateway.listen import HttpServer, listening_socket
@@ -92,6 +94,9 @@ def serve_folder(folder: Path) -> int:
     config = load_config(folder / CONFIG)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes one
+    memory.prepare()
+    # A second series for each, that nobody asks for.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     cancels = CancelClient(folder / RELAY_SOCKET)
     try:
         return asyncio.run(_serve(config, folder, cancels))

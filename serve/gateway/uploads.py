@@ -17,13 +17,14 @@ from typing import Any
 
 import grpc
 
-from serve.gateway import refusals
+from serve.gateway import memory, refusals
 from serve.gateway.limits import Admission
 from serve.gateway.refusals import Refusal
 
 _TICK_S = 0.05
+_TICKS_TO_TIDY = 5
 _PATIENCE_S = 5.0  # an upload may take so long before another may have its place
-_LARGE_BYTES = 2**20  # smaller ones are not worth giving up
+_LARGE_BYTES = memory.LARGE_BYTES  # smaller ones are not worth giving up
 _BYTES_RECEIVED = 128  # offset of tcpi_bytes_received in Linux's struct tcp_info
 _COUNTER = struct.Struct("@Q")
 
@@ -67,6 +68,7 @@ class Uploads:
         self._uploads: dict[_Upload, None] = {}  # oldest first
         self._connections: dict[str, _Connection] = {}
         self._task: asyncio.Task[None] | None = None
+        self._untidy = False  # something large has come, and has gone or will go
         admission.uploading_bytes = self._total
         admission.make_room = self._make_room
 
@@ -110,6 +112,7 @@ class Uploads:
             del self._uploads[upload]
         if message is grpc.aio.EOF:
             return None
+        self._untidy |= len(message) >= memory.LARGE_BYTES
         connection = self._connections.get(upload.peer)
         if connection is not None:
             connection.begin += len(message)  # counted as a request from now on
@@ -143,8 +146,12 @@ class Uploads:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(_TICK_S)
-            self.measure(asyncio.get_running_loop().time() - _TICK_S)
+            for _ in range(_TICKS_TO_TIDY):
+                await asyncio.sleep(_TICK_S)
+                self.measure(asyncio.get_running_loop().time() - _TICK_S)
+            if self._untidy:
+                self._untidy = self._admission.bytes >= memory.LARGE_BYTES
+                memory.give_back()
 
     def measure(self, before_s: float) -> None:
         """Look at the uploads that began before then, and give up the newest if need be."""
@@ -173,6 +180,7 @@ class Uploads:
             share = connection.bytes // sharing
             connection.begin += share
             connection.bytes -= share
+            self._untidy = True
             upload.give_up(
                 refusals.overloaded(
                     "more is being sent than there is room for (server.max_inflight_mb); "
