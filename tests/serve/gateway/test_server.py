@@ -1,0 +1,61 @@
+"""The gateway before a real server."""
+
+import http.client
+import json
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.http as triton_http
+
+from serve.gateway.upstream import SERVICE
+from serve.messages import Request
+from serve.triton import wire
+from tests.gateways import WAIT_S
+from tests.serving import CLIP, http_inputs
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture
+def ask(server):
+    """Status and body of an HTTP request."""
+    host, _, port = server.http.rpartition(":")
+
+    def ask(method, path, body=None):
+        connection = http.client.HTTPConnection(host, int(port), timeout=WAIT_S)
+        connection.request(method, path, body)
+        answer = connection.getresponse()
+        status, body = answer.status, answer.read()
+        connection.close()
+        return status, body
+
+    return ask
+
+
+def test_deeply_nested_json_does_it_no_harm(ask):
+    for body in (b"[" * 200_000, b'{"inputs":' * 200_000, b'{"parameters":{"a":' * 200_000):
+        status, answer = ask("POST", "/v2/models/whisper/infer", body)
+        assert status == 400
+        assert b"recursion limit" in answer
+    assert ask("GET", "/v2/health/ready")[0] == 200
+
+
+def test_json_and_binary_data_say_the_same(server):
+    tensors = http_inputs(Request(audio=CLIP, language="en"))
+    client = triton_http.InferenceServerClient(server.http, network_timeout=WAIT_S)
+    outputs = [triton_http.InferRequestedOutput(name, binary_data=False) for name in wire.OUTPUTS]
+    as_json = client.infer(wire.MODEL, tensors, outputs=outputs)
+    as_bytes = client.infer(wire.MODEL, tensors)
+    client.close()
+    assert as_json.as_numpy("TEXT")[0] == as_bytes.as_numpy("TEXT")[0].decode()
+    assert as_json.as_numpy("DURATION") == as_bytes.as_numpy("DURATION") == np.float64(1.0)
+    assert json.loads(as_json.as_numpy("TIMINGS")[0])
+
+
+def test_shared_memory_and_settings_cannot_be_reached(server):
+    with grpc.insecure_channel(server.grpc) as channel:
+        for method in ("SystemSharedMemoryStatus", "RepositoryIndex", "ModelConfig", "LogSettings"):
+            with pytest.raises(grpc.RpcError) as caught:
+                channel.unary_unary(SERVICE + method)(b"", timeout=WAIT_S)
+            assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
