@@ -106,6 +106,7 @@ class NativeRuntime:
             device=str(device),
             search_options=True,
             drafts=True,
+            urgent_first=True,
         )
 
     def _load_network(self, engine: Engine, config: RuntimeConfig, rows: int) -> None:

@@ -36,6 +36,7 @@ class Capabilities:
     previous_text: bool = True  # prompts may begin with text that precedes the audio
     search_options: bool = False  # patience, length_penalty, and penalties for repetition
     drafts: bool = False  # `Job.draft` saves steps; elsewhere it is ignored, which changes nothing
+    urgent_first: bool = False  # of the jobs that wait, `Job.urgent` ones find a place first
     # Of engines built for certain beams: those `beam_size`s alone, and no `best_of`. (): all.
     beam_sizes: tuple[int, ...] = ()
 

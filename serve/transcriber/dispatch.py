@@ -1,10 +1,11 @@
 """From windows to the runtime's jobs and back, fairly between requests.
 
 Used by the device thread alone. Whoever has had the fewest windows goes first (see `turns`), before
-all others the short ones: requests of a single window. These always find a slot soon: the windows
-of longer requests together leave a few slots free, so beside them a short one never waits for a
-window of somebody else to end. Short ones alone may take every slot and wait in the runtime for as
-many again.
+all others the short ones: requests of a single window. These always find a slot soon: a runtime
+that has them wait behind others gets so few windows of longer requests at a time that a few slots
+stay free. One that puts them first gets half as many again as it has slots, for it needs some that wait
+to encode them as full batches, and room is left for short ones. Short ones alone may take every
+slot and wait in the runtime for as many again.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from serve.errors import DeviceError, EarshotError
-from serve.runtime.protocol import Event, Job, Runtime
+from serve.runtime.protocol import Capabilities, Event, Job, Runtime
 from serve.speech.features import WINDOW_SAMPLES, log_mel, upload
 from serve.speech.windows import Window
 from serve.transcriber.active import ActiveRequest
@@ -62,8 +63,7 @@ class Dispatcher:
         self._on_taken = on_taken
         slots = self._capabilities.max_windows
         self._max_jobs = 2 * slots
-        free = max(1, slots // _SLOTS_PER_FREE_ONE)
-        self._max_long_jobs = slots - free if slots >= _FEWEST_SLOTS else self._max_jobs
+        self._max_long_jobs = _max_long_jobs(self._capabilities)
         self._ids = itertools.count()
         self._ready: Turns[ActiveRequest] = Turns()  # requests with a window to submit
         self._jobs: dict[int, DecodingWindow] = {}
@@ -222,6 +222,16 @@ class Dispatcher:
         self._jobs[job.id] = DecodingWindow(active, index, job)
         self._long_jobs += not urgent
         active.mark_started()
+
+
+def _max_long_jobs(capabilities: Capabilities) -> int:
+    """How many windows of requests that are not short the runtime may have at a time."""
+    slots = capabilities.max_windows
+    if slots < _FEWEST_SLOTS:
+        return 2 * slots
+    if capabilities.urgent_first:
+        return slots + slots // 2
+    return slots - max(1, slots // _SLOTS_PER_FREE_ONE)
 
 
 def _is_urgent(index: int, window: Window) -> bool:

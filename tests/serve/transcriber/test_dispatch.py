@@ -110,6 +110,18 @@ def test_windows_of_long_requests_leave_slots_free(slots, free):
     dispatcher.check_invariants({1})
 
 
+def test_a_runtime_that_puts_short_ones_first_has_long_ones_waiting():
+    """For full encoder batches; and there is room for short ones beside them."""
+    dispatcher, runtime = make(lambda job: Play(delay=10**9), max_windows=8, urgent_first=True)
+    dispatcher.enqueue(make_active(1, windows=300))
+    for _ in range(8):
+        dispatcher.submit_windows()
+    assert len(runtime.jobs) == 12
+    dispatcher.enqueue(make_active(2, windows=1))
+    dispatcher.submit_windows()
+    assert owners(runtime)[12:] == [(2, 0)]
+
+
 def test_only_windows_are_urgent_and_stay_so_when_decoded_again():
     dispatcher, runtime = make(max_windows=4)
     for id, windows in ((1, 2), (2, 1)):
