@@ -157,13 +157,20 @@ class Decoder:
                 linear(encoded, part), slots, cache.cross[begin:end], scale
             )
 
-    def step(self, feed: Feed, cache: Cache, wanted: torch.Tensor | None = None) -> torch.Tensor:
+    def step(
+        self,
+        feed: Feed,
+        cache: Cache,
+        wanted: torch.Tensor | None = None,
+        queries: dict[int, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
         """Feed tokens to rows, one or several each.
 
         Args:
             feed: n tokens; their keys and values are written into `cache`.
             cache: of every row and slot.
             wanted: int64 (m,), indices of the feeds whose logits are asked for; None = every one's.
+            queries: gets the queries of cross-attention, scaled, (n, d) by layer.
 
         Returns:
             float32 logits (m, n_vocab) for the tokens that follow.
@@ -175,6 +182,8 @@ class Decoder:
             mixed = ops.self_attention(qkv, cache.self_k[i], cache.self_v[i], feed)
             x = ops.linear_residual(mixed, layer.attn.out, x)
             query = ops.norm_linear(x, layer.cross.norm, layer.cross.qkv)
+            if queries is not None:
+                query = queries[i] = ops.finish(query)
             mixed = ops.cross_attention(query, cache.cross_kv(i), feed.groups)
             x = ops.linear_residual(mixed, layer.cross.out, x)
             hidden = ops.norm_linear_gelu(x, layer.mlp.norm, layer.mlp.fc1)

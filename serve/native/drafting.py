@@ -81,7 +81,7 @@ class Drafter:
             for (place, job_id), at in zip(owners, positions, strict=True)
         ]
         ends = list(itertools.accumulate(span.end - span.begin for span in spans))
-        feed = feed_of_spans(state, spans, device)
+        feed = feed_of_spans(state.tokens, spans, device)
         logits = self.decoder.step(feed, self.cache, upload([end - 1 for end in ends], device))
         rows, groups = one_token_each([place for place, _ in owners], device)
         at = upload(positions, device)
@@ -236,7 +236,8 @@ class DraftLoop(EagerLoop):
             Span(place, at, at + count + 1, alone=True)
             for (place, _), at in zip(owners, before, strict=True)
         ]
-        logits = self._network.step(feed_of_spans(self._state, spans, device), self._cache)
+        feed = feed_of_spans(self._state.tokens, spans, device)
+        logits = self._network.step(feed, self._cache)
         self._rules.begin_draft(self._state, rows)
         lines = torch.arange(len(rows), device=device) * (count + 1)
         for turn in range(count + 1):

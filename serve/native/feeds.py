@@ -40,8 +40,14 @@ def feed_of(state: RowState, rows: torch.Tensor, groups: Groups, length: int) ->
     return Feed(state.tokens, rows, state.position[rows], groups, source, False, length)
 
 
-def feed_of_spans(state: RowState, spans: Sequence[Span], device: torch.device) -> Feed:
-    """Several tokens of some slots' first rows, whatever the rows' own positions."""
+def feed_of_spans(ids: torch.Tensor, spans: Sequence[Span], device: torch.device) -> Feed:
+    """Several tokens of some slots' first rows, whatever the rows' own positions.
+
+    Args:
+        ids: int64 (all rows, n_text_ctx), the tokens.
+        spans: which of them.
+        device: of the ids.
+    """
     rows = [span.place.first_row for span in spans for _ in range(span.begin, span.end)]
     positions = [at for span in spans for at in range(span.begin, span.end)]
     counts = [span.end - span.begin for span in spans]
@@ -49,7 +55,7 @@ def feed_of_spans(state: RowState, spans: Sequence[Span], device: torch.device) 
         [span.place.slot for span in spans], counts, device, [span.alone for span in spans]
     )
     return Feed(
-        ids=state.tokens,
+        ids=ids,
         rows=upload(rows, device),
         positions=upload(positions, device),
         groups=groups,

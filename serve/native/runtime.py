@@ -13,7 +13,6 @@ import collections
 import dataclasses
 import logging
 import math
-import os
 import time
 
 import torch
@@ -21,7 +20,9 @@ import torch
 from serve.config import MAX_BEAMS, RuntimeConfig
 from serve.engine import DETECT_LANGUAGE, Engine
 from serve.errors import DeviceError, OptionError, UnavailableError
+from serve.native.alignment import Aligner, Said
 from serve.native.decoder import Cache, Decoder
+from serve.native.device import check_graphs, open_device
 from serve.native.drafting import Drafter, DraftLoop, open_draft
 from serve.native.graphs import EagerEncoder, EagerLoop, Encoder, GraphEncoder, GraphLoop, SlotLoop
 from serve.native.kernels.choose import choose
@@ -62,7 +63,7 @@ class NativeRuntime:
     """
 
     def __init__(self, engine: Engine, config: RuntimeConfig) -> None:
-        device = _open_device(config)
+        device = open_device(config)
         dims, facts = engine.manifest.dims, engine.manifest.tokenizer
         rows = config.rows or config.slots
         if rows < config.slots:
@@ -105,6 +106,7 @@ class NativeRuntime:
             max_windows=config.slots,
             device=str(device),
             search_options=True,
+            words=self._aligner is not None,
             drafts=True,
             urgent_first=True,
         )
@@ -143,13 +145,17 @@ class NativeRuntime:
             )
         self._encoder: Encoder = EagerEncoder(network, filled, config.encoder_batch)
         if config.cuda_graph:
-            _check_graphs(device, ops.name)
+            check_graphs(device, ops.name)
             self._encoder = GraphEncoder(network, cache, dims, min(config.encoder_batch, slots))
             self._loop = GraphLoop(
                 network, cache, self._state, advance, config.steps_per_sync, slots
             )
+        heads = self._facts.alignment_heads
+        self._aligner = Aligner(network, cache, self._facts, rows) if heads else None
         if on_gpu:
             self._starter.warm_up()
+            if self._aligner:
+                self._aligner.warm_up()
         self._admit_at = min(config.encoder_batch, slots) if on_gpu else 1
         self._decode_target_s = config.decode_target_s
         self.description = (
@@ -171,6 +177,8 @@ class NativeRuntime:
         refused = self.capabilities.refusal(job.options)
         if refused is not None:
             raise OptionError(refused)
+        if job.align_frames > 0 and self._aligner is None:
+            raise OptionError("the engine names no alignment heads, so no window can be aligned")
         self._waiting.add(job)
 
     @torch.inference_mode()
@@ -181,7 +189,7 @@ class NativeRuntime:
             self._state.finished[running.place.first_row : running.place.rows.stop] = True
             self._ended.append(Event(job_id, finished="cancelled"))
             self._release(running)
-        elif self._waiting.remove(job_id):
+        elif (self._aligner and self._aligner.drop(job_id)) or self._waiting.remove(job_id):
             self._ended.append(Event(job_id, finished="cancelled"))
 
     @torch.inference_mode()
@@ -197,6 +205,8 @@ class NativeRuntime:
             if self._running:
                 self._step()
                 events += self._collect()
+            if self._aligner:
+                events += self._aligner.collect(wait=not self._running)
         except torch.AcceleratorError as error:
             raise DeviceError(f"{self._device} failed: {error}") from error
         return events
@@ -226,6 +236,8 @@ class NativeRuntime:
     def close(self) -> None:
         """Drop every job; the memory goes with the object."""
         self._waiting.clear()
+        if self._aligner:
+            self._aligner.clear()
         for running in list(self._running.values()):
             self._release(running)
 
@@ -299,7 +311,7 @@ class NativeRuntime:
         )
 
     def _collect(self) -> list[Event]:
-        """End the jobs whose sequence is complete."""
+        """End the jobs whose sequence is complete; those to be aligned are not heard of yet."""
         snapshot = self._loop.read_snapshot()
         self._gauges = dataclasses.replace(
             self._gauges,
@@ -309,11 +321,23 @@ class NativeRuntime:
         if snapshot is None:
             return []
         finished = snapshot.state.finished.tolist()
-        return [
-            self._finish(self._running[job_id], snapshot.state)
+        ended = [
+            self._running[job_id]
             for place, job_id in snapshot.owners
             if all(finished[row] for row in place.rows) and job_id in self._running
         ]
+        events = [self._finish(running, snapshot.state) for running in ended]
+        if self._aligner is None or not ended:
+            return events
+        stopwatch = Stopwatch(self._device)
+        said = [
+            Said(running.job, running.place, event)
+            for running, event in zip(ended, events, strict=True)
+        ]
+        events = self._aligner.launch(said)
+        stopwatch.stop()
+        self._stepping.append(stopwatch)
+        return events
 
     def _finish(self, running: SlotJob, state: RowState) -> Event:
         leader = running.place.first_row
@@ -362,35 +386,3 @@ def best_sequence(job: Job, place: Place, state: RowState, eot: int) -> tuple[li
         return state.tokens[row, begin:end].tolist(), float(state.logprob_sum[row])
 
     return max(map(sample, place.rows), key=rank)
-
-
-def _open_device(config: RuntimeConfig) -> torch.device:
-    """The configured device, ready; on a CPU, with the configured number of threads."""
-    try:
-        device = torch.device(config.device)
-    except RuntimeError as error:
-        raise UnavailableError(
-            f"runtime.device = {config.device!r} is not a device; expected cpu, cuda or cuda:N"
-        ) from error
-    if device.type not in ("cpu", "cuda"):
-        raise UnavailableError(
-            f"runtime.device = {config.device!r} is not a device that Earshot runs on; "
-            "expected cpu, cuda or cuda:N"
-        )
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UnavailableError(
-            f"runtime.device = {config.device!r}, but this machine has "
-            f'{torch.cuda.device_count()} CUDA devices; set runtime.device = "cpu"'
-        )
-    if device.type == "cpu":
-        torch.set_num_threads(config.threads or os.cpu_count() or 1)
-    return device
-
-
-def _check_graphs(device: torch.device, kernels: str) -> None:
-    """The torch rules look up on the host what rows ask for, so they cannot be captured."""
-    if device.type != "cuda" or kernels != "triton":
-        raise UnavailableError(
-            f"runtime.cuda_graph = true needs a CUDA device with triton kernels; the device is "
-            f"{device} with {kernels} kernels; set runtime.cuda_graph = false"
-        )

@@ -76,9 +76,9 @@ class Starter:
     def warm_up(self) -> None:
         """Have kernels compiled for prompts of every size, by feeding a row that is still free."""
         for length in _PROMPT_LENGTHS:
-            length = min(length, self._state.tokens.shape[1])
-            feed = feed_of_spans(self._state, [Span(Place(0, 0, 1), 0, length)], self._device)
-            self._network.step(feed, self._cache, upload([length - 1], self._device))
+            span = Span(Place(0, 0, 1), 0, min(length, self._state.tokens.shape[1]))
+            feed = feed_of_spans(self._state.tokens, [span], self._device)
+            self._network.step(feed, self._cache, upload([span.end - 1], self._device))
 
     def _sot_at(self, job: Job) -> int:
         return job.prompt.index(self._rules.facts.sot)
@@ -86,7 +86,7 @@ class Starter:
     def _detect(self, begun: Sequence[Begun]) -> None:
         spans = [Span(one.place, 0, self._sot_at(one.job) + 1) for one in begun]
         ends = [sum(span.end for span in spans[: i + 1]) - 1 for i in range(len(spans))]
-        feed = feed_of_spans(self._state, spans, self._device)
+        feed = feed_of_spans(self._state.tokens, spans, self._device)
         logits = self._network.step(feed, self._cache, upload(ends, self._device))
         self._note_start(begun, logits)
 
@@ -114,7 +114,7 @@ class Starter:
             drafts.append(list(range(fed, fed + guesses)))
             fed += guesses
         wanted = [*starts, *lasts, *(at for feeds in drafts for at in feeds)]
-        feed = feed_of_spans(self._state, spans, self._device)
+        feed = feed_of_spans(self._state.tokens, spans, self._device)
         logits = self._network.step(feed, self._cache, upload(wanted, self._device))
         if noting:
             self._note_start(noting, logits[: len(noting)])

@@ -12,6 +12,7 @@ import torch
 
 from serve.config import SEARCH_OPTIONS, SearchConfig
 from serve.errors import EarshotError
+from serve.messages import Alignment
 
 FinishReason = Literal["eot", "length", "cancelled", "error"]
 
@@ -35,6 +36,7 @@ class Capabilities:
     takes: Literal["features", "samples"] = "features"  # what `Job.features` must hold
     previous_text: bool = True  # prompts may begin with text that precedes the audio
     search_options: bool = False  # patience, length_penalty, and penalties for repetition
+    words: bool = False  # honours `Job.align_frames`
     drafts: bool = False  # `Job.draft` saves steps; elsewhere it is ignored, which changes nothing
     urgent_first: bool = False  # of the jobs that wait, `Job.urgent` ones find a place first
     # Of engines built for certain beams: those `beam_size`s alone, and no `best_of`. (): all.
@@ -100,6 +102,9 @@ class Job:
     options: DecodingOptions = DecodingOptions()
     # A guess at what will be sampled, verified in one step: it changes the time, never the answer.
     draft: tuple[int, ...] = ()
+    # > 0: the last event tells which of the window's first so many frames, of 20 ms, each text
+    # token attended to.
+    align_frames: int = 0
     # The only window of its request: it goes before others where the runtime can. It changes when
     # jobs end, never how; a runtime with a scheduler of its own may ignore it.
     urgent: bool = False
@@ -126,6 +131,8 @@ class Event:
     finished: FinishReason | None = None
     scores: Scores | None = None  # with `finished` "eot" or "length"
     error: EarshotError | None = None  # with `finished` "error"
+    # with `finished` "eot" or "length", if the job asked for it and there is any text
+    alignment: Alignment | None = None
 
 
 @dataclasses.dataclass(frozen=True)

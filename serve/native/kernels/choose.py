@@ -48,6 +48,10 @@ class DecoderOps(Protocol[Flow]):
         """See `definition.linear_residual`."""
         ...
 
+    def finish(self, x: Flow) -> Tensor:
+        """See `definition.finish`."""
+        ...
+
     def logits(
         self, x: Tensor | Flow, params: Norm, matrix: Matrix, wanted: Tensor | None = None
     ) -> Tensor:

@@ -148,7 +148,7 @@ class TritonOps:
         return self._finish(Pending(parts, matrix, torch.float32), gelu=False)
 
     def finish(self, x: Flow) -> torch.Tensor:
-        """The tensor that a flow stands for; only tests ask for it."""
+        """See `definition.finish`."""
         if isinstance(x, torch.Tensor):
             return x
         value = self._finish(x, gelu=False)

@@ -149,6 +149,11 @@ def linear_residual(x: torch.Tensor, matrix: Matrix, residual: torch.Tensor) -> 
     return residual + linear(x, matrix)
 
 
+def finish(x: torch.Tensor) -> torch.Tensor:
+    """The tensor that a linear layer's output stands for: here, itself."""
+    return x
+
+
 def logits(
     x: torch.Tensor, params: Norm, matrix: Matrix, wanted: torch.Tensor | None = None
 ) -> torch.Tensor:

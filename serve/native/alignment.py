@@ -1,0 +1,285 @@
+"""Which frames each text token attends to: a forced pass over windows that have just finished.
+
+OpenAI's `find_alignment` of `whisper/timing.py`: the text alone, without timestamps and previous
+text, is fed in one step to the row that said it, while its audio is still in its slot. The queries
+of the checkpoint's alignment heads, times the slot's keys, give each token's weights over the
+window's frames. They are put beside each other's (z-scores over tokens), smoothed (a median over
+frames) and averaged over heads on the device; the way through them is found elsewhere.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+
+from serve.engine import DETECT_LANGUAGE, HEAD_DIM, TokenizerFacts
+from serve.messages import Alignment
+from serve.native.decoder import Cache, Decoder
+from serve.native.feeds import Span, feed_of_spans, upload
+from serve.native.slots import Place
+from serve.runtime.protocol import Event, Job
+
+MEDIAN_FRAMES = 7
+_MOST_TOKENS = 512  # in one pass; bounds its memory, and more would hardly be quicker
+_LEAST = 1e-30  # where no token attends, nothing is divided by 0
+_EXCHANGES = (  # a sorting network of 7, as far as its middle depends on it
+    *((0, 5), (0, 3), (1, 6), (2, 4), (0, 1), (3, 5), (2, 6)),
+    *((2, 3), (3, 6), (4, 5), (1, 4), (1, 3), (3, 4)),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """A window that has finished; its slot still holds its audio."""
+
+    job: Job
+    place: Place  # its first row is free to be fed
+    event: Event  # its last one
+
+
+@dataclasses.dataclass(frozen=True)
+class _Forced:
+    """What a window's first row is fed, and which of it the alignment is of."""
+
+    event: Event  # waits for the alignment
+    place: Place
+    tokens: tuple[int, ...]
+    first: int  # index of the token that predicts the first one of text
+    text: tuple[int, ...]  # at least one
+    frames: int  # of audio
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pass:
+    """A pass under way on the device, and what it will have left on the host."""
+
+    windows: Sequence[_Forced]
+    token_probs: torch.Tensor  # float32, of each window's text, one behind the other
+    matrix: torch.Tensor  # float32 (windows, tokens, frames)
+    copied: torch.cuda.Event | None  # None: at once
+
+    def ready(self) -> bool:
+        return self.copied is None or self.copied.query()  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        if self.copied is not None:
+            self.copied.synchronize()
+
+    def events(self) -> Iterator[Event]:
+        begin = 0
+        for one, weights in zip(self.windows, self.matrix, strict=True):
+            end, last = begin + len(one.text), one.first + len(one.text)
+            found = Alignment(
+                token_probs=self.token_probs[begin:end].numpy(),
+                matrix=weights[one.first : last + 1, : one.frames].numpy(),
+            )
+            yield dataclasses.replace(one.event, alignment=found)
+            begin = end
+
+
+class Aligner:
+    """Aligns windows that have finished, many in one pass.
+
+    A pass is only launched: whoever gives the windows' slots and rows away after that does it
+    behind the pass on the device's stream.
+
+    Args:
+        decoder, cache: of the same slots and rows.
+        facts: the checkpoint's, with alignment heads.
+        rows: how many there are.
+    """
+
+    def __init__(self, decoder: Decoder, cache: Cache, facts: TokenizerFacts, rows: int) -> None:
+        self._decoder = decoder
+        self._cache = cache
+        self._facts = facts
+        self._device = decoder.device
+        self._context = decoder.dims.n_text_ctx
+        self._frames = decoder.dims.n_audio_ctx
+        self._ids = torch.zeros((rows, self._context), dtype=torch.int64, device=self._device)
+        self._heads: dict[int, torch.Tensor] = {}  # by layer
+        for layer in sorted({layer for layer, _ in facts.alignment_heads}):
+            heads = [head for its, head in facts.alignment_heads if its == layer]
+            self._heads[layer] = upload(heads, self._device)
+        self._passes: list[_Pass] = []
+        self._dropped: set[int] = set()  # job ids
+
+    def launch(self, ended: Sequence[Said]) -> list[Event]:
+        """Begin to align the windows that ask for it; returns the events of the others."""
+        windows = [self._forced(one) for one in ended if self._asks(one)]
+        while windows:
+            totals = itertools.accumulate(len(one.tokens) for one in windows)
+            count = max(1, sum(total <= _MOST_TOKENS for total in totals))
+            self._passes.append(self._begin(windows[:count]))
+            windows = windows[count:]
+        return [one.event for one in ended if not self._asks(one)]
+
+    def collect(self, wait: bool) -> list[Event]:
+        """The events of windows whose alignment is there; of all others too, after a `wait`."""
+        events: list[Event] = []
+        while self._passes and (wait or self._passes[0].ready()):
+            found = self._passes.pop(0)
+            found.wait()
+            events += (event for event in found.events() if event.job_id not in self._dropped)
+            self._dropped -= {one.event.job_id for one in found.windows}
+        return events
+
+    def drop(self, job_id: int) -> bool:
+        """Whether a job was being aligned; nothing more will be heard of it."""
+        for found in self._passes:
+            if any(one.event.job_id == job_id for one in found.windows):
+                self._dropped.add(job_id)
+                return True
+        return False
+
+    def clear(self) -> None:
+        """Drop all."""
+        self._passes.clear()
+        self._dropped.clear()
+
+    def warm_up(self) -> None:
+        """Have kernels compiled and memory taken for a pass of every size; all rows are free."""
+        for tokens in (8, 40, min(_MOST_TOKENS, self._context)):
+            text = (0,) * (tokens - 3)
+            job = Job(-1, self._ids, (self._facts.sot,), align_frames=self._frames)
+            self.launch([Said(job, Place(0, 0, 1), Event(-1, text))])
+            self.collect(wait=True)
+
+    def _asks(self, one: Said) -> bool:
+        return one.job.align_frames > 0 and any(t < self._facts.eot for t in one.event.tokens)
+
+    def _forced(self, one: Said) -> _Forced:
+        """What a window is fed: no previous text, no timestamps, and the language that was found.
+
+        End of text, which is for the z-scores alone, may find no room.
+        """
+        facts, prompt, scores = self._facts, one.job.prompt, one.event.scores
+        start = [
+            token for token in prompt[prompt.index(facts.sot) :] if token != facts.no_timestamps
+        ]
+        if scores is not None and scores.language is not None:
+            start = [scores.language if token == DETECT_LANGUAGE else token for token in start]
+        text = tuple(token for token in one.event.tokens if token < facts.eot)
+        tokens = (*start, facts.no_timestamps, *text, facts.eot)
+        assert len(tokens) <= self._context + 1, f"{len(text)} text tokens"
+        return _Forced(
+            event=one.event,
+            place=one.place,
+            tokens=tokens[: self._context],
+            first=len(start),
+            text=text,
+            frames=min(one.job.align_frames, self._frames),
+        )
+
+    def _begin(self, windows: Sequence[_Forced]) -> _Pass:
+        probs, matrix = self._run(windows)
+        if self._device.type != "cuda":
+            return _Pass(windows, probs, matrix, None)
+        probs, matrix = (
+            torch.empty(one.shape, pin_memory=True).copy_(one, non_blocking=True)
+            for one in (probs, matrix)
+        )
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record()
+        return _Pass(windows, probs, matrix, copied)
+
+    def _run(self, windows: Sequence[_Forced]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Feed the windows' text; returns its tokens' probabilities, and all weights."""
+        lengths = [len(one.tokens) for one in windows]
+        begins = list(itertools.accumulate(lengths, initial=0))[:-1]
+        both = list(zip(windows, begins, strict=True))
+        spans = [Span(one.place, 0, len(one.tokens)) for one in windows]
+        feed = feed_of_spans(self._ids, spans, self._device)
+        self._ids[feed.rows, feed.positions] = self._upload(
+            t for one in windows for t in one.tokens
+        )
+        wanted = self._upload(
+            begin + one.first + i for one, begin in both for i in range(len(one.text))
+        )
+        queries: dict[int, torch.Tensor] = {}
+        logits = self._decoder.step(feed, self._cache, wanted, queries)[:, : self._facts.eot]
+        text = self._upload(token for one in windows for token in one.text)
+        probs = (logits.gather(1, text[:, None])[:, 0] - logits.logsumexp(dim=1)).exp()
+        longest = max(lengths)
+        # Of a shorter window the last token stands for those that it lacks.
+        at = self._upload(
+            begin + min(i, len(one.tokens) - 1) for one, begin in both for i in range(longest)
+        )
+        scores = self._scores(
+            queries,
+            at.view(len(windows), longest),
+            self._upload(one.place.slot for one in windows),
+            max(one.frames for one in windows),
+        )
+        frames = self._upload(one.frames for one in windows)
+        return probs, smoothed(scores, self._upload(lengths), frames)
+
+    def _upload(self, values: Iterable[int]) -> torch.Tensor:
+        return upload(list(values), self._device)
+
+    def _scores(
+        self, queries: dict[int, torch.Tensor], at: torch.Tensor, slots: torch.Tensor, frames: int
+    ) -> torch.Tensor:
+        """Queries of the alignment heads times keys of the windows' slots.
+
+        Args:
+            queries: by layer, (feeds, d).
+            at: int64 (windows, tokens), the feed that is a window's token.
+            slots: int64 (windows,).
+            frames: how many of each slot's.
+
+        Returns:
+            float32 (windows, heads, tokens, frames).
+        """
+        scores = []
+        for layer, heads in self._heads.items():
+            cross = self._cache.cross_kv(layer)
+            where = (slots[:, None], heads)
+            keys = cross.k[(*where, slice(frames))].float()
+            if cross.k_scale is not None:
+                keys = keys * cross.k_scale[where][:, :, None]
+            query = queries[layer].view(len(queries[layer]), -1, HEAD_DIM)[at][:, :, heads]
+            scores.append(query.float().transpose(1, 2) @ keys.transpose(2, 3))
+        return torch.cat(scores, dim=1)
+
+
+def smoothed(scores: torch.Tensor, tokens: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:
+    """Softmax over frames, z-score over tokens, median over neighbouring frames, mean over heads.
+
+    Args:
+        scores: float32 (windows, heads, tokens, frames).
+        tokens, frames: int64 (windows,), how many of them are each window's.
+
+    Returns:
+        float32 (windows, tokens, frames); what is not a window's own is undefined.
+    """
+    most_tokens, most_frames = scores.shape[2:]
+    time = torch.arange(most_frames, device=scores.device)
+    beyond = time >= frames[:, None]
+    weights = scores.masked_fill(beyond[:, None, None], -torch.inf).softmax(dim=-1)
+    # z-scores know no scale, and the squares of numbers near 1 do not vanish.
+    weights = weights / weights.amax(dim=2, keepdim=True).clamp_min(_LEAST)
+    fed = torch.arange(most_tokens, device=scores.device) < tokens[:, None]
+    fed = fed[:, None, :, None]
+    count = tokens[:, None, None, None]
+    away = weights - (weights * fed).sum(dim=2, keepdim=True) / count
+    deviation = ((away * away * fed).sum(dim=2, keepdim=True) / count).sqrt()
+    scored = away / deviation.clamp_min(_LEAST)
+    half = MEDIAN_FRAMES // 2
+    last = frames[:, None] - 1
+    mirrored = torch.arange(-half, most_frames + half, device=scores.device).abs()
+    mirrored = torch.where(mirrored > last, 2 * last - mirrored, mirrored).clamp_min(0)
+    wide = scored.gather(3, mirrored[:, None, None].expand(*scored.shape[:3], -1))
+    middle = median_of_7([wide[..., i : i + most_frames] for i in range(MEDIAN_FRAMES)])
+    short = (frames <= half)[:, None, None, None]  # too short to be mirrored at its ends
+    return torch.where(short, scored, middle).mean(dim=1)
+
+
+def median_of_7(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The middle one of seven tensors, number by number; sorting each seven takes far longer."""
+    sorted_so_far = list(values)
+    for low, high in _EXCHANGES:
+        a, b = sorted_so_far[low], sorted_so_far[high]
+        sorted_so_far[low], sorted_so_far[high] = torch.minimum(a, b), torch.maximum(a, b)
+    return sorted_so_far[MEDIAN_FRAMES // 2]

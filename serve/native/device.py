@@ -1,0 +1,50 @@
+"""The device that a runtime computes on."""
+
+import os
+
+import torch
+
+from serve.config import RuntimeConfig
+from serve.errors import UnavailableError
+
+
+def open_device(config: RuntimeConfig) -> torch.device:
+    """The configured device, ready; on a CPU, with the configured number of threads.
+
+    Raises:
+        UnavailableError: it is not there.
+    """
+    try:
+        device = torch.device(config.device)
+    except RuntimeError as error:
+        raise UnavailableError(
+            f"runtime.device = {config.device!r} is not a device; expected cpu, cuda or cuda:N"
+        ) from error
+    if device.type not in ("cpu", "cuda"):
+        raise UnavailableError(
+            f"runtime.device = {config.device!r} is not a device that Earshot runs on; "
+            "expected cpu, cuda or cuda:N"
+        )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UnavailableError(
+            f"runtime.device = {config.device!r}, but this machine has "
+            f'{torch.cuda.device_count()} CUDA devices; set runtime.device = "cpu"'
+        )
+    if device.type == "cpu":
+        torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    return device
+
+
+def check_graphs(device: torch.device, kernels: str) -> None:
+    """Refuse CUDA graphs where they cannot be had.
+
+    The torch rules look up on the host what rows ask for, so they cannot be captured.
+
+    Raises:
+        UnavailableError: says what to set.
+    """
+    if device.type != "cuda" or kernels != "triton":
+        raise UnavailableError(
+            f"runtime.cuda_graph = true needs a CUDA device with triton kernels; the device is "
+            f"{device} with {kernels} kernels; set runtime.cuda_graph = false"
+        )
