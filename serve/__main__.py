@@ -24,7 +24,7 @@ from serve.config import SEARCH_OPTIONS, Config, load_config
 from serve.errors import ConfigError, EarshotError, FileError
 from serve.files import read_bytes
 from serve.messages import Request, Task, Transcript
-from serve.speech.formats import Format, render
+from serve.speech.formats import CueOptions, Format, render
 from serve.supervisor.run import running_server
 from serve.triton import wire
 
@@ -89,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     transcribe.add_argument(
         "--in-process", action="store_true", help="do not look for a server; implied by --engine"
     )
+    _add_cues(transcribe)
     _add_options(transcribe)
 
     tensors = commands.add_parser(
@@ -105,6 +106,16 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", metavar="FOLDER", help="instead of `engine` in the config")
 
 
+def _add_cues(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("subtitles", "For --format srt and vtt; words are timed.")
+    group.add_argument(
+        "--highlight-words", action="store_true", help="underline each word while it is said"
+    )
+    group.add_argument(
+        "--max-words-per-line", type=int, metavar="N", help="so many words a cue; 1: word by word"
+    )
+
+
 def _add_options(parser: argparse.ArgumentParser) -> None:
     """What a request may ask for; defaults are those of `serve.messages.Request`."""
     group = parser.add_argument_group("request options")
@@ -117,6 +128,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--no-timestamps", action="store_true", help="one segment per window of at most 30 s"
+    )
+    group.add_argument(
+        "--word-timestamps", action="store_true", help="when each word was said, in json"
     )
     group.add_argument(
         "--temperature", type=float, help="0 to 1; default: 0, higher where that fails"
@@ -191,6 +205,7 @@ def _tensors(args: argparse.Namespace) -> int:
 
 def _transcribe(args: argparse.Namespace) -> int:
     config = load_config(args.config)
+    cues = _cues(args)
     targets = _targets(args.files, args.output, args.format)
     failed = 0
     with contextlib.ExitStack() as stack:
@@ -204,7 +219,7 @@ def _transcribe(args: argparse.Namespace) -> int:
         )
         for file, target, answer in zip(args.files, targets, answers, strict=True):
             try:
-                text = render(answer.result(), file, args.format)
+                text = render(answer.result(), file, args.format, cues)
                 _write(text, file, target, titled=len(answers) > 1 and args.format != "json")
             except EarshotError as error:
                 failed += 1
@@ -214,6 +229,22 @@ def _transcribe(args: argparse.Namespace) -> int:
     if failed:
         print(f"{failed} of {len(args.files)} files failed", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _cues(args: argparse.Namespace) -> CueOptions:
+    """How words are shown; where they are, they are asked for."""
+    cues = CueOptions(args.highlight_words, args.max_words_per_line)
+    if cues == CueOptions():
+        return cues
+    if args.format not in ("srt", "vtt"):
+        raise ConfigError(
+            f"--highlight-words and --max-words-per-line are for --format srt and vtt, found "
+            f"{args.format}; json holds the words with --word-timestamps"
+        )
+    if cues.max_words_per_line is not None and cues.max_words_per_line < 1:
+        raise ConfigError(f"--max-words-per-line {cues.max_words_per_line}; expected at least 1")
+    args.word_timestamps = True
+    return cues
 
 
 def _targets(files: list[str], folder: Path | None, format: Format) -> list[Path | None]:
@@ -261,6 +292,7 @@ def _transcribe_file(transcribe: Transcribe, file: str, args: argparse.Namespace
             task=args.task,
             prompt=args.prompt,
             timestamps=not args.no_timestamps,
+            word_timestamps=args.word_timestamps,
             temperature=args.temperature,
             max_tokens=args.max_tokens,
             **{name: getattr(args, name) for name in SEARCH_OPTIONS},

@@ -21,6 +21,7 @@ class Request:
     task: Task = "transcribe"
     prompt: str = ""  # text that precedes the audio: names, spelling, style
     timestamps: bool = True
+    word_timestamps: bool = False  # segments come with their words, and words with their times
     temperature: float | None = None  # None = 0 with the configured fallback; a number = only that
     max_tokens: int | None = None  # new tokens per window; None = the configured limit
     # The search for the best text; see `serve.config.SearchConfig`. None = as configured.

@@ -13,9 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from serve.engine import DETECT_LANGUAGE, Engine
 from serve.errors import AudioError, DeviceError, EarshotError, OptionError
-from serve.messages import Request, Segment, Timings, Transcript
+from serve.messages import Alignment, Request, Segment, Timings, Transcript
 from serve.runtime.protocol import Capabilities, Event, FinishReason, Gauges, Job, Scores
 from serve.speech.tokenizer import Tokenizer
 from tests.tiny_engine import make_engine
@@ -46,6 +48,7 @@ class Play:
     language: int | None = None  # token id that is "detected"
     language_prob: float = 0.9
     error: EarshotError | None = None  # the job fails with this after its tokens
+    text_below: int = 0  # ids below are text, to be aligned
     device_error: str = ""  # the poll in which the job would finish raises DeviceError
 
 
@@ -83,7 +86,7 @@ class FakeRuntime:
     def submit(self, job: Job) -> None:
         if len(job.prompt) >= self._n_text_ctx or job.options.max_tokens < 1:
             raise OptionError(f"a prompt of {len(job.prompt)} tokens leaves no room")
-        refusal = self.capabilities.refusal(job.options)
+        refusal = self.capabilities.refusal_of(job)
         if refusal is not None:
             raise OptionError(refusal)
         self.jobs.append(job)
@@ -156,11 +159,22 @@ class FakeRuntime:
             encode_s=0.0,
             decode_s=0.0,
         )
-        self._events.append(Event(slot.job.id, tokens, reason, scores))
+        text = [token for token in play.tokens if token < play.text_below]
+        alignment = even_alignment(len(text), slot.job.align_frames) if text else None
+        self._events.append(Event(slot.job.id, tokens, reason, scores, alignment=alignment))
 
     def _count(self, **more: int) -> None:
         changes = {name: getattr(self._gauges, name) + value for name, value in more.items()}
         self._gauges = dataclasses.replace(self._gauges, **changes)
+
+
+def even_alignment(tokens: int, frames: int) -> Alignment | None:
+    """Each token takes as long as the others, and silence follows that is as long; or none."""
+    if not frames:
+        return None
+    at = np.arange(frames) * (tokens + 1) // frames
+    matrix = np.where(at == np.arange(tokens + 1)[:, None], 1.0, -1.0).astype(np.float32)
+    return Alignment(np.full(tokens, 0.5, np.float32), matrix)
 
 
 def fake_engine(folder: Path, multilingual: bool = True) -> Engine:
@@ -189,7 +203,8 @@ class Echo:
         if job.options.timestamps:
             text = (facts.timestamp_begin, *text, facts.timestamp_begin + 50)
         language = facts.languages.get("es")
-        return Play(**{"tokens": text, "language": language, **self._play})
+        fields = {"tokens": text, "language": language, "text_below": facts.eot}
+        return Play(**{**fields, **self._play})
 
 
 def transcript(*texts: str) -> Transcript:

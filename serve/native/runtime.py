@@ -174,11 +174,9 @@ class NativeRuntime:
                 f"a prompt of {len(job.prompt)} tokens and max_tokens {job.options.max_tokens} "
                 f"do not fit a context of {self._dims.n_text_ctx} tokens"
             )
-        refused = self.capabilities.refusal(job.options)
+        refused = self.capabilities.refusal_of(job)
         if refused is not None:
             raise OptionError(refused)
-        if job.align_frames > 0 and self._aligner is None:
-            raise OptionError("the engine names no alignment heads, so no window can be aligned")
         self._waiting.add(job)
 
     @torch.inference_mode()

@@ -50,6 +50,12 @@ class Capabilities:
                 return f"{name} = {value}{reason}"
         return None
 
+    def refusal_of(self, job: "Job") -> str | None:
+        """As `refusal`, of everything that a job asks for."""
+        if job.align_frames > 0 and not self.words:
+            return f"the runtime {self.runtime} cannot align this engine's text; ask without"
+        return self.refusal(job.options)
+
     def _unable(self, name: str, value: float) -> str | None:
         """Why the runtime cannot have one option at a value."""
         if name not in ("beam_size", "best_of"):

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from serve.config import TranscriberConfig
 from serve.engine import TokenizerFacts
-from serve.messages import Samples, Segment
+from serve.messages import Alignment, Samples, Segment
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 
 TIMESTAMP_STEP_S = 0.02  # between two neighbouring timestamp tokens
@@ -76,6 +76,7 @@ class Attempt:
     no_speech_prob: float | None
     temperature: float
     compression_ratio: float  # of the text
+    alignment: Alignment | None = None  # of the text, where words are asked for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,25 +264,26 @@ def stitch(
         windows: in order of time.
         decode: text of a piece's tokens.
     """
-    segments: list[Segment] = []
-    for window in windows:
-        attempt = window.attempt
-        for piece in window.pieces:
-            text = decode(piece.tokens)
-            if not text.strip():
-                continue
-            segment = Segment(
-                start=round(window.start_s + piece.start_s, 3),
-                end=round(window.start_s + piece.end_s, 3),
-                text=text,
-                tokens=piece.tokens,
-                avg_logprob=attempt.avg_logprob,
-                no_speech_prob=attempt.no_speech_prob,
-                temperature=attempt.temperature,
-                compression_ratio=attempt.compression_ratio,
-            )
-            segments.append(segment)
-    return tuple(segments)
+    found = (segment for window in windows for segment in segments_of(window, decode))
+    return tuple(segment for segment in found if segment.text.strip())
+
+
+def segments_of(window: Decoded, decode: Callable[[Sequence[int]], str]) -> list[Segment]:
+    """A segment for every piece of a window, blank ones too; see `stitch`."""
+    attempt = window.attempt
+    return [
+        Segment(
+            start=round(window.start_s + piece.start_s, 3),
+            end=round(window.start_s + piece.end_s, 3),
+            text=decode(piece.tokens),
+            tokens=piece.tokens,
+            avg_logprob=attempt.avg_logprob,
+            no_speech_prob=attempt.no_speech_prob,
+            temperature=attempt.temperature,
+            compression_ratio=attempt.compression_ratio,
+        )
+        for piece in window.pieces
+    ]
 
 
 def join_text(segments: Iterable[Segment]) -> str:

@@ -10,11 +10,14 @@ so then the next one goes alone as well.
 
 import collections
 import dataclasses
+import functools
+import math
 import time
+from collections.abc import Callable
 
 from serve.config import TranscriberConfig
 from serve.engine import DETECT_LANGUAGE
-from serve.messages import OnEvent, Segment, Timings, Transcript
+from serve.messages import Alignment, OnEvent, Segment, Timings, Transcript
 from serve.runtime.protocol import DecodingOptions, Scores
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import (
@@ -25,9 +28,10 @@ from serve.speech.windows import (
     compression_ratio,
     join_text,
     judge,
+    segments_of,
     split_segments,
-    stitch,
 )
+from serve.speech.words import FRAMES_PER_S, WindowWords, give_words, time_words
 from serve.transcriber.plan import Plan
 
 _SEEDS_PER_WINDOW = 1000
@@ -61,7 +65,10 @@ class ActiveRequest:
     _all_came: bool = False
     _failed: dict[int, list[Attempt]] = dataclasses.field(default_factory=dict)
     _decoded: dict[int, Decoded] = dataclasses.field(default_factory=dict)
+    _untimed: set[int] = dataclasses.field(default_factory=set)  # decoded; words to be timed
+    _words: dict[int, WindowWords] = dataclasses.field(default_factory=dict)
     _stitched: int = 0  # windows whose segments are in `_segments`
+    _spoken_until_s: float = 0.0  # where the words of those end
     _encode_s: float = 0.0
     _decode_s: float = 0.0
 
@@ -131,6 +138,13 @@ class ActiveRequest:
             return dataclasses.replace(options, beam_size=1)
         return dataclasses.replace(options, best_of=1)
 
+    def align_frames(self, index: int) -> int:
+        """How many frames of a window its words are looked for in; 0: in none."""
+        if not self.plan.words:
+            return 0
+        # Whole frames, by OpenAI's count; a little more than the division, which may fall short.
+        return max(1, math.floor(self._spans[index].duration_s * FRAMES_PER_S + 1e-6))
+
     def judge_attempt(
         self,
         index: int,
@@ -139,6 +153,7 @@ class ActiveRequest:
         scores: Scores,
         tokenizer: Tokenizer,
         config: TranscriberConfig,
+        alignment: Alignment | None = None,
     ) -> float | None:
         """Judge what a window's job sampled, and keep it unless the window is decoded again.
 
@@ -154,6 +169,7 @@ class ActiveRequest:
             no_speech_prob=scores.no_speech_prob,
             temperature=temperature,
             compression_ratio=compression_ratio(tokenizer.decode(tokens)),
+            alignment=alignment,
         )
         verdict = judge(attempt, config, self.plan.fixed_temperature)
         if DETECT_LANGUAGE in self.prompt:
@@ -172,6 +188,30 @@ class ActiveRequest:
         self._decoded[index] = Decoded(window.start_s, window.duration_s, attempt, tuple(pieces))
         return None
 
+    def untimed_words(self, index: int, tokenizer: Tokenizer) -> Callable[[], WindowWords] | None:
+        """What finds the words of a window that has just been decoded, if they are asked for.
+
+        It may be called on any thread. Its result is for `set_words`; until then neither the
+        window's segments nor those behind it become final.
+        """
+        window = self._decoded[index]
+        alignment = window.attempt.alignment
+        self._decoded[index] = dataclasses.replace(  # it is large
+            window, attempt=dataclasses.replace(window.attempt, alignment=None)
+        )
+        if not self.plan.words or not window.pieces:
+            return None
+        assert alignment is not None, "the runtime was asked for an alignment and gave none"
+        assert self._language is not None
+        self._untimed.add(index)
+        text = [token for piece in window.pieces for token in piece.tokens]
+        return functools.partial(time_words, alignment, text, tokenizer.decode, self._language)
+
+    def set_words(self, index: int, words: WindowWords) -> None:
+        """Take a window's words."""
+        self._untimed.remove(index)
+        self._words[index] = words
+
     def _set_language(self, scores: Scores, tokenizer: Tokenizer, silence: bool) -> None:
         token = scores.language
         assert token is not None, "the runtime was asked for the language and named none"
@@ -183,8 +223,13 @@ class ActiveRequest:
     def stitch_ready(self, tokenizer: Tokenizer) -> list[Segment]:
         """Segments that became final: of windows that are done and so are all before them."""
         segments: list[Segment] = []
-        while (window := self._decoded.get(self._stitched)) is not None:
-            segments += stitch([window], tokenizer.decode)
+        while (window := self._decoded.get(self._stitched)) and self._stitched not in self._untimed:
+            found = segments_of(window, tokenizer.decode)
+            if (words := self._words.pop(self._stitched, None)) is not None:
+                found, self._spoken_until_s = give_words(
+                    found, words, window.start_s, self._spoken_until_s
+                )
+            segments += (segment for segment in found if segment.text.strip())
             self._stitched += 1
         self._segments += segments
         return segments

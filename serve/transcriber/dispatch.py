@@ -216,7 +216,10 @@ class Dispatcher:
         draft: tuple[int, ...] = (),
     ) -> None:
         options = active.options(index, temperature)
-        job = Job(next(self._ids), features, active.prompt, options, draft, urgent)
+        id, frames = next(self._ids), active.align_frames(index)
+        job = Job(
+            id, features, active.prompt, options, draft, urgent=urgent, align_frames=frames
+        )
         with runtime_calls():
             self._runtime.submit(job)
         self._jobs[job.id] = DecodingWindow(active, index, job)

@@ -24,6 +24,7 @@ from serve.config import TranscriberConfig
 from serve.engine import Engine
 from serve.errors import CancelledError, DeadlineError, DeviceError, EarshotError, shown
 from serve.messages import (
+    Alignment,
     Failed,
     Finished,
     OnEvent,
@@ -36,6 +37,7 @@ from serve.messages import (
 from serve.runtime.protocol import Event, Gauges, Runtime, Scores
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import Window
+from serve.speech.words import WindowWords
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.dispatch import DecodingWindow, Dispatcher
 from serve.transcriber.guard import guarded
@@ -43,6 +45,7 @@ from serve.transcriber.intake import Intake
 from serve.transcriber.ledger import Ledger
 from serve.transcriber.plan import Plan, audio_bytes, check_config, plan_request
 from serve.transcriber.stats import Outcome, Stats
+from serve.transcriber.timing import WordTimer
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +80,7 @@ class Transcriber:
         self._ledger = Ledger(config)
         slots = self._capabilities.max_windows
         self._intake = Intake(config, slots, self._post_window, self._post_failure, self._tokenize)
+        self._timer = WordTimer(self._post_words, self._post_failure)
 
         # Written by the device thread alone; others read the first two.
         self._gauges: Gauges = runtime.gauges()
@@ -213,6 +217,9 @@ class Transcriber:
     def _post_window(self, active: ActiveRequest, window: Window) -> None:
         self._inbox.put(functools.partial(self._take, active, window))
 
+    def _post_words(self, active: ActiveRequest, index: int, words: WindowWords) -> None:
+        self._inbox.put(functools.partial(self._take_words, active, index, words))
+
     def _post_failure(self, active: ActiveRequest, error: EarshotError) -> None:
         self._inbox.put(functools.partial(self._fail, active, error))
 
@@ -250,6 +257,7 @@ class Transcriber:
         for active in pending:
             self._fail(active, failure or CancelledError("the server has shut down"))
         self._intake.close()
+        self._timer.close()
         self._runtime.close()
 
     def _run_inbox(self) -> None:
@@ -288,7 +296,21 @@ class Transcriber:
             self._fail(active, cause)
             return
         what = f"processing window {decoding.index} of request {active.id}"
-        events = guarded(what, functools.partial(self._process_window, decoding, scores))
+        work = functools.partial(self._process_window, decoding, scores, event.alignment)
+        error = guarded(what, work)
+        if error is not None:
+            self._fail(active, error)
+            return
+        self._tell(active)
+
+    def _take_words(self, active: ActiveRequest, index: int, words: WindowWords) -> None:
+        if not active.ended:
+            active.set_words(index, words)
+            self._tell(active)
+
+    def _tell(self, active: ActiveRequest) -> None:
+        """Tell a client what has become final of its request."""
+        events = guarded(f"ending request {active.id}", functools.partial(self._news, active))
         if isinstance(events, EarshotError):
             self._fail(active, events)
             return
@@ -300,9 +322,9 @@ class Transcriber:
                 return
 
     def _process_window(
-        self, decoding: DecodingWindow, scores: Scores
-    ) -> list[SegmentReady | Finished]:
-        """Judge what a job sampled, submit what follows from it; returns the client's events."""
+        self, decoding: DecodingWindow, scores: Scores, alignment: Alignment | None
+    ) -> None:
+        """Judge what a job sampled, and begin what follows from it."""
         active = decoding.active
         retry_temperature = active.judge_attempt(
             decoding.index,
@@ -311,11 +333,16 @@ class Transcriber:
             scores,
             self._tokenizer,
             self._config,
+            alignment,
         )
         if retry_temperature is not None:
             self._dispatcher.retry(decoding, retry_temperature)
+        elif work := active.untimed_words(decoding.index, self._tokenizer):
+            self._timer.add(active, decoding.index, work)
         # With the language known, the other windows may follow.
         self._dispatcher.enqueue(active)
+
+    def _news(self, active: ActiveRequest) -> list[SegmentReady | Finished]:
         segments = active.stitch_ready(self._tokenizer)
         events: list[SegmentReady | Finished] = [SegmentReady(segment) for segment in segments]
         if active.complete:

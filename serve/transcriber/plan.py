@@ -23,6 +23,7 @@ class Plan:
     language: str | None  # code; None where it must be found
     options: DecodingOptions
     fixed_temperature: bool  # the client chose the temperature: no fallback
+    words: bool = False  # to be timed
 
 
 def check_config(config: TranscriberConfig, capabilities: Capabilities) -> None:
@@ -96,7 +97,13 @@ def plan_request(
         max_tokens=_max_tokens(request, config, n_text_ctx - len(prompt)),
         **dataclasses.asdict(_search(request, capabilities, config)),
     )
-    return Plan(prompt, _language(prompt, tokenizer), options, request.temperature is not None)
+    return Plan(
+        prompt=prompt,
+        language=_language(prompt, tokenizer),
+        options=options,
+        fixed_temperature=request.temperature is not None,
+        words=_words(request, tokenizer, capabilities),
+    )
 
 
 def audio_bytes(request: Request) -> int:
@@ -121,6 +128,24 @@ def _check_audio(request: Request, config: TranscriberConfig) -> None:
             f"audio has {audio_bytes(request) / MIB:.1f} MiB, transcriber.max_audio_mb allows "
             f"{config.max_audio_mb}; send it in parts, compressed or at a lower rate"
         )
+
+
+def _words(request: Request, tokenizer: Tokenizer, capabilities: Capabilities) -> bool:
+    """Whether words are to be timed."""
+    wanted = request.word_timestamps
+    if not isinstance(wanted, bool):
+        raise OptionError(f"word_timestamps = {wanted!r}; expected true or false")
+    if not wanted or capabilities.words:
+        return wanted
+    if not tokenizer.facts.alignment_heads:
+        raise OptionError(
+            "word_timestamps = true, but the engine names no alignment heads, by which words are "
+            "timed; build it again with `make build-engine`, which measures them"
+        )
+    raise OptionError(
+        f"word_timestamps = true, but the runtime {capabilities.runtime} cannot time words; serve "
+        "an engine of the native runtime, or ask for word_timestamps = false"
+    )
 
 
 def _temperature(request: Request, capabilities: Capabilities, config: TranscriberConfig) -> float:

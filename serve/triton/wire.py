@@ -61,6 +61,9 @@ INPUTS = _by_name(
     TensorSpec("TASK", "BYTES", (1,), '"transcribe" (default) or "translate"', 64),
     TensorSpec("PROMPT", "BYTES", (1,), "text before the audio: names, spelling, style", 2**18),
     TensorSpec("TIMESTAMPS", "BOOL", (1,), "whether the model marks times; default: true"),
+    TensorSpec(
+        "WORD_TIMESTAMPS", "BOOL", (1,), "whether segments hold timed words; default: false"
+    ),
     TensorSpec("TEMPERATURE", "FP32", (1,), "0 to 1; default: 0, with the configured fallback"),
     TensorSpec("MAX_TOKENS", "INT32", (1,), "most new tokens per window of at most 30 s"),
     TensorSpec("BEAM_SIZE", "INT32", (1,), "1 to 8 hypotheses, at temperature 0; 1: greedy"),

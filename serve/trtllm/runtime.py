@@ -229,7 +229,7 @@ class TensorRTLLMRuntime:
             raise OptionError("prompt: this runtime cannot begin with text; leave it out")
         if job.options.temperature > 0 and not self.capabilities.sampling:
             raise OptionError("temperature: this runtime decodes greedily; expected 0")
-        refusal = self.capabilities.refusal(job.options)
+        refusal = self.capabilities.refusal_of(job)
         if refusal is not None:
             raise OptionError(refusal)
 

@@ -109,6 +109,7 @@ def test_two_files_never_share_an_output(toml, files, fake, tmp_path, capsys):
 
 def test_options_reach_the_request(toml, files, fake):
     options = ["--language", "es", "--task", "translate", "--prompt", "Zoë", "--no-timestamps"]
+    options += ["--word-timestamps"]
     options += ["--temperature", "0.5", "--max-tokens", "7"]
     options += ["--beam-size", "5", "--patience", "2", "--length-penalty", "0.5", "--best-of", "4"]
     options += ["--repetition-penalty", "1.5", "--no-repeat-ngram-size", "3"]
@@ -119,6 +120,22 @@ def test_options_reach_the_request(toml, files, fake):
     assert found == (4, 1.5, 3)
     assert (request.language, request.task, request.prompt) == ("es", "translate", "Zoë")
     assert (request.timestamps, request.temperature, request.max_tokens) == (False, 0.5, 7)
+    assert request.word_timestamps
+
+
+@pytest.mark.parametrize("option", [["--highlight-words"], ["--max-words-per-line", "1"]])
+def test_subtitles_of_words_ask_for_words(option, toml, files, fake, capsys):
+    assert run(toml, *option, "--format", "vtt", files["a.wav"]) == 0
+    assert fake.requests.pop().word_timestamps
+    assert run(toml, *option, "--format", "json", files["a.wav"]) == 2
+    assert "are for --format srt and vtt, found json" in capsys.readouterr().err
+    assert run(toml, "--format", "srt", files["a.wav"]) == 0
+    assert not fake.requests.pop().word_timestamps
+
+
+def test_a_line_holds_at_least_a_word(toml, files, fake, capsys):
+    assert run(toml, "--format", "srt", "--max-words-per-line", "0", files["a.wav"]) == 2
+    assert "--max-words-per-line 0; expected at least 1" in capsys.readouterr().err
 
 
 def test_a_missing_engine_and_a_missing_config_say_what_to_do(toml, files, capsys):

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from serve.messages import Segment, Timings, Transcript
-from serve.speech.formats import render, timestamp
+from serve.messages import Segment, Timings, Transcript, Word
+from serve.speech.formats import CueOptions, render, timestamp
 
 
 def transcript(*pieces):
@@ -78,3 +78,51 @@ def test_silence_is_written_too(format, expected):
 )
 def test_times_round_to_milliseconds(seconds, expected):
     assert timestamp(seconds) == expected
+
+
+SPOKEN = Segment(
+    *(0.0, 2.0, " A <b c", (7,), None, None, 0.0, 1.1),
+    words=(
+        Word(0.0, 0.5, " A", 0.9),
+        Word(0.5, 0.5, " <b", 0.8),
+        Word(1.25, 2.0, " c", 0.7),
+    ),
+)
+WORDS = Transcript("A <b c", "en", None, 2.0, (SPOKEN,), Timings(0.0, 0.1, 0.2, 0.3))
+
+
+def test_json_holds_the_words_that_were_asked_for():
+    (segment,) = json.loads(render(WORDS, "a.wav", "json"))["segments"]
+    assert segment["words"][0] == {"start": 0.0, "end": 0.5, "word": " A", "probability": 0.9}
+
+
+def test_a_cue_is_a_segment_unless_words_are_asked_for():
+    assert render(WORDS, "a.wav", "srt") == "1\n00:00:00,000 --> 00:00:02,000\nA <b c\n"
+
+
+def test_cues_of_some_words():
+    assert render(WORDS, "a.wav", "vtt", CueOptions(max_words_per_line=2)) == (
+        "WEBVTT\n\n00:00:00.000 --> 00:00:00.500\nA &lt;b\n\n00:00:01.250 --> 00:00:02.000\nc\n"
+    )
+
+
+def test_a_word_that_takes_no_time_is_shown_all_the_same():
+    text = render(WORDS, "a.wav", "srt", CueOptions(max_words_per_line=1))
+    assert "2\n00:00:00,500 --> 00:00:00,520\n<b\n" in text
+
+
+def test_the_word_that_is_being_said_is_underlined():
+    """As by openai-whisper: a cue for each word, and one for each pause between two."""
+    assert render(WORDS, "a.wav", "vtt", CueOptions(highlight_words=True)) == (
+        "WEBVTT\n\n"
+        "00:00:00.000 --> 00:00:00.500\n<u>A</u> &lt;b c\n\n"
+        "00:00:00.500 --> 00:00:01.250\nA &lt;b c\n\n"
+        "00:00:01.250 --> 00:00:02.000\nA &lt;b <u>c</u>\n"
+    )
+    text = render(WORDS, "a.wav", "srt", CueOptions(True, max_words_per_line=2))
+    assert "\n<u>A</u> <b\n" in text and text.endswith("\n<u>c</u>\n")
+
+
+def test_segments_without_words_are_cues_as_ever():
+    options = CueOptions(highlight_words=True)
+    assert render(TWO, "a.wav", "srt", options) == render(TWO, "a.wav", "srt")

@@ -25,6 +25,7 @@ FULL = Request(
     task="translate",
     prompt="Zoë",
     timestamps=False,
+    word_timestamps=True,
     temperature=0.2,
     max_tokens=7,
     beam_size=5,

@@ -1,0 +1,50 @@
+"""Words are timed on threads of their own: the device does not wait for it."""
+
+import concurrent.futures
+from collections.abc import Callable
+
+from serve.errors import EarshotError
+from serve.speech.words import WindowWords
+from serve.transcriber.active import ActiveRequest
+from serve.transcriber.guard import guarded
+
+_WORKERS = 2  # a window takes milliseconds, most of them outside the interpreter's lock
+
+Work = Callable[[], WindowWords]
+
+
+class WordTimer:
+    """Times the words of windows side by side. Thread-safe.
+
+    Args:
+        on_words: called on a worker with a window's index and words; must not block.
+        on_error: called on a worker if its words cannot be timed; must not block.
+    """
+
+    def __init__(
+        self,
+        on_words: Callable[[ActiveRequest, int, WindowWords], None],
+        on_error: Callable[[ActiveRequest, EarshotError], None],
+    ) -> None:
+        self._on_words = on_words
+        self._on_error = on_error
+        self._workers = concurrent.futures.ThreadPoolExecutor(
+            _WORKERS, thread_name_prefix="earshot-words"
+        )
+
+    def add(self, active: ActiveRequest, index: int, work: Work) -> None:
+        """Time a window's words when their turn comes; returns at once."""
+        self._workers.submit(self._time, active, index, work)
+
+    def close(self) -> None:
+        """Begin no more; what is under way may still be heard of."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    def _time(self, active: ActiveRequest, index: int, work: Work) -> None:
+        if active.ended:
+            return
+        words = guarded(f"timing words of window {index} of request {active.id}", work)
+        if isinstance(words, EarshotError):
+            self._on_error(active, words)
+        else:
+            self._on_words(active, index, words)

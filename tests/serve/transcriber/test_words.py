@@ -1,0 +1,142 @@
+"""Words with times, through the transcriber: asked for, refused, in order, failing, cancelled."""
+
+import dataclasses
+import threading
+
+import pytest
+
+from serve.engine import Engine
+from serve.errors import EarshotError, OptionError
+from serve.messages import SegmentReady
+from serve.speech import words
+from tests.fakes import CAPABILITIES, Echo, even_alignment
+from tests.harness import UNSURE, WAIT_S, Client, TranscriberTests, noise, quiescent, request
+
+ABLE = dataclasses.replace(CAPABILITIES, words=True)
+TIMED = {"word_timestamps": True}
+
+
+def spoken(transcript):
+    return [(w.word, w.start, w.end) for s in transcript.segments for w in s.words]
+
+
+class TestWords(TranscriberTests):
+    """Over a fake runtime, in whose alignments all tokens take equally long."""
+
+    def test_segments_hold_their_words_and_keep_to_their_times(self, start, echo, tokenizer):
+        transcriber, runtime = start(echo, ABLE)
+        answer = transcriber.transcribe(request("over the fox", audio=noise(1.5), **TIMED))
+        assert runtime.jobs[-1].align_frames == 75
+        (segment,) = answer.segments
+        tokens = list(segment.tokens)
+        words_of, counts = words.split_words(tokens, tokenizer.decode, "en")
+        assert [word.word for word in segment.words] == words_of == [" over", " the", " fox"]
+        ends = [sum(counts[: i + 1]) / (len(tokens) + 1) * 1.5 for i in range(3)]
+        assert [word.end for word in segment.words] == pytest.approx(ends, abs=0.021)
+        assert all(word.probability == 0.5 for word in segment.words)
+        assert segment.start == segment.words[0].start and segment.end == segment.words[-1].end
+        assert answer.text == "over the fox"
+        quiescent(transcriber, runtime)
+
+    def test_who_does_not_ask_gets_none_and_costs_nothing(self, start, echo):
+        transcriber, runtime = start(echo, ABLE)
+        (segment,) = transcriber.transcribe(request("over the fox")).segments
+        assert segment.words is None and runtime.jobs[-1].align_frames == 0
+
+    def test_windows_come_in_order_whichever_is_timed_first(self, start, echo, monkeypatch):
+        """The first window's words are held up until those of a later one are there."""
+        later, order = threading.Event(), []
+        whole = words.handovers
+
+        def slow(matrix):
+            order.append(matrix.shape)
+            if len(order) == 1:
+                assert later.wait(WAIT_S)
+            else:
+                later.set()
+            return whole(matrix)
+
+        monkeypatch.setattr(words, "handovers", slow)
+        transcriber, runtime = start(echo, ABLE)
+        audio = noise(70.0)
+        client = Client().send(transcriber, request("the dog", audio=audio, **TIMED))
+        answer = client.transcript
+        assert later.is_set() and len(order) == len(answer.segments) >= 3
+        starts = [w.start for s in answer.segments for w in s.words]
+        assert starts == sorted(starts) and starts[-1] > 30
+        told = [event.segment for event in client.events if isinstance(event, SegmentReady)]
+        assert tuple(told) == answer.segments
+        quiescent(transcriber, runtime)
+
+    def test_the_words_are_those_of_the_attempt_that_is_kept(self, start, tokenizer):
+        said = {0.0: " the dog", 0.5: " over the fox", 1.0: " jumps"}
+
+        def script(job):
+            text = said[job.options.temperature]
+            ids = tokenizer._pieces.encode(text).ids
+            sure = {0.0: -2.0, 0.5: -1.5, 1.0: -3.0}[job.options.temperature]
+            play = Echo(tokenizer, tokens=tuple(ids), avg_logprob=sure)(job)
+            return play
+
+        transcriber, runtime = start(script, ABLE, temperatures=(0.0, 0.5, 1.0))
+        answer = transcriber.transcribe(request(**TIMED))
+        assert answer.text == "over the fox"
+        assert [word for word, _, _ in spoken(answer)] == [" over", " the", " fox"]
+        assert len(runtime.jobs) == 3
+
+    def test_silence_has_no_words(self, start, tokenizer):
+        script = Echo(tokenizer, no_speech_prob=0.99, **UNSURE)
+        transcriber, runtime = start(script, ABLE)
+        assert transcriber.transcribe(request("over", **TIMED)).segments == ()
+        quiescent(transcriber, runtime)
+
+    def test_a_failure_ends_its_request_alone(self, start, echo, monkeypatch):
+        transcriber, runtime = start(echo, ABLE)
+
+        def broken(matrix):
+            raise ZeroDivisionError("no way through")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(words, "handovers", broken)
+            with pytest.raises(EarshotError, match=r"internal error: .*no way through"):
+                transcriber.transcribe(request("over", **TIMED))
+        assert spoken(transcriber.transcribe(request("over", **TIMED)))
+        quiescent(transcriber, runtime)
+
+    def test_cancelled_while_words_are_timed(self, start, echo, monkeypatch):
+        began, go_on = threading.Event(), threading.Event()
+        whole = words.handovers
+
+        def slow(matrix):
+            began.set()
+            assert go_on.wait(WAIT_S)
+            return whole(matrix)
+
+        monkeypatch.setattr(words, "handovers", slow)
+        transcriber, runtime = start(echo, ABLE)
+        client = Client().send(transcriber, request("over", **TIMED))
+        assert began.wait(WAIT_S)
+        client.handle.cancel()
+        assert client.error
+        go_on.set()
+        quiescent(transcriber, runtime)
+        assert len(client.events) == 1
+
+    def test_refused_by_name_where_it_cannot_be_had(self, start, echo, engine):
+        facts = dataclasses.replace(engine.manifest.tokenizer, alignment_heads=((0, 0),))
+        named = Engine(engine.path, dataclasses.replace(engine.manifest, tokenizer=facts))
+        for on, message in (
+            (engine, "word_timestamps = true, but the engine names no alignment heads"),
+            (named, "word_timestamps = true, but the runtime fake cannot time words"),
+        ):
+            transcriber, _ = start(echo, on=on)
+            with pytest.raises(OptionError, match=message):
+                transcriber.transcribe(request("over", **TIMED))
+            with pytest.raises(OptionError, match="word_timestamps = 'yes'; expected true"):
+                transcriber.transcribe(request("over", word_timestamps="yes"))
+
+
+def test_the_fakes_alignment_is_even():
+    found = even_alignment(3, 100)
+    assert words.handovers(found.matrix).tolist() == [0, 25, 50, 75]
+    assert even_alignment(3, 0) is None
