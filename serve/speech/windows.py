@@ -251,25 +251,16 @@ def _likelihood(attempt: Attempt) -> float:
     return -math.inf if attempt.avg_logprob is None else attempt.avg_logprob
 
 
-def stitch(
-    windows: Iterable[Decoded], decode: Callable[[Sequence[int]], str]
-) -> tuple[Segment, ...]:
-    """Turn windows' pieces into segments with times in the whole audio, in order.
+def stitch(window: Decoded, decode: Callable[[Sequence[int]], str]) -> list[Segment]:
+    """Turn a window's pieces into segments with times in the whole audio, in order.
 
-    Windows do not overlap and pieces lie inside their window, so segments do not overlap either,
-    and stitching window after window gives the same as all at once. Pieces whose text is blank
-    are left out. Texts are kept as decoded, with the space that begins a word.
+    Windows do not overlap and pieces lie inside their window, so segments do not overlap either.
+    Texts are kept as decoded, with the space that begins a word; see `spoken` for blank ones.
 
     Args:
-        windows: in order of time.
+        window: what became of it.
         decode: text of a piece's tokens.
     """
-    found = (segment for window in windows for segment in segments_of(window, decode))
-    return tuple(segment for segment in found if segment.text.strip())
-
-
-def segments_of(window: Decoded, decode: Callable[[Sequence[int]], str]) -> list[Segment]:
-    """A segment for every piece of a window, blank ones too; see `stitch`."""
     attempt = window.attempt
     return [
         Segment(
@@ -284,6 +275,11 @@ def segments_of(window: Decoded, decode: Callable[[Sequence[int]], str]) -> list
         )
         for piece in window.pieces
     ]
+
+
+def spoken(segments: Iterable[Segment]) -> list[Segment]:
+    """Those that hold more than blanks."""
+    return [segment for segment in segments if segment.text.strip()]
 
 
 def join_text(segments: Iterable[Segment]) -> str:

@@ -28,8 +28,9 @@ from serve.speech.windows import (
     compression_ratio,
     join_text,
     judge,
-    segments_of,
     split_segments,
+    spoken,
+    stitch,
 )
 from serve.speech.words import FRAMES_PER_S, WindowWords, give_words, time_words
 from serve.transcriber.plan import Plan
@@ -224,12 +225,12 @@ class ActiveRequest:
         """Segments that became final: of windows that are done and so are all before them."""
         segments: list[Segment] = []
         while (window := self._decoded.get(self._stitched)) and self._stitched not in self._untimed:
-            found = segments_of(window, tokenizer.decode)
+            found = stitch(window, tokenizer.decode)
             if (words := self._words.pop(self._stitched, None)) is not None:
                 found, self._spoken_until_s = give_words(
                     found, words, window.start_s, self._spoken_until_s
                 )
-            segments += (segment for segment in found if segment.text.strip())
+            segments += spoken(found)
             self._stitched += 1
         self._segments += segments
         return segments

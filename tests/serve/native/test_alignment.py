@@ -9,9 +9,11 @@ import transformers
 from serve.config import RuntimeConfig
 from serve.engine import DETECT_LANGUAGE
 from serve.errors import OptionError
-from serve.native.alignment import median_of_7, smoothed
+from serve.native.alignment import Aligner, Said, median_of_7, smoothed
+from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
-from serve.runtime.protocol import DecodingOptions, Job
+from serve.native.slots import Place
+from serve.runtime.protocol import DecodingOptions, Event, Job
 from tests.serve.native.decoding import prompt_of, run
 
 CONFIG = RuntimeConfig(slots=4, rows=12, encoder_batch=2, threads=1)
@@ -173,6 +175,22 @@ def test_int8_keys_are_read_as_what_they_stand_for(engine, runtime, jobs):
     assert event.tokens == full.tokens
     difference = torch.from_numpy(event.alignment.matrix - full.alignment.matrix)
     assert 0 < difference.abs().mean() < 0.1
+
+
+def test_of_a_window_that_is_dropped_nothing_is_heard(engine, jobs):
+    facts, dims = engine.manifest.tokenizer, engine.manifest.dims
+    network = Whisper(dims, engine.load_weights(), torch.device("cpu"), torch.float32)
+    aligner = Aligner(network, network.new_cache(3, 3), facts, rows=3)
+    ended = [
+        Said(dataclasses.replace(jobs[0], id=id), Place(id, id, 1), Event(id, (7, 8), "eot"))
+        for id in range(3)
+    ]
+    assert aligner.launch(ended) == []
+    assert aligner.drop(1) and not aligner.drop(5)
+    assert [event.job_id for event in aligner.collect(wait=False)] == [0, 2]
+    assert aligner.collect(wait=True) == [] and not aligner.drop(0)
+    silent = dataclasses.replace(ended[1], event=Event(1, (), "eot"))
+    assert aligner.launch([silent]) == [silent.event]
 
 
 def test_an_engine_without_alignment_heads_says_so(engine, jobs):

@@ -88,7 +88,7 @@ def plant(monkeypatch, place, tokenizer):
         "stitch": (
             "serve.transcriber.active.stitch",
             active.stitch,
-            lambda windows, decode: says(windows[0].attempt.tokens),
+            lambda window, decode: says(window.attempt.tokens),
         ),
         "join_text": (
             "serve.transcriber.active.join_text",
