@@ -217,9 +217,7 @@ class Dispatcher:
     ) -> None:
         options = active.options(index, temperature)
         id, frames = next(self._ids), active.align_frames(index)
-        job = Job(
-            id, features, active.prompt, options, draft, urgent=urgent, align_frames=frames
-        )
+        job = Job(id, features, active.prompt, options, draft, urgent=urgent, align_frames=frames)
         with runtime_calls():
             self._runtime.submit(job)
         self._jobs[job.id] = DecodingWindow(active, index, job)
