@@ -20,11 +20,13 @@ from pathlib import Path
 from eval.accuracy.normalize import DEFAULT, NORMALIZERS
 from eval.bench.plan import WORKLOADS, Plan
 from eval.config import Config, load_config
+from eval.corpora.layout import EXPECTED, UNDERSTOOD
 from eval.soak.plan import MINUTES, SCENARIOS
 from serve.config import MAX_BEAMS
 from serve.errors import EarshotError
 
 INTERRUPTED = 130
+CLIPS = f"CLIPS is where recordings with references are: {EXPECTED}. Keys: {UNDERSTOOD}."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,11 +47,24 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m eval", description="Systems x clips -> accuracy, latency, throughput."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_run(commands.add_parser("run", help="run the systems over the clips, write the report"))
+    _add_run(
+        commands.add_parser(
+            "run",
+            help="run the systems over the clips, write the report",
+            epilog=CLIPS,
+        )
+    )
     _add_score(commands.add_parser("score", help="score the predictions of a run again"))
     both = commands.add_parser("compare", help="show two report.json side by side")
     both.add_argument("a", type=Path, metavar="A", help="report.json, or the folder that has it")
     both.add_argument("b", type=Path, metavar="B", help="the same of the other run")
+    both.add_argument(
+        "--html",
+        type=Path,
+        default=Path("reports/compare.html"),
+        metavar="FILE",
+        help="page with figures; default: %(default)s",
+    )
     both.set_defaults(command=_compare)
     show = commands.add_parser("demo", help="serve the engine and transcribe the bundled clips")
     _add_config(show)
@@ -147,11 +162,14 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     _add_config(parser)
     _add_systems(parser, "default: the config's eval.systems")
     add = parser.add_argument
-    add("--manifest", metavar="JSONL", help="clips to score and to time; default: eval.manifest")
+    add("--manifest", metavar="CLIPS", help="clips to score and to time; default: eval.manifest")
     add(
-        "--heldout", metavar="JSONL",
+        "--heldout", metavar="CLIPS",
         help="clips to score only, '' for none; default: eval.heldout",
     )  # fmt: skip
+    add("--limit", type=_positive, metavar="N", help="draw N clips of each; default: eval.limit")
+    add("--seed", type=int, metavar="N", help="of the draw; default: eval.seed")
+    add("--language", metavar="CODE", help="of clips whose references do not say it")
     add(
         "--full", action="store_true",
         help="let every system hear the held-out clips and be timed; takes more than twice as long",
@@ -197,7 +215,16 @@ def _counts(text: str) -> tuple[int, ...]:
 
 def _with_flags(config: Config, options: argparse.Namespace) -> Config:
     """The config with the flags that were given."""
-    flags = ("systems", "manifest", "heldout", "concurrency", "repeats")
+    flags = (
+        "systems",
+        "manifest",
+        "heldout",
+        "concurrency",
+        "repeats",
+        "limit",
+        "seed",
+        "language",
+    )
     given = {flag: getattr(options, flag) for flag in flags if getattr(options, flag) is not None}
     evaluation = dataclasses.replace(config.eval, **given)
     if options.full:
@@ -211,7 +238,7 @@ def _run(options: argparse.Namespace) -> int:
 
     config = _with_flags(load_config(options.config), options)
     folder = options.output or Path("reports") / config.name
-    run(config, options.config, folder)
+    run(config, options.config, folder, _tell)
     return _write_report(folder, (), options.normalizer)
 
 
@@ -220,12 +247,13 @@ def _score(options: argparse.Namespace) -> int:
 
 
 def _write_report(folder: Path, names: tuple[str, ...], normalizer: str) -> int:
-    """Score a run's predictions, write both reports, say where they are and what failed."""
-    from eval.accuracy import report  # noqa: PLC0415 - needs jiwer
+    """Score a run's predictions, write the reports, say where they are and what failed."""
+    from eval.accuracy import report, write  # noqa: PLC0415 - needs jiwer
 
-    found = report.write_report(folder, names, normalizer)
+    found = write.write_report(folder, names, normalizer)
     print(report.to_markdown(found).partition("## Rules")[0].rstrip())
     print(f"\nThe whole report: {folder / 'report.md'}; raw predictions: {folder / 'predictions'}")
+    print(f"To look at, with the clips to listen to: {folder / write.PAGE}")
     for gate in found.gates:
         if gate.passed is False:
             _tell(f"FAILED: {gate.name}. {gate.detail}")
@@ -236,9 +264,13 @@ def _write_report(folder: Path, names: tuple[str, ...], normalizer: str) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     from eval.accuracy.compare import compare  # noqa: PLC0415 - needs jiwer
+    from eval.accuracy.page.page import write_comparison  # noqa: PLC0415 - needs matplotlib
     from eval.accuracy.report import read_report  # noqa: PLC0415 - needs jiwer
 
-    print(compare(read_report(options.a), read_report(options.b)))
+    a, b = read_report(options.a), read_report(options.b)
+    print(compare(a, b))
+    write_comparison(options.html, a, b)
+    print(f"\nTo look at: {options.html}")
     return 0
 
 

@@ -12,7 +12,7 @@ from eval.accuracy.data import TimedCall
 from eval.accuracy.load import drive, wall_s
 from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.ours import EarshotTriton
-from eval.accuracy.score import Accuracy, accuracy, char_counts, latency, rtfx
+from eval.accuracy.score import Accuracy, accuracy, char_counts, compared_texts, latency, rtfx
 from eval.config import Config
 from serve.clips import Clip, load_clips
 
@@ -91,8 +91,7 @@ def _clip_lines(call: TimedCall, longest: int) -> Iterator[str]:
 
 
 def _error_rate(call: TimedCall) -> str:
-    normalize = normalizer(DEFAULT)
-    counts = char_counts(normalize(call.reference), normalize(call.text))
+    counts = char_counts(*compared_texts(call, normalizer(DEFAULT)))
     if counts.length:
         return f"CER {100 * counts.errors / counts.length:5.1f} %"
     return f"CER  none: no speech, {counts.errors} characters heard"

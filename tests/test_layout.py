@@ -67,7 +67,15 @@ RULES = {
     "eval.processes": ("serve.errors",),
     "eval.random_whisper": ("serve.config", "serve.engine", "serve.errors", "serve.speech"),
     "eval.config": ("serve.config", "build.config"),
-    "eval.accuracy": ("serve", "eval.config", "eval.files", "eval.machine", "eval.processes"),
+    "eval.corpora": ("serve.clips", "serve.errors", "serve.files", "eval.machine"),
+    "eval.accuracy": (
+        "serve",
+        "eval.config",
+        "eval.corpora",
+        "eval.files",
+        "eval.machine",
+        "eval.processes",
+    ),
     "eval.bench": (
         "serve",
         "eval.config",

@@ -1,8 +1,9 @@
 """Two reports side by side."""
 
+import dataclasses
 import operator
-from typing import Any
 
+from eval.accuracy.data import ClipSet
 from eval.accuracy.report import Report, table
 from eval.accuracy.score import SystemScore
 from serve.errors import ConfigError
@@ -14,7 +15,33 @@ _SPEEDS = (  # figure, where a Speed has it, factor, digits
     ("RTFx alone", "rtfx_alone", 1.0, 1),
     ("RTFx loaded", "rtfx_loaded", 1.0, 1),
 )
+_CONDITIONS = (  # what must be equal for figures to be comparable
+    *("manifest", "heldout", "clips", "audio_s", "limit", "seed", "language"),
+    *("concurrency", "repeats", "threads", "machine"),
+)
 _Figure = tuple[float | None, int]  # None where it was not measured; digits to show
+
+
+@dataclasses.dataclass(frozen=True)
+class FigureRow:
+    """A figure of a system in both runs, as text; `gap` is empty where one is missing."""
+
+    system: str
+    figure: str
+    a: str
+    b: str
+    gap: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ChangedClip:
+    """A clip whose number of character errors changed."""
+
+    system: str
+    clip_set: ClipSet
+    file: str
+    a: int
+    b: int
 
 
 def compare(a: Report, b: Report) -> str:
@@ -23,20 +50,61 @@ def compare(a: Report, b: Report) -> str:
     Raises:
         ConfigError: they share no system.
     """
+    rows = [[row.system, row.figure, row.a, row.b, row.gap] for row in figure_rows(a, b)]
+    differing = [f"NOTE: {text}" for text in differing_conditions(a, b)]
+    runs = [f"A: {a.run.config_name}, {a.run.started}", f"B: {b.run.config_name}, {b.run.started}"]
+    return "\n".join([*runs, *differing, "", table(["system", "figure", "A", "B", "B - A"], rows)])
+
+
+def figure_rows(a: Report, b: Report) -> list[FigureRow]:
+    """Every figure that both reports have.
+
+    Raises:
+        ConfigError: they share no system.
+    """
+    rows = []
+    for name, one_score, two_score in _both(a, b):
+        one, two = _figures(one_score), _figures(two_score)
+        for label in [label for label in one if label in two]:
+            (first, digits), (second, _) = one[label], two[label]
+            rows.append(FigureRow(name, label, *_triple(first, second, digits)))
+    return rows
+
+
+def differing_conditions(a: Report, b: Report) -> list[str]:
+    """What was not the same in both runs, though figures depend on it."""
+    pairs = [(name, getattr(a.run, name), getattr(b.run, name)) for name in _CONDITIONS]
+    pairs.append(("normalizer", a.normalizer, b.normalizer))
+    pairs.append(("normalizers", a.normalizers, b.normalizers))
+    return [f"{what} differs: {one} and {two}" for what, one, two in pairs if one != two]
+
+
+def clips_that_changed(a: Report, b: Report) -> list[ChangedClip]:
+    """Clips of both runs with more or fewer character errors, the greatest change first.
+
+    Raises:
+        ConfigError: they share no system.
+    """
+    changed = [
+        ChangedClip(name, clip_set, file, counts.errors, two.sets[clip_set].by_clip[file].errors)
+        for name, one, two in _both(a, b)
+        for clip_set, heard in one.sets.items()
+        for file, counts in heard.by_clip.items()
+        if clip_set in two.sets
+        and file in two.sets[clip_set].by_clip
+        and two.sets[clip_set].by_clip[file].errors != counts.errors
+    ]
+    return sorted(changed, key=lambda clip: (-abs(clip.b - clip.a), clip.system, clip.file))
+
+
+def _both(a: Report, b: Report) -> list[tuple[str, SystemScore, SystemScore]]:
+    """The systems that both have, in the order of the first."""
     systems = [{score.facts.name: score for score in report.systems} for report in (a, b)]
-    both = [name for name in systems[0] if name in systems[1]]
+    both = [(name, systems[0][name], systems[1][name]) for name in systems[0] if name in systems[1]]
     if not both:
         names = [", ".join(by_name) for by_name in systems]
         raise ConfigError(f"the reports share no system: {names[0]} and {names[1]}")
-    rows = []
-    for name in both:
-        one, two = (_figures(by_name[name]) for by_name in systems)
-        for label in [label for label in one if label in two]:
-            (first, digits), (second, _) = one[label], two[label]
-            rows.append([name, label, *_triple(first, second, digits)])
-    differing = [f"NOTE: {what} differs: {x} and {y}" for what, x, y in _conditions(a, b) if x != y]
-    runs = [f"A: {a.run.config_name}, {a.run.started}", f"B: {b.run.config_name}, {b.run.started}"]
-    return "\n".join([*runs, *differing, "", table(["system", "figure", "A", "B", "B - A"], rows)])
+    return both
 
 
 def _figures(score: SystemScore) -> dict[str, _Figure]:
@@ -44,7 +112,8 @@ def _figures(score: SystemScore) -> dict[str, _Figure]:
     figures: dict[str, _Figure] = {}
     for clip_set, heard in score.sets.items():
         figures[f"CER %, {clip_set}"] = (heard.overall.cer.percent, 2)
-        figures[f"WER %, {clip_set}"] = (heard.overall.wer.percent, 2)
+        for name, found in heard.by_normalizer.items():
+            figures[f"WER %, {clip_set}, {name}"] = (found.wer.percent, 2)
     if score.speed is not None:
         for label, place, factor, digits in _SPEEDS:
             value = operator.attrgetter(place)(score.speed)
@@ -53,14 +122,7 @@ def _figures(score: SystemScore) -> dict[str, _Figure]:
     return figures
 
 
-def _triple(one: float | None, two: float | None, digits: int) -> list[str]:
-    cells = ["none" if value is None else f"{value:.{digits}f}" for value in (one, two)]
+def _triple(one: float | None, two: float | None, digits: int) -> tuple[str, str, str]:
+    first, second = ("none" if v is None else f"{v:.{digits}f}" for v in (one, two))
     gap = "" if one is None or two is None else f"{two - one:+.{digits}f}"
-    return [*cells, gap]
-
-
-def _conditions(a: Report, b: Report) -> list[tuple[str, Any, Any]]:
-    """What must be equal for figures to be comparable."""
-    names = ("manifest", "heldout", "clips", "audio_s", "concurrency", "repeats", "threads")
-    pairs = [(name, getattr(a.run, name), getattr(b.run, name)) for name in (*names, "machine")]
-    return [("normalizer", a.normalizer, b.normalizer), *pairs]
+    return first, second, gap

@@ -54,6 +54,7 @@ class TimedCall:
     latency_s: float  # audio bytes handed over -> whole answer
     prediction: Prediction | None  # None where the call failed
     error: str | None = None
+    path: str | None = None  # of the audio
 
     @property
     def text(self) -> str:

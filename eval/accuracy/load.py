@@ -77,6 +77,7 @@ def drive(
             latency_s=time.perf_counter() - started,
             prediction=prediction,
             error=error,
+            path=str(clip.path),
         )
         with lock:
             emit(timed)

@@ -1,18 +1,57 @@
-"""Text normalisers, by name and version: a rate is only comparable under the same one."""
+"""Text normalisers, by name and version: a rate is only comparable under the same one.
 
+Whisper's own for English is taken from transformers. Its table of British and American spellings
+comes with a checkpoint (`normalizer.json`); a run keeps a copy, so that scoring it again is the
+same.
+"""
+
+import dataclasses
+import functools
+import importlib.metadata
 import unicodedata
 from collections.abc import Callable
+from pathlib import Path
 
+from serve.codec import from_json
 from serve.errors import ConfigError
+from serve.files import read_text
 
 DEFAULT = "basic-v1"
+WHISPER = "whisper-english"
+RAW = "raw"
+SPELLING_FILE = "normalizer.json"  # as a Hugging Face checkpoint calls it
+
+Normalize = Callable[[str, str | None], str]
+"""A text and the code of its language, or None, to what is compared."""
 
 
-def _raw(text: str) -> str:
+@dataclasses.dataclass(frozen=True)
+class Spelling:
+    """American spellings by British ones; `source` says where they are from."""
+
+    source: str = ""
+    words: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def read_spelling(folder: Path) -> Spelling:
+    """The spellings of a checkpoint; none where it brings none.
+
+    Raises:
+        FileError: its file cannot be read.
+        ConfigError: the file is not a table of words.
+    """
+    path = folder / SPELLING_FILE
+    if not path.is_file():
+        return Spelling()
+    words = from_json(dict[str, str], read_text(path), str(path), advice="expected spellings")
+    return Spelling(str(path), words)
+
+
+def _raw(text: str, _language: str | None = None) -> str:
     return " ".join(text.split())
 
 
-def _basic_v1(text: str) -> str:
+def _basic_v1(text: str, _language: str | None = None) -> str:
     text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
     kept = []
     for character in text:
@@ -24,21 +63,53 @@ def _basic_v1(text: str) -> str:
     return _raw("".join(kept))
 
 
-NORMALIZERS: dict[str, Callable[[str], str]] = {"basic-v1": _basic_v1, "raw": _raw}
+def _whisper_english(spelling: Spelling) -> Normalize:
+    from transformers.models.whisper.english_normalizer import (  # noqa: PLC0415 - takes a second
+        EnglishTextNormalizer,
+    )
 
-DESCRIPTIONS = {
-    "basic-v1": "Unicode NFKC, case folded, dashes to spaces, other punctuation removed, "
-    "whitespace collapsed; numbers and accents stay as written",
-    "raw": "as written, whitespace collapsed",
+    # It is annotated nowhere, and takes any dict of words.
+    english: Callable[[str], str] = EnglishTextNormalizer(spelling.words)  # type: ignore[no-untyped-call]
+
+    @functools.lru_cache(maxsize=4096)  # a reference comes back with every system and pass
+    def normalize(text: str, language: str | None) -> str:
+        return _raw(english(text)) if language == "en" else _basic_v1(text)
+
+    return normalize
+
+
+_BY_NAME: dict[str, Callable[[Spelling], Normalize]] = {
+    DEFAULT: lambda _: _basic_v1,
+    WHISPER: _whisper_english,
+    RAW: lambda _: _raw,
 }
+NORMALIZERS = tuple(_BY_NAME)
 
 
-def normalizer(name: str) -> Callable[[str], str]:
+def normalizer(name: str, spelling: Spelling | None = None) -> Normalize:
     """The normaliser of that name.
 
     Raises:
         ConfigError: there is none; the message lists those that exist.
     """
-    if name not in NORMALIZERS:
+    if name not in _BY_NAME:
         raise ConfigError(f"unknown normaliser {name!r}; known: {', '.join(NORMALIZERS)}")
-    return NORMALIZERS[name]
+    return _BY_NAME[name](spelling or Spelling())
+
+
+def descriptions(spelling: Spelling) -> dict[str, str]:
+    """What each normaliser does, by name, as a report says it."""
+    if spelling.words:
+        words = f"{len(spelling.words):,} British spellings of {spelling.source} made American"
+    else:
+        words = (
+            "British spellings left as they are, for no checkpoint at hand brings a table of them"
+        )
+    return {
+        DEFAULT: "Unicode NFKC, case folded, dashes to spaces, other punctuation removed, "
+        "whitespace collapsed; numbers and accents stay as written",
+        WHISPER: "English as Whisper's EnglishTextNormalizer of transformers "
+        f"{importlib.metadata.version('transformers')} has it (contractions, titles, numbers, "
+        f"fillers), {words}; every other language, and clips of unknown language, by {DEFAULT}",
+        RAW: "as written, whitespace collapsed",
+    }

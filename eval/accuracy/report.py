@@ -1,4 +1,4 @@
-"""Scores -> report.json and report.md.
+"""Scores -> what report.json and report.md hold.
 
 The rules of comparison stand in the report itself, beside the numbers that follow them.
 """
@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from eval.accuracy.data import ClipSet
-from eval.accuracy.gates import TITLES, Gate, gates
-from eval.accuracy.normalize import DESCRIPTIONS
-from eval.accuracy.run import RunFacts, load_run
+from eval.accuracy.gates import TITLES, Gate
+from eval.accuracy.run import RunFacts
 from eval.accuracy.score import (
     BOOTSTRAP_SAMPLES,
     BOOTSTRAP_SEED,
@@ -20,40 +19,41 @@ from eval.accuracy.score import (
     SetScore,
     Speed,
     SystemScore,
-    score_system,
 )
 from eval.accuracy.worker import MEMORY_SAMPLE_S
-from eval.files import write_text
 from serve.codec import from_json, require_version, to_json
 from serve.files import read_text
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 GREEDY = "-greedy"  # how the names of systems end that search greedily
 
 Verdict = Literal["passed", "failed", "not decided"]
 
-RULES = f"""\
-- Every system gets a file's bytes, in the same order, and returns the whole text; decoding the
-  audio is timed. No system is told the language. Each runs alone in its own process, on the same
-  CPU cores.
-- faster-whisper decodes with its own defaults (a beam of 5), or greedily where its name says so,
-  but for two things: the checkpoint's list of suppressed tokens in place of OpenAI's, and no text
-  of earlier windows in the prompt. `faster-whisper-library-defaults` is without these two.
-- CER and WER: jiwer; all edits of all clips / length of all references, spaces count as
-  characters. Scored is a pass over all clips before any that is timed; "unstable" counts the clips
-  whose text was not the same in every call. Text on a clip with an empty reference counts as
-  insertions. Intervals: 95 %, percentile bootstrap over clips, {BOOTSTRAP_SAMPLES} draws, seed
-  {BOOTSTRAP_SEED}; the draws of two systems are paired.
-- Gates: passed where the whole interval of a gap is at most the limit, failed where it is above it
-  as a whole, else not decided: the clips are too few to tell. faster-whisper's default is the more
-  accurate of float32 and int8 on those clips.
-- Latency: file bytes handed over until the whole answer is there, waiting in queues included;
-  percentiles over all calls. Jitter: deviation of the same clip's latency between passes, root
-  mean square over clips, so that different lengths of clips do not count.
-- RTFx: seconds of real, unpadded audio answered / seconds of wall clock of the phase (throughput).
-- Memory: highest resident set of the system's process and all its descendants, client included,
-  sampled every {MEMORY_SAMPLE_S:g} s; shared pages count in each process.
-"""
+RULES = (
+    "Every system gets a file's bytes, in the same order, and returns the whole text; "
+    "decoding the audio is timed. No system is told the language. Each runs alone in its own "
+    "process, on the same CPU cores.",
+    "faster-whisper decodes with its own defaults (a beam of 5), or greedily where its name "
+    "says so, but for two things: the checkpoint's list of suppressed tokens in place of "
+    "OpenAI's, and no text of earlier windows in the prompt. "
+    "`faster-whisper-library-defaults` is without these two.",
+    "CER and WER: jiwer; all edits of all clips / length of all references, spaces count as "
+    'characters. Scored is a pass over all clips before any that is timed; "unstable" counts '
+    "the clips whose text was not the same in every call. Text on a clip with an empty "
+    "reference counts as insertions. Intervals: 95 %, percentile bootstrap over clips, "
+    f"{BOOTSTRAP_SAMPLES} draws, seed {BOOTSTRAP_SEED}; the draws of two systems are paired.",
+    "Gates: passed where the whole interval of a gap is at most the limit, failed where it is "
+    "above it as a whole, else not decided: the clips are too few to tell. faster-whisper's "
+    "default is the more accurate of float32 and int8 on those clips.",
+    "Latency: file bytes handed over until the whole answer is there, waiting in queues "
+    "included; percentiles over all calls. Jitter: deviation of the same clip's latency "
+    "between passes, root mean square over clips, so that different lengths of clips do not "
+    "count.",
+    "RTFx: seconds of real, unpadded audio answered / seconds of wall clock of the phase "
+    "(throughput).",
+    "Memory: highest resident set of the system's process and all its descendants, client "
+    f"included, sampled every {MEMORY_SAMPLE_S:g} s; shared pages count in each process.",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +62,7 @@ class Report:
 
     run: RunFacts
     normalizer: str
+    normalizers: dict[str, str]  # what each does that texts were compared under
     systems: tuple[SystemScore, ...]
     gates: tuple[Gate, ...]
 
@@ -72,31 +73,6 @@ class Report:
         if False in found:
             return "failed"
         return "not decided" if None in found else "passed"
-
-
-def write_report(folder: Path, names: tuple[str, ...], normalizer_name: str) -> Report:
-    """Score a run's predictions and write report.json and report.md beside them.
-
-    Args:
-        folder: of the run.
-        names: of the systems to score; () is all of the run.
-        normalizer_name: how texts are normalised before they are compared.
-
-    Raises:
-        ConfigError: the folder holds no run, or a system did not finish.
-    """
-    run, systems = load_run(folder, names)
-    scores = tuple(score_system(facts, calls, normalizer_name) for facts, calls in systems)
-    judged = gates(
-        scores,
-        run.precision,
-        max_gap_faster_whisper=run.max_cer_gap_faster_whisper,
-        max_gap_fp16=run.max_cer_gap_fp16,
-    )
-    report = Report(run, normalizer_name, scores, tuple(judged))
-    write_text(folder / "report.json", report_to_json(report))
-    write_text(folder / "report.md", to_markdown(report))
-    return report
 
 
 def read_report(path: Path) -> Report:
@@ -176,13 +152,13 @@ def to_markdown(report: Report) -> str:
         f"{run.repeats} timed passes.",
         f"**{_VERDICTS[report.verdict]}**",
         _gates(report.gates),
-        f"Normaliser `{report.normalizer}`: {DESCRIPTIONS[report.normalizer]}.",
+        _normalizers(report),
         *(part for clip_set in run.clips for part in _heard(clip_set, report.systems)),
         "## Speed and memory",
         _speed(report.systems, run),
         _ratios(report.systems, run),
         "## Rules",
-        RULES.strip(),
+        "\n".join(f"- {rule}" for rule in RULES),
         "## Machine",
         "\n".join(f"- {key}: {value}" for key, value in run.machine.items()),
         "## Settings",
@@ -198,6 +174,7 @@ def _clips(run: RunFacts) -> str:
     manifests: dict[ClipSet, str] = {"timed": run.manifest, "heldout": run.heldout}
     return "; ".join(
         f"{TITLES[name]}: {count} of `{manifests[name]}`, {run.audio_s[name]:.1f} s"
+        + (f" ({run.sources[name]})" if name in run.sources else "")
         for name, count in run.clips.items()
     )
 
@@ -208,8 +185,38 @@ def _heard(clip_set: ClipSet, systems: Sequence[SystemScore]) -> list[str]:
     sets = {score.facts.name: score.sets[clip_set] for score in systems if clip_set in score.sets}
     if not sets:
         return [f"## Accuracy on {title}", "None of these systems heard them."]
-    parts = [f"## Accuracy on {title}", _accuracy(sets), _by_language(sets)]
-    return [*parts, "Character errors:", _mistakes(sets)]
+    return [
+        f"## Accuracy on {title}",
+        _accuracy(sets),
+        _by_language(sets),
+        "By normaliser, CER and WER:",
+        _by_normalizer(sets),
+        "Character errors:",
+        _mistakes(sets),
+    ]
+
+
+def _normalizers(report: Report) -> str:
+    """The one that texts are compared under, then the others that are reported beside it."""
+    lines = [f"- `{name}`: {text}." for name, text in report.normalizers.items()]
+    return f"Normaliser: `{report.normalizer}`. Of all:\n\n" + "\n".join(lines)
+
+
+def _by_normalizer(sets: dict[str, SetScore]) -> str:
+    names = list(next(iter(sets.values())).by_normalizer)
+    rows = [
+        [
+            system,
+            *(
+                percent(rate)
+                for part in heard.by_normalizer.values()
+                for rate in (part.cer, part.wer)
+            ),
+        ]
+        for system, heard in sets.items()
+    ]
+    header = ["system", *(f"{kind} {name}" for name in names for kind in ("CER", "WER"))]
+    return table(header, rows)
 
 
 def _gates(gates: Sequence[Gate]) -> str:
@@ -227,19 +234,18 @@ def percent(rate: Rate) -> str:
 def _accuracy(sets: dict[str, SetScore]) -> str:
     rows = []
     for name, heard in sets.items():
-        counts, raw = heard.overall.cer.counts, heard.raw.cer.percent
+        counts = heard.overall.cer.counts
         rows.append(
             [
                 name,
                 percent(heard.overall.cer),
                 f"{counts.substitutions}/{counts.deletions}/{counts.insertions} of {counts.length}",
                 percent(heard.overall.wer),
-                "no text" if raw is None else f"{raw:.2f} %",
                 f"{heard.language_right} of {heard.language_of}",
                 f"{heard.silent_with_text} of {heard.silent_clips}",
             ]
         )
-    header = ["system", "CER [95 %]", "S/D/I of characters", "WER [95 %]", "raw CER"]
+    header = ["system", "CER [95 %]", "S/D/I of characters", "WER [95 %]"]
     return table([*header, "language right", "silent clips with text"], rows)
 
 
@@ -256,7 +262,8 @@ def _milliseconds(*seconds: float | None, otherwise: str = "none") -> str:
     return " / ".join(otherwise if value is None else f"{1e3 * value:.0f}" for value in seconds)
 
 
-def _percentiles(latency: Latency) -> str:
+def latency_text(latency: Latency) -> str:
+    """Its three percentiles in milliseconds."""
     return _milliseconds(latency.p50_s, latency.p95_s, latency.p99_s)
 
 
@@ -268,9 +275,9 @@ def _speed(systems: Sequence[SystemScore], run: RunFacts) -> str:
     many = f"{run.concurrency} at a time"
     columns: tuple[tuple[str, Callable[[Speed], str]], ...] = (
         ("10 s clip, ms", lambda speed: _milliseconds(speed.ten_second_s)),
-        ("alone p50/p95/p99, ms", lambda speed: _percentiles(speed.alone)),
+        ("alone p50/p95/p99, ms", lambda speed: latency_text(speed.alone)),
         ("jitter, ms", lambda speed: _jitter(speed.alone)),
-        (f"{many} p50/p95/p99, ms", lambda speed: _percentiles(speed.loaded)),
+        (f"{many} p50/p95/p99, ms", lambda speed: latency_text(speed.loaded)),
         ("jitter, ms", lambda speed: _jitter(speed.loaded)),
         ("RTFx alone", lambda speed: f"{speed.rtfx_alone:.1f}"),
         (f"RTFx {many}", lambda speed: f"{speed.rtfx_loaded:.1f}"),

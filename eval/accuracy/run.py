@@ -1,32 +1,37 @@
 """Runs clips x systems and keeps the raw predictions, one folder a run:
 
 run.json                     what was run: configuration, clips, machine
+spelling.json                the checkpoint's spellings, for Whisper's English normaliser
 predictions/<system>.jsonl   every call, raw
 predictions/<system>.json    the system's settings, start-up time and peak memory
 logs/<system>.log            what the system's process wrote
-report.md, report.json       made from these alone, by `python -m eval run` and `score`
+report.md, .html, .json      made from these alone, by `python -m eval run` and `score`
 """
 
 import dataclasses
 import datetime
 import os
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from tqdm import tqdm
 
 from eval.accuracy import systems
 from eval.accuracy.data import ClipSet, SystemFacts, TimedCall, read_calls, ten_second_clip
+from eval.accuracy.normalize import Spelling, read_spelling
 from eval.accuracy.worker import ClipSets, calls_of, measure_system
 from eval.config import Config
+from eval.corpora.find import Found, find_clips
 from eval.files import read_json, write_json
 from eval.machine import machine_facts
-from serve.clips import load_clips
+from serve import hub
 from serve.codec import to_json
 from serve.config import Precision
-from serve.errors import ConfigError
+from serve.errors import CheckpointError, ConfigError
 
 RUN_FILE = "run.json"
+SPELLING_FILE = "spelling.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,40 +56,62 @@ class RunFacts:
     max_cer_gap_faster_whisper: float  # points
     max_cer_gap_fp16: float  # points
     machine: dict[str, str]
+    limit: int = 0
+    seed: int = 0
+    language: str = ""
+    sources: dict[ClipSet, str] = dataclasses.field(default_factory=dict)  # what each place holds
 
 
 LoadedSystem = tuple[SystemFacts, list[TimedCall]]
 
 
-def run(config: Config, config_path: str, folder: Path) -> None:
+def run(config: Config, config_path: str, folder: Path, tell: Callable[[str], None]) -> None:
     """Run every configured system over every clip; one finished system is kept before the next.
+
+    `tell` gets a line on each set of clips.
 
     Raises:
         EarshotError: a clip, a system or something that it needs is missing, or a system failed.
     """
     names = config.eval.systems
     systems.check(names, config)
-    clips = _clip_sets(config)
+    found = _found(config, tell)
+    clips = {name: of_set.clips for name, of_set in found.items()}
     systems.prepare(names, config, config_path)
     # Every system gets the same threads, ours too.
     runtime = dataclasses.replace(config.runtime, threads=config.eval.threads)
     config = dataclasses.replace(config, runtime=runtime)
-    facts = _run_facts(config, clips)
+    sources = {name: of_set.summary for name, of_set in found.items()}
+    facts = _run_facts(config, clips, sources)
     write_json(folder / RUN_FILE, facts)
+    write_json(folder / SPELLING_FILE, _spelling(config))
     for name in names:
         _run_system(name, config, clips, facts.id, folder)
 
 
-def _clip_sets(config: Config) -> ClipSets:
+def _found(config: Config, tell: Callable[[str], None]) -> dict[ClipSet, Found]:
     """The held-out clips go first: they are many, so a system is warm when the others come."""
-    manifests: dict[ClipSet, str] = {
-        "heldout": config.eval.heldout,
-        "timed": config.eval.manifest,
+    of = config.eval
+    places: dict[ClipSet, str] = {"heldout": of.heldout, "timed": of.manifest}
+    found = {
+        name: find_clips(place, limit=of.limit, seed=of.seed, language=of.language)
+        for name, place in places.items()
+        if place
     }
-    return {name: load_clips(manifest) for name, manifest in manifests.items() if manifest}
+    for name, of_set in found.items():
+        tell(f"{places[name]}: {of_set.summary}")
+    return found
 
 
-def _run_facts(config: Config, clips: ClipSets) -> RunFacts:
+def _spelling(config: Config) -> Spelling:
+    """The checkpoint's; none where it is not at hand or, as OpenAI's own files, brings none."""
+    try:
+        return read_spelling(hub.checkpoint_folder(config.build.checkpoint, with_weights=False)[0])
+    except CheckpointError:
+        return Spelling()
+
+
+def _run_facts(config: Config, clips: ClipSets, sources: dict[ClipSet, str]) -> RunFacts:
     ten_second = ten_second_clip(clips["timed"])
     return RunFacts(
         id=uuid.uuid4().hex,
@@ -95,6 +122,7 @@ def _run_facts(config: Config, clips: ClipSets) -> RunFacts:
         audio_s={name: sum(clip.duration_s for clip in of_set) for name, of_set in clips.items()},
         ten_second_clip=ten_second.file if ten_second else None,
         machine=machine_facts(),
+        sources=sources,
         **vars(config.eval),
     )
 
@@ -137,6 +165,16 @@ def load_run(folder: Path, names: tuple[str, ...]) -> tuple[RunFacts, list[Loade
     for clip_set in facts.clips:
         _check_same_clips(folder, clip_set, loaded)
     return facts, loaded
+
+
+def load_spelling(folder: Path) -> Spelling:
+    """The spellings that a run kept; none in runs of earlier versions.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    path = folder / SPELLING_FILE
+    return read_json(path, Spelling, "spellings") if path.is_file() else Spelling()
 
 
 def _check_same_clips(folder: Path, clip_set: ClipSet, loaded: list[LoadedSystem]) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from eval.accuracy.prepare import converted_folder, engine_of, prepare_converted, prepare_engine
 from eval.config import Config
-from serve.clips import load_clips
+from eval.corpora.find import find_clips
 from serve.config import RuntimeConfig
 from serve.engine import Engine, TokenizerFacts, mel_filters, open_engine
 from serve.native.rules.definition import Rules
@@ -108,7 +108,7 @@ def compare_tokens(
 def _windows(engine: Engine, manifest: str) -> Iterator[Window]:
     tokenizer = Tokenizer.open(engine)
     filters = mel_filters(engine.manifest.dims.n_mels)
-    for clip in load_clips(manifest):
+    for clip in find_clips(manifest).clips:
         prompt = tokenizer.prompt_ids(clip.language or "en", "transcribe", True, "")
         blocks = decode(clip.path.read_bytes(), Limits(MAX_AUDIO_S))
         for number, window in enumerate(cut(blocks)):

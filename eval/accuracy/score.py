@@ -6,8 +6,10 @@ mean of rates. A clip with an empty reference has length 0, and whatever is said
 insertions. Intervals are percentile bootstraps over clips.
 """
 
+import collections
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 
 import jiwer
 import numpy as np
@@ -15,11 +17,13 @@ import numpy.typing as npt
 
 from eval.accuracy.data import ClipSet, SystemFacts, TimedCall
 from eval.accuracy.load import wall_s
-from eval.accuracy.normalize import normalizer
+from eval.accuracy.normalize import NORMALIZERS, Normalize, Spelling, normalizer
 
 BOOTSTRAP_SAMPLES = 2_000
 BOOTSTRAP_SEED = 20
 CONFIDENCE = 0.95
+WORD_EDITS = 40  # of each kind that a score keeps, the most frequent
+UNKNOWN_LANGUAGE = "unknown"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +75,24 @@ class Accuracy:
 
 
 @dataclasses.dataclass(frozen=True)
+class WordEdit:
+    """A word heard otherwise; `said` is empty where it was inserted, `heard` where it was lost."""
+
+    said: str
+    heard: str
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Misheard:
+    """The most frequent word edits of each kind, most frequent first."""
+
+    substitutions: tuple[WordEdit, ...]
+    deletions: tuple[WordEdit, ...]
+    insertions: tuple[WordEdit, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Latency:
     """Seconds from handing over a file's bytes to the whole answer."""
 
@@ -79,6 +101,7 @@ class Latency:
     p95_s: float
     p99_s: float
     jitter_s: float | None  # root mean square over clips of one clip's deviation between passes
+    percentiles_s: tuple[float, ...]  # 0 to 100, every one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,12 +110,13 @@ class SetScore:
 
     by_clip: dict[str, Counts]  # character edits of each clip, by file name
     overall: Accuracy
-    raw: Accuracy  # without normalising
+    by_normalizer: dict[str, Accuracy]  # `overall` is one of them
     by_language: dict[str, Accuracy]
     language_right: int
-    language_of: int  # clips with speech
+    language_of: int  # clips with speech whose language is known
     silent_clips: int
     silent_with_text: int
+    misheard: Misheard
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,9 +188,40 @@ def _interval(rates: npt.NDArray[np.float64]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def accuracy(calls: Sequence[TimedCall], normalize: Callable[[str], str]) -> Accuracy:
+def compared_texts(call: TimedCall, normalize: Normalize) -> tuple[str, str]:
+    """Reference and hypothesis as they are compared; the reference's language decides how."""
+    return normalize(call.reference, call.language), normalize(call.text, call.language)
+
+
+def misheard(calls: Sequence[TimedCall], normalize: Normalize) -> Misheard:
+    """Which words were heard otherwise, by jiwer's alignment; equally frequent ones by alphabet."""
+    found: dict[str, collections.Counter[tuple[str, str]]] = collections.defaultdict(
+        collections.Counter
+    )
+    for call in calls:
+        reference, hypothesis = compared_texts(call, normalize)
+        out = jiwer.process_words([reference], [hypothesis])
+        said, heard = out.references[0], out.hypotheses[0]
+        for part in out.alignments[0]:
+            ours = said[part.ref_start_idx : part.ref_end_idx]
+            theirs = heard[part.hyp_start_idx : part.hyp_end_idx]
+            if part.type != "equal":
+                pairs = itertools.zip_longest(ours, theirs, fillvalue="")
+                found[part.type].update(pairs)
+    return Misheard(
+        *(
+            tuple(
+                WordEdit(*words, count)
+                for words, count in sorted(found[kind].items(), key=lambda i: (-i[1], i[0]))
+            )[:WORD_EDITS]
+            for kind in ("substitute", "delete", "insert")
+        )
+    )
+
+
+def accuracy(calls: Sequence[TimedCall], normalize: Normalize) -> Accuracy:
     """Error rates of some scored calls."""
-    pairs = [(normalize(call.reference), normalize(call.text)) for call in calls]
+    pairs = [compared_texts(call, normalize) for call in calls]
     return Accuracy(
         clips=len(calls),
         cer=rate([char_counts(*pair) for pair in pairs]),
@@ -177,14 +232,15 @@ def accuracy(calls: Sequence[TimedCall], normalize: Callable[[str], str]) -> Acc
 def latency(calls: Sequence[TimedCall]) -> Latency:
     """Percentiles (linear between ranks) over all calls, and jitter."""
     values = np.array([call.latency_s for call in calls])
-    p50, p95, p99 = np.percentile(values, [50, 95, 99])
+    percentiles = tuple(float(value) for value in np.percentile(values, np.arange(101)))
     by_clip = [
         [call.latency_s for call in calls if call.file == file]
         for file in {call.file for call in calls}
     ]
     variances = [float(np.var(times, ddof=1)) for times in by_clip if len(times) > 1]
     jitter = float(np.sqrt(np.mean(variances))) if variances else None
-    return Latency(len(calls), float(p50), float(p95), float(p99), jitter)
+    p50, p95, p99 = percentiles[50], percentiles[95], percentiles[99]
+    return Latency(len(calls), p50, p95, p99, jitter, percentiles)
 
 
 def rtfx(calls: Sequence[TimedCall]) -> float:
@@ -196,14 +252,18 @@ def rtfx(calls: Sequence[TimedCall]) -> float:
 
 
 def score_system(
-    facts: SystemFacts, calls: Sequence[TimedCall], normalizer_name: str
+    facts: SystemFacts,
+    calls: Sequence[TimedCall],
+    normalizer_name: str,
+    spelling: Spelling | None = None,
 ) -> SystemScore:
     """Score one system's calls: what it heard, and its speed where it was timed."""
     scored = [call for call in calls if call.phase == "accuracy"]
+    ways = {name: normalizer(name, spelling) for name in NORMALIZERS}
     return SystemScore(
         facts=facts,
         sets={
-            name: _score_set([call for call in scored if call.clip_set == name], normalizer_name)
+            name: _score_set([c for c in scored if c.clip_set == name], normalizer_name, ways)
             for name in dict.fromkeys(call.clip_set for call in scored)
         },
         speed=_speed([call for call in calls if call.phase != "accuracy"]),
@@ -212,30 +272,36 @@ def score_system(
     )
 
 
-def _score_set(calls: Sequence[TimedCall], normalizer_name: str) -> SetScore:
+def _score_set(
+    calls: Sequence[TimedCall], normalizer_name: str, ways: Mapping[str, Normalize]
+) -> SetScore:
     """Score one call a clip; clips go by name, so that two systems' lists are paired."""
-    normalize = normalizer(normalizer_name)
+    normalize = ways[normalizer_name]
     calls = sorted(calls, key=lambda call: call.file)
     spoken = [call for call in calls if call.reference.strip()]
     silent = [call for call in calls if not call.reference.strip()]
+    known = [call for call in spoken if call.language]
+    by_normalizer = {name: accuracy(calls, way) for name, way in ways.items()}
+    languages = sorted({call.language or UNKNOWN_LANGUAGE for call in spoken})
     return SetScore(
-        by_clip={
-            call.file: char_counts(normalize(call.reference), normalize(call.text))
-            for call in calls
-        },
-        overall=accuracy(calls, normalize),
-        raw=accuracy(calls, normalizer("raw")),
+        by_clip={call.file: char_counts(*compared_texts(call, normalize)) for call in calls},
+        overall=by_normalizer[normalizer_name],
+        by_normalizer=by_normalizer,
         by_language={
-            language: accuracy([call for call in spoken if call.language == language], normalize)
-            for language in sorted({str(call.language) for call in spoken})
+            language: accuracy(
+                [call for call in spoken if (call.language or UNKNOWN_LANGUAGE) == language],
+                normalize,
+            )
+            for language in languages
         },
         language_right=sum(
             call.prediction is not None and call.prediction.language == call.language
-            for call in spoken
+            for call in known
         ),
-        language_of=len(spoken),
+        language_of=len(known),
         silent_clips=len(silent),
-        silent_with_text=sum(bool(normalize(call.text)) for call in silent),
+        silent_with_text=sum(bool(normalize(call.text, None)) for call in silent),
+        misheard=misheard(calls, normalize),
     )
 
 

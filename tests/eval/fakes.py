@@ -45,6 +45,18 @@ class FakeSystem:
         self.closed = True
 
 
+class DeafSystem(FakeSystem):
+    """Hears no word of any audio."""
+
+    def transcribe(self, audio):
+        return super().transcribe(b"what")
+
+
+def open_fake_for_any_bytes(name, config):
+    """As `open_fake`, for clips that are real audio."""
+    return DeafSystem()
+
+
 def open_fake(name, config):
     """What `eval.accuracy.systems.open_system` is to real systems."""
     if name == "missing":

@@ -16,8 +16,9 @@ from eval.__main__ import _parser, main
 from eval.accuracy import run as run_module
 from eval.accuracy import systems
 from eval.accuracy.data import read_calls
+from eval.accuracy.page import page
 from eval.bench.plan import Plan
-from tests.eval.fakes import open_fake
+from tests.eval.fakes import open_fake, open_fake_for_any_bytes
 
 NAMES = (
     "earshot-triton,earshot-int8,earshot-fp16,faster-whisper-float32,faster-whisper-int8,"
@@ -44,6 +45,8 @@ def config(tmp_path, monkeypatch):
     monkeypatch.setattr(systems, "open_system", open_fake)
     monkeypatch.setattr(systems, "prepare", lambda *_: None)
     monkeypatch.setattr(processes, "TERMINATE_TIMEOUT_S", 0.5)
+    for figure in ("accuracy_plot", "latency_plot", "memory_plot"):  # they take a second
+        monkeypatch.setattr(page, figure, lambda *_: None)
     return path
 
 
@@ -56,7 +59,10 @@ def run(config, *flags):
 def test_run_writes_predictions_and_reports(config, capsys):
     code, folder = run(config)
     assert code == 0
-    assert "**Passed**" in capsys.readouterr().out
+    out = capsys.readouterr()
+    assert "**Passed**" in out.out and f"to listen to: {folder / 'report.html'}" in out.out
+    assert "manifest.jsonl: a manifest of clips: 3 clips; 0.01 h; en 2, no speech 1" in out.err
+    assert "Evaluation of small" in (folder / "report.html").read_text()
     report = json.loads((folder / "report.json").read_text())
     assert [s["facts"]["name"] for s in report["systems"]] == NAMES.split(",")
     heldout = ("earshot-int8", "earshot-fp16", "faster-whisper-float32", "faster-whisper-int8")
@@ -89,6 +95,32 @@ def test_score_again_after_predictions_changed(config, capsys):
     assert "not decided: CER of earshot-triton on the timed clips" in out.err
 
 
+def test_a_run_over_what_somebody_has(config, record):
+    """A folder with a table, a draw from it, a language that the table does not say."""
+    folder = config.parent / "mine"
+    for number in range(5):
+        record(folder / f"{number}.wav", 0.5)
+    rows = "".join(f"{number}.wav;word {number}\n" for number in range(5))
+    (folder / "refs.csv").write_text("file;sentence\n" + rows)
+    flags = ("--manifest", str(folder), "--heldout", "", "--limit", "2", "--seed", "3")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(systems, "open_system", open_fake_for_any_bytes)
+        code, out = run(config, *flags, "--language", "en", "--systems", "earshot-int8")
+    assert code == 0
+    report = json.loads((out / "report.json").read_text())
+    facts = report["run"]
+    assert (facts["limit"], facts["seed"], facts["clips"]) == (2, 3, {"timed": 2})
+    assert (
+        "audio from `file`, text from `sentence`: 5 clips, 2 of them drawn with seed 3"
+        in (facts["sources"]["timed"])
+    )
+    heard = report["systems"][0]["sets"]["timed"]
+    assert list(heard["by_language"]) == ["en"]
+    calls = read_calls(out / "predictions" / "earshot-int8.jsonl")
+    assert {call.path for call in calls} <= {str(folder / f"{n}.wav") for n in range(5)}
+    assert (out / "report.html").read_text().count("<audio") == 2
+
+
 def test_a_run_without_heldout_clips(config):
     code, folder = run(config, "--heldout", "")
     assert code == 0
@@ -113,8 +145,12 @@ def test_an_unknown_system_is_refused_wherever_it_is_named(config, capsys):
 def test_compare_takes_folders(config, capsys):
     _, folder = run(config)
     capsys.readouterr()
-    assert main(["compare", str(folder), str(folder / "report.json")]) == 0
-    assert "CER %" in capsys.readouterr().out
+    html = folder / "compare.html"
+    both = [str(folder), str(folder / "report.json")]
+    assert main(["compare", *both, "--html", str(html)]) == 0
+    out = capsys.readouterr().out
+    assert "CER %" in out and f"To look at: {html}" in out
+    assert "Two runs, compared" in html.read_text()
 
 
 def test_a_run_that_did_not_finish_is_not_scored_by_chance(config, capsys):

@@ -3,66 +3,10 @@ import json
 
 import pytest
 
-from eval.accuracy.compare import compare
-from eval.accuracy.gates import gates
-from eval.accuracy.report import (
-    Report,
-    ratios,
-    read_report,
-    report_to_json,
-    table,
-    to_markdown,
-)
-from eval.accuracy.run import RunFacts
-from eval.accuracy.score import score_system
+from eval.accuracy.compare import clips_that_changed, compare
+from eval.accuracy.report import ratios, read_report, report_to_json, table, to_markdown
 from serve.errors import ConfigError
-from tests.eval.fakes import facts, timed_call
-
-RUN = RunFacts(
-    id="r",
-    started="2026-01-02T03:04:05+00:00",
-    config_name="demo",
-    precision="int8",
-    manifest="m.jsonl",
-    heldout="h.jsonl",
-    systems=("earshot-int8", "earshot-fp16", "faster-whisper-int8"),
-    heldout_systems=("earshot-int8", "earshot-fp16", "faster-whisper-int8"),
-    timed=("earshot-int8", "faster-whisper-int8"),
-    clips={"heldout": 1, "timed": 2},
-    audio_s={"heldout": 10.0, "timed": 20.0},
-    ten_second_clip="a.wav",
-    concurrency=8,
-    repeats=1,
-    threads=2,
-    max_cer_gap_faster_whisper=0.3,
-    max_cer_gap_fp16=0.2,
-    machine={"CPU": "a chip", "GPU": "none"},
-)
-
-
-def score(name, text, seconds=None):
-    """A system that hears `text` in one clip, the others right; timed where `seconds` is given."""
-    clips = (("a.wav", "hello you", text), ("n.wav", "", ""))
-    rows = [timed_call(*clip, phase="accuracy") for clip in clips]
-    rows.append(timed_call("h.wav", "good bye", "good bye", phase="accuracy", clip_set="heldout"))
-    if seconds is not None:
-        rows += [
-            timed_call(*clip, phase=phase, latency_s=seconds)
-            for phase in ("loaded", "alone")
-            for clip in clips
-        ]
-        rows.append(timed_call(*clips[0], phase="one_clip", latency_s=seconds))
-    return score_system(facts(name), rows, "basic-v1")
-
-
-def report(ours="hello you", seconds=0.5):
-    scores = (
-        score("earshot-int8", ours, seconds),
-        score("earshot-fp16", "hello you"),
-        score("faster-whisper-int8", "hello you", 1.0),
-    )
-    judged = gates(scores, "int8", max_gap_faster_whisper=0.3, max_gap_fp16=0.2)
-    return Report(RUN, "basic-v1", scores, tuple(judged))
+from tests.eval.accuracy.runs import report, score
 
 
 def test_markdown_states_figures_conditions_and_gates():
@@ -76,7 +20,9 @@ def test_markdown_states_figures_conditions_and_gates():
         "## Accuracy on the held-out clips",
         "| 11.11 % [11.11, 11.11] |",
         "1/0/0 of 9",
-        "`basic-v1`: Unicode NFKC",
+        "Normaliser: `basic-v1`. Of all:\n\n- `basic-v1`: Unicode NFKC",
+        "- `whisper-english`: English as Whisper's EnglishTextNormalizer of transformers ",
+        "| WER whisper-english |",
         "500 / 500 / 500",
         "- CPU: a chip",
         "10 s clip is `a.wav`",
@@ -134,6 +80,13 @@ def test_compare_shows_differences():
     assert "NOTE" not in text
 
 
+def test_compare_finds_the_clips_that_changed():
+    changed = clips_that_changed(report(), report("hallo me"))
+    assert [(c.system, c.clip_set, c.file, c.a, c.b) for c in changed] == [
+        ("earshot-int8", "timed", "a.wav", 0, 4)
+    ]
+
+
 def test_compare_warns_of_other_conditions_and_refuses_what_is_not_comparable():
     a = report()
     b = dataclasses.replace(a, run=dataclasses.replace(a.run, threads=4))
@@ -151,9 +104,9 @@ def test_a_report_comes_back_from_its_file_or_folder(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", "has format version None, this Earshot reads 2; write it again with `python -m ev"),
+        ("{}", "has format version None, this Earshot reads 3; write it again with `python -m ev"),
         ('{"format_version": 1}', "has format version 1"),
-        ('{"format_version": 2}', "run is missing; has format_version; write it again with"),
+        ('{"format_version": 3}', "run is missing; has format_version; write it again with"),
         ("[", "is not JSON"),
     ],
 )

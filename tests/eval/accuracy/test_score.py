@@ -2,12 +2,15 @@ import numpy as np
 import pytest
 
 from eval.accuracy.data import Prediction
+from eval.accuracy.normalize import Spelling
 from eval.accuracy.score import (
     Counts,
+    WordEdit,
     accuracy,
     char_counts,
     gap_interval,
     latency,
+    misheard,
     rate,
     rtfx,
     score_system,
@@ -16,7 +19,7 @@ from eval.accuracy.score import (
 from tests.eval.fakes import facts, timed_call
 
 
-def plain(text):
+def plain(text, _language=None):
     return text
 
 
@@ -128,7 +131,8 @@ def test_score_system_keeps_phases_and_sets_apart():
     score = score_system(facts("s"), calls, "basic-v1")
     timed, heldout = score.sets["timed"], score.sets["heldout"]
     assert timed.overall.cer.counts == Counts(insertions=2, hits=11)  # "um"
-    assert timed.raw.cer.counts.errors == 4  # H/h, !, u, m
+    assert timed.by_normalizer["raw"].cer.counts.errors == 4  # H/h, !, u, m
+    assert timed.by_normalizer["basic-v1"] == timed.overall
     assert heldout.overall.cer.counts == Counts(deletions=1, hits=3)
     assert list(score.sets) == ["timed", "heldout"]
     assert (score.speed.alone.p50_s, score.speed.loaded.calls) == (1.5, 3)
@@ -166,3 +170,45 @@ def test_unstable_clips_are_those_that_were_heard_in_more_than_one_way():
     ]
     calls.append(timed_call("same.wav", "x", "x", phase="accuracy", clip_set="heldout"))
     assert score_system(facts("s"), calls, "raw").unstable == ("a.wav", "z.wav")
+
+
+def test_misheard_words_are_counted_by_kind():
+    calls = [
+        timed_call("a", "the red cat sat here", "the bad cat sat"),
+        timed_call("b", "a red hat", "a bad hat oh"),
+        timed_call("c", "big red", "big rad"),
+        timed_call("d", "", "oh my"),
+    ]
+    found = misheard(calls, plain)
+    assert found.substitutions == (WordEdit("red", "bad", 2), WordEdit("red", "rad", 1))
+    assert found.deletions == (WordEdit("here", "", 1),)
+    assert found.insertions == (WordEdit("", "oh", 2), WordEdit("", "my", 1))
+
+
+def test_only_the_most_frequent_misheard_words_are_kept():
+    calls = [timed_call(str(n), f"w{n:02}", "") for n in range(50)]
+    found = misheard([*calls, timed_call("x", "w49", "")], plain)
+    assert found.deletions[0] == WordEdit("w49", "", 2)
+    assert len(found.deletions) == 40
+
+
+def test_every_normaliser_is_reported_beside_the_chosen_one():
+    calls = [
+        timed_call("a", "I have twenty-one", "I've 21", phase="accuracy"),
+        timed_call("b", "tengo veintiuno", "tengo 21", phase="accuracy", language="es"),
+    ]
+    score = score_system(facts("s"), calls, "whisper-english", Spelling())
+    heard = score.sets["timed"]
+    assert heard.overall == heard.by_normalizer["whisper-english"]
+    errors = {name: found.wer.counts.errors for name, found in heard.by_normalizer.items()}
+    assert errors == {"basic-v1": 5, "whisper-english": 1, "raw": 4}
+
+
+def test_a_clip_of_unknown_language_counts_for_no_language():
+    calls = [
+        timed_call("a", "one", "one", phase="accuracy", language=None),
+        timed_call("b", "two", "two", phase="accuracy"),
+    ]
+    heard = score_system(facts("s"), calls, "basic-v1").sets["timed"]
+    assert list(heard.by_language) == ["en", "unknown"]
+    assert (heard.language_right, heard.language_of) == (1, 1)

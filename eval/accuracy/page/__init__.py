@@ -1,0 +1,1 @@
+"""A run's report, or two of them, as one web page that needs nothing else."""

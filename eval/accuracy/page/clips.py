@@ -1,0 +1,184 @@
+"""The clips that were misheard worst: their audio for a player, and every text with its mistakes.
+
+Audio is embedded as it lies on the disk, up to a size in all; where it is not, the page says why.
+"""
+
+import base64
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import jiwer
+
+from eval.accuracy.data import ClipSet, TimedCall
+from eval.accuracy.gates import TITLES
+from eval.accuracy.normalize import Normalize
+from eval.accuracy.report import Report
+from eval.accuracy.score import compared_texts
+from serve.errors import FileError
+from serve.files import read_bytes
+
+MOST_CLIPS = 10
+MOST_BYTES = 6_000_000  # of all embedded audio, before base64
+MOST_BYTES_A_CLIP = 1_500_000
+_MIME = {
+    ".wav": "audio/wav",
+    ".flac": "audio/flac",
+    ".mp3": "audio/mpeg",
+    ".ogg": "audio/ogg",
+    ".opus": "audio/ogg",
+    ".m4a": "audio/mp4",
+    ".mp4": "audio/mp4",
+    ".webm": "audio/webm",
+}
+_WITHOUT_SPACES = frozenset(("zh", "yue", "ja", "th", "lo", "my", "km", "bo"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A stretch of an alignment: `said` and `heard` are equal where nothing was misheard."""
+
+    said: str
+    heard: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Heard:
+    """What some systems made of a clip, all the same."""
+
+    systems: tuple[str, ...]
+    parts: tuple[Part, ...]
+    error: str | None  # of a call that failed
+
+    @property
+    def right(self) -> bool:
+        """Whether nothing was misheard."""
+        return all(part.said == part.heard for part in self.parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class WorstClip:
+    """A clip, as the page shows it."""
+
+    title: str
+    clip_set: str
+    language: str | None
+    duration_s: float
+    errors: int  # characters, of the system that chose the clip
+    length: int
+    reference: str  # as written
+    heard: tuple[Heard, ...]
+    audio: str | None  # a data: address
+    no_audio: str | None  # why there is none
+
+
+def chooser(report: Report) -> str | None:
+    """The system whose worst clips are shown: the configured one, else the first."""
+    names = [score.facts.name for score in report.systems if score.sets]
+    ours = f"earshot-{report.run.precision}"
+    return ours if ours in names else next(iter(names), None)
+
+
+def worst_clips(
+    report: Report, calls: Mapping[str, Sequence[TimedCall]], normalize: Normalize
+) -> list[WorstClip]:
+    """The clips with the most character errors of `chooser`, worst first.
+
+    Args:
+        report: of the run.
+        calls: of each system, by name.
+        normalize: what texts are compared under.
+    """
+    name = chooser(report)
+    score = next((s for s in report.systems if s.facts.name == name), None)
+    ranked = sorted(
+        (
+            (counts.errors, counts.length, clip_set, file)
+            for clip_set, heard in (score.sets.items() if score else ())
+            for file, counts in heard.by_clip.items()
+            if counts.errors
+        ),
+        key=lambda found: (-found[0], found[2], found[3]),
+    )
+    said = _by_clip(calls)
+    clips, left = [], MOST_BYTES
+    for errors, length, clip_set, file in ranked[:MOST_CLIPS]:
+        found = said[clip_set, file]
+        first = next(iter(found.values()))
+        audio, size, why = _audio(first.path, left)
+        left -= size
+        clips.append(
+            WorstClip(
+                title=file,
+                clip_set=TITLES[clip_set],
+                language=first.language,
+                duration_s=first.duration_s,
+                errors=errors,
+                length=length,
+                reference=first.reference,
+                # Whoever chose the clip first, those without a mistake last.
+                heard=tuple(
+                    sorted(
+                        _heard(found, normalize),
+                        key=lambda one: (name not in one.systems, one.right),
+                    )
+                ),
+                audio=audio,
+                no_audio=why,
+            )
+        )
+    return clips
+
+
+def _by_clip(
+    calls: Mapping[str, Sequence[TimedCall]],
+) -> dict[tuple[ClipSet, str], dict[str, TimedCall]]:
+    """The scored call of each system, by clip."""
+    found: dict[tuple[ClipSet, str], dict[str, TimedCall]] = {}
+    for name, made in calls.items():
+        for call in made:
+            if call.phase == "accuracy":
+                found.setdefault((call.clip_set, call.file), {})[name] = call
+    return found
+
+
+def _heard(calls: Mapping[str, TimedCall], normalize: Normalize) -> Iterator[Heard]:
+    """Systems with equal texts together, in their order."""
+    alike: dict[tuple[str, str, str | None], list[str]] = {}
+    for name, call in calls.items():
+        alike.setdefault((*compared_texts(call, normalize), call.error), []).append(name)
+    language = next(iter(calls.values())).language
+    for (reference, text, error), names in alike.items():
+        yield Heard(tuple(names), tuple(differences(reference, text, language)), error)
+
+
+def differences(reference: str, hypothesis: str, language: str | None) -> list[Part]:
+    """Two texts aligned by words, or by characters where a language writes no spaces."""
+    by_character = language in _WITHOUT_SPACES
+    align = jiwer.process_characters if by_character else jiwer.process_words
+    out, joint = align([reference], [hypothesis]), "" if by_character else " "
+    said, heard = out.references[0], out.hypotheses[0]
+    return [
+        Part(
+            joint.join(said[part.ref_start_idx : part.ref_end_idx]),
+            joint.join(heard[part.hyp_start_idx : part.hyp_end_idx]),
+        )
+        for part in out.alignments[0]
+    ]
+
+
+def _audio(path: str | None, left: int) -> tuple[str | None, int, str | None]:
+    """A data: address, the bytes that it took of what is left, and why there is none."""
+    if path is None:
+        return None, 0, "these predictions do not say where the audio lies"
+    kind = _MIME.get(Path(path).suffix.casefold())
+    if kind is None:
+        return None, 0, f"browsers do not play {Path(path).suffix or 'this'} files: {path}"
+    try:
+        size = Path(path).stat().st_size
+        if size > min(left, MOST_BYTES_A_CLIP):
+            return None, 0, f"not embedded, for it has {size / 1e6:.1f} MB: {path}"
+        data = read_bytes(path)
+    except (OSError, FileError):
+        return None, 0, f"the audio is not there any more: {path}"
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}", size, None

@@ -1,0 +1,181 @@
+"""Decides which layout a place has, checks what it lists, and draws clips from it.
+
+One pass over the entries, however many there are: kept are their names and those drawn, never
+their audio.
+"""
+
+import collections
+import dataclasses
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import av
+import soundfile
+
+from eval.corpora.hub import PREFIX, open_hub
+from eval.corpora.layout import EXPECTED, Entry, Layout
+from eval.corpora.librispeech import TRANSCRIPTS, LibriSpeech
+from eval.corpora.parquet import Parquet
+from eval.corpora.tables import CLIPS, Table, is_jsonl, open_table
+from serve.clips import Clip
+from serve.errors import ConfigError, FileError
+
+COMMON_VOICE = ("test.tsv", "validated.tsv")  # of its tables, the one that is taken
+_NAMED = 3  # examples in an error
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """Clips of a place, and a sentence on what it holds."""
+
+    clips: list[Clip]
+    summary: str
+
+
+def find_clips(place: str, *, limit: int = 0, seed: int = 0, language: str = "") -> Found:
+    """The clips of a place, or a draw from them.
+
+    Args:
+        place: a file, a folder, or a name of the Hugging Face hub: see `EXPECTED`.
+        limit: how many clips to draw, each equally likely; 0 is all.
+        seed: of the draw.
+        language: code, of clips whose layout does not say it; "" leaves it unknown.
+
+    Raises:
+        FileError: a file cannot be read.
+        ConfigError: the layout is not known, or clips do not fit: no audio, no text, listed twice.
+        UnavailableError: a hub or a package that the place needs is not there.
+    """
+    layout = _layout(place)
+    chosen, total = _draw(layout, place, limit, seed)
+    layout.fetch(chosen)
+    clips = [
+        Clip(
+            file=entry.file,
+            path=entry.audio,
+            text=entry.text,
+            language=(entry.language or language or None) if entry.text else None,
+            duration_s=entry.duration_s or duration_s(entry.audio),
+        )
+        for entry in chosen
+    ]
+    return Found(clips, _summary(layout, clips, total, seed))
+
+
+def _layout(place: str) -> Layout:
+    if place.startswith(PREFIX):
+        return open_hub(place)
+    path = Path(place)
+    if path.is_dir():
+        return _folder(path)
+    if not path.is_file():
+        raise FileError(f"cannot read {place}: No such file or directory; {EXPECTED}")
+    if path.suffix == ".parquet":
+        return _parquet(path, [path])
+    if (path.parent / CLIPS).is_dir() and path.suffix == ".tsv":
+        return _common_voice(path)
+    return open_table(path)
+
+
+def _folder(path: Path) -> Layout:
+    if (path / CLIPS).is_dir() and (tables := sorted(path.glob("*.tsv"))):
+        named = [path / name for name in COMMON_VOICE if (path / name).is_file()]
+        if not named:
+            names = ", ".join(table.name for table in tables)
+            raise ConfigError(f"{path} has {CLIPS}/ and {names}; name one of these tables")
+        return _common_voice(named[0])
+    tables = [file for file in sorted(path.iterdir()) if file.suffix == ".csv" or is_jsonl(file)]
+    metadata = [file for file in tables if file.stem in ("metadata", "manifest")]
+    if len(tables) == 1 or len(metadata) == 1:
+        return open_table((metadata or tables)[0])
+    if tables:
+        names = ", ".join(table.name for table in tables)
+        raise ConfigError(f"{path} has several tables: {names}; name one of them")
+    if next(path.rglob(TRANSCRIPTS), None):
+        return LibriSpeech(path)
+    if files := sorted(path.rglob("*.parquet")):
+        return _parquet(path, files)
+    raise ConfigError(f"{path} holds no references; {EXPECTED}")
+
+
+def _common_voice(table: Path) -> Layout:
+    return Table(table, f"Common Voice's {table.name}", table.parent / CLIPS)
+
+
+def _parquet(place: Path, files: Sequence[Path]) -> Layout:
+    from fsspec.implementations.local import LocalFileSystem  # noqa: PLC0415 - Parquet alone
+
+    # Rewritten files are other data: the cache goes by their times, too.
+    key = " ".join(f"{file.resolve()} {file.stat().st_mtime_ns}" for file in files)
+    names = [str(file) for file in files]
+    return Parquet(names, LocalFileSystem(), f"{len(files)} Parquet files of {place.name}", key)
+
+
+def _draw(layout: Layout, place: str, limit: int, seed: int) -> tuple[list[Entry], int]:
+    """Entries in the layout's order, and how many it has; uniform, by reservoir (Algorithm R)."""
+    random_row = random.Random(seed)
+    chosen: list[tuple[int, Entry]] = []
+    problems: dict[str, list[str]] = collections.defaultdict(list)
+    seen: set[str] = set()
+    total = 0
+    for entry in layout.entries():
+        if problem := _problem(layout, entry, seen):
+            problems[problem].append(f"{entry.where} ({entry.file or 'no name'})")
+        seen.add(entry.file)
+        if limit == 0 or total < limit:
+            chosen.append((total, entry))
+        elif (place_in := random_row.randrange(total + 1)) < limit:
+            chosen[place_in] = (total, entry)
+        total += 1
+    if problems:
+        raise ConfigError(f"{place}: {_told(problems)}; correct these lines or take them out")
+    if not chosen:
+        raise ConfigError(f"{place} lists no clips")
+    return [entry for _, entry in sorted(chosen, key=lambda pair: pair[0])], total
+
+
+def _problem(layout: Layout, entry: Entry, seen: set[str]) -> str | None:
+    if entry.file in seen:
+        return "listed twice"
+    if not entry.text and not layout.may_be_silent():
+        return "without a reference text"
+    return None if layout.has_audio(entry) else "without audio"
+
+
+def _told(problems: dict[str, list[str]]) -> str:
+    parts = []
+    for problem, names in problems.items():
+        more = ", …" if len(names) > _NAMED else ""
+        parts.append(f"{len(names)} {problem}: {', '.join(names[:_NAMED])}{more}")
+    return "; ".join(parts)
+
+
+def duration_s(path: Path) -> float:
+    """How long an audio file is, by its header.
+
+    Raises:
+        FileError: it is no audio, or does not say.
+    """
+    try:
+        return float(soundfile.info(path).duration)
+    except soundfile.LibsndfileError:
+        pass
+    try:
+        with av.open(str(path)) as container:
+            length = container.duration
+    except (av.FFmpegError, OSError) as error:
+        raise FileError(f"cannot read {path}: no audio that is known here ({error})") from error
+    if not length:
+        raise FileError(f"{path} does not say how long it is; convert it to WAV or FLAC, say")
+    return float(length / av.time_base)
+
+
+def _summary(layout: Layout, clips: Sequence[Clip], total: int, seed: int) -> str:
+    hours = sum(clip.duration_s for clip in clips) / 3600
+    languages = collections.Counter(
+        clip.language or ("unknown language" if clip.text else "no speech") for clip in clips
+    )
+    drawn = "" if len(clips) == total else f", {len(clips):,} of them drawn with seed {seed}"
+    spread = ", ".join(f"{name} {count:,}" for name, count in languages.most_common())
+    return f"{layout.title}: {total:,} clips{drawn}; {hours:.2f} h; {spread}"

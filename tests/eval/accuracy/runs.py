@@ -1,0 +1,60 @@
+"""A scored run of made-up systems, for tests of what is made of it."""
+
+from eval.accuracy.gates import gates
+from eval.accuracy.normalize import Spelling, descriptions
+from eval.accuracy.report import Report
+from eval.accuracy.run import RunFacts
+from eval.accuracy.score import score_system
+from tests.eval.fakes import facts, timed_call
+
+RUN = RunFacts(
+    id="r",
+    started="2026-01-02T03:04:05+00:00",
+    config_name="demo",
+    precision="int8",
+    manifest="m.jsonl",
+    heldout="h.jsonl",
+    systems=("earshot-int8", "earshot-fp16", "faster-whisper-int8"),
+    heldout_systems=("earshot-int8", "earshot-fp16", "faster-whisper-int8"),
+    timed=("earshot-int8", "faster-whisper-int8"),
+    clips={"heldout": 1, "timed": 2},
+    audio_s={"heldout": 10.0, "timed": 20.0},
+    ten_second_clip="a.wav",
+    concurrency=8,
+    repeats=1,
+    threads=2,
+    max_cer_gap_faster_whisper=0.3,
+    max_cer_gap_fp16=0.2,
+    machine={"CPU": "a chip", "GPU": "none"},
+)
+
+
+def calls(text, seconds=None, **fields):
+    """A system that hears `text` in one clip, the others right; timed where `seconds` is given."""
+    clips = (("a.wav", "hello you", text), ("n.wav", "", ""))
+    rows = [timed_call(*clip, phase="accuracy", **fields) for clip in clips]
+    rows.append(timed_call("h.wav", "good bye", "good bye", phase="accuracy", clip_set="heldout"))
+    if seconds is not None:
+        rows += [
+            timed_call(*clip, phase=phase, latency_s=seconds)
+            for phase in ("loaded", "alone")
+            for clip in clips
+        ]
+        rows.append(timed_call(*clips[0], phase="one_clip", latency_s=seconds))
+    return rows
+
+
+def score(name, text, seconds=None):
+    """The score of such a system."""
+    return score_system(facts(name), calls(text, seconds), "basic-v1")
+
+
+def report(ours="hello you", seconds=0.5):
+    """A run of three systems, of which earshot-int8 hears `ours`."""
+    scores = (
+        score("earshot-int8", ours, seconds),
+        score("earshot-fp16", "hello you"),
+        score("faster-whisper-int8", "hello you", 1.0),
+    )
+    judged = gates(scores, "int8", max_gap_faster_whisper=0.3, max_gap_fp16=0.2)
+    return Report(RUN, "basic-v1", descriptions(Spelling()), scores, tuple(judged))

@@ -1,0 +1,160 @@
+import json
+
+import pytest
+
+from eval.corpora.find import find_clips
+from serve.errors import ConfigError, FileError
+
+
+def texts(found):
+    return {clip.file: (clip.text, clip.language) for clip in found.clips}
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_a_csv_of_any_delimiter(tmp_path, record, delimiter):
+    record(tmp_path / "a.wav")
+    record(tmp_path / "deep" / "b.flac", 2.5)
+    rows = [("id", "Path", "Sentence", "locale"), ("1", "a.wav", "Hi, you; there", "en-GB")]
+    rows.append(("2", "deep/b.flac", "Hola", "es"))
+    lines = [delimiter.join(f'"{c}"' if delimiter in c else c for c in row) for row in rows]
+    (tmp_path / "refs.csv").write_text("\ufeff" + "\n".join(lines), encoding="utf-8")
+    found = find_clips(str(tmp_path))
+    assert texts(found) == {"a.wav": ("Hi, you; there", "en"), "deep/b.flac": ("Hola", "es")}
+    assert [clip.duration_s for clip in found.clips] == [1.0, 2.5]
+    assert found.summary == (
+        "the table refs.csv, audio from `Path`, text from `Sentence`, language from `locale`: "
+        "2 clips; 0.00 h; en 1, es 1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("metadata.jsonl", ("file_name", "transcription")),
+        ("train.jsonl", ("audio_filepath", "text")),
+        ("x.json", ("audio", "transcript")),
+    ],
+)
+def test_json_lines_with_the_usual_keys(tmp_path, record, name, keys):
+    record(tmp_path / "a.wav")
+    line = json.dumps({keys[0]: "a.wav", keys[1]: "Hi", "speaker": 3})
+    (tmp_path / name).write_text(f"\n{line}\n")
+    assert texts(find_clips(str(tmp_path))) == {"a.wav": ("Hi", None)}
+    assert texts(find_clips(str(tmp_path / name), language="en")) == {"a.wav": ("Hi", "en")}
+
+
+def test_an_audiofolder_is_known_by_its_metadata(tmp_path, record):
+    record(tmp_path / "a.wav")
+    (tmp_path / "notes.csv").write_text("x,y\n")
+    (tmp_path / "metadata.csv").write_text("file_name,transcription\na.wav,Hi\n")
+    assert texts(find_clips(str(tmp_path))) == {"a.wav": ("Hi", None)}
+
+
+def test_librispeech_as_it_unpacks(tmp_path, record):
+    for name in ("1089-134686-0000", "1089-134686-0001"):
+        record(tmp_path / "1089" / "134686" / f"{name}.flac")
+    (tmp_path / "1089" / "134686" / "1089-134686.trans.txt").write_text(
+        "1089-134686-0000 HE HOPED\n1089-134686-0001 STUFF IT\n"
+    )
+    assert texts(find_clips(str(tmp_path))) == {
+        "1089/134686/1089-134686-0000.flac": ("HE HOPED", "en"),
+        "1089/134686/1089-134686-0001.flac": ("STUFF IT", "en"),
+    }
+    (tmp_path / "1089" / "134686" / "1089-134686-0001.flac").unlink()
+    with pytest.raises(ConfigError, match=r"1 without audio: 1089/134686/.*txt:2"):
+        find_clips(str(tmp_path))
+
+
+def test_common_voice_as_it_unpacks(tmp_path, record):
+    for name in ("a.mp3", "b.mp3"):
+        record(tmp_path / "clips" / name)
+    head = "client_id\tpath\tsentence\tlocale\n"
+    # An unpaired quote, which a reader of quoted cells takes for the start of a long one.
+    lines = 'x\ta.mp3\t"Nein, sagte er\tde\nx\tb.mp3\t"Er sagte ""Ja"""\tde\n'
+    (tmp_path / "validated.tsv").write_text(head + lines)
+    said = {"a.mp3": ('"Nein, sagte er', "de"), "b.mp3": ('Er sagte "Ja"', "de")}
+    assert texts(find_clips(str(tmp_path))) == said
+    (tmp_path / "test.tsv").write_text(head + lines.splitlines()[0])
+    found = find_clips(str(tmp_path))
+    assert list(texts(found)) == ["a.mp3"] and found.summary.startswith("Common Voice's test.tsv")
+    assert texts(find_clips(str(tmp_path / "validated.tsv"))) == said
+
+
+def test_our_own_manifest_may_hold_silence():
+    found = find_clips("tests/data/manifest.jsonl")
+    assert "a manifest of clips: 16 clips; " in found.summary and "no speech 2" in found.summary
+    assert texts(find_clips("tests/data")) == texts(found)
+
+
+def table_of(folder, record, count):
+    for number in range(count):
+        record(folder / f"{number}.wav", 0.1)
+    rows = "".join(f"{number}.wav,word\n" for number in range(count))
+    (folder / "refs.csv").write_text("file,text\n" + rows)
+
+
+def test_a_draw_is_repeatable_ordered_and_fair(tmp_path, record):
+    table_of(tmp_path, record, 10)
+    draws = [[c.file for c in find_clips(str(tmp_path), limit=3, seed=s).clips] for s in range(60)]
+    assert draws[7] == [c.file for c in find_clips(str(tmp_path), limit=3, seed=7).clips]
+    assert all(draw == sorted(draw) and len(set(draw)) == 3 for draw in draws)
+    often = [sum(f"{number}.wav" in draw for draw in draws) for number in range(10)]
+    assert min(often) >= 8 and max(often) <= 30  # 18 of 60 each in the mean
+    found = find_clips(str(tmp_path), limit=3)
+    assert "10 clips, 3 of them drawn with seed 0" in found.summary
+    assert len(find_clips(str(tmp_path), limit=99).clips) == 10
+
+
+def test_only_what_was_drawn_is_opened(tmp_path, record):
+    table_of(tmp_path, record, 4)
+    drawn = find_clips(str(tmp_path), limit=1).clips[0].file
+    for path in tmp_path.glob("*.wav"):
+        if path.name != drawn:
+            path.write_bytes(b"no audio at all")
+    assert find_clips(str(tmp_path), limit=1).clips[0].duration_s == pytest.approx(0.1)
+    with pytest.raises(FileError, match=r"cannot read .*\.wav: no audio that is known here"):
+        find_clips(str(tmp_path))
+
+
+def test_what_does_not_fit_is_named(tmp_path, record):
+    record(tmp_path / "a.wav")
+    lines = ("a.wav,Hi", "gone.wav,Hi", "a.wav,Again", ",Hi", "b.wav,", "c.wav,  ", "d.wav", "e,")
+    (tmp_path / "refs.csv").write_text("\n".join(["file,text", *lines]))
+    with pytest.raises(ConfigError) as caught:
+        find_clips(str(tmp_path), limit=1)  # whatever is drawn
+    assert str(caught.value) == (
+        f"{tmp_path}: 2 without audio: refs.csv:3 (gone.wav), refs.csv:5 (no name); "
+        "1 listed twice: refs.csv:4 (a.wav); 4 without a reference text: "
+        "refs.csv:6 (b.wav), refs.csv:7 (c.wav), refs.csv:8 (d.wav), …; correct these lines or "
+        "take them out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "holds no references; expected a manifest"),
+        ({"a.csv": "", "b.csv": ""}, "has several tables: a.csv, b.csv; name one"),
+        ({"a.csv": ""}, "a.csv has no lines; expected audio as file_name, file, path"),
+        ({"a.csv": "a.wav|Hi|Hi\n"}, "a.csv has no lines; expected audio as"),
+        ({"a.csv": "id,text\n1,Hi\n"}, "a.csv has id, text; expected audio as"),
+        ({"a.csv": "file,text\n"}, "a.csv has no lines"),
+        ({"a.jsonl": "[1]\n"}, r"a.jsonl:1 is \[1\]; expected an object a line"),
+        ({"a.jsonl": '{"file": '}, "a.jsonl:1 is not JSON"),
+        ({"a.jsonl": '{"file": 3, "text": "x"}'}, "a.jsonl:1: `file` is 3; expected text"),
+        ({"clips/a": "", "dev.tsv": "", "other.tsv": ""}, "has clips/ and dev.tsv, other.tsv;"),
+        ({"a.csv": b"file,text\na,\xff\n"}, "a.csv: it is not UTF-8"),
+    ],
+)
+def test_what_is_no_layout_is_refused(tmp_path, files, message):
+    for name, content in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigError, match=message):
+        find_clips(str(tmp_path))
+
+
+def test_a_place_that_does_not_exist():
+    with pytest.raises(FileError, match=r"cannot read none: No such file .* or a data set of the"):
+        find_clips("none")
