@@ -2,31 +2,22 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import Field
 
 import build.config
-from serve.config import Count, Finite, Name, NameOrNone, read_config
+from serve.config import Count, CountOrNone, Finite, Name, NameOrNone, read_config
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
     """Which clips and which systems an evaluation compares."""
 
-<<<<<<< HEAD
+    # A manifest, a folder or a data set of a hub; eval/corpora/find.py knows the layouts.
     manifest: Name = "tests/data/manifest.jsonl"  # scored, and timed
     heldout: NameOrNone = "tests/data/heldout/manifest.jsonl"  # scored only; "" = none
+    limit: CountOrNone = 0  # clips drawn from each of the two; 0 = all
+    seed: CountOrNone = 0  # of the draw
+    language: NameOrNone = ""  # code, of clips whose layout does not say it; "" = unknown
     systems: tuple[Name, ...] = (
-=======
-    # A manifest, a folder or a data set of a hub; eval/corpora/find.py knows the layouts.
-    manifest: str = "tests/data/manifest.jsonl"  # scored, and timed
-    heldout: str = "tests/data/heldout/manifest.jsonl"  # scored only; "" = none
-    limit: Annotated[int, Field(ge=0)] = 0  # clips drawn from each of the two; 0 = all
-    seed: int = 0  # of the draw
-    language: str = ""  # code, of clips whose layout does not say it; "" = unknown
-    systems: tuple[str, ...] = (
->>>>>>> 61d7f1b (Reports as a page to look at and listen to; recordings in the layouts that people have; Whisper's English normaliser)
         "earshot-triton",
         "earshot-int8",
         "earshot-int8-greedy",

@@ -149,7 +149,12 @@ NEVER = {
     tuple: ["nan", "1", "0.5", "true", "'x'", "[[]]", "[nan]", "{}", "[{}]"],
 }
 SOMETIMES = ["0", "-1", "-1.5", "1e300", "9" * 40, "''", "'x'", "' '", "[]", "[0]", "['']"]
-MAY_BE_EMPTY = {("build", "tokenizer"), ("build", "draft"), ("eval", "heldout")}
+MAY_BE_EMPTY = {
+    ("build", "tokenizer"),
+    ("build", "draft"),
+    ("eval", "heldout"),
+    ("eval", "language"),
+}
 
 
 FIELDS = {".".join(place): (place, default) for place, default in fields_of(EvalsConfig)}
