@@ -10,16 +10,20 @@ import sys
 import termios
 from pathlib import Path
 
+import psutil
 import pytest
 
 import serve.transcriber.open
 from serve.__main__ import main
 from serve.config import Config
+from serve.messages import Request
 from serve.supervisor.gateway import is_ready
 from serve.supervisor.run import free_ports
 from serve.triton import wire
+from serve.triton.client import Client
 from serve.triton.server import config_to_toml
 from tests.fakes import FakeTranscriber
+from tests.serving import audio_file, wait_until
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 120
@@ -269,3 +273,37 @@ def test_a_terminal_sees_progress(nano_toml):
 
 def test_the_default_config_listens_on_this_machine_alone():
     assert Config().server.host == "127.0.0.1"
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("hurry", [False, True], ids=["the limit ends them", "a second Ctrl-C"])
+def test_an_end_with_requests_unanswered_is_no_success(nano_config, tmp_path, hurry):
+    config = nano_config(drain_timeout_s=600.0 if hurry else 0.05)
+    toml = tmp_path / "nano.toml"
+    toml.write_text(config_to_toml(config), encoding="utf-8")
+    with (
+        triton(toml) as server,
+        Client(f"127.0.0.1:{config.server.grpc_port}", timeout_s=WAIT_S) as client,
+    ):
+        assert server.stdout.readline().startswith("ready: ")
+        (whisper,) = [
+            child
+            for child in psutil.Process(server.pid).children(recursive=True)
+            if "whisper_0_0" in child.cmdline()
+        ]
+        calls = [client.start(Request(audio=audio_file(119.0))) for _ in range(40)]
+        wait_until(lambda: whisper.cpu_percent(0.1) > 20, "no request arrived")
+        server.send_signal(signal.SIGINT)
+        assert "starting" in server.stderr.readline()
+        assert "stopping" in server.stderr.readline()
+        if hurry:
+            server.send_signal(signal.SIGINT)
+        _, errors = server.communicate(timeout=WAIT_S)
+        for call in calls:
+            call.cancel()
+    assert "Traceback" not in errors
+    if hurry:
+        assert (server.returncode, errors) == (130, "interrupted\n")
+    else:
+        assert server.returncode == 1
+        assert "error: requests that had been accepted were ended without an answer" in errors
