@@ -1,8 +1,11 @@
 """Scenarios of processes that die or stand still: everything ends once, and comes back."""
 
+import contextlib
 import itertools
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+
+import psutil
 
 from eval.soak.client import WAYS, Ending, counted, crowd, endings
 from eval.soak.stage import Stage
@@ -62,7 +65,8 @@ def stall(stage: Stage, minutes: float) -> Found:
                 calls = _in_flight(stage, pool)
                 time.sleep(_STALL_S)
             finally:
-                victim.resume()
+                with contextlib.suppress(psutil.NoSuchProcess):  # a check below tells
+                    victim.resume()
             found = endings(calls)
         after = {name: process.pid for name, process in stage.processes().items()}
         stage.say(f"stall: {role}: {counted(found)}")

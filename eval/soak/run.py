@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 from eval.config import Config
 from eval.soak.crowds import forty_hours, short_beside_long, with_limit
 from eval.soak.killers import killers
@@ -85,7 +87,7 @@ def run(name: str, config: Config, clips: tuple[Clip, ...], minutes: float, say:
                     checks.append(found)
                 else:
                     figures[found[0]] = float(found[1])
-        except (EarshotError, OSError) as error:
+        except (EarshotError, OSError, psutil.Error) as error:
             checks.append(Check("the scenario comes to its end", False, repr(error)))
         ended = running.process.poll()
         if ended is None:
