@@ -3,9 +3,9 @@
 Used by the device thread alone. Whoever has had the fewest windows goes first (see `turns`), before
 all others the short ones: requests of a single window. These always find a slot soon: a runtime
 that has them wait behind others gets so few windows of longer requests at a time that a few slots
-stay free. One that puts them first gets half as many again as it has slots, for it needs some that wait
-to encode them as full batches, and room is left for short ones. Short ones alone may take every
-slot and wait in the runtime for as many again.
+stay free. One that puts them first gets half as many again as it has slots, for it needs some that
+wait to encode them as full batches, and room is left for short ones. Short ones alone may take
+every slot and wait in the runtime for as many again.
 """
 
 import dataclasses
