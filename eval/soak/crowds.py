@@ -60,7 +60,7 @@ def short_beside_long(stage: Stage, minutes: float) -> Found:
     del minutes
     quiet = [stage.ask(_TIMEOUT_S) for _ in range(_QUIET_ASKS)]
     yield all_answered(quiet)
-    quiet_s = statistics.median(ending.seconds for ending in quiet)
+    quiet_s = max(ending.seconds for ending in quiet)
     stage.say(f"short beside long: {quiet_s:.2f} s quiet; making an hour of audio …")
     hour = hour_of(stage.clips)
     with crowd(_LONG) as pool:
@@ -70,14 +70,14 @@ def short_beside_long(stage: Stage, minutes: float) -> Found:
         while len(beside) < _BESIDE_ASKS and not all(call.done() for call in calls):
             beside.append(stage.ask(_TIMEOUT_S))
         stage.say(f"short beside long: {[f'{ending.seconds:.1f} s' for ending in beside]}")
-    beside_s = statistics.median(ending.seconds for ending in beside)
-    yield "short clip alone, median s", quiet_s
-    yield f"short clip beside {_LONG} hours, median s", beside_s
-    yield "slowest of them, s", max(ending.seconds for ending in beside)
-    yield "ratio of the medians", beside_s / quiet_s
+    beside_s = max(ending.seconds for ending in beside)
+    yield "short clip alone, slowest, s", quiet_s
+    yield f"short clip beside {_LONG} hours, slowest, s", beside_s
+    yield "median beside them, s", statistics.median(ending.seconds for ending in beside)
+    yield "ratio of the slowest", beside_s / quiet_s
     yield all_answered(beside)
     yield Check(
-        f"it takes at most {MAX_RATIO:g} times as long beside them",
+        f"the slowest takes at most {MAX_RATIO:g} times as long beside them",
         beside_s <= MAX_RATIO * quiet_s,
         f"{beside_s:.2f} s against {quiet_s:.2f} s, {beside_s / quiet_s:.1f} times",
     )
