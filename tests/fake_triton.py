@@ -1,7 +1,7 @@
 """A stand-in for `triton_python_backend_utils`, which only exists inside Triton.
 
-It has what our model uses, and Triton 24.10's two traps: a request that is asked about after its
-last response, and a metric family that goes before its metrics, take the whole server down.
+It has what our model uses, and a trap of Triton 24.10: a metric family that goes before its metrics
+takes the whole server down.
 """
 
 import json
@@ -48,17 +48,12 @@ class ResponseSender:
 
     def __init__(self):
         self.sent = queue.Queue()
-        self.cancelled = False
         self.ended = False
 
     def send(self, response, flags=0):
         assert not self.ended, "a response after the last one"
         self.ended = flags == FINAL
         self.sent.put((response, self.ended))
-
-    def is_cancelled(self):
-        assert not self.ended, "this crashes Triton 24.10"
-        return self.cancelled
 
 
 class Request:

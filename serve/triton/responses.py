@@ -1,8 +1,8 @@
-"""From a transcriber's events to Triton's responses, and from a client's cancel back.
+"""From a transcriber's events to Triton's responses.
 
-Each request has a `Responder`, which outlives the `execute` of its model. One thread sends what
-all responders have to say (`ResponseQueue`), another asks whether their clients still wait
-(`CancelWatch`).
+Each request has a `Responder`, which outlives the `execute` of its model; one thread sends what all
+responders have to say (`ResponseQueue`). Cancels do not come through Triton: see
+`serve.triton.keys`.
 """
 
 import logging
@@ -17,9 +17,7 @@ from serve.triton import wire
 
 logger = logging.getLogger("earshot")
 
-_CANCEL_POLL_S = 0.05
 _FLUSH_S = 10.0  # most that the end waits for responses on their way
-_JOIN_S = 10.0
 
 
 class Sender:
@@ -50,16 +48,9 @@ class Sender:
         flags = self._utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
         self._sender.send(response, flags=flags)
 
-    def is_cancelled(self) -> bool:
-        """Whether the client has cancelled or gone; not to be asked after the final response."""
-        return bool(self._sender.is_cancelled())
-
 
 class Responder:
     """Answers one request; its last response, and only that, is final.
-
-    The lock keeps `cancelled` and the last response apart: asking Triton 24.10 about a request
-    that has ended crashes the server.
 
     Args:
         sender: of the request.
@@ -70,13 +61,22 @@ class Responder:
         # None after the last response, for Triton keeps a request as long as its sender lives.
         self._sender: Sender | None = sender
         self._stream = stream
-        self._lost = False  # a response could not be sent, so nobody should work for it
         self._lock = threading.Lock()
+        self._handle: RequestHandle | None = None
+        self._lost = False  # a response could not be sent, so nobody should work for it
 
     @property
     def done(self) -> bool:
         """Whether the last response has been sent."""
         return self._sender is None
+
+    def set_handle(self, handle: RequestHandle) -> None:
+        """What cancels the request, should its client turn out not to be answerable."""
+        with self._lock:
+            self._handle = handle
+            lost = self._lost
+        if lost:
+            handle.cancel()
 
     def send_event(self, event: TranscriberEvent) -> None:
         """Pass on what the transcriber says; waits until Triton has taken it."""
@@ -94,7 +94,7 @@ class Responder:
                 self._send(sender.response(outputs), final=False)
         except Exception as error:
             logger.exception("a response could not be sent")
-            self._lost = True
+            self._give_up()
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
@@ -105,10 +105,12 @@ class Responder:
         if sender is not None:
             self._send(sender.error_response(error), final=True)
 
-    def cancelled(self) -> bool:
-        """Whether the client no longer waits, or cannot be answered."""
+    def _give_up(self) -> None:
         with self._lock:
-            return self._lost or (self._sender is not None and self._sender.is_cancelled())
+            self._lost = True
+            handle = self._handle
+        if handle is not None:
+            handle.cancel()
 
     def _send(self, response: Any, final: bool) -> None:
         with self._lock:
@@ -149,39 +151,3 @@ class ResponseQueue:
             except Exception:  # not even the error could be sent: others still wait
                 logger.exception("a request got no answer")
 
-
-class CancelWatch:
-    """Cancels the requests whose gRPC clients have cancelled or gone.
-
-    Triton 24.10 does not tell when an HTTP client goes; its request runs to its end.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._watched: list[tuple[Responder, RequestHandle]] = []
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="earshot-cancels", daemon=True)
-        self._thread.start()
-
-    def add(self, responder: Responder, handle: RequestHandle) -> None:
-        """Watch a request until it has ended."""
-        with self._lock:
-            self._watched.append((responder, handle))
-
-    def close(self) -> None:
-        """Stop."""
-        self._stopped.set()
-        self._thread.join(timeout=_JOIN_S)
-
-    def _run(self) -> None:
-        while not self._stopped.wait(_CANCEL_POLL_S):
-            self._poll()
-
-    def _poll(self) -> None:
-        with self._lock:
-            watched = list(self._watched)
-        for responder, handle in watched:
-            if responder.cancelled():
-                handle.cancel()
-        with self._lock:
-            self._watched = [entry for entry in self._watched if not entry[0].done]

@@ -18,6 +18,8 @@ IN_THE_IMAGE = {
     "huggingface-hub",
     "pydantic",
     "protobuf",
+    "jinja2",  # torch needs it
+    "fsspec",  # and this
 }
 # The image has a tritonserver of its own; peers are measured elsewhere.
 NOT_NEEDED = {"nvidia-pytriton", "faster-whisper", "ctranslate2"}

@@ -26,7 +26,7 @@ from serve.triton.frames import MAX_KEY_CHARS
 from serve.triton.heartbeat import Heartbeat
 from serve.triton.installation import require_numpy_1
 from serve.triton.relay import RelayClient
-from serve.triton.responses import CancelWatch, Responder, ResponseQueue, Sender
+from serve.triton.responses import Responder, ResponseQueue, Sender
 
 logger = logging.getLogger("earshot")
 
@@ -55,7 +55,6 @@ class TritonPythonModel:
             Path(parameters["failure"]).write_text(str(error) or repr(error), encoding="utf-8")
             raise pb_utils.TritonModelException(str(error)) from error
         self._responses = ResponseQueue()
-        self._cancels = CancelWatch()
         self._heartbeat = Heartbeat(Path(parameters["alive"]), triton)
 
     def execute(self, requests: list[Any]) -> None:
@@ -78,13 +77,12 @@ class TritonPythonModel:
                     logger.exception("a request failed")
                 responder.fail(error)
             else:
-                self._cancels.add(responder, handle)
+                responder.set_handle(handle)
 
     def finalize(self) -> None:
         """Finish what was accepted and stop."""
         self._backend.close()
         self._responses.close()
-        self._cancels.close()
         self._heartbeat.close()
 
 
