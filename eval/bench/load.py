@@ -5,11 +5,13 @@ log-mel, encoder, decoder; no audio decoding, no text.
 """
 
 import collections
+import concurrent.futures
 import dataclasses
 import itertools
 import random
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +21,10 @@ from serve.engine import Engine
 from serve.errors import DeadlineError
 from serve.runtime.protocol import DecodingOptions, Event, Gauges, Job, Runtime
 from serve.speech.features import SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES, log_mel, upload
+from serve.speech.words import handovers
 
 STALL_S = 120.0  # nothing ended for so long: the runtime is stuck
+MOST_UNTIMED = 64  # windows; the runtime waits where their words are timed too slowly
 LATE_S = 0.010  # an arrival that is handed over later than this after it was due is called late
 _COUNTED = ("steps", "step_slots", "windows", "encode_s", "decode_s")
 
@@ -33,6 +37,8 @@ class NoiseWindows:
         device: where log-mels are computed.
         batch: windows whose log-mels are computed together.
         seconds: of noise in each window; the rest is silence up to 30 s.
+        beam_size: of each.
+        words: whether their text is to be aligned with all of it.
     """
 
     _ids = itertools.count()  # of all: a runtime may still have news of the ones before
@@ -44,12 +50,14 @@ class NoiseWindows:
         batch: int,
         seconds: float = WINDOW_S,
         beam_size: int = 1,
+        words: bool = False,
     ) -> None:
         facts = engine.manifest.tokenizer
         assert facts.transcribe is not None
         self.batch = batch
         self.prompt = (facts.sot, facts.languages["en"], facts.transcribe, facts.no_timestamps)
         self._beam_size = beam_size
+        self._align_frames = engine.manifest.dims.n_audio_ctx if words else 0
         self._device = torch.device(device)
         self._mel_filters = engine.load_mel_filters().to(self._device)
         noise = torch.randn(batch, WINDOW_SAMPLES, generator=torch.Generator().manual_seed(0)) * 0.1
@@ -73,7 +81,7 @@ class NoiseWindows:
         ]
         windows = self.features(len(lengths))
         return [
-            Job(next(self._ids), features, self.prompt, option)
+            Job(next(self._ids), features, self.prompt, option, align_frames=self._align_frames)
             for features, option in zip(windows, options, strict=True)
         ]
 
@@ -92,6 +100,8 @@ class Load:
         self._windows = windows
         self._left: dict[int, int] = {}  # job id -> tokens that it still owes
         self._moved = time.perf_counter()
+        self._timers = concurrent.futures.ThreadPoolExecutor(2)  # as many as a transcriber has
+        self.timing: collections.deque[concurrent.futures.Future[Any]] = collections.deque()
 
     @property
     def in_flight(self) -> int:
@@ -141,6 +151,8 @@ class Load:
         self._left[event.job_id] -= len(event.tokens)
         if event.finished is None:
             return False
+        if event.alignment is not None:
+            self.timing.append(self._timers.submit(handovers, event.alignment.matrix))
         left = self._left.pop(event.job_id)
         assert left == 0 or event.finished == "cancelled", f"{left} tokens short: {event.finished}"
         return True
@@ -149,6 +161,12 @@ class Load:
         """Wait until the runtime is empty."""
         while self._left:
             self.poll()
+        self.wait_for_words(0)
+
+    def wait_for_words(self, most: int) -> None:
+        """Wait until no more than so many windows' words are still to be timed."""
+        while len(self.timing) > most:
+            self.timing.popleft().result()
 
     def cancel(self) -> None:
         """Take every window back."""
@@ -206,6 +224,7 @@ def closed_loop(
     while (wall_s := time.perf_counter() - began) < seconds or not done:
         load.fill(lengths, in_flight)
         done += len(load.poll())
+        load.wait_for_words(MOST_UNTIMED)
     moved = _difference(load.runtime.gauges(), before)
     load.drain()
     return ClosedLoop(done, wall_s, moved)

@@ -10,6 +10,7 @@ from serve.errors import ConfigError
 WORKLOADS = {
     "start": "from an engine folder on the disk to a runtime that is ready",
     "throughput": "the runtime is kept full of windows of 30 s, 128 tokens each",
+    "words": "the same, and the times of each window's words are found",
     "latency": "one request of 10 s at a time, padded to 30 s, 40 tokens",
     "mlperf": "MLPerf-shaped: 30 s windows, all at hand at the start, lengths as in MLPerf's set",
     "open-loop": "requests as in latency, arriving at random (Poisson) below saturation",
@@ -37,7 +38,7 @@ class Plan:
 
     def workloads_with(self, slots: int) -> list[str]:
         """Which workloads run with so many slots, in order."""
-        fits = {"latency": slots == self.slots[0], "throughput": True}
+        fits = {"latency": slots == self.slots[0], "throughput": True, "words": True}
         fits |= {"open-loop": slots == self.slots[0], "mlperf": slots == self.slots[-1]}
         return [name for name, fit in fits.items() if fit and name in self.workloads]
 

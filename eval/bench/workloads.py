@@ -75,6 +75,8 @@ class Session:
         self._progress(f"workload {workload} with {self.config.slots} slots")
         if workload == "throughput":
             yield self.throughput(plan.seconds)
+        elif workload == "words":
+            yield self.throughput(plan.seconds, words=True)
         elif workload == "latency":
             yield self.latency(plan.requests)
         elif workload == "mlperf":
@@ -82,11 +84,13 @@ class Session:
         else:
             yield from self.open_loop_sweep(plan.seconds)
 
-    def _load(self, seconds: float = WINDOW_S, batch: int | None = None) -> Load:
+    def _load(
+        self, seconds: float = WINDOW_S, batch: int | None = None, words: bool = False
+    ) -> Load:
         config = self.config
         batch = batch or config.encoder_batch
         beam_size = max(1, config.rows // config.slots)
-        windows = NoiseWindows(self._engine, config.device, batch, seconds, beam_size)
+        windows = NoiseWindows(self._engine, config.device, batch, seconds, beam_size, words)
         return Load(self.runtime, windows)
 
     @property
@@ -94,14 +98,14 @@ class Session:
         """Windows that keep the runtime full: one for each slot, and a batch for the encoder."""
         return self.config.slots + self.config.encoder_batch
 
-    def throughput(self, seconds: float) -> Measurement:
-        """Windows of 30 s arrive as others end."""
+    def throughput(self, seconds: float, words: bool = False) -> Measurement:
+        """Windows of 30 s arrive as others end; with their words timed, or without."""
         slots, lengths = self.config.slots, itertools.repeat(THROUGHPUT_TOKENS)
-        found = closed_loop(self._load(), lengths, slots, self._in_flight, seconds)
+        found = closed_loop(self._load(words=words), lengths, slots, self._in_flight, seconds)
         ideal = WINDOW_S / self._floor.window_s(THROUGHPUT_TOKENS, slots)
         return Measurement(
-            "throughput", self._system, found.rate * WINDOW_S, "RTFx", ideal,
-            f"30 s of sound, {THROUGHPUT_TOKENS} tokens; {found.detail}",
+            "words" if words else "throughput", self._system, found.rate * WINDOW_S, "RTFx", ideal,
+            f"30 s of sound, {THROUGHPUT_TOKENS} tokens{', each timed' * words}; {found.detail}",
             {"windows_per_s": found.rate, "seconds": found.wall_s},
         )  # fmt: skip
 

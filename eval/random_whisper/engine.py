@@ -21,6 +21,7 @@ from serve.engine import (
     N_FREQUENCIES,
     TOKENIZER_FILE,
     WEIGHTS_FILE,
+    Dims,
     Engine,
     FileFacts,
     Manifest,
@@ -82,13 +83,23 @@ def random_engine(shape: Shape, precision: Precision) -> RandomEngine:
             *range(allowed_timestamps.stop, dims.n_vocab),
         ),
         begin_suppress_tokens=(220,),
-        max_initial_timestamp_index=MAX_INITIAL_TIMESTAMP_INDEX, alignment_heads=(),
+        max_initial_timestamp_index=MAX_INITIAL_TIMESTAMP_INDEX,
+        alignment_heads=_alignment_heads(dims),
     )  # fmt: skip
     manifest = Manifest(
-        1, "native", precision, dims, facts, Source("random", ""), {}, {}, {}, 0,
+        1, "native", precision, dims, facts, Source("random", "0" * 64), {}, {}, {}, 0,
         None, {},
     )  # fmt: skip
     return RandomEngine(Path(), manifest, shape)
+
+
+def _alignment_heads(dims: Dims) -> tuple[tuple[int, int], ...]:
+    """As many as OpenAI names: six in the last two layers of a turbo's four, else one in ten."""
+    last = dims.n_text_layer - 1
+    if last < 4:
+        both = (last, max(0, last - 1))
+        return tuple(sorted({(layer, i % dims.n_text_head) for layer in both for i in range(3)}))
+    return tuple((last - i, 0) for i in reversed(range(min(10, last))))
 
 
 def write_engine(engine: RandomEngine, folder: Path, device: torch.device | str) -> Engine:

@@ -70,7 +70,8 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(config, p
         (("--config", "configs/demo.toml"), 'bench needs runtime.device = "cuda"', 2),
         (
             ("--workloads", "a,latency,x"),
-            "unknown workloads: a, x; known: start, throughput, latency, mlperf, open-loop, steps "
+            "unknown workloads: a, x; known: start, throughput, words, latency, mlperf, "
+            "open-loop, steps "
             "(a is now throughput)",
             2,
         ),

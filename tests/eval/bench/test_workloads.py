@@ -16,17 +16,19 @@ def test_every_workload_ends_with_its_forced_lengths(config, engine, plan, ceili
         ("opening", "2 slots"),
         ("latency", "2 slots"),
         ("throughput", "2 slots"),
+        ("words", "2 slots"),
         ("open loop, saturated", "2 slots"),
         *((f"open loop, {share} % load", "2 slots") for share in (30, 50, 70, 85, 95)),
         ("opening", "3 slots"),
         ("throughput", "3 slots"),
+        ("words", "3 slots"),
         ("MLPerf-shaped", "3 slots"),
         ("MLPerf-shaped, always full", "3 slots"),
     ]
     assert all(row.value > 0 and row.is_ours for row in rows)
     by_name = {row.workload: row for row in rows}
     assert by_name["MLPerf-shaped"].figures["windows"] >= 6
-    for name in ("throughput", "MLPerf-shaped", "MLPerf-shaped, always full"):
+    for name in ("throughput", "words", "MLPerf-shaped", "MLPerf-shaped, always full"):
         assert by_name[name].figures["seconds"] >= plan.seconds
     for share in (30, 95):
         found = by_name[f"open loop, {share} % load"].figures

@@ -3,6 +3,7 @@
 import dataclasses
 import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +12,7 @@ from serve.engine import DETECT_LANGUAGE
 from serve.errors import UnavailableError
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job
+from serve.speech.words import handovers
 from tests.checkpoints import write_engine
 from tests.serve.native.decoding import prompt_of, run
 
@@ -171,6 +173,61 @@ def test_a_cancelled_window_leaves_its_slot(graphs, int8_engine, checkpoint, win
     assert len(ended) == len(jobs)
     assert len({event.tokens for event in ended.values() if event.finished == "eot"}) == 1
     assert runtime.gauges().busy_slots == 0
+
+
+@pytest.mark.parametrize("cross_kv", ["full", "int8"])
+@pytest.mark.parametrize("way", WAYS)
+def test_words_are_where_the_cpu_finds_them(way, cross_kv, int8_engine, checkpoint, windows):
+    """All windows at once, in many passes, some cancelled while they are aligned."""
+    jobs = [
+        Job(i, w[2], prompt_of(checkpoint.facts, w[1]), align_frames=1500 if i % 2 else 400)
+        for i, w in enumerate(windows)
+    ]
+    found = []
+    for config in (RuntimeConfig(slots=8, encoder_batch=4), WAYS[way]):
+        runtime = NativeRuntime(int8_engine, dataclasses.replace(config, cross_kv=cross_kv))
+        found.append(run(runtime, jobs))
+        runtime.close()
+    cpu, gpu = found
+    apart, probs = [], []
+    for i, event in gpu.items():
+        if event.tokens == cpu[i].tokens and event.alignment is not None:
+            ours, theirs = (handovers(one.alignment.matrix) for one in (event, cpu[i]))
+            apart += np.abs(ours - theirs).tolist()
+            probs += np.abs(event.alignment.token_probs - cpu[i].alignment.token_probs).tolist()
+    assert len(apart) > 200
+    assert np.mean(np.array(apart) <= 1) >= 0.98
+    assert np.mean(probs) < 5e-3
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_words_change_no_bit_of_their_neighbours(graphs, int8_engine, checkpoint, windows):
+    config = dataclasses.replace(CUDA, encoder_batch=1, cuda_graph=graphs)
+    runtime = NativeRuntime(int8_engine, config)
+    jobs = [Job(i, w[2], prompt_of(checkpoint.facts, w[1])) for i, w in enumerate(windows)]
+    plain = run(runtime, jobs)
+    mixed = [dataclasses.replace(job, align_frames=700 * (job.id % 2)) for job in jobs]
+    for job_id, event in run(runtime, mixed).items():
+        assert event.tokens == plain[job_id].tokens
+        assert event.scores.avg_logprob == plain[job_id].scores.avg_logprob
+        assert (event.alignment is not None) == (job_id % 2 == 1 and bool(event.tokens))
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_window_may_be_cancelled_while_it_is_aligned(graphs, int8_engine, checkpoint, windows):
+    runtime = NativeRuntime(int8_engine, dataclasses.replace(CUDA, cuda_graph=graphs))
+    prompt = prompt_of(checkpoint.facts, "en")
+    for turn in range(60):
+        runtime.submit(Job(turn, windows[0][2], prompt, align_frames=300))
+        ended = []
+        for poll in range(1000):
+            if poll == turn:
+                runtime.cancel(turn)
+            ended += [event for event in runtime.poll(0.0) if event.finished]
+            if ended and not runtime.gauges().busy_slots:
+                break
+        assert len(ended) == 1 and ended[0].job_id == turn
+        assert (ended[0].finished == "cancelled") != (ended[0].alignment is not None)
 
 
 def test_too_little_memory_is_an_error_at_the_start(int8_engine):
