@@ -14,7 +14,8 @@ from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.ours import EarshotTriton
 from eval.accuracy.score import Accuracy, accuracy, char_counts, compared_texts, latency, rtfx
 from eval.config import Config
-from serve.clips import Clip, load_clips
+from eval.corpora.find import find_clips
+from serve.clips import Clip
 
 WIDTH = 100  # columns
 _MARGIN = " " * 4
@@ -42,7 +43,7 @@ def demo(config: Config, say: Callable[[str], None]) -> DemoResult:
     Raises:
         EarshotError: a clip is missing or the server did not start.
     """
-    clips = load_clips(config.eval.manifest)
+    clips = find_clips(config.eval.manifest).clips
     say(f"Starting Triton Inference Server with the engine {config.engine} …")
     with contextlib.closing(EarshotTriton(config)) as system:
         say(f"Ready: HTTP {system.server.http}, gRPC {system.server.grpc}")

@@ -17,10 +17,11 @@ from eval.corpora.hub import PREFIX, open_hub
 from eval.corpora.layout import EXPECTED, Entry, Layout
 from eval.corpora.librispeech import TRANSCRIPTS, LibriSpeech
 from eval.corpora.parquet import Parquet
-from eval.corpora.tables import CLIPS, Table, is_jsonl, open_table
+from eval.corpora.tables import CLIPS, Table, open_table
 from serve.clips import Clip
 from serve.errors import ConfigError, FileError
 
+TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")  # what is taken for references in a folder
 COMMON_VOICE = ("test.tsv", "validated.tsv")  # of its tables, the one that is taken
 _NAMED = 3  # examples in an error
 
@@ -85,7 +86,7 @@ def _folder(path: Path) -> Layout:
             names = ", ".join(table.name for table in tables)
             raise ConfigError(f"{path} has {CLIPS}/ and {names}; name one of these tables")
         return _common_voice(named[0])
-    tables = [file for file in sorted(path.iterdir()) if file.suffix == ".csv" or is_jsonl(file)]
+    tables = [file for file in sorted(path.iterdir()) if file.suffix in TABLES]
     metadata = [file for file in tables if file.stem in ("metadata", "manifest")]
     if len(tables) == 1 or len(metadata) == 1:
         return open_table((metadata or tables)[0])

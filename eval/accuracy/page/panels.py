@@ -124,16 +124,21 @@ class LatencyPanel(Panel):
         axes.set_xscale("log")
         axes.set_xlim(low, high)
         ticks = [value for value in _LATENCIES if low <= value <= high]
-        axes.xaxis.set_major_locator(FixedLocator(ticks[:: 1 + len(ticks) // 5]))
+        axes.xaxis.set_major_locator(FixedLocator(ticks[:: 1 + len(ticks) // 4]))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _time(value)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
+
+
+def _tick(seconds: float) -> str:
+    """A round latency in words."""
+    return f"{1e3 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.0f} s"
 
 
 def _time(seconds: float) -> str:
     """A latency in words."""
     if seconds < 0.9995:
         return f"{1e3 * seconds:.0f} ms"
-    return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
 
 
 def rows_figure(panels: Sequence[Panel], name: str, label: str, *, narrow: bool) -> str:

@@ -32,7 +32,7 @@ def test_a_csv_of_any_delimiter(tmp_path, record, delimiter):
     [
         ("metadata.jsonl", ("file_name", "transcription")),
         ("train.jsonl", ("audio_filepath", "text")),
-        ("x.json", ("audio", "transcript")),
+        ("x.ndjson", ("audio", "transcript")),
     ],
 )
 def test_json_lines_with_the_usual_keys(tmp_path, record, name, keys):
@@ -46,6 +46,7 @@ def test_json_lines_with_the_usual_keys(tmp_path, record, name, keys):
 def test_an_audiofolder_is_known_by_its_metadata(tmp_path, record):
     record(tmp_path / "a.wav")
     (tmp_path / "notes.csv").write_text("x,y\n")
+    (tmp_path / "dataset_infos.json").write_text("{\n}\n")
     (tmp_path / "metadata.csv").write_text("file_name,transcription\na.wav,Hi\n")
     assert texts(find_clips(str(tmp_path))) == {"a.wav": ("Hi", None)}
 
