@@ -8,7 +8,8 @@
 #   make serve           CONFIG=… [ENGINE=…]
 #   make transcribe      FILES="a.wav b.mp3" [FORMAT=text|srt|vtt|json LANGUAGE=en CONFIG=…
 #                        OPTIONS="--beam-size 5", any of `python -m serve transcribe --help`]
-#   make eval            CONFIG=…
+#   make eval            CONFIG=… [CLIPS=my/recordings OPTIONS="--limit 200", any of
+#                        `python -m eval run --help`]
 
 CONFIG ?= configs/demo.toml
 PYTHON ?= python3
@@ -76,7 +77,8 @@ transcribe: some-files setup
 		$(if $(LANGUAGE),--language $(LANGUAGE)) $(OPTIONS) $(FILES)
 
 eval: setup
-	@$(RUN) -m eval run --config $(CONFIG)
+	@$(RUN) -m eval run --config $(CONFIG) $(if $(CLIPS),--manifest "$(CLIPS)" --heldout "") \
+		$(OPTIONS)
 
 clean:
 	rm -rf engines reports .cache .pytest_cache .mypy_cache .ruff_cache
