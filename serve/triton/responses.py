@@ -150,4 +150,3 @@ class ResponseQueue:
                 responder.send_event(event)
             except Exception:  # not even the error could be sent: others still wait
                 logger.exception("a request got no answer")
-

@@ -6,6 +6,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from serve.triton import wire
 from serve.triton.cancels import CancelClient
+from serve.triton.folder import RELAY_SOCKET, grpc_target
 from tests.serving import WAIT_S, audio_file, outcomes, settled, wait_until
 
 pytestmark = pytest.mark.server
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.server
 
 @pytest.fixture
 def cancels(server):
-    client = CancelClient(server.folder / "relay.sock")
+    client = CancelClient(server.folder / RELAY_SOCKET)
     wait_until(lambda: client.connected, "it does not connect")
     yield client
     client.close()
@@ -21,7 +22,8 @@ def cancels(server):
 
 @pytest.fixture
 def stub(server):
-    with grpc.insecure_channel(server.grpc) as channel:
+    """Of Triton itself, which only the gateway reaches; the gateway takes no keys."""
+    with grpc.insecure_channel(grpc_target(server.folder)) as channel:
         yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 

@@ -142,4 +142,3 @@ class TestResponseQueue:
         responses.put(Responder(sender, stream=False), FINISHED)
         wait_until(lambda: sender.sent, "the thread ended")
         assert sender.sent == [(WHOLE, True)]
-
