@@ -76,13 +76,14 @@ def test_a_model_is_configured_for_triton(repository, name, decoupled):
 def test_both_models_share_the_run_and_this_code(repository, folder):
     assert repository == folder / "models"
     assert {path.name for path in repository.iterdir()} == {"whisper", "whisper_stream"}
-    for name in ("whisper", "whisper_stream"):
+    for name, alive in (("whisper", "alive"), ("whisper_stream", "alive_stream")):
         parameters = read(repository, name).parameters
         assert {key: value.string_value for key, value in parameters.items()} == {
             "config": str(folder / "some.toml"),
             "engine": str(folder / "engine"),
             "relay": str(folder / "relay.sock"),
             "failure": str(folder / "failure"),
+            "alive": str(folder / alive),
             "backend_model": "",
         }
         code = repository / name / "1"
