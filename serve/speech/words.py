@@ -72,22 +72,29 @@ def handovers(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
         int64 (rows,), never running backwards, the first 0.
     """
     rows, frames = matrix.shape
+    run = np.cumsum(matrix, axis=1, dtype=np.float64)
+    np.negative(run, out=run)
     cost = np.full((rows + 1, frames + 1), np.inf)
     cost[0, 0] = 0.0
-    for i, weights in enumerate(matrix.astype(np.float64)):
+    entry, equal = np.empty(frames), np.empty(frames, np.bool_)
+    for i in range(rows):  # in place: that halves its time
         diagonal, above = cost[i, :-1], cost[i, 1:]
-        entry = np.where(diagonal == above, np.inf, np.minimum(diagonal, above))
-        run = np.cumsum(-weights)
-        entry[1:] -= run[:-1]
-        cost[i + 1, 1:] = run + np.minimum.accumulate(entry)
+        np.minimum(diagonal, above, out=entry)
+        np.equal(diagonal, above, out=equal)
+        np.copyto(entry, np.inf, where=equal)
+        np.subtract(entry[1:], run[i, :-1], out=entry[1:])
+        np.minimum.accumulate(entry, out=entry)
+        np.add(run[i], entry, out=cost[i + 1, 1:])
     diagonal, above, left = cost[:-1, :-1], cost[:-1, 1:], cost[1:, :-1]
-    enters = (np.minimum(diagonal, above) < left) & (diagonal != above)
-    begins = np.zeros(rows, np.int64)
+    enters = ((np.minimum(diagonal, above) < left) & (diagonal != above)).tobytes()
+    jumps = (diagonal < above).tobytes()  # of those that enter a row, who come from its left
+    begins = [0] * rows
     frame = frames - 1
     for i in range(rows - 1, 0, -1):
-        frame = begins[i] = np.flatnonzero(enters[i, : frame + 1])[-1]
-        frame -= int(diagonal[i, frame] < above[i, frame])
-    return begins
+        at = enters.rfind(b"\1", i * frames, i * frames + frame + 1)
+        begins[i] = at - i * frames
+        frame = begins[i] - jumps[at]
+    return np.array(begins)
 
 
 def split_words(
