@@ -7,6 +7,7 @@ python -m eval demo --config configs/demo.toml       the bundled clips through a
 python -m eval bench --config configs/large-v3-turbo.toml   speed on one GPU
 python -m eval soak --config configs/demo.toml       attack a real server: what survives?
 python -m eval same-tokens --config configs/demo.toml   do we search as CTranslate2 does?
+python -m eval words --config configs/demo.toml         are words where they are?
 python -m eval trtllm-check                          does TensorRT-LLM do what we expect of it?
 """
 
@@ -76,6 +77,16 @@ def _parser() -> argparse.ArgumentParser:
             "same-tokens", help="compare our tokens with CTranslate2's, beam by beam"
         )
     )
+    words = commands.add_parser(
+        "words", help="compare times of words with faster-whisper's and the truth; their cost"
+    )
+    _add_config(words)
+    words.add_argument(
+        "--spoken", default="tests/data/heldout/manifest.jsonl", metavar="JSONL",
+        help="texts that espeak-ng speaks; default: %(default)s",
+    )  # fmt: skip
+    words.add_argument("--sentences", type=_positive, default=80, metavar="N", help="of these")
+    words.set_defaults(command=_words)
     check = commands.add_parser(
         "trtllm-check", help="on a machine with TensorRT-LLM: compare it with transformers"
     )
@@ -336,6 +347,15 @@ def _same_tokens(options: argparse.Namespace) -> int:
     manifest = options.manifest or config.eval.manifest
     shares = compare_tokens(config, options.config, manifest, options.beams or BEAMS, print)
     return 0 if min(shares) >= LEAST_EQUAL else 1
+
+
+def _words(options: argparse.Namespace) -> int:
+    from eval.accuracy.words import measure_words  # noqa: PLC0415 - needs torch
+
+    config = load_config(options.config)
+    found = measure_words(config, options.config, options.spoken, int(options.sentences), print)
+    print("\n".join(found.lines()))
+    return 0 if found.good else 1
 
 
 def _trtllm_check() -> int:

@@ -41,7 +41,9 @@ class Alignment:
     """
 
     token_probs: npt.NDArray[np.float32]  # (n,), of each token among all text tokens
-    matrix: npt.NDArray[np.float32]  # (n + 1, frames)
+    matrix: npt.NDArray[np.float32] | None  # (n + 1, frames); None where `begins` is known
+    # (n + 1,), the frame at which each row begins on the way through its largest weights
+    begins: npt.NDArray[np.int64] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

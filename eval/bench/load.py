@@ -151,7 +151,7 @@ class Load:
         self._left[event.job_id] -= len(event.tokens)
         if event.finished is None:
             return False
-        if event.alignment is not None:
+        if event.alignment is not None and event.alignment.matrix is not None:
             self.timing.append(self._timers.submit(handovers, event.alignment.matrix))
         left = self._left.pop(event.job_id)
         assert left == 0 or event.finished == "cancelled", f"{left} tokens short: {event.finished}"

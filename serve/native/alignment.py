@@ -4,7 +4,8 @@ OpenAI's `find_alignment` of `whisper/timing.py`: the text alone, without timest
 text, is fed in one step to the row that said it, while its audio is still in its slot. The queries
 of the checkpoint's alignment heads, times the slot's keys, give each token's weights over the
 window's frames. They are put beside each other's (z-scores over tokens), smoothed (a median over
-frames) and averaged over heads on the device; the way through them is found elsewhere.
+frames) and averaged over heads on the device. The way through them is found there too where a
+kernel can; else it is left to whoever gets them.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from serve.native.slots import Place
 from serve.runtime.protocol import Event, Job
 
 MEDIAN_FRAMES = 7
-_MOST_TOKENS = 512  # in one pass; bounds its memory, and more would hardly be quicker
+_MOST_TOKENS = 1100  # in one pass, as if all windows had as many as the longest: bounds memory
 _LEAST = 1e-30  # where no token attends, nothing is divided by 0
 _EXCHANGES = (  # a sorting network of 7, as far as its middle depends on it
     *((0, 5), (0, 3), (1, 6), (2, 4), (0, 1), (3, 5), (2, 6)),
@@ -56,7 +57,9 @@ class _Pass:
 
     windows: Sequence[_Forced]
     token_probs: torch.Tensor  # float32, of each window's text, one behind the other
-    matrix: torch.Tensor  # float32 (windows, tokens, frames)
+    # float32 (windows, tokens, frames): weights; or int64 (windows, tokens): where the tokens of
+    # each window's text, and what follows it, begin
+    found: torch.Tensor
     copied: torch.cuda.Event | None  # None: at once
 
     def ready(self) -> bool:
@@ -68,13 +71,15 @@ class _Pass:
 
     def events(self) -> Iterator[Event]:
         begin = 0
-        for one, weights in zip(self.windows, self.matrix, strict=True):
-            end, last = begin + len(one.text), one.first + len(one.text)
-            found = Alignment(
-                token_probs=self.token_probs[begin:end].numpy(),
-                matrix=weights[one.first : last + 1, : one.frames].numpy(),
-            )
-            yield dataclasses.replace(one.event, alignment=found)
+        for one, found in zip(self.windows, self.found, strict=True):
+            end, rows = begin + len(one.text), len(one.text) + 1
+            probs = self.token_probs[begin:end].numpy()
+            if found.ndim == 1:
+                alignment = Alignment(probs, None, found[:rows].numpy())
+            else:
+                matrix = found[one.first : one.first + rows, : one.frames]
+                alignment = Alignment(probs, matrix.numpy())
+            yield dataclasses.replace(one.event, alignment=alignment)
             begin = end
 
 
@@ -97,6 +102,7 @@ class Aligner:
         self._device = decoder.device
         self._context = decoder.dims.n_text_ctx
         self._frames = decoder.dims.n_audio_ctx
+        self._slots = cache.cross.shape[2]
         self._ids = torch.zeros((rows, self._context), dtype=torch.int64, device=self._device)
         self._heads: dict[int, torch.Tensor] = {}  # by layer
         for layer in sorted({layer for layer, _ in facts.alignment_heads}):
@@ -109,8 +115,9 @@ class Aligner:
         """Begin to align the windows that ask for it; returns the events of the others."""
         windows = [self._forced(one) for one in ended if self._asks(one)]
         while windows:
-            totals = itertools.accumulate(len(one.tokens) for one in windows)
-            count = max(1, sum(total <= _MOST_TOKENS for total in totals))
+            longest = itertools.accumulate((len(one.tokens) for one in windows), max)
+            sizes = (count * length for count, length in enumerate(longest, start=1))
+            count = max(1, sum(size <= _MOST_TOKENS for size in sizes))
             self._passes.append(self._begin(windows[:count]))
             windows = windows[count:]
         return [one.event for one in ended if not self._asks(one)]
@@ -140,10 +147,12 @@ class Aligner:
 
     def warm_up(self) -> None:
         """Have kernels compiled and memory taken for a pass of every size; all rows are free."""
-        for tokens in (8, 40, min(_MOST_TOKENS, self._context)):
-            text = (0,) * (tokens - 3)
+        most = max(1, _MOST_TOKENS // self._context)
+        for windows, tokens in ((1, 8), (1, 40), (most, self._context)):
+            event = Event(-1, (0,) * (tokens - 3))
             job = Job(-1, self._ids, (self._facts.sot,), align_frames=self._frames)
-            self.launch([Said(job, Place(0, 0, 1), Event(-1, text))])
+            places = [Place(i, i, 1) for i in range(min(windows, len(self._ids), self._slots))]
+            self.launch([Said(job, place, event) for place in places])
             self.collect(wait=True)
 
     def _asks(self, one: Said) -> bool:
@@ -173,19 +182,19 @@ class Aligner:
         )
 
     def _begin(self, windows: Sequence[_Forced]) -> _Pass:
-        probs, matrix = self._run(windows)
+        probs, found = self._run(windows)
         if self._device.type != "cuda":
-            return _Pass(windows, probs, matrix, None)
-        probs, matrix = (
-            torch.empty(one.shape, pin_memory=True).copy_(one, non_blocking=True)
-            for one in (probs, matrix)
+            return _Pass(windows, probs, found, None)
+        probs, found = (
+            torch.empty(one.shape, dtype=one.dtype, pin_memory=True).copy_(one, non_blocking=True)
+            for one in (probs, found)
         )
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
-        return _Pass(windows, probs, matrix, copied)
+        return _Pass(windows, probs, found, copied)
 
     def _run(self, windows: Sequence[_Forced]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Feed the windows' text; returns its tokens' probabilities, and all weights."""
+        """Feed the windows' text; returns what `_Pass` holds of it, on the device."""
         lengths = [len(one.tokens) for one in windows]
         begins = list(itertools.accumulate(lengths, initial=0))[:-1]
         both = list(zip(windows, begins, strict=True))
@@ -213,7 +222,12 @@ class Aligner:
             max(one.frames for one in windows),
         )
         frames = self._upload(one.frames for one in windows)
-        return probs, smoothed(scores, self._upload(lengths), frames)
+        matrix = smoothed(scores, self._upload(lengths), frames)
+        if self._decoder.ops.warp is None:
+            return probs, matrix
+        first = self._upload(one.first for one in windows)
+        count = self._upload(len(one.text) + 1 for one in windows)
+        return probs, self._decoder.ops.warp(matrix, first, count, frames)
 
     def _upload(self, values: Iterable[int]) -> torch.Tensor:
         return upload(list(values), self._device)

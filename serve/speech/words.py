@@ -154,7 +154,7 @@ def time_words(
     """
     texts, counts = split_words(tokens, decode, language)
     bounds = np.cumsum([0, *counts])
-    times = handovers(alignment.matrix)[bounds] / FRAMES_PER_S if texts else []
+    times = _begins(alignment)[bounds] / FRAMES_PER_S if texts else []
     timings = [
         Timing(
             text=text,
@@ -172,6 +172,13 @@ def time_words(
         _shorten_at_sentences(words)
     _join_punctuation(timings)
     return words
+
+
+def _begins(alignment: Alignment) -> npt.NDArray[np.int64]:
+    if alignment.begins is not None:
+        return alignment.begins
+    assert alignment.matrix is not None
+    return handovers(alignment.matrix)
 
 
 def _shorten_at_sentences(words: WindowWords) -> None:

@@ -6,6 +6,7 @@ and are imported only where they are chosen.
 
 import dataclasses
 import importlib.util
+from collections.abc import Callable
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
@@ -116,6 +117,9 @@ class Ops:
     reads_int8: bool  # whether the decoder's matrices may stay int8
     decoder: DecoderOps[Any]
     encoder: EncoderOps[Any]
+    # (matrix, first, count, frames) -> begins; see `warp`. None: the host does it, of which
+    # `serve.speech.words.handovers` is the definition.
+    warp: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
 
 
 def torch_only(reason: str) -> Ops:
@@ -200,8 +204,9 @@ def _triton(
         Pending,
         TritonOps,
     )
+    from serve.native.kernels.warp import warp  # noqa: PLC0415 - only where triton is
 
     decoder: DecoderOps[Tensor | Pending]
     decoder = TritonOps(device, rows, dims.n_text_head, dims.n_audio_ctx)
     encoder = _encoder(device, encoder_precision)
-    return Ops("triton", reason, reads_int8=True, decoder=decoder, encoder=encoder)
+    return Ops("triton", reason, reads_int8=True, decoder=decoder, encoder=encoder, warp=warp)

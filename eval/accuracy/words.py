@@ -1,0 +1,196 @@
+"""Are words where faster-whisper finds them, and where they are? And what do their times cost?
+
+Both transcribe the same clips greedily from the same checkpoint: our engine on the CPU, and
+faster-whisper on the conversion of `prepare`. Where both say the same words, their times are
+compared; and of sentences that espeak-ng speaks, where both say what it spoke, with its own times.
+"""
+
+import concurrent.futures
+import dataclasses
+import difflib
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from eval.accuracy.espeak import Espeak
+from eval.accuracy.peers import fair_options
+from eval.accuracy.prepare import converted_folder, prepare_converted, prepare_engine
+from eval.config import Config
+from serve.clips import Clip, load_clips
+from serve.messages import Request, Samples
+from serve.speech.audio import from_samples
+from serve.speech.meter import Limits
+from serve.transcriber.loop import Transcriber
+from serve.transcriber.open import open_transcriber
+
+FRAME_S = 0.02
+LEAST_WITHIN = 0.95  # of words that both say: begin and end within a frame of faster-whisper's
+MOST_MEDIAN_S = 0.060  # of the distance from the truth
+LEAST_THROUGHPUT = 0.90  # with words, of that without
+AT_A_TIME = 8
+ROUNDS = 3
+VOICES = {"en": ("en-us", "en-us+f2", "en-us+m3"), "es": ("es", "es+f2", "es+m3")}
+LIMITS = Limits(30.0)  # of a sentence
+_MARKS = " .,;:!?¡¿\"'()…-"
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """A word that somebody timed."""
+
+    word: str  # without marks, in lower case
+    start: float
+    end: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What was measured."""
+
+    compared: int  # words that both say
+    within: float  # share of these within a frame at both ends
+    truths: int  # words whose true time is known, and that both heard
+    ours_s: float  # median distance of their beginnings from the truth
+    theirs_s: float
+    throughput: float  # with words / without
+
+    def lines(self) -> list[str]:
+        """The report."""
+        return [
+            f"{self.compared} words that faster-whisper says too: {self.within:.1%} begin and end "
+            f"within {FRAME_S * 1e3:.0f} ms of its (wanted: {LEAST_WITHIN:.0%})",
+            f"{self.truths} words of known times: median error {self.ours_s * 1e3:.0f} ms "
+            f"(wanted: {MOST_MEDIAN_S * 1e3:.0f}), faster-whisper's {self.theirs_s * 1e3:.0f} ms",
+            f"throughput with words, {AT_A_TIME} at a time: {self.throughput:.1%} of that without "
+            f"(wanted: {LEAST_THROUGHPUT:.0%})",
+        ]
+
+    @property
+    def good(self) -> bool:
+        """Whether all is as wanted."""
+        near = self.ours_s <= MOST_MEDIAN_S and self.ours_s <= self.theirs_s + 1e-9
+        return self.within >= LEAST_WITHIN and near and self.throughput >= LEAST_THROUGHPUT
+
+
+def measure_words(
+    config: Config, config_path: str, spoken: str, sentences: int, tell: Callable[[str], None]
+) -> Found:
+    """Measure all three.
+
+    Args:
+        config: its engine, checkpoint and clips.
+        config_path: for those who prepare them.
+        spoken: manifest whose texts are spoken.
+        sentences: how many of them.
+        tell: gets a line on each stage.
+
+    Raises:
+        EarshotError: the engine, the conversion, a clip or espeak-ng is not to be had.
+    """
+    prepare_engine(config, config_path, config.build.precision)
+    prepare_converted(config)
+    greedy = dataclasses.replace(config.transcriber, beam_size=1, best_of=1)
+    config = dataclasses.replace(config, transcriber=greedy)
+    clips = [clip for clip in load_clips(config.eval.manifest) if clip.text]
+    theirs = _Theirs(config)
+    with open_transcriber(config) as transcriber:
+        tell(f"{len(clips)} clips, beside faster-whisper")
+        apart: list[float] = []
+        for clip in clips:
+            request = _request(clip)
+            mine = _ours(transcriber, request)
+            other = theirs.transcribe(str(clip.path), clip.language)
+            pairs = [(mine[i], other[j]) for i, j in _same(mine, other)]
+            apart += [max(abs(a.start - b.start), abs(a.end - b.end)) for a, b in pairs]
+        tell(f"{sentences} sentences, beside the truth")
+        errors = _errors(transcriber, theirs, load_clips(spoken), sentences)
+        tell("throughput with words and without")
+        throughput = _throughput(transcriber, clips)
+    return Found(
+        compared=len(apart),
+        within=statistics.mean(one <= FRAME_S + 1e-6 for one in apart),
+        truths=len(errors),
+        ours_s=statistics.median(ours for ours, _ in errors),
+        theirs_s=statistics.median(others for _, others in errors),
+        throughput=throughput,
+    )
+
+
+def _request(clip: Clip, words: bool = True) -> Request:
+    return Request(clip.path.read_bytes(), language=clip.language, word_timestamps=words)
+
+
+def _ours(transcriber: Transcriber, request: Request) -> list[Timed]:
+    answer = transcriber.transcribe(request)
+    return [_timed(w.word, w.start, w.end) for s in answer.segments for w in s.words or ()]
+
+
+def _timed(word: str, start: float, end: float) -> Timed:
+    return Timed(word.strip(_MARKS).lower(), start, end)
+
+
+def _same(a: Sequence[Timed], b: Sequence[Timed]) -> list[tuple[int, int]]:
+    """Indices of the words that two texts have in common, in order."""
+    first, second = ([one.word for one in found] for found in (a, b))
+    blocks = difflib.SequenceMatcher(None, first, second, autojunk=False).get_matching_blocks()
+    return [(block.a + i, block.b + i) for block in blocks for i in range(block.size)]
+
+
+class _Theirs:
+    """faster-whisper in FP32 with words."""
+
+    def __init__(self, config: Config) -> None:
+        from faster_whisper import WhisperModel  # noqa: PLC0415 - only its own evaluation needs it
+
+        self._options = {**fair_options(config), "beam_size": 1, "word_timestamps": True}
+        self._model: Any = WhisperModel(
+            str(converted_folder(config)),
+            device="cpu",
+            compute_type="float32",
+            cpu_threads=config.runtime.threads or os.cpu_count() or 1,
+        )
+
+    def transcribe(self, audio: str | Samples, language: str | None) -> list[Timed]:
+        """The words of a file, or of samples at 16 kHz."""
+        options = {name: list(v) if isinstance(v, list) else v for name, v in self._options.items()}
+        segments, _ = self._model.transcribe(audio, language=language, **options)
+        return [_timed(w.word, w.start, w.end) for segment in segments for w in segment.words]
+
+
+def _errors(
+    transcriber: Transcriber, theirs: _Theirs, clips: Sequence[Clip], sentences: int
+) -> list[tuple[float, float]]:
+    """How far from the truth each word begins that all three have: (ours, theirs)."""
+    espeak, errors = Espeak(), list[tuple[float, float]]()
+    known = [clip for clip in clips if clip.language in VOICES]
+    for number, clip in enumerate(known[:: max(1, len(known) // sentences)][:sentences]):
+        assert clip.language is not None
+        voices = VOICES[clip.language]
+        speech = espeak.speak(clip.text, voices[number % len(voices)])
+        truth = [_timed(word, begin, begin) for word, begin in speech.words]
+        samples = np.concatenate(list(from_samples(speech.samples, speech.rate, LIMITS)))
+        request = Request(samples, 16_000, language=clip.language, word_timestamps=True)
+        mine, other = _ours(transcriber, request), theirs.transcribe(samples, clip.language)
+        at = dict(_same(truth, other))
+        errors += [
+            (abs(mine[j].start - truth[i].start), abs(other[at[i]].start - truth[i].start))
+            for i, j in _same(truth, mine)
+            if i in at
+        ]
+    return errors
+
+
+def _throughput(transcriber: Transcriber, clips: Sequence[Clip]) -> float:
+    """Time without words / time with, both the least of some rounds that take turns."""
+    took: dict[bool, list[float]] = {False: [], True: []}
+    with concurrent.futures.ThreadPoolExecutor(AT_A_TIME) as pool:
+        for words in [False, True] * ROUNDS:
+            requests = [_request(clip, words) for clip in clips]
+            began = time.perf_counter()
+            list(pool.map(transcriber.transcribe, requests))
+            took[words].append(time.perf_counter() - began)
+    return min(took[False]) / min(took[True])

@@ -1,0 +1,87 @@
+"""Dynamic time warping of many windows, as a Triton-language kernel.
+
+`serve.speech.words.handovers` is its definition. The host's threads could not keep up with a GPU
+that times every window's words: they share the interpreter's lock with the thread that feeds it.
+"""
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _least(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    return tl.minimum(a, b)
+
+
+@triton.jit
+def warp_kernel(
+    matrix: tl.tensor, first: tl.tensor, count: tl.tensor, frames: tl.tensor, costs: tl.tensor,
+    codes: tl.tensor, begins: tl.tensor, n_rows: int, n_frames: int, block: tl.constexpr,
+) -> None:  # fmt: skip
+    """One window: its rows [first, first + count), by their first `frames`.
+
+    matrix is (windows, n_rows, n_frames); costs (windows, block + 1) float64 and codes (windows,
+    n_rows, block) int8 are for the kernel's own use; begins (windows, n_rows) int64.
+    """
+    window = tl.program_id(0).to(tl.int64)
+    begin = tl.load(first + window)
+    rows = tl.load(count + window).to(tl.int32)
+    last = tl.load(frames + window).to(tl.int32) - 1
+    at = tl.arange(0, block)
+    exists = at <= last
+    weights_of = matrix + (window * n_rows + begin) * n_frames
+    cost_of = costs + window * (block + 1)
+    code_of = codes + window * n_rows * block
+    begins_of = begins + window * n_rows
+    infinite = tl.full([block], float("inf"), tl.float64)
+    diagonal = tl.where(at == 0, 0.0, infinite)
+    above = infinite
+    for row in range(rows):
+        weights = tl.load(weights_of + row * n_frames + at, mask=exists, other=0.0).to(tl.float64)
+        run = -tl.cumsum(weights, 0)
+        best = tl.where(diagonal == above, infinite, tl.minimum(diagonal, above))
+        cost = run + tl.associative_scan(best - (run + weights), 0, _least)
+        tl.store(cost_of + 1 + at, cost)
+        tl.debug_barrier()
+        left = tl.load(cost_of + at, mask=at > 0, other=float("inf"))
+        enters = (tl.minimum(diagonal, above) < left) & (diagonal != above)
+        code = enters.to(tl.int8) + 2 * (diagonal < above).to(tl.int8)
+        tl.store(code_of + row * block + at, code)
+        tl.debug_barrier()
+        diagonal = left
+        above = cost
+    frame = last
+    for back in range(rows - 1):
+        row = rows - 1 - back
+        code = tl.load(code_of + row * block + at)
+        frame = tl.max(tl.where(((code & 1) != 0) & (at <= frame), at, -1), 0)
+        tl.store(begins_of + row, frame.to(tl.int64))
+        frame -= tl.max(tl.where((at == frame) & (code >= 2), 1, 0), 0)
+    tl.store(begins_of, (last * 0).to(tl.int64))
+
+
+def warp(
+    matrix: torch.Tensor, first: torch.Tensor, count: torch.Tensor, frames: torch.Tensor
+) -> torch.Tensor:
+    """The frame at which each row of each window begins on the way through its largest weights.
+
+    Args:
+        matrix: float32 (windows, rows, frames).
+        first, count: int64 (windows,), each window's rows.
+        frames: int64 (windows,), how many of the frames are a window's.
+
+    Returns:
+        int64 (windows, rows), of which the first `count` are a window's.
+    """
+    assert matrix.is_contiguous()
+    windows, n_rows, n_frames = matrix.shape
+    block = triton.next_power_of_2(n_frames)
+    costs = torch.empty((windows, block + 1), dtype=torch.float64, device=matrix.device)
+    codes = torch.empty((windows, n_rows, block), dtype=torch.int8, device=matrix.device)
+    begins = torch.zeros((windows, n_rows), dtype=torch.int64, device=matrix.device)
+    warp_kernel[(windows,)](
+        matrix, first, count, frames, costs, codes, begins, n_rows, n_frames, block, num_warps=8,
+    )  # fmt: skip
+    return begins
