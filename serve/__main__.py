@@ -133,6 +133,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--word-timestamps", action="store_true", help="when each word was said, in json"
     )
     group.add_argument(
+        "--vad",
+        action=argparse.BooleanOptionalAction,
+        help="decode only speech; default: as in the config",
+    )
+    group.add_argument(
         "--temperature", type=float, help="0 to 1; default: 0, higher where that fails"
     )
     group.add_argument("--max-tokens", type=int, help="per window; default: as in the config")
@@ -293,6 +298,7 @@ def _transcribe_file(transcribe: Transcribe, file: str, args: argparse.Namespace
             prompt=args.prompt,
             timestamps=not args.no_timestamps,
             word_timestamps=args.word_timestamps,
+            vad=args.vad,
             temperature=args.temperature,
             max_tokens=args.max_tokens,
             **{name: getattr(args, name) for name in SEARCH_OPTIONS},

@@ -21,6 +21,7 @@ Precision = Literal["int8", "fp16"]
 Kernels = Literal["auto", "torch", "triton"]
 CrossPrecision = Literal["full", "int8"]
 EncoderPrecision = Literal["full", "fp8"]
+VoiceActivity = Literal["auto", "on", "off"]
 
 Count = Annotated[int, Field(gt=0, le=1_000_000_000)]
 CountOrNone = Annotated[int, Field(ge=0, le=1_000_000_000)]
@@ -36,6 +37,7 @@ MAX_BEAMS = 8
 Beams = Annotated[int, Field(ge=1, le=MAX_BEAMS)]
 Factor = Annotated[Finite, Field(ge=0.1, le=10)]
 Power = Annotated[Finite, Field(ge=0, le=10)]
+Moment = Annotated[Finite, Field(ge=0, le=10)]  # s
 Name = Annotated[
     str,
     text_that(lambda text: text.strip() and text.isprintable(), "text of printable characters"),
@@ -131,7 +133,8 @@ class TranscriberConfig(SearchConfig):
     # Millions of samples, of all channels, that a request's audio may unpack to. An hour of 192 kHz
     # stereo has 1382.
     max_decoded_msamples: Count = 1500
-    max_decode_s: Seconds = 60.0  # of processor time for decoding a request's audio
+    # Seconds of processor time for decoding a request's audio; finding speech in it is apart.
+    max_decode_s: Seconds = 60.0
     max_pending: Count = 256  # requests accepted and not yet answered; more are refused
     max_pending_mb: Count = 1024  # MiB of their audio that is not yet decoded; more is refused
     decode_workers: Count = 2  # threads that turn bytes into samples
@@ -143,6 +146,13 @@ class TranscriberConfig(SearchConfig):
     compression_ratio_threshold: Finite = 2.4  # above: the text repeats itself, decode again
     logprob_threshold: Finite = -1.0  # below: the model is unsure, decode again
     no_speech_threshold: Finite = 0.6  # above, and unsure: silence, no text
+    # Whether what is not speech is left out before decoding, where a request does not say it: "on";
+    # "off"; "auto", in audio that is longer than a window of 30 s. The values are those with which
+    # faster-whisper packs windows for a batch.
+    vad: VoiceActivity = "auto"
+    vad_threshold: Fraction = 0.5  # a frame of 32 ms that is likelier begins speech
+    vad_min_silence_s: Moment = 0.16  # speech ends when it has been unlikely for so long
+    vad_pad_s: Moment = 0.4  # stays on either side of speech
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ class Request:
     prompt: str = ""  # text that precedes the audio: names, spelling, style
     timestamps: bool = True
     word_timestamps: bool = False  # segments come with their words, and words with their times
+    vad: bool | None = None  # whether what is not speech is left out; None = as configured
     temperature: float | None = None  # None = 0 with the configured fallback; a number = only that
     max_tokens: int | None = None  # new tokens per window; None = the configured limit
     # The search for the best text; see `serve.config.SearchConfig`. None = as configured.
@@ -75,7 +76,7 @@ class Segment:
 class Timings:
     """Where a request's time went, in seconds."""
 
-    queue_s: float  # accepted -> its first window taken by the runtime
+    queue_s: float  # accepted -> its first window taken by the runtime, or found to have none
     encode_s: float
     decode_s: float
     total_s: float  # accepted -> final answer
@@ -86,8 +87,8 @@ class Transcript:
     """The whole answer."""
 
     text: str
-    language: str
-    language_prob: float | None  # None where the client named the language
+    language: str | None  # None where nobody speaks, and the client named none
+    language_prob: float | None  # None where the client named the language, and with None
     duration: float  # s of audio
     segments: tuple[Segment, ...]
     timings: Timings

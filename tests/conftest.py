@@ -51,7 +51,7 @@ def nano_config(nano_engine):
             engine=str(nano_engine),
             runtime=RuntimeConfig(slots=8, rows=12, threads=1),
             transcriber=TranscriberConfig(
-                max_audio_s=120.0, max_pending=210, max_tokens=16, temperatures=(0.0,)
+                max_audio_s=120.0, max_pending=210, max_tokens=16, temperatures=(0.0,), vad="off"
             ),
             server=dataclasses.replace(ServerConfig(**ports), **server),
         )

@@ -89,6 +89,7 @@ RULES = {
 }
 # Packages that an interpreter without them must never be asked for, and who may.
 ONLY_IN = {
+    "onnxruntime": ("serve.speech.activity",),
     "triton": ("serve.native.kernels", "serve.native.rules"),
     "tensorrt_llm": ("serve.trtllm",),
     "transformers": ("serve.engine", "build", "eval"),

@@ -42,6 +42,7 @@ _SEARCH = (
     "repetition_penalty",
     "no_repeat_ngram_size",
     "temperatures",
+    "vad",
 )
 
 

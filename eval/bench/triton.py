@@ -70,6 +70,7 @@ def served(config: Config, in_flight: int) -> Config:
     transcriber = dataclasses.replace(
         config.transcriber,
         temperatures=(0.0,),
+        vad="off",  # its audio is noise
         no_speech_threshold=1.0,
         max_pending=max(config.transcriber.max_pending, in_flight),
     )

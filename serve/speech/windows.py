@@ -17,7 +17,6 @@ Speech without any pause is cut at its quietest place.
 """
 
 import dataclasses
-import itertools
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,6 +29,7 @@ from serve.config import TranscriberConfig
 from serve.engine import TokenizerFacts
 from serve.messages import Alignment, Samples, Segment
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
+from serve.speech.timeline import Pause, Timeline
 
 TIMESTAMP_STEP_S = 0.02  # between two neighbouring timestamp tokens
 
@@ -51,11 +51,21 @@ class Window:
     start_s: float  # in the whole audio
     samples: Samples  # (n,), n <= WINDOW_SAMPLES
     last: bool = False  # the audio ends with it
+    # Where speech alone is decoded, what was cut out of the samples, and how much before them, in
+    # them and, with the last window, after them.
+    pauses: tuple[Pause, ...] = ()
+    margin_s: float = 0.0  # see `Timeline`
+    left_out_s: float = 0.0
 
     @property
     def duration_s(self) -> float:
         """Seconds of audio, without padding."""
         return len(self.samples) / SAMPLE_RATE
+
+    @property
+    def timeline(self) -> Timeline:
+        """Where its times are in the whole audio."""
+        return Timeline(self.start_s, self.pauses, self.margin_s)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +101,7 @@ class Verdict:
 class Decoded:
     """A window that will not be decoded again. Silence has no pieces."""
 
-    start_s: float  # the window's, in the whole audio
+    timeline: Timeline  # the window's
     duration_s: float
     attempt: Attempt
     pieces: tuple[Piece, ...]
@@ -106,20 +116,42 @@ def cut(blocks: Iterable[Samples]) -> Iterator[Window]:
     Args:
         blocks: float32 (n,) each, 16 kHz mono, in order.
     """
-    start, held, count = 0, [np.zeros(0, np.float32)], 0
-    for block in itertools.chain(blocks, [None]):
-        if block is not None:
-            held.append(block)
-            count += len(block)
-            if count < _SURE_SAMPLES:
-                continue
-        rest = np.concatenate(held)
-        while len(rest) >= (_SURE_SAMPLES if block is not None else WINDOW_SAMPLES + 1):
+    cutter = Cutter()
+    for block in blocks:
+        yield from cutter.push(block)
+    yield from cutter.finish()
+
+
+class Cutter:
+    """Cuts audio that comes in blocks; see `cut`."""
+
+    def __init__(self) -> None:
+        self._start = 0  # of what is held, in the whole audio
+        self._held = [np.zeros(0, np.float32)]
+        self._count = 0  # samples held
+
+    def push(self, block: Samples) -> Iterator[Window]:
+        """The windows that are known after one more block."""
+        self._held.append(block)
+        self._count += len(block)
+        if self._count >= _SURE_SAMPLES:
+            yield from self._cut(_SURE_SAMPLES)
+
+    def finish(self) -> Iterator[Window]:
+        """The windows that are left."""
+        yield from self._cut(WINDOW_SAMPLES + 1)
+        yield Window(self._start / SAMPLE_RATE, self._held[0], last=True)
+
+    def _cut(self, enough: int) -> Iterator[Window]:
+        """Windows, as long as so many samples are held."""
+        rest = np.concatenate(self._held)
+        self._held, self._count = [rest], len(rest)
+        while len(rest) >= enough:
             end = _first_cut(rest)
-            yield Window(start / SAMPLE_RATE, rest[:end].copy())
-            start, rest = start + end, rest[end:]
-        held, count = [rest], len(rest)
-    yield Window(start / SAMPLE_RATE, held[0], last=True)
+            window = Window(self._start / SAMPLE_RATE, rest[:end].copy())
+            self._start, rest = self._start + end, rest[end:]
+            self._held, self._count = [rest], len(rest)
+            yield window
 
 
 def _first_cut(samples: Samples) -> int:
@@ -252,9 +284,10 @@ def _likelihood(attempt: Attempt) -> float:
 
 
 def stitch(window: Decoded, decode: Callable[[Sequence[int]], str]) -> list[Segment]:
-    """Turn a window's pieces into segments with times in the whole audio, in order.
+    """Turn a window's pieces into segments, in order, with times as if it held no pauses.
 
-    Windows do not overlap and pieces lie inside their window, so segments do not overlap either.
+    They are times in the whole audio, once `Timeline.restore` has put back what was cut out of the
+    window. Windows do not overlap and pieces lie inside their window, so segments do not overlap.
     Texts are kept as decoded, with the space that begins a word; see `spoken` for blank ones.
 
     Args:
@@ -264,8 +297,8 @@ def stitch(window: Decoded, decode: Callable[[Sequence[int]], str]) -> list[Segm
     attempt = window.attempt
     return [
         Segment(
-            start=round(window.start_s + piece.start_s, 3),
-            end=round(window.start_s + piece.end_s, 3),
+            start=round(window.timeline.start_s + piece.start_s, 3),
+            end=round(window.timeline.start_s + piece.end_s, 3),
             text=decode(piece.tokens),
             tokens=piece.tokens,
             avg_logprob=attempt.avg_logprob,

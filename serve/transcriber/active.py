@@ -19,6 +19,7 @@ from serve.config import TranscriberConfig
 from serve.engine import DETECT_LANGUAGE
 from serve.messages import Alignment, OnEvent, Segment, Timings, Transcript
 from serve.runtime.protocol import DecodingOptions, Scores
+from serve.speech.timeline import Timeline
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import (
     Attempt,
@@ -42,7 +43,7 @@ _SEEDS_PER_WINDOW = 1000
 class _Span:
     """What is left of a window once it is submitted."""
 
-    start_s: float  # in the whole audio
+    timeline: Timeline
     duration_s: float
 
 
@@ -110,10 +111,11 @@ class ActiveRequest:
     def add_window(self, window: Window) -> None:
         """Take the next stretch of decoded audio."""
         assert not self._all_came, f"request {self.id} has had its last window"
-        self._waiting.append(window)
-        self._spans.append(_Span(window.start_s, window.duration_s))
+        if len(window.samples):  # there are none where nobody speaks
+            self._waiting.append(window)
+            self._spans.append(_Span(window.timeline, window.duration_s))
         self._all_came = window.last
-        self.duration_s += window.duration_s
+        self.duration_s += window.duration_s + window.left_out_s
 
     def next_window(self) -> tuple[int, Window]:
         """Index of the next window to submit, and the window; `ready` must hold."""
@@ -186,7 +188,7 @@ class ActiveRequest:
         pieces = (
             [] if silent else split_segments(attempt.tokens, tokenizer.facts, window.duration_s)
         )
-        self._decoded[index] = Decoded(window.start_s, window.duration_s, attempt, tuple(pieces))
+        self._decoded[index] = Decoded(window.timeline, window.duration_s, attempt, tuple(pieces))
         return None
 
     def untimed_words(self, index: int, tokenizer: Tokenizer) -> Callable[[], WindowWords] | None:
@@ -228,8 +230,12 @@ class ActiveRequest:
             found = stitch(window, tokenizer.decode)
             if (words := self._words.pop(self._stitched, None)) is not None:
                 found, self._spoken_until_s = give_words(
-                    found, words, window.start_s, self._spoken_until_s
+                    found, words, window.timeline.start_s, self._spoken_until_s
                 )
+            found = window.timeline.restore(found)
+            # Where they end in the whole audio, if pauses were cut out of the window.
+            for words_of in (segment.words for segment in found if segment.words):
+                self._spoken_until_s = words_of[-1].end
             segments += spoken(found)
             self._stitched += 1
         self._segments += segments
@@ -237,12 +243,15 @@ class ActiveRequest:
 
     def transcript(self) -> Transcript:
         """The whole answer; `complete` must hold."""
-        assert self.complete and self.started_s is not None and self._language is not None
+        assert self.complete
+        # Audio in which nobody speaks has no window, so nothing has a language.
+        assert self._language is not None or not self._spans
+        now = time.monotonic()
         timings = Timings(
-            queue_s=self.started_s - self.accepted_s,
+            queue_s=(now if self.started_s is None else self.started_s) - self.accepted_s,
             encode_s=self._encode_s,
             decode_s=self._decode_s,
-            total_s=time.monotonic() - self.accepted_s,
+            total_s=now - self.accepted_s,
         )
         return Transcript(
             text=join_text(self._segments),

@@ -7,6 +7,7 @@ soon use. Only a request's first window never waits for that.
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import threading
@@ -15,8 +16,9 @@ from collections.abc import Callable, Generator
 from serve.config import TranscriberConfig
 from serve.errors import EarshotError
 from serve.messages import Request, Samples
-from serve.speech import audio
+from serve.speech import activity, audio
 from serve.speech.meter import Limits
+from serve.speech.packing import cut_long, pack
 from serve.speech.windows import Window, cut
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.guard import guarded
@@ -35,7 +37,7 @@ class _Decoding:
     active: ActiveRequest
     size: int  # bytes of its audio as sent
     # Holds the request's audio until it is closed; a worker's while `working`.
-    windows: Generator[Window, None, None] = dataclasses.field(init=False)
+    windows: Generator[Window | None, None, None] = dataclasses.field(init=False)
     begun: int = 0  # windows that are decoded, or that a worker decodes
     taken: int = 0  # of these, submitted
     working: bool = False  # a worker has it
@@ -76,6 +78,7 @@ class Intake:
         self._limits = Limits(
             config.max_audio_s, config.max_decoded_msamples * 1e6, config.max_decode_s
         )
+        self._vad = activity.Options.of(config)
         self._on_window = on_window
         self._on_error = on_error
         self._prepare = prepare
@@ -155,14 +158,22 @@ class Intake:
 
     def _windows(
         self, active: ActiveRequest, request: Request, stopped: Callable[[], bool]
-    ) -> Generator[Window, None, None]:
-        """All that happens to a request on the workers, a window at a time."""
+    ) -> Generator[Window | None, None, None]:
+        """All that happens to a request on the workers, a window at a time.
+
+        None: it has gone on for a while, and there is no window yet.
+        """
         self._prepare(active, request)
-        blocks = self._blocks(request, stopped)
-        try:
-            yield from cut(blocks)
-        finally:
-            blocks.close()
+        with contextlib.closing(self._blocks(request, stopped)) as blocks:
+            if active.plan.vad == "on":
+                yield from pack(blocks, self._listener())
+            elif active.plan.vad == "auto":
+                yield from cut_long(blocks, self._listener)
+            else:
+                yield from cut(blocks)
+
+    def _listener(self) -> activity.Listener:
+        return activity.Listener(self._vad, activity.Detector())
 
     def _blocks(
         self, request: Request, stopped: Callable[[], bool]
@@ -195,7 +206,7 @@ class Intake:
             if not decoding.gone:
                 if isinstance(window, EarshotError):
                     self._on_error(active, window)
-                else:
+                elif window is not None:
                     self._on_window(active, window)
             self._put_back(decoding, window)
 
@@ -212,11 +223,21 @@ class Intake:
             self._ahead += decoding.held_ahead - before
             return decoding
 
-    def _put_back(self, decoding: _Decoding, window: Window | EarshotError) -> None:
+    def _take_back(self, decoding: _Decoding) -> None:
+        """Count a window as not begun; the lock is held."""
+        before = decoding.held_ahead
+        decoding.begun -= 1
+        if not decoding.gone:  # then its windows are not counted any more
+            self._ahead += decoding.held_ahead - before
+
+    def _put_back(self, decoding: _Decoding, window: Window | EarshotError | None) -> None:
         """Note what a worker made of a request, and free its audio if that was all."""
         with self._lock:
             decoding.working = False
-            decoding.whole = isinstance(window, EarshotError) or window.last
+            if window is None:
+                self._take_back(decoding)
+            else:
+                decoding.whole = isinstance(window, EarshotError) or window.last
             if not decoding.gone:
                 self._let_wait(decoding)
             unwanted = decoding.gone or decoding.whole

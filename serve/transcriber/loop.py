@@ -284,6 +284,8 @@ class Transcriber:
                 self._ledger.mark_decoded(active)
             active.add_window(window)
             self._dispatcher.enqueue(active)
+            if active.complete:  # there is no speech in it
+                self._tell(active)
 
     def _handle_event(self, event: Event) -> None:
         """Go on with the request whose job the runtime reports about."""

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from serve.codec import from_table
-from serve.config import SEARCH_OPTIONS, SearchConfig, TranscriberConfig
+from serve.config import SEARCH_OPTIONS, SearchConfig, TranscriberConfig, VoiceActivity
 from serve.engine import DETECT_LANGUAGE
 from serve.errors import AudioError, ConfigError, OptionError, shown
 from serve.messages import Request
@@ -24,6 +24,7 @@ class Plan:
     options: DecodingOptions
     fixed_temperature: bool  # the client chose the temperature: no fallback
     words: bool = False  # to be timed
+    vad: VoiceActivity = "off"  # in which audio what is not speech is left out
 
 
 def check_config(config: TranscriberConfig, capabilities: Capabilities) -> None:
@@ -103,6 +104,7 @@ def plan_request(
         options=options,
         fixed_temperature=request.temperature is not None,
         words=_words(request, tokenizer, capabilities),
+        vad=_vad(request, config),
     )
 
 
@@ -146,6 +148,14 @@ def _words(request: Request, tokenizer: Tokenizer, capabilities: Capabilities) -
         f"word_timestamps = true, but the runtime {capabilities.runtime} cannot time words; serve "
         "an engine of the native runtime, or ask for word_timestamps = false"
     )
+
+
+def _vad(request: Request, config: TranscriberConfig) -> VoiceActivity:
+    if request.vad is None:
+        return config.vad
+    if not isinstance(request.vad, bool):
+        raise OptionError(f"vad = {shown(request.vad)}; expected true or false")
+    return "on" if request.vad else "off"
 
 
 def _temperature(request: Request, capabilities: Capabilities, config: TranscriberConfig) -> float:

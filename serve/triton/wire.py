@@ -64,6 +64,7 @@ INPUTS = _by_name(
     TensorSpec(
         "WORD_TIMESTAMPS", "BOOL", (1,), "whether segments hold timed words; default: false"
     ),
+    TensorSpec("VAD", "BOOL", (1,), "whether only speech is decoded; default: as configured"),
     TensorSpec("TEMPERATURE", "FP32", (1,), "0 to 1; default: 0, with the configured fallback"),
     TensorSpec("MAX_TOKENS", "INT32", (1,), "most new tokens per window of at most 30 s"),
     TensorSpec("BEAM_SIZE", "INT32", (1,), "1 to 8 hypotheses, at temperature 0; 1: greedy"),
@@ -77,7 +78,7 @@ INPUTS = _by_name(
 OUTPUTS = _by_name(
     TensorSpec("TEXT", "BYTES", (1,), "the whole text, or that of one segment"),
     TensorSpec("SEGMENTS", "BYTES", (1,), "JSON list; fields of serve.messages.Segment"),
-    TensorSpec("LANGUAGE", "BYTES", (1,), "code"),
+    TensorSpec("LANGUAGE", "BYTES", (1,), "code; left out where nobody speaks and none was named"),
     TensorSpec("LANGUAGE_PROB", "FP32", (1,), "left out where the request named the language"),
     TensorSpec("DURATION", "FP64", (1,), "seconds of audio"),
     TensorSpec("TIMINGS", "BYTES", (1,), "JSON object; fields of serve.messages.Timings, seconds"),
@@ -203,10 +204,10 @@ def transcript_from_outputs(output: Callable[[str], Tensor | None]) -> Transcrip
     Raises:
         EarshotError: an output is missing, or is not what this version expects.
     """
-    prob = output("LANGUAGE_PROB")
+    language, prob = output("LANGUAGE"), output("LANGUAGE_PROB")
     return Transcript(
         text=_text("TEXT", _present("TEXT", output)),
-        language=_text("LANGUAGE", _present("LANGUAGE", output)),
+        language=None if language is None else _text("LANGUAGE", language),
         language_prob=None if prob is None else float(prob[0]),
         duration=float(_present("DURATION", output)[0]),
         segments=segments_from_outputs(output),

@@ -113,7 +113,7 @@ def test_two_files_never_share_an_output(toml, files, fake, tmp_path, capsys):
 
 def test_options_reach_the_request(toml, files, fake):
     options = ["--language", "es", "--task", "translate", "--prompt", "Zoë", "--no-timestamps"]
-    options += ["--word-timestamps"]
+    options += ["--word-timestamps", "--no-vad"]
     options += ["--temperature", "0.5", "--max-tokens", "7"]
     options += ["--beam-size", "5", "--patience", "2", "--length-penalty", "0.5", "--best-of", "4"]
     options += ["--repetition-penalty", "1.5", "--no-repeat-ngram-size", "3"]
@@ -124,7 +124,9 @@ def test_options_reach_the_request(toml, files, fake):
     assert found == (4, 1.5, 3)
     assert (request.language, request.task, request.prompt) == ("es", "translate", "Zoë")
     assert (request.timestamps, request.temperature, request.max_tokens) == (False, 0.5, 7)
-    assert request.word_timestamps
+    assert request.word_timestamps and request.vad is False
+    assert run(toml, "--vad", files["a.wav"]) == run(toml, files["a.wav"]) == 0
+    assert [request.vad for request in fake.requests[1:]] == [True, None]
 
 
 @pytest.mark.parametrize("option", [["--highlight-words"], ["--max-words-per-line", "1"]])

@@ -329,7 +329,7 @@ def test_audio_becomes_text_through_the_whole_path(nano_engine):
     config = Config(
         engine=str(nano_engine),
         runtime=RuntimeConfig(slots=SLOTS, encoder_batch=2, threads=1),
-        transcriber=TranscriberConfig(max_tokens=8, temperatures=(0.0, 0.5)),
+        transcriber=TranscriberConfig(max_tokens=8, temperatures=(0.0, 0.5), vad="off"),
     )
     samples = torch.randn(40 * SAMPLE_RATE, generator=torch.Generator().manual_seed(0)) * 0.1
     request = Request(samples.numpy(), sample_rate=SAMPLE_RATE)

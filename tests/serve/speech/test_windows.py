@@ -16,6 +16,7 @@ from serve.engine import TokenizerFacts
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from serve.speech.meter import Limits
+from serve.speech.timeline import Timeline
 from serve.speech.windows import (
     TIMESTAMP_STEP_S,
     Attempt,
@@ -396,9 +397,9 @@ def stitched(windows):
 
 def test_stitch_gives_absolute_times_and_keeps_spaces():
     windows = [
-        Decoded(0.0, 20.0, attempt(), (Piece(0.5, 2.0, (1, 2)), Piece(2.0, 20.0, (3,)))),
-        Decoded(20.0, 25.0, attempt(no_speech=0.9), ()),
-        Decoded(45.0, 10.0, attempt(-0.7, 0.2, 1.1, 0.4), (Piece(1.26, 9.9, (4,)),)),
+        Decoded(Timeline(0.0), 20.0, attempt(), (Piece(0.5, 2.0, (1, 2)), Piece(2.0, 20.0, (3,)))),
+        Decoded(Timeline(20.0), 25.0, attempt(no_speech=0.9), ()),
+        Decoded(Timeline(45.0), 10.0, attempt(-0.7, 0.2, 1.1, 0.4), (Piece(1.26, 9.9, (4,)),)),
     ]
     segments = stitched(windows)
     assert [(s.start, s.end, s.text, s.tokens) for s in segments] == [
@@ -413,7 +414,7 @@ def test_stitch_gives_absolute_times_and_keeps_spaces():
 
 
 def test_stitch_leaves_out_blank_text():
-    windows = [Decoded(0.0, 5.0, attempt(), (Piece(0, 1, (0,)), Piece(1, 2, (1,))))]
+    windows = [Decoded(Timeline(0.0), 5.0, attempt(), (Piece(0, 1, (0,)), Piece(1, 2, (1,))))]
     assert [s.text for s in stitched(windows)] == [" w1"]
     assert join_text([]) == ""
 
@@ -426,7 +427,7 @@ def test_audio_to_segments(tokens: list[list[int]], count: int):
     duration_s = len(samples) / SAMPLE_RATE
     decoded = [
         Decoded(
-            window.start_s,
+            window.timeline,
             window.duration_s,
             attempt(),
             tuple(split_segments(tokens[index % 3], FACTS, window.duration_s)),

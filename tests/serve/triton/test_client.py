@@ -181,8 +181,8 @@ def test_an_error_in_a_stream_is_raised(client, script):
 
 
 def test_an_answer_of_another_server_is_refused(client, script):
-    del script.outputs["LANGUAGE"]
-    with pytest.raises(EarshotError, match="holds no LANGUAGE"):
+    del script.outputs["DURATION"]
+    with pytest.raises(EarshotError, match="holds no DURATION"):
         client.transcribe(b"audio")
 
 

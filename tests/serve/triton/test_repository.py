@@ -18,6 +18,7 @@ INPUTS = [
     ("PROMPT", "TYPE_STRING", [1]),
     ("TIMESTAMPS", "TYPE_BOOL", [1]),
     ("WORD_TIMESTAMPS", "TYPE_BOOL", [1]),
+    ("VAD", "TYPE_BOOL", [1]),
     ("TEMPERATURE", "TYPE_FP32", [1]),
     ("MAX_TOKENS", "TYPE_INT32", [1]),
     ("BEAM_SIZE", "TYPE_INT32", [1]),

@@ -66,6 +66,19 @@ def test_http_and_stream_give_the_same_answer_as_grpc(server, client):
         assert dataclasses.replace(found, timings=expected.timings) == expected
 
 
+def test_audio_in_which_nobody_speaks_has_an_empty_answer(server, client):
+    request = Request(SILENCE, sample_rate=16_000, vad=True)
+    expected = client.transcribe(SILENCE, sample_rate=16_000, vad=True)
+    assert (expected.text, expected.segments, expected.language) == ("", (), None)
+    assert expected.duration == 40.0
+    with triton_http.InferenceServerClient(server.http, network_timeout=WAIT_S) as http:
+        found = http.infer("whisper", http_inputs(request)).as_numpy
+        by_http = wire.transcript_from_outputs(found)
+    (streamed,) = client.stream(request)
+    for answer in (by_http, streamed.transcript):
+        assert dataclasses.replace(answer, timings=expected.timings) == expected
+
+
 def test_segments_of_a_stream_arrive_before_the_answer(server, client):
     """The first segment of many windows comes while later windows still decode."""
     with_slow_company = [client.start(Request(audio=LONG)) for _ in range(12)]
@@ -136,6 +149,7 @@ def encoded(name, value):
     return "BYTES", [1], len(data).to_bytes(4, "little") + data
 
 
+SILENCE = np.zeros(40 * 16_000, np.float32)
 NAN = np.full(1600, np.nan, np.float32)
 WAV = audio_file(2.0, "WAV")
 INVALID = {

@@ -26,6 +26,7 @@ FULL = Request(
     prompt="Zoë",
     timestamps=False,
     word_timestamps=True,
+    vad=False,
     temperature=0.2,
     max_tokens=7,
     beam_size=5,
@@ -131,7 +132,7 @@ def test_a_segment_on_its_own_is_not_an_answer():
     outputs = wire.segment_outputs(SEGMENT)
     assert not wire.is_whole(outputs.get)
     assert wire.segments_from_outputs(outputs.get) == (SEGMENT,)
-    with pytest.raises(EarshotError, match="no LANGUAGE"):
+    with pytest.raises(EarshotError, match="no DURATION"):
         wire.transcript_from_outputs(outputs.get)
 
 
@@ -192,3 +193,12 @@ def test_every_tensor_is_described_on_a_line_of_its_own():
             [spec.name, spec.datatype, str(list(spec.dims)), spec.meaning + limit(spec)]
             for spec in specs.values()
         ]
+
+
+def test_an_answer_in_which_nobody_speaks_has_no_language():
+    silent = dataclasses.replace(
+        TRANSCRIPT, text="", segments=(), language=None, language_prob=None
+    )
+    outputs = wire.transcript_outputs(silent)
+    assert "LANGUAGE" not in outputs
+    assert wire.transcript_from_outputs(outputs.get) == silent

@@ -1,0 +1,209 @@
+"""Where somebody speaks: voice activity by Silero VAD 6.2.3, as audio arrives.
+
+The rules that turn the model's probabilities into stretches of speech are those of faster-whisper's
+`get_speech_timestamps`, which are silero-vad's: speech begins at a frame that is likely enough,
+and ends where frames have been clearly less likely for a while; then it is padded. Two of its
+options have no part here: stretches need no shortest length, which is 0 there by default, and no
+longest, since `serve.speech.windows` cuts what is too long for a window in its quietest place.
+"""
+
+import dataclasses
+import functools
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from serve.config import TranscriberConfig
+from serve.errors import EarshotError
+from serve.messages import Samples
+from serve.speech.features import SAMPLE_RATE
+
+FRAME = 512  # samples that get one probability: 32 ms
+MODEL = Path(__file__).parent / "silero" / "silero_vad_16k_sequence.onnx"
+MODEL_SHA256 = "9ccdacc4719d8aa7e45a77536bfabec45a03ba1f2fad5e241ab4060b24238a85"
+
+_CONTEXT = 64  # samples before a frame that the model sees with it
+_STATE = (1, 1, 128)
+_MOST_FRAMES = 512  # in one go: 16 s
+_HYSTERESIS = 0.15  # speech ends below a threshold that is so much lower
+_LOWEST_END = 0.01  # but not below this one
+
+Probabilities = npt.NDArray[np.float32]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What counts as speech; each is a key of [transcriber], samples instead of seconds."""
+
+    threshold: float = TranscriberConfig.vad_threshold
+    min_silence: int = round(TranscriberConfig.vad_min_silence_s * SAMPLE_RATE)
+    pad: int = round(TranscriberConfig.vad_pad_s * SAMPLE_RATE)
+
+    @classmethod
+    def of(cls, config: TranscriberConfig) -> "Options":
+        """As configured."""
+        return cls(
+            config.vad_threshold,
+            round(config.vad_min_silence_s * SAMPLE_RATE),
+            round(config.vad_pad_s * SAMPLE_RATE),
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Speech:
+    """Audio that is worth decoding."""
+
+    start: int  # its first sample in the whole audio
+    samples: Samples  # (n,), n > 0
+
+
+class Detector:
+    """Probabilities of speech of one recording, frame by frame.
+
+    Raises:
+        EarshotError: the package onnxruntime is missing, or the model's file is not the right one.
+    """
+
+    def __init__(self, model: Path = MODEL) -> None:
+        self._session = _session(model)
+        self._h = np.zeros(_STATE, np.float32)
+        self._c = np.zeros(_STATE, np.float32)
+        self._context = np.zeros(_CONTEXT, np.float32)
+
+    def probabilities(self, samples: Samples) -> Probabilities:
+        """Of each frame that follows those before.
+
+        Args:
+            samples: float32 (n * FRAME,), 16 kHz mono.
+
+        Returns:
+            float32 (n,).
+        """
+        frames = samples.reshape(-1, FRAME)
+        before = np.concatenate([self._context[None], frames[:-1, -_CONTEXT:]])
+        seen = np.concatenate([before, frames], axis=1)
+        self._context = frames[-1, -_CONTEXT:].copy()
+        found = []
+        for i in range(0, len(seen), _MOST_FRAMES):
+            inputs = {"input": seen[i : i + _MOST_FRAMES], "h": self._h, "c": self._c}
+            some, self._h, self._c = self._session.run(None, inputs)
+            found.append(some.reshape(-1))
+        return np.concatenate(found)
+
+
+@functools.cache
+def _session(model: Path) -> Any:
+    """The model, opened by the first who asks; any number of threads may run it."""
+    try:
+        import onnxruntime  # noqa: PLC0415 - takes 50 MB, and only who listens needs it
+    except ImportError as error:
+        raise EarshotError(
+            "voice activity needs the package onnxruntime; install requirements.txt, or ask for "
+            "vad = false"
+        ) from error
+    data = model.read_bytes()
+    if model == MODEL and hashlib.sha256(data).hexdigest() != MODEL_SHA256:
+        raise EarshotError(f"{model} is damaged; expected the file with SHA-256 {MODEL_SHA256}")
+    options = onnxruntime.SessionOptions()
+    options.inter_op_num_threads = options.intra_op_num_threads = 1
+    options.enable_cpu_mem_arena = False  # it would keep what a long block once needed
+    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+
+class Listener:
+    """Lets the speech of one recording through, with a margin around it, as soon as it is known.
+
+    It holds back the margin, and what may yet turn out to be silence.
+
+    Args:
+        options: what counts as speech.
+        detector: of this recording.
+    """
+
+    def __init__(self, options: Options, detector: Detector) -> None:
+        self._options = options
+        self._detector = detector
+        self._end_threshold = max(options.threshold - _HYSTERESIS, _LOWEST_END)
+        self._held = np.zeros(0, np.float32)  # the latest audio
+        self._held_from = 0  # its first sample in the whole audio
+        self._judged = 0  # samples that have their probability; a whole number of frames
+        self._speaking = False
+        self._quiet_since: int | None = None  # while speaking: where that may have ended
+        self._kept: list[tuple[int, int]] = []  # what is worth decoding, apart from each other
+        self._given = 0  # of that, what is before was given out
+
+    @property
+    def margin_s(self) -> float:
+        """Seconds of audio that stay on either side of speech."""
+        return self._options.pad / SAMPLE_RATE
+
+    @property
+    def heard(self) -> int:
+        """Samples that came."""
+        return self._held_from + len(self._held)
+
+    def push(self, block: Samples) -> list[Speech]:
+        """The speech that is known after one more block, in order."""
+        self._held = np.concatenate([self._held, block])
+        if frames := (self.heard - self._judged) // FRAME:
+            begin = self._judged - self._held_from
+            self._judge(self._held[begin : begin + frames * FRAME])
+        return self._give()
+
+    def finish(self) -> list[Speech]:
+        """The speech that is left at the recording's end."""
+        rest = self._held[self._judged - self._held_from :]
+        if len(rest):
+            self._judge(np.pad(rest, (0, FRAME - len(rest))))
+        if self._speaking:
+            self._keep(self._latest_speech(self.heard), self.heard)
+        return self._give()
+
+    def _judge(self, samples: Samples) -> None:
+        for probability in self._detector.probabilities(samples):
+            self._step(float(probability))
+            self._judged += FRAME
+
+    def _step(self, probability: float) -> None:
+        """Take note of the frame that begins at `_judged`."""
+        at, begin = self._judged, self._latest_speech(self._judged)
+        if probability >= self._options.threshold:
+            self._speaking, self._quiet_since = True, None
+        elif self._speaking and probability < self._end_threshold:
+            if self._quiet_since is None:
+                self._quiet_since = at
+            if at - self._quiet_since >= self._options.min_silence:
+                self._speaking, self._quiet_since = False, None
+        if self._speaking and self._quiet_since is None:
+            self._keep(begin, at + FRAME)
+
+    def _latest_speech(self, at: int) -> int:
+        """Where speech began to fall silent, if it may yet go on at a sample; else that sample."""
+        return at if self._quiet_since is None else self._quiet_since
+
+    def _keep(self, start: int, end: int) -> None:
+        """Keep what is between, and the margin around it."""
+        start, end = max(0, start - self._options.pad), end + self._options.pad
+        if self._kept and start <= self._kept[-1][1]:
+            start, end = self._kept[-1][0], max(end, self._kept.pop()[1])
+        self._kept.append((start, end))
+
+    def _give(self) -> list[Speech]:
+        """What is kept and has arrived, and was not yet given out."""
+        found = []
+        for start, end in self._kept:
+            start, end = max(start, self._given), min(end, self.heard)
+            if start < end:
+                at = self._held_from
+                found.append(Speech(start, self._held[start - at : end - at].copy()))
+                self._given = end
+        del self._kept[:-1]  # the last one may grow
+        # Speech that begins later has a margin, which was not given out either.
+        until = self._latest_speech(self._judged) - self._options.pad
+        until = max(self._held_from, min(until, self._judged, self.heard))
+        self._held = self._held[until - self._held_from :].copy()
+        self._held_from = until
+        return found

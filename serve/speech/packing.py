@@ -1,0 +1,121 @@
+"""Windows full of speech: what nobody says is left out before audio is cut."""
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+from serve.messages import Samples
+from serve.speech.activity import Listener
+from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
+from serve.speech.timeline import Pause
+from serve.speech.windows import Cutter, Window, cut
+
+_BREATHER = 60 * SAMPLE_RATE  # samples without a window, after which others may have their turn
+
+
+def cut_long(
+    blocks: Iterable[Samples], listener: Callable[[], Listener]
+) -> Iterator[Window | None]:
+    """Cut audio into windows, and leave out what is not speech if it is longer than one.
+
+    Args:
+        blocks: float32 (n,) each, 16 kHz mono, in order.
+        listener: makes one for the audio, if it is long.
+
+    Yields:
+        As `cut`, or as `pack`.
+    """
+    blocks, held, count = iter(blocks), deque[Samples](), 0
+    for block in blocks:
+        held.append(block)
+        count += len(block)
+        if count > WINDOW_SAMPLES:
+            yield from pack(itertools.chain(_emptied(held), blocks), listener())
+            return
+    yield from cut(held)
+
+
+def _emptied(held: deque[Samples]) -> Iterator[Samples]:
+    """What is held, each given away for good: it is a megabyte of a request that takes minutes."""
+    while held:
+        yield held.popleft()
+
+
+def pack(blocks: Iterable[Samples], listener: Listener) -> Iterator[Window | None]:
+    """Cut the speech in audio into windows of at most 30 s, as soon as each is known.
+
+    Stretches of speech follow each other in a window, as `cut` cuts them where they are quietest.
+    Each window tells which pauses were left out, so that its times can be found again.
+
+    Args:
+        blocks: float32 (n,) each, 16 kHz mono, in order.
+        listener: tells what is speech.
+
+    Yields:
+        Windows, and None where a minute of audio has given none. Without any speech it is one
+        window that holds no samples.
+    """
+    packer, waited = _Packer(listener.margin_s), 0
+    for block in blocks:
+        waited += len(block)
+        for speech in listener.push(block):
+            for window in packer.push(speech.start, speech.samples):
+                waited = 0
+                yield window
+        if waited >= _BREATHER:
+            waited = 0
+            yield None
+    for speech in listener.finish():
+        yield from packer.push(speech.start, speech.samples)
+    yield from packer.finish(listener.heard)
+
+
+class _Packer:
+    """Cuts speech, and knows where it came from; counts samples."""
+
+    def __init__(self, margin_s: float) -> None:
+        self._margin_s = margin_s
+        self._cutter = Cutter()
+        self._came = self._gone = 0  # speech that came, and that went into windows
+        self._until = 0  # in the whole audio, where the speech that came ends
+        # What was left out and is not yet in a window: where in the speech, and how much.
+        self._pauses: deque[tuple[int, int]] = deque()
+        self._out = 0  # left out before what is not yet in a window
+
+    def push(self, start: int, samples: Samples) -> Iterator[Window]:
+        """Take the next speech, which begins there in the whole audio."""
+        if start > self._until:
+            self._pauses.append((self._came, start - self._until))
+        self._came += len(samples)
+        self._until = start + len(samples)
+        for window in self._cutter.push(samples):
+            yield self._placed(window, 0)
+
+    def finish(self, heard: int) -> Iterator[Window]:
+        """Cut what is left of audio of so many samples."""
+        for window in self._cutter.finish():
+            yield self._placed(window, heard - self._until if window.last else 0)
+
+    def _placed(self, window: Window, after: int) -> Window:
+        """A window of speech, placed in the whole audio; `after` samples follow it there."""
+        begin, self._gone = self._gone, self._gone + len(window.samples)
+        before = 0
+        while self._pauses and self._pauses[0][0] <= begin:
+            before += self._pauses.popleft()[1]
+        inside = []
+        while self._pauses and self._pauses[0][0] < self._gone:
+            inside.append(self._pauses.popleft())
+        self._out += before
+        start_s = (begin + self._out) / SAMPLE_RATE
+        lost = sum(length for _, length in inside)
+        self._out += lost
+        return Window(
+            start_s,
+            window.samples,
+            window.last,
+            pauses=tuple(
+                Pause((at - begin) / SAMPLE_RATE, length / SAMPLE_RATE) for at, length in inside
+            ),
+            margin_s=self._margin_s,
+            left_out_s=(before + lost + after) / SAMPLE_RATE,
+        )

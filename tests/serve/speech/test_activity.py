@@ -1,0 +1,130 @@
+"""Voice activity: as faster-whisper finds it, and the same however the audio arrives."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from faster_whisper import vad as peer
+from faster_whisper.utils import get_assets_path
+
+from serve.config import TranscriberConfig
+from serve.errors import EarshotError
+from serve.speech import activity, audio
+from serve.speech.activity import FRAME, Detector, Listener, Options
+from serve.speech.features import SAMPLE_RATE
+from serve.speech.meter import Limits
+
+DATA = Path(__file__).parents[2] / "data"
+PEERS_MODEL = Path(get_assets_path()) / "silero_vad_v6.onnx"
+CLIPS = ("en_question.wav", "en_three.mp3", "es_noisy.mp3", "en_telephone.wav", "noise.flac")
+
+
+def load(name):
+    return audio.whole(audio.decode((DATA / name).read_bytes(), Limits(3600)))
+
+
+@pytest.fixture(scope="module")
+def paused():
+    """Speech between silence and faint noise, of several lengths."""
+    speech, noise = load("en_three.mp3"), np.random.default_rng(0).normal(0, 0.01, 70_001)
+    silence = np.zeros(5 * SAMPLE_RATE, np.float32)
+    parts = [speech, silence, noise, speech[:70_003], silence[: 3 * SAMPLE_RATE], speech]
+    return np.concatenate(parts).astype(np.float32)
+
+
+def listen(samples, options, size=65_536, model=activity.MODEL, most_held=None):
+    """Begin and end of what is let through, joined where it touches."""
+    listener, found = Listener(options, Detector(model)), []
+    for i in range(0, len(samples), size):
+        found += listener.push(samples[i : i + size])
+        if most_held is not None:
+            assert len(listener._held) <= most_held
+    found += listener.finish()
+    assert listener.heard == len(samples)
+    joined = []
+    for speech in found:
+        end = speech.start + len(speech.samples)
+        np.testing.assert_array_equal(speech.samples, samples[speech.start : end])
+        if joined and joined[-1][1] == speech.start:
+            joined[-1][1] = end
+        else:
+            joined.append([speech.start, end])
+    return joined
+
+
+def peers(samples, options):
+    """The same by faster-whisper, whose stretches touch where the silence between is short."""
+    stretches = peer.get_speech_timestamps(
+        samples.copy(),  # it writes into it
+        threshold=options.threshold,
+        min_silence_duration_ms=options.min_silence * 1000 // SAMPLE_RATE,
+        speech_pad_ms=options.pad * 1000 // SAMPLE_RATE,
+    )
+    joined = []
+    for stretch in stretches:
+        if joined and joined[-1][1] >= stretch["start"]:
+            joined[-1][1] = stretch["end"]
+        else:
+            joined.append([stretch["start"], stretch["end"]])
+    return joined
+
+
+OPTIONS = [
+    Options(),
+    Options(min_silence=2 * SAMPLE_RATE),  # faster-whisper's own, without a batch
+    Options(0.6, SAMPLE_RATE // 10, SAMPLE_RATE * 3 // 100),  # silero-vad's own pad and silence
+    Options(0.3, 0, 0),
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_speech_is_where_faster_whisper_finds_it_with_its_model(options, paused):
+    for samples in (*(load(name) for name in CLIPS), paused):
+        assert listen(samples, options, model=PEERS_MODEL) == peers(samples, options)
+
+
+def test_the_defaults_are_those_with_which_the_peer_packs_windows():
+    assert Options() == Options.of(TranscriberConfig())
+    theirs = peer.VadOptions(min_silence_duration_ms=160)
+    ms = SAMPLE_RATE // 1000
+    assert Options() == Options(theirs.threshold, 160 * ms, theirs.speech_pad_ms * ms)
+    assert theirs.min_speech_duration_ms == 0  # so there is no such option here
+
+
+@pytest.mark.parametrize("size", [311, FRAME, 4_000, 10**9])
+def test_blocks_do_not_matter_and_little_is_held(size, paused):
+    most = Options().pad + Options().min_silence + 2 * FRAME
+    expected = listen(paused, Options())
+    assert len(expected) == 3
+    assert listen(paused, Options(), size, most_held=most + FRAME) == expected
+
+
+def test_without_speech_nothing_is_let_through_and_nothing_is_held():
+    for samples in (load("noise.flac"), load("silence.wav"), np.zeros(0, np.float32)):
+        assert listen(samples, Options(), 8_000, most_held=Options().pad + FRAME) == []
+
+
+def test_all_of_the_clips_speech_is_let_through():
+    (only,) = listen(load("en_question.wav"), Options())
+    assert only[0] == 0 and only[1] / SAMPLE_RATE > 1.97 + 0.3
+
+
+def test_two_recordings_at_a_time_do_not_mix(paused):
+    a, b = Detector(), Detector()
+    blocks = paused[: 40 * FRAME].reshape(4, -1)
+    alone = [Detector().probabilities(blocks[0]), Detector().probabilities(blocks[3])]
+    np.testing.assert_array_equal(a.probabilities(blocks[0]), alone[0])
+    np.testing.assert_array_equal(b.probabilities(blocks[3]), alone[1])
+
+
+def test_the_model_is_the_one_whose_source_is_stated(monkeypatch, tmp_path):
+    assert hashlib.sha256(activity.MODEL.read_bytes()).hexdigest() == activity.MODEL_SHA256
+    folder = activity.MODEL.parent
+    assert activity.MODEL_SHA256 in (folder / "README.md").read_text(encoding="utf-8")
+    assert (folder / "LICENSE").read_text(encoding="utf-8").startswith("MIT License")
+    damaged = tmp_path / "model.onnx"
+    damaged.write_bytes(activity.MODEL.read_bytes()[:-1])
+    monkeypatch.setattr(activity, "MODEL", damaged)
+    with pytest.raises(EarshotError, match="is damaged; expected the file with SHA-256 9ccd"):
+        Detector(damaged)

@@ -1,0 +1,91 @@
+"""Windows of speech: everything that is said is in them, and they know where it was."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serve.speech.activity import FRAME, Listener, Options
+from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
+from serve.speech.packing import cut_long, pack
+from serve.speech.windows import cut
+
+SECOND = SAMPLE_RATE // FRAME * FRAME
+
+
+class Ear:
+    """Hears speech wherever samples are not 0; stands for the model."""
+
+    def probabilities(self, samples):
+        return (np.abs(samples.reshape(-1, FRAME)).max(axis=1) > 0).astype(np.float32)
+
+
+def blocks(samples, size=30_000):
+    return (samples[i : i + size] for i in range(0, len(samples), size))
+
+
+def listener():
+    return Listener(Options(), Ear())
+
+
+def numbered(parts):
+    """Audio of (seconds, whether somebody speaks); each spoken sample tells its place."""
+    spoken = np.concatenate([np.full(round(s * SECOND), on, bool) for s, on in parts])
+    return np.where(spoken, np.arange(1, len(spoken) + 1), 0).astype(np.float32)
+
+
+def packed(samples, size=30_000):
+    return [window for window in pack(blocks(samples, size), listener()) if window is not None]
+
+
+PARTS = st.lists(st.tuples(st.floats(0.1, 50.0), st.booleans()), min_size=1, max_size=8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(PARTS, st.sampled_from([7_777, 30_000, 10**8]))
+def test_all_speech_is_in_windows_that_know_where_it_was(parts, size):
+    samples = numbered(parts)
+    windows = packed(samples, size)
+    joined = np.concatenate([window.samples for window in windows])
+    np.testing.assert_array_equal(joined[joined > 0], samples[samples > 0])
+    for window in windows:
+        assert len(window.samples) <= WINDOW_SAMPLES
+        for i in np.flatnonzero(window.samples)[::997]:
+            time_s, expected = i / SAMPLE_RATE, (window.samples[i] - 1) / SAMPLE_RATE
+            # Sample numbers are whole in float32 up to 2 ** 24, which is beyond this audio.
+            assert window.timeline.start(time_s) == pytest.approx(expected, abs=1e-6)
+            assert window.timeline.end(time_s) == pytest.approx(expected, abs=1e-6)
+    assert [window.last for window in windows] == [False] * (len(windows) - 1) + [True]
+    whole_s = sum(window.duration_s + window.left_out_s for window in windows)
+    assert whole_s == pytest.approx(len(samples) / SAMPLE_RATE, abs=1e-6)
+
+
+def test_where_all_is_speech_windows_are_those_without():
+    samples = np.random.default_rng(0).normal(0, 0.1, 100 * SAMPLE_RATE).astype(np.float32)
+    for window, expected in zip(packed(samples), cut(blocks(samples)), strict=True):
+        np.testing.assert_array_equal(window.samples, expected.samples)
+        assert window.timeline == type(window.timeline)(expected.start_s, (), 0.4)
+        assert (window.last, window.left_out_s) == (expected.last, 0.0)
+
+
+def test_stretches_share_a_window():
+    (window,) = packed(numbered([(60, False), (5, True), (90, False), (8, True), (20, False)]))
+    assert window.duration_s == pytest.approx(13, abs=2)
+    assert len(window.pauses) == 1 and window.start_s == pytest.approx(60, abs=2)
+
+
+def test_without_speech_one_window_holds_nothing():
+    samples = np.zeros(100 * SAMPLE_RATE, np.float32)
+    found = list(pack(blocks(samples), listener()))
+    assert found[0] is None  # others had their turn
+    last = found[-1]
+    assert last.last and not len(last.samples) and last.left_out_s == 100.0
+    assert all(window is None for window in found[:-1])
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_only_audio_of_more_than_a_window_is_listened_to(more):
+    samples = np.zeros(WINDOW_SAMPLES + more, np.float32)
+    (window,) = cut_long(blocks(samples), listener)
+    assert len(window.samples) == (0 if more else WINDOW_SAMPLES)
+    assert window.duration_s + window.left_out_s == pytest.approx(len(samples) / SAMPLE_RATE)

@@ -1,0 +1,94 @@
+"""Times are found again after pauses were cut out."""
+
+import dataclasses
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve.messages import Segment, Word
+from serve.speech.timeline import Pause, Timeline
+
+SEGMENT = Segment(0.0, 1.0, " a", (1,), None, None, 0.0, 1.0)
+
+
+@st.composite
+def timelines(draw):
+    places = sorted(draw(st.lists(st.floats(0.0, 30.0), max_size=6, unique=True)))
+    pauses = tuple(Pause(at, draw(st.floats(0.01, 1000.0))) for at in places)
+    return Timeline(draw(st.floats(0.0, 3600.0)), pauses, draw(st.sampled_from([0.0, 0.4, 2.0])))
+
+
+TIMES = st.lists(st.floats(0.0, 30.0), min_size=2, max_size=8).map(sorted)
+
+
+@given(timelines(), TIMES)
+def test_times_never_run_backwards_and_stay_inside(timeline, times):
+    whole = 30.0 + sum(pause.length_s for pause in timeline.pauses)
+    for mapped in ([*map(timeline.start, times)], [*map(timeline.end, times)]):
+        assert mapped == sorted(mapped)
+        assert mapped[0] >= timeline.start_s and mapped[-1] <= timeline.start_s + whole + 1e-6
+
+
+@given(timelines(), TIMES)
+def test_what_comes_later_never_begins_before_the_end_of_what_was_before(timeline, times):
+    segments = [
+        dataclasses.replace(SEGMENT, start=timeline.start_s + a, end=timeline.start_s + b)
+        for a, b in itertools.pairwise(times)
+    ]
+    found = [time for s in timeline.restore(segments) for time in (s.start, s.end)]
+    assert all(a <= b + 2e-3 for a, b in itertools.pairwise(found))
+
+
+@given(timelines(), TIMES)
+def test_words_keep_their_order_and_never_last_longer(timeline, times):
+    pairs = list(itertools.pairwise(times))
+    words = [timeline.word(a, b) for a, b in pairs]
+    flat = [time for word in words for time in word]
+    assert all(a <= b + 1e-6 for a, b in itertools.pairwise(flat))
+    for (a, b), (start, end) in zip(pairs, words, strict=True):
+        assert end - start <= b - a + 1e-6
+
+
+@given(st.floats(0.0, 3600.0), TIMES)
+def test_without_pauses_nothing_changes(start_s, times):
+    timeline = Timeline(start_s)
+    segment = dataclasses.replace(SEGMENT, start=1.23456, words=(Word(1.0, 2.0, " a", 0.5),))
+    assert timeline.restore([segment]) == [segment]
+    for time_s in times:
+        assert timeline.start(time_s) == timeline.end(time_s) == start_s + time_s
+    assert timeline.word(times[0], times[1]) == (start_s + times[0], start_s + times[1])
+
+
+TALK = Timeline(100.0, (Pause(5.0, 60.0), Pause(10.0, 7.0)), 0.4)
+
+
+@pytest.mark.parametrize(
+    ("time_s", "start", "end"),
+    [
+        (0.0, 100.0, 100.0),
+        (4.5, 104.5, 104.5),
+        (4.7, 165.0, 104.7),  # nobody speaks from here on, so what begins does so after the pause
+        (5.0, 165.0, 105.0),
+        (5.3, 165.3, 105.0),
+        (5.5, 165.5, 165.5),
+        (11.0, 178.0, 178.0),
+    ],
+)
+def test_margins_belong_to_the_pause(time_s, start, end):
+    assert TALK.start(time_s) == pytest.approx(start)
+    assert TALK.end(time_s) == pytest.approx(end)
+
+
+def test_a_word_across_a_pause_is_on_the_side_of_its_middle():
+    assert TALK.word(4.6, 5.2) == pytest.approx((104.6, 105.0))
+    assert TALK.word(4.9, 5.6) == pytest.approx((165.0, 165.6))
+
+
+def test_segments_begin_and_end_with_their_words():
+    words = (Word(104.0, 104.65, " b", 0.5), Word(104.9, 105.6, " c", 0.5))
+    segment = dataclasses.replace(SEGMENT, start=104.0, end=105.6, words=words)
+    (found,) = TALK.restore([segment])
+    assert [(w.start, w.end) for w in found.words] == [(104.0, 104.65), (165.0, 165.6)]
+    assert (found.start, found.end) == (104.0, 165.6)

@@ -1,0 +1,126 @@
+"""Voice activity through the transcriber: what is decoded, what is answered, where words were."""
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+
+from serve.errors import OptionError
+from serve.speech import activity
+from serve.speech.activity import FRAME
+from serve.speech.features import SAMPLE_RATE
+from tests.fakes import CAPABILITIES
+from tests.harness import Client, TranscriberTests, noise, quiescent, request
+
+ABLE = dataclasses.replace(CAPABILITIES, words=True)
+
+
+def talk(*parts):
+    """Noise where somebody speaks, zeros elsewhere: (seconds, whether somebody does)."""
+    return np.concatenate([noise(seconds) * on for seconds, on in parts]).astype(np.float32)
+
+
+class Ear:
+    """Hears speech wherever samples are not 0; stands for the model."""
+
+    def probabilities(self, samples):
+        return (np.abs(samples.reshape(-1, FRAME)).max(axis=1) > 0).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def ear(monkeypatch):
+    monkeypatch.setattr(activity, "Detector", Ear)
+
+
+class TestVoiceActivity(TranscriberTests):
+    """Over a fake runtime, whose windows each say the prompt from 0 to 1 s."""
+
+    def test_times_are_those_of_the_whole_audio(self, start, echo):
+        transcriber, runtime = start(echo, vad="auto")
+        audio = talk((45, 0), (2, 1), (3, 0))
+        answer = transcriber.transcribe(request("so", audio=audio))
+        assert len(runtime.jobs) == 1 and runtime.jobs[0].urgent
+        (segment,) = answer.segments
+        assert 44.5 < segment.start < 44.7 and answer.duration == pytest.approx(50.0)
+        assert segment.end == pytest.approx(segment.start + 1.0, abs=1e-3)
+        quiescent(transcriber, runtime)
+
+    def test_words_after_a_pause_are_where_they_were_said(self, start, echo):
+        transcriber, _ = start(echo, ABLE)
+        audio = talk((0.2, 1), (60, 0), (6, 1))
+        options = {"vad": True, "word_timestamps": True, "timestamps": False}
+        (segment,) = transcriber.transcribe(
+            request("over the fox", audio=audio, **options)
+        ).segments
+        assert [word.word for word in segment.words] == [" over", " the", " fox"]
+        first, *rest = segment.words
+        assert all(word.start > 59.5 for word in rest) and segment.end == rest[-1].end < 66.2
+        starts = [time for word in segment.words for time in (word.start, word.end)]
+        assert starts == sorted(starts) and segment.start == first.start
+
+    @pytest.mark.parametrize("language", ["en", None])
+    def test_without_speech_the_answer_is_empty_and_the_device_idle(self, start, echo, language):
+        transcriber, runtime = start(echo, vad="auto")
+        audio = np.zeros(100 * SAMPLE_RATE, np.float32)
+        client = Client().send(transcriber, request("so", audio=audio, language=language))
+        answer = client.transcript
+        assert (answer.text, answer.segments, runtime.jobs) == ("", (), [])
+        assert (answer.language, answer.language_prob) == (language, None)
+        assert answer.duration == 100.0 and answer.timings.decode_s == 0.0
+        assert 0 <= answer.timings.queue_s <= answer.timings.total_s
+        assert len(client.events) == 1
+        quiescent(transcriber, runtime)
+
+    @pytest.mark.parametrize(
+        ("configured", "asked", "seconds", "jobs"),
+        [
+            *[("auto", None, 20, 1), ("auto", None, 40, 0), ("auto", True, 20, 0)],
+            *[("auto", False, 20, 1), ("off", None, 20, 1), ("off", True, 20, 0)],
+            *[("on", None, 20, 0), ("on", False, 20, 1)],
+        ],
+    )
+    def test_the_request_goes_before_the_config(
+        self, start, echo, configured, asked, seconds, jobs
+    ):
+        transcriber, runtime = start(echo, vad=configured)
+        audio = np.zeros(seconds * SAMPLE_RATE, np.float32)
+        transcriber.transcribe(request("so", audio=audio, vad=asked))
+        assert len(runtime.jobs) == jobs
+
+    def test_a_long_silence_lets_a_short_request_pass(self, start, echo, monkeypatch):
+        """One worker, which else would hear an hour of nothing first."""
+        heard, answered_after, short = [], [], Client()
+
+        class Slow(Ear):
+            def probabilities(self, samples):
+                if not heard:
+                    short.send(transcriber, request("short"))
+                if short.ended.is_set():
+                    answered_after.append(sum(heard))
+                else:
+                    time.sleep(0.001)
+                heard.append(len(samples))
+                return super().probabilities(samples)
+
+        monkeypatch.setattr(activity, "Detector", Slow)
+        transcriber, runtime = start(echo, vad="auto", decode_workers=1)
+        hour = request(audio=np.zeros(3600 * 1000, np.float32), sample_rate=1000)
+        assert Client().send(transcriber, hour).transcript.text == ""
+        assert short.transcript.text == "short"
+        assert answered_after, "the short request came after the hour"
+        quiescent(transcriber, runtime)
+
+    def test_cancelled_while_it_is_heard(self, start, echo):
+        transcriber, runtime = start(echo, vad="auto")
+        client = Client().send(
+            transcriber, request(audio=np.zeros(3600 * 1000, np.float32), sample_rate=1000)
+        )
+        client.handle.cancel()
+        assert client.error
+        quiescent(transcriber, runtime)
+
+    def test_what_is_neither_true_nor_false_is_refused(self, start, echo):
+        transcriber, _ = start(echo)
+        with pytest.raises(OptionError, match="vad = 'maybe'; expected true or false"):
+            transcriber.transcribe(request(vad="maybe"))
