@@ -25,7 +25,7 @@ from build.draft import with_draft
 from build.summary import summary
 from build.writer import write_manifest
 from serve.config import Precision
-from serve.engine import Engine, manifest_to_json, open_engine
+from serve.engine import Engine, TokenizerFacts, manifest_to_json, open_engine
 from serve.errors import ConfigError, EarshotError, EngineError
 
 if TYPE_CHECKING:
@@ -198,9 +198,29 @@ def _verifier(
         print(f"Verifying on {names}", file=sys.stderr)
         deviation = verify.verify(engine, checkpoint, recordings, runtime)
         measured = dataclasses.asdict(deviation)
-        write_manifest(engine.path, dataclasses.replace(engine.manifest, verification=measured))
+        manifest = dataclasses.replace(engine.manifest, verification=measured)
+        if not manifest.tokenizer.alignment_heads:
+            manifest = dataclasses.replace(manifest, tokenizer=_with_heads(engine, recordings))
+        write_manifest(engine.path, manifest)
 
     return compare
+
+
+def _with_heads(engine: Engine, recordings: Sequence["Recording"]) -> TokenizerFacts:
+    """The facts of an engine whose checkpoint names no alignment heads, with measured ones."""
+    from build.heads import hear, measure_heads  # noqa: PLC0415 - as above
+
+    print("The checkpoint names no alignment heads, by which words are timed", file=sys.stderr)
+    heads = measure_heads(engine, hear(engine, recordings))
+    if heads:
+        print(f"measured, as [layer, head]: {[list(head) for head in heads]}", file=sys.stderr)
+    else:
+        print(
+            "no speech was heard that they could be measured on; words cannot be timed; name "
+            "recordings of speech with --audio",
+            file=sys.stderr,
+        )
+    return dataclasses.replace(engine.manifest.tokenizer, alignment_heads=heads)
 
 
 def _verify(args: argparse.Namespace) -> None:

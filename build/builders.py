@@ -4,6 +4,7 @@ A builder is a module. It writes its own files into a folder; that the folder ap
 at all, the tokenizer, the manifest and the comparison with the checkpoint are the same for all.
 """
 
+import dataclasses
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,8 @@ from serve.engine import (
     TOKENIZER_FILE,
     Dims,
     Engine,
+    Manifest,
+    TokenizerFacts,
     open_engine,
     write_mel_filters,
 )
@@ -129,6 +132,13 @@ def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> None
     write_manifest(folder, manifest_of(folder, checkpoint, config.build, made))
 
 
+def _stated(manifest: Manifest, checkpoint: Checkpoint) -> TokenizerFacts:
+    """An engine's facts, without alignment heads that the build has measured itself."""
+    if checkpoint.facts.alignment_heads:
+        return manifest.tokenizer
+    return dataclasses.replace(manifest.tokenizer, alignment_heads=())
+
+
 def up_to_date(checkpoint: Checkpoint, config: Config, verified: bool) -> bool:
     """Whether `config.engine` is a sound engine, the same that a build would write now.
 
@@ -150,7 +160,7 @@ def up_to_date(checkpoint: Checkpoint, config: Config, verified: bool) -> bool:
         manifest.runtime == config.build.runtime
         and manifest.precision == config.build.precision
         and manifest.dims == checkpoint.dims
-        and manifest.tokenizer == checkpoint.facts
+        and _stated(manifest, checkpoint) == checkpoint.facts
         and manifest.source.sha256 == checkpoint.source.sha256
         and manifest.draft == draft_facts(checkpoint)
         and MEL_FILTERS_FILE in manifest.files

@@ -188,7 +188,8 @@ def verify(
     return deviation
 
 
-def _prompt(facts: TokenizerFacts, language: str) -> tuple[int, ...]:
+def prompt_of(facts: TokenizerFacts, language: str) -> tuple[int, ...]:
+    """What a window of a language begins with; of one that is unknown, as of the first."""
     if not facts.multilingual or facts.transcribe is None:
         return (facts.sot,)
     first = next(iter(facts.languages.values()))
@@ -209,7 +210,7 @@ def _reference(
         padded = np.zeros(WINDOW_SAMPLES, np.float32)
         padded[: recording.samples.size] = recording.samples[:WINDOW_SAMPLES]
         features = log_mel(torch.from_numpy(padded)[None], mel_filters).to(device)
-        prompt = _prompt(facts, recording.language)
+        prompt = prompt_of(facts, recording.language)
         rules = _hf.generation.WhisperTimeStampLogitsProcessor(
             model.generation_config, begin_index=len(prompt)
         )

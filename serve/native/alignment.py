@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from serve.engine import DETECT_LANGUAGE, HEAD_DIM, TokenizerFacts
+from serve.engine import DETECT_LANGUAGE, HEAD_DIM, Dims, TokenizerFacts
 from serve.messages import Alignment
 from serve.native.decoder import Cache, Decoder
 from serve.native.feeds import Span, feed_of_spans, upload
@@ -23,6 +23,7 @@ from serve.runtime.protocol import Event, Job
 
 MEDIAN_FRAMES = 7
 _MOST_TOKENS = 1100  # in one pass, as if all windows had as many as the longest: bounds memory
+_SMOOTHING = 12  # copies of all weights at a time
 _LEAST = 1e-30  # where no token attends, nothing is divided by 0
 _EXCHANGES = (  # a sorting network of 7, as far as its middle depends on it
     *((0, 5), (0, 3), (1, 6), (2, 4), (0, 1), (3, 5), (2, 6)),
@@ -122,6 +123,24 @@ class Aligner:
             windows = windows[count:]
         return [one.event for one in ended if not self._asks(one)]
 
+    def by_head(self, ended: Sequence[Said]) -> list[torch.Tensor]:
+        """Weights of each window by each head alone: for whoever chooses among heads.
+
+        Returns:
+            float32 (heads, n + 1, frames) for a window of n text tokens, by layer and head; empty
+            for one without text.
+        """
+        found = []
+        for one in ended:
+            if not self._asks(one):
+                found.append(torch.empty(0))
+                continue
+            window = self._forced(one)
+            weights = self._weights([window])[1][0]
+            rows = slice(window.first, window.first + len(window.text) + 1)
+            found.append(weights[:, rows, : window.frames])
+        return found
+
     def collect(self, wait: bool) -> list[Event]:
         """The events of windows whose alignment is there; of all others too, after a `wait`."""
         events: list[Event] = []
@@ -194,7 +213,18 @@ class Aligner:
         return _Pass(windows, probs, found, copied)
 
     def _run(self, windows: Sequence[_Forced]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Feed the windows' text; returns what `_Pass` holds of it, on the device."""
+        """What `_Pass` holds of some windows, on the device."""
+        probs, weights = self._weights(windows)
+        matrix = weights.mean(dim=1)
+        if self._decoder.ops.warp is None:
+            return probs, matrix
+        first = self._upload(one.first for one in windows)
+        count = self._upload(len(one.text) + 1 for one in windows)
+        frames = self._upload(one.frames for one in windows)
+        return probs, self._decoder.ops.warp(matrix, first, count, frames)
+
+    def _weights(self, windows: Sequence[_Forced]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Feed the windows' text; returns its tokens' probabilities, and `smoothed` weights."""
         lengths = [len(one.tokens) for one in windows]
         begins = list(itertools.accumulate(lengths, initial=0))[:-1]
         both = list(zip(windows, begins, strict=True))
@@ -222,12 +252,7 @@ class Aligner:
             max(one.frames for one in windows),
         )
         frames = self._upload(one.frames for one in windows)
-        matrix = smoothed(scores, self._upload(lengths), frames)
-        if self._decoder.ops.warp is None:
-            return probs, matrix
-        first = self._upload(one.first for one in windows)
-        count = self._upload(len(one.text) + 1 for one in windows)
-        return probs, self._decoder.ops.warp(matrix, first, count, frames)
+        return probs, smoothed(scores, self._upload(lengths), frames)
 
     def _upload(self, values: Iterable[int]) -> torch.Tensor:
         return upload(list(values), self._device)
@@ -258,15 +283,21 @@ class Aligner:
         return torch.cat(scores, dim=1)
 
 
+def pass_bytes(dims: Dims, facts: TokenizerFacts) -> int:
+    """What the largest pass takes of a device's memory: logits, and weights while smoothed."""
+    weights = _SMOOTHING * len(facts.alignment_heads) * dims.n_audio_ctx
+    return _MOST_TOKENS * (weights + 3 * dims.n_vocab) * 4 if facts.alignment_heads else 0
+
+
 def smoothed(scores: torch.Tensor, tokens: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:
-    """Softmax over frames, z-score over tokens, median over neighbouring frames, mean over heads.
+    """Softmax over frames, z-score over tokens, median over neighbouring frames.
 
     Args:
         scores: float32 (windows, heads, tokens, frames).
         tokens, frames: int64 (windows,), how many of them are each window's.
 
     Returns:
-        float32 (windows, tokens, frames); what is not a window's own is undefined.
+        float32, as scores; what is not a window's own is undefined.
     """
     most_tokens, most_frames = scores.shape[2:]
     time = torch.arange(most_frames, device=scores.device)
@@ -287,7 +318,7 @@ def smoothed(scores: torch.Tensor, tokens: torch.Tensor, frames: torch.Tensor) -
     wide = scored.gather(3, mirrored[:, None, None].expand(*scored.shape[:3], -1))
     middle = median_of_7([wide[..., i : i + most_frames] for i in range(MEDIAN_FRAMES)])
     short = (frames <= half)[:, None, None, None]  # too short to be mirrored at its ends
-    return torch.where(short, scored, middle).mean(dim=1)
+    return torch.where(short, scored, middle)
 
 
 def median_of_7(values: Sequence[torch.Tensor]) -> torch.Tensor:

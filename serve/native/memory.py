@@ -26,13 +26,14 @@ class MemoryPlan:
     rows: int
     per_row: int  # caches of self-attention
     encoder: int  # activations of the largest batch
+    words: int  # activations of the largest pass that aligns text
     fixed: int
     allowed: int
 
     @property
     def total(self) -> int:
         """Bytes that the runtime may take."""
-        return self.weights + self.caches + self.encoder + self.fixed
+        return self.weights + self.caches + self.encoder + self.words + self.fixed
 
     @property
     def caches(self) -> int:
@@ -44,11 +45,13 @@ class MemoryPlan:
         return (
             f"memory {_gib(self.total)} of {_gib(self.allowed)} allowed: weights "
             f"{_gib(self.weights)}, caches of {self.slots} slots with {self.rows} rows "
-            f"{_gib(self.caches)}, encoder {_gib(self.encoder)}, other {_gib(self.fixed)}"
+            f"{_gib(self.caches)}, encoder {_gib(self.encoder)}, words {_gib(self.words)}, other {_gib(self.fixed)}"
         )
 
 
-def plan_memory(decoders: Sequence[Decoder], config: RuntimeConfig, rows: int) -> MemoryPlan:
+def plan_memory(
+    decoders: Sequence[Decoder], config: RuntimeConfig, rows: int, words: int = 0
+) -> MemoryPlan:
     """The plan for the network's decoder, and for its draft's, whose weights are on their device.
 
     Raises:
@@ -68,6 +71,7 @@ def plan_memory(decoders: Sequence[Decoder], config: RuntimeConfig, rows: int) -
         rows=rows,
         per_row=sum(decoder.row_bytes() for decoder in decoders),
         encoder=config.encoder_batch * dims.n_audio_ctx * row * 2,
+        words=words,
         fixed=_FIXED,
         allowed=round(config.memory_share * total) - others,
     )

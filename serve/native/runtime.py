@@ -20,7 +20,7 @@ import torch
 from serve.config import MAX_BEAMS, RuntimeConfig
 from serve.engine import DETECT_LANGUAGE, Engine
 from serve.errors import DeviceError, OptionError, UnavailableError
-from serve.native.alignment import Aligner, Said
+from serve.native.alignment import Aligner, Said, pass_bytes
 from serve.native.decoder import Cache, Decoder
 from serve.native.device import check_graphs, open_device
 from serve.native.drafting import Drafter, DraftLoop, open_draft
@@ -122,7 +122,8 @@ class NativeRuntime:
         draft = open_draft(engine, config, network, weights)
         del weights
         decoders = [network] if draft is None else [network, draft]
-        plan = plan_memory(decoders, config, rows) if on_gpu else None
+        words = pass_bytes(dims, self._facts)
+        plan = plan_memory(decoders, config, rows, words) if on_gpu else None
         self._network = network
         self._cross_kv = config.cross_kv
         cache = network.new_cache(slots, rows, config.cross_kv)

@@ -1,0 +1,101 @@
+"""Which of a decoder's cross-attention heads follow the speech, measured where nobody says it.
+
+A head that follows speech attends to few frames at a time, and to later ones with every token: the
+z-scores along the best monotonic path through its weights are high. Through those of other heads
+there is no such path.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from build.verify import Recording, prompt_of
+from serve.config import RuntimeConfig
+from serve.engine import Engine
+from serve.native.alignment import Aligner, Said
+from serve.native.network import Whisper
+from serve.native.runtime import NativeRuntime
+from serve.native.slots import Place
+from serve.runtime.protocol import Event, Job
+from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES, log_mel
+from serve.speech.words import FRAMES_PER_S, handovers
+
+MOST_HEADS = 10  # of OpenAI's checkpoints the largest names as many
+_WORTH = 0.9  # of the best head's score; others would blur it
+
+Heads = tuple[tuple[int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Heard:
+    """A window of speech, and what was heard in it."""
+
+    features: torch.Tensor  # float32 (1, n_mels, 3000)
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    frames: int  # of audio
+
+
+def hear(engine: Engine, recordings: Sequence[Recording]) -> list[Heard]:
+    """The first window of each recording, decoded greedily on the CPU."""
+    config = RuntimeConfig(slots=1, encoder_batch=1, threads=torch.get_num_threads())
+    runtime, filters, heard = NativeRuntime(engine, config), engine.load_mel_filters(), []
+    for number, recording in enumerate(recordings):
+        padded = np.zeros(WINDOW_SAMPLES, np.float32)
+        samples = recording.samples[:WINDOW_SAMPLES]
+        padded[: len(samples)] = samples
+        features = log_mel(torch.from_numpy(padded)[None], filters)
+        prompt = prompt_of(engine.manifest.tokenizer, recording.language)
+        runtime.submit(Job(number, features[0], prompt))
+        tokens: tuple[int, ...] = ()
+        ended = False
+        while not ended:
+            for event in runtime.poll(1.0):
+                tokens, ended = tokens + event.tokens, event.finished is not None
+        frames = max(1, len(samples) * FRAMES_PER_S // SAMPLE_RATE)
+        heard.append(Heard(features, prompt, tokens, frames))
+    runtime.close()
+    return heard
+
+
+@torch.inference_mode()
+def measure_heads(engine: Engine, windows: Sequence[Heard]) -> Heads:
+    """The heads by which words are timed best, in order; none if no window has any text.
+
+    Args:
+        engine: a native engine.
+        windows: of speech.
+    """
+    dims, facts, cpu = engine.manifest.dims, engine.manifest.tokenizer, torch.device("cpu")
+    network = Whisper(dims, engine.load_weights(), cpu, torch.float32)
+    cache = network.new_cache(len(windows), len(windows))
+    for i, window in enumerate(windows):
+        network.fill_cross(network.encode(window.features), cache, torch.tensor([i]))
+    said = [
+        Said(
+            Job(i, window.features, window.prompt, align_frames=window.frames),
+            Place(i, i, 1),
+            Event(i, window.tokens, "eot"),
+        )
+        for i, window in enumerate(windows)
+    ]
+    scores = np.zeros((dims.n_text_layer, dims.n_text_head))
+    for layer in range(dims.n_text_layer):  # together their weights could fill the memory
+        heads = tuple((layer, head) for head in range(dims.n_text_head))
+        every = dataclasses.replace(facts, alignment_heads=heads)
+        for found in Aligner(network, cache, every, len(windows)).by_head(said):
+            scores[layer] += [_score(weights.numpy()) for weights in found] or 0.0
+    best = scores.max()
+    order = scores.ravel().argsort()[::-1][:MOST_HEADS]
+    places = [divmod(int(i), dims.n_text_head) for i in order if best > 0]
+    return tuple(sorted(place for place in places if scores[place] >= _WORTH * best))
+
+
+def _score(weights: npt.NDArray[np.float32]) -> float:
+    """Mean of the largest z-score of each token on the best monotonic path; weights: (n, frames)."""
+    begins = [*handovers(weights), weights.shape[1]]
+    spans = zip(weights, begins, begins[1:], strict=False)
+    return float(np.mean([row[a : max(a + 1, b)].max() for row, a, b in spans]))

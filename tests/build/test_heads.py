@@ -1,0 +1,37 @@
+"""Alignment heads that nobody names are measured; those of the demo checkpoint are among them."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from build.builders import _stated
+from build.checkpoint import open_checkpoint
+from build.heads import hear, measure_heads
+from build.verify import Recording, recordings_of
+from tests.checkpoints import write_engine
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+def test_the_heads_that_follow_speech_are_found(tmp_path):
+    checkpoint = open_checkpoint("build/demo/checkpoint")
+    engine = write_engine(checkpoint, tmp_path / "engine")
+    named = checkpoint.facts.alignment_heads
+    heard = hear(engine, recordings_of(DATA / "manifest.jsonl")[:2])
+    assert all(len(one.tokens) > 20 for one in heard)
+    found = measure_heads(engine, heard)
+    assert set(named) <= set(found) and len(found) <= len(named) + 2
+
+    silent = hear(engine, [Recording("silence", np.zeros(16_000, np.float32))])
+    assert measure_heads(engine, silent) == ()
+
+
+def test_an_engine_with_measured_heads_is_what_its_checkpoint_makes(tmp_path):
+    checkpoint = open_checkpoint("build/demo/checkpoint")
+    manifest = write_engine(checkpoint, tmp_path / "engine").manifest
+    assert _stated(manifest, checkpoint) == checkpoint.facts
+    unnamed = dataclasses.replace(
+        checkpoint, facts=dataclasses.replace(checkpoint.facts, alignment_heads=())
+    )
+    assert _stated(manifest, unnamed) == unnamed.facts
