@@ -95,7 +95,7 @@ def measure_heads(engine: Engine, windows: Sequence[Heard]) -> Heads:
 
 
 def _score(weights: npt.NDArray[np.float32]) -> float:
-    """Mean of the largest z-score of each token on the best monotonic path; weights: (n, frames)."""
+    """Mean of each token's largest z-score on the best monotonic path through (n, frames)."""
     begins = [*handovers(weights), weights.shape[1]]
     spans = zip(weights, begins, begins[1:], strict=False)
     return float(np.mean([row[a : max(a + 1, b)].max() for row, a, b in spans]))

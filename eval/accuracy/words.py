@@ -65,8 +65,8 @@ class Found:
         """The report."""
         return [
             f"{self.compared} words that faster-whisper says too: {self.within:.1%} begin and end "
-            f"within {FRAME_S * 1e3:.0f} ms of its (wanted: {LEAST_WITHIN:.0%}); of {self.longer} in "
-            f"longer clips, whose windows begin elsewhere, {self.longer_within:.1%}",
+            f"within {FRAME_S * 1e3:.0f} ms of its (wanted: {LEAST_WITHIN:.0%}); of "
+            f"{self.longer} in longer clips, whose windows begin elsewhere, {self.longer_within:.1%}",
             f"{self.truths} words of known times: median error {self.ours_s * 1e3:.0f} ms "
             f"(wanted: {MOST_MEDIAN_S * 1e3:.0f}), faster-whisper's {self.theirs_s * 1e3:.0f} ms",
             f"throughput with words, {AT_A_TIME} at a time: {self.throughput:.1%} of that without "
@@ -109,7 +109,9 @@ def measure_words(
             mine = _ours(transcriber, request)
             other = theirs.transcribe(str(clip.path), clip.language)
             pairs = [(mine[i], other[j]) for i, j in _same(mine, other)]
-            apart[clip.duration_s > WINDOW_S] += [max(abs(a.start - b.start), abs(a.end - b.end)) for a, b in pairs]
+            apart[clip.duration_s > WINDOW_S] += [
+                max(abs(a.start - b.start), abs(a.end - b.end)) for a, b in pairs
+            ]
         tell(f"{sentences} sentences, beside the truth")
         errors = _errors(transcriber, theirs, load_clips(spoken), sentences)
         tell("throughput with words and without")

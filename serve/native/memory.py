@@ -45,7 +45,8 @@ class MemoryPlan:
         return (
             f"memory {_gib(self.total)} of {_gib(self.allowed)} allowed: weights "
             f"{_gib(self.weights)}, caches of {self.slots} slots with {self.rows} rows "
-            f"{_gib(self.caches)}, encoder {_gib(self.encoder)}, words {_gib(self.words)}, other {_gib(self.fixed)}"
+            f"{_gib(self.caches)}, encoder {_gib(self.encoder)}, words {_gib(self.words)}, "
+            f"other {_gib(self.fixed)}"
         )
 
 

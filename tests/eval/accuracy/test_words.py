@@ -39,6 +39,6 @@ def test_espeak_says_where_each_word_begins():
     speech = espeak.speak("¿Dónde está la llave?", "es")
     assert [word for word, _ in speech.words] == ["Dónde", "está", "la", "llave"]
     begins = [begin for _, begin in speech.words]
-    assert begins == sorted(begins) and 0 <= begins[0] and begins[-1] < len(speech.samples) / 22050
+    assert begins == sorted(begins) and begins[0] >= 0 and begins[-1] < len(speech.samples) / 22050
     with pytest.raises(UnavailableError, match="no voice 'nobody'"):
         espeak.speak("a", "nobody")
