@@ -197,7 +197,7 @@ class _Reader:
     def alignment_heads(self) -> tuple[tuple[int, int], ...]:
         """(layer, head) pairs whose cross-attention follows the audio."""
         return tuple(
-            self._head(pair) for pair in self._list("alignment_heads", "the engine has none")
+            self._head(pair) for pair in self._list("alignment_heads", "verifying measures them")
         )
 
     def _head(self, pair: Any) -> tuple[int, int]:

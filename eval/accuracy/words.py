@@ -66,7 +66,8 @@ class Found:
         return [
             f"{self.compared} words that faster-whisper says too: {self.within:.1%} begin and end "
             f"within {FRAME_S * 1e3:.0f} ms of its (wanted: {LEAST_WITHIN:.0%}); of "
-            f"{self.longer} in longer clips, whose windows begin elsewhere, {self.longer_within:.1%}",
+            f"{self.longer} in longer clips, whose windows begin elsewhere, "
+            f"{self.longer_within:.1%}",
             f"{self.truths} words of known times: median error {self.ours_s * 1e3:.0f} ms "
             f"(wanted: {MOST_MEDIAN_S * 1e3:.0f}), faster-whisper's {self.theirs_s * 1e3:.0f} ms",
             f"throughput with words, {AT_A_TIME} at a time: {self.throughput:.1%} of that without "
