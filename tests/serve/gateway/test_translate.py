@@ -61,7 +61,7 @@ WRONG = {
     "inputs of no table": ({"inputs": {}}, "expected a list"),
     "unknown input": ({"inputs": [tensor("VIDEO", data=[1, 2])]}, "no 'VIDEO'"),
     "twice": ({"inputs": [tensor(data=[1, 2]), tensor(data=[1, 2])]}, "each name once"),
-    "too many": ({"inputs": [tensor(data=[1, 2])] * 17}, "at most 16"),
+    "too many": ({"inputs": [tensor(data=[1, 2])] * (len(INPUTS) + 1)}, f"at most {len(INPUTS)}"),
     "other type": ({"inputs": [tensor(datatype="BOOL", data=[True, True])]}, "expected FP32"),
     "no type": ({"inputs": [tensor(datatype="FP16", data=[1, 2])]}, "FP16"),
     "other values": ({"inputs": [tensor(data=["1", 2])]}, "expected a number"),

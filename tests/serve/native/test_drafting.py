@@ -42,7 +42,7 @@ def engine_with(checkpoint, tmp_path_factory):
     def write(kind):
         if kind not in made:
             tensors, dims = kind(checkpoint)
-            draft = Network(checkpoint.path, "hf", dims, tensors, Source("a test", ""), 0)
+            draft = Network(checkpoint.path, "hf", dims, tensors, Source("a test", "0" * 64), 0)
             both = dataclasses.replace(checkpoint, draft=draft)
             made[kind] = write_engine(both, tmp_path_factory.mktemp("draft") / "engine", "fp16")
         return made[kind]

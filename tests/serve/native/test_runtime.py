@@ -85,6 +85,7 @@ def random_checkpoint(checkpoint, dims, seed=0):
     shift = languages - 99
     facts = dataclasses.replace(
         checkpoint.facts,
+        alignment_heads=(),  # its own are of other sizes
         eot=50257,
         sot=50258,
         languages={
