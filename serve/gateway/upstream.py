@@ -25,6 +25,8 @@ from serve.triton.folder import HEARTBEATS, grpc_target
 
 logger = logging.getLogger("earshot.gateway")
 
+FRAME_BYTES = 2**20
+"""Most bytes of a message that gRPC reads or writes at a time."""
 SERVICE = "/inference.GRPCInferenceService/"
 
 _ALIVE_S = 3.0  # a model's process that has not said for so long that it lives stands still
@@ -33,6 +35,7 @@ _GRACE_S = 30.0  # beyond the transcriber's own limit
 _LARGE_BYTES = 2**20  # from here on the time that it takes matters less than the memory
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
+    ("grpc.http2.max_frame_size", FRAME_BYTES),
     ("grpc.max_receive_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
