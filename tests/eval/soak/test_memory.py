@@ -7,6 +7,7 @@ import psutil
 import pytest
 
 from eval.soak.memory import Slope, Watch, resident_kb, shared_fairly_bytes, slope
+from tests.serving import wait_until
 
 
 def walk(rng, count):
@@ -40,13 +41,10 @@ def test_a_slope_is_judged_by_its_interval(interval, passed):
 def test_memory_that_was_taken_is_seen():
     me = psutil.Process(os.getpid())
     with Watch(lambda: {"me": me}).running() as watch:
-        while watch.first_bytes == 0:
-            pass
-        taken = np.ones(30 * 2**20, np.uint8)
-        peak = watch.peak_bytes
-        while watch.peak_bytes < peak + 20 * 2**20:
-            pass
-    assert watch.peak_bytes >= watch.first_bytes + 20 * 2**20
+        wait_until(lambda: watch.first_bytes, "nobody looked")
+        before = watch.first_bytes
+        taken = np.ones(60 * 2**20, np.uint8)
+        wait_until(lambda: watch.peak_bytes >= before + 20 * 2**20, "nobody saw it")
     assert resident_kb(me) * 1024 >= taken.nbytes
 
 
