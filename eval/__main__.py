@@ -20,7 +20,7 @@ from pathlib import Path
 
 from eval.accuracy.normalize import DEFAULT, NORMALIZERS
 from eval.bench.plan import WORKLOADS, Plan
-from eval.config import Config, load_config
+from eval.config import Config, EvalConfig, load_config
 from eval.corpora.layout import EXPECTED, UNDERSTOOD
 from eval.soak.plan import MINUTES, SCENARIOS
 from serve.config import MAX_BEAMS
@@ -28,6 +28,8 @@ from serve.errors import EarshotError
 
 INTERRUPTED = 130
 CLIPS = f"CLIPS is where recordings with references are: {EXPECTED}. Keys: {UNDERSTOOD}."
+
+_SENTENCES = 80  # spoken to measure words' times by
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,10 +84,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_config(words)
     words.add_argument(
-        "--spoken", default="tests/data/heldout/manifest.jsonl", metavar="JSONL",
+        "--spoken", default=EvalConfig.heldout, metavar="JSONL",
         help="texts that espeak-ng speaks; default: %(default)s",
     )  # fmt: skip
-    words.add_argument("--sentences", type=_positive, default=80, metavar="N", help="of these")
+    words.add_argument(
+        "--sentences", type=_positive, default=_SENTENCES, metavar="N",
+        help="of these; default: %(default)s",
+    )  # fmt: skip
     words.set_defaults(command=_words)
     check = commands.add_parser(
         "trtllm-check", help="on a machine with TensorRT-LLM: compare it with transformers"
