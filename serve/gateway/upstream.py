@@ -22,6 +22,7 @@ from serve.gateway.envelope import Part, with_key
 from serve.gateway.limits import Ticket
 from serve.gateway.refusals import Refusal
 from serve.triton.folder import HEARTBEATS, grpc_target
+from serve.triton.heartbeat import STALE_S
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -29,7 +30,6 @@ FRAME_BYTES = 2**20
 """Most bytes of a message that gRPC reads or writes at a time."""
 SERVICE = "/inference.GRPCInferenceService/"
 
-_ALIVE_S = 3.0  # a model's process that has not said for so long that it lives stands still
 _SMALL_S = 2.0  # most that health and metadata take
 _GRACE_S = 30.0  # beyond the transcriber's own limit
 _LARGE_BYTES = 2**20  # from here on the time that it takes matters less than the memory
@@ -252,4 +252,4 @@ class Upstream:
             oldest = min(heartbeat.stat().st_mtime for heartbeat in self._heartbeats)
         except OSError:
             return False
-        return time.time() - oldest < _ALIVE_S
+        return time.time() - oldest < STALE_S
