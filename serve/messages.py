@@ -32,6 +32,9 @@ class Request:
     best_of: int | None = None
     repetition_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
+    # `Transcript.tokens` of this audio when it was shorter: a guess at what its first window says.
+    # It changes how long greedy decoding takes, never the answer.
+    draft: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,6 +95,7 @@ class Transcript:
     duration: float  # s of audio
     segments: tuple[Segment, ...]
     timings: Timings
+    tokens: tuple[int, ...] = ()  # sampled for the first window, timestamps among them
 
 
 @dataclasses.dataclass(frozen=True)

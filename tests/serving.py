@@ -16,7 +16,8 @@ from serve.triton import wire
 WAIT_S = 60.0
 
 SEGMENT = Segment(0.5, 1.5, " ¿Qué?", (1, 2), -0.5, None, 0.2, 1.25)
-TRANSCRIPT = Transcript("¿Qué?", "es", 0.5, 1.75, (SEGMENT, SEGMENT), Timings(0.1, 0.2, 0.3, 0.7))
+TIMINGS = Timings(0.1, 0.2, 0.3, 0.7)
+TRANSCRIPT = Transcript("¿Qué?", "es", 0.5, 1.75, (SEGMENT, SEGMENT), TIMINGS, (1, 2, 60))
 # Every field has a value of its own, so that none can stand for another.
 STATS = Stats(
     accepted=101,

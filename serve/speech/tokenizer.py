@@ -27,11 +27,12 @@ class Tokenizer:
     """One engine's tokenizer."""
 
     def __init__(
-        self, pieces: tokenizers.Tokenizer, facts: TokenizerFacts, n_text_ctx: int
+        self, pieces: tokenizers.Tokenizer, facts: TokenizerFacts, n_text_ctx: int, n_vocab: int
     ) -> None:
         """Use `Tokenizer.open`."""
         self._pieces = pieces
         self._facts = facts
+        self._n_vocab = n_vocab
         self._codes = {token: code for code, token in facts.languages.items()}
         self._prompt_limit = n_text_ctx // 2 - 1
 
@@ -59,12 +60,18 @@ class Tokenizer:
                     f"{path}: {name} has id {found}, the manifest says {token}; "
                     "build the engine again"
                 )
-        return cls(pieces, facts, engine.manifest.dims.n_text_ctx)
+        dims = engine.manifest.dims
+        return cls(pieces, facts, dims.n_text_ctx, dims.n_vocab)
 
     @property
     def facts(self) -> TokenizerFacts:
         """Special ids and suppression lists, as the manifest states them."""
         return self._facts
+
+    @property
+    def n_vocab(self) -> int:
+        """How many ids there are, timestamps and other special ones among them."""
+        return self._n_vocab
 
     @property
     def languages(self) -> frozenset[str]:

@@ -260,4 +260,5 @@ class ActiveRequest:
             duration=self.duration_s,
             segments=tuple(self._segments),
             timings=timings,
+            tokens=self._decoded[0].attempt.tokens if self._decoded else (),
         )

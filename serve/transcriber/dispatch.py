@@ -200,7 +200,8 @@ class Dispatcher:
         if isinstance(features, EarshotError):
             return features
         temperature = active.plan.options.temperature
-        work = functools.partial(self._submit, active, index, urgent, features, temperature)
+        draft = active.plan.draft if index == 0 else ()
+        work = functools.partial(self._submit, active, index, urgent, features, temperature, draft)
         error = guarded(f"submitting window {index} of request {active.id}", work)
         if error is None:
             self.windows += 1
@@ -213,7 +214,7 @@ class Dispatcher:
         urgent: bool,
         features: torch.Tensor,
         temperature: float,
-        draft: tuple[int, ...] = (),
+        draft: tuple[int, ...],
     ) -> None:
         options = active.options(index, temperature)
         id, frames = next(self._ids), active.align_frames(index)

@@ -25,6 +25,7 @@ class Plan:
     fixed_temperature: bool  # the client chose the temperature: no fallback
     words: bool = False  # to be timed
     vad: VoiceActivity = "off"  # in which audio what is not speech is left out
+    draft: tuple[int, ...] = ()  # what the first window may say
 
 
 def check_config(config: TranscriberConfig, capabilities: Capabilities) -> None:
@@ -105,6 +106,7 @@ def plan_request(
         fixed_temperature=request.temperature is not None,
         words=_words(request, tokenizer, capabilities),
         vad=_vad(request, config),
+        draft=_draft(request, tokenizer, n_text_ctx),
     )
 
 
@@ -156,6 +158,17 @@ def _vad(request: Request, config: TranscriberConfig) -> VoiceActivity:
     if not isinstance(request.vad, bool):
         raise OptionError(f"vad = {shown(request.vad)}; expected true or false")
     return "on" if request.vad else "off"
+
+
+def _draft(request: Request, tokenizer: Tokenizer, n_text_ctx: int) -> tuple[int, ...]:
+    draft, n_vocab = request.draft, tokenizer.n_vocab
+    good = isinstance(draft, tuple) and all(type(t) is int and 0 <= t < n_vocab for t in draft)
+    if not good or len(draft) > n_text_ctx:
+        raise OptionError(
+            f"draft = {shown(draft)}; expected at most {n_text_ctx} token ids below {n_vocab}, as "
+            "an answer of this engine has them"
+        )
+    return draft
 
 
 def _temperature(request: Request, capabilities: Capabilities, config: TranscriberConfig) -> float:

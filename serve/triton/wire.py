@@ -44,7 +44,7 @@ class TensorSpec:
     datatype: str  # as KServe v2 calls it; BYTES is text in UTF-8 where nothing else is said
     dims: tuple[int, ...]  # -1: any number
     meaning: str
-    max_bytes: int | None = None  # of a BYTES input; None: as many as a request may have
+    max_bytes: int | None = None  # of an input; None: as many as a request may have
 
 
 def _by_name(*specs: TensorSpec) -> dict[str, TensorSpec]:
@@ -73,6 +73,9 @@ INPUTS = _by_name(
     TensorSpec("BEST_OF", "INT32", (1,), "1 to 8 samples, at temperatures above 0"),
     TensorSpec("REPETITION_PENALTY", "FP32", (1,), "above 1: said tokens become less likely"),
     TensorSpec("NO_REPEAT_NGRAM_SIZE", "INT32", (1,), "never so many tokens twice in a row"),
+    TensorSpec(
+        "DRAFT", "INT32", (-1,), "TOKENS of this audio when it was shorter: saves time", 2**12
+    ),
     TensorSpec("STREAM", "BOOL", (1,), "whisper_stream: one message a segment; default: true"),
 )
 OUTPUTS = _by_name(
@@ -82,6 +85,7 @@ OUTPUTS = _by_name(
     TensorSpec("LANGUAGE_PROB", "FP32", (1,), "left out where the request named the language"),
     TensorSpec("DURATION", "FP64", (1,), "seconds of audio"),
     TensorSpec("TIMINGS", "BYTES", (1,), "JSON object; fields of serve.messages.Timings, seconds"),
+    TensorSpec("TOKENS", "INT32", (-1,), "sampled for the first window, timestamps among them"),
 )
 _PYTHON: dict[str, tuple[type, str]] = {
     "BYTES": (str, "text"),
@@ -122,7 +126,11 @@ def request_to_inputs(request: Request) -> dict[str, Tensor]:
     for field in dataclasses.fields(Request):
         value, spec = getattr(request, field.name), INPUTS[field.name.upper()]
         if spec.name != "AUDIO" and value != field.default and value is not None:
-            values[spec.name] = _checked(field.name, value, spec.datatype)
+            values[spec.name] = (
+                _checked_ids(field.name, value)
+                if spec.name == "DRAFT"
+                else _checked(field.name, value, spec.datatype)
+            )
     return _tensors(INPUTS, values)
 
 
@@ -133,6 +141,12 @@ def _checked(name: str, value: object, datatype: str) -> object:
     if not good or (isinstance(value, int) and abs(value) >= _TOO_MANY):
         raise OptionError(f"{name} = {shown(value)}; expected {expected}")
     return value
+
+
+def _checked_ids(name: str, value: object) -> list[object]:
+    if not isinstance(value, tuple):
+        raise OptionError(f"{name} = {shown(value)}; expected a tuple of token ids")
+    return [_checked(name, token, "INT32") for token in value]
 
 
 def request_from_inputs(inputs: Mapping[str, Tensor]) -> Request:
@@ -159,14 +173,15 @@ def request_from_inputs(inputs: Mapping[str, Tensor]) -> Request:
 
 
 def _option(name: str, tensor: Tensor) -> Any:
-    """The value of an input that holds one."""
+    """The value of an input."""
     datatype, limit = INPUTS[name].datatype, INPUTS[name].max_bytes
+    size = len(tensor[0]) if datatype == "BYTES" else tensor.nbytes
+    if limit is not None and size > limit:
+        raise OptionError(f"{name} has {size} bytes; expected at most {limit}: send less text")
     if datatype == "BYTES":
-        if limit is not None and len(tensor[0]) > limit:
-            raise OptionError(
-                f"{name} has {len(tensor[0])} bytes; expected at most {limit}: send less text"
-            )
         return _text(name, tensor)
+    if INPUTS[name].dims == (-1,):
+        return tuple(tensor.tolist())
     # FP32 by way of text, so that 0.2 is 0.2 and nothing beside it.
     return float(str(tensor[0])) if datatype == "FP32" else tensor[0].item()
 
@@ -185,6 +200,7 @@ def transcript_outputs(transcript: Transcript) -> dict[str, Tensor]:
         "LANGUAGE_PROB": transcript.language_prob,
         "DURATION": transcript.duration,
         "TIMINGS": to_json(transcript.timings),
+        "TOKENS": transcript.tokens or None,
     }
     return _tensors(OUTPUTS, values)
 
@@ -204,7 +220,7 @@ def transcript_from_outputs(output: Callable[[str], Tensor | None]) -> Transcrip
     Raises:
         EarshotError: an output is missing, or is not what this version expects.
     """
-    language, prob = output("LANGUAGE"), output("LANGUAGE_PROB")
+    language, prob, tokens = output("LANGUAGE"), output("LANGUAGE_PROB"), output("TOKENS")
     return Transcript(
         text=_text("TEXT", _present("TEXT", output)),
         language=None if language is None else _text("LANGUAGE", language),
@@ -212,6 +228,7 @@ def transcript_from_outputs(output: Callable[[str], Tensor | None]) -> Transcrip
         duration=float(_present("DURATION", output)[0]),
         segments=segments_from_outputs(output),
         timings=_json(Timings, "TIMINGS", output),
+        tokens=() if tokens is None else tuple(tokens.tolist()),
     )
 
 

@@ -43,6 +43,14 @@ class TestAnswers(TranscriberTests):
         assert stats.rtfx == pytest.approx(2.0 / stats.busy_s)
         quiescent(transcriber, runtime)
 
+    def test_an_answers_tokens_are_the_first_guess_at_longer_audio(self, start, echo):
+        transcriber, runtime = start(echo)
+        shorter = transcriber.transcribe(request("hello there", audio=noise(2.0)))
+        longer = transcriber.transcribe(request("hello", audio=noise(40.0), draft=shorter.tokens))
+        assert longer.text == "hello hello"
+        assert shorter.tokens[1:-1] == shorter.segments[0].tokens
+        assert [job.draft for job in runtime.jobs] == [(), shorter.tokens, ()]
+
     def test_before_the_first_request_everything_is_zero(self, start, echo):
         transcriber, _ = start(echo)
         assert set(dataclasses.asdict(transcriber.stats()).values()) == {0}

@@ -27,6 +27,7 @@ INPUTS = [
     ("BEST_OF", "TYPE_INT32", [1]),
     ("REPETITION_PENALTY", "TYPE_FP32", [1]),
     ("NO_REPEAT_NGRAM_SIZE", "TYPE_INT32", [1]),
+    ("DRAFT", "TYPE_INT32", [-1]),
     ("STREAM", "TYPE_BOOL", [1]),
 ]
 OUTPUTS = [
@@ -36,6 +37,7 @@ OUTPUTS = [
     ("LANGUAGE_PROB", "TYPE_FP32", [1]),
     ("DURATION", "TYPE_FP64", [1]),
     ("TIMINGS", "TYPE_STRING", [1]),
+    ("TOKENS", "TYPE_INT32", [-1]),
 ]
 
 

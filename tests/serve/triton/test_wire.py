@@ -35,6 +35,7 @@ FULL = Request(
     best_of=4,
     repetition_penalty=1.3,
     no_repeat_ngram_size=3,
+    draft=(50, 7),
 )
 
 
@@ -47,7 +48,8 @@ def test_the_full_request_says_everything():
 def test_a_request_comes_back_as_it_was(request_):
     inputs = wire.request_to_inputs(request_)
     assert wire.request_from_inputs(inputs) == request_
-    assert all(values.shape == (1,) for values in inputs.values())
+    draft = inputs.pop("DRAFT", np.zeros(2))
+    assert all(values.shape == (1,) for values in inputs.values()) and draft.shape == (2,)
 
 
 def test_only_what_differs_from_the_defaults_is_sent():
@@ -64,6 +66,8 @@ def test_only_what_differs_from_the_defaults_is_sent():
         ({"patience": "2"}, "patience = '2'; expected a number"),
         ({"timestamps": 0.5}, "timestamps = 0.5; expected true or false"),
         ({"language": 3}, "language = 3; expected text"),
+        ({"draft": [1]}, r"draft = \[1\]; expected a tuple"),
+        ({"draft": (1, 0.5)}, "draft = 0.5; expected a whole number"),
     ],
 )
 def test_a_value_of_another_type_is_refused_before_it_is_sent(options, message):
@@ -95,6 +99,11 @@ def test_samples_keep_their_values():
             {"AUDIO": [b"x"], "PROMPT": [b"\xff" * (2**18 + 1)]},
             OptionError,
             "PROMPT has 262145 bytes; expected at most 262144: send less text",
+        ),
+        (
+            {"AUDIO": [b"x"], "DRAFT": np.zeros(1025, np.int32)},
+            OptionError,
+            "DRAFT has 4100 bytes; expected at most 4096",
         ),
     ],
 )
