@@ -177,7 +177,7 @@ def _sentence(kind: Any, details: ErrorDetails, where: str) -> str:
     if problem == _UNKNOWN_KEY:
         *parents, key = location
         place = f"{where}: {_dotted(parents)}" if parents else where
-        return f"{place}: unknown key {shown(key)}{_nearest(str(key), _fields_at(kind, parents))}"
+        return f"{place}: unknown key {shown(key)}{nearest(str(key), _fields_at(kind, parents))}"
     if problem == "missing":
         has = f"; has {_listed(found) or 'no keys'}" if isinstance(found, dict) else ""
         return f"{where}: {_dotted(location)} is missing{has}"
@@ -200,7 +200,8 @@ def _listed(keys: Iterable[str]) -> str:
     return ", ".join(key[:_MAX_KEY_CHARS] for key in itertools.islice(keys, _MAX_KEYS))
 
 
-def _nearest(key: str, known: Sequence[str]) -> str:
+def nearest(key: str, known: Sequence[str]) -> str:
+    """What an error says after an unknown key: which is meant, or which there are."""
     near = difflib.get_close_matches(key[:_MAX_KEY_CHARS], known, n=1)
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
 

@@ -171,6 +171,8 @@ class ServerConfig:
     # the model). So 1024 may want 7 GB beside the engine; with 4 GB for everything, set 400.
     max_inflight_mb: Count = 1024
     max_inflight: Count = 1024  # requests between their arrival and their answer
+    # What clients of OpenAI's API may write for `model` beside the product's own name.
+    model_aliases: tuple[Name, ...] = ("whisper-1",)
     upload_timeout_s: Seconds = 60.0  # a request that takes longer to arrive is given up
     stall_timeout_s: Seconds = 60.0  # a model's process silent for so long is started again
 

@@ -7,7 +7,8 @@
     ├── EngineError            an engine folder is missing, damaged or of another format
     ├── UnavailableError       this machine lacks what the chosen runtime or server needs
     ├── RequestError           the client's fault; the message names the input
-    │   ├── AudioError         audio that cannot be decoded or is out of bounds
+    │   ├── AudioError         audio that cannot be decoded
+    │   │   └── AudioLimitError    audio that is right, and more than the server takes
     │   └── OptionError        an option that is unknown or that the runtime cannot honour
     ├── OverloadedError        the queue is full or the server drains; try again later
     ├── CancelledError         the client cancelled or vanished
@@ -72,6 +73,10 @@ class RequestError(EarshotError):
 
 class AudioError(RequestError):
     """The audio cannot be decoded or is out of bounds."""
+
+
+class AudioLimitError(AudioError):
+    """The audio is longer, larger or more work than may be; in parts it may go."""
 
 
 class OptionError(RequestError):

@@ -1,7 +1,9 @@
 """A stand-in for Triton on its Unix socket, and what stands around it in a run's folder.
 
-What the models answer is told by the request's PROMPT: "wait", "error:" and what Triton is to say
-(for a call, a gRPC status may come first), or else the TEXT of the answer.
+What the models answer is told by the request's PROMPT: "error:" and what Triton is to say (for a
+call, a gRPC status may come first), or else the text of the answer, each word of which is a segment
+of a second. "wait" as its first word: the end of the answer waits; "late:" and what Triton is to
+say: a stream has a segment first.
 """
 
 import asyncio
@@ -11,7 +13,10 @@ import threading
 import grpc
 from tritonclient.grpc import service_pb2
 
+from serve.gateway.checks import LENGTH
 from serve.gateway.upstream import SERVICE
+from serve.messages import Segment, Timings, Transcript, Word
+from serve.triton import wire
 from serve.triton.folder import HEARTBEATS, grpc_target
 from serve.triton.wire import KEY_PARAMETER
 
@@ -59,6 +64,11 @@ class FakeTriton:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    @property
+    def waiting(self):
+        """Keys of the requests that wait."""
+        return list(self._waits)
 
     def release(self):
         """Let every request that waits be answered."""
@@ -110,80 +120,121 @@ class FakeTriton:
     async def infer(self, message, context):
         request = service_pb2.ModelInferRequest.FromString(message)
         try:
-            return (await self._answer(request, context)).SerializeToString()
+            error = await self._work(request)
         except asyncio.CancelledError:
             self.cancelled_calls += 1
             raise
+        if error is not None:
+            await context.abort(*_status(error))
+        outputs = wire.transcript_outputs(transcript_of(request))
+        return _response(request, outputs).SerializeToString()
 
     async def stream(self, messages, context):
         try:
             async for message in messages:
                 request = service_pb2.ModelInferRequest.FromString(message)
-                prompt = _prompt(request)
-                if prompt.startswith("error:"):
-                    error = prompt.removeprefix("error:")
-                    yield service_pb2.ModelStreamInferResponse(
-                        error_message=error
-                    ).SerializeToString()
-                    continue
-                for text in ("one", "two") if prompt != "wait" else ("one",):
-                    response = service_pb2.ModelStreamInferResponse(
-                        infer_response=_response(request, text)
-                    )
-                    yield response.SerializeToString()
-                if prompt == "wait":
-                    answer = await self._answer(request, context, in_stream=True)
+                transcript = transcript_of(request)
+                if not _prompt(request).startswith("error:"):
+                    first = 1 if _prompt(request).startswith(("wait", "late:")) else None
+                    for segment in transcript.segments[:first]:
+                        yield _streamed(request, wire.segment_outputs(segment))
+                error = await self._work(request)
+                if error is None:
+                    yield _streamed(request, wire.transcript_outputs(transcript))
+                else:
+                    text = _status(error)[1]  # messages have none
+                    answer = service_pb2.ModelStreamInferResponse(error_message=text)
                     yield answer.SerializeToString()
         except asyncio.CancelledError:
             self.cancelled_calls += 1
             raise
 
-    async def _answer(self, request, context, in_stream=False):
+    async def _work(self, request):
+        """Wait if that is asked for; the error that is to be the answer."""
         key = request.parameters[KEY_PARAMETER].string_param
         self.requests[key] = request
-        prompt = _prompt(request)
+        kind, _, error = _prompt(request).partition(":")
         cancelled = False
-        if prompt == "wait":
+        if kind.startswith("wait"):
             self._waits[key] = self._loop.create_future()
             cancelled = await self._waits[key]
             del self._waits[key]
         self.ended.append(key)
-        error = prompt.removeprefix("error:") if prompt.startswith("error:") else None
         if cancelled:
-            error = "CancelledError: cancelled"
-        if in_stream:
-            if error:
-                return service_pb2.ModelStreamInferResponse(error_message=error)
-            return service_pb2.ModelStreamInferResponse(infer_response=_response(request, "end"))
-        if error:
-            name, _, _ = error.partition(" ")
-            code = getattr(grpc.StatusCode, name, None)
-            text = error if code is None else error.removeprefix(name).strip()
-            await context.abort(code or grpc.StatusCode.INVALID_ARGUMENT, text)
-        return _response(request, prompt or "hello")
+            return "CancelledError: cancelled"
+        return error if kind in ("error", "late") else None
+
+
+def inputs_of(request):
+    """The values of a request's inputs, by name; AUDIO and SAMPLES as bytes."""
+    found = {}
+    for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=False):
+        if tensor.datatype == "BYTES":
+            found[tensor.name] = raw[4:] if tensor.name == "AUDIO" else raw[4:].decode()
+        elif tensor.name == "SAMPLES":
+            found[tensor.name] = raw
+        else:
+            values = wire.np.frombuffer(raw, wire.NUMPY_TYPES[tensor.datatype])
+            found[tensor.name] = values.item() if len(values) == 1 else values.tolist()
+    return found
+
+
+def transcript_of(request):
+    """What the models answer."""
+    asked = inputs_of(request)
+    spoken = _prompt(request).split() or ["hello"]
+    segments = tuple(
+        Segment(
+            start=float(i),
+            end=i + 1.0,
+            text=f" {word}",
+            tokens=(i,),
+            avg_logprob=-0.25,
+            no_speech_prob=0.125,
+            temperature=0.0,
+            compression_ratio=1.0,
+            words=(Word(float(i), i + 0.5, f" {word}", 0.75),)
+            if "WORD_TIMESTAMPS" in asked
+            else None,
+        )
+        for i, word in enumerate([] if spoken == ["silence"] else spoken)
+    )
+    language = asked.get("LANGUAGE", "es")
+    return Transcript(
+        text="".join(segment.text for segment in segments).strip(),
+        language=language if segments else None,
+        language_prob=0.2 if segments else None,
+        duration=1.5,
+        segments=segments,
+        timings=Timings(0.1, 0.2, 0.3, 0.7),
+    )
+
+
+def _status(error):
+    """The status and the text that an error names."""
+    name, _, text = error.partition(" ")
+    code = getattr(grpc.StatusCode, name, None)
+    return (code, text) if code else (grpc.StatusCode.INVALID_ARGUMENT, error)
 
 
 def _prompt(request):
-    for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=False):
-        if tensor.name == "PROMPT":
-            return raw[4:].decode()
-    return ""
+    return inputs_of(request).get("PROMPT", "")
 
 
-def _response(request, text):
-    """TEXT, LANGUAGE_PROB and DURATION, those that were asked for."""
+def _streamed(request, outputs):
+    response = service_pb2.ModelStreamInferResponse(infer_response=_response(request, outputs))
+    return response.SerializeToString()
+
+
+def _response(request, outputs):
+    """Those of the outputs that were asked for."""
     response = service_pb2.ModelInferResponse(
         model_name=request.model_name, model_version="1", id=request.id
     )
-    data = text.encode()
-    outputs = {
-        "TEXT": ("BYTES", len(data).to_bytes(4, "little") + data),
-        "LANGUAGE_PROB": ("FP32", b"\xcd\xccL>"),  # 0.2
-        "DURATION": ("FP64", b"\0\0\0\0\0\0\xf8?"),  # 1.5
-    }
     asked = [output.name for output in request.outputs] or list(outputs)
     for name in asked:
-        datatype, raw = outputs[name]
+        datatype, tensor = wire.OUTPUTS[name].datatype, outputs[name]
+        raw = LENGTH.pack(len(tensor[0])) + tensor[0] if datatype == "BYTES" else tensor.tobytes()
         response.outputs.add(name=name, datatype=datatype, shape=[1])
         response.raw_output_contents.append(raw)
     return response

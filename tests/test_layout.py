@@ -54,7 +54,13 @@ RULES = {
         "serve.trtllm.backend",
         "serve.trtllm.limits",
     ),
-    "serve.gateway": (*CONTRACTS, "serve.codec", "serve.triton"),
+    "serve.gateway": (
+        *CONTRACTS,
+        "serve.codec",
+        "serve.speech.formats",
+        "serve.speech.languages",
+        "serve.triton",
+    ),
     # Starts Triton and the gateway; knows the latter by its command line alone.
     "serve.supervisor": (*CONTRACTS, "serve.triton"),
     "serve.__main__": ("serve",),

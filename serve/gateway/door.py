@@ -30,6 +30,7 @@ class Door:
     """
 
     def __init__(self, config: Config, folder: Path, cancels: Cancels) -> None:
+        self.config = config
         self.admission = Admission(config.server)
         self.uploads = Uploads(self.admission)
         self.metrics = Metrics(self.admission)

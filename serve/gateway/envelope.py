@@ -70,8 +70,13 @@ def with_key(parts: Sequence[Part], key: str) -> bytes:
 def raw_parts(contents: Sequence[Part]) -> Iterator[Part]:
     """Raw tensors as fields of a serialised request, to come after its others."""
     for content in contents:
-        yield bytes([_RAW_CONTENTS << 3 | _BYTES]) + _varint_bytes(len(content))
-        yield content
+        yield from raw_part(content)
+
+
+def raw_part(*pieces: Part) -> Iterator[Part]:
+    """One raw tensor as a field; its bytes may come in pieces."""
+    yield bytes([_RAW_CONTENTS << 3 | _BYTES]) + _varint_bytes(sum(map(len, pieces)))
+    yield from pieces
 
 
 def _fields(view: memoryview) -> Iterator[tuple[int, int, int, int]]:

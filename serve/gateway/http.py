@@ -1,13 +1,14 @@
-"""KServe v2 over HTTP: infer, metadata, health; and the page of metrics at an address of its own.
+"""What HTTP clients reach: KServe v2, here; OpenAI's API, in `serve.gateway.openai`; small pages.
 
     GET  /v2, /v2/health/live, /v2/health/ready
     GET  /v2/models/{name}[/versions/{version}][/ready]
     POST /v2/models/{name}[/versions/{version}]/infer
+    GET  /health, /metrics, /docs, /openapi.json
 
-Errors are {"error": "..."}. Where waiting helps, the status is 503 and Retry-After says how long.
+Errors of KServe are {"error": "..."}. Where waiting helps, the status is 503 and Retry-After says
+how long. The metrics have an address of their own besides.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,21 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.types import ASGIApp
 
-from serve.errors import CancelledError
 from serve.gateway import refusals
+from serve.gateway.bodies import body_chunks, while_client_waits
 from serve.gateway.checks import check_model
 from serve.gateway.door import Door
 from serve.gateway.envelope import raw_parts
+from serve.gateway.headers import with_headers
 from serve.gateway.limits import EXPANSION, Ticket
 from serve.gateway.metrics import whole_page
+from serve.gateway.openai import docs
+from serve.gateway.openai.routes import build_openai_app
 from serve.gateway.refusals import HTTP_STATUS, RETRY_AFTER_S, Refusal
 from serve.gateway.translate import Translated, answer_to_http, json_bytes, request_from_http
 from serve.gateway.upstream import Exchange
@@ -33,15 +38,20 @@ from serve.gateway.upstream import Exchange
 _HEADER = "Inference-Header-Content-Length"
 _OFFERED = (
     "offered are /v2, /v2/health/live, /v2/health/ready, and below /v2/models/NAME: nothing, "
-    "/ready, /infer"
+    "/ready, /infer; OpenAI's API lies below /v1, and /docs tells of it"
 )
+_PAGE_POLICY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def build_app(door: Door) -> Starlette:
-    """The application for clients."""
+def build_app(door: Door, folder: Path) -> ASGIApp:
+    """The application for clients; `folder` is the run's."""
     api = _Api(door)
-    routes = [
+    routes: list[BaseRoute] = [
+        Route("/health", api.health),
+        Route("/metrics", _metrics(door, folder)),
+        Route("/docs", _docs),
+        Route("/openapi.json", _openapi),
         Route("/v2", api.server_metadata),
         Route("/v2/health/live", api.live),
         Route("/v2/health/ready", api.ready),
@@ -52,31 +62,47 @@ def build_app(door: Door) -> Starlette:
             Route(f"{model}/ready", api.model_ready),
             Route(f"{model}/infer", api.infer, methods=["POST"]),
         ]
+    routes.append(Mount("/v1", build_openai_app(door)))
     return _app(routes)
 
 
-def build_metrics_app(door: Door, folder: Path) -> Starlette:
+def build_metrics_app(door: Door, folder: Path) -> ASGIApp:
     """The application for Prometheus."""
+    return _app([Route("/metrics", _metrics(door, folder))])
 
+
+def _app(routes: list[BaseRoute]) -> ASGIApp:
+    handlers: Any = {Refusal: _refused, HTTPException: _no_route, Exception: _failed}
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return with_headers(app)
+
+
+def _metrics(door: Door, folder: Path) -> Endpoint:
     async def page(request: Request) -> Response:
         return Response(
             await whole_page(folder, door.metrics),
             media_type="text/plain; version=0.0.4; charset=utf-8",
         )
 
-    return _app([Route("/metrics", page)])
+    return page
 
 
-def _app(routes: list[Route]) -> Starlette:
-    handlers: Any = {Refusal: _refused, HTTPException: _no_route, Exception: _failed}
-    app = Starlette(routes=routes, exception_handlers=handlers)
-    app.router.redirect_slashes = False
-    return app
+async def _docs(request: Request) -> Response:
+    return HTMLResponse(docs.page(), headers=_PAGE_POLICY)
+
+
+async def _openapi(request: Request) -> Response:
+    return JSONResponse(docs.openapi())
 
 
 class _Api:
     def __init__(self, door: Door) -> None:
         self._door = door
+
+    async def health(self, request: Request) -> Response:
+        ready = await self._door.ready()
+        return JSONResponse({"status": "ok" if ready else "unavailable"}, 200 if ready else 503)
 
     async def live(self, request: Request) -> Response:
         return Response()
@@ -105,7 +131,7 @@ class _Api:
                 ticket.close()
                 raise
             with exchange:
-                answer = await _while_client_waits(request, exchange.only_answer())
+                answer = await while_client_waits(request, exchange.only_answer())
             body, json_size = answer_to_http(answer, asked)
         if json_size is None:
             return Response(body, media_type="application/json")
@@ -127,56 +153,11 @@ class _Api:
         return self._door.upstream.start(parts, ticket, streamed=False), asked
 
     async def _body(self, request: Request, ticket: Ticket, header: str | None) -> bytes:
-        """The whole body, if it is let in; it is refused as soon as it is known to be too large."""
-        known = int(request.headers.get("content-length", 0))
-        limit_s = self._door.upload_timeout_s
-        received, chunks = 0, []
-        json_bytes(known, header)
-        ticket.charge(known)
-        try:
-            async with asyncio.timeout(limit_s):
-                async for chunk in request.stream():
-                    received += len(chunk)
-                    if received > known:  # it was not declared
-                        json_bytes(received, header)
-                        ticket.charge(received - known)
-                        known = received
-                    chunks.append(chunk)
-        except TimeoutError:
-            raise refusals.overloaded(
-                f"the request was not whole after {limit_s:g} s (server.upload_timeout_s)",
-                "slow_upload",
-            ) from None
-        except ClientDisconnect:
-            raise _client_gone() from None
-        return b"".join(chunks)
+        def check(size: int) -> None:
+            json_bytes(size, header)
 
-
-async def _while_client_waits(request: Request, answer: Awaitable[bytes]) -> bytes:
-    """The answer.
-
-    Raises:
-        Refusal: the client went first, or the request failed.
-    """
-    answered = asyncio.ensure_future(answer)
-    gone = asyncio.ensure_future(_disconnect(request))
-    try:
-        await asyncio.wait((answered, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not answered.done():
-            raise _client_gone()
-        return answered.result()
-    finally:
-        for task in (answered, gone):
-            task.cancel()
-
-
-async def _disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _client_gone() -> Refusal:
-    return Refusal(CancelledError("the client has gone"), reason="client_gone")
+        chunks = body_chunks(request, ticket, self._door.upload_timeout_s, check)
+        return b"".join([chunk async for chunk in chunks])
 
 
 def _model(request: Request) -> tuple[str, str]:

@@ -52,6 +52,7 @@ class Refusal(Exception):
 
     def __init__(self, error: EarshotError, status: str | None = None, reason: str = "") -> None:
         super().__init__(str(error))
+        self.error = error
         self.status = status or _TRITON_NAMES.get(error.status, error.status)
         self.text = wire.error_to_text(error)
         self.reason = reason or self.status.lower()
@@ -70,6 +71,11 @@ def not_found(message: str) -> Refusal:
 def too_large(message: str) -> Refusal:
     """It is larger than one request may be."""
     return Refusal(RequestError(message), "RESOURCE_EXHAUSTED", "too_large")
+
+
+def media_type(message: str) -> Refusal:
+    """Its body is of another kind than expected."""
+    return Refusal(RequestError(message), reason="media_type")
 
 
 def overloaded(message: str, reason: str) -> Refusal:

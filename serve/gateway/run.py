@@ -48,7 +48,7 @@ class Gateway:
         self._http = [
             HttpServer(app, listening_socket(server, key), server.upload_timeout_s, connections)
             for key, app in (
-                ("http_port", build_app(self._door)),
+                ("http_port", build_app(self._door, folder)),
                 ("metrics_port", build_metrics_app(self._door, folder)),
             )
         ]

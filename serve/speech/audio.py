@@ -26,7 +26,7 @@ import numpy as np
 import soundfile
 import soxr
 
-from serve.errors import AudioError
+from serve.errors import AudioError, AudioLimitError
 from serve.messages import Samples
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.meter import Limits, Meter, never
@@ -146,8 +146,8 @@ def _check_whole(source: Source, found_s: float) -> None:
         raise _cut_short(found_s, source.declared_s)
 
 
-def _too_long(found: str, max_s: float) -> AudioError:
-    return AudioError(f"audio {found}, the limit is {max_s:g} s; send it in parts")
+def _too_long(found: str, max_s: float) -> AudioLimitError:
+    return AudioLimitError(f"audio {found}, the limit is {max_s:g} s; send it in parts")
 
 
 def _cut_short(found_s: float, declared_s: float | None) -> AudioError:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any
 
-from serve.errors import AudioError, CancelledError
+from serve.errors import AudioError, AudioLimitError, CancelledError
 from serve.messages import Samples
 
 MAX_HEADER_READS = 4_000  # of a library, before it gives the first sample; whole files take tens
@@ -82,7 +82,7 @@ class Meter:
         """Note that so many values were decoded.
 
         Raises:
-            AudioError: these are too many.
+            AudioLimitError: these are too many.
         """
         self._values += values
         self.refuse_values(self._values)
@@ -91,10 +91,10 @@ class Meter:
         """Refuse audio that holds too many values.
 
         Raises:
-            AudioError: it does.
+            AudioLimitError: it does.
         """
         if values > (limit := self.limits.max_values):
-            raise AudioError(
+            raise AudioLimitError(
                 f"audio holds {values / 1e6:.1f} million samples or more in all its channels, "
                 f"transcriber.max_decoded_msamples allows {limit / 1e6:g} million; send fewer "
                 "channels, a lower rate or parts"
@@ -110,7 +110,7 @@ class Meter:
         """Say what was too much.
 
         Raises:
-            AudioError: decoding costs more than the limits allow.
+            AudioLimitError: decoding costs more than the limits allow.
             CancelledError: nobody wants the audio any more.
         """
         if self._stopped():
@@ -121,7 +121,7 @@ class Meter:
                 "without thousands of chunks that are not sound"
             )
         if self._too_slow:
-            raise AudioError(
+            raise AudioLimitError(
                 "decoding the audio takes more processor time than the "
                 f"{self.limits.max_cpu_s:g} s that transcriber.max_decode_s allows; send it in "
                 "parts, or as 16 kHz mono WAV"

@@ -7,7 +7,7 @@ import numpy as np
 from serve.codec import from_table
 from serve.config import SEARCH_OPTIONS, SearchConfig, TranscriberConfig, VoiceActivity
 from serve.engine import DETECT_LANGUAGE
-from serve.errors import AudioError, ConfigError, OptionError, shown
+from serve.errors import AudioError, AudioLimitError, ConfigError, OptionError, shown
 from serve.messages import Request
 from serve.runtime.protocol import Capabilities, DecodingOptions
 from serve.speech.tokenizer import Tokenizer
@@ -128,7 +128,7 @@ def _check_audio(request: Request, config: TranscriberConfig) -> None:
     elif request.sample_rate is None:
         raise OptionError("samples came without sample_rate; expected it in Hz")
     if audio_bytes(request) > config.max_audio_mb * MIB:
-        raise AudioError(
+        raise AudioLimitError(
             f"audio has {audio_bytes(request) / MIB:.1f} MiB, transcriber.max_audio_mb allows "
             f"{config.max_audio_mb}; send it in parts, compressed or at a lower rate"
         )

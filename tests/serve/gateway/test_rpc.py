@@ -70,16 +70,16 @@ def test_streams_mix_requests_and_answers(running):
     messages = queue.SimpleQueue()
     client.start_stream(lambda result, error: messages.put((result, error)))
     client.async_stream_infer("whisper_stream", inputs(triton_grpc, "wait"), request_id="a")
-    assert messages.get(timeout=WAIT_S)[0].as_numpy("TEXT")[0] == b"one"
-    client.async_stream_infer("whisper_stream", inputs(triton_grpc), request_id="b")
-    for expected in (b"one", b"two"):  # while the first one waits
+    assert messages.get(timeout=WAIT_S)[0].as_numpy("TEXT")[0] == b" wait"
+    client.async_stream_infer("whisper_stream", inputs(triton_grpc, "one two"), request_id="b")
+    for expected in (b" one", b" two", b"one two"):  # while the first one waits
         result, _ = messages.get(timeout=WAIT_S)
         assert (result.as_numpy("TEXT")[0], result.get_response().id) == (expected, "b")
     client.async_stream_infer("whisper_stream", inputs(triton_grpc, "error:OptionError: no"))
     _, error = messages.get(timeout=WAIT_S)
     assert error.message() == "OptionError: no"
     running.triton.release()
-    assert messages.get(timeout=WAIT_S)[0].as_numpy("TEXT")[0] == b"end"
+    assert messages.get(timeout=WAIT_S)[0].as_numpy("TEXT")[0] == b"wait"
     client.stop_stream()
     assert running.triton.cancelled == []
 

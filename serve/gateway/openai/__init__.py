@@ -1,0 +1,1 @@
+"""OpenAI's audio API before the models: routes, forms, answers, events, errors."""

@@ -1,0 +1,106 @@
+"""Transcripts as OpenAI's API answers them."""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from serve.codec import to_json
+from serve.gateway.openai.fields import Asked
+from serve.messages import Segment, Transcript, Word
+from serve.speech.formats import render
+from serve.speech.languages import LANGUAGE_NAMES
+
+_SEEKS_PER_S = 100  # Whisper's frames of 10 ms
+_AUDIO_TOKENS_PER_S = 50  # positions of Whisper's encoder
+_NO_LANGUAGE = "unknown"  # where nobody speaks
+
+
+def body(transcript: Transcript, asked: Asked) -> tuple[str, str]:
+    """An answer's text and its media type."""
+    if asked.format == "json":
+        return to_json({"text": transcript.text, "usage": _usage(transcript)}), "application/json"
+    if asked.format == "verbose_json":
+        return to_json(_verbose(transcript, asked)), "application/json"
+    if asked.format == "text":
+        return f"{transcript.text}\n", "text/plain"
+    return render(transcript, "", asked.format, asked.cues), "text/plain"
+
+
+def delta_event(delta: str) -> dict[str, Any]:
+    """A stream's next piece of text."""
+    return {"type": "transcript.text.delta", "delta": delta}
+
+
+def done_event(transcript: Transcript) -> dict[str, Any]:
+    """A stream's last event."""
+    heard = math.ceil(transcript.duration * _AUDIO_TOKENS_PER_S)
+    said = sum(len(segment.tokens) for segment in transcript.segments)
+    usage = {
+        "type": "tokens",
+        "input_tokens": heard,
+        "input_token_details": {"audio_tokens": heard},
+        "output_tokens": said,
+        "total_tokens": heard + said,
+    }
+    return {"type": "transcript.text.done", "text": transcript.text, "usage": usage}
+
+
+class Deltas:
+    """The texts of segments as pieces of the whole text, which has no space at either end."""
+
+    def __init__(self) -> None:
+        self._space = ""  # is sent once something follows
+        self._begun = False
+
+    def next(self, text: str) -> str:
+        """What a segment adds to the text; may be empty."""
+        text = self._space + text
+        if not self._begun:
+            text = text.lstrip()
+        piece = text.rstrip()
+        self._space = text[len(piece) :]
+        self._begun |= bool(piece)
+        return piece
+
+
+def _verbose(transcript: Transcript, asked: Asked) -> dict[str, Any]:
+    translated = asked.request.task == "translate"
+    language = "en" if translated else transcript.language
+    found: dict[str, Any] = {
+        "task": asked.request.task,
+        "language": _NO_LANGUAGE if language is None else LANGUAGE_NAMES[language],
+        "duration": _seconds(transcript),
+        "text": transcript.text,
+        "usage": _usage(transcript),
+    }
+    if asked.segments:
+        found["segments"] = [
+            _segment(index, segment) for index, segment in enumerate(transcript.segments)
+        ]
+    if asked.words:
+        found["words"] = [_word(word) for word in _words(transcript.segments)]
+    return found
+
+
+def _usage(transcript: Transcript) -> dict[str, Any]:
+    return {"type": "duration", "seconds": _seconds(transcript)}
+
+
+def _seconds(transcript: Transcript) -> float:
+    """Its duration without the dust of sums."""
+    return round(transcript.duration, 6)
+
+
+def _segment(index: int, segment: Segment) -> dict[str, Any]:
+    fields = dataclasses.asdict(segment)
+    del fields["words"]  # they have a list of their own
+    return {"id": index, "seek": round(segment.start * _SEEKS_PER_S), **fields}
+
+
+def _words(segments: Iterable[Segment]) -> Iterable[Word]:
+    return (word for segment in segments for word in segment.words or ())
+
+
+def _word(word: Word) -> dict[str, Any]:
+    return {**dataclasses.asdict(word), "word": word.word.strip()}

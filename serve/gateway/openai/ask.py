@@ -1,0 +1,64 @@
+"""Requests for the models, and their answers: KServe v2's messages <-> our own."""
+
+from tritonclient.grpc import InferResult, service_pb2
+
+from serve.errors import EarshotError
+from serve.gateway import refusals
+from serve.gateway.checks import LENGTH
+from serve.gateway.envelope import Part, raw_part
+from serve.messages import Finished, Request, SegmentReady, Transcript
+from serve.triton import wire
+
+
+def request_parts(model: str, request: Request, audio: Part) -> list[Part]:
+    """A serialised `ModelInferRequest`, in parts, of which `audio` itself is one.
+
+    Args:
+        model: which of the two is asked.
+        request: whose own audio counts for nothing.
+        audio: the bytes of a file.
+    """
+    message = service_pb2.ModelInferRequest(model_name=model)
+    raw: list[Part] = []
+    for name, tensor in wire.request_to_inputs(request).items():
+        spec = wire.INPUTS[name]
+        message.inputs.add(name=name, datatype=spec.datatype, shape=tensor.shape)
+        if name == "AUDIO":
+            raw += raw_part(LENGTH.pack(len(audio)), audio)
+        elif spec.datatype == "BYTES":
+            raw += raw_part(*(piece for text in tensor for piece in (LENGTH.pack(len(text)), text)))
+        else:
+            raw += raw_part(tensor.tobytes())
+    return [message.SerializeToString(), *raw]
+
+
+def transcript(answer: bytes) -> Transcript:
+    """The transcript in a `ModelInferResponse`.
+
+    Raises:
+        Refusal: it holds none.
+    """
+    result = InferResult(service_pb2.ModelInferResponse.FromString(answer))
+    try:
+        return wire.transcript_from_outputs(result.as_numpy)
+    except EarshotError as error:
+        raise refusals.from_upstream("INTERNAL", str(error)) from error
+
+
+def stream_event(answer: bytes) -> SegmentReady | Finished:
+    """What a `ModelStreamInferResponse` says.
+
+    Raises:
+        Refusal: the request failed.
+    """
+    message = service_pb2.ModelStreamInferResponse.FromString(answer)
+    if message.error_message:
+        raise refusals.from_upstream("", message.error_message)
+    result = InferResult(message.infer_response)
+    try:
+        if wire.is_whole(result.as_numpy):
+            return Finished(wire.transcript_from_outputs(result.as_numpy))
+        (segment,) = wire.segments_from_outputs(result.as_numpy)
+    except EarshotError as error:
+        raise refusals.from_upstream("INTERNAL", str(error)) from error
+    return SegmentReady(segment)

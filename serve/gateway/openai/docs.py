@@ -1,0 +1,147 @@
+"""What the HTTP addresses take and give: as OpenAPI for programs, as a page for people.
+
+Both are made from the same fields that requests are read by.
+"""
+
+from html import escape
+from typing import Any
+
+from serve.gateway.openai.fields import FIELDS, Field
+
+_TYPES = {"BYTES": "string", "FP32": "number", "INT32": "integer", "BOOL": "boolean"}
+_AUDIO = {
+    "/v1/audio/transcriptions": "Write down what a file says, in its language",
+    "/v1/audio/translations": "Write down what a file says, in English",
+}
+_OTHERS = {
+    "/v1/models": "The names that `model` may have",
+    "/v1/models/{model}": "One of them",
+    "/health": "Whether a request that came now would be answered: 200, else 503",
+    "/metrics": "What is counted, for Prometheus",
+    "/openapi.json": "This, for programs",
+    "/v2": "KServe v2: metadata; below it live, ready and infer, as Triton has them",
+}
+_ERRORS = {
+    "400": "a field is wrong, or the file is no audio; `param` names it",
+    "404": "there is no such model",
+    "408": "the request took too long to come; try again",
+    "413": "the request is too large",
+    "415": "the body is no form",
+    "422": "the audio is longer, or more work, than this server takes",
+    "429": "the server has enough to do; Retry-After says when to come again",
+    "503": "the server stops or starts; Retry-After says when to come again",
+}
+_STYLE = (
+    ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;"
+    "margin:2rem auto;padding:0 1rem}table{border-collapse:collapse}td,th{text-align:left;"
+    "vertical-align:top;padding:.2rem 1rem .2rem 0;border-bottom:1px solid #8884}"
+)
+
+
+def openapi() -> dict[str, Any]:
+    """The description of the addresses in OpenAPI 3.1."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Earshot",
+            "version": "1",
+            "description": "OpenAI's audio API before a Whisper of your own.",
+        },
+        "paths": {
+            **{path: {"post": _audio(summary)} for path, summary in _AUDIO.items()},
+            **{path: {"get": _other(path, summary)} for path, summary in _OTHERS.items()},
+        },
+        "components": {"schemas": {"Error": _error()}},
+    }
+
+
+def page() -> str:
+    """The same as a page that loads nothing."""
+    rows = "".join(_row(name, text) for name, text in _AUDIO.items())
+    rows += "".join(_row(name, text) for name, text in _OTHERS.items())
+    fields = _row("file", "the audio: WAV, FLAC, OGG, MP3, MP4, M4A, WebM or AAC")
+    fields += "".join(_row(_wire_name(field), _meaning(field)) for field in FIELDS.values())
+    errors = "".join(_row(status, text) for status, text in _ERRORS.items())
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Earshot</title>'
+        '<meta name="viewport" content="width=device-width"><style>'
+        f"{_STYLE}</style><h1>Earshot</h1><h2>Addresses</h2><table>{rows}</table>"
+        "<h2>Fields of a form with audio</h2><p>multipart/form-data; all but <code>file</code> "
+        f"may be left out.</p><table>{fields}</table><h2>Errors</h2>"
+        '<p><code>{"error": {"message", "type", "param", "code"}}</code></p>'
+        f"<table>{errors}</table></html>"
+    )
+
+
+def _row(name: str, text: str) -> str:
+    return f"<tr><th><code>{escape(name)}</code></th><td>{escape(text)}</td></tr>"
+
+
+def _wire_name(field: Field) -> str:
+    return f"{field.name}[]" if field.many else field.name
+
+
+def _meaning(field: Field) -> str:
+    choices = f" ({', '.join(field.choices)})" if field.choices else ""
+    return f"{field.meaning}{choices}"
+
+
+def _schema(field: Field) -> dict[str, Any]:
+    one: dict[str, Any] = {"type": _TYPES[field.datatype]}
+    if field.choices:
+        one["enum"] = list(field.choices)
+    whole = {"type": "array", "items": one} if field.many else one
+    return {**whole, "description": field.meaning}
+
+
+def _audio(summary: str) -> dict[str, Any]:
+    properties = {
+        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+        **{_wire_name(field): _schema(field) for field in FIELDS.values()},
+    }
+    schema = {
+        "type": "object",
+        "required": ["file"],
+        "properties": properties,
+        "additionalProperties": False,
+    }
+    return {
+        "summary": summary,
+        "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}},
+        "responses": {
+            "200": {
+                "description": "as `response_format` says, or as events where `stream` is true",
+                "content": {
+                    kind: {} for kind in ("application/json", "text/plain", "text/event-stream")
+                },
+            },
+            **{status: _refusal(text) for status, text in _ERRORS.items()},
+        },
+    }
+
+
+def _other(path: str, summary: str) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "summary": summary,
+        "responses": {"200": {"description": "the answer"}},
+    }
+    if "{model}" in path:
+        found["parameters"] = [
+            {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+        ]
+    return found
+
+
+def _refusal(text: str) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    return {"description": text, "content": content}
+
+
+def _error() -> dict[str, Any]:
+    text = {"type": "string"}
+    maybe = {"type": ["string", "null"]}
+    properties = {"message": text, "type": text, "param": maybe, "code": maybe}
+    return {
+        "type": "object",
+        "properties": {"error": {"type": "object", "properties": properties}},
+    }

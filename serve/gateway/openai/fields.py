@@ -1,0 +1,333 @@
+"""What a form may say besides its file: OpenAI's fields, and our options under their own names.
+
+A field that is unknown, or that cannot be honoured, is refused by name: whoever asks for something
+does not get something else. Our options are those of `serve.triton.wire.INPUTS`, so that a new one
+is a new field by itself.
+https://developers.openai.com/api/reference/resources/audio
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field as Bounds
+
+from serve.codec import from_json, from_table, nearest
+from serve.config import Finite, TranscriberConfig
+from serve.errors import EarshotError, OptionError, shown
+from serve.gateway.openai.errors import FieldRefusal
+from serve.gateway.refusals import Refusal
+from serve.messages import Request, Task
+from serve.speech.formats import CueOptions
+from serve.triton.wire import INPUTS, request_to_inputs
+
+Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
+Granularity = Literal["word", "segment"]
+_STREAMED: tuple[Format, ...] = ("json", "text")
+_SUBTITLES: tuple[Format, ...] = ("srt", "vtt")
+_CUES = tuple(field.name for field in dataclasses.fields(CueOptions))
+_STRATEGY = "chunking_strategy"
+_NESTED = re.compile(rf"{_STRATEGY}\[(\w+)\]")
+_TRUE, _FALSE = ("true", "1"), ("false", "0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """One field of a form."""
+
+    name: str
+    datatype: str  # as KServe v2 calls it
+    meaning: str
+    choices: tuple[str, ...] = ()
+    many: bool = False  # may come several times, and with [] after its name
+
+
+def _by_name(*fields: Field) -> dict[str, Field]:
+    return {field.name: field for field in fields}
+
+
+_HAVE_THEIR_OWN = ("AUDIO", "SAMPLES", "SAMPLE_RATE", "TASK", "STREAM", "WORD_TIMESTAMPS")
+_OPTIONS = _by_name(
+    *(
+        Field(spec.name.lower(), spec.datatype, spec.meaning, many=spec.dims == (-1,))
+        for spec in INPUTS.values()
+        if spec.name not in _HAVE_THEIR_OWN
+    )
+)
+FIELDS = _by_name(
+    Field("model", "BYTES", "a name that /v1/models lists; default: the one that is served"),
+    Field("response_format", "BYTES", "default: json", get_args(Format)),
+    Field(
+        "timestamp_granularities",
+        "BYTES",
+        "what verbose_json holds; default: segment",
+        get_args(Granularity),
+        many=True,
+    ),
+    Field("stream", "BOOL", "send the text as it is found, as server-sent events; default: false"),
+    Field(
+        _STRATEGY,
+        "BYTES",
+        '"auto": speech is looked for as configured; {"type": "server_vad"}: in all audio',
+    ),
+    Field("include", "BYTES", "nothing can be included", many=True),
+    Field("highlight_words", "BOOL", "srt and vtt: underline each word while it is said"),
+    Field("max_words_per_line", "INT32", "srt and vtt: so many words a cue"),
+) | {
+    **_OPTIONS,
+    "temperature": Field(
+        "temperature", "FP32", "0 to 1; 0, the default, rises where the text looks wrong"
+    ),
+}
+"""All fields beside `file`, by their names."""
+
+_NO_SPEAKERS = "this server does not tell speakers apart; leave it out"
+_REFUSED = {
+    "known_speaker_names": _NO_SPEAKERS,
+    "known_speaker_references": _NO_SPEAKERS,
+    "languages": "name one with `language`, or none: it is detected",
+    "keywords": "write them into `prompt`",
+    "word_timestamps": "ask for timestamp_granularities[]=word with response_format=verbose_json",
+    "task": "translations have an address of their own, /v1/audio/translations",
+}
+"""Fields that OpenAI or our other interfaces have, and why they are none here."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What a form asks for, besides its file."""
+
+    request: Request  # without audio
+    model: str | None
+    format: Format
+    stream: bool
+    segments: bool  # verbose_json holds them
+    words: bool  # and these
+    cues: CueOptions
+
+
+@dataclasses.dataclass(frozen=True)
+class _ServerVad:
+    """`chunking_strategy` where it is an object."""
+
+    type: Literal["server_vad"]
+    threshold: Finite | None = None
+    prefix_padding_ms: Annotated[int, Bounds(ge=0)] | None = None
+    silence_duration_ms: Annotated[int, Bounds(ge=0)] | None = None
+
+
+def read_fields(
+    pairs: Iterable[tuple[str, str]], task: Task, transcriber: TranscriberConfig
+) -> Asked:
+    """Read a form's fields.
+
+    Args:
+        pairs: names and texts in their order, without the file.
+        task: which the address names.
+        transcriber: whose voice activity a request may ask for.
+
+    Raises:
+        Refusal: one is unknown, malformed, or cannot be honoured.
+    """
+    values, strategy = _collect(pairs)
+    read = _Values(values)
+    format: Format = read.choice("response_format", Format) or "json"
+    words, segments = _granularities(read, format)
+    stream = bool(read.value("stream"))
+    if stream and format not in _STREAMED:
+        raise FieldRefusal(
+            "stream", f"stream = true with response_format = {format}; expected json or text"
+        )
+    for value in read.many("include"):
+        raise FieldRefusal(
+            "include",
+            f"include[] = {shown(value)} cannot be had: answers hold no log-probabilities of "
+            "tokens; verbose_json has avg_logprob for each segment",
+        )
+    cues = _cues(read, format)
+    options = {name: read.value(name) for name in _OPTIONS}
+    options["vad"] = _vad(strategy, read, transcriber)
+    if options["temperature"] == 0.0:
+        options["temperature"] = None  # OpenAI's 0 rises by itself, ours stays
+    asked = {name: value for name, value in options.items() if value is not None}
+    timed = words or cues != CueOptions()
+    request = Request(b"", task=task, word_timestamps=timed, **asked)
+    _check_types(request)
+    return Asked(request, read.value("model"), format, stream, segments, words, cues)
+
+
+def _collect(pairs: Iterable[tuple[str, str]]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Texts by fields' names, and the parts of a `chunking_strategy` that came in parts."""
+    values: dict[str, list[str]] = {}
+    strategy: dict[str, str] = {}
+    for name, text in pairs:
+        base = name.removesuffix("[]")
+        if part := _NESTED.fullmatch(name):
+            strategy[part[1]] = text
+        elif base in _REFUSED:
+            raise FieldRefusal(base, f"{base} cannot be honoured: {_REFUSED[base]}")
+        elif base not in FIELDS or (base != name and not FIELDS[base].many):
+            told = f"unknown field {shown(name)}{nearest(base, list(FIELDS))}"
+            raise FieldRefusal(name[:60], told, "unknown_parameter")
+        elif text:  # an empty field says nothing
+            values.setdefault(base, []).append(text)
+    for name, texts in values.items():
+        if len(texts) > 1 and not FIELDS[name].many:
+            raise FieldRefusal(name, f"{name} came {len(texts)} times; expected it once")
+    return values, strategy
+
+
+class _Values:
+    """The fields' texts as values of their types."""
+
+    def __init__(self, texts: Mapping[str, Sequence[str]]) -> None:
+        self._texts = texts
+
+    def value(self, name: str) -> Any:
+        """The value of a field; None where it is not there."""
+        field, texts = FIELDS[name], self._texts.get(name)
+        if texts is None:
+            return None
+        parse = _PARSERS[field.datatype]
+        if not field.many:
+            return parse(name, texts[0])
+        items = [item for text in texts for item in text.split(",")]
+        return tuple(parse(name, item.strip()) for item in items)
+
+    def many(self, name: str) -> Sequence[str]:
+        """The texts of a field that may come several times."""
+        return self._texts.get(name, ())
+
+    def choice(self, name: str, kind: Any) -> Any:
+        """The text of a field that is one of a few."""
+        text = self.value(name)
+        if text is None or text in get_args(kind):
+            return text
+        if text == "diarized_json":
+            raise FieldRefusal(name, f"{name} = {text} cannot be honoured: {_NO_SPEAKERS}")
+        raise FieldRefusal(
+            name, f"{name} = {shown(text)}; expected one of {', '.join(get_args(kind))}"
+        )
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise FieldRefusal(name, f"{name} = {shown(text)}; expected a number")
+    return number
+
+
+def _whole(name: str, text: str) -> int:
+    if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
+        raise FieldRefusal(name, f"{name} = {shown(text)}; expected a whole number")
+    return int(text)
+
+
+def _flag(name: str, text: str) -> bool:
+    if text.lower() not in _TRUE + _FALSE:
+        raise FieldRefusal(name, f"{name} = {shown(text)}; expected true or false")
+    return text.lower() in _TRUE
+
+
+def _text(name: str, text: str) -> str:
+    return text
+
+
+_PARSERS: dict[str, Callable[[str, str], Any]] = {
+    "BYTES": _text,
+    "FP32": _number,
+    "INT32": _whole,
+    "BOOL": _flag,
+}
+
+
+def _granularities(read: _Values, format: Format) -> tuple[bool, bool]:
+    """Whether words, and whether segments, belong into verbose_json."""
+    name = "timestamp_granularities"
+    asked = read.many(name)
+    for one in asked:
+        if one not in get_args(Granularity):
+            raise FieldRefusal(name, f"{name}[] = {shown(one)}; expected word or segment")
+    words = "word" in asked
+    if words and format != "verbose_json":
+        raise FieldRefusal(
+            name,
+            f"{name}[] = word with response_format = {format}; expected verbose_json, which alone "
+            "holds words",
+        )
+    return words, not words or "segment" in asked
+
+
+def _cues(read: _Values, format: Format) -> CueOptions:
+    """How subtitles show words."""
+    options = {name: value for name in _CUES if (value := read.value(name)) is not None}
+    for name in options:
+        if format not in _SUBTITLES:
+            raise FieldRefusal(
+                name, f"{name} with response_format = {format}; expected srt or vtt, which have it"
+            )
+    if options.get("max_words_per_line", 1) < 1:
+        raise FieldRefusal(
+            "max_words_per_line",
+            f"max_words_per_line = {options['max_words_per_line']}; expected at least 1",
+        )
+    return CueOptions(**options)
+
+
+def _vad(strategy: dict[str, str], read: _Values, transcriber: TranscriberConfig) -> bool | None:
+    """Whether only speech is decoded; None: as configured."""
+    vad: bool | None = read.value("vad")
+    text = read.value(_STRATEGY)
+    if text is not None and strategy:
+        raise FieldRefusal(_STRATEGY, f"{_STRATEGY} came whole and in parts; expected one of them")
+    if text == "auto" or (text is None and not strategy):
+        return vad
+    asked = _server_vad(text, strategy)
+    configured = {
+        "threshold": ("vad_threshold", transcriber.vad_threshold),
+        "prefix_padding_ms": ("vad_pad_s", round(transcriber.vad_pad_s * 1000)),
+        "silence_duration_ms": ("vad_min_silence_s", round(transcriber.vad_min_silence_s * 1000)),
+    }
+    for name, (key, value) in configured.items():
+        if (wanted := getattr(asked, name)) not in (None, value):
+            raise FieldRefusal(
+                f"{_STRATEGY}[{name}]",
+                f"{_STRATEGY}[{name}] = {wanted:g} cannot be chosen: this server has {value:g} "
+                f"(transcriber.{key}); leave it out",
+            )
+    if vad is False:
+        raise FieldRefusal(
+            "vad", f"vad = false with {_STRATEGY} = server_vad; expected one of them"
+        )
+    return True
+
+
+def _server_vad(text: str | None, parts: Mapping[str, str]) -> _ServerVad:
+    """What a `chunking_strategy` says, whichever of its two spellings came."""
+    try:
+        if text is not None:
+            return from_json(_ServerVad, text, _STRATEGY, error=OptionError, advice='or "auto"')
+        table = {
+            name: part if name == "type" else _number(f"{_STRATEGY}[{name}]", part)
+            for name, part in parts.items()
+        }
+        whole = {
+            name: int(part) if isinstance(part, float) and part.is_integer() else part
+            for name, part in table.items()
+        }
+        return from_table(_ServerVad, whole, _STRATEGY, error=OptionError)
+    except OptionError as error:
+        raise FieldRefusal(_STRATEGY, str(error)) from error
+
+
+def _check_types(request: Request) -> None:
+    """Refuse what no tensor can hold; what it means the server knows."""
+    try:
+        request_to_inputs(request)
+    except EarshotError as error:
+        raise Refusal(error) from error

@@ -1,0 +1,139 @@
+"""Forms on their way in: multipart/form-data, whose file is spooled while it comes.
+
+A file of more than `SPOOL_BYTES` lies in an unnamed file of the system's temporary folder, not in
+memory, until it is passed on.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import mmap
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from starlette.datastructures import FormData, Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+
+from serve.errors import UnavailableError
+from serve.gateway import refusals
+from serve.gateway.bodies import body_chunks
+from serve.gateway.envelope import Part
+from serve.gateway.limits import Ticket
+from serve.gateway.openai.errors import FieldRefusal
+from serve.gateway.refusals import Refusal
+
+logger = logging.getLogger("earshot.gateway")
+
+SPOOL_BYTES = 2**20
+
+_FILE = "file"
+_MAX_FIELDS = 128
+_MAX_FIELD_BYTES = 2**19  # twice the longest prompt, which is refused by its name
+_EXPECTED = "expected a form as `curl -F file=@a.wav -F model=whisper-1` sends it"
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """A form that has come in whole."""
+
+    pairs: tuple[tuple[str, str], ...]  # its fields' names and texts, in their order
+    file: UploadFile
+
+    def audio(self) -> Part:
+        """The file's bytes, which are not in memory where they are many."""
+        file = self.file.file
+        if (self.file.size or 0) <= SPOOL_BYTES:
+            return file.read()
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+@contextlib.asynccontextmanager
+async def received_form(request: Request, ticket: Ticket, limit_s: float) -> AsyncIterator[Form]:
+    """A request's form, for the length of a `with` block; its file is gone afterwards.
+
+    Args:
+        request: whose body has not been read.
+        ticket: is charged with the body.
+        limit_s: how long it may take to come.
+
+    Raises:
+        Refusal: the body is no such form, has not one file, is too large or too slow.
+    """
+    _check_headers(request)
+    form = await _parse(request, ticket, limit_s)
+    try:
+        yield Form(
+            tuple((name, text) for name, text in form.multi_items() if isinstance(text, str)),
+            _only_file(form),
+        )
+    finally:
+        await form.close()
+
+
+def _check_headers(request: Request) -> None:
+    kind = request.headers.get("content-type", "")
+    if kind.partition(";")[0].strip().lower() != "multipart/form-data":
+        found = f"the body's type is {kind[:60]!r}" if kind else "the body has no type"
+        raise refusals.media_type(f"{found}; {_EXPECTED}")
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise refusals.media_type("the body has a Content-Encoding; send it as it is")
+
+
+async def _parse(request: Request, ticket: Ticket, limit_s: float) -> FormData:
+    parser = _Parser(
+        request.headers,
+        body_chunks(request, ticket, limit_s),
+        max_files=2,  # the second is refused by its name
+        max_fields=_MAX_FIELDS,
+        max_part_size=_MAX_FIELD_BYTES,
+    )
+    try:
+        return await parser.parse()
+    except MultiPartException as error:
+        raise refusals.invalid(f"the form cannot be read: {error.message} {_EXPECTED}") from None
+    except OSError as error:
+        raise _cannot_spool(error) from error
+
+
+def _cannot_spool(error: OSError) -> Refusal:
+    """There is no room for the file; the log says where."""
+    logger.error("an upload cannot be kept in %s: %s", tempfile.gettempdir(), error)
+    return Refusal(UnavailableError("the server has no room for the file just now; try again"))
+
+
+class _Parser(MultiPartParser):
+    """Starlette's, which takes a form without an end for a whole one."""
+
+    spool_max_size = SPOOL_BYTES
+
+    def __init__(
+        self, headers: Headers, stream: AsyncGenerator[bytes, None], **limits: int
+    ) -> None:
+        super().__init__(headers, self._until_end(stream), **limits)
+        self._ended = False
+
+    def on_end(self) -> None:
+        self._ended = True
+
+    async def _until_end(self, stream: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        async for chunk in stream:
+            yield chunk
+        if not self._ended:
+            raise MultiPartException("It is cut short, its last boundary is missing;")
+
+
+def _only_file(form: FormData) -> UploadFile:
+    files = [(name, part) for name, part in form.multi_items() if isinstance(part, UploadFile)]
+    for name, _ in files:
+        if name != _FILE:
+            raise FieldRefusal(name[:60], f"a file came as {name[:60]!r}; expected it as 'file'")
+    if not files:
+        found = "came as text" if _FILE in form else "is missing"
+        raise FieldRefusal(_FILE, f"file {found}; {_EXPECTED}")
+    if len(files) > 1:
+        raise FieldRefusal(_FILE, f"{len(files)} files came; expected one a request")
+    ((_, file),) = files
+    if not file.size:
+        raise FieldRefusal(_FILE, "file has 0 bytes; expected an audio file")
+    return file

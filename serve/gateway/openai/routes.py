@@ -1,0 +1,158 @@
+"""OpenAI's audio API over HTTP, below /v1.
+
+    POST /v1/audio/transcriptions, /v1/audio/translations
+    GET  /v1/models, /v1/models/{name}
+
+A streamed request goes to the model that answers segment by segment, any other to the one that
+answers once. Errors that come after the first event of a stream are its last event.
+"""
+
+import logging
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from serve.gateway import refusals
+from serve.gateway.bodies import while_client_waits
+from serve.gateway.door import Door
+from serve.gateway.headers import REQUEST_ID
+from serve.gateway.limits import Ticket
+from serve.gateway.openai.answers import Deltas, body, delta_event, done_event
+from serve.gateway.openai.ask import request_parts, stream_event, transcript
+from serve.gateway.openai.errors import error_body, error_response
+from serve.gateway.openai.events import Events
+from serve.gateway.openai.fields import FIELDS, Asked, read_fields
+from serve.gateway.openai.form import received_form
+from serve.gateway.openai.models import Models
+from serve.gateway.refusals import Refusal
+from serve.gateway.upstream import Exchange
+from serve.messages import Finished, Task
+from serve.triton.wire import MODEL, STREAM_MODEL
+
+logger = logging.getLogger("earshot.gateway")
+
+_OFFERED = (
+    "offered are POST /v1/audio/transcriptions and /v1/audio/translations, GET /v1/models and "
+    "/v1/models/NAME"
+)
+
+
+def build_openai_app(door: Door) -> Starlette:
+    """The application for what lies below /v1."""
+    models = Models(door.config)
+
+    async def list_models(request: Request) -> Response:
+        return JSONResponse(models.all())
+
+    async def one_model(request: Request) -> Response:
+        return JSONResponse(models.one(request.path_params["name"]))
+
+    handlers: Any = {Refusal: _refused, HTTPException: _no_route, Exception: _failed}
+    app = Starlette(
+        routes=[
+            Route("/audio/transcriptions", _Audio(door, models, "transcribe"), methods=["POST"]),
+            Route("/audio/translations", _Audio(door, models, "translate"), methods=["POST"]),
+            Route("/models", list_models),
+            Route("/models/{name:path}", one_model),
+        ],
+        exception_handlers=handlers,
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+class _Audio:
+    """An address that takes audio, as an ASGI application."""
+
+    def __init__(self, door: Door, models: Models, task: Task) -> None:
+        self._door = door
+        self._models = models
+        self._task = task
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        events = Events(send)
+        try:
+            with self._door.account("openai"):
+                response = await self._answer(Request(scope, receive), events)
+        except Exception as error:
+            if not events.begun:
+                raise
+            await events.send(_told(error, scope["state"][REQUEST_ID]))
+            await events.end()
+        else:
+            if response is not None:
+                await response(scope, receive, send)
+
+    async def _answer(self, request: Request, events: Events) -> Response | None:
+        """The response; None: it was sent as events."""
+        ticket = self._door.admission.admit()
+        try:
+            asked, exchange = await self._begin(request, ticket)
+        except BaseException:
+            ticket.close()
+            raise
+        with exchange:
+            if asked.stream:
+                await _pass_on(request, exchange, events)
+                return None
+            answer = await while_client_waits(request, exchange.only_answer())
+        text, kind = body(transcript(answer), asked)
+        return Response(text, media_type=kind)
+
+    async def _begin(self, request: Request, ticket: Ticket) -> tuple[Asked, Exchange]:
+        limit_s = self._door.upload_timeout_s
+        async with received_form(request, ticket, limit_s) as form:
+            asked = read_fields(form.pairs, self._task, self._door.config.transcriber)
+            if asked.model is not None:
+                self._models.check(asked.model)
+            model = STREAM_MODEL if asked.stream else MODEL
+            parts = request_parts(model, asked.request, form.audio())
+            return asked, self._door.upstream.start(parts, ticket, streamed=asked.stream)
+
+
+async def _pass_on(request: Request, exchange: Exchange, events: Events) -> None:
+    """Send a stream's segments as they come, and its end.
+
+    Raises:
+        Refusal: the request failed, or the client has gone.
+    """
+    deltas = Deltas()
+    while True:
+        answer = await while_client_waits(request, exchange.next_answer())
+        if answer is None:
+            raise refusals.from_upstream("INTERNAL", "the stream ended without an answer")
+        event = stream_event(answer)
+        if isinstance(event, Finished):
+            await events.send(done_event(event.transcript))
+            return await events.end()
+        if delta := deltas.next(event.segment.text):
+            await events.send(delta_event(delta))
+
+
+def _told(error: Exception, request_id: str) -> dict[str, Any]:
+    """The event that ends a stream which failed."""
+    if not isinstance(error, Refusal):
+        logger.error("stream %s failed in the gateway", request_id, exc_info=error)
+        error = refusals.failed()
+    _, event = error_body(error, FIELDS)
+    return event
+
+
+async def _refused(request: Request, refusal: Refusal) -> Response:
+    return error_response(refusal, FIELDS)
+
+
+async def _no_route(request: Request, error: HTTPException) -> Response:
+    text = f"no {request.method} at this address; {_OFFERED}"
+    refusal = refusals.not_found(text)
+    refusal.reason = "method" if error.status_code == 405 else refusal.reason
+    return error_response(refusal, FIELDS, dict(error.headers or {}))
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return error_response(refusals.failed(), FIELDS)

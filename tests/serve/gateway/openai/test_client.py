@@ -1,0 +1,287 @@
+"""The gateway by OpenAI's own client, which checks every answer against its types."""
+
+import asyncio
+import threading
+
+import openai
+import pytest
+from openai.types.audio import Transcription, TranscriptionVerbose, Translation
+
+from tests.fake_upstream import inputs_of
+from tests.gateways import WAIT_S, until
+
+FILE = ("a.wav", b"RIFF and so on")
+SRT = """\
+1
+00:00:00,000 --> 00:00:01,000
+one
+
+2
+00:00:01,000 --> 00:00:02,000
+two
+"""
+
+
+def transcribe(client, prompt="one two", **options):
+    options = {"model": "whisper-1", "file": FILE, "prompt": prompt, **options}
+    return client.audio.transcriptions.create(**options)
+
+
+def sent(running):
+    """The inputs of the request that came last."""
+    return inputs_of(list(running.triton.requests.values())[-1])
+
+
+# ---------------------------------------------------------------- formats
+
+
+def test_json(client):
+    answer = transcribe(client)
+    assert type(answer) is Transcription
+    assert (answer.text, answer.usage.type, answer.usage.seconds) == ("one two", "duration", 1.5)
+
+
+def test_verbose_json(client):
+    answer = transcribe(client, response_format="verbose_json")
+    assert type(answer) is TranscriptionVerbose
+    assert (answer.text, answer.language, answer.duration) == ("one two", "spanish", 1.5)
+    assert answer.words is None
+    first, second = answer.segments
+    assert (first.id, first.text, first.tokens, first.seek) == (0, " one", [0], 0)
+    assert (second.id, second.start, second.end, second.seek) == (1, 1.0, 2.0, 100)
+    assert (second.avg_logprob, second.no_speech_prob) == (-0.25, 0.125)
+
+
+def test_words_with_and_without_segments(client):
+    ask = {"response_format": "verbose_json"}
+    answer = transcribe(client, timestamp_granularities=["word"], **ask)
+    assert answer.segments is None
+    assert [(word.word, word.start, word.end) for word in answer.words] == [
+        ("one", 0.0, 0.5),
+        ("two", 1.0, 1.5),
+    ]
+    answer = transcribe(client, timestamp_granularities=["word", "segment"], **ask)
+    assert (len(answer.segments), len(answer.words)) == (2, 2)
+
+
+def test_text_and_subtitles(client):
+    assert transcribe(client, response_format="text") == "one two\n"
+    assert transcribe(client, response_format="srt") == SRT
+    vtt = transcribe(client, response_format="vtt")
+    assert vtt.startswith("WEBVTT\n\n00:00:00.000 --> 00:00:01.000\none\n")
+    by_words = transcribe(client, response_format="srt", extra_body={"max_words_per_line": 1})
+    assert "00:00:01,000 --> 00:00:01,500\ntwo" in by_words
+
+
+def test_silence_has_no_text_and_no_language(client):
+    answer = transcribe(client, "silence", response_format="verbose_json")
+    assert (answer.text, answer.segments, answer.language) == ("", [], "unknown")
+    assert transcribe(client, "silence", response_format="vtt") == "WEBVTT\n"
+
+
+@pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # as OpenAI has it
+def test_translations_are_in_english(shared, client):
+    create = client.audio.translations.create
+    answer = create(model="whisper-1", file=FILE, prompt="one two")
+    assert (type(answer), answer.text) == (Translation, "one two")
+    assert sent(shared)["TASK"] == "translate"
+    verbose = create(model="whisper-1", file=FILE, response_format="verbose_json")
+    assert verbose.language == "english"
+    assert create(model="whisper-1", file=FILE, prompt="one two", response_format="srt") == SRT
+
+
+def test_every_option_reaches_the_model(shared, client):
+    transcribe(
+        client,
+        "¿Qué?",
+        language="es",
+        temperature=0.4,
+        chunking_strategy={"type": "server_vad", "threshold": 0.5},
+        extra_body={"beam_size": 5, "length_penalty": 0.5, "timestamps": False},
+    )
+    found = sent(shared)
+    assert found.pop("TEMPERATURE") == pytest.approx(0.4)
+    assert found == {
+        "AUDIO": FILE[1],
+        "PROMPT": "¿Qué?",
+        "LANGUAGE": "es",
+        "VAD": True,
+        "BEAM_SIZE": 5,
+        "LENGTH_PENALTY": 0.5,
+        "TIMESTAMPS": False,
+    }
+    transcribe(client, chunking_strategy="auto", stream=False)
+    assert sent(shared).keys() == {"AUDIO", "PROMPT"}
+
+
+def test_a_large_file_comes_whole(shared, client):
+    data = bytes(range(256)) * 2**13  # 2 MiB, which are spooled
+    transcribe(client, file=("a.wav", data))
+    assert sent(shared)["AUDIO"] == data
+
+
+def test_models(client):
+    assert [model.id for model in client.models.list()] == ["demo", "whisper-1"]
+    assert client.models.retrieve("whisper-1").id == "whisper-1"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-transcribe")
+
+
+# ---------------------------------------------------------------- streams
+
+
+def test_a_stream_has_a_delta_for_each_segment(client):
+    *deltas, done = transcribe(client, stream=True)
+    assert [(event.type, event.delta) for event in deltas] == [
+        ("transcript.text.delta", "one"),
+        ("transcript.text.delta", " two"),
+    ]
+    assert (done.type, done.text) == ("transcript.text.done", "one two")
+    usage = done.usage
+    assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (75, 2, 77)
+
+
+def test_a_segment_comes_while_the_next_is_decoded(shared, client):
+    with transcribe(client, "wait for it", stream=True) as events:
+        assert next(events).delta == "wait"
+        until(lambda: shared.triton.waiting)
+        shared.triton.release()
+        assert next(events).text == "wait for it"
+
+
+def test_asynchronously(shared, connect):
+    async def run():
+        async with connect(shared, openai.AsyncOpenAI) as client:
+            answers = await asyncio.gather(*(transcribe(client, f"a{i}") for i in range(20)))
+            events = [event async for event in await transcribe(client, stream=True)]
+        return [answer.text for answer in answers], [event.type for event in events]
+
+    texts, types = asyncio.run(run())
+    assert texts == [f"a{i}" for i in range(20)]
+    assert types == ["transcript.text.delta"] * 2 + ["transcript.text.done"]
+
+
+# ---------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "param", "code"),
+    [
+        ({"model": "gpt-transcribe"}, openai.NotFoundError, "model", "model_not_found"),
+        ({"response_format": "diarized_json"}, openai.BadRequestError, "response_format", None),
+        ({"include": ["logprobs"]}, openai.BadRequestError, "include", None),
+        ({"known_speaker_names": ["a"]}, openai.BadRequestError, "known_speaker_names", None),
+        (
+            {"timestamp_granularities": ["word"]},
+            openai.BadRequestError,
+            "timestamp_granularities",
+            None,
+        ),
+        ({"extra_body": {"beem_size": 5}}, openai.BadRequestError, "beem_size", None),
+        ({"file": ("a.wav", b"")}, openai.BadRequestError, "file", None),
+        (
+            {"prompt": "error:OptionError: the request: beam_size = 9; expected at most 8"},
+            openai.BadRequestError,
+            "beam_size",
+            "invalid_value",
+        ),
+        (
+            {"prompt": "error:AudioError: audio of 9 bytes is no audio file known here"},
+            openai.BadRequestError,
+            "file",
+            "invalid_audio",
+        ),
+        (
+            {"prompt": "error:AudioLimitError: audio lasts 9 s, the limit is 8 s"},
+            openai.UnprocessableEntityError,
+            "file",
+            "audio_limit_exceeded",
+        ),
+        (
+            {"prompt": "error:UNAVAILABLE OverloadedError: 256 requests are pending"},
+            openai.RateLimitError,
+            None,
+            "overloaded",
+        ),
+        (
+            {"prompt": "error:UNAVAILABLE DeadlineError: not done in time"},
+            openai.InternalServerError,
+            None,
+            "timeout",
+        ),
+        ({"prompt": "error:INTERNAL /home/a"}, openai.InternalServerError, None, "server_error"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_are_openais(client, options, kind, param, code, stream):
+    with pytest.raises(kind) as caught:
+        transcribe(client, stream=stream, **options)
+    error = caught.value
+    assert type(error) is kind
+    assert error.param == param
+    assert error.code == code or code is None
+    assert error.request_id.startswith("req_")
+    assert error.message and "/home" not in error.message
+
+
+def test_a_request_that_is_too_large(client):
+    with pytest.raises(openai.APIStatusError) as caught:
+        transcribe(client, file=("a.wav", bytes(5 * 2**20)))
+    assert (caught.value.status_code, caught.value.code) == (413, "request_too_large")
+    assert "server.max_request_mb" in caught.value.message
+
+
+def test_an_error_within_a_stream_is_its_last_event(client):
+    events = transcribe(client, "late:DeviceError: it failed", stream=True)
+    assert next(events).delta == "late:DeviceError:"
+    with pytest.raises(openai.APIError) as caught:
+        next(events)
+    assert caught.value.code == "server_error"
+    assert "failed" in caught.value.message
+
+
+def test_the_client_comes_again_when_there_is_room(start, connect):
+    running = start(max_inflight=1)
+    first = threading.Thread(target=transcribe, args=(connect(running), "wait"))
+    first.start()
+    until(lambda: running.triton.waiting)
+    with pytest.raises(openai.RateLimitError) as caught:
+        transcribe(connect(running))
+    assert caught.value.response.headers["retry-after"] == "1"
+    timer = threading.Timer(0.2, running.triton.release)
+    timer.start()
+    assert transcribe(connect(running, max_retries=2)).text == "one two"
+    first.join()
+    timer.join()
+
+
+def test_a_server_that_stops_says_so(start, connect):
+    running = start()
+    running.door.admission.start_draining()
+    with pytest.raises(openai.InternalServerError) as caught:
+        transcribe(connect(running))
+    assert (caught.value.status_code, caught.value.code) == (503, "draining")
+    assert caught.value.response.headers["retry-after"] == "1"
+
+
+# ---------------------------------------------------------------- clients that go
+
+
+def test_a_client_that_goes_frees_its_place(shared, connect):
+    """Those who wait for an answer, and those in the middle of a stream."""
+    before = len(shared.triton.cancelled)
+
+    async def run():
+        async with connect(shared, openai.AsyncOpenAI) as client:
+            asked = asyncio.create_task(transcribe(client, "wait"))
+            stream = await transcribe(client, "wait for it", stream=True)
+            assert (await anext(stream)).delta == "wait"
+            while len(shared.triton.waiting) < 2:
+                await asyncio.sleep(0.01)
+            asked.cancel()
+            await stream.close()
+
+    asyncio.run(asyncio.wait_for(run(), WAIT_S))
+    until(lambda: len(shared.triton.cancelled) == before + 2)
+    until(lambda: shared.door.admission.requests == 0)
+    assert sorted(shared.triton.ended) == sorted(shared.triton.requests)

@@ -1,0 +1,166 @@
+"""What forms may say."""
+
+import dataclasses
+
+import pytest
+
+from serve.config import TranscriberConfig
+from serve.gateway.openai.fields import FIELDS, read_fields
+from serve.gateway.refusals import Refusal
+from serve.messages import Request
+from serve.speech.formats import CueOptions
+
+VERBOSE = ("response_format", "verbose_json")
+WORD, SEGMENT = ("timestamp_granularities[]", "word"), ("timestamp_granularities[]", "segment")
+
+
+def read(*pairs, task="transcribe"):
+    return read_fields(pairs, task, TranscriberConfig())
+
+
+def refused(*pairs):
+    """Field and message of a refusal."""
+    with pytest.raises(Refusal) as caught:
+        read(*pairs)
+    return getattr(caught.value, "param", None), str(caught.value)
+
+
+def test_a_form_that_says_nothing_asks_for_the_default():
+    asked = read()
+    assert asked.request == Request(b"")
+    assert (asked.model, asked.format, asked.stream) == (None, "json", False)
+
+
+def test_each_option_of_ours_is_a_field():
+    not_fields = {"audio", "sample_rate", "task", "word_timestamps"}
+    assert {field.name for field in dataclasses.fields(Request)} - not_fields <= FIELDS.keys()
+
+
+def test_options_are_read_by_their_types():
+    asked = read(
+        ("model", "demo"),
+        ("language", "es"),
+        ("prompt", "¿Qué?"),
+        ("beam_size", "5"),
+        ("length_penalty", "0.5"),
+        ("vad", "True"),
+        ("timestamps", "false"),
+        task="translate",
+    )
+    assert asked.model == "demo"
+    assert asked.request == Request(
+        b"",
+        task="translate",
+        language="es",
+        prompt="¿Qué?",
+        beam_size=5,
+        length_penalty=0.5,
+        vad=True,
+        timestamps=False,
+    )
+
+
+def test_an_empty_field_says_nothing():
+    assert read(("language", ""), ("temperature", ""), ("model", "")) == read()
+
+
+@pytest.mark.parametrize(("text", "temperature"), [("0", None), ("0.0", None), ("0.2", 0.2)])
+def test_a_temperature_of_0_rises_by_itself_as_openais_does(text, temperature):
+    assert read(("temperature", text)).request.temperature == temperature
+
+
+@pytest.mark.parametrize(
+    ("pairs", "words", "segments"),
+    [
+        ([VERBOSE], False, True),
+        ([VERBOSE, SEGMENT], False, True),
+        ([VERBOSE, WORD], True, False),
+        ([VERBOSE, WORD, SEGMENT], True, True),
+        ([VERBOSE, ("timestamp_granularities", "word")], True, False),
+        ([SEGMENT], False, True),
+    ],
+)
+def test_granularities_say_what_verbose_json_holds(pairs, words, segments):
+    asked = read(*pairs)
+    assert (asked.words, asked.segments, asked.request.word_timestamps) == (words, segments, words)
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [("chunking_strategy", '{"type": "server_vad"}')],
+        [("chunking_strategy[type]", "server_vad"), ("chunking_strategy[threshold]", "0.5")],
+        [
+            ("chunking_strategy[type]", "server_vad"),
+            ("chunking_strategy[prefix_padding_ms]", "400"),
+            ("chunking_strategy[silence_duration_ms]", "160"),
+        ],
+        [("vad", "true")],
+    ],
+)
+def test_server_vad_is_voice_activity_in_either_spelling(pairs):
+    assert read(*pairs).request.vad is True
+
+
+def test_chunking_as_the_server_likes_is_as_configured():
+    assert read(("chunking_strategy", "auto")).request.vad is None
+    assert read(("chunking_strategy", "auto"), ("vad", "false")).request.vad is False
+
+
+def test_subtitles_may_show_words():
+    asked = read(("response_format", "srt"), ("max_words_per_line", "3"))
+    assert asked.cues == CueOptions(max_words_per_line=3)
+    assert asked.request.word_timestamps
+    assert read(("response_format", "vtt"), ("highlight_words", "1")).cues.highlight_words
+
+
+@pytest.mark.parametrize(
+    ("pairs", "field", "told"),
+    [
+        ([("beem_size", "5")], "beem_size", "did you mean 'beam_size'"),
+        ([("model[]", "a")], "model[]", "unknown field"),
+        ([("x" * 1000, "a")], "x" * 60, "known: model"),
+        ([("model", "a"), ("model", "b")], "model", "came 2 times"),
+        ([("beam_size", "five")], "beam_size", "a whole number"),
+        ([("beam_size", "1.5")], "beam_size", "a whole number"),
+        ([("beam_size", "9" * 5000)], "beam_size", "a whole number"),
+        ([("beam_size", "9" * 12)], None, "beam_size"),
+        ([("temperature", "nan")], "temperature", "a number"),
+        ([("stream", "maybe")], "stream", "true or false"),
+        ([("response_format", "xml")], "response_format", "one of json, text, srt"),
+        ([("response_format", "diarized_json")], "response_format", "speakers"),
+        ([("known_speaker_names[]", "a")], "known_speaker_names", "speakers"),
+        ([("known_speaker_references[]", "a")], "known_speaker_references", "speakers"),
+        ([("languages[]", "en")], "languages", "`language`"),
+        ([("include[]", "logprobs")], "include", "avg_logprob"),
+        ([("include", "logprobs")], "include", "avg_logprob"),
+        ([("task", "translate")], "task", "/v1/audio/translations"),
+        ([("word_timestamps", "true")], "word_timestamps", "timestamp_granularities[]=word"),
+        ([WORD], "timestamp_granularities", "expected verbose_json"),
+        ([VERBOSE, ("timestamp_granularities[]", "a")], "timestamp_granularities", "segment"),
+        ([VERBOSE, ("stream", "true")], "stream", "expected json or text"),
+        ([("max_words_per_line", "3")], "max_words_per_line", "srt or vtt"),
+        ([("response_format", "srt"), ("max_words_per_line", "0")], "max_words_per_line", "1"),
+        ([("chunking_strategy", "sometimes")], "chunking_strategy", '"auto"'),
+        ([("chunking_strategy", "[" * 100_000)], "chunking_strategy", "recursion"),
+        ([("chunking_strategy", '{"type": "a"}')], "chunking_strategy", "server_vad"),
+        ([("chunking_strategy[threshold]", "0.5")], "chunking_strategy", "type is missing"),
+        ([("chunking_strategy[size]", "5")], "chunking_strategy", "unknown key 'size'"),
+        (
+            [("chunking_strategy", '{"type": "server_vad", "threshold": 0.7}')],
+            "chunking_strategy[threshold]",
+            "transcriber.vad_threshold",
+        ),
+        (
+            [("chunking_strategy", "auto"), ("chunking_strategy[type]", "server_vad")],
+            "chunking_strategy",
+            "in parts",
+        ),
+        ([("vad", "0"), ("chunking_strategy[type]", "server_vad")], "vad", "one of them"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(pairs, field, told):
+    found, message = refused(*pairs)
+    assert found == field
+    assert told in message
+    assert len(message) < 500

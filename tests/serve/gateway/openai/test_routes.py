@@ -1,0 +1,144 @@
+"""The addresses below /v1, and the small pages beside them, by hand."""
+
+import json
+import socket
+
+import pytest
+
+from serve.gateway.openai import form
+from serve.gateway.openai.fields import FIELDS
+from tests.gateways import WAIT_S, until
+
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
+FORM = {"content-type": "multipart/form-data; boundary=x"}
+END = b"--x--\r\n"
+
+
+def part(name, content, filename=None):
+    file = "" if filename is None else f'; filename="{filename}"'
+    head = f'--x\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'
+    return head.encode() + content + b"\r\n"
+
+
+FILE = part("file", b"RIFF", "a.wav")
+
+
+def refused(running, body, headers=FORM, method="POST", path=TRANSCRIPTIONS):
+    """Status and error of a request."""
+    status, found, answer = running.ask(method, path, body, headers)
+    assert found["content-type"] == "application/json"
+    assert found["x-request-id"].startswith("req_")
+    error = json.loads(answer)["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    return status, error
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "told"),
+    [
+        (END, "file", "file is missing"),
+        (part("file", b"hello") + END, "file", "came as text"),
+        (part("audio", b"RIFF", "a.wav") + END, "audio", "expected it as 'file'"),
+        (FILE + FILE + END, "file", "2 files"),
+        (FILE * 3 + END, None, "Too many files"),
+        (part("file", b"", "a.wav") + END, "file", "0 bytes"),
+        (FILE, None, "cut short"),
+        (b"", None, "cut short"),
+        (b"hello", None, "cannot be read"),
+        (FILE + part("prompt", bytes(2**20)) + END, None, "cannot be read"),
+        (FILE + part("prompt", b"a") * 200 + END, None, "Too many fields"),
+    ],
+)
+def test_forms_that_cannot_be_read(shared, body, param, told):
+    status, error = refused(shared, body)
+    assert (status, error["param"]) == (400, param)
+    assert error["type"] == "invalid_request_error"
+    assert told in error["message"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"content-type": "application/json"},
+        {"content-type": "application/x-www-form-urlencoded"},
+        {**FORM, "content-encoding": "gzip"},
+    ],
+)
+def test_bodies_of_another_kind(shared, headers):
+    assert refused(shared, FILE + END, headers)[0] == 415
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", TRANSCRIPTIONS, 405),
+        ("GET", "/v1/", 404),
+        ("POST", "/v1/audio/speech", 404),
+        ("POST", "/v1/chat/completions", 404),
+        ("GET", "/v1/models/a/b", 404),
+    ],
+)
+def test_what_is_not_offered(shared, method, path, status):
+    assert refused(shared, b"", {}, method, path)[0] == status
+
+
+def test_a_file_that_takes_too_long_to_come(start):
+    running = start(upload_timeout_s=0.3)
+    host, _, port = running.http.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
+        head = f"POST {TRANSCRIPTIONS} HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n"
+        connection.sendall(f"{head}Content-Type: {FORM['content-type']}\r\n\r\n".encode() + FILE)
+        received = b""
+        while more := connection.recv(10_000):
+            received += more
+    assert received.startswith(b"HTTP/1.1 408 ")
+    assert b"retry-after: 1" in received
+    assert b"upload_timeout_s" in received
+
+
+def test_a_large_file_is_not_kept_in_memory(shared, monkeypatch):
+    kept = []
+    monkeypatch.setattr(form.Form, "audio", lambda self: kept.append(self.file.file._rolled) or b"")
+    for size in (10, 2 * 2**20):
+        shared.ask("POST", TRANSCRIPTIONS, part("file", bytes(size), "a.wav") + END, FORM)
+    assert kept == [False, True]
+
+
+def test_no_room_for_a_large_file(shared, monkeypatch):
+    def full(self, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("starlette.datastructures.UploadFile.write", full)
+    status, error = refused(shared, FILE + END)
+    assert (status, error["code"]) == (503, "server_unavailable")
+    assert error["message"].startswith("the server has no room")
+
+
+def test_a_fault_of_ours_is_told_apart(shared, monkeypatch, caplog):
+    monkeypatch.setattr("serve.gateway.openai.routes.body", lambda *_: 1 / 0)
+    status, headers, body = shared.ask("POST", TRANSCRIPTIONS, FILE + END, FORM)
+    assert status == 500
+    assert json.loads(body)["error"]["type"] == "server_error"
+    until(lambda: headers["x-request-id"] in caplog.text)
+
+
+def test_pages(shared):
+    assert json.loads(shared.ask("GET", "/health")[2]) == {"status": "ok"}
+    assert b"earshot_gateway_requests_total" in shared.ask("GET", "/metrics")[2]
+    status, headers, page = shared.ask("GET", "/docs")
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert headers["content-security-policy"].startswith("default-src 'none'")
+    assert b"http" not in page  # it loads nothing
+    _, _, text = shared.ask("GET", "/openapi.json")
+    described = json.loads(text)["paths"][TRANSCRIPTIONS]["post"]["requestBody"]["content"]
+    properties = described["multipart/form-data"]["schema"]["properties"]
+    assert {name.removesuffix("[]") for name in properties} == {"file", *FIELDS}
+    assert all(name.encode() in page for name in FIELDS)
+
+
+def test_a_server_that_stops_is_not_healthy(start):
+    running = start()
+    running.door.admission.start_draining()
+    status, _, body = running.ask("GET", "/health")
+    assert (status, json.loads(body)) == (503, {"status": "unavailable"})

@@ -1,0 +1,124 @@
+"""OpenAI's API before a real server: by its client, by curl, and as the README says."""
+
+import asyncio
+import re
+import shlex
+import shutil
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.serving import CLIP, LONG, WAIT_S, settled
+
+pytestmark = pytest.mark.server
+
+ROOT = Path(__file__).parents[4]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+CURLS = [
+    line
+    for block in re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    for line in block.replace("\\\n", " ").splitlines()
+    if line.startswith("curl ")
+]
+(SCRIPT,) = re.findall(r"^```python\n(from openai .*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def client(server, connect):
+    return connect(server, timeout=WAIT_S)
+
+
+def transcribe(client, audio=CLIP, **options):
+    return client.audio.transcriptions.create(
+        model="whisper-1", file=("a.flac", audio), language="en", **options
+    )
+
+
+def test_each_format(client):
+    text = transcribe(client).text
+    assert text
+    assert transcribe(client, response_format="text") == f"{text}\n"
+    assert transcribe(client, response_format="srt").startswith("1\n00:00:0")
+    assert transcribe(client, response_format="vtt").startswith("WEBVTT\n")
+    answer = transcribe(
+        client, response_format="verbose_json", timestamp_granularities=["word", "segment"]
+    )
+    assert (answer.text, answer.language, answer.duration) == (text, "english", 1.0)
+    assert "".join(segment.text for segment in answer.segments).strip() == text
+    assert answer.words
+
+
+def test_a_stream_says_what_the_answer_says(client):
+    whole = transcribe(client, LONG).text
+    *deltas, done = transcribe(client, LONG, stream=True)
+    assert len(deltas) > 1
+    assert "".join(event.delta for event in deltas) == done.text == whole
+
+
+def test_what_the_transcriber_refuses_has_its_field(client):
+    for options, param in (
+        ({"temperature": 7}, "temperature"),
+        ({"extra_body": {"beam_size": 9}}, "beam_size"),
+        ({"extra_body": {"max_tokens": 100_000}}, "max_tokens"),
+        ({"audio": b"RIFF"}, "file"),
+    ):
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError) as caught:
+                transcribe(client, stream=stream, **options)
+            assert caught.value.param == param
+
+
+def counted(server, name):
+    """A number of the metrics page, all labels together."""
+    page = urllib.request.urlopen(f"http://{server.http}/metrics", timeout=WAIT_S).read().decode()
+    return sum(map(float, re.findall(rf"^{name}(?:{{.*}})? (\S+)$", page, re.MULTILINE)))
+
+
+def test_many_of_whom_some_leave(server, connect):
+    """Each request ends once, whoever has stopped waiting for it, and nothing is left."""
+    before, accepted = settled(server), counted(server, "earshot_accepted_total")
+
+    async def one(client, i):
+        stream = i % 3 == 0
+        answer = await transcribe(client, LONG if i % 4 == 1 else CLIP, stream=stream)
+        return [event async for event in answer][-1].text if stream else answer.text
+
+    async def run():
+        async with connect(server, openai.AsyncOpenAI, timeout=WAIT_S) as client:
+            asked = [asyncio.create_task(one(client, i)) for i in range(30)]
+            await asyncio.sleep(0.3)
+            for task in asked[::5]:
+                task.cancel()
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+    answers = asyncio.run(run())
+    left = [answers[i] for i in range(0, 30, 5)]
+    assert all(isinstance(answer, str | asyncio.CancelledError) for answer in left)
+    assert all(isinstance(answers[i], str) for i in range(30) if i % 5)
+    after = settled(server)
+    ended = sum(after[name] - before[name] for name in ("ok", "cancelled", "failed", "timed_out"))
+    assert ended == counted(server, "earshot_accepted_total") - accepted
+    assert after["ok"] - before["ok"] >= 24
+    assert after["failed"] == before["failed"]
+    assert counted(server, "earshot_gateway_inflight_requests") == 0
+
+
+@pytest.mark.parametrize("command", CURLS)
+def test_curl_as_the_readme_has_it(server, command):
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    arguments = shlex.split(command.replace("localhost:8000", server.http))
+    done = subprocess.run(
+        [*arguments, "-sS", "--fail-with-body"], cwd=ROOT, capture_output=True, timeout=WAIT_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout
+
+
+def test_the_script_in_the_readme(server, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    exec(SCRIPT.replace("localhost:8000", server.http), {})
+    assert len(capsys.readouterr().out) > 10
