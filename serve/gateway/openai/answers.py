@@ -27,13 +27,26 @@ def body(transcript: Transcript, asked: Asked) -> tuple[str, str]:
     return render(transcript, "", asked.format, asked.cues), "text/plain"
 
 
-def delta_event(delta: str) -> dict[str, Any]:
-    """A stream's next piece of text."""
-    return {"type": "transcript.text.delta", "delta": delta}
+def delta_event(delta: str, index: int, segment: Segment, asked: Asked) -> dict[str, Any]:
+    """A stream's next piece of text; of verbose_json with the segment that it is, and its words.
+
+    Args:
+        delta: the text as a piece of the whole.
+        index: of the segment among all.
+        segment: the piece with its times.
+        asked: says whether they are wanted.
+    """
+    event: dict[str, Any] = {"type": "transcript.text.delta", "delta": delta}
+    if asked.format == "verbose_json":
+        if asked.segments:
+            event["segment"] = _segment(index, segment)
+        if asked.words:
+            event["words"] = [_word(word) for word in segment.words or ()]
+    return event
 
 
-def done_event(transcript: Transcript) -> dict[str, Any]:
-    """A stream's last event."""
+def done_event(transcript: Transcript, asked: Asked) -> dict[str, Any]:
+    """A stream's last event; of verbose_json with what that tells of the whole."""
     heard = math.ceil(transcript.duration * _AUDIO_TOKENS_PER_S)
     said = sum(len(segment.tokens) for segment in transcript.segments)
     usage = {
@@ -43,7 +56,8 @@ def done_event(transcript: Transcript) -> dict[str, Any]:
         "output_tokens": said,
         "total_tokens": heard + said,
     }
-    return {"type": "transcript.text.done", "text": transcript.text, "usage": usage}
+    whole = _whole(transcript, asked) if asked.format == "verbose_json" else {}
+    return {"type": "transcript.text.done", **whole, "text": transcript.text, "usage": usage}
 
 
 class Deltas:
@@ -64,16 +78,20 @@ class Deltas:
         return piece
 
 
-def _verbose(transcript: Transcript, asked: Asked) -> dict[str, Any]:
+def _whole(transcript: Transcript, asked: Asked) -> dict[str, Any]:
+    """What verbose_json tells of the whole besides its text."""
     translated = asked.request.task == "translate"
     language = "en" if translated else transcript.language
-    found: dict[str, Any] = {
+    return {
         "task": asked.request.task,
         "language": _NO_LANGUAGE if language is None else LANGUAGE_NAMES[language],
         "duration": _seconds(transcript),
-        "text": transcript.text,
-        "usage": _usage(transcript),
     }
+
+
+def _verbose(transcript: Transcript, asked: Asked) -> dict[str, Any]:
+    found = _whole(transcript, asked)
+    found |= {"text": transcript.text, "usage": _usage(transcript)}
     if asked.segments:
         found["segments"] = [
             _segment(index, segment) for index, segment in enumerate(transcript.segments)

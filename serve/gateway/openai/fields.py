@@ -25,7 +25,7 @@ from serve.triton.wire import INPUTS, request_to_inputs
 
 Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
 Granularity = Literal["word", "segment"]
-_STREAMED: tuple[Format, ...] = ("json", "text")
+_STREAMED: tuple[Format, ...] = ("json", "text", "verbose_json")
 _SUBTITLES: tuple[Format, ...] = ("srt", "vtt")
 _CUES = tuple(field.name for field in dataclasses.fields(CueOptions))
 _STRATEGY = "chunking_strategy"
@@ -66,7 +66,12 @@ FIELDS = _by_name(
         get_args(Granularity),
         many=True,
     ),
-    Field("stream", "BOOL", "send the text as it is found, as server-sent events; default: false"),
+    Field(
+        "stream",
+        "BOOL",
+        "send the text as it is found, as server-sent events, with verbose_json each segment and "
+        "its words beside its text; default: false",
+    ),
     Field(
         _STRATEGY,
         "BYTES",
@@ -138,7 +143,8 @@ def read_fields(
     stream = bool(read.value("stream"))
     if stream and format not in _STREAMED:
         raise FieldRefusal(
-            "stream", f"stream = true with response_format = {format}; expected json or text"
+            "stream",
+            f"stream = true with response_format = {format}; expected {', '.join(_STREAMED)}",
         )
     for value in read.many("include"):
         raise FieldRefusal(

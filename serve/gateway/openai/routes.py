@@ -7,6 +7,7 @@ A streamed request goes to the model that answers segment by segment, any other 
 answers once. Errors that come after the first event of a stream are its last event.
 """
 
+import itertools
 import logging
 from typing import Any
 
@@ -98,7 +99,7 @@ class _Audio:
             raise
         with exchange:
             if asked.stream:
-                await _pass_on(request, exchange, events)
+                await _pass_on(request, exchange, events, asked)
                 return None
             answer = await while_client_waits(request, exchange.only_answer())
         text, kind = body(transcript(answer), asked)
@@ -115,23 +116,25 @@ class _Audio:
             return asked, self._door.upstream.start(parts, ticket, streamed=asked.stream)
 
 
-async def _pass_on(request: Request, exchange: Exchange, events: Events) -> None:
+async def _pass_on(
+    request: Request, exchange: Exchange, events: Events, asked: Asked
+) -> None:
     """Send a stream's segments as they come, and its end.
 
     Raises:
         Refusal: the request failed, or the client has gone.
     """
     deltas = Deltas()
-    while True:
+    for index in itertools.count():
         answer = await while_client_waits(request, exchange.next_answer())
         if answer is None:
             raise refusals.from_upstream("INTERNAL", "the stream ended without an answer")
         event = stream_event(answer)
         if isinstance(event, Finished):
-            await events.send(done_event(event.transcript))
+            await events.send(done_event(event.transcript, asked))
             return await events.end()
         if delta := deltas.next(event.segment.text):
-            await events.send(delta_event(delta))
+            await events.send(delta_event(delta, index, event.segment, asked))
 
 
 def _told(error: Exception, request_id: str) -> dict[str, Any]:

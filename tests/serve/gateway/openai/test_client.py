@@ -141,6 +141,19 @@ def test_a_stream_has_a_delta_for_each_segment(client):
     assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (75, 2, 77)
 
 
+def test_a_verbose_stream_has_the_segments_and_words_of_the_whole_answer(client):
+    ask = {"response_format": "verbose_json", "timestamp_granularities": ["word", "segment"]}
+    whole = transcribe(client, **ask).model_dump()
+    *deltas, done = transcribe(client, stream=True, **ask)
+    assert [event.segment for event in deltas] == whole["segments"]
+    assert [word for event in deltas for word in event.words] == whole["words"]
+    assert [event.delta for event in deltas] == ["one", " two"]
+    for name in ("text", "language", "duration"):
+        assert getattr(done, name) == whole[name]
+    (only, _) = transcribe(client, "one", stream=True, response_format="verbose_json")
+    assert (only.segment["text"], hasattr(only, "words")) == (" one", False)
+
+
 def test_a_segment_comes_while_the_next_is_decoded(shared, client):
     with transcribe(client, "wait for it", stream=True) as events:
         assert next(events).delta == "wait"
