@@ -116,9 +116,7 @@ class _Audio:
             return asked, self._door.upstream.start(parts, ticket, streamed=asked.stream)
 
 
-async def _pass_on(
-    request: Request, exchange: Exchange, events: Events, asked: Asked
-) -> None:
+async def _pass_on(request: Request, exchange: Exchange, events: Events, asked: Asked) -> None:
     """Send a stream's segments as they come, and its end.
 
     Raises:

@@ -138,7 +138,11 @@ def test_subtitles_may_show_words():
         ([("word_timestamps", "true")], "word_timestamps", "timestamp_granularities[]=word"),
         ([WORD], "timestamp_granularities", "expected verbose_json"),
         ([VERBOSE, ("timestamp_granularities[]", "a")], "timestamp_granularities", "segment"),
-        ([("response_format", "srt"), ("stream", "true")], "stream", "expected json, text, verbose"),
+        (
+            [("response_format", "srt"), ("stream", "true")],
+            "stream",
+            "expected json, text, verbose",
+        ),
         ([("max_words_per_line", "3")], "max_words_per_line", "srt or vtt"),
         ([("response_format", "srt"), ("max_words_per_line", "0")], "max_words_per_line", "1"),
         ([("chunking_strategy", "sometimes")], "chunking_strategy", '"auto"'),
