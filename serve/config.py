@@ -140,6 +140,8 @@ class TranscriberConfig(SearchConfig):
     decode_workers: Count = 2  # threads that turn bytes into samples
     request_timeout_s: Seconds = 600.0  # a request that takes longer ends with an error
     max_tokens: Count = 224  # new tokens per window
+    # Whether requests may ask for English. Some checkpoints have the token, but never learnt it.
+    translate: bool = True
     temperatures: Annotated[tuple[Temperature, ...], Field(min_length=1)] = (
         *(0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
     )

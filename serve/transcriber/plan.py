@@ -73,6 +73,7 @@ def plan_request(
         AudioError: the audio is neither bytes nor an array, or too large.
     """
     _check_audio(request, config)
+    _check_task(request, config)
     temperature = _temperature(request, capabilities, config)
     if request.timestamps and not capabilities.timestamps:
         raise OptionError(
@@ -131,6 +132,14 @@ def _check_audio(request: Request, config: TranscriberConfig) -> None:
         raise AudioLimitError(
             f"audio has {audio_bytes(request) / MIB:.1f} MiB, transcriber.max_audio_mb allows "
             f"{config.max_audio_mb}; send it in parts, compressed or at a lower rate"
+        )
+
+
+def _check_task(request: Request, config: TranscriberConfig) -> None:
+    if request.task == "translate" and not config.translate:
+        raise OptionError(
+            "task = 'translate', but this server's engine was not trained to translate "
+            "(transcriber.translate = false); ask for its own language, or another server"
         )
 
 

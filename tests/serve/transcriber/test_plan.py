@@ -51,6 +51,13 @@ def test_a_file_that_may_be_sent_must_fit_what_may_wait():
     check_config(TranscriberConfig(max_audio_mb=2, max_pending_mb=2), CAPABILITIES)
 
 
+def test_who_never_learnt_to_translate_does_not(plan):
+    asked = {"task": "translate", "language": "es"}
+    assert plan(**asked).language == "es"
+    with pytest.raises(OptionError, match=r"^task = 'translate'.*transcriber.translate"):
+        plan(config=TranscriberConfig(translate=False), **asked)
+
+
 @pytest.mark.parametrize(
     ("options", "name"),
     [
