@@ -8,6 +8,7 @@ python -m eval bench --config configs/large-v3-turbo.toml   speed on one GPU
 python -m eval soak --config configs/demo.toml       attack a real server: what survives?
 python -m eval same-tokens --config configs/demo.toml   do we search as CTranslate2 does?
 python -m eval words --config configs/demo.toml         are words where they are?
+python -m eval long --config configs/demo.toml          an hour of long, difficult recordings
 python -m eval trtllm-check                          does TensorRT-LLM do what we expect of it?
 """
 
@@ -19,9 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eval.accuracy.normalize import DEFAULT, NORMALIZERS
+from eval.arguments import add_config, add_systems, counts, names, positive
 from eval.bench.plan import WORKLOADS, Plan
 from eval.config import Config, EvalConfig, load_config
 from eval.corpora.layout import EXPECTED, UNDERSTOOD
+from eval.long import plan as long_plan
 from eval.soak.plan import MINUTES, SCENARIOS
 from serve.config import MAX_BEAMS
 from serve.errors import EarshotError
@@ -70,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     both.set_defaults(command=_compare)
     show = commands.add_parser("demo", help="serve the engine and transcribe the bundled clips")
-    _add_config(show)
+    add_config(show)
     show.set_defaults(command=_demo)
     _add_bench(commands.add_parser("bench", help="speed of the native runtime on one GPU"))
     _add_soak(commands.add_parser("soak", help="attack a real server, scenario by scenario"))
@@ -82,16 +85,17 @@ def _parser() -> argparse.ArgumentParser:
     words = commands.add_parser(
         "words", help="compare times of words with faster-whisper's and the truth; their cost"
     )
-    _add_config(words)
+    add_config(words)
     words.add_argument(
         "--spoken", default=EvalConfig.heldout, metavar="JSONL",
         help="texts that espeak-ng speaks; default: %(default)s",
     )  # fmt: skip
     words.add_argument(
-        "--sentences", type=_positive, default=_SENTENCES, metavar="N",
+        "--sentences", type=positive, default=_SENTENCES, metavar="N",
         help="of these; default: %(default)s",
     )  # fmt: skip
     words.set_defaults(command=_words)
+    _add_long(commands.add_parser("long", help="long recordings: what is lost, repeated, made up"))
     check = commands.add_parser(
         "trtllm-check", help="on a machine with TensorRT-LLM: compare it with transformers"
     )
@@ -99,26 +103,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", required=True, metavar="TOML", help="such as configs/demo.toml")
-
-
 def _add_bench(parser: argparse.ArgumentParser) -> None:
-    _add_config(parser)
+    add_config(parser)
     add = parser.add_argument
     what = "; ".join(f"{name}: {text}" for name, text in WORKLOADS.items())
     add(
-        "--workloads", type=_names, default=Plan.workloads, metavar="A,B",
+        "--workloads", type=names, default=Plan.workloads, metavar="A,B",
         help=f"default: all. {what}",
     )  # fmt: skip
     add(
-        "--slots", type=_counts, default=Plan.slots, metavar="N,M",
+        "--slots", type=counts, default=Plan.slots, metavar="N,M",
         help="throughput and steps with each, latency and open-loop with the first, mlperf with "
         "the last; "
         f"default: {','.join(map(str, Plan.slots))}",
     )  # fmt: skip
     add(
-        "--seconds", type=_positive, default=Plan.seconds, metavar="S",
+        "--seconds", type=positive, default=Plan.seconds, metavar="S",
         help="least time per figure, without its warm-up; default: %(default)g",
     )  # fmt: skip
     add(
@@ -126,7 +126,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
         metavar="N", help=f"of every request; 1 to {MAX_BEAMS}; default: %(default)s, greedy",
     )  # fmt: skip
     add(
-        "--requests", type=_positive, default=Plan.requests, metavar="N",
+        "--requests", type=positive, default=Plan.requests, metavar="N",
         help="of the latency workload, through Triton too; default: %(default)s",
     )  # fmt: skip
     add("--ablate", action="store_true", help="turn each option: its gain and its error")
@@ -135,7 +135,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
         help="the same load on a real tritonserver over gRPC, audio in, text out",
     )  # fmt: skip
     add(
-        "--peers", type=_names, metavar="A,B",
+        "--peers", type=names, metavar="A,B",
         help="of hugging-face, faster-whisper and vllm; '' for none; default: what is installed",
     )  # fmt: skip
     add(
@@ -147,7 +147,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_soak(parser: argparse.ArgumentParser) -> None:
-    _add_config(parser)
+    add_config(parser)
     add = parser.add_argument
     add(
         "--scenario", nargs="+", metavar="NAME", dest="scenarios",
@@ -155,7 +155,7 @@ def _add_soak(parser: argparse.ArgumentParser) -> None:
         + "; ".join(f"{name}: {title}" for name, title in SCENARIOS.items()),
     )  # fmt: skip
     add(
-        "--minutes", type=_positive, default=MINUTES, metavar="M",
+        "--minutes", type=positive, default=MINUTES, metavar="M",
         help="of requests while memory is watched; the other scenarios end by themselves; "
         "default: %(default)s",
     )  # fmt: skip
@@ -163,35 +163,58 @@ def _add_soak(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_soak)
 
 
+def _add_long(parser: argparse.ArgumentParser) -> None:
+    add_config(parser)
+    add_systems(parser, "default: all, " + ", ".join(long_plan.NAMES))
+    add = parser.add_argument
+    add(
+        "--minutes", type=positive, default=long_plan.MINUTES, metavar="M",
+        help="of recordings, at least; default: %(default)s",
+    )  # fmt: skip
+    add(
+        "--seed",
+        type=int,
+        default=long_plan.SEED,
+        metavar="N",
+        help="of them; default: %(default)s",
+    )
+    add(
+        "--again", action="store_true",
+        help="let these systems hear everything again; otherwise a run goes on where it ended",
+    )  # fmt: skip
+    add("--output", type=Path, metavar="DIR", help="default: reports/<name of the config>-long")
+    parser.set_defaults(command=_long)
+
+
 def _add_same_tokens(parser: argparse.ArgumentParser) -> None:
-    _add_config(parser)
+    add_config(parser)
     add = parser.add_argument
     add("--manifest", metavar="JSONL", help="clips to decode; default: eval.manifest")
     add(
-        "--beams", type=_counts, metavar="N,M",
+        "--beams", type=counts, metavar="N,M",
         help="beam sizes, each at most 8; default: greedy, a narrow one and faster-whisper's own",
     )  # fmt: skip
     parser.set_defaults(command=_same_tokens)
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
-    _add_config(parser)
-    _add_systems(parser, "default: the config's eval.systems")
+    add_config(parser)
+    add_systems(parser, "default: the config's eval.systems")
     add = parser.add_argument
     add("--manifest", metavar="CLIPS", help="clips to score and to time; default: eval.manifest")
     add(
         "--heldout", metavar="CLIPS",
         help="clips to score only, '' for none; default: eval.heldout",
     )  # fmt: skip
-    add("--limit", type=_positive, metavar="N", help="draw N clips of each; default: eval.limit")
+    add("--limit", type=positive, metavar="N", help="draw N clips of each; default: eval.limit")
     add("--seed", type=int, metavar="N", help="of the draw; default: eval.seed")
     add("--language", metavar="CODE", help="of clips whose references do not say it")
     add(
         "--full", action="store_true",
         help="let every system hear the held-out clips and be timed; takes more than twice as long",
     )  # fmt: skip
-    add("--concurrency", type=_positive, metavar="N", help="calls at a time under load")
-    add("--repeats", type=_positive, metavar="N", help="timed passes")
+    add("--concurrency", type=positive, metavar="N", help="calls at a time under load")
+    add("--repeats", type=positive, metavar="N", help="timed passes")
     add("--output", type=Path, metavar="DIR", help="default: reports/<name of the config>")
     _add_normalizer(parser)
     parser.set_defaults(command=_run)
@@ -199,34 +222,15 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 def _add_score(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="what `run` wrote, such as reports/demo")
-    _add_systems(parser, "default: all of the run")
+    add_systems(parser, "default: all of the run")
     _add_normalizer(parser)
     parser.set_defaults(command=_score)
-
-
-def _add_systems(parser: argparse.ArgumentParser, default: str) -> None:
-    parser.add_argument("--systems", type=_names, metavar="A,B", help=f"comma separated; {default}")
 
 
 def _add_normalizer(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--normalizer", choices=NORMALIZERS, default=DEFAULT, help="default: %(default)s"
     )
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return value
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(_positive(number) for number in text.split(","))
 
 
 def _with_flags(config: Config, options: argparse.Namespace) -> Config:
@@ -264,17 +268,14 @@ def _score(options: argparse.Namespace) -> int:
 
 def _write_report(folder: Path, names: tuple[str, ...], normalizer: str) -> int:
     """Score a run's predictions, write the reports, say where they are and what failed."""
-    from eval.accuracy import report, write  # noqa: PLC0415 - needs jiwer
+    from eval.accuracy import gates, report, write  # noqa: PLC0415 - needs jiwer
 
     found = write.write_report(folder, names, normalizer)
     print(report.to_markdown(found).partition("## Rules")[0].rstrip())
     print(f"\nThe whole report: {folder / 'report.md'}; raw predictions: {folder / 'predictions'}")
     print(f"To look at, with the clips to listen to: {folder / write.PAGE}")
-    for gate in found.gates:
-        if gate.passed is False:
-            _tell(f"FAILED: {gate.name}. {gate.detail}")
-        elif gate.passed is None:
-            _tell(f"not decided: {gate.name}. {gate.detail}")
+    for line in gates.complaints(found.gates):
+        _tell(line)
     return 1 if found.verdict == "failed" else 0
 
 
@@ -361,6 +362,24 @@ def _words(options: argparse.Namespace) -> int:
     found = measure_words(config, options.config, options.spoken, int(options.sentences), print)
     print("\n".join(found.lines()))
     return 0 if found.good else 1
+
+
+def _long(options: argparse.Namespace) -> int:
+    from eval.accuracy import gates  # noqa: PLC0415 - needs jiwer
+    from eval.long import report, run  # noqa: PLC0415 - needs jiwer
+
+    config = load_config(options.config)
+    folder = options.output or Path("reports") / f"{config.name}-long"
+    run.run_long(
+        config, options.config, options.systems or long_plan.NAMES, minutes=options.minutes,
+        seed=options.seed, again=options.again, folder=folder, tell=_tell,
+    )  # fmt: skip
+    found = report.write_long_report(folder, config.eval.max_cer_gap_faster_whisper)
+    print(report.to_markdown(found).partition("## Rules")[0].rstrip())
+    print(f"\nThe whole report: {folder / 'report.md'} and .html")
+    for line in gates.complaints(found.gates):
+        _tell(line)
+    return 1 if found.verdict == "failed" else 0
 
 
 def _trtllm_check() -> int:

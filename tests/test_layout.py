@@ -90,6 +90,13 @@ RULES = {
         "eval.processes",
         "eval.random_whisper",
     ),
+    "eval.long": (
+        "serve",
+        "eval.accuracy",
+        "eval.config",
+        "eval.files",
+        "eval.machine",
+    ),
     "eval.soak": ("serve", "eval.config", "eval.files", "eval.machine", "eval.processes"),
     "eval": ("serve", "build.config"),
 }

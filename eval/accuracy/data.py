@@ -27,6 +27,7 @@ class TimedText:
     start_s: float
     end_s: float
     text: str
+    window: int | None = None  # of those that the system cut the audio into; None: not known
 
 
 @dataclasses.dataclass(frozen=True)

@@ -91,11 +91,23 @@ def _gap_gate(
         f"{one.overall.cer.percent - other.overall.cer.percent:+.2f} points "
         f"[{low:+.2f}, {high:+.2f}] at {100 * CONFIDENCE:g} %"
     )
+    return decided(name, detail, (low, high), limit, f"{one.overall.clips} clips")
+
+
+def decided(name: str, detail: str, interval: tuple[float, float], limit: float, what: str) -> Gate:
+    """Judge a gap by its interval; `what` is too little to tell, where it is not decided."""
+    low, high = interval
     if high <= limit + _ROUNDING:
         return Gate(name, True, detail)
     if low > limit + _ROUNDING:
         return Gate(name, False, detail)
-    return Gate(name, None, f"{detail}: {one.overall.clips} clips cannot tell")
+    return Gate(name, None, f"{detail}: {what} cannot tell")
+
+
+def complaints(gates: Sequence[Gate]) -> list[str]:
+    """A line for each gate that did not pass."""
+    said = {False: "FAILED", None: "not decided"}
+    return [f"{said[g.passed]}: {g.name}. {g.detail}" for g in gates if g.passed is not True]
 
 
 def _error_gate(scores: Sequence[SystemScore]) -> Gate:

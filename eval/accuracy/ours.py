@@ -5,6 +5,8 @@ What only one of them needs is imported where it is opened, in a process of its 
 
 import contextlib
 import dataclasses
+import itertools
+from typing import Any
 
 from eval.accuracy.data import Prediction, TimedText
 from eval.accuracy.load import System
@@ -17,7 +19,14 @@ from serve.messages import Request, Transcript
 
 
 def _from_transcript(transcript: Transcript) -> Prediction:
-    segments = tuple(TimedText(s.start, s.end, s.text) for s in transcript.segments)
+    """The segments of a window have its scores, by which they are known to be of one."""
+    scores = [(s.avg_logprob, s.no_speech_prob, s.compression_ratio) for s in transcript.segments]
+    changed = [one != before for before, one in itertools.pairwise(scores)]
+    windows = itertools.accumulate(changed, initial=0)
+    segments = tuple(
+        TimedText(s.start, s.end, s.text, window)
+        for s, window in zip(transcript.segments, windows, strict=False)
+    )
     return Prediction(transcript.text, transcript.language, segments)
 
 
@@ -90,9 +99,9 @@ class EarshotTriton(System):
 
 
 class EarshotInProcess(System):
-    """A transcriber in this process."""
+    """A transcriber in this process; `options` are those of `Request` that every call asks for."""
 
-    def __init__(self, config: Config, precision: Precision) -> None:
+    def __init__(self, config: Config, precision: Precision, **options: Any) -> None:
         from serve.engine import open_engine  # noqa: PLC0415 - loads torch
         from serve.transcriber.open import open_transcriber  # noqa: PLC0415 - loads torch
 
@@ -100,17 +109,19 @@ class EarshotInProcess(System):
         found = open_engine(path).manifest.precision
         if found != precision:
             raise ConfigError(f"the engine {path} is {found}, expected {precision}")
+        self._options = options
         self._transcriber = open_transcriber(config, path)
         self.settings = {
             "transport": "in process",
             "precision": precision,
             **_runtime_settings(config, path),
+            **{name: str(value) for name, value in options.items()},
             **versions("torch"),
         }
 
     def transcribe(self, audio: bytes) -> Prediction:
         """One request."""
-        return _from_transcript(self._transcriber.transcribe(Request(audio=audio)))
+        return _from_transcript(self._transcriber.transcribe(Request(audio, **self._options)))
 
     def close(self) -> None:
         """End the transcriber's thread."""

@@ -103,12 +103,25 @@ class TransformersFp32(System):
 class FasterWhisper(System):
     """faster-whisper on the same checkpoint, converted, with its own defaults but for `options`.
 
+    Args:
+        config: says which checkpoint, on which device, with how many threads.
+        compute_type: of CTranslate2.
+        options: of `transcribe`.
+        batched: by its BatchedInferencePipeline instead of one window after the other.
+
     Raises:
         UnavailableError: the library takes a checkpoint that knows languages for English-only.
     """
 
-    def __init__(self, config: Config, compute_type: str, options: Mapping[str, Any]) -> None:
-        from faster_whisper import WhisperModel  # noqa: PLC0415 - optional
+    def __init__(
+        self,
+        config: Config,
+        compute_type: str,
+        options: Mapping[str, Any],
+        *,
+        batched: bool = False,
+    ) -> None:
+        from faster_whisper import BatchedInferencePipeline, WhisperModel  # noqa: PLC0415 - optional
 
         device, _, index = config.runtime.device.partition(":")
         folder = converted_folder(config)
@@ -128,9 +141,13 @@ class FasterWhisper(System):
                 "eval/accuracy/prepare.py"
             )
         self._options = dict(options)
-        defaults = inspect.signature(WhisperModel.transcribe).parameters
-        found = {name: defaults[name].default for name in _PEER_OPTIONS} | self._options
+        pipeline = BatchedInferencePipeline(self._model) if batched else self._model
+        self._transcribe = pipeline.transcribe
+        defaults = inspect.signature(self._transcribe).parameters
+        known = [name for name in _PEER_OPTIONS if name in defaults]
+        found = {name: defaults[name].default for name in known} | self._options
         self.settings = {
+            "class": type(pipeline).__name__,
             "compute type": compute_type,
             "device": config.runtime.device,
             "threads": str(config.eval.threads),
@@ -145,16 +162,16 @@ class FasterWhisper(System):
         return bool(self._model.model.is_multilingual)
 
     def transcribe(self, audio: bytes) -> Prediction:
-        """One sequential transcription; the library decodes the file itself."""
+        """One transcription; the library decodes the file itself."""
         from av.error import FFmpegError  # noqa: PLC0415 - comes with faster-whisper
 
         try:
             # A copy, because the library adds to the list of suppressed tokens.
             options = copy.deepcopy(self._options)
-            pieces, info = self._model.transcribe(io.BytesIO(audio), **options)
+            pieces, info = self._transcribe(io.BytesIO(audio), **options)
         except FFmpegError as error:
             raise AudioError(f"faster-whisper cannot decode the audio: {error}") from error
-        segments = [TimedText(piece.start, piece.end, piece.text) for piece in pieces]
+        segments = [TimedText(piece.start, piece.end, piece.text, piece.seek) for piece in pieces]
         return _from_segments(info.language, segments)
 
 
@@ -170,9 +187,12 @@ _PEER_OPTIONS = (
     "log_prob_threshold",
     "no_speech_threshold",
     "condition_on_previous_text",
+    "without_timestamps",
     "suppress_tokens",
     "max_new_tokens",
+    "multilingual",
     "vad_filter",
+    "batch_size",
 )
 """Options of faster-whisper that decide its figures."""
 

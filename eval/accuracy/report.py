@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from eval.accuracy.data import ClipSet
+from eval.accuracy.data import ClipSet, SystemFacts
 from eval.accuracy.gates import TITLES, Gate
 from eval.accuracy.run import RunFacts
 from eval.accuracy.score import (
@@ -68,11 +68,16 @@ class Report:
 
     @property
     def verdict(self) -> Verdict:
-        """Failed where one gate did; passed where every gate did."""
-        found = {gate.passed for gate in self.gates}
-        if False in found:
-            return "failed"
-        return "not decided" if None in found else "passed"
+        """Of all gates."""
+        return verdict(self.gates)
+
+
+def verdict(gates: Sequence[Gate]) -> Verdict:
+    """Failed where one gate did; passed where every gate did."""
+    found = {gate.passed for gate in gates}
+    if False in found:
+        return "failed"
+    return "not decided" if None in found else "passed"
 
 
 def read_report(path: Path) -> Report:
@@ -150,8 +155,7 @@ def to_markdown(report: Report) -> str:
         f"# Evaluation of {run.config_name}",
         f"{run.started}; {_clips(run)}; {run.threads} CPU threads for every system, "
         f"{run.repeats} timed passes.",
-        f"**{_VERDICTS[report.verdict]}**",
-        _gates(report.gates),
+        gates_text(report.gates),
         _normalizers(report),
         *(part for clip_set in run.clips for part in _heard(clip_set, report.systems)),
         "## Speed and memory",
@@ -162,7 +166,7 @@ def to_markdown(report: Report) -> str:
         "## Machine",
         "\n".join(f"- {key}: {value}" for key, value in run.machine.items()),
         "## Settings",
-        *(_settings(score) for score in report.systems),
+        *(settings_text(score.facts) for score in report.systems),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -219,9 +223,11 @@ def _by_normalizer(sets: dict[str, SetScore]) -> str:
     return table(header, rows)
 
 
-def _gates(gates: Sequence[Gate]) -> str:
+def gates_text(gates: Sequence[Gate]) -> str:
+    """The verdict, and each gate."""
     marks = {True: "passed", False: "**FAILED**", None: "**not decided**"}
-    return "\n".join(f"- {marks[gate.passed]}: {gate.name}. {gate.detail}" for gate in gates)
+    lines = [f"- {marks[gate.passed]}: {gate.name}. {gate.detail}" for gate in gates]
+    return "\n".join([f"**{_VERDICTS[verdict(gates)]}**", "", *lines])
 
 
 def percent(rate: Rate) -> str:
@@ -337,6 +343,7 @@ def _mistakes(sets: dict[str, SetScore]) -> str:
     return table(["clip", *sets], rows)
 
 
-def _settings(score: SystemScore) -> str:
-    lines = "\n".join(f"- {key}: {value}" for key, value in score.facts.settings.items())
-    return f"### {score.facts.name}\n\n{lines}"
+def settings_text(facts: SystemFacts) -> str:
+    """A system's settings."""
+    lines = "\n".join(f"- {key}: {value}" for key, value in facts.settings.items())
+    return f"### {facts.name}\n\n{lines}"

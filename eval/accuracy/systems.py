@@ -6,7 +6,7 @@ than configured, or than faster-whisper's own defaults: `-greedy` has one beam.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from eval.accuracy.load import System
@@ -39,7 +39,7 @@ def specs(config: Config) -> dict[str, Spec]:
         def open_one() -> System:
             return FasterWhisper(config, compute_type, fair_options(config) | options)
 
-        return Spec(open_one, _PEER_PACKAGES, converted=True)
+        return Spec(open_one, PEER_PACKAGES, converted=True)
 
     one_row = {"beam_size": 1, "best_of": 1}
     return {
@@ -57,13 +57,13 @@ def specs(config: Config) -> dict[str, Spec]:
         "faster-whisper-int8": faster_whisper("int8"),
         "faster-whisper-int8-greedy": faster_whisper("int8", **one_row),
         "faster-whisper-library-defaults": Spec(
-            lambda: FasterWhisper(config, "default", {}), _PEER_PACKAGES, converted=True
+            lambda: FasterWhisper(config, "default", {}), PEER_PACKAGES, converted=True
         ),
         "transformers-fp32": Spec(lambda: TransformersFp32(config), ("transformers", "torch")),
     }
 
 
-_PEER_PACKAGES = ("faster_whisper", "ctranslate2", "av")
+PEER_PACKAGES = ("faster_whisper", "ctranslate2", "av")
 
 
 def check(names: tuple[str, ...], config: Config) -> None:
@@ -73,12 +73,28 @@ def check(names: tuple[str, ...], config: Config) -> None:
         ConfigError: no system, one named twice, or an unknown one, wherever `eval` names it.
         UnavailableError: a package that a system needs is not installed.
     """
-    if not names or len(set(names)) != len(names):
-        raise ConfigError(f"expected different names of systems, got {', '.join(names) or 'none'}")
     known = specs(config)
-    for name in (*names, *config.eval.heldout_systems, *config.eval.timed):
+    check_known((*config.eval.heldout_systems, *config.eval.timed), known)
+    check_specs(names, known)
+
+
+def check_known(names: Iterable[str], known: Mapping[str, Spec]) -> None:
+    """Refuse an unknown system with a ConfigError."""
+    for name in names:
         if name not in known:
             raise ConfigError(f"unknown system {name!r}; known: {', '.join(known)}")
+
+
+def check_specs(names: tuple[str, ...], known: Mapping[str, Spec]) -> None:
+    """Refuse, before anything runs, what of a table of systems cannot run.
+
+    Raises:
+        ConfigError: no system, one named twice, or an unknown one.
+        UnavailableError: a package that a system needs is not installed.
+    """
+    if not names or len(set(names)) != len(names):
+        raise ConfigError(f"expected different names of systems, got {', '.join(names) or 'none'}")
+    check_known(names, known)
     for name in names:
         for package in missing_packages(known[name].packages):
             raise UnavailableError(
@@ -88,12 +104,16 @@ def check(names: tuple[str, ...], config: Config) -> None:
 
 
 def prepare(names: tuple[str, ...], config: Config, config_path: str) -> None:
-    """Make what the systems need and what is not there yet; fresh engines are left alone.
+    """Make what the systems need and what is not there yet; raises as `prepare_specs`."""
+    prepare_specs([specs(config)[name] for name in names], config, config_path)
+
+
+def prepare_specs(needed: Sequence[Spec], config: Config, config_path: str) -> None:
+    """Make what systems need and what is not there yet; fresh engines are left alone.
 
     Raises:
         EarshotError: something could not be made; the message names it.
     """
-    needed = [specs(config)[name] for name in names]
     for precision in sorted({spec.engine for spec in needed if spec.engine}):
         prepare_engine(config, config_path, precision)
     if any(spec.converted for spec in needed):

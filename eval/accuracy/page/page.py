@@ -52,7 +52,7 @@ def write_page(
         FileError: it cannot be written.
     """
     page = (
-        _environment()
+        environment()
         .get_template("report.html")
         .render(
             report=report,
@@ -79,7 +79,7 @@ def write_comparison(path: Path, a: Report, b: Report) -> None:
     rows = figure_rows(a, b)
     sets = [name for name in a.run.clips if name in b.run.clips]
     page = (
-        _environment()
+        environment()
         .get_template("compare.html")
         .render(
             a=a,
@@ -95,15 +95,16 @@ def write_comparison(path: Path, a: Report, b: Report) -> None:
     write_text(path, page)
 
 
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
+def environment(*folders: Path) -> jinja2.Environment:
+    """What fills templates: those of this folder, and of others that extend them."""
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([_TEMPLATES, *folders]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
+    made.filters |= {
         "code": _code,
         "latency": latency_text,
         "rate": percent,
@@ -112,8 +113,8 @@ def _environment() -> jinja2.Environment:
         "words": _word_columns,
     }
     style = (_TEMPLATES / "style.css").read_text(encoding="utf-8")
-    environment.globals |= {"style": Markup(style), "titles": TITLES}
-    return environment
+    made.globals |= {"style": Markup(style), "titles": TITLES}
+    return made
 
 
 def _code(text: str) -> Markup:

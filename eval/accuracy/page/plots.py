@@ -5,14 +5,14 @@ Each is drawn twice, for a wide page and for a phone; the style sheet shows the 
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 
 from eval.accuracy.data import ClipSet
 from eval.accuracy.page.panels import LatencyPanel, Panel, RatePanel, rows_figure
 from eval.accuracy.page.scatter import Point, scatter
 from eval.accuracy.report import Report
-from eval.accuracy.score import Accuracy, SystemScore
+from eval.accuracy.score import Accuracy, Rate, SystemScore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,16 +29,24 @@ def accuracy_plot(runs: Sequence[Report], clip_set: ClipSet) -> Drawing | None:
         name: [_accuracy(run, name, clip_set) for run in runs]
         for name in _systems(runs, lambda score: clip_set in score.sets)
     }
+    rates = {
+        title: {name: list(map(attrgetter(place), found)) for name, found in heard.items()}
+        for title, place in (("CER, %", "cer"), ("WER, %", "wer"))
+    }
+    return rates_plot(rates, f"accuracy-{clip_set}")
+
+
+def rates_plot(rates: Mapping[str, Mapping[str, list[Rate]]], name: str) -> Drawing | None:
+    """Error rates with their intervals, by title and system; None where no system has one."""
     panels: list[Panel] = []
-    for title, place in (("CER", "cer"), ("WER", "wer")):
-        rows = {name: list(map(attrgetter(place), found)) for name, found in heard.items()}
+    for title, rows in rates.items():
         known = {
-            name: rates for name, rates in rows.items() if all(r.percent is not None for r in rates)
+            name: found for name, found in rows.items() if all(r.percent is not None for r in found)
         }
         if known:
-            panels.append(RatePanel(f"{title}, %", known))
+            panels.append(RatePanel(title, known))
     label = "Character and word error rates with their 95 % intervals, by system"
-    return _drawn(panels, f"accuracy-{clip_set}", label) if panels else None
+    return _drawn(panels, name, label) if panels else None
 
 
 def latency_plot(runs: Sequence[Report]) -> Drawing | None:

@@ -16,10 +16,12 @@ from eval.accuracy import ours, prepare, systems
 from eval.accuracy.data import Prediction
 from eval.config import Config, EvalConfig
 from eval.demo import DemoResult, demo, render
+from eval.long import systems as long_systems
 from serve.clips import load_clips
 from serve.config import TranscriberConfig
 from serve.errors import ConfigError, EarshotError, UnavailableError
 from tests.eval.fakes import timed_call
+from tests.fakes import transcript
 
 CLIP = Path("tests/data/en_two.wav")
 
@@ -106,6 +108,30 @@ def test_faster_whispers_rows_differ_in_what_their_names_say(config, tmp_path, m
     greedy = given["faster-whisper-int8-greedy"]
     assert greedy.keys() == {"beam_size", "best_of", *fair}
     assert (greedy["beam_size"], greedy["best_of"]) == (1, 1)
+
+
+def test_faster_whisper_in_batches_is_its_own_class(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare, "CACHE", tmp_path / "cache")
+    prepare.prepare_converted(config)
+    with contextlib.closing(long_systems.open_system("faster-whisper-batched", config)) as peer:
+        assert peer.settings["class"] == "BatchedInferencePipeline"
+        assert (peer.settings["beam_size"], peer.settings["batch_size"]) == ("5", "8")
+        answer = peer.transcribe(CLIP.read_bytes())
+    assert {segment.window for segment in answer.segments} == {0}
+    one = long_systems.open_system("faster-whisper-default", config)
+    assert one.settings["class"] == "WhisperModel"
+    assert one.settings["condition_on_previous_text"] == "True"
+
+
+def test_our_segments_tell_windows_apart_by_their_scores():
+    said = transcript("a", "b", "c", "d")
+    scored = [
+        dataclasses.replace(segment, avg_logprob=score)
+        for segment, score in zip(said.segments, (-0.1, -0.1, -0.2, -0.3), strict=True)
+    ]
+    found = ours._from_transcript(dataclasses.replace(said, segments=tuple(scored)))
+    assert [segment.window for segment in found.segments] == [0, 0, 1, 2]
+    assert ours._from_transcript(dataclasses.replace(said, segments=())).segments == ()
 
 
 def test_greedy_changes_the_search_alone():

@@ -1,0 +1,31 @@
+"""Flags that commands of `python -m eval` share, and what their values have to be."""
+
+import argparse
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Which product."""
+    parser.add_argument("--config", required=True, metavar="TOML", help="such as configs/demo.toml")
+
+
+def add_systems(parser: argparse.ArgumentParser, default: str) -> None:
+    """Which systems; `default` says which if none is named."""
+    parser.add_argument("--systems", type=names, metavar="A,B", help=f"comma separated; {default}")
+
+
+def names(text: str) -> tuple[str, ...]:
+    """What stands between commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def positive(text: str) -> int:
+    """A whole number above 0."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Whole numbers above 0, between commas."""
+    return tuple(positive(number) for number in text.split(","))

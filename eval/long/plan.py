@@ -1,0 +1,66 @@
+"""Which recordings are made, and which systems hear them. Needs no package.
+
+All systems have the same checkpoint, the same CPU threads, a beam of 5 and Whisper's temperatures,
+as faster-whisper's defaults and our configs say. What faster-whisper is told of the checkpoint in
+every row is the list of suppressed tokens; a row's options say the rest.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+from eval.long.truth import Kind
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """A recording that is to be made."""
+
+    kind: Kind
+    languages: tuple[str, ...]  # that take turns
+    minutes: float
+
+
+PLAN = (
+    Planned("languages", ("en", "es"), 10.0),
+    Planned("tones", ("en",), 8.0),
+    Planned("noise", ("es",), 6.0),
+    Planned("pauses", ("en",), 12.0),
+    Planned("tones", ("es",), 7.0),
+    Planned("noise", ("en",), 9.0),
+    Planned("pauses", ("es",), 5.0),
+    Planned("languages", ("es", "en"), 18.5),
+)
+MINUTES = math.floor(sum(planned.minutes for planned in PLAN))
+SEED = 0
+
+
+def plan(minutes: float) -> list[Planned]:
+    """The first of `PLAN` that together last so long; from its beginning again, if need be."""
+    planned: list[Planned] = []
+    while sum(one.minutes for one in planned) < minutes:
+        planned.append(PLAN[len(planned) % len(PLAN)])
+    return planned
+
+
+OUR_DEFAULT = "earshot-parallel"
+OURS: dict[str, dict[str, Any]] = {  # options of a request
+    OUR_DEFAULT: {},
+    "earshot-no-vad": {"vad": False},
+}
+
+_NO_CONTEXT: dict[str, Any] = {"condition_on_previous_text": False}
+_VAD: dict[str, Any] = {"vad_filter": True}
+THEIRS: dict[str, dict[str, Any]] = {  # options of a call
+    "faster-whisper-default": {},
+    "faster-whisper-vad": _VAD,
+    "faster-whisper-no-context": _NO_CONTEXT,
+    "faster-whisper-no-context-vad": _NO_CONTEXT | _VAD,
+    "faster-whisper-multilingual": _NO_CONTEXT | _VAD | {"multilingual": True},
+}
+THEIRS_BATCHED: dict[str, dict[str, Any]] = {  # options of a call of BatchedInferencePipeline
+    "faster-whisper-batched": {},
+    "faster-whisper-batched-times": {"without_timestamps": False},
+    "faster-whisper-batched-multilingual": {"multilingual": True},
+}
+NAMES = (*OURS, *THEIRS, *THEIRS_BATCHED)

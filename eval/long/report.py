@@ -1,0 +1,266 @@
+"""Scores of long recordings -> report.json, report.md and report.html."""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from eval.accuracy.gates import Gate
+from eval.accuracy.normalize import DEFAULT, Spelling, descriptions, normalizer
+from eval.accuracy.page.page import environment
+from eval.accuracy.page.plots import rates_plot
+from eval.accuracy.report import Verdict, gates_text, percent, settings_text, table, verdict
+from eval.accuracy.score import Counts, Rate
+from eval.accuracy.write import PAGE
+from eval.files import write_text
+from eval.long.align import NEAR_CUT_S, RUN, TOUCH_S
+from eval.long.gates import long_gates
+from eval.long.run import Loaded, LongRun, load_long
+from eval.long.score import BLOCK_S, Figures, LongScore, score_long
+from eval.long.truth import KINDS, UNSPOKEN, Recording, What
+from serve.codec import to_json
+
+FORMAT_VERSION = 1
+_SHOWN: tuple[What, ...] = ("speech", *UNSPOKEN)
+_TEMPLATES = Path(__file__).parent / "templates"
+
+RULES = (
+    "Every system gets a recording's bytes and returns the whole text, one recording at a time, "
+    "alone in its own process, on the same CPU cores. None is told the language.",
+    "Words and characters: the whole recording's words are aligned at once (jiwer); the characters "
+    "of a sentence are then compared with the words that fell to it. Rates are all edits / the "
+    f"length of all references; intervals 95 %, bootstrap over minutes ({BLOCK_S:.0f} s).",
+    f"Lost are words without a counterpart, in stretches if {RUN} and more in a row. Added words "
+    f"in stretches of {RUN} and more are repeated if they stand in the text once more near by, "
+    "else made up.",
+    "Characters where nobody speaks: of segments that share no more than "
+    f"{TOUCH_S:g} s with any sentence. `faster-whisper-batched` has no times but those of its "
+    "windows, which hardly ever do.",
+    f"Beside a cut are sentences within {NEAR_CUT_S:g} s of where one window's segments end and "
+    "the next one's begin.",
+    "RTFx: seconds of audio / seconds from the bytes to the whole text, one recording at a time.",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class LongReport:
+    """A scored run."""
+
+    run: LongRun
+    recordings: tuple[Recording, ...]
+    systems: tuple[LongScore, ...]
+    unfinished: tuple[str, ...]
+    gates: tuple[Gate, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of all gates."""
+        return verdict(self.gates)
+
+
+def write_long_report(folder: Path, max_cer_gap: float) -> LongReport:
+    """Score a run's predictions and write the reports beside them.
+
+    Args:
+        folder: of the run.
+        max_cer_gap: points of CER that the gate allows.
+
+    Raises:
+        ConfigError: the folder holds no run.
+        FileError: a report cannot be written.
+    """
+    loaded = load_long(folder)
+    report = _scored(loaded, max_cer_gap)
+    scores = [
+        {**vars(score), "blocks": None, "sentences": None, "facts": score.facts}
+        for score in report.systems
+    ]
+    fields = {
+        "format_version": FORMAT_VERSION,
+        "verdict": report.verdict,
+        **vars(report),
+        "recordings": None,
+        "systems": scores,
+    }
+    write_text(folder / "report.json", to_json(fields, indent=2) + "\n")
+    write_text(folder / "report.md", to_markdown(report))
+    write_text(folder / PAGE, _page(report))
+    return report
+
+
+def _scored(loaded: Loaded, max_cer_gap: float) -> LongReport:
+    normalize = normalizer(DEFAULT)
+    scores = tuple(
+        score_long(heard.facts, heard.calls, loaded.recordings, normalize)
+        for heard in loaded.systems
+    )
+    gates = tuple(long_gates(scores, max_cer_gap))
+    return LongReport(loaded.run, loaded.recordings, scores, loaded.unfinished, gates)
+
+
+def to_markdown(report: LongReport) -> str:
+    """What report.md holds."""
+    run = report.run
+    parts = [
+        f"# Long recordings: {run.config_name}",
+        f"{run.started}; {contents(report.recordings)}; {run.threads} CPU threads for every "
+        f"system; normaliser `{DEFAULT}`: {descriptions(Spelling())[DEFAULT]}.",
+        gates_text(report.gates),
+        *(f"`{name}` has not heard everything yet; run again." for name in report.unfinished),
+        *(
+            f"## {part.title}\n\n{part.note}\n\n{table(part.header, part.rows)}"
+            for part in parts_of(report)
+        ),
+        "## Rules",
+        "\n".join(f"- {rule}" for rule in RULES),
+        "## Recordings",
+        table(*recordings_table(report.recordings)),
+        "## Machine",
+        "\n".join(f"- {key}: {value}" for key, value in run.machine.items()),
+        "## Settings",
+        *(settings_text(score.facts) for score in report.systems),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def contents(recordings: Sequence[Recording]) -> str:
+    """What the recordings hold, in a line."""
+    total_s = sum(one.duration for one in recordings)
+    spoken_s = sum(s.end_s - s.start_s for one in recordings for s in one.sentences)
+    words = sum(len(one.text.split()) for one in recordings)
+    return (
+        f"{len(recordings)} recordings, {total_s / 60:.1f} minutes, of which {spoken_s / 60:.1f} "
+        f"are speech ({words:,} words)"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A table with a row a system."""
+
+    title: str
+    note: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def parts_of(report: LongReport) -> list[Part]:
+    """The tables on what was heard."""
+
+    def part(title: str, note: str, columns: dict[str, Callable[[Figures], str]]) -> Part:
+        rows = tuple(
+            (score.name, *(cell(score.overall) for cell in columns.values()))
+            for score in report.systems
+        )
+        return Part(title, note, ("system", *columns), rows)
+
+    return [
+        part(
+            "Accuracy",
+            "Counts are words, of all that were said.",
+            {
+                "CER [95 %]": lambda f: percent(f.cer),
+                "WER [95 %]": lambda f: percent(f.wer),
+                "lost": lambda f: str(f.wer.counts.deletions),
+                "in stretches": lambda f: str(f.lost_in_stretches),
+                "added": lambda f: str(f.wer.counts.insertions),
+                "repeated": lambda f: str(f.repeated),
+                "made up": lambda f: str(f.made_up),
+                "RTFx": lambda f: f"{f.rtfx:.1f}",
+            },
+        ),
+        _by_kind(report),
+        part(
+            "Text where nobody speaks",
+            "Characters, by what there is instead of speech.",
+            {what: lambda f, what=what: str(f.unspoken[what]) for what in UNSPOKEN},  # type: ignore[misc]
+        ),
+        part(
+            "Beside cuts",
+            "Lost and added words of sentences beside a cut, and of all others.",
+            {
+                "cuts": lambda f: "not known" if f.cuts is None else str(f.cuts),
+                "lost": lambda f: _share(f.at_cuts.deletions, f.at_cuts),
+                "added": lambda f: _share(f.at_cuts.insertions, f.at_cuts),
+                "lost elsewhere": lambda f: _share(f.elsewhere.deletions, f.elsewhere),
+                "added elsewhere": lambda f: _share(f.elsewhere.insertions, f.elsewhere),
+            },
+        ),
+        _languages(report),
+    ]
+
+
+def _share(count: int, of: Counts) -> str:
+    return f"{count} of {of.length} ({100 * count / of.length:.2f} %)" if of.length else "none"
+
+
+def _by_kind(report: LongReport) -> Part:
+    kinds = list(dict.fromkeys(one.kind for one in report.recordings))
+    rows = tuple(
+        (score.name, *(percent(score.by_kind[kind].cer) for kind in kinds))
+        for score in report.systems
+    )
+    note = "CER. " + "; ".join(f"{kind}: {KINDS[kind]}" for kind in kinds) + "."
+    return Part("By kind of recording", note, ("system", *kinds), rows)
+
+
+def _languages(report: LongReport) -> Part:
+    rows = []
+    for score in report.systems:
+        right = sum(first == answer for first, answer in score.languages)
+        mixed = score.by_kind.get("languages")
+        empty = Rate(None, None, None, Counts())
+        rows.append(
+            (
+                score.name,
+                f"{right} of {len(score.languages)}",
+                percent(mixed.first_language if mixed else empty),
+                percent(mixed.other_languages if mixed else empty),
+            )
+        )
+    note = (
+        "Recordings whose language was answered as that of their first sentence; and CER of "
+        "sentences in recordings that change it."
+    )
+    header = ("system", "answered", "CER, first language", "CER, the other")
+    return Part("Languages", note, header, tuple(rows))
+
+
+def recordings_table(recordings: Sequence[Recording]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows: how long each recording is, and what is in it."""
+    rows = []
+    for one in recordings:
+        seconds: dict[What, float] = collections.defaultdict(float)
+        for stretch in one.stretches:
+            seconds[stretch.what] += stretch.end_s - stretch.start_s
+        rows.append(
+            [
+                one.file,
+                f"{one.duration / 60:.1f}",
+                str(len(one.sentences)),
+                *(f"{seconds[what]:.0f}" for what in _SHOWN),
+            ]
+        )
+    return ["recording", "minutes", "sentences", *(f"{what}, s" for what in _SHOWN)], rows
+
+
+def _page(report: LongReport) -> str:
+    """What report.html holds."""
+    rates = {
+        title: {score.name: [getattr(score.overall, name)] for score in report.systems}
+        for title, name in (("CER, %", "cer"), ("WER, %", "wer"))
+    }
+    header, rows = recordings_table(report.recordings)
+    return (
+        environment(_TEMPLATES)
+        .get_template("long.html")
+        .render(
+            report=report,
+            verdict=report.verdict,
+            contents=contents(report.recordings),
+            accuracy=rates_plot(rates, "accuracy") if report.systems else None,
+            parts=parts_of(report),
+            recordings=Part("Recordings", "", tuple(header), tuple(map(tuple, rows))),
+            rules=RULES,
+        )
+    )

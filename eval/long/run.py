@@ -1,0 +1,213 @@
+"""Runs systems x long recordings and keeps what they said; a later run goes on where one ended.
+
+run.json                     what was run: configuration, recordings, machine
+recordings.jsonl             the truth
+predictions/<system>.jsonl   every answer, raw, each kept as soon as it is there
+predictions/<system>.json    the system's settings and peak memory, once it has heard everything
+logs/<system>.log            what the system's process wrote
+report.md, .html, .json      made from these alone
+"""
+
+import dataclasses
+import datetime
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from tqdm import tqdm
+
+from eval.accuracy.data import SystemFacts, TimedCall, read_calls
+from eval.accuracy.systems import check_specs, prepare_specs
+from eval.accuracy.worker import measure_system
+from eval.config import Config
+from eval.files import read_json, write_json, write_text
+from eval.long import systems
+from eval.long.compose import SPEECH, Composed, compose
+from eval.long.plan import NAMES, plan
+from eval.long.truth import Recording, read_manifest, to_manifest
+from eval.machine import machine_facts
+from serve.codec import to_json
+from serve.errors import ConfigError
+
+RUN_FILE = "run.json"
+RECORDINGS_FILE = "recordings.jsonl"
+
+_TIMEOUT_S = 7200.0  # for one recording of 20 minutes, on a machine that has other work
+
+
+@dataclasses.dataclass(frozen=True)
+class LongRun:
+    """What was run; `run.json` holds exactly these fields."""
+
+    id: str
+    started: str  # UTC, ISO 8601
+    config_name: str
+    threads: int
+    seed: int
+    recordings: str  # where they lie, which is different for different ones
+    machine: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Heard:
+    """All that a system said."""
+
+    facts: SystemFacts
+    calls: tuple[TimedCall, ...]  # one a recording, in their order
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A run, read back."""
+
+    run: LongRun
+    recordings: tuple[Recording, ...]
+    systems: tuple[Heard, ...]
+    unfinished: tuple[str, ...]  # systems that have not heard everything
+
+
+def run_long(
+    config: Config,
+    config_path: str,
+    names: tuple[str, ...],
+    *,
+    minutes: float,
+    seed: int,
+    again: bool,
+    folder: Path,
+    tell: Callable[[str], None],
+) -> None:
+    """Let systems hear recordings that they have not heard yet.
+
+    Args:
+        config: the product; `eval.threads` is what every system gets.
+        config_path: for those who build what is missing.
+        names: of the systems.
+        minutes: of recordings, at least.
+        seed: of the recordings.
+        again: whether what these systems said before is dropped.
+        folder: of the run.
+        tell: gets a line on each stage.
+
+    Raises:
+        EarshotError: a system, or something that it needs, is missing or failed.
+        ConfigError: the folder holds a run of other recordings or settings.
+    """
+    known = systems.specs(config)
+    check_specs(names, known)
+    prepare_specs([known[name] for name in names], config, config_path)
+    composed = compose(plan(minutes), seed, SPEECH, tell)
+    config = _fair(config)
+    facts = _resumed(config, seed, composed, folder)
+    for name in names:
+        if again:
+            _forget(folder, name)
+        _run_system(name, config, composed, facts, folder)
+
+
+def _fair(config: Config) -> Config:
+    """One recording at a time, the same threads for ours, and time for the longest recording."""
+    heard = dataclasses.replace(config.eval, timed=(), heldout_systems=(), concurrency=1)
+    runtime = dataclasses.replace(config.runtime, threads=config.eval.threads)
+    patient = dataclasses.replace(
+        config.transcriber, request_timeout_s=_TIMEOUT_S, max_decode_s=_TIMEOUT_S
+    )
+    return dataclasses.replace(config, eval=heard, runtime=runtime, transcriber=patient)
+
+
+def _resumed(config: Config, seed: int, composed: Composed, folder: Path) -> LongRun:
+    """The run that the folder holds, if it is the same; else a new one."""
+    found = LongRun(
+        id=uuid.uuid4().hex,
+        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        config_name=config.name,
+        threads=config.eval.threads,
+        seed=seed,
+        recordings=str(composed.folder),
+        machine=machine_facts(),
+    )
+    path = folder / RUN_FILE
+    if path.is_file():
+        before = read_json(path, LongRun, "a run")
+        for name in ("config_name", "threads", "recordings"):
+            if getattr(before, name) != getattr(found, name):
+                raise ConfigError(
+                    f"{folder} holds a run with {name} = {getattr(before, name)}, this one has "
+                    f"{getattr(found, name)}; delete it, or choose another place with --output"
+                )
+        return before
+    write_text(folder / RECORDINGS_FILE, to_manifest(composed.recordings))
+    write_json(path, found)
+    return found
+
+
+def _forget(folder: Path, name: str) -> None:
+    for path in _paths(folder, name):
+        path.unlink(missing_ok=True)
+
+
+def _paths(folder: Path, name: str) -> tuple[Path, Path]:
+    """Of a system's answers, and of its facts."""
+    path = folder / "predictions" / f"{name}.jsonl"
+    return path, path.with_suffix(".json")
+
+
+def _run_system(
+    name: str, config: Config, composed: Composed, facts: LongRun, folder: Path
+) -> None:
+    """Let one system hear what it has not heard yet, and keep each answer."""
+    answers, facts_path = _paths(folder, name)
+    answers.parent.mkdir(parents=True, exist_ok=True)
+    answers.touch()
+    heard = {call.file for call in read_calls(answers)}
+    clips = [one.clip(composed.folder) for one in composed.recordings]
+    left = [clip for clip in clips if clip.file not in heard]
+    if not left and not facts_path.is_file():
+        left = clips[-1:]  # it died after its last answer, before its facts were known
+    bar = tqdm(
+        total=sum(clip.duration_s for clip in clips) / 60,
+        initial=sum(clip.duration_s for clip in clips if clip not in left) / 60,
+        desc=f"{name:36}",
+        bar_format="{l_bar}{bar}| {n:.1f} of {total:.1f} minutes [{elapsed}<{remaining}]",
+    )
+    with bar, answers.open("a", encoding="utf-8") as file:
+
+        def keep(call: TimedCall) -> None:
+            file.write(to_json(call) + "\n")
+            file.flush()
+            bar.update(call.duration_s / 60)
+
+        if left:
+            measured = measure_system(
+                name,
+                config,
+                {"timed": left},
+                run_id=facts.id,
+                open_system=systems.open_system,
+                on_call=keep,
+                log=folder / "logs" / f"{name}.log",
+            )
+            write_json(facts_path, dataclasses.replace(measured, rows=len(clips)))
+
+
+def load_long(folder: Path) -> Loaded:
+    """Read a run back.
+
+    Raises:
+        FileError: a file is missing.
+        ConfigError: one is damaged.
+    """
+    run = read_json(folder / RUN_FILE, LongRun, "a run of `python -m eval long`")
+    recordings = tuple(read_manifest(folder / RECORDINGS_FILE))
+    finished, unfinished = [], []
+    for name in NAMES:
+        answers, facts_path = _paths(folder, name)
+        if not answers.is_file():
+            continue
+        by_file = {call.file: call for call in read_calls(answers)}
+        if facts_path.is_file() and all(one.file in by_file for one in recordings):
+            facts = read_json(facts_path, SystemFacts, "a system's facts")
+            finished.append(Heard(facts, tuple(by_file[one.file] for one in recordings)))
+        else:
+            unfinished.append(name)
+    return Loaded(run, recordings, tuple(finished), tuple(unfinished))

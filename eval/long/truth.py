@@ -1,0 +1,92 @@
+"""What is in a recording, second by second, and the manifest that tells it.
+
+A manifest of recordings is one of `serve.clips`, so that any system can be given them, with a few
+keys more: `kind`, `seed` and `stretches`.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from serve.clips import Clip
+from serve.codec import from_json, to_json
+from serve.files import read_text
+
+Kind = Literal["pauses", "noise", "tones", "languages"]
+"""What a recording is difficult for. All have pauses, of up to 8 s between sentences."""
+
+KINDS: dict[Kind, str] = {
+    "pauses": "one language, a quiet room, breaks of up to a minute",
+    "noise": "one language, half of it under noise of 10 to 25 dB less, and noise alone",
+    "tones": "one language, and between its sentences chords and melodies of 5 to 30 s",
+    "languages": "changes its language every minute or so; breaks, noise and tones",
+}
+
+What = Literal["speech", "silence", "noise", "tones"]
+UNSPOKEN: tuple[What, ...] = ("silence", "noise", "tones")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stretch:
+    """Some seconds of a recording; stretches follow each other without a gap."""
+
+    what: What  # noise and tones are alone; speech is one sentence
+    start_s: float
+    end_s: float
+    text: str = ""  # of speech
+    language: str | None = None  # code, of speech
+    snr_db: float | None = None  # speech or a pause under noise: how much less the noise is
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """A recording and all that is in it."""
+
+    file: str  # relative to the manifest
+    kind: Kind
+    seed: int
+    duration: float  # s
+    stretches: tuple[Stretch, ...]
+    text: str  # of all sentences
+    language: str  # of the first sentence
+
+    @property
+    def sentences(self) -> tuple[Stretch, ...]:
+        """What is said, in order."""
+        return tuple(stretch for stretch in self.stretches if stretch.what == "speech")
+
+    def clip(self, folder: Path) -> Clip:
+        """The recording, as systems are given it."""
+        return Clip(self.file, folder / self.file, self.text, self.language, self.duration)
+
+
+def recording(file: str, kind: Kind, seed: int, stretches: Sequence[Stretch]) -> Recording:
+    """A recording of these stretches, at least one of them a sentence."""
+    said = [stretch for stretch in stretches if stretch.what == "speech"]
+    assert said[0].language is not None
+    return Recording(
+        file=file,
+        kind=kind,
+        seed=seed,
+        duration=stretches[-1].end_s,
+        stretches=tuple(stretches),
+        text=" ".join(sentence.text for sentence in said),
+        language=said[0].language,
+    )
+
+
+def to_manifest(recordings: Sequence[Recording]) -> str:
+    """The text of a manifest."""
+    return "".join(to_json(one) + "\n" for one in recordings)
+
+
+def read_manifest(path: Path) -> list[Recording]:
+    """Read a manifest of recordings.
+
+    Raises:
+        FileError: it cannot be read.
+        ConfigError: a line is not a recording; the message names the line.
+    """
+    lines = read_text(path, "expected a manifest of recordings").splitlines()
+    return [from_json(Recording, line, f"{path}:{number}") for number, line in enumerate(lines, 1)]

@@ -1,0 +1,96 @@
+"""What became of each sentence, on texts whose mistakes are known."""
+
+import pytest
+
+from eval.accuracy.data import TimedText
+from eval.accuracy.normalize import normalizer
+from eval.accuracy.score import Counts
+from eval.long.align import cut_regions, hear
+from eval.long.truth import Stretch, recording
+
+NORMALIZE = normalizer("basic-v1")
+SAID = (
+    "The cat sat on the mat.",
+    "My uncle sells old clocks.",
+    "Rain fell all night long.",
+    "Nobody answered the door bell.",
+)
+
+
+@pytest.fixture
+def truth():
+    """Four sentences of 2 s at 1, 5, 40 and 60 s; tones before the third, noise before the last."""
+    stretches, end_s = [], 0.0
+    for what, at_s, text in zip(
+        ("silence", "silence", "tones", "noise"), (1, 5, 40, 60), SAID, strict=True
+    ):
+        stretches.append(Stretch(what, end_s, at_s))
+        end_s = at_s + 2.0
+        stretches.append(Stretch("speech", at_s, end_s, text, "en"))
+    return recording("r.flac", "tones", 0, [*stretches, Stretch("silence", end_s, 70.0)])
+
+
+def segments(*texts, windows=(0, 0, 0, 0)):
+    spans = ((1, 3), (5, 7), (40, 42), (60, 62))
+    return [
+        TimedText(*span, text, window)
+        for span, text, window in zip(spans, texts, windows, strict=True)
+        if text
+    ]
+
+
+def test_nothing_is_wrong_where_all_was_heard(truth):
+    found = hear(truth, segments(*SAID), NORMALIZE)
+    assert [sentence.words for sentence in found.sentences] == [
+        Counts(hits=6), Counts(hits=5), Counts(hits=5), Counts(hits=5)
+    ]  # fmt: skip
+    assert all(sentence.characters.errors == 0 for sentence in found.sentences)
+    assert (found.lost_in_stretches, found.repeated, found.made_up, found.cuts) == (0, 0, 0, 0)
+    assert found.unspoken == {"silence": 0, "noise": 0, "tones": 0}
+
+
+def test_a_lost_sentence_is_a_stretch_and_a_lost_word_is_not(truth):
+    found = hear(truth, segments("The cat sat on a.", "", *SAID[2:]), NORMALIZE)
+    assert [s.words.deletions for s in found.sentences] == [1, 5, 0, 0]
+    assert found.sentences[0].words.substitutions == 1
+    assert found.lost_in_stretches == 6  # the lost word stands before the lost sentence
+    assert found.sentences[1].characters == Counts(deletions=25)
+
+
+def test_what_is_said_twice_is_told_from_what_is_made_up(truth):
+    twice = f"{SAID[1]} My uncle sold old clocks."
+    found = hear(truth, segments(SAID[0], twice, *SAID[2:]), NORMALIZE)
+    assert (found.repeated, found.made_up) == (5, 0)
+    loop = f"{SAID[2]} {'night long ' * 8}"
+    found = hear(truth, segments(*SAID[:2], loop, SAID[3]), NORMALIZE)
+    assert (found.repeated, found.made_up) == (16, 0)
+    found = hear(truth, segments(*SAID[:3], f"{SAID[3]} Thank you for watching."), NORMALIZE)
+    assert (found.repeated, found.made_up) == (0, 4)
+    assert found.sentences[3].words.insertions == 4
+
+
+def test_text_where_nobody_speaks_is_counted_by_what_there_is(truth):
+    extra = [
+        TimedText(20.0, 30.0, " La la la.", 0),
+        TimedText(62.5, 90.0, " Bye.", 0),
+        TimedText(50.0, 60.2, " Hm", 0),
+        TimedText(8.0, 41.0, " All.", 0),  # reaches into a sentence
+    ]
+    found = hear(truth, [*segments(*SAID), *extra], NORMALIZE)
+    assert found.unspoken == {"silence": 3, "noise": 2, "tones": 8}
+
+
+def test_sentences_beside_a_cut_are_known_where_windows_are(truth):
+    found = hear(truth, segments(*SAID, windows=(0, 0, 1, 1)), NORMALIZE)
+    assert found.cuts == 1
+    assert [s.at_cut for s in found.sentences] == [False, True, True, False]
+    # What was lost between two windows was lost at a cut.
+    found = hear(truth, segments(SAID[0], "", *SAID[2:], windows=(0, 0, 1, 1)), NORMALIZE)
+    assert [s.at_cut for s in found.sentences] == [True, True, True, False]
+    assert cut_regions(segments(*SAID, windows=(0, 0, None, 1))) is None
+
+
+def test_a_system_that_says_nothing_lost_everything(truth):
+    found = hear(truth, [], NORMALIZE)
+    assert found.lost_in_stretches == 21
+    assert all(s.words.hits == 0 for s in found.sentences)

@@ -1,0 +1,125 @@
+"""The whole command over recordings of a minute, with systems that are not there."""
+
+import json
+
+import numpy as np
+import pytest
+import soundfile
+
+from eval.__main__ import main
+from eval.accuracy.data import Prediction, SystemFacts, TimedText
+from eval.accuracy.load import System, drive
+from eval.long import compose, run, systems
+from eval.long.plan import OUR_DEFAULT, Planned
+from eval.long.truth import read_manifest
+from serve.errors import UnavailableError
+
+PEER, OTHER = "faster-whisper-default", "faster-whisper-vad"
+
+
+class Listener(System):
+    """Knows what was said where; but our default's ears lose nothing, others' every fifth."""
+
+    def __init__(self, name, recordings, folder):
+        self.name, self.recordings, self.folder = name, recordings, folder
+
+    def transcribe(self, audio):
+        found = next(o for o in self.recordings if (self.folder / o.file).read_bytes() == audio)
+        segments = tuple(
+            TimedText(s.start_s, s.end_s, s.text, number // 5)
+            for number, s in enumerate(found.sentences)
+            if number % 5 or self.name == OUR_DEFAULT
+        )
+        return Prediction(" ".join(s.text for s in segments), "en", segments)
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    """A config, and speech of which recordings are made."""
+    clip = np.sin(np.arange(16_000) * 0.2).astype(np.float32) * 0.1
+    soundfile.write(tmp_path / "a.wav", clip, 16_000)
+    lines = [
+        {"file": "a.wav", "text": f"This is {n}.", "language": code, "duration": 1.0}
+        for n, code in enumerate(("en", "es") * 20)
+    ]
+    manifest = tmp_path / "speech.jsonl"
+    manifest.write_text("\n".join(map(json.dumps, lines)))
+    planned = [Planned("tones", ("en",), 0.5), Planned("languages", ("es", "en"), 0.5)]
+    monkeypatch.setattr(compose, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(run, "SPEECH", (str(manifest),))
+    monkeypatch.setattr(run, "plan", lambda minutes: planned)
+    monkeypatch.setattr(run, "prepare_specs", lambda *_: None)
+    monkeypatch.setattr(run, "measure_system", measure)
+    path = tmp_path / "small.toml"
+    path.write_text("[eval]\nthreads = 1\n")
+    return path
+
+
+def measure(name, config, clips, *, run_id, open_system, on_call, log):
+    """What the process of a system does, in this one."""
+    assert open_system is systems.open_system
+    assert (config.eval.concurrency, config.runtime.threads) == (1, config.eval.threads)
+    folder = clips["timed"][0].path.parent
+    listener = Listener(name, read_manifest(folder / "manifest.jsonl"), folder)
+    drive(
+        listener, clips["timed"], phase="accuracy", concurrency=1, repeats=1,
+        emit=on_call,
+    )  # fmt: skip
+    if name == OTHER and not (folder.parent / "mended").exists():
+        raise UnavailableError(f"{OTHER} ended early")
+    return SystemFacts(run_id, name, {"threads": "1"}, 0.1, 1 << 20, len(clips["timed"]))
+
+
+def long(config, *flags):
+    folder = config.parent / "out"
+    return main(["long", "--config", str(config), "--output", str(folder), *flags]), folder
+
+
+def test_a_run_goes_on_where_it_ended_and_is_judged(config, capsys):
+    code, folder = long(config, "--systems", f"{OUR_DEFAULT},{OTHER}")
+    assert code == 1 and f"{OTHER} ended early" in capsys.readouterr().err
+    kept = (folder / "predictions" / f"{OUR_DEFAULT}.jsonl").read_text()
+    assert kept.count("\n") == 2
+    (config.parent / "cache" / "mended").touch()
+    code, _ = long(config, "--systems", f"{OUR_DEFAULT},{OTHER},{PEER}")
+    out = capsys.readouterr()
+    assert code == 0 and "**Passed**" in out.out
+    # What was heard was not heard again.
+    assert (folder / "predictions" / f"{OUR_DEFAULT}.jsonl").read_text() == kept
+    report = json.loads((folder / "report.json").read_text())
+    ours, peer = (next(s for s in report["systems"] if s["facts"]["name"] == name)
+                  for name in (OUR_DEFAULT, PEER))  # fmt: skip
+    assert ours["overall"]["cer"]["percent"] == 0.0
+    counts = peer["overall"]["wer"]["counts"]
+    assert counts["deletions"] == peer["overall"]["lost_in_stretches"] > 0
+    assert set(peer["by_kind"]) == {"tones", "languages"}
+    assert [s["facts"]["name"] for s in report["systems"]] == [OUR_DEFAULT, PEER, OTHER]
+    assert report["unfinished"] == []
+    page = (folder / "report.html").read_text()
+    assert "Long recordings: small" in page and "<svg" in page and PEER in page
+    code, _ = long(config, "--systems", PEER, "--seed", "1")
+    assert code == 2 and "holds a run with recordings" in capsys.readouterr().err
+
+
+def test_our_default_may_not_be_worse(config, capsys, monkeypatch):
+    """The peer hears everything, ours every fifth sentence less."""
+    code, folder = long(config, "--systems", f"{OUR_DEFAULT},{PEER}")
+    lines = {name: folder / "predictions" / f"{name}.jsonl" for name in (OUR_DEFAULT, PEER)}
+    texts = {name: path.read_text() for name, path in lines.items()}
+    lines[OUR_DEFAULT].write_text(texts[PEER])
+    lines[PEER].write_text(texts[OUR_DEFAULT])
+    capsys.readouterr()
+    code, _ = long(config, "--systems", OUR_DEFAULT)
+    err = capsys.readouterr().err
+    assert code == 1
+    assert f"FAILED: CER of {OUR_DEFAULT} at most 0.1 points above faster-whisper's best" in err
+    assert f"FAILED: words lost or added by {OUR_DEFAULT} beside its cuts" in err
+    code, _ = long(config, "--systems", OUR_DEFAULT, "--again")
+    assert code == 0 and lines[OUR_DEFAULT].read_text() != texts[PEER]
+
+
+def test_mistakes_end_in_one_line(config, capsys):
+    code, _ = long(config, "--systems", "nobody")
+    err = capsys.readouterr().err
+    assert code == 2 and f"unknown system 'nobody'; known: {OUR_DEFAULT}" in err
+    assert err.count("\n") == 1
