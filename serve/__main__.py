@@ -23,7 +23,7 @@ from tqdm import tqdm
 from serve.config import SEARCH_OPTIONS, Config, load_config
 from serve.errors import ConfigError, EarshotError, FileError
 from serve.files import read_bytes
-from serve.messages import Request, Task, Transcript
+from serve.messages import Mode, Request, Task, Transcript
 from serve.speech.formats import CueOptions, Format, render
 from serve.supervisor.run import running_server
 from serve.triton import wire
@@ -125,6 +125,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--prompt", default=Request.prompt, help="text before the audio: names, spelling, style"
+    )
+    group.add_argument(
+        "--hotwords", default=Request.hotwords, help="names and terms that may be said anywhere"
+    )
+    group.add_argument(
+        "--mode",
+        choices=get_args(Mode),
+        help="sequential: each window knows the text before it; default: as in the config",
     )
     group.add_argument(
         "--no-timestamps", action="store_true", help="one segment per window of at most 30 s"
@@ -296,6 +304,8 @@ def _transcribe_file(transcribe: Transcribe, file: str, args: argparse.Namespace
             language=args.language,
             task=args.task,
             prompt=args.prompt,
+            hotwords=args.hotwords,
+            mode=args.mode,
             timestamps=not args.no_timestamps,
             word_timestamps=args.word_timestamps,
             vad=args.vad,

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from serve.codec import from_table, read_toml, text_that
 from serve.errors import ConfigError
+from serve.messages import Mode
 
 RuntimeName = Literal["native", "tensorrt_llm", "tensorrt_llm_api"]
 Precision = Literal["int8", "fp16"]
@@ -142,6 +143,13 @@ class TranscriberConfig(SearchConfig):
     max_tokens: Count = 224  # new tokens per window
     # Whether requests may ask for English. Some checkpoints have the token, but never learnt it.
     translate: bool = True
+    # Where a request does not say it: "parallel", its windows are decoded at the same time;
+    # "sequential", one after another, each with the text of those before it as its prompt.
+    mode: Mode = "parallel"
+    # Most tokens of text before a window: hotwords, the client's prompt and, in sequence, what was
+    # said. A network that was trained with less may stop early where it gets more.
+    previous_tokens: Annotated[int, Field(ge=1, le=223)] = 223
+    previous_timestamps: bool = True  # what was said keeps its timestamps there, as OpenAI's does
     temperatures: Annotated[tuple[Temperature, ...], Field(min_length=1)] = (
         *(0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
     )

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 Task = Literal["transcribe", "translate"]
+Mode = Literal["parallel", "sequential"]
 Samples = npt.NDArray[np.float32]
 
 
@@ -19,7 +20,11 @@ class Request:
     sample_rate: int | None = None  # Hz; needed with samples, not allowed with bytes
     language: str | None = None  # code such as "en"; None detects it
     task: Task = "transcribe"
+    # How the windows of long audio are decoded: all at once, or one after another, each with the
+    # text before it. None = as configured.
+    mode: Mode | None = None
     prompt: str = ""  # text that precedes the audio: names, spelling, style
+    hotwords: str = ""  # names and terms that any window may hold
     timestamps: bool = True
     word_timestamps: bool = False  # segments come with their words, and words with their times
     vad: bool | None = None  # whether what is not speech is left out; None = as configured

@@ -29,7 +29,7 @@ RULES = {
     "serve.messages": (),
     "serve.files": ("serve.errors",),
     "serve.codec": ("serve.errors", "serve.files"),
-    "serve.config": ("serve.codec", "serve.errors"),
+    "serve.config": ("serve.codec", "serve.errors", "serve.messages"),
     "serve.clips": ("serve.codec", "serve.errors", "serve.files"),
     "serve.hub": ("serve.engine", "serve.errors"),
     "serve.manifest": ("serve.codec", "serve.config", "serve.errors"),

@@ -34,7 +34,7 @@ class Tokenizer:
         self._facts = facts
         self._n_vocab = n_vocab
         self._codes = {token: code for code, token in facts.languages.items()}
-        self._prompt_limit = n_text_ctx // 2 - 1
+        self._text_limit = n_text_ctx // 2 - 1
 
     @classmethod
     def open(cls, engine: Engine) -> "Tokenizer":
@@ -72,6 +72,11 @@ class Tokenizer:
     def n_vocab(self) -> int:
         """How many ids there are, timestamps and other special ones among them."""
         return self._n_vocab
+
+    @property
+    def text_limit(self) -> int:
+        """Ids of text that a prompt may hold: half a context without the mark before them."""
+        return self._text_limit
 
     @property
     def languages(self) -> frozenset[str]:
@@ -125,29 +130,53 @@ class Tokenizer:
                 prompt holds special tokens.
         """
         facts = self._facts
-        ids = [*self.previous_text(prompt), facts.sot]
+        before = self.previous_text(prompt)
+        ids = [facts.sot_prev, *before, facts.sot] if before else [facts.sot]
         ids += self._language_and_task(language, task)
         if not timestamps:
             ids.append(facts.no_timestamps)
         return tuple(ids)
 
     def previous_text(self, prompt: str) -> tuple[int, ...]:
-        """Ids of the text that precedes the audio, with their mark; none where it is blank.
+        """Ids of the text that precedes the audio; none where it is blank.
 
-        Of a long one the last n_text_ctx // 2 - 1 ids are used, as OpenAI's decoder does, and no
-        more text is looked at than those can stand for.
+        Of a long one the last `text_limit` ids are used, as OpenAI's decoder does, and no more
+        text is looked at than those can stand for.
 
         Raises:
             OptionError: it holds special tokens.
         """
-        text = prompt.strip()[-self._prompt_limit * _MAX_TOKEN_CHARS :]
+        text = prompt.strip()[-self._text_limit * _MAX_TOKEN_CHARS :]
+        return self._encoded("prompt", text)[-self._text_limit :]
+
+    def text_ids(self, option: str, text: str, limit: int) -> tuple[int, ...]:
+        """Ids of a text of which nothing may be left out; none where it is blank.
+
+        Args:
+            option: its name, for errors.
+            text: what a client wrote.
+            limit: the most ids that it may have.
+
+        Raises:
+            OptionError: it holds special tokens or is too long.
+        """
+        text = text.strip()
+        ids = self._encoded(option, text[: (limit + 1) * _MAX_TOKEN_CHARS])
+        if len(ids) > limit:
+            raise OptionError(
+                f"{option} has {len(text)} characters, more than {limit} tokens; send less text"
+            )
+        return ids
+
+    def _encoded(self, option: str, text: str) -> tuple[int, ...]:
+        """Ids of stripped text, which begins with a space as words do."""
         if not text:
             return ()
         encoded = self._pieces.encode(" " + text, add_special_tokens=False)
         for token, name in zip(encoded.ids, encoded.tokens, strict=True):
             if token >= self._facts.eot:
-                raise OptionError(f"prompt holds the special token {name}; expected plain text")
-        return (self._facts.sot_prev, *encoded.ids[-self._prompt_limit :])
+                raise OptionError(f"{option} holds the special token {name}; expected plain text")
+        return tuple(encoded.ids)
 
     def _language_and_task(self, language: str | None, task: Task) -> list[int]:
         facts = self._facts

@@ -236,6 +236,12 @@ def _spans(
     yield window_duration_s, tuple(text)
 
 
+def written(tokens: Sequence[int], facts: TokenizerFacts, timestamps: bool) -> tuple[int, ...]:
+    """The text tokens among some tokens, and the timestamps where these are wanted."""
+    end = facts.timestamp_begin if timestamps else math.inf
+    return tuple(token for token in tokens if token < facts.eot or token >= end)
+
+
 def compression_ratio(text: str) -> float:
     """Bytes of UTF-8 over bytes after zlib: high for text that repeats itself, 0 for none."""
     data = text.encode("utf-8")

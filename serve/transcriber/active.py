@@ -3,9 +3,10 @@
 Plain state without threads or a runtime; `serve.transcriber.loop` drives it.
 
 Windows come one by one as the audio is decoded. Those of a request become text at the same time,
-with one exception: where the language has to be found, the first window goes alone, and the others
-follow with the language that was found in it. A window of silence says nothing about the language,
-so then the next one goes alone as well.
+unless one's prompt is the text of those before it; see `serve.transcriber.prompts`. Where the
+language has to be found, the first window goes alone, and the others follow with the language that
+was found in it. A window of silence says nothing about the language, so then the next one goes
+alone as well.
 """
 
 import collections
@@ -16,7 +17,6 @@ import time
 from collections.abc import Callable
 
 from serve.config import TranscriberConfig
-from serve.engine import DETECT_LANGUAGE
 from serve.messages import Alignment, OnEvent, Segment, Timings, Transcript
 from serve.runtime.protocol import DecodingOptions, Scores
 from serve.speech.timeline import Timeline
@@ -32,9 +32,11 @@ from serve.speech.windows import (
     split_segments,
     spoken,
     stitch,
+    written,
 )
 from serve.speech.words import FRAMES_PER_S, WindowWords, give_words, time_words
 from serve.transcriber.plan import Plan
+from serve.transcriber.prompts import Prompts
 
 _SEEDS_PER_WINDOW = 1000
 
@@ -82,15 +84,19 @@ class ActiveRequest:
     def set_plan(self, plan: Plan) -> None:
         """Replace the plan by one that knows more; before the first window comes."""
         self.plan = plan
-        self.prompt = plan.prompt  # of the next job; names the language once it is found
+        self._prompts = Prompts(plan.start, plan.mode, plan.texts)
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """Of the next window's job, or of the next attempt at the window that is decoded alone."""
+        return self._prompts.next
 
     @property
     def ready(self) -> bool:
         """Whether a window can be submitted now."""
         if not self._waiting:
             return False
-        one_at_a_time = DETECT_LANGUAGE in self.prompt
-        return not one_at_a_time or self.submitted == len(self._decoded)
+        return not self._prompts.one_at_a_time or self.submitted == len(self._decoded)
 
     @property
     def is_short(self) -> bool:
@@ -175,7 +181,7 @@ class ActiveRequest:
             alignment=alignment,
         )
         verdict = judge(attempt, config, self.plan.fixed_temperature)
-        if DETECT_LANGUAGE in self.prompt:
+        if self._prompts.detecting:
             self._set_language(scores, tokenizer, silence=verdict.outcome == "silence")
         if verdict.outcome == "retry":
             self._failed.setdefault(index, []).append(attempt)
@@ -188,6 +194,9 @@ class ActiveRequest:
         pieces = (
             [] if silent else split_segments(attempt.tokens, tokenizer.facts, window.duration_s)
         )
+        if pieces:
+            said = written(attempt.tokens, tokenizer.facts, config.previous_timestamps)
+            self._prompts.add(said, temperature, verdict.outcome == "give up")
         self._decoded[index] = Decoded(window.timeline, window.duration_s, attempt, tuple(pieces))
         return None
 
@@ -221,7 +230,7 @@ class ActiveRequest:
         self._language = tokenizer.language_code(token)
         self._language_prob = scores.language_prob
         if not silence:
-            self.prompt = tuple(token if id == DETECT_LANGUAGE else id for id in self.prompt)
+            self._prompts.set_language(token)
 
     def stitch_ready(self, tokenizer: Tokenizer) -> list[Segment]:
         """Segments that became final: of windows that are done and so are all before them."""

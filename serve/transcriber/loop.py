@@ -43,7 +43,8 @@ from serve.transcriber.dispatch import DecodingWindow, Dispatcher
 from serve.transcriber.guard import guarded
 from serve.transcriber.intake import Intake
 from serve.transcriber.ledger import Ledger
-from serve.transcriber.plan import Plan, audio_bytes, check_config, plan_request
+from serve.transcriber.plan import Plan, audio_bytes, check_config, plan_request, texts_of
+from serve.transcriber.prompts import Texts
 from serve.transcriber.stats import Outcome, Stats
 from serve.transcriber.timing import WordTimer
 
@@ -198,20 +199,19 @@ class Transcriber:
         """Close it."""
         self.close()
 
-    def _plan(self, request: Request, previous: tuple[int, ...] = ()) -> Plan:
+    def _plan(self, request: Request, texts: Texts | None = None) -> Plan:
         tokenizer, capabilities = self._tokenizer, self._capabilities
-        return plan_request(
-            request, tokenizer, capabilities, self._config, self._n_text_ctx, previous
-        )
+        return plan_request(request, tokenizer, capabilities, self._config, self._n_text_ctx, texts)
 
     def _tokenize(self, active: ActiveRequest, request: Request) -> None:
-        """Put a request's prompt into its plan, before its windows come; called by a worker.
+        """Put a request's texts into its plan, before its windows come; called by a worker.
 
         Raises:
-            OptionError: the prompt holds special tokens, or leaves too little room.
+            OptionError: one holds special tokens or is too long, or they leave too little room.
         """
-        if previous := self._tokenizer.previous_text(request.prompt):
-            plan = self._plan(request, previous)
+        texts = texts_of(request, self._tokenizer, self._config)
+        if texts != active.plan.texts:
+            plan = self._plan(request, texts)
             self._inbox.put(functools.partial(active.set_plan, plan))
 
     def _post_window(self, active: ActiveRequest, window: Window) -> None:

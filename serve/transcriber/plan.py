@@ -1,6 +1,7 @@
 """From a request's options to the plan that all its windows are decoded by, or to a refusal."""
 
 import dataclasses
+from typing import get_args
 
 import numpy as np
 
@@ -8,9 +9,10 @@ from serve.codec import from_table
 from serve.config import SEARCH_OPTIONS, SearchConfig, TranscriberConfig, VoiceActivity
 from serve.engine import DETECT_LANGUAGE
 from serve.errors import AudioError, AudioLimitError, ConfigError, OptionError, shown
-from serve.messages import Request
+from serve.messages import Mode, Request
 from serve.runtime.protocol import Capabilities, DecodingOptions
 from serve.speech.tokenizer import Tokenizer
+from serve.transcriber.prompts import NO_TEXTS, Texts
 
 MIB = 1 << 20
 
@@ -19,13 +21,17 @@ MIB = 1 << 20
 class Plan:
     """How every window of a request is decoded."""
 
-    prompt: tuple[int, ...]  # holds DETECT_LANGUAGE where the language must be found
+    # What every window's prompt ends with, from start-of-transcript on; holds DETECT_LANGUAGE where
+    # the language must be found.
+    start: tuple[int, ...]
     language: str | None  # code; None where it must be found
     options: DecodingOptions
     fixed_temperature: bool  # the client chose the temperature: no fallback
     words: bool = False  # to be timed
     vad: VoiceActivity = "off"  # in which audio what is not speech is left out
     draft: tuple[int, ...] = ()  # what the first window may say
+    mode: Mode = "parallel"
+    texts: Texts = NO_TEXTS
 
 
 def check_config(config: TranscriberConfig, capabilities: Capabilities) -> None:
@@ -44,6 +50,10 @@ def check_config(config: TranscriberConfig, capabilities: Capabilities) -> None:
             f"transcriber.temperatures = {list(config.temperatures)}, but the runtime "
             f"{capabilities.runtime} cannot sample; expected [0.0]"
         )
+    if config.mode == "sequential" and not capabilities.previous_text:
+        raise ConfigError(
+            f'transcriber.mode = "sequential", but {_no_text(capabilities)}; expected "parallel"'
+        )
     refusal = capabilities.refusal(config)
     if refusal is not None:
         raise ConfigError(f"transcriber.{refusal}")
@@ -55,7 +65,7 @@ def plan_request(
     capabilities: Capabilities,
     config: TranscriberConfig,
     n_text_ctx: int,
-    previous: tuple[int, ...] = (),
+    texts: Texts | None = None,
 ) -> Plan:
     """Check a request's options and turn them into a plan; the audio is decoded later.
 
@@ -65,8 +75,8 @@ def plan_request(
         capabilities: the runtime's.
         config: limits and defaults.
         n_text_ctx: positions of the decoder.
-        previous: ids of the request's prompt, from `Tokenizer.previous_text`; finding them may
-            take long, and until then a plan without them says whether the rest is right.
+        texts: the request's, from `texts_of`; finding their ids may take long, and until then a
+            plan without them says whether the rest is right.
 
     Raises:
         OptionError: an option is out of bounds, unknown, or not honoured by the runtime.
@@ -80,16 +90,13 @@ def plan_request(
             f"timestamps = true, but the runtime {capabilities.runtime} cannot give them; "
             "ask for timestamps = false"
         )
-    if request.prompt.strip() and not capabilities.previous_text:
-        raise OptionError(
-            f"prompt is given, but the runtime {capabilities.runtime} cannot begin with text; "
-            "leave it out"
-        )
-    prompt = (
-        *previous,
-        *tokenizer.prompt_ids(request.language, request.task, request.timestamps, ""),
-    )
-    if DETECT_LANGUAGE in prompt and not capabilities.detect_language:
+    mode = _mode(request, config)
+    refusal = _refusal_of_text(request, mode, capabilities)
+    if refusal is not None:
+        raise OptionError(refusal)
+    texts = texts or _no_texts(tokenizer, config)
+    start = tokenizer.prompt_ids(request.language, request.task, request.timestamps, "")
+    if DETECT_LANGUAGE in start and not capabilities.detect_language:
         raise OptionError(
             f"language is not given, and the runtime {capabilities.runtime} cannot detect it; "
             "name the language"
@@ -97,18 +104,39 @@ def plan_request(
     options = DecodingOptions(
         timestamps=request.timestamps,
         temperature=temperature,
-        max_tokens=_max_tokens(request, config, n_text_ctx - len(prompt)),
+        max_tokens=_max_tokens(request, config, mode, n_text_ctx - len(texts.prompt(start))),
         **dataclasses.asdict(_search(request, capabilities, config)),
     )
     return Plan(
-        prompt=prompt,
-        language=_language(prompt, tokenizer),
+        start=start,
+        language=_language(start, tokenizer),
         options=options,
         fixed_temperature=request.temperature is not None,
         words=_words(request, tokenizer, capabilities),
         vad=_vad(request, config),
         draft=_draft(request, tokenizer, n_text_ctx),
+        mode=mode,
+        texts=texts,
     )
+
+
+def texts_of(request: Request, tokenizer: Tokenizer, config: TranscriberConfig) -> Texts:
+    """The ids of a request's texts.
+
+    Raises:
+        OptionError: a text holds special tokens or is too long.
+    """
+    texts = _no_texts(tokenizer, config)
+    return dataclasses.replace(
+        texts,
+        hotwords=tokenizer.text_ids("hotwords", request.hotwords, texts.limit),
+        before=tokenizer.previous_text(request.prompt),
+    )
+
+
+def _no_texts(tokenizer: Tokenizer, config: TranscriberConfig) -> Texts:
+    limit = min(config.previous_tokens, tokenizer.text_limit)
+    return Texts(tokenizer.facts.sot_prev, limit)
 
 
 def audio_bytes(request: Request) -> int:
@@ -161,6 +189,31 @@ def _words(request: Request, tokenizer: Tokenizer, capabilities: Capabilities) -
     )
 
 
+def _mode(request: Request, config: TranscriberConfig) -> Mode:
+    wanted = config.mode if request.mode is None else request.mode
+    if wanted not in get_args(Mode):
+        expected = " or ".join(get_args(Mode))
+        raise OptionError(f"mode = {shown(wanted)}; expected {expected}")
+    return wanted
+
+
+def _refusal_of_text(request: Request, mode: Mode, capabilities: Capabilities) -> str | None:
+    """Which option needs text in prompts that may not be there; None: none."""
+    for name in ("prompt", "hotwords"):
+        text = getattr(request, name)
+        if not isinstance(text, str):
+            return f"{name} = {shown(text)}; expected text"
+        if text.strip() and not capabilities.previous_text:
+            return f"{name} is given, but {_no_text(capabilities)}; leave it out"
+    if mode == "sequential" and not capabilities.previous_text:
+        return f"mode = sequential, but {_no_text(capabilities)}; ask for mode = parallel"
+    return None
+
+
+def _no_text(capabilities: Capabilities) -> str:
+    return f"the runtime {capabilities.runtime} cannot begin with text"
+
+
 def _vad(request: Request, config: TranscriberConfig) -> VoiceActivity:
     if request.vad is None:
         return config.vad
@@ -210,8 +263,11 @@ def _search(
     return search
 
 
-def _max_tokens(request: Request, config: TranscriberConfig, room: int) -> int:
-    """New tokens for each window; `room` is what the prompt leaves of the context."""
+def _max_tokens(request: Request, config: TranscriberConfig, mode: Mode, room: int) -> int:
+    """New tokens for each window; `room` is what the prompt leaves of the context.
+
+    Where the prompts grow with the text, a window simply ends with the context.
+    """
     wanted = request.max_tokens
     if wanted is None:
         return min(config.max_tokens, room)
@@ -219,15 +275,15 @@ def _max_tokens(request: Request, config: TranscriberConfig, room: int) -> int:
         raise OptionError(f"max_tokens = {shown(wanted)}; expected a whole number of at least 1")
     if wanted > config.max_tokens:
         raise OptionError(f"max_tokens = {wanted}; expected at most {config.max_tokens}")
-    if wanted > room:
+    if wanted > room and mode == "parallel":
         raise OptionError(f"max_tokens = {wanted}, but the prompt leaves room for {room}")
     return wanted
 
 
-def _language(prompt: tuple[int, ...], tokenizer: Tokenizer) -> str | None:
+def _language(start: tuple[int, ...], tokenizer: Tokenizer) -> str | None:
     """Code of the language that a prompt names, however the client wrote it."""
-    if DETECT_LANGUAGE in prompt:
+    if DETECT_LANGUAGE in start:
         return None
     if not tokenizer.facts.multilingual:
         return "en"
-    return tokenizer.language_code(prompt[prompt.index(tokenizer.facts.sot) + 1])
+    return tokenizer.language_code(start[1])

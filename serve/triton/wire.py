@@ -60,6 +60,8 @@ INPUTS = _by_name(
     TensorSpec("LANGUAGE", "BYTES", (1,), 'code such as "en"; default: detected', 64),
     TensorSpec("TASK", "BYTES", (1,), '"transcribe" (default) or "translate"', 64),
     TensorSpec("PROMPT", "BYTES", (1,), "text before the audio: names, spelling, style", 2**18),
+    TensorSpec("HOTWORDS", "BYTES", (1,), "names and terms that any window may hold", 2**18),
+    TensorSpec("MODE", "BYTES", (1,), '"parallel" or "sequential"; default: as configured', 64),
     TensorSpec("TIMESTAMPS", "BOOL", (1,), "whether the model marks times; default: true"),
     TensorSpec(
         "WORD_TIMESTAMPS", "BOOL", (1,), "whether segments hold timed words; default: false"

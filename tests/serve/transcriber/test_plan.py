@@ -10,7 +10,7 @@ from serve.engine import DETECT_LANGUAGE
 from serve.errors import AudioError, ConfigError, OptionError
 from serve.messages import Request
 from serve.speech.tokenizer import Tokenizer
-from serve.transcriber.plan import MIB, check_config, plan_request
+from serve.transcriber.plan import MIB, check_config, plan_request, texts_of
 from tests.fakes import CAPABILITIES, fake_engine
 
 N_TEXT_CTX = 448
@@ -29,8 +29,9 @@ def plan(tokenizer):
         request = Request(**{"audio": SECOND, "sample_rate": 16_000, **options})
         capabilities = dataclasses.replace(CAPABILITIES, **lacks or {})
         config = config or TranscriberConfig()
-        previous = tokenizer.previous_text(request.prompt)
-        return plan_request(request, tokenizer, capabilities, config, N_TEXT_CTX, previous)
+        plan_request(request, tokenizer, capabilities, config, N_TEXT_CTX)
+        texts = texts_of(request, tokenizer, config)
+        return plan_request(request, tokenizer, capabilities, config, N_TEXT_CTX, texts)
 
     return plan
 
@@ -90,6 +91,9 @@ def test_who_never_learnt_to_translate_does_not(plan):
         ({"draft": (1, 10**6)}, "draft = "),
         ({"draft": (1,) * 449}, "draft = "),
         ({"draft": [1]}, "draft = "),
+        ({"mode": "serial"}, "mode = 'serial'; expected parallel or sequential"),
+        ({"mode": 1}, "mode = 1; expected parallel or sequential"),
+        ({"hotwords": 5}, "hotwords = 5; expected text"),
         ({"language": "xx"}, "language"),
         ({"task": "summarise"}, "task"),
         ({"sample_rate": None}, "sample_rate"),
@@ -167,13 +171,15 @@ def test_what_a_request_does_not_say_of_its_search_is_as_configured(plan):
 
 def test_a_long_prompt_shortens_what_may_follow(plan):
     made = plan(prompt="word " * 400)
-    assert len(made.prompt) + made.options.max_tokens == N_TEXT_CTX
+    assert len(made.texts.prompt(made.start)) + made.options.max_tokens == N_TEXT_CTX
 
 
 def test_as_many_tokens_as_there_is_room_for_may_be_asked_for(plan):
     assert plan(language="en", prompt="word " * 400, max_tokens=221).options.max_tokens == 221
     assert plan(language="en", max_tokens=224).options.max_tokens == 224
     assert plan(language="en", max_tokens=1).options.max_tokens == 1
+    grows = {"mode": "sequential", "prompt": "word " * 400}
+    assert plan(language="en", max_tokens=224, **grows).options.max_tokens == 224
 
 
 def test_a_plan_can_be_checked_before_the_prompt_is_tokenized(tokenizer):
@@ -181,15 +187,17 @@ def test_a_plan_can_be_checked_before_the_prompt_is_tokenized(tokenizer):
     request = Request(audio=b"x", prompt="word " * 400, max_tokens=224)
     made = plan_request(request, tokenizer, CAPABILITIES, TranscriberConfig(), N_TEXT_CTX)
     assert (
-        made.prompt
+        made.texts
         == plan_request(
             dataclasses.replace(request, prompt=""),
             *(tokenizer, CAPABILITIES, TranscriberConfig(), N_TEXT_CTX),
-        ).prompt
+        ).texts
     )
 
 
-@pytest.mark.parametrize("name", ["language", "task", "temperature", "max_tokens", "beam_size"])
+@pytest.mark.parametrize(
+    "name", ["language", "task", "temperature", "max_tokens", "beam_size", "mode"]
+)
 def test_two_megabytes_of_an_option_are_not_echoed(plan, name):
     with pytest.raises(OptionError, match=name) as refused:
         plan(SEARCH, **{name: "x" * 2_000_000})
@@ -214,5 +222,5 @@ def test_a_plan_says_what_was_asked(plan):
     assert made.options.timestamps is False
     made = plan(config=TranscriberConfig(temperatures=(0.2, 0.4)))
     assert (made.language, made.fixed_temperature) == (None, False)
-    assert DETECT_LANGUAGE in made.prompt
+    assert DETECT_LANGUAGE in made.start
     assert made.options.temperature == 0.2

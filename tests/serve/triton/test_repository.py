@@ -16,6 +16,8 @@ INPUTS = [
     ("LANGUAGE", "TYPE_STRING", [1]),
     ("TASK", "TYPE_STRING", [1]),
     ("PROMPT", "TYPE_STRING", [1]),
+    ("HOTWORDS", "TYPE_STRING", [1]),
+    ("MODE", "TYPE_STRING", [1]),
     ("TIMESTAMPS", "TYPE_BOOL", [1]),
     ("WORD_TIMESTAMPS", "TYPE_BOOL", [1]),
     ("VAD", "TYPE_BOOL", [1]),

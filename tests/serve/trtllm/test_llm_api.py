@@ -209,7 +209,7 @@ class TestRefusals:
             with pytest.raises(OptionError, match=rf"{words}.*the runtime tensorrt_llm_api cannot"):
                 plan_request(request, tokenizer, able, config, 448)
         plan = plan_request(Request(b"", **good), tokenizer, able, config, 448)
-        assert DETECT_LANGUAGE not in plan.prompt
+        assert DETECT_LANGUAGE not in plan.start
 
     def test_settings_of_engines_are_refused(self, engine, fake):
         refusals = {

@@ -1,0 +1,169 @@
+"""What windows begin with: hotwords, the client's text, and in sequence the text before them."""
+
+import dataclasses
+
+import pytest
+
+from serve.config import TranscriberConfig
+from serve.errors import ConfigError, OptionError
+from serve.transcriber.plan import check_config
+from serve.transcriber.prompts import Prompts, Texts
+from tests.fakes import CAPABILITIES, Echo, Play
+from tests.harness import (
+    FOREVER,
+    UNSURE,
+    Client,
+    TranscriberTests,
+    noise,
+    quiescent,
+    request,
+    until,
+)
+
+START = (100, 101)
+TEXTS = Texts(mark=99, limit=6, hotwords=(1, 2), before=(3, 4, 5, 6, 7))
+MUTE = dataclasses.replace(CAPABILITIES, previous_text=False)
+
+
+class TestPrompts:
+    """Which ids a window's prompt has."""
+
+    def test_hotwords_stand_first_and_what_precedes_loses_its_oldest(self):
+        assert TEXTS.prompt(START) == (99, 1, 2, 4, 5, 6, 7, *START)
+        assert TEXTS.prompt(START, ()) == (99, 1, 2, *START)
+        full = dataclasses.replace(TEXTS, hotwords=tuple(range(6)))
+        assert full.prompt(START) == (99, *range(6), *START)
+        assert Texts(99, 6).prompt(START) == START
+
+    def test_windows_that_go_together_have_the_clients_text_alone(self):
+        prompts = Prompts(START, "parallel", TEXTS)
+        prompts.add((50, 51), 0.0, failed=False)
+        assert not prompts.one_at_a_time
+        assert prompts.next == TEXTS.prompt(START)
+
+    def test_in_sequence_the_clients_text_scrolls_away(self):
+        prompts = Prompts(START, "sequential", TEXTS)
+        assert prompts.one_at_a_time
+        assert prompts.next == TEXTS.prompt(START)
+        prompts.add((50, 51), 0.5, failed=False)
+        assert prompts.next == (99, 1, 2, 6, 7, 50, 51, *START)
+
+    @pytest.mark.parametrize(("temperature", "failed"), [(0.6, False), (0.0, True)])
+    def test_after_a_window_that_failed_it_begins_anew(self, temperature, failed):
+        prompts = Prompts(START, "sequential", TEXTS)
+        prompts.add((50, 51), temperature, failed)
+        assert prompts.next == (99, 1, 2, *START)
+        prompts.add((52,), 0.0, failed=False)
+        assert prompts.next == (99, 1, 2, 52, *START)
+
+
+class Counting:
+    """Windows that say "a", "b", …, from their first second to their second; scores by window."""
+
+    def __init__(self, tokenizer, scores=()):
+        self.facts = tokenizer.facts
+        self.letters = [tokenizer.previous_text(letter) for letter in "abcdefgh"]
+        self.scores = dict(scores)
+        self.seen = []
+
+    def said(self, index):
+        begin = self.facts.timestamp_begin
+        return (begin + 50, *self.letters[index], begin + 100)
+
+    def __call__(self, job):
+        key = job.features.data_ptr()
+        if key not in self.seen:
+            self.seen.append(key)
+        index = self.seen.index(key)
+        return Play(self.said(index), delay=index % 2, **self.scores.get(index, {}))
+
+
+class TestSequence(TranscriberTests):
+    """Through the transcriber: whose text reaches which job."""
+
+    def text_before(self, tokenizer, job):
+        start = job.prompt.index(tokenizer.facts.sot)
+        return job.prompt[1:start]
+
+    def test_each_window_knows_what_was_said_before_it(self, start, tokenizer):
+        script = Counting(tokenizer)
+        transcriber, runtime = start(script)
+        audio = noise(100.0)
+        answer = transcriber.transcribe(request("", audio=audio, mode="sequential"))
+        assert len(runtime.jobs) >= 4
+        assert answer.text == " ".join("abcdefgh"[: len(runtime.jobs)])
+        before = ()
+        for index, job in enumerate(runtime.jobs):
+            assert self.text_before(tokenizer, job) == before
+            before += script.said(index)
+        assert runtime.most_in_hand == 1
+        quiescent(transcriber, runtime)
+
+    def test_a_network_may_want_less_of_it_and_no_timestamps(self, start, tokenizer):
+        script = Counting(tokenizer)
+        config = {"mode": "sequential", "previous_tokens": 2, "previous_timestamps": False}
+        transcriber, runtime = start(script, **config)
+        transcriber.transcribe(request("", audio=noise(130.0)))
+        said = ()
+        for index, job in enumerate(runtime.jobs):
+            assert self.text_before(tokenizer, job) == said[-2:]
+            said += script.letters[index]
+
+    def test_a_window_that_failed_is_not_gone_on_from_and_a_silent_one_says_nothing(
+        self, start, tokenizer
+    ):
+        silent = {"no_speech_prob": 0.9, **UNSURE}
+        script = Counting(tokenizer, {1: UNSURE, 2: silent})
+        transcriber, runtime = start(script, temperatures=(0.0,), mode="sequential")
+        transcriber.transcribe(request("x", audio=noise(130.0), hotwords="fox"))
+        hotwords, x = (tokenizer.previous_text(text) for text in ("fox", "x"))
+        said = [self.text_before(tokenizer, job) for job in runtime.jobs[:5]]
+        assert said == [
+            (*hotwords, *x),
+            (*hotwords, *x, *script.said(0)),
+            hotwords,
+            hotwords,
+            (*hotwords, *script.said(3)),
+        ]
+
+    def test_requests_in_sequence_decode_beside_each_other(self, start, tokenizer):
+        transcriber, runtime = start(Echo(tokenizer, delay=FOREVER))
+        one = request(audio=noise(70.0), mode="sequential")
+        clients = [Client().send(transcriber, one) for _ in range(3)]
+        until(lambda: len(runtime.jobs) == 3)
+        for client in clients:
+            client.handle.cancel()
+            assert client.error
+        assert len(runtime.jobs) == 3, "one window of each at a time"
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"mode": "sequential"}, "mode = sequential, but the runtime fake cannot begin with"),
+            ({"hotwords": "fox"}, "hotwords is given, but the runtime fake cannot begin with"),
+            ({"prompt": "fox"}, "prompt is given, but the runtime fake cannot begin with text"),
+        ],
+    )
+    def test_a_runtime_without_text_in_prompts_refuses_it_by_name(
+        self, start, echo, options, message
+    ):
+        transcriber, _ = start(echo, MUTE)
+        with pytest.raises(OptionError, match=message):
+            transcriber.transcribe(request(**{"prompt": "", **options}))
+        config = TranscriberConfig(mode="sequential")
+        with pytest.raises(ConfigError, match=r'^transcriber\.mode = "sequential", but'):
+            check_config(config, MUTE)
+        check_config(config, CAPABILITIES)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"hotwords": "fox <|en|>"}, "hotwords holds the special token"),
+            ({"hotwords": "word " * 400}, "hotwords has 1999 characters, more than 223 tokens"),
+        ],
+    )
+    def test_hotwords_that_cannot_be_are_the_requests_failure(self, start, echo, options, message):
+        transcriber, runtime = start(echo)
+        with pytest.raises(OptionError, match=message):
+            transcriber.transcribe(request(**options))
+        quiescent(transcriber, runtime)
