@@ -17,7 +17,7 @@ from serve.gateway.checks import LENGTH
 from serve.gateway.upstream import SERVICE
 from serve.messages import Segment, Timings, Transcript, Word
 from serve.triton import wire
-from serve.triton.folder import HEARTBEATS, grpc_target
+from serve.triton.folder import HEARTBEATS, METRICS_SOCKET, grpc_target
 from serve.triton.wire import KEY_PARAMETER
 
 LEAK = "Unable to find shared memory region: 'triton_python_backend_shm_region_1'"
@@ -28,11 +28,13 @@ class FakeTriton:
 
     `ready`: what ServerReady says. `requests`: those that came, by their keys. `ended`: keys of
     those that it answered. `cancelled_calls`: calls that were cancelled, which must never be.
-    A request that waits ends when its key is cancelled or `release` is called.
+    `metrics`: the page of metrics, if there is one. A request that waits ends when its key is
+    cancelled or `release` is called.
     """
 
-    def __init__(self, folder):
+    def __init__(self, folder, metrics=b""):
         self.folder = folder
+        self.metrics = metrics
         self.ready = True
         self.connected = True
         self.requests, self.ended, self.cancelled, self.cancelled_calls = {}, [], [], 0
@@ -58,6 +60,8 @@ class FakeTriton:
 
     def stop(self):
         self._run(self._server.stop(0))
+        if self.metrics:
+            self._loop.call_soon_threadsafe(self._teller.close)
 
     def close(self):
         self.stop()
@@ -96,10 +100,17 @@ class FakeTriton:
             self._loop.call_soon_threadsafe(lambda: wait.done() or wait.set_result(cancelled))
 
     async def _start(self):
+        if self.metrics:
+            self._teller = await asyncio.start_unix_server(self._tell, self.folder / METRICS_SOCKET)
         self._server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
         self._server.add_generic_rpc_handlers((_Methods(self),))
         self._server.add_insecure_port(grpc_target(self.folder))
         await self._server.start()
+
+    async def _tell(self, reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + self.metrics)
+        writer.close()
 
     async def server_ready(self, message, context):
         return service_pb2.ServerReadyResponse(ready=self.ready).SerializeToString()

@@ -30,7 +30,7 @@ WAIT_S = 20.0
 class Running:
     """A gateway that runs, what is behind it, and clients of it."""
 
-    def __init__(self, folder, request_timeout_s, **server):
+    def __init__(self, folder, request_timeout_s, triton_metrics=b"", **server):
         http, rpc, metrics = free_ports("127.0.0.1", 3)
         ports = {"http_port": http, "grpc_port": rpc, "metrics_port": metrics}
         self.config = Config(
@@ -40,7 +40,7 @@ class Running:
         self.http, self.grpc = f"127.0.0.1:{http}", f"127.0.0.1:{rpc}"
         self.metrics = f"127.0.0.1:{metrics}"
         self.folder = folder
-        self.triton = FakeTriton(folder)
+        self.triton = FakeTriton(folder, triton_metrics)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()

@@ -4,6 +4,7 @@
     GET  /v2/models/{name}[/versions/{version}][/ready]
     POST /v2/models/{name}[/versions/{version}]/infer
     GET  /health, /metrics, /docs, /openapi.json
+    GET  /, /page/…, /state: the page for people, in `serve.gateway.page`
 
 Errors of KServe are {"error": "..."}. Where waiting helps, the status is 503 and Retry-After says
 how long. The metrics have an address of their own besides.
@@ -31,6 +32,8 @@ from serve.gateway.limits import EXPANSION, Ticket
 from serve.gateway.metrics import whole_page
 from serve.gateway.openai import docs
 from serve.gateway.openai.routes import build_openai_app
+from serve.gateway.page.routes import page_routes
+from serve.gateway.page.state import State
 from serve.gateway.refusals import HTTP_STATUS, RETRY_AFTER_S, Refusal
 from serve.gateway.translate import Translated, answer_to_http, json_bytes, request_from_http
 from serve.gateway.upstream import Exchange
@@ -38,16 +41,17 @@ from serve.gateway.upstream import Exchange
 _HEADER = "Inference-Header-Content-Length"
 _OFFERED = (
     "offered are /v2, /v2/health/live, /v2/health/ready, and below /v2/models/NAME: nothing, "
-    "/ready, /infer; OpenAI's API lies below /v1, and /docs tells of it"
+    "/ready, /infer; OpenAI's API lies below /v1, /docs tells of it, and / is a page for people"
 )
 _PAGE_POLICY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def build_app(door: Door, folder: Path) -> ASGIApp:
-    """The application for clients; `folder` is the run's."""
+def build_app(door: Door, folder: Path, state: State) -> ASGIApp:
+    """The application for clients; `folder` is the run's, `state` what the page shows of it."""
     api = _Api(door)
     routes: list[BaseRoute] = [
+        *page_routes(state),
         Route("/health", api.health),
         Route("/metrics", _metrics(door, folder)),
         Route("/docs", _docs),

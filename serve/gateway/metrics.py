@@ -6,6 +6,7 @@ import http.client
 import logging
 import socket
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from serve.triton.folder import METRICS_SOCKET, SUPERVISOR_PAGE
 logger = logging.getLogger("earshot.gateway")
 
 _TRITON_S = 2.0  # most that Triton's page takes
+_RECENT = 20_000  # requests whose latency is remembered
 _BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
 
@@ -44,6 +46,7 @@ class Metrics:
             buckets=_BUCKETS_S,
             registry=self._registry,
         )
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
         for name, text, read in (
             ("bytes", "Bytes of requests under way", lambda: admission.bytes),
             ("requests", "Requests under way", lambda: admission.requests),
@@ -64,8 +67,17 @@ class Metrics:
         began_s = time.monotonic()
         try:
             yield
+            self._recent.append((time.monotonic(), time.monotonic() - began_s))
         finally:
             self._seconds.labels(protocol).observe(time.monotonic() - began_s)
+
+    def recent_s(self, window_s: float) -> list[float]:
+        """How long the requests took, each, that were answered in the last so many seconds.
+
+        Of very many the last ones.
+        """
+        since_s = time.monotonic() - window_s
+        return [took_s for ended_s, took_s in self._recent if ended_s >= since_s]
 
     def page(self) -> bytes:
         """The gateway's part of the page."""
@@ -79,11 +91,24 @@ async def whole_page(folder: Path, own: Metrics) -> bytes:
         folder: of the run.
         own: the gateway's part.
     """
-    parts = [await asyncio.to_thread(_tritons, folder / METRICS_SOCKET)]
+    parts = []
+    try:
+        parts.append(await tritons_page(folder))
+    except OSError as error:
+        logger.warning("Triton's metrics cannot be had: %s", error)
     with contextlib.suppress(OSError):  # before the supervisor has written one
         parts.append((folder / SUPERVISOR_PAGE).read_bytes())
     parts.append(own.page())
     return b"".join(part if part.endswith(b"\n") else part + b"\n" for part in parts if part)
+
+
+async def tritons_page(folder: Path) -> bytes:
+    """Triton's part of the page.
+
+    Raises:
+        OSError: Triton is away.
+    """
+    return await asyncio.to_thread(_tritons, folder / METRICS_SOCKET)
 
 
 class _OverUnixSocket(http.client.HTTPConnection):
@@ -98,12 +123,13 @@ class _OverUnixSocket(http.client.HTTPConnection):
 
 
 def _tritons(path: Path) -> bytes:
-    """Triton's page; empty while Triton is away."""
     with contextlib.closing(_OverUnixSocket(path)) as connection:
         try:
             connection.request("GET", "/metrics")
             answer = connection.getresponse()
-            return answer.read() if answer.status == 200 else b""
-        except (OSError, http.client.HTTPException) as error:
-            logger.warning("Triton's metrics cannot be had: %s", error)
-            return b""
+            page = answer.read()
+        except http.client.HTTPException as error:
+            raise ConnectionError(f"{type(error).__name__}: {error}") from error
+    if answer.status != 200:
+        raise ConnectionError(f"status {answer.status}")
+    return page

@@ -1,6 +1,7 @@
 """The gateway's life: listen, answer, drain, end."""
 
 import asyncio
+import functools
 import logging
 import resource
 import signal
@@ -15,6 +16,8 @@ from serve.gateway import memory
 from serve.gateway.door import Door
 from serve.gateway.http import build_app, build_metrics_app
 from serve.gateway.listen import HttpServer, listening_socket
+from serve.gateway.metrics import tritons_page
+from serve.gateway.page.state import State
 from serve.gateway.rpc import Methods, server_options
 from serve.gateway.upstream import Cancels
 from serve.triton.cancels import CancelClient
@@ -44,11 +47,12 @@ class Gateway:
     def __init__(self, config: Config, folder: Path, cancels: Cancels) -> None:
         server = config.server
         self._door = Door(config, folder, cancels)
+        self._state = State(self._door, config, functools.partial(tritons_page, folder))
         connections = server.max_inflight + _SPARE_CONNECTIONS
         self._http = [
             HttpServer(app, listening_socket(server, key), server.upload_timeout_s, connections)
             for key, app in (
-                ("http_port", build_app(self._door, folder)),
+                ("http_port", build_app(self._door, folder, self._state)),
                 ("metrics_port", build_metrics_app(self._door, folder)),
             )
         ]
@@ -67,6 +71,7 @@ class Gateway:
     async def start(self) -> None:
         """Begin to answer."""
         self._door.uploads.start()
+        self._state.start()
         for server in self._http:
             server.start()
         await self._grpc.start()
@@ -77,6 +82,7 @@ class Gateway:
 
     async def close(self) -> None:
         """Hang up."""
+        await self._state.close()
         await self._grpc.stop(_END_S)
         await asyncio.gather(*(server.close() for server in self._http))
         await self._door.uploads.close()

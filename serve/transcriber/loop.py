@@ -71,15 +71,15 @@ class Transcriber:
     """
 
     def __init__(self, engine: Engine, runtime: Runtime, config: TranscriberConfig) -> None:
-        self._capabilities = runtime.capabilities
-        check_config(config, self._capabilities)
-        self._tokenizer = Tokenizer.open(engine)
+        self.capabilities = runtime.capabilities
+        check_config(config, self.capabilities)
+        self.tokenizer = Tokenizer.open(engine)
         self._n_text_ctx = engine.manifest.dims.n_text_ctx
         self._runtime = runtime
         self._config = config
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ledger = Ledger(config)
-        slots = self._capabilities.max_windows
+        slots = self.capabilities.max_windows
         self._intake = Intake(config, slots, self._post_window, self._post_failure, self._tokenize)
         self._timer = WordTimer(self._post_words, self._post_failure)
 
@@ -200,7 +200,7 @@ class Transcriber:
         self.close()
 
     def _plan(self, request: Request, texts: Texts | None = None) -> Plan:
-        tokenizer, capabilities = self._tokenizer, self._capabilities
+        tokenizer, capabilities = self.tokenizer, self.capabilities
         return plan_request(request, tokenizer, capabilities, self._config, self._n_text_ctx, texts)
 
     def _tokenize(self, active: ActiveRequest, request: Request) -> None:
@@ -209,7 +209,7 @@ class Transcriber:
         Raises:
             OptionError: one holds special tokens or is too long, or they leave too little room.
         """
-        texts = texts_of(request, self._tokenizer, self._config)
+        texts = texts_of(request, self.tokenizer, self._config)
         if texts != active.plan.texts:
             plan = self._plan(request, texts)
             self._inbox.put(functools.partial(active.set_plan, plan))
@@ -333,19 +333,19 @@ class Transcriber:
             decoding.job.options.temperature,
             tuple(decoding.tokens),
             scores,
-            self._tokenizer,
+            self.tokenizer,
             self._config,
             alignment,
         )
         if retry_temperature is not None:
             self._dispatcher.retry(decoding, retry_temperature)
-        elif work := active.untimed_words(decoding.index, self._tokenizer):
+        elif work := active.untimed_words(decoding.index, self.tokenizer):
             self._timer.add(active, decoding.index, work)
         # With the language known, the other windows may follow.
         self._dispatcher.enqueue(active)
 
     def _news(self, active: ActiveRequest) -> list[SegmentReady | Finished]:
-        segments = active.stitch_ready(self._tokenizer)
+        segments = active.stitch_ready(self.tokenizer)
         events: list[SegmentReady | Finished] = [SegmentReady(segment) for segment in segments]
         if active.complete:
             events.append(Finished(active.transcript()))

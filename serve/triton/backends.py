@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serve.config import Config
+from serve.config import MAX_BEAMS, Config
 from serve.errors import EarshotError
 from serve.messages import OnEvent, RequestHandle
 from serve.transcriber.guard import guarded
 from serve.transcriber.stats import Stats
 from serve.triton import wire
 from serve.triton.keys import Keys
-from serve.triton.metrics import MetricFamily, Publisher
+from serve.triton.metrics import MetricFamily, Offers, Publisher
 from serve.triton.relay import Inputs, RelayServer
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class EngineBackend:
         self._transcriber = transcriber
         self._drain_s = drain_s
         self._failure = failure
-        self._publisher = Publisher(self._stats, metric_family)
+        self._publisher = Publisher(self._stats, metric_family, _offers(transcriber))
         self._keys = Keys()
         self._relay = RelayServer(relay, self.start, self._keys.cancel, self._keys.cancel_owner)
 
@@ -93,6 +93,17 @@ class EngineBackend:
             self._transcriber.reject()
             raise
         return self._transcriber.submit(request, on_event)
+
+
+def _offers(transcriber: "Transcriber") -> Offers:
+    capabilities = transcriber.capabilities
+    return Offers(
+        languages=tuple(sorted(transcriber.tokenizer.languages)),
+        detects_language=capabilities.detect_language,
+        words=capabilities.words,
+        beams=min(capabilities.beam_width, MAX_BEAMS),
+        slots=capabilities.max_windows,
+    )
 
 
 def open_transcriber(config: Config, engine: str, infer: Infer | None) -> "Transcriber":

@@ -47,19 +47,34 @@ FAMILIES = (
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Offers:
+    """What an engine and its runtime can do, and how much of it at a time."""
+
+    languages: tuple[str, ...]  # codes
+    detects_language: bool
+    words: bool  # with times
+    beams: int  # most of a request
+    slots: int  # windows that can decode at the same time
+
+
 class Publisher:
     """Copies statistics into Triton's metrics once a second.
 
     Args:
         stats: gives the numbers of this moment.
         metric_family: makes the metrics.
+        offers: published once, as labels of a metric that is always 1, but for the slots.
     """
 
-    def __init__(self, stats: Callable[[], Stats], metric_family: MetricFamily) -> None:
+    def __init__(
+        self, stats: Callable[[], Stats], metric_family: MetricFamily, offers: Offers
+    ) -> None:
         kinds = {"counter": metric_family.COUNTER, "gauge": metric_family.GAUGE}
         self._stats = stats
         self._families = []
         self._metrics = []
+        self._facts = []
         for family in FAMILIES:
             made = metric_family(
                 name=f"earshot_{family.name}",
@@ -70,6 +85,12 @@ class Publisher:
             for field in family.fields:
                 labels = {"outcome": field} if len(family.fields) > 1 else {}
                 self._metrics.append((made.Metric(labels=labels), family.kind, field))
+        for name, description, value, labels in _facts(offers):
+            made = metric_family(f"earshot_{name}", description, metric_family.GAUGE)
+            metric = made.Metric(labels=labels)
+            metric.set(value)
+            self._families.append(made)
+            self._facts.append(metric)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="earshot-metrics", daemon=True)
         self._thread.start()
@@ -79,6 +100,7 @@ class Publisher:
         self._stopped.set()
         self._thread.join(timeout=_JOIN_S)
         self._metrics.clear()
+        self._facts.clear()
         self._families.clear()
 
     def _run(self) -> None:
@@ -93,3 +115,17 @@ class Publisher:
                 metric.set(value)
             else:  # a counter only takes what came on top
                 metric.increment(max(0.0, value - metric.value()))
+
+
+def _facts(offers: Offers) -> list[tuple[str, str, float, dict[str, str]]]:
+    """Names, descriptions, values and labels of what never changes."""
+    labels = {
+        "languages": ",".join(offers.languages),
+        "detects_language": str(offers.detects_language).lower(),
+        "words": str(offers.words).lower(),
+        "beams": str(offers.beams),
+    }
+    return [
+        ("engine_info", "1; its labels say what the engine can do", 1, labels),
+        ("slots", "Windows that can decode at the same time", offers.slots, {}),
+    ]

@@ -218,7 +218,7 @@ def test_requests_beyond_the_bytes_are_refused_with_a_time_to_wait(start):
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
+        ("GET", "/page/other", 404),
         ("GET", "/v2/", 404),
         ("GET", "/v2/models/whisper/config", 404),
         ("GET", "/v2/models/whisper/stats", 404),

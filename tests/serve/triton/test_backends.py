@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from serve.triton import metrics, wire
 from serve.triton.backends import EngineBackend, open_transcriber
 from serve.triton.relay import RelayClient
 from tests import fake_triton
+from tests.fakes import CAPABILITIES
 from tests.serving import STATS, TRANSCRIPT, wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -22,6 +24,9 @@ ROOT = Path(__file__).parents[3]
 
 class Transcriber:
     """Accepts everything, and writes down what is asked of it."""
+
+    capabilities = CAPABILITIES
+    tokenizer = SimpleNamespace(languages=frozenset(["en"]))
 
     def __init__(self):
         self.calls = []

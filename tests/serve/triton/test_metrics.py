@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from serve.triton import metrics
-from serve.triton.metrics import FAMILIES, Publisher
+from serve.triton.metrics import FAMILIES, Offers, Publisher
 from tests import fake_triton
 from tests.serving import STATS, wait_until
 
@@ -31,7 +31,11 @@ EXPECTED = {
     ("busy_slots", None): 14,
     ("batch_size", None): 1.5,
     ("rtfx", None): 5.0,
+    ("slots", None): 8,
+    ("engine_info", None): 1,
 }
+OFFERS = Offers(("en", "es"), detects_language=True, words=False, beams=5, slots=8)
+FACTS = ["earshot_engine_info", "earshot_slots"]
 
 
 class Families(fake_triton.MetricFamily):
@@ -44,6 +48,7 @@ class Families(fake_triton.MetricFamily):
     def Metric(self, labels):
         metric = super().Metric(labels)
         self.values[(self.name.removeprefix("earshot_"), labels.get("outcome"))] = metric.value
+        self.labels[self.name] = labels
         return metric
 
     def __del__(self):
@@ -52,7 +57,7 @@ class Families(fake_triton.MetricFamily):
 
 @pytest.fixture
 def families():
-    return type("Families", (Families,), {"seen": [], "values": {}, "order": []})
+    return type("Families", (Families,), {"seen": [], "values": {}, "labels": {}, "order": []})
 
 
 @pytest.fixture
@@ -62,7 +67,7 @@ def publish(families, monkeypatch):
     started = []
 
     def start(stats):
-        started.append(Publisher(stats, families))
+        started.append(Publisher(stats, families, OFFERS))
         return started[-1]
 
     yield start
@@ -89,7 +94,15 @@ def test_names_follow_prometheus_and_say_whether_they_count():
 def test_triton_is_told_which_kind_each_family_is(publish, families):
     publish(lambda: STATS)
     kinds = {"counter": families.COUNTER, "gauge": families.GAUGE}
-    assert families.seen == [(f"earshot_{one.name}", kinds[one.kind]) for one in FAMILIES]
+    expected = [(f"earshot_{one.name}", kinds[one.kind]) for one in FAMILIES]
+    assert families.seen == expected + [(name, families.GAUGE) for name in FACTS]
+
+
+def test_what_the_engine_can_do_stands_in_labels(publish, families):
+    publish(lambda: STATS)
+    assert families.labels["earshot_engine_info"] == {
+        "languages": "en,es", "detects_language": "true", "words": "false", "beams": "5",
+    }  # fmt: skip
 
 
 def test_counters_never_fall_and_gauges_do(publish, families):
@@ -106,7 +119,8 @@ def test_metrics_go_before_their_families(publish, families):
     wait_until(lambda: read(families) == EXPECTED, "never published")
     families.values.clear()  # these hold the metrics
     publisher.close()
-    assert dict(families.order) == {f"earshot_{family.name}": 0 for family in FAMILIES}
+    names = [f"earshot_{family.name}" for family in FAMILIES]
+    assert dict(families.order) == dict.fromkeys([*names, *FACTS], 0)
 
 
 def test_nothing_is_published_after_the_end(publish):

@@ -3,18 +3,16 @@
 import dataclasses
 import json
 import re
-import shutil
 import subprocess
 
 import pytest
 
 from eval.accuracy.normalize import normalizer
 from eval.accuracy.page.page import write_comparison, write_page
+from tests.browser import BROWSER, needs_browser
 from tests.eval.accuracy.runs import calls, report, score
 
-BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+pytestmark = needs_browser
 
 NAMES = (
     "earshot-triton",

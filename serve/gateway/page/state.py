@@ -1,0 +1,178 @@
+"""What the server did in the last minutes and does now, for people to look at.
+
+A look every few seconds reads the engine's own numbers from Triton's page of metrics; whoever asks
+gets what the last look found, so that many who ask cost nothing.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from serve.config import Config
+from serve.gateway.door import Door
+
+logger = logging.getLogger("earshot.gateway")
+
+INTERVAL_S = 3.0
+WINDOW_S = 300.0
+
+_PREFIX = "earshot_"
+_INFO = f"{_PREFIX}engine_info"
+_LOOKS = round(WINDOW_S / INTERVAL_S)
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """What one look at the metrics found."""
+
+    # Since the engine started; None: it has not been seen yet.
+    audio_s: float | None = None  # of the requests that were answered
+    busy_s: float | None = None  # in which there were requests
+    queue: int = 0  # requests that are not yet started
+    slots_busy: int = 0
+    slots: int = 0
+    offers: dict[str, Any] | None = None  # what the engine can do; None: it is away
+
+
+class State:
+    """Looks at the server as long as it is started.
+
+    Args:
+        door: the gateway's, which knows how long its requests took.
+        config: names the product, its defaults and its limits.
+        page: Triton's page of metrics; an OSError where Triton is away.
+    """
+
+    def __init__(self, door: Door, config: Config, page: Callable[[], Awaitable[bytes]]) -> None:
+        self._door = door
+        self._config = config
+        self._page = page
+        self._looks: deque[Look] = deque([Look()], maxlen=_LOOKS + 1)
+        self._ready = False
+        self.found = self._tell()
+        """What the last look found, as the page reads it."""
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def look(self) -> None:
+        """Look now."""
+        self._ready = await self._door.ready()
+        try:
+            page = await self._page()
+        except OSError:
+            page = b""
+        self._looks.append(look_at(page, self._looks[-1]))
+        self.found = self._tell()
+
+    def _tell(self) -> dict[str, Any]:
+        looks = list(self._looks)
+        last = looks[-1]
+        audio_s = _rises(look.audio_s for look in looks)
+        busy_s = sum(_rises(look.busy_s for look in looks))
+        server, transcriber = self._config.server, self._config.transcriber
+        return {
+            "name": self._config.name,
+            "status": self._status(),
+            "offers": last.offers,
+            "defaults": {
+                "beam_size": transcriber.beam_size,
+                "vad": transcriber.vad,
+                "mode": transcriber.mode,
+            },
+            "limits": {"request_bytes": server.max_request_mb * 2**20},
+            "now": last.offers
+            and {"queue": last.queue, "slots_busy": last.slots_busy, "slots": last.slots},
+            "recent": {
+                "window_s": WINDOW_S,
+                "rtfx": sum(audio_s) / busy_s if busy_s else None,
+                **_latencies(self._door.metrics.recent_s(WINDOW_S)),
+            },
+            "history": {
+                "interval_s": INTERVAL_S,
+                "audio_per_s": [round(rise / INTERVAL_S, 2) for rise in audio_s],
+            },
+        }
+
+    def _status(self) -> str:
+        if self._door.admission.draining:
+            return "draining"
+        return "ready" if self._ready else "starting"
+
+    async def _run(self) -> None:
+        next_s = time.monotonic()
+        while True:
+            await self.look()
+            next_s = max(next_s + INTERVAL_S, time.monotonic())
+            await asyncio.sleep(next_s - time.monotonic())
+
+
+def look_at(page: bytes, before: Look) -> Look:
+    """Read a page of metrics.
+
+    Args:
+        page: in Prometheus's text format; empty where there is none.
+        before: whose counters stay where the engine is away and has none.
+    """
+    lines = (line for line in page.decode().splitlines() if line.startswith(_PREFIX))
+    found: dict[str, float] = {}
+    offers = None
+    for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+        for sample in family.samples:
+            found[sample.name.removeprefix(_PREFIX)] = sample.value
+            if sample.name == _INFO:
+                offers = _offers(sample.labels)
+    if offers is None:
+        return dataclasses.replace(before, queue=0, slots_busy=0, offers=None)
+    return Look(
+        audio_s=found["audio_seconds_total"],
+        busy_s=found["busy_seconds_total"],
+        queue=int(found["queue_depth"]),
+        slots_busy=int(found["busy_slots"]),
+        slots=int(found["slots"]),
+        offers=offers,
+    )
+
+
+def _offers(labels: dict[str, str]) -> dict[str, Any]:
+    return {
+        "languages": labels["languages"].split(","),
+        "detects_language": labels["detects_language"] == "true",
+        "beams": int(labels["beams"]),
+        "words": labels["words"] == "true",
+    }
+
+
+def _rises(counter: Iterable[float | None]) -> list[float]:
+    """What a counter grew by from each look to the next; a fall is a new start from 0."""
+    return [
+        0.0 if before is None or after is None else after - before if after >= before else after
+        for before, after in itertools.pairwise(counter)
+    ]
+
+
+def _latencies(seconds: list[float]) -> dict[str, Any]:
+    ranked = sorted(seconds)
+
+    def quantile(share: float) -> float | None:
+        return ranked[math.ceil(share * len(ranked)) - 1] if ranked else None
+
+    return {"requests": len(ranked), "p50_s": quantile(0.5), "p99_s": quantile(0.99)}

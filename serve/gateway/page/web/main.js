@@ -1,0 +1,138 @@
+// The page: what happens where, and nothing that any one part can do by itself.
+
+import { $, button, megabytes, save } from "./dom.js";
+import { Card } from "./card.js";
+import { ofFolder, ofTransfer } from "./files.js";
+import { FORMATS, file } from "./formats.js";
+import { Queue, unfinished } from "./queue.js";
+import { watch } from "./server.js";
+import * as settings from "./settings.js";
+import * as speak from "./speak.js";
+import { zip } from "./zip.js";
+
+const cards = new Map();
+let limitBytes = Infinity;
+
+const queue = new Queue({
+  changed(job) {
+    if (!cards.has(job.id)) {
+      cards.set(job.id, new Card(job, queue));
+      $("cards").prepend(cards.get(job.id).element);
+    }
+    cards.get(job.id).update();
+    if (job.error?.status === 401) settings.askForKey();
+    count();
+  },
+  removed(id) {
+    cards.get(id)?.close();
+    cards.delete(id);
+    count();
+  },
+  lost() {
+    notice("This browser keeps nothing for this page: what is here is gone when you leave it.");
+  },
+  options: () => ({ settings: settings.settings(), key: settings.key() }),
+});
+
+function notice(text) {
+  $("notice").textContent = text;
+  $("notice").hidden = !text;
+}
+
+// ------------------------------------------------------------ what comes in
+
+const tooLarge = ({ name, size }) =>
+  `${name} is too large: ${megabytes(size)}, and this server takes ${megabytes(limitBytes)}.`;
+
+async function add({ files, leftOut }) {
+  const said = [];
+  if (leftOut) said.push(`Left out of the folder: ${leftOut} that did not look like audio.`);
+  for (const one of files) {
+    if (!one.size) said.push(`${one.name} is empty.`);
+    else if (one.size > limitBytes) said.push(tooLarge(one));
+    else queue.add(one);
+  }
+  notice(said.join(" "));
+}
+
+function picks(id, opener, take) {
+  $(opener).onclick = () => $(id).click();
+  $(id).onchange = () => {
+    add(take([...$(id).files]));
+    $(id).value = "";
+  };
+}
+
+picks("files", "choose", (files) => ({ files, leftOut: 0 }));
+picks("folder", "choose-folder", ofFolder);
+
+const carriesFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
+addEventListener("dragover", (event) => {
+  if (!carriesFiles(event)) return;
+  event.preventDefault();
+  document.body.classList.add("dragged");
+});
+addEventListener("dragleave", (event) => {
+  if (!event.relatedTarget) document.body.classList.remove("dragged");
+});
+addEventListener("drop", async (event) => {
+  document.body.classList.remove("dragged");
+  if (!carriesFiles(event)) return;
+  event.preventDefault();
+  add(await ofTransfer(event.dataTransfer));
+});
+addEventListener("paste", async (event) => {
+  if (event.clipboardData.files.length) add(await ofTransfer(event.clipboardData));
+});
+
+// ------------------------------------------------------------ all of them
+
+const again = (job) => ["failed", "interrupted"].includes(job.state);
+
+function count() {
+  const { jobs } = queue;
+  const left = jobs.filter(unfinished).length;
+  const done = jobs.filter((job) => job.segments.length);
+  $("results-head").hidden = jobs.length < 2;
+  const text = left ? `${left} of ${jobs.length} to go` : `${jobs.length} recordings`;
+  if ($("count").textContent !== text) $("count").textContent = text;
+  $("downloads").hidden = done.length < 2 || left > 0;
+  $("retry-all").hidden = jobs.filter(again).length < 2;
+  document.title = left ? `(${left}) Earshot` : "Earshot";
+}
+
+for (const format of FORMATS)
+  $("downloads").append(
+    button(format, () => downloadAll(format), {
+      className: "quiet format",
+      "aria-label": `Download all as ${format}`,
+    }),
+  );
+
+function downloadAll(format) {
+  const files = queue.jobs.filter((job) => job.segments.length).map((job) => file(job, format));
+  save(`transcripts-${format}.zip`, zip(files));
+}
+
+$("retry-all").onclick = () => queue.jobs.filter(again).forEach((job) => queue.retry(job));
+$("remove-all").onclick = () => {
+  if (confirm("Remove all transcripts and recordings from this browser?"))
+    queue.jobs.forEach((job) => queue.remove(job));
+};
+
+// ------------------------------------------------------------ begin
+
+const look = watch(
+  settings.key,
+  (state) => {
+    limitBytes = state.limits.request_bytes;
+    $("limits").textContent = `Up to ${megabytes(limitBytes)} each.`;
+    settings.offer(state);
+  },
+  (error) => {
+    if (error.status === 401) settings.askForKey();
+  },
+);
+settings.setUp(look);
+speak.setUp(queue, notice);
+queue.load();

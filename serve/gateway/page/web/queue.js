@@ -1,0 +1,239 @@
+// The queue: what was added, what became of it, and what of that outlives a reload.
+//
+// A job is plain data, as IndexedDB keeps it. Its state: "waiting", "sending", "working", "done",
+// "failed"; "recording" while a microphone is on; "interrupted" where the page went before the end.
+
+import { ServerError, transcribe } from "./api.js";
+import * as store from "./store.js";
+import { RATE, wav } from "./wav.js";
+
+const AT_ONCE = 3; // a browser has six connections to a server, and others are needed as well
+const MOST_TRIES = 8; // where the server has no room
+const LONGEST_WAIT_S = 20;
+const SAVE_EVERY_MS = 1000;
+const UNFINISHED = ["waiting", "sending", "working"];
+
+export const unfinished = (job) => UNFINISHED.includes(job.state);
+
+export class Queue {
+  #jobs = new Map();
+  #files = new Map(); // by id, as long as the page is there
+  #running = new Map(); // id -> AbortController
+  #saved = new Map(); // id -> when
+
+  // `changed(job)` is called after each change, `removed(id)`, and `lost()` where the browser turns
+  // out not to keep anything; `options()` gives {settings, key}.
+  constructor({ changed, removed, lost, options }) {
+    Object.assign(this, { changed, removed, lost, options });
+  }
+
+  get jobs() {
+    return [...this.#jobs.values()];
+  }
+
+  async load() {
+    let jobs = [];
+    await this.#keep(async () => (jobs = await store.loadJobs()));
+    for (const job of jobs.sort((a, b) => a.added - b.added)) {
+      if (unfinished(job)) job.state = "interrupted";
+      if (job.state === "recording") job.state = "done"; // what was said until then is there
+      this.#jobs.set(job.id, job);
+      this.changed(job);
+    }
+  }
+
+  async add(file, more = {}) {
+    const job = this.#new(file.name, file.size, { state: "waiting", ...more });
+    this.#files.set(job.id, file);
+    this.changed(job);
+    await this.#keep(() => store.saveAudio(job.id, 0, file));
+    await this.update(job);
+    this.#next();
+    return job;
+  }
+
+  // ---------------------------------------------------------------- recordings
+
+  // A job whose text and sound come bit by bit, until `endRecording`.
+  async addRecording(name) {
+    const job = this.#new(name, 0, { state: "recording", live: "", parts: 0 });
+    await this.update(job);
+    return job;
+  }
+
+  // `done` is text that stays, `open` what may still change.
+  hear(job, done, open) {
+    const more = job.live !== done;
+    Object.assign(job, { live: done, open });
+    if (more) this.update(job);
+    else this.changed(job);
+  }
+
+  // Five seconds or so of PCM16.
+  async addPart(job, blob) {
+    job.parts += 1;
+    job.size += blob.size;
+    job.duration = job.size / 2 / RATE;
+    await this.#keep(() => store.saveAudio(job.id, job.parts, blob));
+    await this.update(job);
+  }
+
+  async endRecording(job, message = null) {
+    job.live = [job.live, job.open].filter(Boolean).join(" ");
+    job.open = "";
+    this.#end(job, "done", message && new ServerError(message));
+  }
+
+  // ---------------------------------------------------------------- audio
+
+  // The audio of a job; null where it is not there any more.
+  async audio(job) {
+    const file = this.#files.get(job.id);
+    if (file) return file;
+    const parts = await store.loadAudio(job.id).catch(() => []);
+    if (!parts.length) return null;
+    const blob = job.parts ? wav(parts) : parts[0];
+    this.#files.set(job.id, blob);
+    return blob;
+  }
+
+  async retry(job) {
+    if (unfinished(job)) return;
+    Object.assign(job, { state: "waiting", error: null, settings: this.options().settings });
+    await this.update(job);
+    this.#next();
+  }
+
+  stop(job) {
+    this.#running.get(job.id)?.abort();
+    if (job.state === "waiting") this.#end(job, "interrupted");
+  }
+
+  async remove(job) {
+    this.stop(job);
+    this.#jobs.delete(job.id);
+    this.#files.delete(job.id);
+    this.removed(job.id);
+    await this.#keep(() => store.removeJob(job.id));
+  }
+
+  async update(job) {
+    if (!this.#jobs.has(job.id)) return;
+    this.changed(job);
+    this.#saved.set(job.id, Date.now());
+    await this.#keep(() => store.saveJob(job));
+  }
+
+  #new(name, size, more) {
+    const job = {
+      id: `${Date.now()}-${Math.random().toString(36).slice(2, 8)}`,
+      added: Date.now(),
+      name,
+      size,
+      settings: this.options().settings,
+      text: "",
+      segments: [],
+      language: null,
+      duration: null,
+      error: null,
+      ...more,
+    };
+    this.#jobs.set(job.id, job);
+    return job;
+  }
+
+  async #keep(work) {
+    try {
+      await work();
+    } catch {
+      this.lost();
+    }
+  }
+
+  #next() {
+    for (const job of this.#jobs.values()) {
+      if (this.#running.size >= AT_ONCE) return;
+      if (job.state === "waiting" && !this.#running.has(job.id)) this.#run(job);
+    }
+  }
+
+  async #run(job) {
+    const stop = new AbortController();
+    this.#running.set(job.id, stop);
+    try {
+      await this.#transcribe(job, stop.signal);
+      this.#end(job, "done");
+    } catch (error) {
+      if (error.name === "AbortError") this.#end(job, "interrupted");
+      else if (error instanceof ServerError) this.#end(job, "failed", error);
+      else throw error;
+    } finally {
+      this.#running.delete(job.id);
+      this.#next();
+    }
+  }
+
+  async #transcribe(job, signal) {
+    const file = await this.audio(job);
+    if (!file) throw new ServerError("Its audio is not in this browser any more; add it again.");
+    const began = Date.now();
+    for (let tries = 1; ; tries += 1) {
+      try {
+        Object.assign(job, await this.#once(job, file, signal));
+        job.seconds = (Date.now() - began) / 1000;
+        return;
+      } catch (error) {
+        if (!error.waitS || tries === MOST_TRIES) throw error;
+        const waitS = Math.min(LONGEST_WAIT_S, Math.max(error.waitS, 2 ** (tries - 1)));
+        job.state = "waiting";
+        job.note = `${error.message} Trying again in ${waitS} s.`;
+        this.changed(job);
+        await pause(waitS, signal);
+        job.note = null;
+      }
+    }
+  }
+
+  async #once(job, file, signal) {
+    const before = { text: job.text, segments: job.segments };
+    Object.assign(job, { state: "sending", sent: 0, text: "", segments: [] });
+    this.changed(job);
+    const on = {
+      sent: (share) => {
+        job.sent = share;
+        if (share === 1) job.state = "working";
+        this.changed(job);
+      },
+      event: ({ delta, segment, words }) => {
+        job.state = "working";
+        job.text += delta;
+        job.segments.push(words ? { ...segment, words } : segment);
+        if (Date.now() - this.#saved.get(job.id) > SAVE_EVERY_MS) this.update(job);
+        else this.changed(job);
+      },
+    };
+    const { settings, key } = this.options();
+    job.settings = settings;
+    try {
+      const done = await transcribe(file, job.name, settings, key, on, signal);
+      return { text: done.text, language: done.language, duration: done.duration };
+    } catch (error) {
+      if (!job.segments.length) Object.assign(job, before); // nothing came in place of it
+      throw error;
+    }
+  }
+
+  #end(job, state, error = null) {
+    Object.assign(job, { state, note: null });
+    const { message, detail, status, final } = error ?? {};
+    job.error = error && { message, detail, status, final };
+    this.update(job);
+  }
+}
+
+function pause(seconds, signal) {
+  return new Promise((resolve, reject) => {
+    setTimeout(resolve, seconds * 1000);
+    signal.addEventListener("abort", () => reject(new DOMException("", "AbortError")));
+  });
+}

@@ -1,0 +1,139 @@
+"""The page's files as they are sent, and what it is told of the server."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from serve.config import Config
+from serve.gateway.door import Door
+from serve.gateway.page import state
+from serve.gateway.page.state import State
+from tests.gateways import json_request
+
+WEB = Path(state.__file__).parent / "web"
+KINDS = {
+    "/": "text/html",
+    "/page/style.css": "text/css",
+    "/page/main.js": "text/javascript|application/javascript",
+    "/page/icon.svg": "image/svg\\+xml",
+}
+
+
+def metrics(audio_s, busy_s, **more):
+    """Triton's page, with what the state is made from and other things."""
+    values = {"queue_depth": 1, "busy_slots": 2, "slots": 4, **more}
+    lines = [f"earshot_{name} {value}" for name, value in values.items()]
+    info = 'languages="en,es",detects_language="true",words="true",beams="5"'
+    return "\n".join(
+        [
+            "# HELP nv_inference_count of Triton's own",
+            'nv_inference_count{model="whisper"} 7',
+            "# TYPE earshot_audio_seconds_total counter",
+            f"earshot_audio_seconds_total {audio_s}",
+            f"earshot_busy_seconds_total {busy_s}",
+            f"earshot_engine_info{{{info}}} 1",
+            *lines,
+        ]
+    ).encode()
+
+
+@pytest.fixture
+def told(tmp_path):
+    """Tell what the state is after looks that find these pages; None: Triton is away."""
+
+    def told(*pages, took_s=()):
+        async def run():
+            door = Door(Config(), tmp_path, cancels=None)
+            door.ready = ready
+            door.metrics.recent_s = lambda window_s: list(took_s)
+            found = iter(pages)
+
+            async def page():
+                if (one := next(found)) is None:
+                    raise ConnectionError("away")
+                return one
+
+            looking = State(door, Config(), page)
+            for _ in pages:
+                await looking.look()
+            await door.upstream.close()
+            return json.loads(json.dumps(looking.found))
+
+        async def ready():
+            return pages[-1] is not None
+
+        return asyncio.run(run())
+
+    return told
+
+
+def test_the_state_tells_what_the_engine_does(told):
+    found = told(metrics(100, 10), metrics(160, 13), took_s=[0.5, 0.1, 9.0])
+    assert (found["name"], found["status"]) == ("demo", "ready")
+    assert found["now"] == {"queue": 1, "slots_busy": 2, "slots": 4}
+    assert found["offers"]["languages"] == ["en", "es"]
+    assert (found["offers"]["beams"], found["offers"]["words"]) == (5, True)
+    recent = found["recent"]
+    assert (recent["rtfx"], recent["requests"]) == (20.0, 3)
+    assert (recent["p50_s"], recent["p99_s"]) == (0.5, 9.0)
+    # What was answered before the first look is of no time that is known.
+    assert found["history"]["audio_per_s"] == [0.0, 60 / state.INTERVAL_S]
+
+
+def test_an_engine_that_started_again_counts_from_the_start(told):
+    found = told(metrics(100, 10), None, metrics(12, 3))
+    assert found["history"]["audio_per_s"] == [0.0, 0.0, 12 / state.INTERVAL_S]
+    assert found["recent"]["rtfx"] == 4.0
+
+
+def test_nothing_is_made_up_while_the_engine_is_away(told):
+    found = told(None)
+    assert (found["status"], found["now"], found["offers"]) == ("starting", None, None)
+    assert found["recent"]["rtfx"] is found["recent"]["p50_s"] is found["recent"]["p99_s"] is None
+
+
+def test_only_the_last_minutes_are_remembered(told):
+    pages = [metrics(float(i), i) for i in range(200)]
+    history = told(*pages)["history"]["audio_per_s"]
+    assert len(history) == state.WINDOW_S / state.INTERVAL_S
+
+
+def test_browsers_get_the_files_and_keep_them(running):
+    for path, kind in KINDS.items():
+        status, headers, body = running.ask("GET", path)
+        assert status == 200 and body
+        assert re.match(kind, headers["Content-Type"]), path
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        policy = headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy
+        again, _, nothing = running.ask("GET", path, headers={"If-None-Match": headers["ETag"]})
+        assert (again, nothing) == (304, b"")
+    for path in ("/page/nothing.js", "/page/../routes.py", "/page/%2e%2e/routes.py", "/page/"):
+        assert running.ask("GET", path)[0] == 404
+    assert running.ask("POST", "/")[0] == 405
+
+
+def test_latencies_are_those_of_requests_that_were_answered(running):
+    assert running.infer(json.dumps(json_request()))[0] == 200
+    assert running.infer(json.dumps(json_request("error:AudioError: no")))[0] == 400
+    running.run(running.gateway._state.look())
+    status, headers, body = running.ask("GET", "/state")
+    assert (status, headers["Cache-Control"]) == (200, "no-store")
+    assert json.loads(body)["recent"]["requests"] == 1
+
+
+@pytest.mark.parametrize("path", sorted(WEB.iterdir()), ids=lambda path: path.name)
+def test_files_of_the_page_name_nothing_foreign_and_stay_readable(path):
+    text = path.read_text(encoding="utf-8")
+    links = re.findall(
+        r"""(?:https?:)?//[\w.-]+\.\w+""", re.sub(r"^// http.*$", "", text, flags=re.M)
+    )
+    assert set(links) <= {"http://www.w3.org"}  # names of SVG
+    if path.suffix != ".css":
+        assert len(text.splitlines()) <= 400
+    if path.suffix == ".js":
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|\beval\b", text)
+        assert max(map(len, text.splitlines())) <= 100

@@ -1,0 +1,333 @@
+"""The page in a real browser, before a gateway whose models say what the page's prompt is.
+
+Each word of it is a segment of a second, of which the word takes the first half.
+"""
+
+import base64
+import io
+import json
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from serve.messages import Segment, Timings, Transcript
+from serve.speech.formats import render
+from tests.browser import BROWSER, needs_browser
+from tests.fake_upstream import inputs_of
+from tests.gateways import WAIT_S, Running, until
+from tests.serve.gateway.test_page import metrics
+
+pytestmark = needs_browser
+
+CLIPS = Path(__file__).parents[2] / "data"
+CLIP = CLIPS / "en_question.wav"  # of 2.6 s
+DROP = """
+([files, target]) => {
+  const transfer = new DataTransfer();
+  for (const [name, data] of files) {
+    const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+    transfer.items.add(new File([bytes], name));
+  }
+  document.querySelector(target).dispatchEvent(
+    new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true }));
+}
+"""
+# The smallest contrast of any text that is shown to what is behind it, as WCAG 2 counts it.
+CONTRAST = """
+() => {
+  const rgb = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = (text) => {
+    const [r, g, b] = rgb(text).map((v) => v / 255).map((v) =>
+      v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (element) => {
+    for (let one = element; one; one = one.parentElement) {
+      const colour = getComputedStyle(one).backgroundColor;
+      if ((rgb(colour)[3] ?? 1) > 0) return colour;
+    }
+  };
+  const found = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    if (!own || !element.checkVisibility() || element.disabled) continue;
+    const [a, b] = [light(getComputedStyle(element).color), light(behind(element))];
+    found.push([(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), element.outerHTML.slice(0, 90)]);
+  }
+  return found.sort((a, b) => a[0] - b[0])[0];
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        expect.set_options(timeout=WAIT_S * 1000)
+        browser = playwright.chromium.launch(executable_path=BROWSER, timeout=60_000)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory):
+    running = Running(
+        tmp_path_factory.mktemp("run"), 600.0, triton_metrics=metrics(10, 1), max_request_mb=4
+    )
+    running.triton.beat(age_s=-3600)  # it does so for as long as any test takes
+    running.run(running.gateway._state.look())
+    yield running
+    assert running.door.admission.bytes == running.door.admission.requests == 0
+    running.close()
+
+
+@pytest.fixture
+def visit(browser, gateway):
+    """Open the page as a new visitor does; it must not ask for anything elsewhere, or fail."""
+    contexts, faults = [], []
+
+    def visit(**options):
+        options = {"viewport": {"width": 1000, "height": 900}, **options}
+        context = browser.new_context(**options)
+        contexts.append(context)
+        context.set_default_timeout(WAIT_S * 1000)
+        page = context.new_page()
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("request", lambda request: check(request.url))
+        page.goto(f"http://{gateway.http}/")
+        expect(page.locator("#status")).to_have_text("demo, ready")
+        return page
+
+    def check(url):
+        if not url.startswith((f"http://{gateway.http}/", "blob:")):
+            faults.append(url)
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert faults == []
+
+
+@pytest.fixture
+def page(visit):
+    return visit()
+
+
+def say(page, text):
+    """What the models are to hear in what is sent from here on."""
+    page.locator("#settings").evaluate("element => { element.open = true; }")
+    page.fill("#prompt", text)
+    page.locator("#prompt").blur()
+
+
+def drop(page, *paths):
+    files = [(path.name, base64.b64encode(path.read_bytes()).decode()) for path in paths]
+    page.evaluate(DROP, [files, "#intake"])
+
+
+def card(page, name=CLIP.name):
+    return page.get_by_role("article", name=name)
+
+
+def done(page, text, name=CLIP.name):
+    """The card of a file, once it says this."""
+    expect(card(page, name).locator(".text")).to_contain_text(text)
+    expect(card(page, name)).to_have_attribute("data-state", "done")
+    return card(page, name)
+
+
+def sent(gateway):
+    """The inputs of the request that came last."""
+    return inputs_of(list(gateway.triton.requests.values())[-1])
+
+
+def test_a_dropped_clip_becomes_text_whose_words_light_up_as_they_are_played(page, gateway):
+    say(page, "one two three")
+    drop(page, CLIP)
+    found = done(page, "one two three")
+    assert sent(gateway)["AUDIO"] == CLIP.read_bytes()
+    expect(found.locator(".facts")).to_contain_text("Spanish")
+    assert found.locator(".lit").count() == 0
+    found.get_by_role("button", name=f"Play {CLIP.name}").click()
+    for word in ("one", "two", "three"):
+        expect(found.locator(".lit")).to_have_text(word)
+    expect(found.get_by_role("button", name=f"Play {CLIP.name}")).to_be_visible()  # it has ended
+    found.get_by_text("two", exact=True).click()
+    expect(found.locator(".lit")).to_have_text("two")
+    expect(found.get_by_role("slider")).to_have_attribute("aria-valuetext", re.compile("0:0[12]"))
+
+
+def test_without_a_mouse(page):
+    say(page, "one two three")
+    for _ in range(12):
+        page.keyboard.press("Shift+Tab")
+        if page.evaluate("document.activeElement.id") == "choose":
+            break
+    with page.expect_file_chooser() as chooser:
+        page.keyboard.press("Enter")
+    chooser.value.set_files(CLIP)
+    found = done(page, "one two three")
+    found.locator(".text").focus()
+    page.keyboard.press("End")
+    expect(found.locator(".lit")).to_have_text("three")
+    page.keyboard.press("ArrowLeft")
+    expect(found.locator(".lit")).to_have_text("two")
+    page.keyboard.press("Home")
+    page.keyboard.press(" ")
+    expect(found.get_by_role("button", name=f"Pause {CLIP.name}")).to_be_visible()
+    page.keyboard.press(" ")
+    expect(found.get_by_role("button", name=f"Play {CLIP.name}")).to_be_visible()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Copy"
+
+
+def test_downloads_are_what_the_server_itself_would_write(page):
+    say(page, "one <two --> three")
+    drop(page, CLIP)
+    found = done(page, "one <two --> three")
+    spoken = "one <two --> three".split()
+    segments = tuple(
+        Segment(i, i + 1.0, f" {word}", (), None, None, 0.0, 1.0) for i, word in enumerate(spoken)
+    )
+    expected = Transcript(" ".join(spoken), "es", 1.0, 1.5, segments, Timings(0, 0, 0, 0))
+    for format, name in (("text", "txt"), ("srt", "srt"), ("vtt", "vtt"), ("json", "json")):
+        with page.expect_download() as download:
+            found.get_by_role("button", name=f"Download {CLIP.name} as {name}").click()
+        assert download.value.suggested_filename == f"en_question.{name}"
+        text = Path(download.value.path()).read_text(encoding="utf-8")
+        if name == "json":
+            table = json.loads(text)
+            assert (table["text"], table["language"]) == (expected.text, "spanish")
+            assert [word["word"] for one in table["segments"] for word in one["words"]] == spoken
+        else:
+            assert text == render(expected, CLIP.name, format)
+
+
+def test_a_reload_loses_nothing(page, gateway):
+    say(page, "one two")
+    drop(page, CLIP)
+    done(page, "one two")
+    say(page, "wait for it")
+    drop(page, CLIPS / "en_two.wav")
+    expect(card(page, "en_two.wav").locator(".word")).to_have_text(["wait"])
+    page.wait_for_timeout(1100)  # what comes is kept once a second
+    page.reload()
+    found = done(page, "one two")
+    found.get_by_role("button", name=f"Play {CLIP.name}").click()
+    expect(found.locator(".lit")).to_have_text("one")
+    half = card(page, "en_two.wav")
+    expect(half).to_have_attribute("data-state", "interrupted")
+    expect(half.locator(".problem")).to_contain_text("interrupted")
+    assert page.input_value("#prompt") == "wait for it"
+    until(lambda: not gateway.triton.waiting)  # the page's going has ended it
+    half.get_by_role("button", name="Try again").click()
+    until(lambda: gateway.triton.waiting)
+    gateway.triton.release()
+    done(page, "wait", "en_two.wav")
+    assert sent(gateway)["AUDIO"] == (CLIPS / "en_two.wav").read_bytes()
+    half.get_by_role("button", name="Remove").click()
+    page.reload()
+    done(page, "one two")
+    assert card(page, "en_two.wav").count() == 0
+
+
+def test_what_goes_wrong_is_said_in_words(page, gateway, tmp_path):
+    say(page, "error:AudioError: audio cannot be decoded")
+    drop(page, CLIP)
+    problem = card(page).locator(".problem")
+    expect(problem).to_contain_text("no audio in this that it can read")
+    assert card(page).get_by_role("button", name="Try again").count() == 0
+    card(page).get_by_role("button", name="Remove").click()
+
+    say(page, "error:OverloadedError: too much to do")
+    drop(page, CLIP)
+    expect(problem).to_contain_text("Trying again in")
+    card(page).get_by_role("button", name="Stop").click()
+    expect(card(page)).to_have_attribute("data-state", "interrupted")
+
+    say(page, "late:DeviceError: it failed")
+    card(page).get_by_role("button", name="Try again").click()
+    expect(problem).to_contain_text("could not finish")
+    expect(card(page).locator(".word")).to_have_text(["late:DeviceError:"])
+
+    large = tmp_path / "large.wav"
+    large.write_bytes(bytes(5 * 2**20))
+    drop(page, large)
+    expect(page.get_by_role("alert")).to_contain_text("large.wav is too large: 5.0 MB")
+    page.context.set_offline(True)
+    card(page).get_by_role("button", name="Try again").click()
+    expect(problem).to_contain_text("cannot be reached")
+    expect(page.locator("#status")).to_have_text("does not answer")
+    page.context.set_offline(False)
+    say(page, "at last")
+    card(page).get_by_role("button", name="Try again").click()
+    done(page, "at last")
+
+
+def test_a_folder_and_everything_as_one_archive(page, tmp_path):
+    say(page, "one")
+    folder = tmp_path / "talks"
+    folder.mkdir()
+    for name in ("a.wav", "b.WAV"):
+        (folder / name).write_bytes(CLIP.read_bytes())
+    (folder / "notes.txt").write_text("no audio")
+    page.set_input_files("#folder", folder)
+    expect(page.get_by_role("alert")).to_have_text(
+        "Left out of the folder: 1 that did not look like audio."
+    )
+    expect(page.locator("#count")).to_have_text("2 recordings")
+    for name in ("a.wav", "b.WAV"):
+        done(page, "one", name)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download all as srt").click()
+    archive = zipfile.ZipFile(io.BytesIO(Path(download.value.path()).read_bytes()))
+    assert archive.testzip() is None
+    assert sorted(archive.namelist()) == ["a.srt", "b.srt"]
+    assert archive.read("a.srt") == b"1\n00:00:00,000 --> 00:00:01,000\none\n"
+
+
+def test_settings_are_what_the_engine_offers_and_what_is_sent(page, gateway):
+    say(page, "one")
+    choices = page.locator("#language option").evaluate_all("all => all.map(one => one.text)")
+    assert choices == ["Detect", "English", "Spanish"]
+    assert page.locator("#beam_size option").count() == 6
+    page.select_option("#language", "en")
+    page.select_option("#beam_size", "3")
+    page.select_option("#vad", "false")
+    page.uncheck("#words")
+    page.reload()
+    expect(page.locator("#chosen")).to_have_text("English, beam 3, all of the audio, with hints")
+    drop(page, CLIP)
+    found = done(page, "one")
+    inputs = sent(gateway)
+    assert (inputs["LANGUAGE"], inputs["BEAM_SIZE"], inputs["VAD"]) == ("en", 3, False)
+    assert "WORD_TIMESTAMPS" not in inputs
+    found.get_by_text("one", exact=True).click()  # without words segments are played
+    expect(found.locator(".lit")).to_have_text("one")
+
+
+def test_the_servers_state_is_shown(page):
+    terms = page.locator("#figures dt").all_text_contents()
+    values = page.locator("#figures dd:not(.about)").all_text_contents()
+    found = dict(zip(terms, values, strict=True))
+    assert (found["Queue"], found["Slots"]) == ("1", "2 / 4")
+    assert set(found) == {"Queue", "Slots", "RTFx", "p50", "p99"}
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everything_fits_and_can_be_read(visit, width, scheme):
+    page = visit(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    say(
+        page, "Donaudampfschifffahrtselektrizitätenhauptbetriebswerkbauunterbeamtengesellschaft two"
+    )
+    drop(page, CLIP)
+    found = done(page, "two")
+    found.get_by_text("two", exact=True).click()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    ratio, where = page.evaluate(CONTRAST)
+    assert ratio >= 4.5, where
+    paper = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", paper))) > 3 * 128) == (scheme == "light")
