@@ -63,37 +63,48 @@ class Line:
 
 
 class Turns:
-    """What a CPU does for urgent windows.
+    """What a CPU does for urgent windows where the others crowd the slots.
 
     It cannot be interrupted in an encoder batch or a step, and both take the longer the more
     windows they hold. So urgent windows are encoded apart from the others, find a slot that these
     leave free, and share the time equally with them: as much is spent on steps that feed urgent
-    windows alone as on steps that feed all.
+    windows alone as on steps that feed all. This costs throughput, most where few windows are left
+    to decode together: while the others, with those that wait, would all find places and leave one
+    free, every window is served alike.
+
+    Args:
+        waiting: the windows that wait for a slot, in their order.
+        slots: where they decode.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, waiting: Line, slots: Slots) -> None:
+        self._waiting = waiting
+        self._slots = slots
         self._ahead_s = 0.0  # urgent windows' time alone, less that of all together since
 
-    def fit(self, waiting: Line, decoding: Sequence[Job], slots: Slots) -> int:
-        """How many of the next windows, all as urgent as the first, can have their places now.
+    def fit(self, decoding: Sequence[Job]) -> int:
+        """How many of the next windows can have their places now.
 
-        Those that are not urgent get none while urgent ones decode, and leave room for one more
-        like the first of them.
+        Where it is crowded, all of them are as urgent as the first. Those that are not urgent get
+        none while urgent ones decode, and leave room for one more like the first of them.
         """
-        urgent = any(job.urgent for job in itertools.islice(waiting, 1))
-        alike = itertools.takewhile(lambda job: job.urgent == urgent, waiting)
+        if not self._crowded(decoding):
+            return self._slots.fit(map(rows_of, self._waiting))
+        urgent = any(job.urgent for job in itertools.islice(self._waiting, 1))
+        alike = itertools.takewhile(lambda job: job.urgent == urgent, self._waiting)
         rows = [rows_of(job) for job in alike]
-        if urgent or not decoding:
-            return slots.fit(rows)
+        if urgent:
+            return self._slots.fit(rows)
         if any(job.urgent for job in decoding):
             return 0
-        spare = 1 if slots.slots >= _SPARE_ONE_OF else 0
-        return max(0, slots.fit([*rows, *rows[:spare]]) - spare)
+        spare = 1 if self._slots.slots >= _SPARE_ONE_OF else 0
+        fitting = self._slots.fit([*rows, *rows[:spare]]) - spare
+        return max(fitting, 0 if decoding else self._slots.fit(rows[:1]))
 
     def resting(self, decoding: Sequence[Job]) -> Collection[int]:
         """Ids of the jobs that the next step is not to feed."""
         others = {job.id for job in decoding if not job.urgent}
-        if len(others) in (0, len(decoding)):
+        if len(others) in (0, len(decoding)) or not self._crowded(decoding):
             self._ahead_s = 0.0
             return ()
         return () if self._ahead_s > 0 else others
@@ -101,3 +112,9 @@ class Turns:
     def note(self, seconds: float, *, alone: bool) -> None:
         """A step has taken so long; `alone`: it fed only urgent windows."""
         self._ahead_s += seconds if alone else -seconds
+
+    def _crowded(self, decoding: Sequence[Job]) -> bool:
+        """Whether the others leave no place for one more like the largest of them."""
+        rows = [rows_of(job) for job in (*self._waiting, *decoding) if not job.urgent]
+        wanted = sum(rows) + max(rows, default=0)
+        return len(rows) >= self._slots.slots or wanted > self._slots.rows

@@ -86,7 +86,7 @@ class NativeRuntime:
             ) from error
         self._slots = Slots(config.slots, rows)
         self._waiting = Line(config.slots)
-        self._turns = Turns() if device.type == "cpu" else None
+        self._turns = Turns(self._waiting, self._slots) if device.type == "cpu" else None
         self._running: dict[int, SlotJob] = {}
         self._encoding: collections.deque[Stopwatch] = collections.deque()
         self._stepping: collections.deque[Stopwatch] = collections.deque()
@@ -269,7 +269,7 @@ class NativeRuntime:
     def _fitting(self) -> int:
         """How many of the waiting windows could have their slot and rows now."""
         if self._turns:
-            return self._turns.fit(self._waiting, self._decoding(), self._slots)
+            return self._turns.fit(self._decoding())
         return self._slots.fit(map(rows_of, self._waiting))
 
     def _decoding(self) -> list[Job]:

@@ -48,43 +48,60 @@ def test_a_window_that_is_taken_out_waits_no_longer():
     assert ([job.id for job in line], len(line)) == ([0, 2], 2)
 
 
-def fit(wanted, decoding=(), slots=SLOTS, rows=12):
-    """How many windows fit beside those that decode; a window is how many rows it takes."""
+def turns(wanted, decoding=(), slots=SLOTS, rows=12):
+    """Turns, and the windows that decode; a window is how many rows it takes, below 0 urgent."""
     line, places = Line(9), Slots(slots, rows)
     for id, each in enumerate(wanted):
         line.add(waiting(id, each < 0, abs(each)))
     busy = [waiting(100 + i, each < 0, abs(each)) for i, each in enumerate(decoding)]
     for job in busy:
         places.acquire(job.id, job.options.beam_size)
-    return Turns().fit(line, busy, places)
+    return Turns(line, places), busy
+
+
+def fit(*wanted, **sizes):
+    """How many of the windows that wait fit beside those that decode."""
+    made, busy = turns(*wanted, **sizes)
+    return made.fit(busy)
 
 
 def test_urgent_windows_find_a_slot_and_rows_that_the_others_left():
     urgent, other = -3, 3
     assert fit([]) == 0
+    assert fit([other] * 4) == 3
     assert fit([other] * 4, [other] * 2) == 1
     assert fit([other], [other] * 3) == 0
     assert fit([urgent], [other] * 3) == 1
     assert fit([urgent] * 4, [other] * 2) == 2
-    assert fit([urgent, urgent, other]) == 2, "a batch of their own"
-    assert fit([other], [other, urgent]) == 0, "not while urgent ones decode"
+    assert fit([urgent, urgent, *[other] * 4]) == 2, "a batch of their own"
+    assert fit([other] * 3, [other, urgent]) == 0, "not while urgent ones decode"
     assert fit([other], [1, 1], rows=7) == 0, "rows for another like it"
     assert fit([1], [1, 1], rows=7) == 1
-    assert fit([other]) == fit([other], slots=1, rows=3) == 1
+    assert fit([other], slots=1, rows=3) == fit([other], rows=4) == 1
     assert fit([other], [other], slots=2) == 1, "of few slots none is left free"
 
 
+def test_windows_are_served_alike_while_the_others_leave_a_place_free():
+    for wanted, decoding, sizes in [
+        ([-3, -3, 3], [], {}),
+        ([3, 3], [3, -3], {}),
+        ([1, 1], [1, -1], {"rows": 4}),
+    ]:
+        made, busy = turns(wanted, decoding, **sizes)
+        assert made.fit(busy) == len(wanted)
+        assert made.resting(busy) == ()
+
+
 def test_urgent_windows_have_half_of_the_time_alone():
-    turns, spent = Turns(), {True: 0.0, False: 0.0}
-    both = [waiting(1, urgent=True), waiting(2)]
+    (made, both), spent = turns([1] * 3, [-1, 1]), {True: 0.0, False: 0.0}
     for _ in range(300):
-        alone = bool(turns.resting(both))
+        alone = bool(made.resting(both))
         seconds = 1.0 if alone else 3.5
-        turns.note(seconds, alone=alone)
+        made.note(seconds, alone=alone)
         spent[alone] += seconds
     assert spent[True] == pytest.approx(spent[False], rel=0.02)
     for kind in both:
-        assert turns.resting([kind]) == ()
+        assert made.resting([kind]) == ()
 
 
 @pytest.fixture
