@@ -1,12 +1,14 @@
-"""Serve engines: `python -m serve triton|transcribe|tensors`; each has --help.
+"""Serve engines: `python -m serve triton|transcribe|tensors|keys`; each has --help.
 
 python -m serve triton --config configs/demo.toml
 python -m serve transcribe --config configs/demo.toml --format srt talk.mp3
 python -m serve tensors
+python -m serve keys new --name alice --file keys.toml
 """
 
 import argparse
 import contextlib
+import dataclasses
 import logging
 import os
 import signal
@@ -16,19 +18,21 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
-from typing import get_args
+from typing import Any, get_args
 
 from tqdm import tqdm
 
 from serve.config import SEARCH_OPTIONS, Config, load_config
 from serve.errors import ConfigError, EarshotError, FileError
 from serve.files import read_bytes
+from serve.keys import ENVIRONMENT, add_key, hash_of, new_key
 from serve.messages import Mode, Request, Task, Transcript
 from serve.speech.formats import CueOptions, Format, render
 from serve.supervisor.run import running_server
 from serve.triton import wire
 
 _WATCH_INTERVAL_S = 0.5
+_KEY = "EARSHOT_API_KEY"  # what `transcribe` shows to a server that wants a key
 # Hosts that mean every interface, and where a client on this machine reaches them.
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
@@ -68,6 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     triton.set_defaults(run=_triton)
     _add_config(triton)
+    triton.add_argument(
+        "--open", action="store_true", help="let everybody in; as server.open = true in the config"
+    )
     triton.add_argument("--log", type=Path, help="keep the server's log in this file")
 
     transcribe = commands.add_parser(
@@ -98,7 +105,23 @@ def _parser() -> argparse.ArgumentParser:
         description="List the inputs and outputs of the Triton models, as KServe v2 has them.",
     )
     tensors.set_defaults(run=_tensors)
+    _add_keys(commands)
     return parser
+
+
+def _add_keys(commands: Any) -> None:
+    keys = commands.add_parser("keys", help="make API keys", description="Make API keys.")
+    new = keys.add_subparsers(metavar="COMMAND", required=True).add_parser(
+        "new",
+        help="make a key",
+        description="Make an API key and show it, once: what is kept is its hash, in --file, which "
+        "a running server reads again, or shown beside it for the variable " + ENVIRONMENT + ".",
+    )
+    new.set_defaults(run=_new_key)
+    new.add_argument("--name", required=True, help="whose it is; stands in the metrics")
+    new.add_argument("--file", type=Path, help="TOML; server.keys_file of the config names it")
+    new.add_argument("--requests-per-minute", type=int, help="default: no limit")
+    new.add_argument("--audio-s-per-minute", type=float, help="default: no limit")
 
 
 def _add_config(parser: argparse.ArgumentParser) -> None:
@@ -188,6 +211,8 @@ class _StopSignals:
 
 def _triton(args: argparse.Namespace) -> int:
     config = load_config(args.config)
+    if args.open:
+        config = dataclasses.replace(config, server=dataclasses.replace(config.server, open=True))
     logging.basicConfig(format="%(message)s", level=logging.WARNING)  # what the supervisor says
     stop = _StopSignals()
     engine = args.engine or config.engine
@@ -210,6 +235,22 @@ def _triton(args: argparse.Namespace) -> int:
 
 def _tensors(args: argparse.Namespace) -> int:
     print(wire.describe(), end="")
+    return 0
+
+
+def _new_key(args: argparse.Namespace) -> int:
+    key = new_key()
+    limits = {
+        "requests_per_minute": args.requests_per_minute,
+        "audio_s_per_minute": args.audio_s_per_minute,
+    }
+    if args.file is not None:
+        add_key(args.file, args.name, {"sha256": hash_of(key), **limits})
+    elif any(limit is not None for limit in limits.values()):
+        raise ConfigError("limits stand in a file; name one with --file")
+    else:
+        print(f"{ENVIRONMENT}={args.name}:{hash_of(key)}", file=sys.stderr)
+    print(key)
     return 0
 
 
@@ -284,7 +325,7 @@ def _backend(config: Config, args: argparse.Namespace) -> Iterator[Transcribe]:
 
         host = _WILDCARDS.get(config.server.host, config.server.host)
         address = f"{host}:{config.server.grpc_port}"
-        with Client(address) as client:
+        with Client(address, key=os.environ.get(_KEY)) as client:
             if client.ready():
                 print(f"through the server at {address}", file=sys.stderr)
                 yield lambda request: client.start(request).result()

@@ -47,6 +47,12 @@ NameOrNone = Annotated[str, text_that(str.isprintable, "text of printable charac
 Address = Annotated[
     str, text_that(lambda text: _is_ipv4(text), "an IPv4 address such as 127.0.0.1")
 ]
+Origin = Annotated[
+    str,
+    text_that(
+        re.compile(r"https?://[^/\s?#@]+|null").fullmatch, "an origin such as https://example.org"
+    ),
+]
 Device = Annotated[
     str, text_that(re.compile(r"cpu|cuda(:[0-9]{1,3})?").fullmatch, '"cpu", "cuda" or "cuda:N"')
 ]
@@ -173,6 +179,16 @@ class ServerConfig:
     http_port: Port = 8000
     grpc_port: Port = 8001
     metrics_port: Port = 8002
+    # A file of API keys (see serve/keys.py), read again when it changes; relative to where the
+    # server is started. Where there is none, and none in the environment, everybody may come in:
+    # if `host` is not of this machine alone, the server does not start unless `open` says so.
+    keys_file: NameOrNone = ""
+    open: bool = False
+    # Pages of other hosts that browsers may let in, such as "https://example.org". Requests of
+    # other pages are refused, those of programs that are no browsers are not.
+    allowed_origins: tuple[Origin, ...] = ()
+    tls_certificate: NameOrNone = ""  # PEM, the whole chain; with it HTTP and gRPC speak TLS
+    tls_key: NameOrNone = ""  # PEM, without a password
     start_timeout_s: Seconds = 180.0
     drain_timeout_s: SecondsOrNone = 30.0
     max_request_mb: Count = 256  # MiB of one request; an hour of 16 kHz WAV is 110
@@ -233,6 +249,11 @@ def read_config(path: str | Path, kind: type[C]) -> C:
     ports = (server.http_port, server.grpc_port, server.metrics_port)
     if len(set(ports)) != len(ports):
         raise ConfigError(f"{path}: server ports {ports} must be three different ports")
+    if bool(server.tls_certificate) != bool(server.tls_key):
+        raise ConfigError(
+            f"{path}: server.tls_certificate and server.tls_key belong together; expected both, or "
+            "neither"
+        )
     if server.max_request_mb > server.max_inflight_mb:
         raise ConfigError(
             f"{path}: server.max_request_mb = {server.max_request_mb} is more than "

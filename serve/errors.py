@@ -9,7 +9,8 @@
     ├── RequestError           the client's fault; the message names the input
     │   ├── AudioError         audio that cannot be decoded
     │   │   └── AudioLimitError    audio that is right, and more than the server takes
-    │   └── OptionError        an option that is unknown or that the runtime cannot honour
+    │   ├── OptionError        an option that is unknown or that the runtime cannot honour
+    │   └── AccessError        no API key, or none that is known
     ├── OverloadedError        the queue is full or the server drains; try again later
     ├── CancelledError         the client cancelled or vanished
     ├── DeadlineError          a bounded wait ran out
@@ -81,6 +82,12 @@ class AudioLimitError(AudioError):
 
 class OptionError(RequestError):
     """An option is unknown, malformed, or cannot be honoured by the running runtime."""
+
+
+class AccessError(RequestError):
+    """The request has no API key, or one that is not known."""
+
+    status = "UNAUTHENTICATED"
 
 
 class OverloadedError(EarshotError):

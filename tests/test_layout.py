@@ -31,6 +31,7 @@ RULES = {
     "serve.codec": ("serve.errors", "serve.files"),
     "serve.config": ("serve.codec", "serve.errors", "serve.messages"),
     "serve.clips": ("serve.codec", "serve.errors", "serve.files"),
+    "serve.keys": ("serve.codec", "serve.config", "serve.errors"),
     "serve.hub": ("serve.engine", "serve.errors"),
     "serve.manifest": ("serve.codec", "serve.config", "serve.errors"),
     "serve.engine": ("serve.config", "serve.errors", "serve.manifest"),
@@ -57,6 +58,7 @@ RULES = {
     "serve.gateway": (
         *CONTRACTS,
         "serve.codec",
+        "serve.keys",
         "serve.speech.formats",
         "serve.speech.languages",
         "serve.triton",

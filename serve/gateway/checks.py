@@ -15,6 +15,7 @@ EMPTY_FINAL = "triton_enable_empty_final_response"
 VERSIONS = ("", "1")
 LENGTH = struct.Struct("<I")
 """Stands before each element of a BYTES tensor."""
+_FP64 = struct.Struct("<d")
 
 _REASONS = {
     "shared_memory": "this server has no shared memory; send the tensor itself",
@@ -141,3 +142,12 @@ def check_raw(name: str, shape: Sequence[int], raw: memoryview) -> None:
             f"{name} has {len(raw)} raw bytes; expected {expected} for {datatype} of shape "
             f"{list(shape)}"
         )
+
+
+def audio_s(answer: service_pb2.ModelInferResponse) -> float:
+    """How much audio an answer tells of; 0 where it does not, as where it is one segment."""
+    for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=False):
+        if output.name == "DURATION":
+            (seconds,) = _FP64.unpack(raw)
+            return float(seconds)
+    return 0.0

@@ -9,6 +9,7 @@ from tritonclient.grpc import service_pb2
 
 from serve.config import Config
 from serve.gateway import refusals
+from serve.gateway.callers import Caller, Callers
 from serve.gateway.checks import check_model, check_request
 from serve.gateway.envelope import read_envelope
 from serve.gateway.limits import EXPANSION, Admission, Ticket
@@ -31,6 +32,7 @@ class Door:
 
     def __init__(self, config: Config, folder: Path, cancels: Cancels) -> None:
         self.config = config
+        self.callers = Callers(config.server)
         self.admission = Admission(config.server)
         self.uploads = Uploads(self.admission)
         self.metrics = Metrics(self.admission)
@@ -41,13 +43,19 @@ class Door:
     # ------------------------------------------------------------ requests
 
     def send(
-        self, message: bytes, ticket: Ticket, streamed: bool, triton_grpc_error: bool = False
+        self,
+        message: bytes,
+        ticket: Ticket,
+        caller: Caller,
+        streamed: bool,
+        triton_grpc_error: bool = False,
     ) -> Exchange:
         """Check a request that came as protobuf, count it, and pass it on.
 
         Args:
             message: a serialised `ModelInferRequest`.
             ticket: the request's; the exchange that is returned closes it.
+            caller: whose request it is.
             streamed: whether several answers can be sent.
             triton_grpc_error: see `Upstream.start`.
 
@@ -57,24 +65,37 @@ class Door:
         envelope = read_envelope(message)
         ticket.charge(len(message) + (EXPANSION - 1) * envelope.structure_bytes)
         check_request(envelope.request, envelope.raw, streamed)
+        caller.require_duration([output.name for output in envelope.request.outputs])
         return self.upstream.start([message], ticket, streamed, triton_grpc_error)
 
     @contextlib.contextmanager
-    def account(self, protocol: str) -> Iterator[None]:
-        """Counts a request and how it ends, and times it."""
+    def account(self, protocol: str, authorization: str | None) -> Iterator[Caller]:
+        """Lets a request for a transcript in, counts it and how it ends, and times it.
+
+        Args:
+            protocol: label of the metrics.
+            authorization: header that names the caller.
+
+        Raises:
+            Refusal: whoever it is may not come in, or not now.
+        """
+        name = ""
         with self.metrics.timed(protocol):
             try:
-                yield
+                caller = self.callers.identify(authorization)
+                name = caller.name
+                caller.begin()
+                yield caller
             except Refusal as refusal:
-                self.metrics.ended(protocol, refusal.status, refusal.reason)
+                self.metrics.ended(protocol, name, refusal.status, refusal.reason)
                 raise
             except asyncio.CancelledError:
-                self.metrics.ended(protocol, "CANCELLED", "client_gone")
+                self.metrics.ended(protocol, name, "CANCELLED", "client_gone")
                 raise
             except Exception:
-                self.metrics.ended(protocol, "INTERNAL", "internal")
+                self.metrics.ended(protocol, name, "INTERNAL", "internal")
                 raise
-            self.metrics.ended(protocol, "OK")
+            self.metrics.ended(protocol, name, "OK")
 
     async def drain(self) -> bool:
         """Refuse what comes from now on and wait for the rest; whether all of it was answered.

@@ -1,19 +1,39 @@
-"""What every HTTP response carries, and the log of requests that failed."""
+"""What every HTTP response carries, which pages of others may ask, and the log of what failed."""
 
 import logging
+import urllib.parse
 import uuid
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve.config import ServerConfig
+from serve.errors import shown
 
 logger = logging.getLogger("earshot.gateway")
 
 REQUEST_ID = "request_id"
 """Key of a request's name in its scope's state."""
 
+_SECURITY = {  # where a response does not say it otherwise
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+_TLS = {"strict-transport-security": "max-age=31536000"}
+_READABLE = ("x-request-id", "retry-after")  # by pages of allowed origins
 
-def with_headers(app: ASGIApp) -> ASGIApp:
-    """An application whose responses name their requests, as what the log says of them does."""
+
+def with_headers(app: ASGIApp, server: ServerConfig) -> ASGIApp:
+    """An application whose responses name their requests, as what the log says of them does.
+
+    Browsers' requests from pages of other hosts are refused, unless these are allowed.
+    """
+    safe = dict(_SECURITY, **(_TLS if server.tls_certificate else {}))
+    guarded = _with_origins(app, server.allowed_origins)
 
     async def named(scope: Scope, receive: Receive, send: Send) -> None:
         name = f"req_{uuid.uuid4().hex}"
@@ -21,12 +41,50 @@ def with_headers(app: ASGIApp) -> ASGIApp:
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = name
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = name
+                for key, value in safe.items():
+                    headers.setdefault(key, value)
             await send(message)
 
         try:
-            await app(scope, receive, send_named)
+            await guarded(scope, receive, send_named)
         except Exception:  # it has been answered, or the connection is closed
             logger.exception("request %s failed in the gateway", name)
 
     return named
+
+
+def _with_origins(app: ASGIApp, allowed: tuple[str, ...]) -> ASGIApp:
+    shared = CORSMiddleware(
+        app,
+        allow_origins=allowed,
+        allow_methods=("GET", "POST"),
+        allow_headers=("authorization", "content-type"),
+        expose_headers=_READABLE,
+    )
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        if origin is None or origin in allowed:
+            await shared(scope, receive, send)
+        elif urllib.parse.urlsplit(origin).netloc == headers.get("host"):
+            await app(scope, receive, send)  # a page of this server's own
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await _foreign(origin)(scope, receive, send)
+
+    return checked
+
+
+def _foreign(origin: str) -> JSONResponse:
+    error = {
+        "message": f"pages of {shown(origin)} may not ask; server.allowed_origins says which may",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "origin_not_allowed",
+    }
+    return JSONResponse({"error": error}, 403)

@@ -21,10 +21,12 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
+from tritonclient.grpc import service_pb2
 
 from serve.gateway import refusals
 from serve.gateway.bodies import body_chunks, while_client_waits
-from serve.gateway.checks import check_model
+from serve.gateway.callers import Caller
+from serve.gateway.checks import audio_s, check_model
 from serve.gateway.door import Door
 from serve.gateway.envelope import raw_parts
 from serve.gateway.headers import with_headers
@@ -34,7 +36,7 @@ from serve.gateway.openai import docs
 from serve.gateway.openai.routes import build_openai_app
 from serve.gateway.page.routes import page_routes
 from serve.gateway.page.state import State
-from serve.gateway.refusals import HTTP_STATUS, RETRY_AFTER_S, Refusal
+from serve.gateway.refusals import HTTP_STATUS, Refusal
 from serve.gateway.translate import Translated, answer_to_http, json_bytes, request_from_http
 from serve.gateway.upstream import Exchange
 
@@ -43,7 +45,10 @@ _OFFERED = (
     "offered are /v2, /v2/health/live, /v2/health/ready, and below /v2/models/NAME: nothing, "
     "/ready, /infer; OpenAI's API lies below /v1, /docs tells of it, and / is a page for people"
 )
-_PAGE_POLICY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+_PAGE_POLICY = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
+    "frame-ancestors 'none'"
+}
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -51,9 +56,9 @@ def build_app(door: Door, folder: Path, state: State) -> ASGIApp:
     """The application for clients; `folder` is the run's, `state` what the page shows of it."""
     api = _Api(door)
     routes: list[BaseRoute] = [
-        *page_routes(state),
+        *page_routes(state, door.callers),
         Route("/health", api.health),
-        Route("/metrics", _metrics(door, folder)),
+        Route("/metrics", _metrics(door, folder, needs_key=True)),
         Route("/docs", _docs),
         Route("/openapi.json", _openapi),
         Route("/v2", api.server_metadata),
@@ -67,23 +72,25 @@ def build_app(door: Door, folder: Path, state: State) -> ASGIApp:
             Route(f"{model}/infer", api.infer, methods=["POST"]),
         ]
     routes.append(Mount("/v1", build_openai_app(door)))
-    return _app(routes)
+    return _app(routes, door)
 
 
 def build_metrics_app(door: Door, folder: Path) -> ASGIApp:
     """The application for Prometheus."""
-    return _app([Route("/metrics", _metrics(door, folder))])
+    return _app([Route("/metrics", _metrics(door, folder))], door)
 
 
-def _app(routes: list[BaseRoute]) -> ASGIApp:
+def _app(routes: list[BaseRoute], door: Door) -> ASGIApp:
     handlers: Any = {Refusal: _refused, HTTPException: _no_route, Exception: _failed}
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False
-    return with_headers(app)
+    return with_headers(app, door.config.server)
 
 
-def _metrics(door: Door, folder: Path) -> Endpoint:
+def _metrics(door: Door, folder: Path, needs_key: bool = False) -> Endpoint:
     async def page(request: Request) -> Response:
+        if needs_key:
+            door.callers.identify(request.headers.get("authorization"))
         return Response(
             await whole_page(folder, door.metrics),
             media_type="text/plain; version=0.0.4; charset=utf-8",
@@ -121,28 +128,36 @@ class _Api:
         return await self.ready(request)
 
     async def server_metadata(self, request: Request) -> Response:
+        self._identify(request)
         return _message(await self._door.server_metadata())
 
     async def model_metadata(self, request: Request) -> Response:
+        self._identify(request)
         return _message(await self._door.model_metadata(*_model(request)))
 
+    def _identify(self, request: Request) -> None:
+        self._door.callers.identify(request.headers.get("authorization"))
+
     async def infer(self, request: Request) -> Response:
-        with self._door.account("http"):
+        with self._door.account("http", request.headers.get("authorization")) as caller:
             ticket = self._door.admission.admit()
             try:
-                exchange, asked = await self._begin(request, ticket)
+                exchange, asked = await self._begin(request, ticket, caller)
             except BaseException:
                 ticket.close()
                 raise
             with exchange:
                 answer = await while_client_waits(request, exchange.only_answer())
+            caller.heard(audio_s(service_pb2.ModelInferResponse.FromString(answer)))
             body, json_size = answer_to_http(answer, asked)
         if json_size is None:
             return Response(body, media_type="application/json")
         headers = {_HEADER: str(json_size)}
         return Response(body, headers=headers, media_type="application/octet-stream")
 
-    async def _begin(self, request: Request, ticket: Ticket) -> tuple[Exchange, Translated]:
+    async def _begin(
+        self, request: Request, ticket: Ticket, caller: Caller
+    ) -> tuple[Exchange, Translated]:
         name, version = _model(request)
         check_model(name, version)
         encoding = request.headers.get("content-encoding", "identity")
@@ -153,6 +168,7 @@ class _Api:
         json_size = json_bytes(len(body), header)
         ticket.charge((EXPANSION - 1) * json_size)
         asked = request_from_http(name, version, body, json_size)
+        caller.require_duration([output.name for output in asked.request.outputs])
         parts = [asked.request.SerializeToString(), *raw_parts(asked.raw)]
         return self._door.upstream.start(parts, ticket, streamed=False), asked
 
@@ -177,7 +193,11 @@ def _message(message: Any) -> Response:
 
 
 async def _refused(request: Request, refusal: Refusal) -> Response:
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if refusal.status == "UNAVAILABLE" else {}
+    headers = {}
+    if refusal.status == "UNAVAILABLE":
+        headers["Retry-After"] = str(refusal.retry_after_s)
+    if refusal.status == "UNAUTHENTICATED":
+        headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse({"error": refusal.text}, HTTP_STATUS[refusal.status], headers)
 
 

@@ -8,8 +8,10 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import grpc
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -47,21 +49,44 @@ def listening_socket(server: ServerConfig, key: str) -> socket.socket:
         ) from error
 
 
+def grpc_credentials(server: ServerConfig) -> grpc.ServerCredentials:
+    """The files for TLS, as gRPC takes them.
+
+    Raises:
+        UnavailableError: they cannot be read.
+    """
+    try:
+        key, chain = Path(server.tls_key).read_bytes(), Path(server.tls_certificate).read_bytes()
+    except OSError as error:
+        raise UnavailableError(f"{_tls_files(server)} cannot be used: {error}") from error
+    return grpc.ssl_server_credentials([(key, chain)])
+
+
+def _tls_files(server: ServerConfig) -> str:
+    return (
+        f"server.tls_certificate = {server.tls_certificate} with server.tls_key = {server.tls_key}"
+    )
+
+
 class HttpServer(uvicorn.Server):
     """An application behind a socket; signals are for others to handle.
 
     Args:
         app: answers requests.
         listener: from `listening_socket`; closed with the server.
-        patience_s: for a connection without a request in work.
+        server: says how patient it is with a connection without a request in work, and names the
+            files for TLS.
         max_connections: more are refused with status 503.
+
+    Raises:
+        UnavailableError: the files for TLS cannot be used.
     """
 
     def __init__(
-        self, app: ASGIApp, listener: socket.socket, patience_s: float, max_connections: int
+        self, app: ASGIApp, listener: socket.socket, server: ServerConfig, max_connections: int
     ) -> None:
         class Protocol(_PatientProtocol):
-            patience = patience_s
+            patience = server.upload_timeout_s
 
         config = uvicorn.Config(
             _with_send_limit(app),
@@ -75,7 +100,13 @@ class HttpServer(uvicorn.Server):
             limit_concurrency=max_connections,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_STOP_S,
+            ssl_certfile=server.tls_certificate or None,
+            ssl_keyfile=server.tls_key or None,
         )
+        try:
+            config.load()
+        except OSError as error:  # of ssl, too
+            raise UnavailableError(f"{_tls_files(server)} cannot be used: {error}") from error
         super().__init__(config)
         self._listener = listener
         self._task: asyncio.Task[None] | None = None

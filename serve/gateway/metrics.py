@@ -30,7 +30,7 @@ class Metrics:
         self._requests = Counter(
             "earshot_gateway_requests",
             "Requests for transcripts by how the gateway answered, as a gRPC status",
-            ("protocol", "status"),
+            ("protocol", "status", "key"),
             registry=self._registry,
         )
         self._refused = Counter(
@@ -55,9 +55,12 @@ class Metrics:
             gauge = Gauge(f"earshot_gateway_inflight_{name}", text, registry=self._registry)
             gauge.set_function(read)
 
-    def ended(self, protocol: str, status: str, reason: str = "") -> None:
-        """A request was answered with this status; `reason` says why it was refused."""
-        self._requests.labels(protocol, status).inc()
+    def ended(self, protocol: str, key: str, status: str, reason: str = "") -> None:
+        """A request was answered with this status; `reason` says why it was refused.
+
+        `key` is the name of its caller's; empty where there is none.
+        """
+        self._requests.labels(protocol, status, key).inc()
         if reason:
             self._refused.labels(reason).inc()
 

@@ -6,6 +6,7 @@ addresses.
 """
 
 import logging
+import math
 
 from serve.errors import (
     DeadlineError,
@@ -18,11 +19,11 @@ from serve.triton import wire
 
 logger = logging.getLogger("earshot.gateway")
 
-RETRY_AFTER_S = 1
-"""What an UNAVAILABLE answer asks its client to wait, as `retry-after`."""
+_RETRY_AFTER_S = 1
 
 HTTP_STATUS = {
     "INVALID_ARGUMENT": 400,
+    "UNAUTHENTICATED": 401,
     "NOT_FOUND": 404,
     "RESOURCE_EXHAUSTED": 413,
     "UNIMPLEMENTED": 404,
@@ -56,6 +57,8 @@ class Refusal(Exception):
         self.status = status or _TRITON_NAMES.get(error.status, error.status)
         self.text = wire.error_to_text(error)
         self.reason = reason or self.status.lower()
+        self.retry_after_s = _RETRY_AFTER_S
+        """What a client is asked to wait, where waiting helps."""
 
 
 def invalid(message: str) -> Refusal:
@@ -81,6 +84,13 @@ def media_type(message: str) -> Refusal:
 def overloaded(message: str, reason: str) -> Refusal:
     """There is no room, or no time, for it now."""
     return Refusal(OverloadedError(message), reason=reason)
+
+
+def key_limit(limit: str, name: str, wait_s: float) -> Refusal:
+    """A key has had all that it may have for now."""
+    refusal = overloaded(f"the key {name} has used up its {limit}; try again later", "key_limit")
+    refusal.retry_after_s = math.ceil(wait_s)
+    return refusal
 
 
 def no_answer_in_time(limit_s: float) -> Refusal:

@@ -13,11 +13,12 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from serve.gateway import refusals
-from serve.gateway.checks import check_model
+from serve.gateway.callers import Caller
+from serve.gateway.checks import audio_s, check_model
 from serve.gateway.door import Door
 from serve.gateway.limits import MAX_SMALL_BYTES, MAX_STRUCTURE_BYTES, Ticket
-from serve.gateway.refusals import RETRY_AFTER_S, Refusal
-from serve.gateway.rpc_stream import Context, Stream, write
+from serve.gateway.refusals import Refusal
+from serve.gateway.rpc_stream import Context, Stream, authorization, write
 from serve.gateway.upstream import FRAME_BYTES, SERVICE, Exchange
 
 logger = logging.getLogger("earshot.gateway")
@@ -46,15 +47,12 @@ class Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(self, door: Door) -> None:
         self._door = door
-        small: dict[str, Callable[[bytes], Awaitable[Any]]] = {
-            "ServerLive": self._server_live,
-            "ServerReady": self._server_ready,
-            "ModelReady": self._model_ready,
-            "ServerMetadata": self._server_metadata,
-            "ModelMetadata": self._model_metadata,
-        }
-        methods: dict[str, Callable[[Context], Awaitable[None]]] = {
-            name: self._small(answer) for name, answer in small.items()
+        methods = {
+            "ServerLive": self._small(self._server_live),
+            "ServerReady": self._small(self._server_ready),
+            "ModelReady": self._small(self._model_ready),
+            "ServerMetadata": self._small(self._server_metadata, needs_key=True),
+            "ModelMetadata": self._small(self._model_metadata, needs_key=True),
         }
         methods["ModelInfer"] = self._infer
         methods["ModelStreamInfer"] = self._stream
@@ -74,22 +72,23 @@ class Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
     # ------------------------------------------------------------ transcripts
 
     async def _infer(self, context: Context) -> None:
-        with self._door.account("grpc"):
+        with self._door.account("grpc", authorization(context)) as caller:
             ticket = self._door.admission.admit()
             try:
-                exchange = await self._begin(context, ticket)
+                exchange = await self._begin(context, ticket, caller)
             except BaseException:
                 ticket.close()
                 raise
             with exchange:
                 answer = await exchange.only_answer()
+            caller.heard(audio_s(service_pb2.ModelInferResponse.FromString(answer)))
             await write(context, answer)
 
-    async def _begin(self, context: Context, ticket: Ticket) -> Exchange:
+    async def _begin(self, context: Context, ticket: Ticket, caller: Caller) -> Exchange:
         message = await self._door.uploads.receive(context, self._door.upload_timeout_s)
         if message is None:
             raise refusals.invalid("the call ended without a message")
-        return self._door.send(message, ticket, streamed=False)
+        return self._door.send(message, ticket, caller, streamed=False)
 
     async def _stream(self, context: Context) -> None:
         await Stream(self._door, context).run()
@@ -97,9 +96,11 @@ class Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
     # ------------------------------------------------------------ health and metadata
 
     def _small(
-        self, answer: Callable[[bytes], Awaitable[Any]]
+        self, answer: Callable[[bytes], Awaitable[Any]], needs_key: bool = False
     ) -> Callable[[Context], Awaitable[None]]:
         async def handle(context: Context) -> None:
+            if needs_key:
+                self._door.callers.identify(authorization(context))
             message = await self._door.uploads.receive(context, self._door.upload_timeout_s)
             if message is None or len(message) > MAX_SMALL_BYTES:
                 raise refusals.invalid(f"expected one message of at most {MAX_SMALL_BYTES} bytes")
@@ -147,7 +148,7 @@ def _handler(method: Callable[[Context], Awaitable[None]]) -> grpc.RpcMethodHand
 
 async def abort(context: Context, refusal: Refusal) -> None:
     """End a call with a refusal."""
-    wait = (("retry-after", str(RETRY_AFTER_S)),) if refusal.status == "UNAVAILABLE" else ()
+    wait = (("retry-after", str(refusal.retry_after_s)),) if refusal.status == "UNAVAILABLE" else ()
     await context.abort(grpc.StatusCode[refusal.status], refusal.text, wait)
 
 

@@ -11,6 +11,8 @@ from typing import Any
 from tritonclient.grpc import service_pb2
 
 from serve.gateway import refusals
+from serve.gateway.callers import Caller
+from serve.gateway.checks import audio_s
 from serve.gateway.door import Door
 from serve.gateway.refusals import Refusal
 from serve.gateway.upstream import Exchange
@@ -39,6 +41,11 @@ async def write(context: Context, answer: bytes) -> None:
         raise refusals.no_answer_in_time(_WRITE_S) from None
 
 
+def authorization(context: Context) -> str | None:
+    """The metadata of a call that names its caller."""
+    return dict(context.invocation_metadata() or ()).get("authorization")
+
+
 class Stream:
     """One client's stream."""
 
@@ -57,6 +64,7 @@ class Stream:
         Raises:
             Refusal: the stream cannot go on; what it had accepted is answered.
         """
+        self._door.callers.identify(authorization(self._context))  # before a message comes in
         place = self._door.admission.admit()  # streams are counted, for they may be idle
         end: Refusal | None = None
         try:
@@ -88,10 +96,10 @@ class Stream:
     async def _answer(self, message: bytes) -> None:
         """Answer one request; raises its refusal where that is to be the stream's status."""
         try:
-            with self._door.account("grpc_stream"):
-                exchange = self._send(message)
+            with self._door.account("grpc_stream", authorization(self._context)) as caller:
+                exchange = self._send(message, caller)
                 del message
-                await self._pass_on(exchange)
+                await self._pass_on(exchange, caller)
         except Refusal as refusal:
             if self._error_is_status:
                 raise
@@ -100,19 +108,21 @@ class Stream:
             logger.exception("a request failed in the gateway")
             await self._write(_error_message(refusals.failed()))
 
-    def _send(self, message: bytes) -> Exchange:
+    def _send(self, message: bytes, caller: Caller) -> Exchange:
         ticket = self._door.admission.admit()
         try:
-            return self._door.send(message, ticket, True, self._error_is_status)
+            return self._door.send(message, ticket, caller, True, self._error_is_status)
         except BaseException:
             ticket.close()
             raise
 
-    async def _pass_on(self, exchange: Exchange) -> None:
+    async def _pass_on(self, exchange: Exchange, caller: Caller) -> None:
         with exchange:
             while (answer := await exchange.next_answer()) is not None:
                 if answer.startswith(_ERROR_FIELD):
                     break  # it has ended, so it is not to be cancelled
+                parsed = service_pb2.ModelStreamInferResponse.FromString(answer)
+                caller.heard(audio_s(parsed.infer_response))
                 await self._write(answer)
             else:
                 return

@@ -15,7 +15,7 @@ from serve.errors import UnavailableError
 from serve.gateway import memory
 from serve.gateway.door import Door
 from serve.gateway.http import build_app, build_metrics_app
-from serve.gateway.listen import HttpServer, listening_socket
+from serve.gateway.listen import HttpServer, grpc_credentials, listening_socket
 from serve.gateway.metrics import tritons_page
 from serve.gateway.page.state import State
 from serve.gateway.rpc import Methods, server_options
@@ -42,6 +42,7 @@ class Gateway:
 
     Raises:
         UnavailableError: it cannot listen.
+        ConfigError: the keys cannot be read, or are needed and not there.
     """
 
     def __init__(self, config: Config, folder: Path, cancels: Cancels) -> None:
@@ -50,7 +51,7 @@ class Gateway:
         self._state = State(self._door, config, functools.partial(tritons_page, folder))
         connections = server.max_inflight + _SPARE_CONNECTIONS
         self._http = [
-            HttpServer(app, listening_socket(server, key), server.upload_timeout_s, connections)
+            HttpServer(app, listening_socket(server, key), server, connections)
             for key, app in (
                 ("http_port", build_app(self._door, folder, self._state)),
                 ("metrics_port", build_metrics_app(self._door, folder)),
@@ -61,7 +62,10 @@ class Gateway:
         self._grpc.add_generic_rpc_handlers((Methods(self._door),))
         host = f"[{server.host}]" if ":" in server.host else server.host
         try:
-            self._grpc.add_insecure_port(f"{host}:{server.grpc_port}")
+            if server.tls_certificate:
+                self._grpc.add_secure_port(f"{host}:{server.grpc_port}", grpc_credentials(server))
+            else:
+                self._grpc.add_insecure_port(f"{host}:{server.grpc_port}")
         except RuntimeError as error:
             raise UnavailableError(
                 f"cannot listen on {host}:{server.grpc_port}; stop what runs there or set "

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import socket
+import ssl
 import sys
 import time
 import urllib.request
@@ -31,6 +32,7 @@ class Gateway:
         self._config = config
         self._child = Child(command(folder), log_path, folder=_ROOT)
         self._http = address(config.host, config.http_port)
+        self._tls = bool(config.tls_certificate)
         self._answers = False
         self._next_look = 0.0
         self._answered = float("inf")  # until it has once
@@ -42,7 +44,7 @@ class Gateway:
         """
         now = time.monotonic()
         if now >= self._next_look:
-            self._answers = self._listens and is_live(self._http)
+            self._answers = self._listens and is_live(self._http, self._tls)
             self._next_look = now + _INTERVAL_S
             if self._answers:
                 self._answered = time.monotonic()
@@ -89,20 +91,25 @@ def address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def is_ready(at: str) -> bool:
+def is_ready(at: str, tls: bool = False) -> bool:
     """Whether a server answers at this HTTP address and its models can."""
-    return _is_good(f"http://{at}/v2/health/ready")
+    return _is_good(f"{at}/v2/health/ready", tls)
 
 
-def is_live(at: str) -> bool:
+def is_live(at: str, tls: bool = False) -> bool:
     """Whether a server answers at this HTTP address."""
-    return _is_good(f"http://{at}/v2/health/live")
+    return _is_good(f"{at}/v2/health/live", tls)
 
 
-def _is_good(url: str) -> bool:
+def _is_good(url: str, tls: bool) -> bool:
+    context = ssl.create_default_context() if tls else None
+    if context is not None:  # it is this server, whatever name its certificate has
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    scheme = "https" if tls else "http"
     with (
         contextlib.suppress(OSError, http.client.HTTPException),
-        urllib.request.urlopen(url, timeout=_LOOK_S) as answer,
+        urllib.request.urlopen(f"{scheme}://{url}", timeout=_LOOK_S, context=context) as answer,
     ):
         return bool(answer.status == 200)
     return False

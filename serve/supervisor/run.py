@@ -36,6 +36,7 @@ class Server:
         self.metrics = address(server.host, server.metrics_port)  # the page is /metrics
         self.log_path = log_path
         self.folder = folder
+        self._tls = bool(server.tls_certificate)
         self._triton = Part(
             "server", _TRITON, lambda: launch.start(log_path), server.start_timeout_s
         )
@@ -93,7 +94,7 @@ class Server:
         """
         end = time.monotonic() + timeout_s
         self._thread.start()
-        while not (self._ready.is_set() and is_ready(self.http)):
+        while not (self._ready.is_set() and is_ready(self.http, self._tls)):
             if not self._thread.is_alive() and self._error is not None:
                 raise self._error
             if time.monotonic() > end:
@@ -196,6 +197,7 @@ def running_server(
         EarshotError: the server did not start; the message says why.
     """
     check_ports(config.server)
+    config = dataclasses.replace(config, server=_from_here(config.server))
     with run_folder() as folder:
         log = (log_path or folder / "server.log").absolute()
         log.write_bytes(b"")
@@ -207,6 +209,20 @@ def running_server(
             server.stop()
         finally:
             server.kill()
+
+
+def _from_here(server: ServerConfig) -> ServerConfig:
+    """The same, with files that are found wherever one works."""
+
+    def absolute(path: str) -> str:
+        return str(Path(path).absolute()) if path else ""
+
+    return dataclasses.replace(
+        server,
+        keys_file=absolute(server.keys_file),
+        tls_certificate=absolute(server.tls_certificate),
+        tls_key=absolute(server.tls_key),
+    )
 
 
 def free_ports(host: str, count: int) -> tuple[int, ...]:

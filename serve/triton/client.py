@@ -56,11 +56,13 @@ class Client:
     Args:
         address: of the gRPC endpoint, host:port.
         timeout_s: longest wait for one answer.
+        key: the API key, where the server wants one.
     """
 
-    def __init__(self, address: str, timeout_s: float = _REQUEST_S) -> None:
+    def __init__(self, address: str, timeout_s: float = _REQUEST_S, key: str | None = None) -> None:
         self._address = address
         self._timeout_s = timeout_s
+        self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._client = triton_grpc.InferenceServerClient(address)
 
     def ready(self) -> bool:
@@ -94,7 +96,11 @@ class Client:
 
         inputs = _inputs(request)
         context = self._client.async_infer(
-            wire.MODEL, inputs, on_answer, client_timeout=self._timeout_s
+            wire.MODEL,
+            inputs,
+            on_answer,
+            client_timeout=self._timeout_s,
+            headers=self._headers,
         )
         return PendingTranscript(answer, context, self._timeout_s)
 
@@ -111,7 +117,9 @@ class Client:
         # A tritonclient object holds one stream; the connection below it is shared.
         with contextlib.closing(triton_grpc.InferenceServerClient(self._address)) as client:
             client.start_stream(
-                lambda result, error: messages.put((result, error)), stream_timeout=self._timeout_s
+                lambda result, error: messages.put((result, error)),
+                stream_timeout=self._timeout_s,
+                headers=self._headers,
             )
             waiting = True
             try:

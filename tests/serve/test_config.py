@@ -154,6 +154,9 @@ MAY_BE_EMPTY = {
     ("build", "draft"),
     ("eval", "heldout"),
     ("eval", "language"),
+    ("server", "keys_file"),
+    ("server", "tls_certificate"),
+    ("server", "tls_key"),
 }
 
 

@@ -16,6 +16,8 @@ import pytest
 import serve.transcriber.open
 from serve.__main__ import main
 from serve.config import Config
+from serve.errors import EarshotError
+from serve.keys import Key, hash_of, read_keys
 from serve.messages import Request
 from serve.supervisor.gateway import is_ready
 from serve.supervisor.run import free_ports
@@ -168,6 +170,32 @@ def test_tensors_are_listed_without_a_config(capsys):
     assert capsys.readouterr().out == wire.describe()
 
 
+def test_a_new_key_is_shown_once_and_kept_as_its_hash(tmp_path, capsys):
+    path = tmp_path / "keys.toml"
+    new = ["keys", "new", "--name", "alice"]
+    assert main([*new, "--file", str(path), "--requests-per-minute", "5"]) == 0
+    key = capsys.readouterr().out.strip()
+    assert read_keys(path) == {"alice": Key(hash_of(key), requests_per_minute=5)}
+    assert key not in path.read_text()
+    assert main([*new, "--file", str(path)]) == 2
+    assert main(new) == 0
+    output = capsys.readouterr()
+    assert f"EARSHOT_API_KEYS=alice:{hash_of(output.out.strip())}" in output.err
+
+
+def test_open_lets_everybody_in(toml, monkeypatch):
+    started = []
+
+    def start(config, *_):
+        started.append(config.server.open)
+        raise EarshotError("no")
+
+    monkeypatch.setattr("serve.__main__.running_server", start)
+    for more in ([], ["--open"]):
+        assert main(["triton", "--config", str(toml), *more]) == 1
+    assert started == [False, True]
+
+
 def test_a_reader_that_stops_early_is_no_error(toml, files, monkeypatch):
     """`… | head -1`: no stack trace, and the status of a broken pipe."""
     code = (
@@ -212,12 +240,16 @@ def triton(toml, *arguments, **options):
 
 
 @pytest.mark.server
-def test_triton_serves_transcribe_until_ctrl_c(nano_toml, tmp_path, capfd):
+def test_triton_serves_transcribe_until_ctrl_c(nano_toml, tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("EARSHOT_API_KEYS", f"alice:{hash_of('secret')}")
     clip = str(ROOT / "tests" / "data" / "en_two.wav")
     with triton(nano_toml, "--log", str(tmp_path / "log")) as server:
         ready = server.stdout.readline()
         assert ready.startswith("ready: HTTP 127.0.0.1:") and "/metrics" in ready, ready
         http = ready.split()[2].rstrip(",")
+        assert run(nano_toml, clip) == 1
+        assert "no API key" in capfd.readouterr().err
+        monkeypatch.setenv("EARSHOT_API_KEY", "secret")
         assert run(nano_toml, "--format", "json", clip) == 0
         output = capfd.readouterr()
         assert json.loads(output.out)["file"] == clip

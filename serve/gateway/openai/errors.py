@@ -10,6 +10,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from serve.errors import (
+    AccessError,
     AudioError,
     AudioLimitError,
     CancelledError,
@@ -21,7 +22,7 @@ from serve.errors import (
     RequestError,
     UnavailableError,
 )
-from serve.gateway.refusals import RETRY_AFTER_S, Refusal
+from serve.gateway.refusals import Refusal
 
 _BY_REASON = {
     "draining": (503, "draining"),
@@ -30,9 +31,11 @@ _BY_REASON = {
     "media_type": (415, "unsupported_media_type"),
     "method": (405, "method_not_allowed"),
     "not_found": (404, "not_found"),
+    "key_limit": (429, "rate_limit_exceeded"),
 }
 """HTTP status and code of refusals that the gateway has a reason for."""
 _BY_CLASS: dict[type[EarshotError], tuple[int, str | None]] = {
+    AccessError: (401, "invalid_api_key"),
     AudioLimitError: (422, "audio_limit_exceeded"),
     AudioError: (400, "invalid_audio"),
     OptionError: (400, "invalid_value"),
@@ -78,8 +81,12 @@ def error_response(
         headers: more of them.
     """
     status, body = error_body(refusal, fields)
-    wait = {"Retry-After": str(RETRY_AFTER_S)} if status in _RETRY else {}
-    return JSONResponse(body, status, {**wait, **(headers or {})})
+    more = dict(headers or {})
+    if status in _RETRY:
+        more["Retry-After"] = str(refusal.retry_after_s)
+    if status == 401:
+        more["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(body, status, more)
 
 
 def error_body(refusal: Refusal, fields: Collection[str]) -> tuple[int, dict[str, Any]]:

@@ -78,6 +78,7 @@ FIELDS = _by_name(
         '"auto": speech is looked for as configured; {"type": "server_vad"}: in all audio',
     ),
     Field("include", "BYTES", "nothing can be included", many=True),
+    Field("keywords", "BYTES", "hotwords, one by one", many=True),
     Field("highlight_words", "BOOL", "srt and vtt: underline each word while it is said"),
     Field("max_words_per_line", "INT32", "srt and vtt: so many words a cue"),
 ) | {
@@ -93,7 +94,6 @@ _REFUSED = {
     "known_speaker_names": _NO_SPEAKERS,
     "known_speaker_references": _NO_SPEAKERS,
     "languages": "name one with `language`, or none: it is detected",
-    "keywords": "write them into `prompt`",
     "word_timestamps": "ask for timestamp_granularities[]=word with response_format=verbose_json",
     "task": "translations have an address of their own, /v1/audio/translations",
 }
@@ -155,6 +155,7 @@ def read_fields(
     cues = _cues(read, format)
     options = {name: read.value(name) for name in _OPTIONS}
     options["vad"] = _vad(strategy, read, transcriber)
+    options["hotwords"] = _hotwords(read)
     if options["temperature"] == 0.0:
         options["temperature"] = None  # OpenAI's 0 rises by itself, ours stays
     asked = {name: value for name, value in options.items() if value is not None}
@@ -283,6 +284,15 @@ def _cues(read: _Values, format: Format) -> CueOptions:
             f"max_words_per_line = {options['max_words_per_line']}; expected at least 1",
         )
     return CueOptions(**options)
+
+
+def _hotwords(read: _Values) -> str | None:
+    """Ours, or OpenAI's keywords, which mean the same."""
+    hotwords: str | None = read.value("hotwords")
+    keywords = read.many("keywords")
+    if hotwords and keywords:
+        raise FieldRefusal("keywords", "keywords came beside hotwords; expected one of them")
+    return ", ".join(keywords) or hotwords
 
 
 def _vad(strategy: dict[str, str], read: _Values, transcriber: TranscriberConfig) -> bool | None:

@@ -7,7 +7,6 @@ A streamed request goes to the model that answers segment by segment, any other 
 answers once. Errors that come after the first event of a stream are its last event.
 """
 
-import itertools
 import logging
 from typing import Any
 
@@ -20,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from serve.gateway import refusals
 from serve.gateway.bodies import while_client_waits
+from serve.gateway.callers import Caller
 from serve.gateway.door import Door
 from serve.gateway.headers import REQUEST_ID
 from serve.gateway.limits import Ticket
@@ -32,7 +32,7 @@ from serve.gateway.openai.form import received_form
 from serve.gateway.openai.models import Models
 from serve.gateway.refusals import Refusal
 from serve.gateway.upstream import Exchange
-from serve.messages import Finished, Task
+from serve.messages import Finished, Task, Transcript
 from serve.triton.wire import MODEL, STREAM_MODEL
 
 logger = logging.getLogger("earshot.gateway")
@@ -47,10 +47,15 @@ def build_openai_app(door: Door) -> Starlette:
     """The application for what lies below /v1."""
     models = Models(door.config)
 
+    def identify(request: Request) -> None:
+        door.callers.identify(request.headers.get("authorization"))
+
     async def list_models(request: Request) -> Response:
+        identify(request)
         return JSONResponse(models.all())
 
     async def one_model(request: Request) -> Response:
+        identify(request)
         return JSONResponse(models.one(request.path_params["name"]))
 
     handlers: Any = {Refusal: _refused, HTTPException: _no_route, Exception: _failed}
@@ -76,10 +81,10 @@ class _Audio:
         self._task = task
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        events = Events(send)
+        request, events = Request(scope, receive), Events(send)
         try:
-            with self._door.account("openai"):
-                response = await self._answer(Request(scope, receive), events)
+            with self._door.account("openai", request.headers.get("authorization")) as caller:
+                response = await self._answer(request, caller, events)
         except Exception as error:
             if not events.begun:
                 raise
@@ -89,7 +94,7 @@ class _Audio:
             if response is not None:
                 await response(scope, receive, send)
 
-    async def _answer(self, request: Request, events: Events) -> Response | None:
+    async def _answer(self, request: Request, caller: Caller, events: Events) -> Response | None:
         """The response; None: it was sent as events."""
         ticket = self._door.admission.admit()
         try:
@@ -99,10 +104,13 @@ class _Audio:
             raise
         with exchange:
             if asked.stream:
-                await _pass_on(request, exchange, events, asked)
-                return None
-            answer = await while_client_waits(request, exchange.only_answer())
-        text, kind = body(transcript(answer), asked)
+                found = await _pass_on(request, exchange, events, asked)
+            else:
+                found = transcript(await while_client_waits(request, exchange.only_answer()))
+            caller.heard(found.duration)
+        if asked.stream:
+            return None
+        text, kind = body(found, asked)
         return Response(text, media_type=kind)
 
     async def _begin(self, request: Request, ticket: Ticket) -> tuple[Asked, Exchange]:
@@ -116,23 +124,27 @@ class _Audio:
             return asked, self._door.upstream.start(parts, ticket, streamed=asked.stream)
 
 
-async def _pass_on(request: Request, exchange: Exchange, events: Events, asked: Asked) -> None:
-    """Send a stream's segments as they come, and its end.
+async def _pass_on(
+    request: Request, exchange: Exchange, events: Events, asked: Asked
+) -> Transcript:
+    """Send a stream's segments as they come, and its end; returns the whole.
 
     Raises:
         Refusal: the request failed, or the client has gone.
     """
-    deltas = Deltas()
-    for index in itertools.count():
+    deltas, index = Deltas(), 0
+    while True:
         answer = await while_client_waits(request, exchange.next_answer())
         if answer is None:
             raise refusals.from_upstream("INTERNAL", "the stream ended without an answer")
         event = stream_event(answer)
         if isinstance(event, Finished):
             await events.send(done_event(event.transcript, asked))
-            return await events.end()
+            await events.end()
+            return event.transcript
         if delta := deltas.next(event.segment.text):
             await events.send(delta_event(delta, index, event.segment, asked))
+        index += 1
 
 
 def _told(error: Exception, request_id: str) -> dict[str, Any]:

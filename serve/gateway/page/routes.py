@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from serve.gateway.callers import Callers
 from serve.gateway.page.state import State
 
 _WEB = Path(__file__).parent / "web"
@@ -27,8 +28,6 @@ _HEADERS = {
         "frame-ancestors 'none'"
     ),
     "Permissions-Policy": "microphone=(self), camera=(), geolocation=()",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
 }
 
 
@@ -39,14 +38,15 @@ class _Files(StaticFiles):
         return response
 
 
-def page_routes(state: State) -> list[BaseRoute]:
-    """The page's addresses; `state` is what it shows of the server."""
+def page_routes(state: State, callers: Callers) -> list[BaseRoute]:
+    """The page's addresses; `state` is what it shows of the server to callers that may see it."""
     files = _Files(directory=_WEB)
 
     async def page(request: Request) -> Response:
         return await files.get_response("index.html", request.scope)
 
     async def tell(request: Request) -> Response:
+        callers.identify(request.headers.get("authorization"))
         return JSONResponse(state.found, headers={"Cache-Control": "no-store"})
 
     return [Route("/", page), Route("/state", tell), Mount("/page", files)]

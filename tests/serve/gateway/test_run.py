@@ -61,7 +61,7 @@ def test_the_page_has_all_parts(running):
     until(lambda: running.door.admission.requests == 0)
     page = running.page()
     assert "earshot_restarts 1\n" in page
-    assert 'earshot_gateway_requests_total{protocol="grpc",status="OK"} 1.0' in page
+    assert 'earshot_gateway_requests_total{key="",protocol="grpc",status="OK"} 1.0' in page
     assert re.search(r'earshot_gateway_request_seconds_count\{protocol="grpc"\} 1\.0', page)
 
 

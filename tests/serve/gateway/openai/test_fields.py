@@ -60,6 +60,13 @@ def test_options_are_read_by_their_types():
     )
 
 
+def test_keywords_are_hotwords():
+    pairs = ("keywords[]", "Zoë"), ("keywords[]", "an oboe")
+    assert read(*pairs).request.hotwords == "Zoë, an oboe"
+    assert read(("hotwords", "Zoë")).request.hotwords == "Zoë"
+    assert refused(*pairs, ("hotwords", "a"))[0] == "keywords"
+
+
 def test_an_empty_field_says_nothing():
     assert read(("language", ""), ("temperature", ""), ("model", "")) == read()
 

@@ -1,0 +1,191 @@
+"""Who calls: API keys, and what each may ask for in a minute.
+
+Where there are no keys everybody may call. Where there are, a request names its key as OpenAI's
+clients do, `Authorization: Bearer KEY`, over HTTP as over gRPC.
+"""
+
+import hmac
+import logging
+import os
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from serve.config import ServerConfig
+from serve.errors import AccessError, ConfigError
+from serve.gateway import refusals
+from serve.gateway.refusals import Refusal
+from serve.keys import ENVIRONMENT, Key, environment_keys, hash_of, read_keys
+
+logger = logging.getLogger("earshot.gateway")
+
+_LOOK_S = 1.0  # at most so often is the file looked at
+_MINUTE_S = 60.0
+
+Clock = Callable[[], float]
+
+
+class _Share:
+    """So much a minute, and a minute's worth at once; what was taken beyond it is waited for."""
+
+    def __init__(self, per_minute: float, clock: Clock) -> None:
+        self._most = per_minute
+        self._left = per_minute
+        self._clock = clock
+        self._at_s = clock()
+
+    def wait_s(self, needed: float) -> float:
+        """How long until so much is there."""
+        now = self._clock()
+        self._left += (now - self._at_s) * self._most / _MINUTE_S
+        self._left, self._at_s = min(self._left, self._most), now
+        return max(0.0, (needed - self._left) * _MINUTE_S / self._most)
+
+    def take(self, amount: float) -> None:
+        self._left -= amount
+
+
+class Caller:
+    """Somebody who may come in.
+
+    Args:
+        name: of their key; empty where there are none.
+        key: says what they may ask for; None: whatever they like.
+        clock: in seconds.
+    """
+
+    def __init__(self, name: str, key: Key | None, clock: Clock = time.monotonic) -> None:
+        self.name = name
+        self.key = key
+        requests = key.requests_per_minute if key else None
+        audio_s = key.audio_s_per_minute if key else None
+        self._requests = None if requests is None else _Share(requests, clock)
+        self._audio_s = None if audio_s is None else _Share(audio_s, clock)
+
+    def begin(self) -> None:
+        """Count a request for a transcript.
+
+        Raises:
+            Refusal: there have been too many, or too much audio.
+        """
+        if self._audio_s is not None and (wait_s := self._audio_s.wait_s(0.0)):
+            raise refusals.key_limit("audio_s_per_minute", self.name, wait_s)
+        if self._requests is not None:
+            if wait_s := self._requests.wait_s(1.0):
+                raise refusals.key_limit("requests_per_minute", self.name, wait_s)
+            self._requests.take(1.0)
+
+    def heard(self, audio_s: float) -> None:
+        """Count a request's audio, whose length its answer has told."""
+        if self._audio_s is not None:
+            self._audio_s.take(audio_s)
+
+    def require_duration(self, outputs: Collection[str]) -> None:
+        """Refuse a request of KServe's whose answer would not tell how much audio it had.
+
+        Raises:
+            Refusal: these outputs do not.
+        """
+        if self._audio_s is not None and outputs and "DURATION" not in outputs:
+            raise refusals.invalid(
+                "the outputs lack DURATION, by which this key's audio is counted; ask for it too"
+            )
+
+
+class Callers:
+    """All who may call. For one event loop.
+
+    Args:
+        server: names the file of keys.
+        clock: in seconds.
+
+    Raises:
+        ConfigError: the keys cannot be read, or others reach the server and there are none.
+    """
+
+    def __init__(self, server: ServerConfig, clock: Clock = time.monotonic) -> None:
+        self._path = Path(server.keys_file) if server.keys_file else None
+        self._clock = clock
+        self._anyone = Caller("", None)
+        self._fixed = environment_keys()
+        self.named = self._path is not None or ENVIRONMENT in os.environ
+        """Whether a key is needed."""
+        self._callers: dict[str, Caller] = {}
+        self._version = self._look()
+        self._looked_s = clock()
+        self._read()
+        _require_keys(server, self.named)
+
+    def identify(self, authorization: str | None) -> Caller:
+        """Who sends a request.
+
+        Args:
+            authorization: its header of this name.
+
+        Raises:
+            Refusal: it has no key, or an unknown one.
+        """
+        if not self.named:
+            return self._anyone
+        self._refresh()
+        scheme, _, key = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            raise Refusal(AccessError("no API key; send it as Authorization: Bearer KEY"))
+        digest = hash_of(key.strip())
+        # All are compared, each in the same time, so that no time tells which was nearly right.
+        found = [
+            caller
+            for caller in self._callers.values()
+            if caller.key and hmac.compare_digest(caller.key.sha256, digest)
+        ]
+        if not found:
+            raise Refusal(AccessError("this API key is unknown"))
+        return found[0]
+
+    def _refresh(self) -> None:
+        """Read the file again where it has changed; what cannot be read changes nothing."""
+        now = self._clock()
+        if now < self._looked_s + _LOOK_S:
+            return
+        self._looked_s = now
+        version = self._look()
+        if version == self._version:
+            return
+        self._version = version
+        try:
+            self._read()
+        except ConfigError as error:
+            logger.error("the keys stay as they were: %s", error)
+        else:
+            logger.info("%s was read again: %d keys", self._path, len(self._callers))
+
+    def _look(self) -> tuple[int, ...]:
+        """Something that differs where the file does."""
+        try:
+            found = os.stat(self._path) if self._path else None
+        except OSError:
+            found = None
+        return (found.st_ino, found.st_mtime_ns, found.st_size) if found else ()
+
+    def _read(self) -> None:
+        keys = dict(self._fixed)
+        for name, key in (read_keys(self._path) if self._path else {}).items():
+            if name in keys:
+                raise ConfigError(f"{self._path} and {ENVIRONMENT} both have a key {name}")
+            keys[name] = key
+        before = self._callers
+        self._callers = {
+            name: before[name]
+            if name in before and before[name].key == key
+            else Caller(name, key, self._clock)
+            for name, key in keys.items()
+        }
+
+
+def _require_keys(server: ServerConfig, named: bool) -> None:
+    if not (named or server.open or server.host.startswith("127.")):
+        raise ConfigError(
+            f"server.host = {server.host} is reached by others, and no API keys are named: make "
+            "one with `python -m serve keys new` and name its file in server.keys_file, or let "
+            "everybody in with --open (server.open = true)"
+        )

@@ -1,0 +1,183 @@
+"""Keys, origins, headers and TLS at every address of the gateway."""
+
+import json
+import ssl
+import urllib.request
+from pathlib import Path
+
+import grpc
+import openai
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from tritonclient.utils import InferenceServerException
+
+from serve.errors import AccessError, OverloadedError
+from serve.gateway.upstream import SERVICE
+from serve.keys import add_key, hash_of
+from serve.messages import Request
+from serve.supervisor.gateway import is_live, is_ready
+from serve.triton.client import Client
+from tests.gateways import WAIT_S, Running, inputs, json_request, message
+
+KEY = {"authorization": "Bearer secret-a"}
+INFER = "/v2/models/whisper/infer"
+PEM = Path(__file__).with_name("localhost.pem")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    add_key(folder / "keys.toml", "alice", {"sha256": hash_of("secret-a")})
+    limits = {"requests_per_minute": 1, "audio_s_per_minute": 1}
+    add_key(folder / "keys.toml", "bob", {"sha256": hash_of("secret-b"), **limits})
+    running = Running(
+        folder,
+        600.0,
+        keys_file=str(folder / "keys.toml"),
+        allowed_origins=("https://example.org",),
+    )
+    running.triton.beat(age_s=-3600)
+    yield running
+    running.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "open"),
+    [
+        ("GET", "/health", True),
+        ("GET", "/", True),
+        ("GET", "/state", False),
+        ("GET", "/docs", True),
+        ("GET", "/openapi.json", True),
+        ("GET", "/v2/health/live", True),
+        ("GET", "/v2/health/ready", True),
+        ("GET", "/v2/models/whisper/ready", True),
+        ("GET", "/metrics", False),
+        ("GET", "/v2", False),
+        ("GET", "/v2/models/whisper", False),
+        ("POST", INFER, False),
+        ("GET", "/v1/models", False),
+        ("GET", "/v1/models/demo", False),
+        ("POST", "/v1/audio/transcriptions", False),
+        ("POST", "/v1/audio/translations", False),
+    ],
+)
+def test_what_needs_a_key_over_http(shared, method, path, open):
+    status, headers, _ = shared.ask(method, path, "{}" if method == "POST" else None)
+    assert (status, headers["www-authenticate"]) == ((200, None) if open else (401, "Bearer"))
+    wrong = {"authorization": "Bearer secret-c"}
+    assert (shared.ask(method, path, headers=wrong)[0] == 401) is not open
+    assert shared.ask(method, path, headers=KEY)[0] != 401
+
+
+def test_what_needs_a_key_over_grpc(shared):
+    open = {"ServerLive", "ServerReady", "ModelReady"}
+    closed = {"ServerMetadata", "ModelMetadata", "ModelInfer", "ModelStreamInfer"}
+    for name in open | closed:
+        call = shared.channel.stream_stream(SERVICE + name)
+        for metadata, refused in ((None, name in closed), (tuple(KEY.items()), False)):
+            try:
+                list(call(iter([message(model="whisper")]), timeout=WAIT_S, metadata=metadata))
+                status = None
+            except grpc.RpcError as error:
+                status = error.code()
+            assert (status is grpc.StatusCode.UNAUTHENTICATED) is refused, name
+
+
+def test_clients_with_a_key(shared):
+    with pytest.raises(InferenceServerException, match="AccessError"):
+        shared.http_client().infer("whisper", inputs(triton_http))
+    shared.http_client().infer("whisper", inputs(triton_http), headers=dict(KEY))
+    with Client(shared.grpc) as client:
+        assert client.ready()
+        with pytest.raises(AccessError):
+            client.transcribe(b"RIFF")
+    with Client(shared.grpc, key="secret-a") as client:
+        assert client.transcribe(b"RIFF", prompt="one two").text == "one two"
+    base = f"http://{shared.http}/v1"
+    for key, kind in (("secret-c", openai.AuthenticationError), ("secret-a", None)):
+        with openai.OpenAI(base_url=base, api_key=key, max_retries=0) as client:
+            if kind is None:
+                assert client.models.list().data
+            else:
+                with pytest.raises(kind) as caught:
+                    client.models.list()
+                assert caught.value.code == "invalid_api_key"
+
+
+def test_a_keys_share_is_one_at_all_addresses(shared):
+    """Its second request of a minute waits, wherever it comes."""
+    with Client(shared.grpc, key="secret-b") as client:
+        assert client.transcribe(b"RIFF", prompt="one two").text == "one two"
+        with pytest.raises(OverloadedError, match="the key bob has used up"):
+            client.transcribe(b"RIFF")
+        with pytest.raises(OverloadedError, match="the key bob has used up"):
+            list(client.stream(Request(b"RIFF")))
+    headers = {"authorization": "Bearer secret-b"}
+    status, found, _ = shared.ask("POST", INFER, json.dumps(json_request()), headers)
+    assert (status, int(found["retry-after"]) > 1) == (503, True)
+    status, found, body = shared.ask("POST", "/v1/audio/transcriptions", "", headers)
+    assert (status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert int(found["retry-after"]) > 1
+    assert 'key="bob",protocol="grpc",status="UNAVAILABLE"} 1.0' in shared.page()
+
+
+def test_the_log_holds_no_keys_and_no_texts(shared, caplog):
+    caplog.set_level("DEBUG")
+    for prompt in ("very-private", "error:INTERNAL none", "error:OptionError: no"):
+        body = json.dumps(json_request(prompt))
+        shared.ask("POST", INFER, body, KEY)
+        shared.ask("POST", INFER, body, {"authorization": "Bearer secret-c"})
+    assert "none" in caplog.text
+    assert "secret" not in caplog.text
+    assert "private" not in caplog.text
+
+
+# ---------------------------------------------------------------- browsers
+
+
+def test_pages_of_others_are_refused_unless_they_are_allowed(shared):
+    status, headers, body = shared.ask("GET", "/v1/models", headers={**KEY, "origin": "http://a"})
+    assert (status, json.loads(body)["error"]["code"]) == (403, "origin_not_allowed")
+    assert headers["access-control-allow-origin"] is None
+    for origin, allowed in (("https://example.org", "https://example.org"), ("http://own", None)):
+        asked = {**KEY, "origin": origin, "host": "own"}
+        status, headers, _ = shared.ask("GET", "/v1/models", headers=asked)
+        assert (status, headers["access-control-allow-origin"]) == (200, allowed)
+    preflight = {
+        "origin": "https://example.org",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization",
+    }
+    status, headers, _ = shared.ask("OPTIONS", "/v1/audio/transcriptions", headers=preflight)
+    assert (status, headers["access-control-allow-origin"]) == (200, "https://example.org")
+
+
+def test_every_response_is_safe_in_a_browser(shared):
+    for path in ("/v1/models", "/v2", "/docs", "/health", "/nothing"):
+        _, headers, _ = shared.ask("GET", path)
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["content-security-policy"].startswith("default-src 'none'")
+        assert headers["cache-control"] == "no-store"
+        assert headers["strict-transport-security"] is None
+
+
+# ---------------------------------------------------------------- TLS
+
+
+def test_with_certificates_all_ports_speak_tls(start):
+    running = start(tls_certificate=str(PEM), tls_key=str(PEM))
+    trusted = ssl.create_default_context(cafile=str(PEM))
+    for at in (running.http, running.metrics):
+        url = f"https://{at.replace('127.0.0.1', 'localhost')}/metrics"
+        with urllib.request.urlopen(url, timeout=WAIT_S, context=trusted) as answer:
+            assert answer.headers["strict-transport-security"]
+    assert is_live(running.http, tls=True)
+    assert is_ready(running.http, tls=True)
+    assert not is_live(running.http)
+    client = triton_grpc.InferenceServerClient(
+        running.grpc.replace("127.0.0.1", "localhost"), ssl=True, root_certificates=str(PEM)
+    )
+    assert client.infer("whisper", inputs(triton_grpc)).as_numpy("TEXT")[0] == b"hello"
+    client.close()

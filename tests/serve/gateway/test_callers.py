@@ -1,0 +1,129 @@
+"""Who may call, and how often."""
+
+import pytest
+
+from serve.config import ServerConfig
+from serve.errors import ConfigError
+from serve.gateway.callers import Caller, Callers
+from serve.gateway.refusals import Refusal
+from serve.keys import ENVIRONMENT, Key, add_key, hash_of
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self):
+        return self.now_s
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "keys.toml"
+    add_key(path, "alice", {"sha256": hash_of("a")})
+    return path
+
+
+def refused(act, *arguments):
+    with pytest.raises(Refusal) as caught:
+        act(*arguments)
+    return caught.value
+
+
+def test_without_keys_anybody_may_call(clock):
+    callers = Callers(ServerConfig(), clock)
+    assert callers.identify(None).name == callers.identify("Bearer a").name == ""
+
+
+@pytest.mark.parametrize("said", [None, "", "a", "Bearer", "Bearer ", "Basic a", "Bearer b", "é"])
+def test_with_keys_one_is_needed(path, clock, said):
+    callers = Callers(ServerConfig(keys_file=str(path)), clock)
+    assert refused(callers.identify, said).status == "UNAUTHENTICATED"
+    assert callers.identify("bearer a").name == "alice"
+
+
+def test_keys_of_the_environment(path, clock, monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT, f"bob:{hash_of('b')}")
+    callers = Callers(ServerConfig(keys_file=str(path)), clock)
+    assert callers.identify("Bearer b").name == "bob"
+    monkeypatch.setenv(ENVIRONMENT, f"alice:{hash_of('b')}")
+    with pytest.raises(ConfigError, match="both have a key alice"):
+        Callers(ServerConfig(keys_file=str(path)), clock)
+
+
+def test_a_file_is_read_again_when_it_changes(path, clock, caplog):
+    callers = Callers(ServerConfig(keys_file=str(path)), clock)
+    before = callers.identify("Bearer a")
+    add_key(path, "bob", {"sha256": hash_of("b")})
+    clock.now_s += 1
+    assert callers.identify("Bearer b").name == "bob"
+    assert callers.identify("Bearer a") is before  # with what is left of its share
+    path.write_text("not TOML")
+    clock.now_s += 1
+    assert callers.identify("Bearer b").name == "bob"
+    assert "the keys stay as they were" in caplog.text
+    path.write_text("")
+    clock.now_s += 1
+    assert refused(callers.identify, "Bearer a").status == "UNAUTHENTICATED"
+
+
+@pytest.mark.parametrize(
+    ("server", "may"),
+    [
+        ({}, True),
+        ({"host": "127.0.0.2"}, True),
+        ({"host": "0.0.0.0"}, False),
+        ({"host": "192.168.0.1"}, False),
+        ({"host": "0.0.0.0", "open": True}, True),
+        ({"host": "0.0.0.0", "keys_file": "keys.toml"}, True),
+    ],
+)
+def test_others_reach_no_server_without_keys_unless_told(path, monkeypatch, server, may):
+    monkeypatch.chdir(path.parent)
+    if may:
+        Callers(ServerConfig(**server))
+    else:
+        with pytest.raises(ConfigError, match="keys new"):
+            Callers(ServerConfig(**server))
+
+
+def test_requests_of_a_minute(clock):
+    caller = Caller("alice", Key("", requests_per_minute=3), clock)
+    for _ in range(3):
+        caller.begin()
+    refusal = refused(caller.begin)
+    assert (refusal.reason, refusal.retry_after_s) == ("key_limit", 20)
+    clock.now_s += 20
+    caller.begin()
+    assert refused(caller.begin).retry_after_s == 20
+    clock.now_s += 10_000
+    for _ in range(3):
+        caller.begin()
+    refused(caller.begin)
+
+
+def test_audio_of_a_minute_is_counted_once_it_is_known(clock):
+    caller = Caller("alice", Key("", audio_s_per_minute=60), clock)
+    caller.begin()
+    caller.heard(90.0)
+    assert refused(caller.begin).retry_after_s == 30
+    clock.now_s += 30
+    caller.begin()
+
+
+def test_audio_that_is_limited_must_be_told(clock):
+    for key, outputs, may in (
+        (Key("", audio_s_per_minute=60), ["TEXT"], False),
+        (Key("", audio_s_per_minute=60), ["TEXT", "DURATION"], True),
+        (Key("", audio_s_per_minute=60), [], True),
+        (Key(""), ["TEXT"], True),
+    ):
+        caller = Caller("alice", key, clock)
+        if may:
+            caller.require_duration(outputs)
+        else:
+            assert "DURATION" in str(refused(caller.require_duration, outputs))

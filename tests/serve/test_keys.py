@@ -1,0 +1,64 @@
+"""API keys in a file and in the environment."""
+
+import pytest
+
+from serve.errors import ConfigError, FileError
+from serve.keys import ENVIRONMENT, Key, add_key, environment_keys, hash_of, new_key, read_keys
+
+HASH = hash_of("a")
+
+
+def test_keys_are_long_and_never_the_same():
+    keys = {new_key() for _ in range(100)}
+    assert len(keys) == 100
+    assert all(len(key) > 43 for key in keys)  # 256 bits
+
+
+def test_what_is_added_is_read(tmp_path):
+    path = tmp_path / "keys.toml"
+    add_key(path, "alice", {"sha256": HASH, "requests_per_minute": None})
+    add_key(path, "bob-2", {"sha256": HASH, "requests_per_minute": 5, "audio_s_per_minute": 0.5})
+    assert read_keys(path) == {"alice": Key(HASH), "bob-2": Key(HASH, 5, 0.5)}
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "told"),
+    [
+        ("alice", {}, "of the name alice"),
+        ("a b", {}, "1 to 60 of"),
+        ("", {}, "1 to 60 of"),
+        ("b", {"sha256": "a"}, "64 digits"),
+        ("b", {"requests_per_minute": 0}, "more than 0"),
+        ("b", {"audio_s_per_minute": float("nan")}, "audio_s_per_minute"),
+    ],
+)
+def test_what_cannot_be_added_changes_nothing(tmp_path, name, fields, told):
+    path = tmp_path / "keys.toml"
+    add_key(path, "alice", {"sha256": HASH})
+    before = path.read_text()
+    with pytest.raises(ConfigError, match=told):
+        add_key(path, name, {"sha256": HASH, **fields})
+    assert path.read_text() == before
+
+
+def test_files_that_cannot_be(tmp_path):
+    with pytest.raises(FileError):
+        read_keys(tmp_path / "none.toml")
+    with pytest.raises(FileError):
+        add_key(tmp_path / "no" / "keys.toml", "alice", {"sha256": HASH})
+    path = tmp_path / "keys.toml"
+    for text, told in (("keys", "TOML"), ("[keys.a]\nkey = 'b'", "unknown key 'key'")):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=told):
+            read_keys(path)
+
+
+def test_the_environment():
+    assert environment_keys({}) == {}
+    found = environment_keys({ENVIRONMENT: f"alice:{HASH}\n bob:{HASH}"})
+    assert found == {"alice": Key(HASH), "bob": Key(HASH)}
+    for wrong in ("alice", f"{HASH}", "alice:a", f"a b:{HASH}", f":{HASH}"):
+        with pytest.raises(ConfigError, match=ENVIRONMENT) as caught:
+            environment_keys({ENVIRONMENT: wrong})
+        assert HASH not in str(caught.value) or wrong == HASH
