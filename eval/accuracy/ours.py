@@ -51,6 +51,9 @@ _SEARCH = (
     "repetition_penalty",
     "no_repeat_ngram_size",
     "temperatures",
+    "mode",
+    "previous_tokens",
+    "previous_timestamps",
     "vad",
 )
 

@@ -47,6 +47,7 @@ OUR_DEFAULT = "earshot-parallel"
 OURS: dict[str, dict[str, Any]] = {  # options of a request
     OUR_DEFAULT: {},
     "earshot-no-vad": {"vad": False},
+    "earshot-sequential": {"mode": "sequential"},
 }
 
 _NO_CONTEXT: dict[str, Any] = {"condition_on_previous_text": False}
