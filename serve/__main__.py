@@ -22,7 +22,7 @@ from typing import Any, get_args
 
 from tqdm import tqdm
 
-from serve.config import SEARCH_OPTIONS, Config, load_config
+from serve.config import SEARCH_OPTIONS, SPEECH_OPTIONS, Config, load_config
 from serve.errors import ConfigError, EarshotError, FileError
 from serve.files import read_bytes
 from serve.keys import ENVIRONMENT, add_key, hash_of, new_key
@@ -172,6 +172,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--temperature", type=float, help="0 to 1; default: 0, higher where that fails"
     )
     group.add_argument("--max-tokens", type=int, help="per window; default: as in the config")
+    speech = parser.add_argument_group("speech options", "Defaults are those of the config.")
+    speech.add_argument(
+        "--vad-threshold", type=float, help="0 to 1: a likelier frame of 32 ms begins speech"
+    )
+    speech.add_argument("--vad-min-silence-s", type=float, help="so much silence ends speech")
+    speech.add_argument("--vad-pad-s", type=float, help="stays on either side of speech")
     search = parser.add_argument_group("search options", "Defaults are those of the config.")
     search.add_argument(
         "--beam-size", type=int, help="1 to 8 hypotheses, at temperature 0; 1 is greedy"
@@ -352,7 +358,7 @@ def _transcribe_file(transcribe: Transcribe, file: str, args: argparse.Namespace
             vad=args.vad,
             temperature=args.temperature,
             max_tokens=args.max_tokens,
-            **{name: getattr(args, name) for name in SEARCH_OPTIONS},
+            **{name: getattr(args, name) for name in (*SEARCH_OPTIONS, *SPEECH_OPTIONS)},
         )
     )
 

@@ -132,7 +132,23 @@ SEARCH_OPTIONS = tuple(field.name for field in dataclasses.fields(SearchConfig))
 
 
 @dataclasses.dataclass(frozen=True)
-class TranscriberConfig(SearchConfig):
+class SpeechConfig:
+    """What counts as speech, where a request does not say it itself; keys of [transcriber].
+
+    The values are those with which faster-whisper packs windows for a batch.
+    """
+
+    vad_threshold: Fraction = 0.5  # a frame of 32 ms that is likelier begins speech
+    vad_min_silence_s: Moment = 0.16  # speech ends when it has been unlikely for so long
+    vad_pad_s: Moment = 0.4  # stays on either side of speech
+
+
+SPEECH_OPTIONS = tuple(field.name for field in dataclasses.fields(SpeechConfig))
+"""The options of a request that are `SpeechConfig`'s fields."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TranscriberConfig(SearchConfig, SpeechConfig):
     """What requests may ask for, and when a window is decoded again."""
 
     max_audio_s: Seconds = 3600.0
@@ -163,12 +179,8 @@ class TranscriberConfig(SearchConfig):
     logprob_threshold: Finite = -1.0  # below: the model is unsure, decode again
     no_speech_threshold: Finite = 0.6  # above, and unsure: silence, no text
     # Whether what is not speech is left out before decoding, where a request does not say it: "on";
-    # "off"; "auto", in audio that is longer than a window of 30 s. The values are those with which
-    # faster-whisper packs windows for a batch.
+    # "off"; "auto", in audio that is longer than a window of 30 s.
     vad: VoiceActivity = "auto"
-    vad_threshold: Fraction = 0.5  # a frame of 32 ms that is likelier begins speech
-    vad_min_silence_s: Moment = 0.16  # speech ends when it has been unlikely for so long
-    vad_pad_s: Moment = 0.4  # stays on either side of speech
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,6 +28,10 @@ class Request:
     timestamps: bool = True
     word_timestamps: bool = False  # segments come with their words, and words with their times
     vad: bool | None = None  # whether what is not speech is left out; None = as configured
+    # What counts as speech; see `serve.config.SpeechConfig`. None = as configured.
+    vad_threshold: float | None = None
+    vad_min_silence_s: float | None = None
+    vad_pad_s: float | None = None
     temperature: float | None = None  # None = 0 with the configured fallback; a number = only that
     max_tokens: int | None = None  # new tokens per window; None = the configured limit
     # The search for the best text; see `serve.config.SearchConfig`. None = as configured.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from serve.config import TranscriberConfig
+from serve.config import SpeechConfig
 from serve.errors import EarshotError
 from serve.messages import Samples
 from serve.speech.features import SAMPLE_RATE
@@ -38,12 +38,12 @@ Probabilities = npt.NDArray[np.float32]
 class Options:
     """What counts as speech; each is a key of [transcriber], samples instead of seconds."""
 
-    threshold: float = TranscriberConfig.vad_threshold
-    min_silence: int = round(TranscriberConfig.vad_min_silence_s * SAMPLE_RATE)
-    pad: int = round(TranscriberConfig.vad_pad_s * SAMPLE_RATE)
+    threshold: float = SpeechConfig.vad_threshold
+    min_silence: int = round(SpeechConfig.vad_min_silence_s * SAMPLE_RATE)
+    pad: int = round(SpeechConfig.vad_pad_s * SAMPLE_RATE)
 
     @classmethod
-    def of(cls, config: TranscriberConfig) -> "Options":
+    def of(cls, config: SpeechConfig) -> "Options":
         """As configured."""
         return cls(
             config.vad_threshold,

@@ -78,7 +78,6 @@ class Intake:
         self._limits = Limits(
             config.max_audio_s, config.max_decoded_msamples * 1e6, config.max_decode_s
         )
-        self._vad = activity.Options.of(config)
         self._on_window = on_window
         self._on_error = on_error
         self._prepare = prepare
@@ -166,14 +165,11 @@ class Intake:
         self._prepare(active, request)
         with contextlib.closing(self._blocks(request, stopped)) as blocks:
             if active.plan.vad == "on":
-                yield from pack(blocks, self._listener())
+                yield from pack(blocks, _listener(active))
             elif active.plan.vad == "auto":
-                yield from cut_long(blocks, self._listener)
+                yield from cut_long(blocks, functools.partial(_listener, active))
             else:
                 yield from cut(blocks)
-
-    def _listener(self) -> activity.Listener:
-        return activity.Listener(self._vad, activity.Detector())
 
     def _blocks(
         self, request: Request, stopped: Callable[[], bool]
@@ -243,3 +239,7 @@ class Intake:
             unwanted = decoding.gone or decoding.whole
         if unwanted:
             decoding.windows.close()
+
+
+def _listener(active: ActiveRequest) -> activity.Listener:
+    return activity.Listener(activity.Options.of(active.plan.speech), activity.Detector())

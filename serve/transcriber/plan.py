@@ -1,18 +1,26 @@
 """From a request's options to the plan that all its windows are decoded by, or to a refusal."""
 
 import dataclasses
-from typing import get_args
+from typing import TypeVar, get_args
 
 import numpy as np
 
 from serve.codec import from_table
-from serve.config import SEARCH_OPTIONS, SearchConfig, TranscriberConfig, VoiceActivity
+from serve.config import (
+    SPEECH_OPTIONS,
+    SearchConfig,
+    SpeechConfig,
+    TranscriberConfig,
+    VoiceActivity,
+)
 from serve.engine import DETECT_LANGUAGE
 from serve.errors import AudioError, AudioLimitError, ConfigError, OptionError, shown
 from serve.messages import Mode, Request
 from serve.runtime.protocol import Capabilities, DecodingOptions
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber.prompts import NO_TEXTS, Texts
+
+T = TypeVar("T", SearchConfig, SpeechConfig)
 
 MIB = 1 << 20
 
@@ -29,6 +37,7 @@ class Plan:
     fixed_temperature: bool  # the client chose the temperature: no fallback
     words: bool = False  # to be timed
     vad: VoiceActivity = "off"  # in which audio what is not speech is left out
+    speech: SpeechConfig = dataclasses.field(default_factory=SpeechConfig)  # what is
     draft: tuple[int, ...] = ()  # what the first window may say
     mode: Mode = "parallel"
     texts: Texts = NO_TEXTS
@@ -114,6 +123,7 @@ def plan_request(
         fixed_temperature=request.temperature is not None,
         words=_words(request, tokenizer, capabilities),
         vad=_vad(request, config),
+        speech=_speech(request, config),
         draft=_draft(request, tokenizer, n_text_ctx),
         mode=mode,
         texts=texts,
@@ -222,6 +232,17 @@ def _vad(request: Request, config: TranscriberConfig) -> VoiceActivity:
     return "on" if request.vad else "off"
 
 
+def _speech(request: Request, config: TranscriberConfig) -> SpeechConfig:
+    """What counts as speech, where speech is looked for."""
+    for name in SPEECH_OPTIONS:
+        if _vad(request, config) == "off" and getattr(request, name) is not None:
+            raise OptionError(
+                f"{name} = {shown(getattr(request, name))}, but no speech is looked for; ask for "
+                "vad = true"
+            )
+    return _asked(request, config, SpeechConfig)
+
+
 def _draft(request: Request, tokenizer: Tokenizer, n_text_ctx: int) -> tuple[int, ...]:
     draft, n_vocab = request.draft, tokenizer.n_vocab
     good = isinstance(draft, tuple) and all(type(t) is int and 0 <= t < n_vocab for t in draft)
@@ -248,15 +269,25 @@ def _temperature(request: Request, capabilities: Capabilities, config: Transcrib
     return float(wanted)
 
 
+def _asked(request: Request, config: TranscriberConfig, kind: type[T]) -> T:
+    """Some options that a request asks for; what it does not say is as configured.
+
+    Args:
+        request: has them by the names that `config` has.
+        config: is a `kind` itself.
+        kind: dataclass of these options.
+    """
+    asked = {
+        field.name: getattr(config if getattr(request, field.name) is None else request, field.name)
+        for field in dataclasses.fields(kind)
+    }
+    return from_table(kind, asked, "the request", error=OptionError)
+
+
 def _search(
     request: Request, capabilities: Capabilities, config: TranscriberConfig
 ) -> SearchConfig:
-    """The search that a request asks for; what it does not say is as configured."""
-    asked = {
-        name: getattr(config if getattr(request, name) is None else request, name)
-        for name in SEARCH_OPTIONS
-    }
-    search = from_table(SearchConfig, asked, "the request", error=OptionError)
+    search = _asked(request, config, SearchConfig)
     refusal = capabilities.refusal(search)
     if refusal is not None:
         raise OptionError(refusal)

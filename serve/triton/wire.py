@@ -67,6 +67,9 @@ INPUTS = _by_name(
         "WORD_TIMESTAMPS", "BOOL", (1,), "whether segments hold timed words; default: false"
     ),
     TensorSpec("VAD", "BOOL", (1,), "whether only speech is decoded; default: as configured"),
+    TensorSpec("VAD_THRESHOLD", "FP32", (1,), "0 to 1; a frame that is likelier begins speech"),
+    TensorSpec("VAD_MIN_SILENCE_S", "FP32", (1,), "seconds of silence that end speech"),
+    TensorSpec("VAD_PAD_S", "FP32", (1,), "seconds that stay on either side of speech"),
     TensorSpec("TEMPERATURE", "FP32", (1,), "0 to 1; default: 0, with the configured fallback"),
     TensorSpec("MAX_TOKENS", "INT32", (1,), "most new tokens per window of at most 30 s"),
     TensorSpec("BEAM_SIZE", "INT32", (1,), "1 to 8 hypotheses, at temperature 0; 1: greedy"),

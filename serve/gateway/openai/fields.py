@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field as Bounds
 
 from serve.codec import from_json, from_table, nearest
-from serve.config import Finite, TranscriberConfig
+from serve.config import Finite
 from serve.errors import EarshotError, OptionError, shown
 from serve.gateway.openai.errors import FieldRefusal
 from serve.gateway.refusals import Refusal
@@ -23,6 +23,7 @@ from serve.messages import Request, Task
 from serve.speech.formats import CueOptions
 from serve.triton.wire import INPUTS, request_to_inputs
 
+Milliseconds = Annotated[int, Bounds(ge=0, le=1_000_000)]
 Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
 Granularity = Literal["word", "segment"]
 _STREAMED: tuple[Format, ...] = ("json", "text", "verbose_json")
@@ -75,7 +76,8 @@ FIELDS = _by_name(
     Field(
         _STRATEGY,
         "BYTES",
-        '"auto": speech is looked for as configured; {"type": "server_vad"}: in all audio',
+        '"auto": speech is looked for as configured; {"type": "server_vad"}: in all audio, with '
+        "threshold, prefix_padding_ms and silence_duration_ms as the options of vad",
     ),
     Field("include", "BYTES", "nothing can be included", many=True),
     Field("keywords", "BYTES", "hotwords, one by one", many=True),
@@ -119,19 +121,16 @@ class _ServerVad:
 
     type: Literal["server_vad"]
     threshold: Finite | None = None
-    prefix_padding_ms: Annotated[int, Bounds(ge=0)] | None = None
-    silence_duration_ms: Annotated[int, Bounds(ge=0)] | None = None
+    prefix_padding_ms: Milliseconds | None = None
+    silence_duration_ms: Milliseconds | None = None
 
 
-def read_fields(
-    pairs: Iterable[tuple[str, str]], task: Task, transcriber: TranscriberConfig
-) -> Asked:
+def read_fields(pairs: Iterable[tuple[str, str]], task: Task) -> Asked:
     """Read a form's fields.
 
     Args:
         pairs: names and texts in their order, without the file.
         task: which the address names.
-        transcriber: whose voice activity a request may ask for.
 
     Raises:
         Refusal: one is unknown, malformed, or cannot be honoured.
@@ -154,7 +153,7 @@ def read_fields(
         )
     cues = _cues(read, format)
     options = {name: read.value(name) for name in _OPTIONS}
-    options["vad"] = _vad(strategy, read, transcriber)
+    options |= _chunking(strategy, read)
     options["hotwords"] = _hotwords(read)
     if options["temperature"] == 0.0:
         options["temperature"] = None  # OpenAI's 0 rises by itself, ours stays
@@ -295,32 +294,31 @@ def _hotwords(read: _Values) -> str | None:
     return ", ".join(keywords) or hotwords
 
 
-def _vad(strategy: dict[str, str], read: _Values, transcriber: TranscriberConfig) -> bool | None:
-    """Whether only speech is decoded; None: as configured."""
-    vad: bool | None = read.value("vad")
+def _chunking(strategy: dict[str, str], read: _Values) -> dict[str, Any]:
+    """What a `chunking_strategy` says, as options of ours."""
     text = read.value(_STRATEGY)
     if text is not None and strategy:
         raise FieldRefusal(_STRATEGY, f"{_STRATEGY} came whole and in parts; expected one of them")
     if text == "auto" or (text is None and not strategy):
-        return vad
+        return {}
     asked = _server_vad(text, strategy)
-    configured = {
-        "threshold": ("vad_threshold", transcriber.vad_threshold),
-        "prefix_padding_ms": ("vad_pad_s", round(transcriber.vad_pad_s * 1000)),
-        "silence_duration_ms": ("vad_min_silence_s", round(transcriber.vad_min_silence_s * 1000)),
+    options = {
+        "vad": True,
+        "vad_threshold": asked.threshold,
+        "vad_pad_s": _seconds(asked.prefix_padding_ms),
+        "vad_min_silence_s": _seconds(asked.silence_duration_ms),
     }
-    for name, (key, value) in configured.items():
-        if (wanted := getattr(asked, name)) not in (None, value):
+    found = {name: value for name, value in options.items() if value is not None}
+    for name, value in found.items():
+        if read.value(name) not in (None, value):
             raise FieldRefusal(
-                f"{_STRATEGY}[{name}]",
-                f"{_STRATEGY}[{name}] = {wanted:g} cannot be chosen: this server has {value:g} "
-                f"(transcriber.{key}); leave it out",
+                name, f"{name} says otherwise than {_STRATEGY}; expected one of them"
             )
-    if vad is False:
-        raise FieldRefusal(
-            "vad", f"vad = false with {_STRATEGY} = server_vad; expected one of them"
-        )
-    return True
+    return found
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
 
 
 def _server_vad(text: str | None, parts: Mapping[str, str]) -> _ServerVad:

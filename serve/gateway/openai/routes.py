@@ -116,7 +116,7 @@ class _Audio:
     async def _begin(self, request: Request, ticket: Ticket) -> tuple[Asked, Exchange]:
         limit_s = self._door.upload_timeout_s
         async with received_form(request, ticket, limit_s) as form:
-            asked = read_fields(form.pairs, self._task, self._door.config.transcriber)
+            asked = read_fields(form.pairs, self._task)
             if asked.model is not None:
                 self._models.check(asked.model)
             model = STREAM_MODEL if asked.stream else MODEL

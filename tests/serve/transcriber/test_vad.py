@@ -46,6 +46,15 @@ class TestVoiceActivity(TranscriberTests):
         assert segment.end == pytest.approx(segment.start + 1.0, abs=1e-3)
         quiescent(transcriber, runtime)
 
+    def test_a_request_says_what_counts_as_speech(self, start, echo):
+        transcriber, _ = start(echo, vad="auto")
+        audio = talk((45, 0), (2, 1), (3, 0))
+        for pad_s in (0.0, 1.0):
+            answer = transcriber.transcribe(request("so", audio=audio, vad_pad_s=pad_s))
+            assert answer.segments[0].start == pytest.approx(45 - pad_s, abs=0.1)
+        with pytest.raises(OptionError, match=r"^vad_pad_s = 1\.0, but no speech is looked for"):
+            transcriber.transcribe(request(audio=audio, vad=False, vad_pad_s=1.0))
+
     def test_words_after_a_pause_are_where_they_were_said(self, start, echo):
         transcriber, _ = start(echo, ABLE)
         audio = talk((0.2, 1), (60, 0), (6, 1))

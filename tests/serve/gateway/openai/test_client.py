@@ -96,7 +96,7 @@ def test_every_option_reaches_the_model(shared, client):
         "¿Qué?",
         language="es",
         temperature=0.4,
-        chunking_strategy={"type": "server_vad", "threshold": 0.5},
+        chunking_strategy={"type": "server_vad", "threshold": 0.75},
         extra_body={"beam_size": 5, "length_penalty": 0.5, "timestamps": False},
     )
     found = sent(shared)
@@ -106,6 +106,7 @@ def test_every_option_reaches_the_model(shared, client):
         "PROMPT": "¿Qué?",
         "LANGUAGE": "es",
         "VAD": True,
+        "VAD_THRESHOLD": 0.75,
         "BEAM_SIZE": 5,
         "LENGTH_PENALTY": 0.5,
         "TIMESTAMPS": False,

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from serve.config import TranscriberConfig
 from serve.gateway.openai.fields import FIELDS, read_fields
 from serve.gateway.refusals import Refusal
 from serve.messages import Request
@@ -15,7 +14,7 @@ WORD, SEGMENT = ("timestamp_granularities[]", "word"), ("timestamp_granularities
 
 
 def read(*pairs, task="transcribe"):
-    return read_fields(pairs, task, TranscriberConfig())
+    return read_fields(pairs, task)
 
 
 def refused(*pairs):
@@ -93,20 +92,27 @@ def test_granularities_say_what_verbose_json_holds(pairs, words, segments):
 
 
 @pytest.mark.parametrize(
-    "pairs",
+    ("pairs", "options"),
     [
-        [("chunking_strategy", '{"type": "server_vad"}')],
-        [("chunking_strategy[type]", "server_vad"), ("chunking_strategy[threshold]", "0.5")],
-        [
-            ("chunking_strategy[type]", "server_vad"),
-            ("chunking_strategy[prefix_padding_ms]", "400"),
-            ("chunking_strategy[silence_duration_ms]", "160"),
-        ],
-        [("vad", "true")],
+        ([("chunking_strategy", '{"type": "server_vad"}')], {}),
+        ([("chunking_strategy[type]", "server_vad")], {}),
+        (
+            [("chunking_strategy", '{"type": "server_vad", "silence_duration_ms": 500}')],
+            {"vad_min_silence_s": 0.5},
+        ),
+        (
+            [
+                ("chunking_strategy[type]", "server_vad"),
+                ("chunking_strategy[threshold]", "0.7"),
+                ("chunking_strategy[prefix_padding_ms]", "300"),
+            ],
+            {"vad_threshold": 0.7, "vad_pad_s": 0.3},
+        ),
+        ([("vad", "true"), ("vad_pad_s", "0.3")], {"vad_pad_s": 0.3}),
     ],
 )
-def test_server_vad_is_voice_activity_in_either_spelling(pairs):
-    assert read(*pairs).request.vad is True
+def test_server_vad_is_voice_activity_in_either_spelling(pairs, options):
+    assert read(*pairs).request == Request(b"", vad=True, **options)
 
 
 def test_chunking_as_the_server_likes_is_as_configured():
@@ -158,9 +164,17 @@ def test_subtitles_may_show_words():
         ([("chunking_strategy[threshold]", "0.5")], "chunking_strategy", "type is missing"),
         ([("chunking_strategy[size]", "5")], "chunking_strategy", "unknown key 'size'"),
         (
-            [("chunking_strategy", '{"type": "server_vad", "threshold": 0.7}')],
-            "chunking_strategy[threshold]",
-            "transcriber.vad_threshold",
+            [("chunking_strategy", '{"type": "server_vad", "silence_duration_ms": -1}')],
+            "chunking_strategy",
+            "at least 0",
+        ),
+        (
+            [
+                ("vad_pad_s", "1"),
+                ("chunking_strategy", '{"type":"server_vad","prefix_padding_ms":9}'),
+            ],
+            "vad_pad_s",
+            "says otherwise",
         ),
         (
             [("chunking_strategy", "auto"), ("chunking_strategy[type]", "server_vad")],
