@@ -153,6 +153,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--hotwords", default=Request.hotwords, help="names and terms that may be said anywhere"
     )
     group.add_argument(
+        "--prefix",
+        default=Request.prefix,
+        help="words that the audio begins with; the answer goes on from them",
+    )
+    group.add_argument(
         "--mode",
         choices=get_args(Mode),
         help="sequential: each window knows the text before it; default: as in the config",
@@ -352,6 +357,7 @@ def _transcribe_file(transcribe: Transcribe, file: str, args: argparse.Namespace
             task=args.task,
             prompt=args.prompt,
             hotwords=args.hotwords,
+            prefix=args.prefix,
             mode=args.mode,
             timestamps=not args.no_timestamps,
             word_timestamps=args.word_timestamps,

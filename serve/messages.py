@@ -25,6 +25,7 @@ class Request:
     mode: Mode | None = None
     prompt: str = ""  # text that precedes the audio: names, spelling, style
     hotwords: str = ""  # names and terms that any window may hold
+    prefix: str = ""  # words that the audio begins with, which the answer leaves out
     timestamps: bool = True
     word_timestamps: bool = False  # segments come with their words, and words with their times
     vad: bool | None = None  # whether what is not speech is left out; None = as configured
@@ -51,12 +52,14 @@ class Alignment:
     """What a window's n text tokens attended to, of the frames of 20 ms that its audio has.
 
     Row i weighs the frames in which token i may have been said, row n those after the last token.
+    Where the window's text was begun by a prefix of k tokens, k rows for these come first.
     """
 
     token_probs: npt.NDArray[np.float32]  # (n,), of each token among all text tokens
-    matrix: npt.NDArray[np.float32] | None  # (n + 1, frames); None where `begins` is known
+    matrix: npt.NDArray[np.float32] | None  # (k + n + 1, frames); None where `begins` is known
     # (n + 1,), the frame at which each row begins on the way through its largest weights
     begins: npt.NDArray[np.int64] | None = None
+    prefix: int = 0  # k
 
 
 @dataclasses.dataclass(frozen=True)

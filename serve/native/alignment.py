@@ -1,11 +1,12 @@
 """Which frames each text token attends to: a forced pass over windows that have just finished.
 
 OpenAI's `find_alignment` of `whisper/timing.py`: the text alone, without timestamps and previous
-text, is fed in one step to the row that said it, while its audio is still in its slot. The queries
-of the checkpoint's alignment heads, times the slot's keys, give each token's weights over the
-window's frames. They are put beside each other's (z-scores over tokens), smoothed (a median over
-frames) and averaged over heads on the device. The way through them is found there too where a
-kernel can; else it is left to whoever gets them.
+text, but with the words of a prefix, which are in the audio as well, is fed in one step to the row
+that said it, while its audio is still in its slot. The queries of the checkpoint's alignment heads,
+times the slot's keys, give each token's weights over the window's frames. They are put beside each
+other's (z-scores over tokens), smoothed (a median over frames) and averaged over heads on the
+device. The way through them is found there too where a kernel can; else it is left to whoever gets
+them.
 """
 
 import dataclasses
@@ -47,9 +48,15 @@ class _Forced:
     event: Event  # waits for the alignment
     place: Place
     tokens: tuple[int, ...]
-    first: int  # index of the token that predicts the first one of text
+    first: int  # index of the token that predicts the first one of prefix and text
+    prefix: tuple[int, ...]  # text that the prompt begins the window's with
     text: tuple[int, ...]  # at least one
     frames: int  # of audio
+
+    @property
+    def rows(self) -> int:
+        """How many lie one behind the other in the audio: of the prefix, of the text, after it."""
+        return len(self.prefix) + len(self.text) + 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,13 +80,13 @@ class _Pass:
     def events(self) -> Iterator[Event]:
         begin = 0
         for one, found in zip(self.windows, self.found, strict=True):
-            end, rows = begin + len(one.text), len(one.text) + 1
+            end, prefix = begin + len(one.text), len(one.prefix)
             probs = self.token_probs[begin:end].numpy()
             if found.ndim == 1:
-                alignment = Alignment(probs, None, found[:rows].numpy())
+                alignment = Alignment(probs, None, found[prefix : one.rows].numpy(), prefix)
             else:
-                matrix = found[one.first : one.first + rows, : one.frames]
-                alignment = Alignment(probs, matrix.numpy())
+                matrix = found[one.first : one.first + one.rows, : one.frames]
+                alignment = Alignment(probs, matrix.numpy(), prefix=prefix)
             yield dataclasses.replace(one.event, alignment=alignment)
             begin = end
 
@@ -137,7 +144,7 @@ class Aligner:
                 continue
             window = self._forced(one)
             weights = self._weights([window])[1][0]
-            rows = slice(window.first, window.first + len(window.text) + 1)
+            rows = slice(window.first, window.first + window.rows)
             found.append(weights[:, rows, : window.frames])
         return found
 
@@ -183,19 +190,24 @@ class Aligner:
         End of text, which is for the z-scores alone, may find no room.
         """
         facts, prompt, scores = self._facts, one.job.prompt, one.event.scores
+        begins = len(prompt) - one.job.prefix
+        prefix = tuple(token for token in prompt[begins:] if token < facts.eot)
         start = [
-            token for token in prompt[prompt.index(facts.sot) :] if token != facts.no_timestamps
+            token
+            for token in prompt[prompt.index(facts.sot) : begins]
+            if token != facts.no_timestamps
         ]
         if scores is not None and scores.language is not None:
             start = [scores.language if token == DETECT_LANGUAGE else token for token in start]
         text = tuple(token for token in one.event.tokens if token < facts.eot)
-        tokens = (*start, facts.no_timestamps, *text, facts.eot)
+        tokens = (*start, facts.no_timestamps, *prefix, *text, facts.eot)
         assert len(tokens) <= self._context + 1, f"{len(text)} text tokens"
         return _Forced(
             event=one.event,
             place=one.place,
             tokens=tokens[: self._context],
             first=len(start),
+            prefix=prefix,
             text=text,
             frames=min(one.job.align_frames, self._frames),
         )
@@ -219,7 +231,7 @@ class Aligner:
         if self._decoder.ops.warp is None:
             return probs, matrix
         first = self._upload(one.first for one in windows)
-        count = self._upload(len(one.text) + 1 for one in windows)
+        count = self._upload(one.rows for one in windows)
         frames = self._upload(one.frames for one in windows)
         return probs, self._decoder.ops.warp(matrix, first, count, frames)
 
@@ -234,7 +246,9 @@ class Aligner:
             t for one in windows for t in one.tokens
         )
         wanted = self._upload(
-            begin + one.first + i for one, begin in both for i in range(len(one.text))
+            begin + one.first + len(one.prefix) + i
+            for one, begin in both
+            for i in range(len(one.text))
         )
         queries: dict[int, torch.Tensor] = {}
         logits = self._decoder.step(feed, self._cache, wanted, queries)[:, : self._facts.eot]

@@ -167,8 +167,13 @@ class Starter:
             rows = rows.pinned()
         self._state.put(where, rows.to(self._device))
 
-    @staticmethod
-    def _columns(lines: list[tuple[Begun, int]], context: int) -> dict[str, list[float]]:
+    def _last_timestamp(self, job: Job) -> int:
+        """The highest one that a job's prefix says; 0: none."""
+        said = job.prompt[len(job.prompt) - job.prefix :]
+        begin = self._rules.facts.timestamp_begin
+        return max((token for token in said if token >= begin), default=0)
+
+    def _columns(self, lines: list[tuple[Begun, int]], context: int) -> dict[str, list[float]]:
         """What the rows' state begins with, by field."""
         columns: dict[str, list[float]] = {}
         for one, row in lines:
@@ -178,6 +183,8 @@ class Starter:
             values = {
                 "position": len(prompt) - 1,
                 "prompt_len": len(prompt),
+                "text_begin": len(prompt) - one.job.prefix,
+                "last_timestamp": self._last_timestamp(one.job),
                 "limit": min(len(prompt) + options.max_tokens, context),
                 "seed": options.seed + index * _SEED_STEP,
                 "leader": one.place.first_row,

@@ -34,7 +34,7 @@ class Capabilities:
     max_windows: int  # windows that may decode at the same time
     device: str = "cpu"  # torch device on which `Job.features` are best computed
     takes: Literal["features", "samples"] = "features"  # what `Job.features` must hold
-    previous_text: bool = True  # prompts may begin with text that precedes the audio
+    previous_text: bool = True  # prompts may hold text: what precedes the audio, and `Job.prefix`
     search_options: bool = False  # patience, length_penalty, and penalties for repetition
     words: bool = False  # honours `Job.align_frames`
     drafts: bool = False  # `Job.draft` saves steps; elsewhere it is ignored, which changes nothing
@@ -106,6 +106,9 @@ class Job:
     features: torch.Tensor
     prompt: tuple[int, ...]  # ends with the last forced token; may hold DETECT_LANGUAGE once
     options: DecodingOptions = DecodingOptions()
+    # So many of the prompt's last tokens, text and timestamps, are what the window begins to say:
+    # rules for what is sampled count them as sampled, scores and answers do not.
+    prefix: int = 0
     # A guess at what will be sampled, verified in one step: it changes the time, never the answer.
     draft: tuple[int, ...] = ()
     # > 0: the last event tells which of the window's first so many frames, of 20 ms, each text

@@ -178,7 +178,7 @@ def _begins(alignment: Alignment) -> npt.NDArray[np.int64]:
     if alignment.begins is not None:
         return alignment.begins
     assert alignment.matrix is not None
-    return handovers(alignment.matrix)
+    return handovers(alignment.matrix)[alignment.prefix :]
 
 
 def _shorten_at_sentences(words: WindowWords) -> None:

@@ -36,7 +36,7 @@ from serve.speech.windows import (
 )
 from serve.speech.words import FRAMES_PER_S, WindowWords, give_words, time_words
 from serve.transcriber.plan import Plan
-from serve.transcriber.prompts import Prompts
+from serve.transcriber.prompts import Prompt, Prompts
 
 _SEEDS_PER_WINDOW = 1000
 
@@ -86,10 +86,9 @@ class ActiveRequest:
         self.plan = plan
         self._prompts = Prompts(plan.start, plan.mode, plan.texts)
 
-    @property
-    def prompt(self) -> tuple[int, ...]:
-        """Of the next window's job, or of the next attempt at the window that is decoded alone."""
-        return self._prompts.next
+    def prompt(self, index: int) -> Prompt:
+        """Of a window's next job: of its first one, or of another attempt."""
+        return self._prompts.of(index)
 
     @property
     def ready(self) -> bool:
@@ -195,7 +194,8 @@ class ActiveRequest:
             [] if silent else split_segments(attempt.tokens, tokenizer.facts, window.duration_s)
         )
         if pieces:
-            said = written(attempt.tokens, tokenizer.facts, config.previous_timestamps)
+            said = (*self.prompt(index).said, *attempt.tokens)
+            said = written(said, tokenizer.facts, config.previous_timestamps)
             self._prompts.add(said, temperature, verdict.outcome == "give up")
         self._decoded[index] = Decoded(window.timeline, window.duration_s, attempt, tuple(pieces))
         return None

@@ -216,9 +216,17 @@ class Dispatcher:
         temperature: float,
         draft: tuple[int, ...],
     ) -> None:
-        options = active.options(index, temperature)
-        id, frames = next(self._ids), active.align_frames(index)
-        job = Job(id, features, active.prompt, options, draft, urgent=urgent, align_frames=frames)
+        prompt = active.prompt(index)
+        job = Job(
+            id=next(self._ids),
+            features=features,
+            prompt=prompt.ids,
+            options=active.options(index, temperature),
+            prefix=prompt.prefix,
+            draft=draft,
+            align_frames=active.align_frames(index),
+            urgent=urgent,
+        )
         with runtime_calls():
             self._runtime.submit(job)
         self._jobs[job.id] = DecodingWindow(active, index, job)

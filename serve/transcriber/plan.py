@@ -110,10 +110,11 @@ def plan_request(
             f"language is not given, and the runtime {capabilities.runtime} cannot detect it; "
             "name the language"
         )
+    first = texts.prompt(start, texts.before, texts.prefix)
     options = DecodingOptions(
         timestamps=request.timestamps,
         temperature=temperature,
-        max_tokens=_max_tokens(request, config, mode, n_text_ctx - len(texts.prompt(start))),
+        max_tokens=_max_tokens(request, config, mode, n_text_ctx - len(first.ids)),
         **dataclasses.asdict(_search(request, capabilities, config)),
     )
     return Plan(
@@ -137,16 +138,21 @@ def texts_of(request: Request, tokenizer: Tokenizer, config: TranscriberConfig) 
         OptionError: a text holds special tokens or is too long.
     """
     texts = _no_texts(tokenizer, config)
+    hotwords = tokenizer.text_ids("hotwords", request.hotwords, texts.previous_limit)
+    stamp = (tokenizer.facts.timestamp_begin,) if request.timestamps else ()
+    room = texts.limit - len(hotwords) - len(stamp)
+    prefix = tokenizer.text_ids("prefix", request.prefix, room)
     return dataclasses.replace(
         texts,
-        hotwords=tokenizer.text_ids("hotwords", request.hotwords, texts.limit),
+        hotwords=hotwords,
         before=tokenizer.previous_text(request.prompt),
+        prefix=(*stamp, *prefix) if prefix else (),
     )
 
 
 def _no_texts(tokenizer: Tokenizer, config: TranscriberConfig) -> Texts:
-    limit = min(config.previous_tokens, tokenizer.text_limit)
-    return Texts(tokenizer.facts.sot_prev, limit)
+    limit = tokenizer.text_limit
+    return Texts(tokenizer.facts.sot_prev, limit, min(config.previous_tokens, limit))
 
 
 def audio_bytes(request: Request) -> int:
@@ -209,7 +215,7 @@ def _mode(request: Request, config: TranscriberConfig) -> Mode:
 
 def _refusal_of_text(request: Request, mode: Mode, capabilities: Capabilities) -> str | None:
     """Which option needs text in prompts that may not be there; None: none."""
-    for name in ("prompt", "hotwords"):
+    for name in ("prompt", "hotwords", "prefix"):
         text = getattr(request, name)
         if not isinstance(text, str):
             return f"{name} = {shown(text)}; expected text"

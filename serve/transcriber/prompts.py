@@ -1,11 +1,12 @@
 """What the decoding of each window of a request begins with.
 
     [<|startofprev|> hotwords, text before it] <|startoftranscript|> [language task] …
+    … [<|notimestamps|>] [[<|0.00|>] prefix]
 
 Where windows are decoded at the same time, the text before each is what the client sent as
 `prompt`. Where they follow each other, it is that and all that was said since, as in OpenAI's
 `whisper/transcribe.py`; after a window in which decoding failed it begins anew, for a model that
-has lost its way repeats itself.
+has lost its way repeats itself. Only the first window has a prefix.
 """
 
 import dataclasses
@@ -17,26 +18,46 @@ _LOST_TEMPERATURE = 0.5  # OpenAI's: what was found above it is no text to go on
 
 
 @dataclasses.dataclass(frozen=True)
+class Prompt:
+    """What a window's decoding begins with."""
+
+    ids: tuple[int, ...]
+    prefix: int = 0  # so many of the last ones are what the window begins to say
+
+    @property
+    def said(self) -> tuple[int, ...]:
+        """Those."""
+        return self.ids[len(self.ids) - self.prefix :]
+
+
+@dataclasses.dataclass(frozen=True)
 class Texts:
-    """Ids of the texts that come with a request's audio, and how many of them a prompt may hold."""
+    """Ids of the texts that come with a request's audio, and how many of them a prompt may hold.
+
+    Hotwords and prefix are never cut: together they have at most `limit`.
+    """
 
     mark: int = 0  # <|startofprev|>
-    limit: int = 0
-    hotwords: tuple[int, ...] = ()  # at most `limit`; before every window
+    limit: int = 0  # of text in all
+    previous_limit: int = 0  # of what stands before start-of-transcript
+    hotwords: tuple[int, ...] = ()  # at most `previous_limit`; before every window
     before: tuple[int, ...] = ()  # what precedes the audio
+    prefix: tuple[int, ...] = ()  # what the audio begins with, <|0.00|> first where times are asked
 
     def prompt(
-        self, start: tuple[int, ...], before: tuple[int, ...] | None = None
-    ) -> tuple[int, ...]:
-        """A window's prompt: `start`, and before it what the hotwords leave room for.
+        self, start: tuple[int, ...], before: tuple[int, ...], prefix: tuple[int, ...] = ()
+    ) -> Prompt:
+        """A window's prompt.
 
         Args:
             start: from start-of-transcript on.
-            before: the text before the window; None: before the audio.
+            before: the text before the window, of which the last is taken that there is room for.
+            prefix: what the window begins to say.
         """
-        before = self.before if before is None else before
-        text = (*self.hotwords, *_last(before, self.limit - len(self.hotwords)))
-        return (self.mark, *text, *start) if text else start
+        room = min(self.previous_limit, self.limit - len(prefix)) - len(self.hotwords)
+        text = (*self.hotwords, *before[max(0, len(before) - room) :])
+        mark = (self.mark,) if text else ()
+        return Prompt((*mark, *text, *start, *prefix), len(prefix))
 
 
 NO_TEXTS = Texts()
@@ -68,10 +89,10 @@ class Prompts:
         """Whether a window's prompt is known only after the windows before it."""
         return self._mode == "sequential" or self.detecting
 
-    @property
-    def next(self) -> tuple[int, ...]:
-        """The prompt of the next window, or of the same one again."""
-        return self._texts.prompt(self._start, self._before)
+    def of(self, index: int) -> Prompt:
+        """The prompt of a window that may be submitted now, or of another attempt at it."""
+        prefix = self._texts.prefix if index == 0 else ()
+        return self._texts.prompt(self._start, self._before, prefix)
 
     def set_language(self, token: int) -> None:
         """Note which language was found."""
@@ -88,8 +109,4 @@ class Prompts:
         if self._mode == "parallel":
             return
         lost = failed or temperature > _LOST_TEMPERATURE
-        self._before = () if lost else _last((*self._before, *tokens), self._texts.limit)
-
-
-def _last(ids: tuple[int, ...], count: int) -> tuple[int, ...]:
-    return ids[max(0, len(ids) - count) :]
+        self._before = () if lost else (*self._before, *tokens)[-self._texts.limit :]

@@ -84,7 +84,7 @@ class RulesCallback:
             client_ids: what `CppExecutor` gave each request.
         """
         live = [  # without the cancelled, whose tokens go nowhere
-            (item, [list(beam)[len(request.prompt) :] for beam in beams], request)
+            (item, [_said(beam, request) for beam in beams], request)
             for item, beams, client_id in zip(logits, token_ids, client_ids, strict=True)
             if client_id is not None and (request := self.requests.get(client_id)) is not None
         ]
@@ -109,20 +109,20 @@ class RulesCallback:
         begin = self._facts.timestamp_begin
         facts = [  # before last, last, highest timestamp, count, timestamps wanted
             [
-                *[0, 0, *sampled][-2:],
-                max((token for token in sampled if token >= begin), default=0),
-                len(sampled),
+                *[0, 0, *said][-2:],
+                max((token for token in said if token >= begin), default=0),
+                len(said),
                 int(request.timestamps),
             ]
             for item, beams, request in live
-            for sampled in beams[: item.shape[-2]]
+            for said in beams[: item.shape[-2]]
         ]
         table = torch.tensor(facts).to(device)  # one copy to the device
         state = new_state(len(facts), 2, device)
         state.tokens.copy_(table[:, :2])
         state.position.fill_(1)
         state.last_timestamp.copy_(table[:, 2])
-        state.prompt_len.copy_(2 - table[:, 3])
+        state.text_begin.copy_(2 - table[:, 3])
         state.timestamps.copy_(table[:, 4])
         logits = torch.cat([item.reshape(-1, self._dims.n_vocab) for item, _, _ in live])
         allowed = logits.float()
@@ -130,6 +130,11 @@ class RulesCallback:
         parts = torch.split(allowed.to(logits.dtype), [item.shape[-2] for item, _, _ in live])
         for part, (item, _, _) in zip(parts, live, strict=True):
             item.copy_(part.view_as(item))
+
+
+def _said(tokens: Sequence[int], request: ExecutorRequest) -> list[int]:
+    """Of a sequence what its window says: the prompt's prefix, and what was sampled."""
+    return list(tokens)[len(request.prompt) - request.prefix :]
 
 
 class CppExecutor:

@@ -39,6 +39,7 @@ class ExecutorRequest:
     # that `takes` samples, float32 (n,).
     features: torch.Tensor
     max_tokens: int
+    prefix: int = 0  # see `Job.prefix`
     timestamps: bool = False
     temperature: float = 0.0
     beam_size: int = 1
@@ -225,7 +226,8 @@ class TensorRTLLMRuntime:
             )
         if DETECT_LANGUAGE in job.prompt and not self.capabilities.detect_language:
             raise OptionError("language: this runtime cannot detect it; name it")
-        if job.prompt[:1] != (self._facts.sot,) and not self.capabilities.previous_text:
+        text = job.prefix or job.prompt[:1] != (self._facts.sot,)
+        if text and not self.capabilities.previous_text:
             raise OptionError("prompt: this runtime cannot begin with text; leave it out")
         if job.options.temperature > 0 and not self.capabilities.sampling:
             raise OptionError("temperature: this runtime decodes greedily; expected 0")
@@ -243,6 +245,7 @@ class TensorRTLLMRuntime:
                 prompt=window.prompt,
                 features=window.features,
                 max_tokens=min(options.max_tokens, self._lengths.max_seq_len - len(window.prompt)),
+                prefix=job.prefix,
                 timestamps=options.timestamps,
                 temperature=options.temperature,
                 beam_size=options.beam_size,

@@ -145,18 +145,18 @@ class Rules:
         Timestamps come in pairs, never go back, and open the text, as in `ApplyTimestampRules`.
 
         Args:
-            state: of `rows` it reads `tokens`, `position`, `prompt_len` and both timestamp fields.
+            state: of `rows` it reads `tokens`, `position`, `text_begin` and both timestamp fields.
             rows: int64 (m,).
             logits: float32 (m, n_vocab).
         """
         begin, eot = self.facts.timestamp_begin, self.facts.eot
         position = state.position[rows]
-        sampled = position + 1 - state.prompt_len[rows]  # index of the token chosen now
+        said = position + 1 - state.text_begin[rows]  # tokens of the text before the one chosen now
         last = state.tokens[rows, position]
         before = state.tokens[rows, (position - 1).clamp_min(0)]
-        timed, first = state.timestamps[rows], sampled == 0
-        after_timestamp = timed & (sampled >= 1) & (last >= begin)
-        after_pair = after_timestamp & ((sampled < 2) | (before >= begin))
+        timed, first = state.timestamps[rows], said == 0
+        after_timestamp = timed & (said >= 1) & (last >= begin)
+        after_pair = after_timestamp & ((said < 2) | (before >= begin))
         open_pair = after_timestamp & ~after_pair
 
         logits += self.suppress

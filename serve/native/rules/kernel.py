@@ -55,7 +55,7 @@ def _penalise(
 
 @triton.jit
 def _forbidden(
-    state: Fields, row: tl.tensor, id: tl.tensor, at: tl.tensor, sampled: tl.tensor, n_ctx: int,
+    state: Fields, row: tl.tensor, id: tl.tensor, at: tl.tensor, said: tl.tensor, n_ctx: int,
     eot: tl.constexpr, no_timestamps: tl.constexpr, timestamp_begin: tl.constexpr,
     newest_first: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
@@ -63,13 +63,13 @@ def _forbidden(
     is_timestamp = id >= timestamp_begin
     last = tl.load(state.tokens + row * n_ctx + at)
     before = tl.load(state.tokens + row * n_ctx + tl.maximum(at - 1, 0))
-    after = (sampled >= 1) & (last >= timestamp_begin)
-    pair = after & ((sampled < 2) | (before >= timestamp_begin))
+    after = (said >= 1) & (last >= timestamp_begin)
+    pair = after & ((said < 2) | (before >= timestamp_begin))
     half = after & (pair == 0)
     lowest = tl.load(state.last_timestamp + row) + tl.where(half, 0, 1)
     bad = (id == no_timestamps) | (pair & is_timestamp) | (half & (id < eot))
     bad = bad | (is_timestamp & (id < lowest))
-    return bad | ((sampled == 0) & ((is_timestamp == 0) | (id > newest_first)))
+    return bad | ((said == 0) & ((is_timestamp == 0) | (id > newest_first)))
 
 
 @triton.jit
@@ -95,7 +95,7 @@ def _scan_kernel(
     row = tl.load(pick_rows + pick)
     if _live(state, row, drafted):
         at = tl.load(state.position + row)
-        sampled = at + 1 - tl.load(state.prompt_len + row)
+        said = at + 1 - tl.load(state.text_begin + row)
         timed = tile >= text_tiles
         start = tl.where(timed, timestamp_begin + (tile - text_tiles) * block, tile * block)
         id = start + tl.arange(0, block)
@@ -104,11 +104,11 @@ def _scan_kernel(
         raw = tl.load(logits + line + id, mask=there, other=float("-inf")).to(tl.float32)
         allowed = _penalise(state, row, raw, id, at, n_ctx)
         allowed += tl.load(suppress + id, mask=there, other=0.0)
-        if sampled == 0:
+        if said == 0:
             allowed += tl.load(begin + id, mask=there, other=0.0)
         if tl.load(state.timestamps + row) != 0:
             bad = _forbidden(
-                state, row, id, at, sampled, n_ctx, eot, no_timestamps, timestamp_begin,
+                state, row, id, at, said, n_ctx, eot, no_timestamps, timestamp_begin,
                 newest_first,
             )  # fmt: skip
             allowed = tl.where(bad, float("-inf"), allowed)

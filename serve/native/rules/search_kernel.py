@@ -22,6 +22,7 @@ class Fields(NamedTuple):
     best_tokens: torch.Tensor
     position: torch.Tensor
     prompt_len: torch.Tensor
+    text_begin: torch.Tensor
     limit: torch.Tensor
     seed: torch.Tensor
     last_timestamp: torch.Tensor

@@ -24,9 +24,10 @@ class RowState:
     best_tokens: torch.Tensor  # int64 (rows, n_text_ctx): as `tokens`, of the best ended hypothesis
     position: torch.Tensor  # int64: the next token to feed
     prompt_len: torch.Tensor  # int64
+    text_begin: torch.Tensor  # int64: rules count from here; before prompt_len after a prefix
     limit: torch.Tensor  # int64: the sequence ends when it has this many tokens
     seed: torch.Tensor  # int64
-    last_timestamp: torch.Tensor  # int64: highest timestamp id sampled; 0 = none yet
+    last_timestamp: torch.Tensor  # int64: highest timestamp id said; 0 = none yet
     language: torch.Tensor  # int64: detected language's token id; -1 = none asked for
     leader: torch.Tensor  # int64: the first row of its slot
     beam: torch.Tensor  # int64: rows of the search that it is part of; 1 = it stands for itself
@@ -80,6 +81,7 @@ _LAYOUT = {  # the widest first, so that each is aligned
         (
             "position",
             "prompt_len",
+            "text_begin",
             "limit",
             "seed",
             "last_timestamp",
@@ -121,7 +123,7 @@ def new_state(rows: int, n_text_ctx: int, device: torch.device) -> RowState:
         torch.zeros((rows, n_text_ctx), dtype=torch.int64, device=device),
     )
     state.leader.copy_(own)
-    for one in (state.prompt_len, state.beam, state.needed):
+    for one in (state.prompt_len, state.text_begin, state.beam, state.needed):
         one.fill_(1)
     for one in (state.length_penalty, state.repetition_penalty):
         one.fill_(1.0)

@@ -14,6 +14,7 @@ from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
 from serve.native.slots import Place
 from serve.runtime.protocol import DecodingOptions, Event, Job
+from serve.speech.tokenizer import Tokenizer
 from tests.serve.native.decoding import prompt_of, run
 
 CONFIG = RuntimeConfig(slots=4, rows=12, encoder_batch=2, threads=1)
@@ -86,8 +87,8 @@ def reference():
 
 
 @pytest.fixture(scope="module")
-def jobs(checkpoint, windows):
-    """Of every length, every way of decoding, known languages and unknown, and what precedes."""
+def jobs(checkpoint, engine, windows):
+    """Every length and way of decoding, known languages and unknown, earlier text, a prefix."""
     facts, found = checkpoint.facts, []
     for name, frames, options in WINDOWS:
         _, language, features = next(window for window in windows if window[0] == name)
@@ -98,6 +99,9 @@ def jobs(checkpoint, windows):
             options = dataclasses.replace(options, timestamps=False)
             prompt = (*prompt, facts.no_timestamps)
         found.append(Job(len(found), features, prompt, options, align_frames=frames))
+    begun = (facts.timestamp_begin, *Tokenizer.open(engine).previous_text("Where is the"))
+    prompt = (*found[0].prompt, *begun)
+    found.append(dataclasses.replace(found[0], id=len(found), prompt=prompt, prefix=len(begun)))
     return found
 
 
@@ -106,14 +110,15 @@ def expected_of(reference, facts, job, event):
     """(token probabilities, matrix) by the definition, from transformers' own forward pass."""
     language = event.scores.language or job.prompt[job.prompt.index(facts.sot) + 1]
     start = [facts.sot, language, facts.transcribe]
-    text = [token for token in event.tokens if token < facts.eot]
+    begun = job.prompt[len(job.prompt) - job.prefix :]
+    text = [token for token in (*begun, *event.tokens) if token < facts.eot]
     fed = torch.tensor([[*start, facts.no_timestamps, *text, facts.eot]])
     out = reference(job.features[None], decoder_input_ids=fed, output_attentions=True)
     heads = [out.cross_attentions[layer][0, head] for layer, head in facts.alignment_heads]
     rows = slice(len(start), len(start) + len(text) + 1)
     matrix = plain(torch.stack(heads).log(), job.align_frames)[rows]
     probs = out.logits[0, rows, : facts.eot].softmax(dim=-1)[range(len(text)), text]
-    return probs, matrix
+    return probs[max(0, job.prefix - 1) :], matrix
 
 
 def test_it_is_the_definitions_on_transformers_attentions(runtime, reference, checkpoint, jobs):
@@ -121,6 +126,7 @@ def test_it_is_the_definitions_on_transformers_attentions(runtime, reference, ch
     for job in jobs:
         event = ended[job.id]
         found = event.alignment
+        assert found.prefix == max(0, job.prefix - 1), "its timestamp is not fed"
         probs, matrix = expected_of(reference, checkpoint.facts, job, event)
         torch.testing.assert_close(torch.from_numpy(found.token_probs), probs, atol=2e-3, rtol=1e-2)
         found = torch.from_numpy(found.matrix)

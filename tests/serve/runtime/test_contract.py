@@ -196,7 +196,9 @@ def mixed(job, id, able):
         max_tokens=dice.randrange(1, 30),
         seed=dice.randrange(1000),
     )
-    return dataclasses.replace(made, urgent=id % 3 == 0)
+    prefix = (7, 8) if able.previous_text and id % 4 == 3 else ()
+    prompt = (*made.prompt, *prefix)
+    return dataclasses.replace(made, prompt=prompt, prefix=len(prefix), urgent=id % 3 == 0)
 
 
 def test_answers_do_not_depend_on_the_company(open_runtime, job):

@@ -68,6 +68,17 @@ def test_the_warping_is_the_plain_definitions(rows: int, frames: int, seed: int)
         assert handovers(matrix).tolist() == begins(plain_path(matrix))
 
 
+def test_words_behind_a_prefix_are_where_they_are_without_it():
+    tokens = encode(" my name is Helen")
+    matrix = np.random.default_rng(0).standard_normal((len(tokens) + 4, 200)).astype(np.float32)
+    probs = np.linspace(0.5, 1, len(tokens) + 3, dtype=np.float32)
+    said = encode(" Good morning,")[:3]
+    whole = time_words(Alignment(probs, matrix), [*said, *tokens], decode, "en")
+    rest = time_words(Alignment(probs[3:], matrix, prefix=3), tokens, decode, "en")
+    assert rest.timings == whole.timings[-len(rest.timings) :]
+    assert rest.timings[0].start_s > 0
+
+
 def test_a_clear_diagonal_is_followed():
     matrix = np.full((4, 20), -1.0, np.float32)
     for row, (low, high) in enumerate([(0, 3), (3, 11), (11, 12), (12, 20)]):

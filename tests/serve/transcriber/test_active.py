@@ -239,12 +239,12 @@ def test_windows_go_one_at_a_time_until_the_language_is_known(make, finish, toke
     german = {"language": languages["de"], "language_prob": 0.4}
     finish(active, 0, scores=dataclasses.replace(SILENCE, **german))
     assert active.ready, "silence names no language, so the next goes alone"
-    assert DETECT_LANGUAGE in active.prompt
+    assert DETECT_LANGUAGE in active.prompt(1).ids
     active.next_window()
     assert not active.ready
     spanish = {"language": languages["es"], "language_prob": 0.8}
     finish(active, 1, scores=dataclasses.replace(SCORES, **spanish))
-    assert active.prompt == tokenizer.prompt_ids("es", "transcribe", True, "")
+    assert active.prompt(2).ids == tokenizer.prompt_ids("es", "transcribe", True, "")
     active.next_window()
     assert active.ready, "all others go together"
     finish(active, 2)

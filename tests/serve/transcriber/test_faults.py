@@ -63,17 +63,17 @@ def plant(monkeypatch, place, tokenizer):
         "first options": (
             "serve.transcriber.active.ActiveRequest.options",
             options,
-            lambda self, index, temperature: says(self.prompt) and temperature == 0.0,
+            lambda self, index, temperature: says(self.prompt(index).ids) and temperature == 0.0,
         ),
         "options of a retry": (
             "serve.transcriber.active.ActiveRequest.options",
             options,
-            lambda self, index, temperature: says(self.prompt) and temperature > 0.0,
+            lambda self, index, temperature: says(self.prompt(index).ids) and temperature > 0.0,
         ),
         "next_window": (
             "serve.transcriber.active.ActiveRequest.next_window",
             ActiveRequest.next_window,
-            lambda self: says(self.prompt),
+            lambda self: says(self.prompt(self.submitted).ids),
         ),
         "decode": (
             "serve.speech.tokenizer.Tokenizer.decode",

@@ -174,7 +174,8 @@ def test_what_a_request_does_not_say_of_its_search_is_as_configured(plan):
 
 def test_a_long_prompt_shortens_what_may_follow(plan):
     made = plan(prompt="word " * 400)
-    assert len(made.texts.prompt(made.start)) + made.options.max_tokens == N_TEXT_CTX
+    prompt = made.texts.prompt(made.start, made.texts.before)
+    assert len(prompt.ids) + made.options.max_tokens == N_TEXT_CTX
 
 
 def test_as_many_tokens_as_there_is_room_for_may_be_asked_for(plan):

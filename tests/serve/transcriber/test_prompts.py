@@ -21,7 +21,7 @@ from tests.harness import (
 )
 
 START = (100, 101)
-TEXTS = Texts(mark=99, limit=6, hotwords=(1, 2), before=(3, 4, 5, 6, 7))
+TEXTS = Texts(99, limit=8, previous_limit=6, hotwords=(1, 2), before=(3, 4, 5, 6, 7))
 MUTE = dataclasses.replace(CAPABILITIES, previous_text=False)
 
 
@@ -29,32 +29,42 @@ class TestPrompts:
     """Which ids a window's prompt has."""
 
     def test_hotwords_stand_first_and_what_precedes_loses_its_oldest(self):
-        assert TEXTS.prompt(START) == (99, 1, 2, 4, 5, 6, 7, *START)
-        assert TEXTS.prompt(START, ()) == (99, 1, 2, *START)
+        assert TEXTS.prompt(START, TEXTS.before).ids == (99, 1, 2, 4, 5, 6, 7, *START)
+        assert TEXTS.prompt(START, ()).ids == (99, 1, 2, *START)
         full = dataclasses.replace(TEXTS, hotwords=tuple(range(6)))
-        assert full.prompt(START) == (99, *range(6), *START)
-        assert Texts(99, 6).prompt(START) == START
+        assert full.prompt(START, TEXTS.before).ids == (99, *range(6), *START)
+        assert Texts(99, 6, 6).prompt(START, ()).ids == START
+
+    def test_a_prefix_takes_its_room_from_what_precedes(self):
+        prompt = TEXTS.prompt(START, TEXTS.before, (50, 51, 52))
+        assert prompt.ids == (99, 1, 2, 5, 6, 7, *START, 50, 51, 52)
+        assert (prompt.prefix, prompt.said) == (3, (50, 51, 52))
+        assert TEXTS.prompt(START, TEXTS.before).said == ()
+
+    def test_only_the_first_window_has_the_prefix(self):
+        prompts = Prompts(START, "parallel", dataclasses.replace(TEXTS, prefix=(50,)))
+        assert [prompts.of(index).said for index in (0, 1, 2)] == [(50,), (), ()]
 
     def test_windows_that_go_together_have_the_clients_text_alone(self):
         prompts = Prompts(START, "parallel", TEXTS)
         prompts.add((50, 51), 0.0, failed=False)
         assert not prompts.one_at_a_time
-        assert prompts.next == TEXTS.prompt(START)
+        assert prompts.of(1) == TEXTS.prompt(START, TEXTS.before)
 
     def test_in_sequence_the_clients_text_scrolls_away(self):
         prompts = Prompts(START, "sequential", TEXTS)
         assert prompts.one_at_a_time
-        assert prompts.next == TEXTS.prompt(START)
+        assert prompts.of(0) == TEXTS.prompt(START, TEXTS.before)
         prompts.add((50, 51), 0.5, failed=False)
-        assert prompts.next == (99, 1, 2, 6, 7, 50, 51, *START)
+        assert prompts.of(1).ids == (99, 1, 2, 6, 7, 50, 51, *START)
 
     @pytest.mark.parametrize(("temperature", "failed"), [(0.6, False), (0.0, True)])
     def test_after_a_window_that_failed_it_begins_anew(self, temperature, failed):
         prompts = Prompts(START, "sequential", TEXTS)
         prompts.add((50, 51), temperature, failed)
-        assert prompts.next == (99, 1, 2, *START)
+        assert prompts.of(1).ids == (99, 1, 2, *START)
         prompts.add((52,), 0.0, failed=False)
-        assert prompts.next == (99, 1, 2, 52, *START)
+        assert prompts.of(1).ids == (99, 1, 2, 52, *START)
 
 
 class Counting:
@@ -126,6 +136,21 @@ class TestSequence(TranscriberTests):
             (*hotwords, *script.said(3)),
         ]
 
+    @pytest.mark.parametrize("timestamps", [True, False])
+    def test_the_first_window_goes_on_from_the_prefix(self, start, tokenizer, timestamps):
+        script = Counting(tokenizer)
+        transcriber, runtime = start(script)
+        options = {"mode": "sequential", "timestamps": timestamps, "prefix": "  fox "}
+        answer = transcriber.transcribe(request("", audio=noise(70.0), **options))
+        facts, fox = tokenizer.facts, tokenizer.previous_text("fox")
+        stamp = (facts.timestamp_begin,) if timestamps else ()
+        first, second = runtime.jobs[:2]
+        begun = first.prompt[len(first.prompt) - first.prefix :]
+        assert begun == (*stamp, *fox)
+        assert self.text_before(tokenizer, second) == (*begun, *script.said(0))
+        assert second.prefix == 0
+        assert answer.text.startswith("a b"), "the prefix is not answered"
+
     def test_requests_in_sequence_decode_beside_each_other(self, start, tokenizer):
         transcriber, runtime = start(Echo(tokenizer, delay=FOREVER))
         one = request(audio=noise(70.0), mode="sequential")
@@ -141,6 +166,7 @@ class TestSequence(TranscriberTests):
         [
             ({"mode": "sequential"}, "mode = sequential, but the runtime fake cannot begin with"),
             ({"hotwords": "fox"}, "hotwords is given, but the runtime fake cannot begin with"),
+            ({"prefix": "fox"}, "prefix is given, but the runtime fake cannot begin with text"),
             ({"prompt": "fox"}, "prompt is given, but the runtime fake cannot begin with text"),
         ],
     )
@@ -160,6 +186,8 @@ class TestSequence(TranscriberTests):
         [
             ({"hotwords": "fox <|en|>"}, "hotwords holds the special token"),
             ({"hotwords": "word " * 400}, "hotwords has 1999 characters, more than 223 tokens"),
+            ({"prefix": "fox <|0.00|>"}, "prefix holds the special token"),
+            ({"prefix": "fox " * 60, "hotwords": "word " * 40}, "prefix has 239 characters, more"),
         ],
     )
     def test_hotwords_that_cannot_be_are_the_requests_failure(self, start, echo, options, message):

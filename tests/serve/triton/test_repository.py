@@ -17,6 +17,7 @@ INPUTS = [
     ("TASK", "TYPE_STRING", [1]),
     ("PROMPT", "TYPE_STRING", [1]),
     ("HOTWORDS", "TYPE_STRING", [1]),
+    ("PREFIX", "TYPE_STRING", [1]),
     ("MODE", "TYPE_STRING", [1]),
     ("TIMESTAMPS", "TYPE_BOOL", [1]),
     ("WORD_TIMESTAMPS", "TYPE_BOOL", [1]),

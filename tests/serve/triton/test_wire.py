@@ -26,6 +26,7 @@ FULL = Request(
     mode="sequential",
     prompt="Zoë",
     hotwords="naïve, 世界",
+    prefix="Where",
     timestamps=False,
     word_timestamps=True,
     vad=False,

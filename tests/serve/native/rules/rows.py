@@ -32,7 +32,7 @@ def admit(state, row, prompt, sampled=(), timestamps=True, temperature=0.0, seed
     sequence = [*prompt, *sampled]
     state.tokens[row, : len(sequence)] = torch.tensor(sequence)
     state.position[row] = len(sequence) - 1
-    state.prompt_len[row] = len(prompt)
+    state.prompt_len[row] = state.text_begin[row] = len(prompt)
     state.limit[row] = limit
     state.timestamps[row] = timestamps
     state.temperature[row] = temperature

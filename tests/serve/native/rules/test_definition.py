@@ -68,6 +68,26 @@ def test_the_choice_and_its_log_probability_equal_transformers(history, timestam
         )
 
 
+@pytest.mark.parametrize("timestamps", [True, False])
+def test_words_that_the_prompt_begins_with_count_as_said(timestamps):
+    """As if they had been sampled, but for the penalties and the score."""
+    prefix = (stamp(0), 11, 12) if timestamps else (11, 12)
+    for seed in range(25):
+        logits = torch.randn(1, N_VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
+        states = [new_state(1, 32, CPU) for _ in range(2)]
+        admit(states[0], 0, PROMPT, prefix, timestamps)
+        admit(states[1], 0, [*PROMPT, *prefix], (), timestamps)
+        states[1].text_begin[0] = len(PROMPT)
+        states[1].last_timestamp[0] = states[0].last_timestamp[0]
+        states[1].repetition_penalty[0], states[1].no_repeat_ngram[0] = 9.0, 1
+        for state in states:
+            Rules(FACTS, DIMS, CPU).advance(state, picks_of(1), logits)
+        assert torch.equal(states[0].tokens, states[1].tokens)
+        assert torch.equal(states[0].logprob_sum, states[1].logprob_sum)
+        expected = reference_scores(logits[0], prefix, timestamps)
+        assert states[1].tokens[0, len(PROMPT) + len(prefix)] == expected.argmax()
+
+
 def test_start_of_transcript_tells_silence_and_the_language_which_fills_its_place():
     state = new_state(3, 32, CPU)
     prompt = [FACTS.sot_prev, 4, FACTS.sot, DETECT_LANGUAGE, FACTS.transcribe]

@@ -20,11 +20,15 @@ VOCAB = Dims(80, 1500, 64, 1, 1, 128, 2100 + 1501, 64, 64, 1, 1, 128)
 PROMPT = (2001, 2010, 2005)
 
 
-def start(state, row, prompt=PROMPT, beam=1, **fields):
+def start(state, row, prompt=PROMPT, beam=1, prefix=(), **fields):
     """Let a slot begin: the rows of a search, or one that stands for itself."""
+    begin, prompt = len(prompt), (*prompt, *prefix)
     for mine in range(row, row + beam):
         state.tokens[mine, : len(prompt)] = torch.tensor(prompt, device=DEVICE)
         state.position[mine], state.prompt_len[mine] = len(prompt) - 1, len(prompt)
+        state.text_begin[mine] = begin
+        stamps = [token for token in prefix if token >= FACTS.timestamp_begin]
+        state.last_timestamp[mine] = max(stamps, default=0)
         state.leader[mine], state.beam[mine], state.needed[mine] = row, beam, beam
         state.source[mine, : len(prompt)] = row
         state.logprob_sum[mine] = 0.0 if mine == row else -math.inf
@@ -38,9 +42,9 @@ def mixed(state):
     start(state, 0, timestamps=True)
     start(state, 1, (2001, 2011, 2005, 2004))
     start(state, 2, (2002, 9, 8, *PROMPT), timestamps=True, temperature=0.7)
-    start(state, 3, temperature=1.0, limit=9)
+    start(state, 3, prefix=(9, 8), temperature=1.0, limit=11)
     start(state, 4, timestamps=True, repetition_penalty=1.5, no_repeat_ngram=2)
-    start(state, 6, beam=5, timestamps=True)
+    start(state, 6, prefix=(2100, 9, 8), beam=5, timestamps=True)
     start(state, 11, beam=3, no_repeat_ngram=1, length_penalty=0.5, needed=6)
     start(state, 15, beam=2, timestamps=True, length_penalty=0.0, repetition_penalty=0.8, limit=13)
     start(state, 17, no_repeat_ngram=3, limit=15)
@@ -123,7 +127,7 @@ def test_without_searches_the_kernels_choose_as_with_them(kernels):
         for logits in steps_of(4):
             chooser.advance(state, picks_of(state, False, [0, 1, 2, 3, 4, 17]), logits[:6])
     assert torch.equal(states[0].tokens, states[1].tokens)
-    assert states[0].position[[0, 1, 2, 3, 4, 17]].tolist() == [6, 7, 9, 6, 6, 6]
+    assert states[0].position[[0, 1, 2, 3, 4, 17]].tolist() == [6, 7, 9, 8, 6, 6]
 
 
 def test_a_draft_is_followed_as_the_rules_follow_it(kernels):

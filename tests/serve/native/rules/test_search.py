@@ -68,7 +68,7 @@ def begin_search(
     for row in range(leader, leader + beam):
         state.source[row, : len(PROMPT)] = leader
         state.position[row] = len(PROMPT) - 1
-        state.prompt_len[row] = len(PROMPT)
+        state.prompt_len[row] = state.text_begin[row] = len(PROMPT)
         state.limit[row] = limit
         state.timestamps[row] = timestamps
         state.leader[row], state.beam[row] = leader, beam
