@@ -1,22 +1,18 @@
 """The bounds that fail a run on long recordings.
 
 As in `eval.accuracy.gates`: a gap passes where its whole interval is within the limit, fails where
-the whole interval is beyond it, and is not decided in between. Ours is the default, which nobody
-has told anything; theirs is the most accurate of faster-whisper's rows on these recordings, without
-those that were told that languages change.
+the whole interval is beyond it, and is not decided in between. Each of ours that has rivals is held
+against the most accurate of them on these recordings.
 """
 
 from collections.abc import Sequence
 
 from eval.accuracy.gates import Gate, decided
 from eval.accuracy.score import CONFIDENCE, Counts, gap_interval
-from eval.long.plan import OUR_DEFAULT, THEIRS, THEIRS_BATCHED
+from eval.long.plan import OUR_DEFAULT, RIVALS
 from eval.long.score import LongScore
 
 MAX_LOST_GAP = 0.5  # points of words lost or added, in the sentences beside our cuts
-_CUTS = (
-    f"words lost or added by {OUR_DEFAULT} beside its cuts at most {MAX_LOST_GAP:g} points above"
-)
 
 
 def long_gates(scores: Sequence[LongScore], max_cer_gap: float) -> list[Gate]:
@@ -26,50 +22,55 @@ def long_gates(scores: Sequence[LongScore], max_cer_gap: float) -> list[Gate]:
         scores: of the systems that heard everything.
         max_cer_gap: points of CER by which ours may be above faster-whisper's best.
     """
-    name = f"CER of {OUR_DEFAULT} at most {max_cer_gap:g} points above faster-whisper's best"
-    ours = next((score for score in scores if score.name == OUR_DEFAULT), None)
-    theirs = best_of_theirs(scores)
+    by_name = {score.name: score for score in scores}
+    judged = []
+    for name, rivals in RIVALS.items():
+        ours = by_name.get(name)
+        theirs = best([by_name[rival] for rival in rivals if rival in by_name])
+        judged.append(_cer_gate(name, ours, theirs, max_cer_gap))
+        if name == OUR_DEFAULT:
+            judged.append(_cut_gate(name, ours, theirs))
+    answered = not any(score.errors for score in scores)
+    return [*judged, Gate("every call answered", answered, _failures(scores))]
+
+
+def best(scores: Sequence[LongScore]) -> LongScore | None:
+    """The most accurate."""
+    return min(scores, key=lambda score: score.overall.cer.counts.errors, default=None)
+
+
+def _cer_gate(name: str, ours: LongScore | None, theirs: LongScore | None, limit: float) -> Gate:
+    title = f"CER of {name} at most {limit:g} points above faster-whisper's best"
     if ours is None or theirs is None:
-        missing = OUR_DEFAULT if ours is None else "faster-whisper"
-        detail = f"{missing} did not hear them in this run"
-        return [Gate(name, None, detail), Gate(f"{_CUTS} faster-whisper's", None, detail)]
-    return [
-        _cer_gate(name, ours, theirs, max_cer_gap),
-        _cut_gate(ours, theirs),
-        Gate("every call answered", not any(s.errors for s in scores), _failures(scores)),
-    ]
-
-
-def best_of_theirs(scores: Sequence[LongScore]) -> LongScore | None:
-    """The most accurate of faster-whisper's rows that take a recording to be in one language."""
-    rows = {**THEIRS, **THEIRS_BATCHED}
-    one_language = {name for name, options in rows.items() if not options.get("multilingual")}
-    theirs = [score for score in scores if score.name in one_language]
-    return min(theirs, key=lambda score: score.overall.cer.counts.errors, default=None)
-
-
-def _cer_gate(name: str, ours: LongScore, theirs: LongScore, limit: float) -> Gate:
+        return Gate(title, None, _missing(name, ours))
     gap = gap_interval(ours.blocks, theirs.blocks)
     one, other = (_percent(sum(score.blocks, Counts())) for score in (ours, theirs))
-    return decided(
-        name, _detail(one, other, theirs.name, gap), gap, limit, f"{len(ours.blocks)} minutes"
-    )
+    detail = _detail(one, other, theirs.name, gap)
+    return decided(title, detail, gap, limit, f"{len(ours.blocks)} minutes")
 
 
-def _cut_gate(ours: LongScore, theirs: LongScore) -> Gate:
-    name = f"{_CUTS} {theirs.name}'s in the same sentences"
+def _cut_gate(name: str, ours: LongScore | None, theirs: LongScore | None) -> Gate:
+    title = f"words lost or added by {name} beside its cuts at most {MAX_LOST_GAP:g} points above"
+    title += " faster-whisper's best in the same sentences"
+    if ours is None or theirs is None:
+        return Gate(title, None, _missing(name, ours))
     pairs = [
         (_lost_or_added(one), _lost_or_added(other))
         for (at_cut, one), (_, other) in zip(ours.sentences, theirs.sentences, strict=True)
         if at_cut
     ]
     if not pairs:
-        return Gate(name, None, "it cut nowhere")
+        return Gate(title, None, "it cut nowhere")
     mine, others = [one for one, _ in pairs], [other for _, other in pairs]
     gap = gap_interval(mine, others)
     one, other = (_percent(sum(found, Counts())) for found in (mine, others))
     detail = _detail(one, other, theirs.name, gap)
-    return decided(name, detail, gap, MAX_LOST_GAP, f"{len(pairs)} sentences")
+    return decided(title, detail, gap, MAX_LOST_GAP, f"{len(pairs)} sentences")
+
+
+def _missing(name: str, ours: LongScore | None) -> str:
+    missing = name if ours is None else "none of faster-whisper's that are asked for as much"
+    return f"{missing} did not hear them in this run"
 
 
 def _lost_or_added(words: Counts) -> Counts:

@@ -48,6 +48,7 @@ OURS: dict[str, dict[str, Any]] = {  # options of a request
     OUR_DEFAULT: {},
     "earshot-no-vad": {"vad": False},
     "earshot-sequential": {"mode": "sequential"},
+    "earshot-no-timestamps": {"timestamps": False},
 }
 
 _NO_CONTEXT: dict[str, Any] = {"condition_on_previous_text": False}
@@ -65,3 +66,16 @@ THEIRS_BATCHED: dict[str, dict[str, Any]] = {  # options of a call of BatchedInf
     "faster-whisper-batched-multilingual": {"multilingual": True},
 }
 NAMES = (*OURS, *THEIRS, *THEIRS_BATCHED)
+
+RIVALS: dict[str, tuple[str, ...]] = {
+    OUR_DEFAULT: (
+        "faster-whisper-default",
+        "faster-whisper-vad",
+        "faster-whisper-no-context",
+        "faster-whisper-no-context-vad",
+        "faster-whisper-batched-times",
+    ),
+    "earshot-no-timestamps": ("faster-whisper-batched",),
+}
+"""Whom ours are held against: those that are asked for as much. `faster-whisper-batched` is not
+asked for the times of its text, which is another task: it decodes without timestamps."""

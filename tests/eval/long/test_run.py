@@ -83,7 +83,8 @@ def test_a_run_goes_on_where_it_ended_and_is_judged(config, capsys):
     (config.parent / "cache" / "mended").touch()
     code, _ = long(config, "--systems", f"{OUR_DEFAULT},{OTHER},{PEER}")
     out = capsys.readouterr()
-    assert code == 0 and "**Passed**" in out.out
+    assert code == 0 and f"- passed: CER of {OUR_DEFAULT}" in out.out
+    assert "not decided: CER of earshot-no-timestamps" in out.err  # it did not hear them
     # What was heard was not heard again.
     assert (folder / "predictions" / f"{OUR_DEFAULT}.jsonl").read_text() == kept
     report = json.loads((folder / "report.json").read_text())
