@@ -1,7 +1,8 @@
-"""Serve engines: `python -m serve triton|transcribe|tensors|keys`; each has --help.
+"""Serve engines: `python -m serve triton|transcribe|live|tensors|keys`; each has --help.
 
 python -m serve triton --config configs/demo.toml
 python -m serve transcribe --config configs/demo.toml --format srt talk.mp3
+python -m serve live --config configs/demo.toml talk.mp3
 python -m serve tensors
 python -m serve keys new --name alice --file keys.toml
 """
@@ -22,11 +23,13 @@ from typing import Any, get_args
 
 from tqdm import tqdm
 
+from serve import live
 from serve.config import SEARCH_OPTIONS, SPEECH_OPTIONS, Config, load_config
 from serve.errors import ConfigError, EarshotError, FileError
 from serve.files import read_bytes
 from serve.keys import ENVIRONMENT, add_key, hash_of, new_key
 from serve.messages import Mode, Request, Task, Transcript
+from serve.outputs import targets_of, write
 from serve.speech.formats import CueOptions, Format, render
 from serve.supervisor.run import running_server
 from serve.triton import wire
@@ -98,6 +101,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_cues(transcribe)
     _add_options(transcribe)
+
+    stream = commands.add_parser("live", help=live.TITLE, description=live.__doc__)
+    stream.set_defaults(run=_live)
+    live.add_arguments(stream)
 
     tensors = commands.add_parser(
         "tensors",
@@ -265,13 +272,28 @@ def _new_key(args: argparse.Namespace) -> int:
     return 0
 
 
+def _live(args: argparse.Namespace) -> int:
+    config = load_config(args.config)
+    scheme = "wss" if config.server.tls_certificate else "ws"
+    server = f"{scheme}://{_address(config, config.server.http_port)}"
+    return live.run(server, args, os.environ.get(_KEY), _say, _complain)
+
+
+def _say(text: str) -> None:
+    print(text, end="", flush=True)
+
+
+def _complain(text: str) -> None:
+    print(text, end="", file=sys.stderr, flush=True)
+
+
 # ---------------------------------------------------------------- transcribe
 
 
 def _transcribe(args: argparse.Namespace) -> int:
     config = load_config(args.config)
     cues = _cues(args)
-    targets = _targets(args.files, args.output, args.format)
+    targets = targets_of(args.files, args.output, args.format)
     failed = 0
     with contextlib.ExitStack() as stack:
         transcribe = stack.enter_context(_backend(config, args))
@@ -285,7 +307,7 @@ def _transcribe(args: argparse.Namespace) -> int:
         for file, target, answer in zip(args.files, targets, answers, strict=True):
             try:
                 text = render(answer.result(), file, args.format, cues)
-                _write(text, file, target, titled=len(answers) > 1 and args.format != "json")
+                write(text, file, target, titled=len(answers) > 1 and args.format != "json")
             except EarshotError as error:
                 failed += 1
                 subject = "" if isinstance(error, FileError) else f"{file}: "  # it names the file
@@ -312,30 +334,13 @@ def _cues(args: argparse.Namespace) -> CueOptions:
     return cues
 
 
-def _targets(files: list[str], folder: Path | None, format: Format) -> list[Path | None]:
-    """The file that each transcript goes to; None is standard output."""
-    if folder is None:
-        return [None] * len(files)
-    suffix = "txt" if format == "text" else format
-    targets = [folder / f"{Path(file).name}.{suffix}" for file in files]
-    shared = {target for target in targets if targets.count(target) > 1}
-    if shared:
-        raise ConfigError(f"two files would be written to {min(shared)}; use two --output folders")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from error
-    return list(targets)
-
-
 @contextlib.contextmanager
 def _backend(config: Config, args: argparse.Namespace) -> Iterator[Transcribe]:
     """The running server if there is one, else a transcriber of this process's own."""
     if not (args.in_process or args.engine):
         from serve.triton.client import Client  # noqa: PLC0415 - tritonclient, only if asked for
 
-        host = _WILDCARDS.get(config.server.host, config.server.host)
-        address = f"{host}:{config.server.grpc_port}"
+        address = _address(config, config.server.grpc_port)
         with Client(address, key=os.environ.get(_KEY)) as client:
             if client.ready():
                 print(f"through the server at {address}", file=sys.stderr)
@@ -347,6 +352,11 @@ def _backend(config: Config, args: argparse.Namespace) -> Iterator[Transcribe]:
     print(f"in this process, with the engine {engine}", file=sys.stderr)
     with open_transcriber(config, engine) as transcriber:
         yield transcriber.transcribe
+
+
+def _address(config: Config, port: int) -> str:
+    """Where the configured server is reached from here."""
+    return f"{_WILDCARDS.get(config.server.host, config.server.host)}:{port}"
 
 
 def _transcribe_file(transcribe: Transcribe, file: str, args: argparse.Namespace) -> Transcript:
@@ -367,19 +377,6 @@ def _transcribe_file(transcribe: Transcribe, file: str, args: argparse.Namespace
             **{name: getattr(args, name) for name in (*SEARCH_OPTIONS, *SPEECH_OPTIONS)},
         )
     )
-
-
-def _write(text: str, file: str, target: Path | None, titled: bool) -> None:
-    if target is not None:
-        try:
-            target.write_text(text, encoding="utf-8")
-        except OSError as error:
-            reason = f"cannot write {target}: {error.strerror}"
-            raise FileError(f"{reason}; name another --output folder") from error
-        return
-    title = f"==> {file} <==\n" if titled else ""
-    tqdm.write(f"{title}{text}", file=sys.stdout, end="")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -216,6 +216,18 @@ class ServerConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class LiveConfig:
+    """How live text is made, and what a stream may cost."""
+
+    update_s: Seconds = 0.5  # between two decodings of an utterance that is not over
+    # Of these decodings. Greedy, they take the one before as a draft; 0 = as in [transcriber].
+    beam_size: Annotated[int, Field(ge=0, le=MAX_BEAMS)] = 1
+    max_streams: Count = 64  # at a time; more are refused
+    idle_timeout_s: Seconds = 300.0  # a stream that says nothing for so long is closed
+    max_session_s: Seconds = 3600.0  # one that lasts longer as well
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """One product, as far as serve knows it: what to run and how to serve it."""
 
@@ -224,6 +236,7 @@ class Config:
     runtime: RuntimeConfig = RuntimeConfig()
     transcriber: TranscriberConfig = TranscriberConfig()
     server: ServerConfig = ServerConfig()
+    live: LiveConfig = LiveConfig()
 
 
 def load_config(path: str | Path) -> Config:

@@ -3,7 +3,7 @@
 What the models answer is told by the request's PROMPT: "error:" and what Triton is to say (for a
 call, a gRPC status may come first), or else the text of the answer, each word of which is a segment
 of a second. "wait" as its first word: the end of the answer waits; "late:" and what Triton is to
-say: a stream has a segment first.
+say: a stream has a segment first. Of samples whose words are to be timed, a word a second is heard.
 """
 
 import asyncio
@@ -194,6 +194,8 @@ def transcript_of(request):
     """What the models answer."""
     asked = inputs_of(request)
     spoken = _prompt(request).split() or ["hello"]
+    if "SAMPLES" in asked and "WORD_TIMESTAMPS" in asked:  # as many as have been said by then
+        spoken = spoken[: round(len(asked["SAMPLES"]) / 4 / 16_000)]
     segments = tuple(
         Segment(
             start=float(i),
@@ -218,6 +220,7 @@ def transcript_of(request):
         duration=1.5,
         segments=segments,
         timings=Timings(0.1, 0.2, 0.3, 0.7),
+        tokens=tuple(range(50, 50 + len(segments))),
     )
 
 
@@ -246,7 +249,7 @@ def _response(request, outputs):
     for name in asked:
         datatype, tensor = wire.OUTPUTS[name].datatype, outputs[name]
         raw = LENGTH.pack(len(tensor[0])) + tensor[0] if datatype == "BYTES" else tensor.tobytes()
-        response.outputs.add(name=name, datatype=datatype, shape=[1])
+        response.outputs.add(name=name, datatype=datatype, shape=tensor.shape)
         response.raw_output_contents.append(raw)
     return response
 

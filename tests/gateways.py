@@ -17,7 +17,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.grpc import service_pb2
 
-from serve.config import Config, ServerConfig, TranscriberConfig
+from serve.config import Config, LiveConfig, ServerConfig, TranscriberConfig
 from serve.gateway.run import Gateway
 from serve.gateway.upstream import SERVICE
 from serve.supervisor.run import free_ports
@@ -30,12 +30,13 @@ WAIT_S = 20.0
 class Running:
     """A gateway that runs, what is behind it, and clients of it."""
 
-    def __init__(self, folder, request_timeout_s, triton_metrics=b"", **server):
+    def __init__(self, folder, request_timeout_s, triton_metrics=b"", live=None, **server):
         http, rpc, metrics = free_ports("127.0.0.1", 3)
         ports = {"http_port": http, "grpc_port": rpc, "metrics_port": metrics}
         self.config = Config(
             server=dataclasses.replace(ServerConfig(**ports), **server),
             transcriber=TranscriberConfig(request_timeout_s=request_timeout_s),
+            live=live or LiveConfig(),
         )
         self.http, self.grpc = f"127.0.0.1:{http}", f"127.0.0.1:{rpc}"
         self.metrics = f"127.0.0.1:{metrics}"

@@ -80,6 +80,16 @@ class Caller:
         if self._audio_s is not None:
             self._audio_s.take(audio_s)
 
+    def hear(self, audio_s: float) -> None:
+        """Count live audio as it comes in.
+
+        Raises:
+            Refusal: there has been too much before it.
+        """
+        if self._audio_s is not None and (wait_s := self._audio_s.wait_s(0.0)):
+            raise refusals.key_limit("audio_s_per_minute", self.name, wait_s)
+        self.heard(audio_s)
+
     def require_duration(self, outputs: Collection[str]) -> None:
         """Refuse a request of KServe's whose answer would not tell how much audio it had.
 

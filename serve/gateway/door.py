@@ -15,6 +15,7 @@ from serve.gateway.envelope import read_envelope
 from serve.gateway.limits import EXPANSION, Admission, Ticket
 from serve.gateway.metrics import Metrics
 from serve.gateway.refusals import Refusal
+from serve.gateway.streams import Streams
 from serve.gateway.uploads import Uploads
 from serve.gateway.upstream import Cancels, Exchange, Upstream
 
@@ -35,7 +36,8 @@ class Door:
         self.callers = Callers(config.server)
         self.admission = Admission(config.server)
         self.uploads = Uploads(self.admission)
-        self.metrics = Metrics(self.admission)
+        self.streams = Streams(config.live)
+        self.metrics = Metrics(self.admission, self.streams)
         self.upstream = Upstream(folder, cancels, config.transcriber.request_timeout_s)
         self.upload_timeout_s = config.server.upload_timeout_s
         self._drain_s = config.server.drain_timeout_s
@@ -69,18 +71,21 @@ class Door:
         return self.upstream.start([message], ticket, streamed, triton_grpc_error)
 
     @contextlib.contextmanager
-    def account(self, protocol: str, authorization: str | None) -> Iterator[Caller]:
+    def account(
+        self, protocol: str, authorization: str | None, timed: bool = True
+    ) -> Iterator[Caller]:
         """Lets a request for a transcript in, counts it and how it ends, and times it.
 
         Args:
             protocol: label of the metrics.
             authorization: header that names the caller.
+            timed: whether how long it takes is the server's doing.
 
         Raises:
             Refusal: whoever it is may not come in, or not now.
         """
         name = ""
-        with self.metrics.timed(protocol):
+        with self.metrics.timed(protocol) if timed else contextlib.nullcontext():
             try:
                 caller = self.callers.identify(authorization)
                 name = caller.name
@@ -105,6 +110,7 @@ class Door:
         self.admission.start_draining()
         stopping = refusals.overloaded("the server is stopping; try again later", "draining")
         self.uploads.end_all(stopping)
+        self.streams.end_all()
         if await self.admission.wait_until_empty(self._drain_s):
             return True
         self.upstream.end_all(

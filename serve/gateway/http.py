@@ -5,6 +5,7 @@
     POST /v2/models/{name}[/versions/{version}]/infer
     GET  /health, /metrics, /docs, /openapi.json
     GET  /, /page/…, /state: the page for people, in `serve.gateway.page`
+    WS   /v1/realtime, in `serve.gateway.live`
 
 Errors of KServe are {"error": "..."}. Where waiting helps, the status is 503 and Retry-After says
 how long. The metrics have an address of their own besides.
@@ -19,7 +20,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp
 from tritonclient.grpc import service_pb2
 
@@ -31,6 +32,7 @@ from serve.gateway.door import Door
 from serve.gateway.envelope import raw_parts
 from serve.gateway.headers import with_headers
 from serve.gateway.limits import EXPANSION, Ticket
+from serve.gateway.live.route import Live
 from serve.gateway.metrics import whole_page
 from serve.gateway.openai import docs
 from serve.gateway.openai.routes import build_openai_app
@@ -71,7 +73,10 @@ def build_app(door: Door, folder: Path, state: State) -> ASGIApp:
             Route(f"{model}/ready", api.model_ready),
             Route(f"{model}/infer", api.infer, methods=["POST"]),
         ]
-    routes.append(Mount("/v1", build_openai_app(door)))
+    routes += [
+        WebSocketRoute("/v1/realtime", Live(door)),
+        Mount("/v1", build_openai_app(door)),
+    ]
     return _app(routes, door)
 
 

@@ -46,6 +46,10 @@ class Ticket:
         self._bytes += size
         self._admission.bytes += size
 
+    def part(self) -> "Ticket":
+        """A request in the name of this one, which is let in already: it is counted as well."""
+        return self._admission.let_in()
+
     def close(self) -> None:
         """The request has ended; may be called again."""
         if self._open:
@@ -91,6 +95,10 @@ class Admission:
             )
         if self.bytes + self.uploading_bytes() >= self.max_bytes:
             raise self._full()
+        return self.let_in()
+
+    def let_in(self) -> Ticket:
+        """A request that is not asked whether it may come in."""
         self.requests += 1
         self._empty.clear()
         return Ticket(self)

@@ -9,18 +9,27 @@ import contextlib
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from serve.config import ServerConfig
 from serve.errors import UnavailableError
 
+MAX_MESSAGE_BYTES = 2**24
+"""Most bytes of a message over a WebSocket, which OpenAI's clients take to be 15 MiB and more."""
+
+LOST = "earshot.lost"
+"""Key in a WebSocket's scope of the event that its connection is lost."""
+
 _BACKLOG = 1024
 _KEEP_ALIVE_S = 60
+_PING_S = 10.0
+_UNREAD_BYTES = 2**16  # of a WebSocket, that the system keeps while nothing is read from it
 _SEND_S = 60.0  # a client that takes no answer for so long counts as gone
 _STOP_S = 2  # for answers on their way
 
@@ -91,9 +100,16 @@ class HttpServer(uvicorn.Server):
         config = uvicorn.Config(
             _with_send_limit(app),
             http=Protocol,
-            ws="none",
+            ws=_WatchedWebSocket,
+            ws_max_size=MAX_MESSAGE_BYTES,
+            # A client that is made to wait is not read from, and so its answers are not; but a
+            # ping that nobody takes ends its connection.
+            ws_ping_interval=_PING_S,
+            ws_ping_timeout=None,
+            ws_per_message_deflate=False,
             lifespan="off",
             log_config=None,
+            log_level="warning",  # without a line for each WebSocket
             access_log=False,
             server_header=False,
             proxy_headers=False,
@@ -139,6 +155,12 @@ class _PatientProtocol(H11Protocol):
         super().data_received(data)
         self._limit_idleness()
 
+    def handle_websocket_upgrade(self, event: Any) -> None:
+        # What a client has sent lies before its pings: it must not be more than is soon read.
+        connection = self.transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNREAD_BYTES)
+        super().handle_websocket_upgrade(event)
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._limit_idleness()
@@ -148,8 +170,11 @@ class _PatientProtocol(H11Protocol):
         self._end_limit()
 
     def _limit_idleness(self) -> None:
-        """From the first look that finds no request in work to the first that finds one."""
-        if self._busy():
+        """From the first look that finds no request in work to the first that finds one.
+
+        A connection that has become a WebSocket has another protocol, and limits of its own.
+        """
+        if self._busy() or self._upgraded():
             self._end_limit()
         elif self._limit is None:
             self._limit = self.loop.call_later(self.patience, self._hang_up)
@@ -162,10 +187,28 @@ class _PatientProtocol(H11Protocol):
     def _busy(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
+    def _upgraded(self) -> bool:
+        return self.transport.get_protocol() is not self
+
     def _hang_up(self) -> None:
         self._limit = None
-        if not self._busy():
+        if not (self._busy() or self._upgraded()):
             self.transport.abort()
+
+
+class _WatchedWebSocket(WebSocketsSansIOProtocol):
+    """Tells its application that the connection is lost, even while that receives nothing."""
+
+    def handle_connect(self, event: Any) -> None:
+        self.lost = asyncio.Event()
+        super().handle_connect(event)
+        if hasattr(self, "scope"):  # the handshake was right
+            cast(dict[str, Any], self.scope)[LOST] = self.lost
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if hasattr(self, "lost"):
+            self.lost.set()
 
 
 def _with_send_limit(app: ASGIApp) -> ASGIApp:

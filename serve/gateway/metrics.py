@@ -7,7 +7,7 @@ import logging
 import socket
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -19,14 +19,43 @@ logger = logging.getLogger("earshot.gateway")
 
 _TRITON_S = 2.0  # most that Triton's page takes
 _RECENT = 20_000  # requests whose latency is remembered
+_WORD_BUCKETS_S = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0)
 _BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+
+
+class LiveMetrics:
+    """What is counted of live text.
+
+    Args:
+        registry: where.
+        streams: those that there are now.
+    """
+
+    def __init__(self, registry: CollectorRegistry, streams: Sized) -> None:
+        gauge = Gauge("earshot_live_streams", "Live streams", registry=registry)
+        gauge.set_function(lambda: len(streams))
+        self.updates = Counter(
+            "earshot_live_updates", "Decodings of live audio", ("outcome",), registry=registry
+        )
+        self.word_seconds = Histogram(
+            "earshot_live_word_seconds",
+            "From the arrival of a word's last sample to its final text",
+            buckets=_WORD_BUCKETS_S,
+            registry=registry,
+        )
+        self.changed = Counter(
+            "earshot_live_changed_words",
+            "Words of a hypothesis that the next one did not have; none had been sent",
+            registry=registry,
+        )
 
 
 class Metrics:
     """What the gateway counts; each instance by itself."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, streams: Sized) -> None:
         self._registry = CollectorRegistry()
+        self.live = LiveMetrics(self._registry, streams)
         self._requests = Counter(
             "earshot_gateway_requests",
             "Requests for transcripts by how the gateway answered, as a gRPC status",

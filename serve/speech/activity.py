@@ -19,7 +19,7 @@ import numpy.typing as npt
 from serve.config import SpeechConfig
 from serve.errors import EarshotError
 from serve.messages import Samples
-from serve.speech.features import SAMPLE_RATE
+from serve.speech.rate import SAMPLE_RATE
 
 FRAME = 512  # samples that get one probability: 32 ms
 MODEL = Path(__file__).parent / "silero" / "silero_vad_16k_sequence.onnx"
@@ -113,6 +113,31 @@ def _session(model: Path) -> Any:
     return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
 
+class Voice:
+    """Whether somebody speaks, from one frame's probability to the next.
+
+    Args:
+        options: what counts as speech.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.speaking = False
+        self.quiet_since: int | None = None
+        """While speaking: the sample at which that may have ended."""
+        self._options = options
+        self._end_threshold = max(options.threshold - _HYSTERESIS, _LOWEST_END)
+
+    def step(self, probability: float, at: int) -> None:
+        """Take note of the frame that begins at a sample."""
+        if probability >= self._options.threshold:
+            self.speaking, self.quiet_since = True, None
+        elif self.speaking and probability < self._end_threshold:
+            if self.quiet_since is None:
+                self.quiet_since = at
+            if at - self.quiet_since >= self._options.min_silence:
+                self.speaking, self.quiet_since = False, None
+
+
 class Listener:
     """Lets the speech of one recording through, with a margin around it, as soon as it is known.
 
@@ -126,12 +151,10 @@ class Listener:
     def __init__(self, options: Options, detector: Detector) -> None:
         self._options = options
         self._detector = detector
-        self._end_threshold = max(options.threshold - _HYSTERESIS, _LOWEST_END)
+        self._voice = Voice(options)
         self._held = np.zeros(0, np.float32)  # the latest audio
         self._held_from = 0  # its first sample in the whole audio
         self._judged = 0  # samples that have their probability; a whole number of frames
-        self._speaking = False
-        self._quiet_since: int | None = None  # while speaking: where that may have ended
         self._kept: list[tuple[int, int]] = []  # what is worth decoding, apart from each other
         self._given = 0  # of that, what is before was given out
 
@@ -158,7 +181,7 @@ class Listener:
         rest = self._held[self._judged - self._held_from :]
         if len(rest):
             self._judge(np.pad(rest, (0, FRAME - len(rest))))
-        if self._speaking:
+        if self._voice.speaking:
             self._keep(self._latest_speech(self.heard), self.heard)
         return self._give()
 
@@ -170,19 +193,13 @@ class Listener:
     def _step(self, probability: float) -> None:
         """Take note of the frame that begins at `_judged`."""
         at, begin = self._judged, self._latest_speech(self._judged)
-        if probability >= self._options.threshold:
-            self._speaking, self._quiet_since = True, None
-        elif self._speaking and probability < self._end_threshold:
-            if self._quiet_since is None:
-                self._quiet_since = at
-            if at - self._quiet_since >= self._options.min_silence:
-                self._speaking, self._quiet_since = False, None
-        if self._speaking and self._quiet_since is None:
+        self._voice.step(probability, at)
+        if self._voice.speaking and self._voice.quiet_since is None:
             self._keep(begin, at + FRAME)
 
     def _latest_speech(self, at: int) -> int:
         """Where speech began to fall silent, if it may yet go on at a sample; else that sample."""
-        return at if self._quiet_since is None else self._quiet_since
+        return at if self._voice.quiet_since is None else self._voice.quiet_since
 
     def _keep(self, start: int, end: int) -> None:
         """Keep what is between, and the margin around it."""

@@ -9,7 +9,8 @@ import functools
 
 import torch
 
-SAMPLE_RATE = 16_000
+from serve.speech.rate import SAMPLE_RATE as SAMPLE_RATE
+
 N_FFT = 400
 HOP_LENGTH = 160
 WINDOW_S = 30

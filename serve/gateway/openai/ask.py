@@ -10,13 +10,13 @@ from serve.messages import Finished, Request, SegmentReady, Transcript
 from serve.triton import wire
 
 
-def request_parts(model: str, request: Request, audio: Part) -> list[Part]:
+def request_parts(model: str, request: Request, audio: Part = b"") -> list[Part]:
     """A serialised `ModelInferRequest`, in parts, of which `audio` itself is one.
 
     Args:
         model: which of the two is asked.
-        request: whose own audio counts for nothing.
-        audio: the bytes of a file.
+        request: with samples, or with bytes that count for nothing.
+        audio: the bytes of a file, in place of these.
     """
     message = service_pb2.ModelInferRequest(model_name=model)
     raw: list[Part] = []

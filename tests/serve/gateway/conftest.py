@@ -7,7 +7,10 @@ from tests.gateways import Running, until
 
 @pytest.fixture
 def start(tmp_path_factory):
-    """Start a gateway; keywords are those of `ServerConfig`. Each is empty at its end."""
+    """Start a gateway; keywords are `live`, a `LiveConfig`, and those of `ServerConfig`.
+
+    Each is empty at its end.
+    """
     started = []
 
     def start(request_timeout_s=600.0, **server):

@@ -1,0 +1,147 @@
+"""Which words of a growing utterance are final: those that two decodings in a row agree on.
+
+LocalAgreement-2 of Liu et al. 2020 (arXiv 2005.11185), as whisper_streaming uses it (Macháček et
+al. 2023, arXiv 2307.14743): the open utterance is decoded again and again, and the longest common
+beginning of two hypotheses, behind what is final already, becomes final. Nothing here calls a
+model, and final text never changes.
+
+Two things differ from whisper_streaming. Where a hypothesis goes on behind the final words is found
+by their text and their times together, instead of by times and then by repeated n-grams. And words
+are compared without case and punctuation, which change with every word that follows: so the mark
+behind the last final word waits until the next word is final, too.
+"""
+
+import dataclasses
+import unicodedata
+from collections.abc import Sequence
+
+from serve.messages import Word
+
+_RECENT = 8  # final words by whose text the place in a hypothesis is found
+_EDITS_PER_S = 1.0  # so many differing words weigh as much as a second between the times
+_SENTENCE_ENDS = ".?!。？！…"
+
+
+class Agreement:
+    """The final words of one utterance, and the hypothesis behind them.
+
+    All times count from the utterance's start.
+    """
+
+    def __init__(self) -> None:
+        self.words: list[Word] = []
+        """What is final. The last one's mark may be missing; see `_mark`."""
+        self.pending: tuple[Word, ...] = ()
+        """What the latest hypothesis says behind that."""
+        self.changed = 0
+        """Words of a hypothesis so far that the next one did not have in their place."""
+        self._mark = ""  # of the last final word, by the latest hypothesis
+
+    def update(self, words: Sequence[Word]) -> str:
+        """Take another hypothesis; returns the text that becomes final by it."""
+        fresh = self._behind_final(words)
+        same = 0
+        while same < min(len(fresh), len(self.pending)) and _alike(fresh[same], self.pending[same]):
+            same += 1
+        self.changed += len(self.pending) - same
+        return self._commit(fresh, same)
+
+    def finish(self) -> str:
+        """The rest of the latest hypothesis becomes final: no other will come."""
+        text = self._commit(self.pending, len(self.pending)) + self._mark
+        self._mark = ""
+        return text
+
+    def settle(self, until_s: float) -> str:
+        """The latest hypothesis becomes final as far as its words end before a time."""
+        count = sum(word.end <= until_s for word in self.pending)
+        return self._commit(self.pending, count)
+
+    def cut(self) -> float | None:
+        """Where audio that has become text may be cut off, in a pause; None: nowhere.
+
+        It is the end of the last sentence in the final words, else the longest pause between two of
+        them. The last final word stays: its mark is still open.
+        """
+        ends = [i for i in range(len(self.words) - 1)]
+        if not ends:
+            return None
+        sentences = [i for i in ends if self.words[i].word.rstrip()[-1:] in _SENTENCE_ENDS]
+        best = sentences[-1] if sentences else max(ends, key=self._pause_s)
+        return (self.words[best].end + self.words[best + 1].start) / 2
+
+    def drop(self, until_s: float) -> str:
+        """Forget the final words before a time, whose audio is cut off; returns their text."""
+        count = sum(word.end <= until_s for word in self.words)
+        dropped, self.words = self.words[:count], self.words[count:]
+        return "".join(word.word for word in dropped)
+
+    def _pause_s(self, index: int) -> float:
+        return self.words[index + 1].start - self.words[index].end
+
+    def _commit(self, fresh: Sequence[Word], count: int) -> str:
+        """Make the first words of a hypothesis final; the others wait."""
+        self.pending = tuple(fresh[count:])
+        if not count:
+            return ""
+        core, mark = _split(fresh[count - 1].word)
+        last = dataclasses.replace(fresh[count - 1], word=core)
+        text = self._mark + "".join(word.word for word in fresh[: count - 1]) + core
+        if self.words:
+            before = self.words[-1]
+            self.words[-1] = dataclasses.replace(before, word=before.word + self._mark)
+        self.words += [*fresh[: count - 1], last]
+        self._mark = mark
+        return text
+
+    def _behind_final(self, words: Sequence[Word]) -> Sequence[Word]:
+        """The words of a hypothesis that follow the final ones."""
+        if not self.words:
+            return words
+        recent = self.words[-_RECENT:]
+        edits = _edits([_plain(word) for word in recent], [_plain(word) for word in words])
+        until_s = recent[-1].end
+
+        def unlikelihood(count: int) -> float:
+            ends_s = words[count - 1].end if count else until_s
+            return edits[count] + _EDITS_PER_S * abs(ends_s - until_s)
+
+        count = min(range(len(words) + 1), key=unlikelihood)
+        if count and _alike(words[count - 1], recent[-1]):
+            self._mark = _split(words[count - 1].word)[1]
+        return words[count:]
+
+
+def _edits(final: Sequence[str], heard: Sequence[str]) -> list[int]:
+    """How many words differ between `final` and the words before each place in `heard`.
+
+    Levenshtein's distance to the nearest stretch that ends there, wherever it begins.
+    """
+    row = [0] * (len(heard) + 1)
+    for word in final:
+        above, row = row, [row[0] + 1]
+        for i, other in enumerate(heard):
+            row.append(min(above[i] + (word != other), above[i + 1] + 1, row[i] + 1))
+    return row
+
+
+def _alike(one: Word, other: Word) -> bool:
+    return _plain(one) == _plain(other)
+
+
+def _plain(word: Word) -> str:
+    """A word as it is compared: without case, spaces and marks, unless it is nothing else."""
+    text = unicodedata.normalize("NFKC", word.word).casefold()
+    return "".join(one for one in text if not _is_mark(one)) or text.strip()
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.category(character)[0] in "PZ"
+
+
+def _split(text: str) -> tuple[str, str]:
+    """A word and the marks behind it."""
+    end = len(text)
+    while end and _is_mark(text[end - 1]):
+        end -= 1
+    return (text[:end], text[end:]) if end else (text, "")

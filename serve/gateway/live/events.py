@@ -1,0 +1,218 @@
+"""The events of OpenAI's transcription sessions: what a client may say, and what it is told.
+
+The types of the package `openai` (`openai.types.realtime`) are the measure.
+"""
+
+import binascii
+import dataclasses
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from serve.errors import shown
+from serve.gateway.live.settings import Settings, as_session
+
+Event = dict[str, Any]
+
+_CONTENT = 0  # index of the only part that an item has
+_TRANSCRIPTION = "conversation.item.input_audio_transcription"
+_MAX_ID_CHARS = 512  # of a client's event_id
+_KEYS = {
+    "session.update": ("session",),
+    "input_audio_buffer.append": ("audio",),
+    "input_audio_buffer.commit": (),
+    "input_audio_buffer.clear": (),
+}
+"""What a client's events hold, besides `type` and perhaps `event_id`."""
+
+
+class EventError(Exception):
+    """A client's event is wrong, or cannot be done now.
+
+    Args:
+        message: what was found, what was expected.
+        code: what OpenAI calls such errors.
+        param: what in the event is wrong.
+    """
+
+    def __init__(self, message: str, code: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+        self.event_id: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A client's event."""
+
+    type: str
+    event_id: str | None
+    fields: Mapping[str, Any]  # of the kinds that `_KEYS` tells, not checked further
+
+
+def read_event(text: str) -> Asked:
+    """What a client says.
+
+    Raises:
+        EventError: it is not an event of a transcription session.
+    """
+    try:
+        event = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise EventError(f"the message is not JSON: {error}", "invalid_json") from None
+    if not isinstance(event, dict):
+        raise EventError(f"the message is {shown(event)}; expected an object", "invalid_event")
+    event_id = event.pop("event_id", None)
+    try:
+        return _checked(event, event_id)
+    except EventError as error:
+        error.event_id = event_id if isinstance(event_id, str) else None
+        raise
+
+
+def _checked(event: Event, event_id: object) -> Asked:
+    kind = event.pop("type", None)
+    if not isinstance(kind, str) or kind not in _KEYS:
+        raise EventError(
+            f"type = {shown(kind)}; a transcription session takes {', '.join(_KEYS)}",
+            "invalid_value",
+            "type",
+        )
+    if not (event_id is None or (isinstance(event_id, str) and len(event_id) <= _MAX_ID_CHARS)):
+        raise EventError(
+            f"event_id = {shown(event_id)}; expected at most {_MAX_ID_CHARS} characters",
+            "invalid_value",
+            "event_id",
+        )
+    for key in event.keys() - set(_KEYS[kind]):
+        raise EventError(f"{kind}: unknown key {shown(key)}", "unknown_parameter", str(key))
+    for key in _KEYS[kind]:
+        if key not in event:
+            raise EventError(f"{kind}: {key} is missing", "missing_required_parameter", key)
+    return Asked(kind, event_id, event)
+
+
+def read_audio(text: object, sample_bytes: int) -> bytes:
+    """The bytes of an `input_audio_buffer.append`.
+
+    Args:
+        text: in base64.
+        sample_bytes: of one sample.
+
+    Raises:
+        EventError: it is something else.
+    """
+    if not isinstance(text, str):
+        raise EventError(f"audio = {shown(text)}; expected base64", "invalid_value", "audio")
+    try:
+        data = binascii.a2b_base64(text, strict_mode=True)
+    except ValueError as error:
+        raise EventError(f"audio is not base64: {error}", "invalid_value", "audio") from None
+    if len(data) % sample_bytes:
+        raise EventError(
+            f"audio has {len(data)} bytes; expected samples of {sample_bytes} bytes each",
+            "invalid_value",
+            "audio",
+        )
+    return data
+
+
+def new_id(prefix: str) -> str:
+    """A name that nothing else has."""
+    return f"{prefix}_{secrets.token_hex(10)}"
+
+
+def error(error: EventError, event_id: str | None = None, kind: str = "") -> Event:
+    """An event could not be done, or the session cannot go on.
+
+    Args:
+        error: what went wrong.
+        event_id: the client's, of its event that is at fault.
+        kind: of the error, where it is not the client's.
+    """
+    return _event(
+        "error",
+        error={
+            "type": kind or "invalid_request_error",
+            "code": error.code,
+            "message": str(error),
+            "param": error.param,
+            "event_id": event_id,
+        },
+    )
+
+
+def session(event: str, id: str, settings: Settings, expires_s: float) -> Event:
+    """`session.created` or `session.updated`; it expires so many seconds from now."""
+    told = {
+        "id": id,
+        "object": "realtime.transcription_session",
+        "expires_at": round(time.time() + expires_s),
+        **as_session(settings),
+    }
+    return _event(event, session=told)
+
+
+def speech_started(item_id: str, at_ms: int) -> Event:
+    """Somebody speaks; the utterance's audio begins at that time of the stream."""
+    return _event("input_audio_buffer.speech_started", item_id=item_id, audio_start_ms=at_ms)
+
+
+def speech_stopped(item_id: str, at_ms: int) -> Event:
+    """Nobody speaks any more; the utterance's audio ends at that time of the stream."""
+    return _event("input_audio_buffer.speech_stopped", item_id=item_id, audio_end_ms=at_ms)
+
+
+def committed(item_id: str, previous_id: str | None) -> list[Event]:
+    """An utterance has ended, and is an item now."""
+    item = {
+        "id": item_id,
+        "object": "realtime.item",
+        "type": "message",
+        "status": "completed",
+        "role": "user",
+        "content": [{"type": "input_audio", "transcript": None}],
+    }
+    return [
+        _event("input_audio_buffer.committed", item_id=item_id, previous_item_id=previous_id),
+        _event("conversation.item.added", item=item, previous_item_id=previous_id),
+        _event("conversation.item.done", item=item, previous_item_id=previous_id),
+    ]
+
+
+def cleared() -> Event:
+    """What was not committed is forgotten."""
+    return _event("input_audio_buffer.cleared")
+
+
+def delta(item_id: str, text: str) -> Event:
+    """More final text of an utterance."""
+    return _event(f"{_TRANSCRIPTION}.delta", item_id=item_id, content_index=_CONTENT, delta=text)
+
+
+def completed(item_id: str, transcript: str, seconds: float) -> Event:
+    """The whole text of an utterance of so many seconds."""
+    return _event(
+        f"{_TRANSCRIPTION}.completed",
+        item_id=item_id,
+        content_index=_CONTENT,
+        transcript=transcript,
+        usage={"type": "duration", "seconds": round(seconds, 3)},
+    )
+
+
+def failed(item_id: str, message: str, code: str | None, kind: str) -> Event:
+    """An utterance has no text, or not all of it."""
+    return _event(
+        f"{_TRANSCRIPTION}.failed",
+        item_id=item_id,
+        content_index=_CONTENT,
+        error={"type": kind, "code": code, "message": message, "param": None},
+    )
+
+
+def _event(kind: str, **fields: Any) -> Event:
+    return {"type": kind, "event_id": new_id("event"), **fields}

@@ -1,0 +1,258 @@
+"""WS /v1/realtime: OpenAI's transcription sessions.
+
+What keeps a session from opening is an HTTP answer, as of any other address below /v1. A session
+that ends by the server's will ends with an event `error` and one of these codes:
+
+    1001  it has said nothing, or has lasted, for too long
+    1008  too many of its events were wrong, its key has had its audio of this minute, or there is
+          no room for what it sends
+    1011  the server failed
+    1012  the server stops; what had come in was answered
+"""
+
+import asyncio
+import dataclasses
+import functools
+import logging
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from serve.codec import to_json
+from serve.errors import EarshotError, shown
+from serve.gateway import refusals
+from serve.gateway.bodies import client_gone
+from serve.gateway.callers import Caller
+from serve.gateway.door import Door
+from serve.gateway.limits import Ticket
+from serve.gateway.listen import LOST
+from serve.gateway.live import events
+from serve.gateway.live.events import Event, EventError
+from serve.gateway.live.session import MAX_ERRORS, Session, TooManyErrors
+from serve.gateway.live.utterance import Window
+from serve.gateway.openai.ask import request_parts, transcript
+from serve.gateway.openai.errors import FieldRefusal, error_response
+from serve.gateway.openai.models import Models
+from serve.gateway.refusals import Refusal
+from serve.messages import Request, Transcript
+from serve.speech.activity import Detector
+from serve.speech.rate import SAMPLE_RATE
+from serve.triton.wire import MODEL
+
+logger = logging.getLogger("earshot.gateway")
+
+_SUBPROTOCOL = "realtime"  # what browsers offer, which cannot set headers
+_KEY_SUBPROTOCOL = "openai-insecure-api-key."
+_FIELDS = ("model", "intent")  # of the address
+_COPIES = 4  # of a message, while it is worked on
+_FIRST = asyncio.FIRST_COMPLETED
+
+
+@dataclasses.dataclass(frozen=True)
+class _End:
+    """Why the server ends a session."""
+
+    close_code: int
+    code: str
+    message: str
+    kind: str = "server_error"
+
+
+class Live:
+    """The address, as an ASGI application."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._models = Models(door.config)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One connection."""
+        websocket = WebSocket(scope, receive, send)
+        try:
+            with self._door.account("live", _authorization(websocket), timed=False) as caller:
+                await self._admitted(websocket, caller)
+        except Refusal as refusal:
+            if websocket.application_state == WebSocketState.CONNECTING:
+                response: Response = error_response(refusal, _FIELDS)
+                await websocket.send_denial_response(response)
+
+    async def _admitted(self, websocket: WebSocket, caller: Caller) -> None:
+        """Serve a session, if there may be one.
+
+        Raises:
+            Refusal: there may not, or its client has taken nothing for too long.
+        """
+        stop = asyncio.Event()
+        self._check(websocket)
+        ticket = self._door.admission.admit()
+        try:
+            with self._door.streams.one_more(stop.set):
+                await self._serve(websocket, caller, ticket, stop)
+        finally:
+            ticket.close()
+
+    def _check(self, websocket: WebSocket) -> None:
+        """Refuse what is no transcription session of ours.
+
+        Raises:
+            Refusal: its address is wrong.
+        """
+        query = websocket.query_params
+        for key in query:
+            if key not in _FIELDS:
+                raise FieldRefusal(key, f"{shown(key)} is unknown; known: {', '.join(_FIELDS)}")
+        if (intent := query.get("intent", "transcription")) != "transcription":
+            raise FieldRefusal("intent", f"intent = {shown(intent)}; expected transcription")
+        if (model := query.get("model")) is not None:
+            self._models.check(model)
+
+    async def _serve(
+        self, websocket: WebSocket, caller: Caller, ticket: Ticket, stop: asyncio.Event
+    ) -> None:
+        try:
+            detector = await asyncio.to_thread(Detector)  # the first one reads the model
+        except EarshotError as error:
+            raise Refusal(error) from error
+        offered = websocket.scope["subprotocols"]
+        await websocket.accept(_SUBPROTOCOL if _SUBPROTOCOL in offered else None)
+        session = Session(
+            self._door.config.live,
+            self._models.check,
+            functools.partial(self._transcribe, ticket),
+            functools.partial(_send, websocket),
+            caller.hear,
+            detector,
+            self._door.metrics.live,
+        )
+        try:
+            end = await self._run(session, websocket, ticket, stop)
+            if end is not None:
+                await _close(websocket, end)
+        except WebSocketDisconnect:
+            pass
+        except TimeoutError:  # of `HttpServer`: it takes nothing
+            raise client_gone() from None
+
+    async def _run(
+        self, session: Session, websocket: WebSocket, ticket: Ticket, stop: asyncio.Event
+    ) -> _End | None:
+        """Serve a session until it ends; None: its client has ended it.
+
+        Whatever ends it ends its decoding.
+        """
+        await session.start()
+        work = asyncio.create_task(session.work())
+        take = asyncio.create_task(self._take_in(session, websocket, ticket))
+        stopped = asyncio.create_task(stop.wait())
+        lost = asyncio.create_task(websocket.scope[LOST].wait())
+        tasks = (work, take, stopped, lost)
+        limit_s = self._door.config.live.max_session_s
+        try:
+            await asyncio.wait(tasks, timeout=limit_s, return_when=_FIRST)
+            if work.done():  # it does not end by itself
+                work.result()
+            if take.done():
+                return take.result()
+            if lost.done():
+                return None
+            if not stopped.done():
+                return self._expired()
+            await _ended(take)
+            await session.drain()
+            await work
+            return _End(1012, "server_stopping", "the server is stopping; connect again")
+        except (WebSocketDisconnect, TimeoutError):
+            raise
+        except Exception:  # one session must not hurt its neighbours
+            logger.exception("a live session failed in the gateway")
+            return _End(1011, "server_error", str(refusals.failed()))
+        finally:
+            for task in tasks:
+                await _ended(task)
+
+    def _expired(self) -> _End:
+        limit_s = self._door.config.live.max_session_s
+        message = f"the session has lasted {limit_s:g} s (live.max_session_s); open another"
+        return _End(1001, "session_expired", message, "invalid_request_error")
+
+    async def _take_in(self, session: Session, websocket: WebSocket, ticket: Ticket) -> _End | None:
+        limit_s = self._door.config.live.idle_timeout_s
+        while True:
+            try:
+                async with asyncio.timeout(limit_s):
+                    message = await websocket.receive()
+            except TimeoutError:
+                said = f"nothing came for {limit_s:g} s (live.idle_timeout_s)"
+                return _End(1001, "session_idle", said, "invalid_request_error")
+            if message["type"] == "websocket.disconnect":
+                return None
+            held = ticket.part()  # of a message, while it is worked on
+            try:
+                text = message.get("text") or ""
+                held.charge(_COPIES * len(text))
+                await session.handle(text)
+            except Refusal as refusal:
+                kind = "rate_limit_error"
+                return _End(1008, refusal.reason, str(refusal), kind)
+            except TooManyErrors:
+                said = f"{MAX_ERRORS} events were wrong; the session is closed"
+                return _End(1008, "too_many_errors", said, "invalid_request_error")
+            finally:
+                held.close()
+
+    async def _transcribe(self, stream: Ticket, window: Window, careful: bool) -> Transcript:
+        """The text of a window; a careful decoding is tried again at higher temperatures.
+
+        Raises:
+            Refusal: there is none.
+        """
+        request = Request(
+            window.samples,
+            SAMPLE_RATE,
+            language=window.language,
+            prompt=window.prompt,
+            word_timestamps=True,
+            vad=False,
+            temperature=None if careful else 0.0,
+            beam_size=self._door.config.live.beam_size or None,
+            draft=window.draft,
+        )
+        ticket = stream.part()
+        try:
+            parts = request_parts(MODEL, request)
+            ticket.charge(sum(map(len, parts)))
+            exchange = self._door.upstream.start(parts, ticket, streamed=False)
+        except BaseException:
+            ticket.close()
+            raise
+        with exchange:
+            return transcript(await exchange.only_answer())
+
+
+def _authorization(websocket: WebSocket) -> str | None:
+    """The header that names the caller, which browsers can only say as a subprotocol."""
+    header: str | None = websocket.headers.get("authorization")
+    for offered in websocket.scope["subprotocols"]:
+        if header is None and offered.startswith(_KEY_SUBPROTOCOL):
+            return f"Bearer {offered.removeprefix(_KEY_SUBPROTOCOL)}"
+    return header
+
+
+async def _send(websocket: WebSocket, event: Event) -> None:
+    await websocket.send_text(to_json(event))
+
+
+async def _close(websocket: WebSocket, end: _End) -> None:
+    error = EventError(end.message, end.code)
+    await _send(websocket, events.error(error, kind=end.kind))
+    await websocket.close(end.close_code, end.message[:100])
+
+
+async def _ended(task: asyncio.Task[Any]) -> None:
+    """End a task, and wait for that; how it ended has been seen or does not matter any more."""
+    task.cancel()
+    await asyncio.wait((task,))
+    if not task.cancelled():
+        task.exception()

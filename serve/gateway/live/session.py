@@ -1,0 +1,384 @@
+"""One client's stream: from the events that it sends to those that it is told.
+
+Two tasks share a session. One takes the client's events in (`handle`): audio goes through the ear
+to the open utterance. The other (`work`) decodes: the first utterance that is not done, again and
+again while it is open, never more than one decoding at a time. Where audio comes faster than it is
+decoded, taking in waits, and with it the client's connection.
+"""
+
+import asyncio
+import bisect
+import collections
+import contextlib
+import logging
+import math
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+
+from serve.config import LiveConfig
+from serve.gateway.live import events
+from serve.gateway.live.ear import Ear, Frame
+from serve.gateway.live.events import Asked, Event, EventError
+from serve.gateway.live.settings import ServerVad, SettingError, Settings, updated
+from serve.gateway.live.sound import Inlet
+from serve.gateway.live.utterance import Said, Utterance, Window
+from serve.gateway.metrics import LiveMetrics
+from serve.gateway.refusals import Refusal
+from serve.messages import Samples, Transcript
+from serve.speech.activity import Detector, Options
+from serve.speech.rate import SAMPLE_RATE
+
+logger = logging.getLogger("earshot.gateway")
+
+MAX_ERRORS = 100
+"""Events of one client that may be wrong; then the session ends."""
+BEHIND_S = 10.0
+"""Seconds of audio behind the latest hypotheses from which on no more is taken in."""
+
+_PAUSE_S = 0.2  # of quiet after which an utterance may be whole: it is decoded at once
+_LONG_S = 5.0  # of audio that is decoded whatever is heard in it
+_BLOCK_S = 0.5  # of audio that is heard in one go
+_TRIES = 3  # of a decoding that the server has no room for
+_SHORTEST = SAMPLE_RATE // 10  # samples of an utterance that a client commits
+
+Transcribe = Callable[[Window, bool], Awaitable[Transcript]]
+"""Decodes a window, carefully if the flag is set; raises a Refusal."""
+Send = Callable[[Event], Awaitable[None]]
+
+
+class TooManyErrors(Exception):
+    """The client does not speak this protocol."""
+
+
+class Session:
+    """What is known of one client's stream. For one event loop.
+
+    Args:
+        config: how live text is made.
+        check_model: refuses names of models that are not served.
+        transcribe: decodes.
+        send: tells the client an event; waits until it is taken.
+        charge: counts seconds of audio; refuses them where that is too much.
+        detector: of this stream.
+        metrics: counts.
+    """
+
+    def __init__(
+        self,
+        config: LiveConfig,
+        check_model: Callable[[str], None],
+        transcribe: Transcribe,
+        send: Send,
+        charge: Callable[[float], None],
+        detector: Detector,
+        metrics: LiveMetrics,
+    ) -> None:
+        self.id = events.new_id("sess")
+        self._config = config
+        self._check_model = check_model
+        self._transcribe = transcribe
+        self._send = send
+        self._charge = charge
+        self._metrics = metrics
+        self._settings = Settings()
+        self._ear = Ear(detector, _options(self._settings))
+        self._inlet = Inlet(self._settings.input.format)
+        self._heard = 0  # samples
+        self._arrivals = _Arrivals()
+        self._recent: collections.deque[Samples] = collections.deque()  # before an utterance
+        self._open: Utterance | None = None
+        self._queue: collections.deque[Utterance] = (
+            collections.deque()
+        )  # not done, the open one too
+        self._last_id: str | None = None  # of the last item
+        self._spoken_until = 0  # of the last utterance
+        self._changed = asyncio.Event()  # for `work`
+        self._progress = asyncio.Event()  # for `handle`
+        self._began_s = -math.inf  # the latest decoding, or speech
+        self._tries = 0
+        self._errors = 0
+        self._closing = False
+
+    # ------------------------------------------------------------ what the client says
+
+    async def start(self) -> None:
+        """Greet the client."""
+        await self._send(self._told("session.created"))
+
+    async def handle(self, text: str) -> None:
+        """Do what one message asks for.
+
+        Raises:
+            TooManyErrors: one too many was wrong.
+            Refusal: it may send no more audio now.
+        """
+        event_id = None
+        try:
+            asked = events.read_event(text)
+            event_id = asked.event_id
+            await self._do(asked)
+        except EventError as error:
+            self._errors += 1
+            await self._send(events.error(error, event_id or error.event_id))
+            if self._errors >= MAX_ERRORS:
+                raise TooManyErrors from None
+
+    async def _do(self, asked: Asked) -> None:
+        if asked.type == "session.update":
+            await self._update(asked.fields["session"])
+        elif asked.type == "input_audio_buffer.append":
+            data = events.read_audio(asked.fields["audio"], self._inlet.sample_bytes)
+            step = round(self._inlet.bytes_per_s * _BLOCK_S)
+            for begin in range(0, len(data), step):
+                await self._room()
+                await self._hear(self._inlet.samples(data[begin : begin + step]))
+        elif asked.type == "input_audio_buffer.commit":
+            await self._commit()
+        else:
+            self._clear()
+            await self._send(events.cleared())
+
+    async def _update(self, changes: object) -> None:
+        if not isinstance(changes, dict):
+            raise EventError("session is no object", "invalid_value", "session")
+        before = self._settings
+        try:
+            after = updated(before, changes)
+        except SettingError as error:
+            raise EventError(str(error), error.code, error.param) from None
+        if (name := after.input.transcription.model) is not None:
+            try:
+                self._check_model(name)
+            except Refusal as refusal:
+                param = "session.audio.input.transcription.model"
+                raise EventError(str(refusal), "model_not_found", param) from None
+        if after.input.format != before.input.format:
+            if self._heard:
+                raise EventError(
+                    "the format cannot change once audio has come; open another session",
+                    "invalid_value",
+                    "session.audio.input.format",
+                )
+            self._inlet = Inlet(after.input.format)
+        self._settings = after
+        self._ear.tune(_options(after), speaking=self._open is not None)
+        await self._send(self._told("session.updated"))
+
+    def _told(self, event: str) -> Event:
+        return events.session(event, self.id, self._settings, self._config.max_session_s)
+
+    # ------------------------------------------------------------ audio
+
+    async def _room(self) -> None:
+        """Wait until audio may come in; decoding makes room, or fails and so does."""
+        while sum(utterance.unheard_s for utterance in self._queue) > BEHIND_S:
+            self._progress.clear()
+            await self._progress.wait()
+
+    async def _hear(self, samples: Samples) -> None:
+        self._charge(len(samples) / SAMPLE_RATE)
+        self._arrivals.note(self._arrivals.samples + len(samples), _now_s())
+        for frame in self._ear.push(samples):
+            await self._take(frame)
+        self._changed.set()
+        await asyncio.sleep(0)  # others hear as well
+
+    async def _take(self, frame: Frame) -> None:
+        vad = self._settings.input.turn_detection
+        if self._open is None and (vad is None or frame.speech):
+            await self._begin(vad)
+        if self._open is not None:
+            self._open.add(frame.samples, frame.speech)
+        self._heard += len(frame.samples)
+        if vad is None:
+            return
+        self._recent.append(frame.samples)
+        while sum(map(len, self._recent)) - len(self._recent[0]) > _samples(vad.prefix_padding_ms):
+            self._recent.popleft()
+        if frame.turn == "ends" and self._open is not None:
+            await self._send(events.speech_stopped(self._open.item_id, _ms(self._heard)))
+            await self._end()
+
+    async def _begin(self, vad: ServerVad | None) -> None:
+        """An utterance begins with the next frame, or with quiet before it."""
+        before = np.zeros(0, np.float32)
+        if vad is not None:
+            most = min(_samples(vad.prefix_padding_ms), self._heard - self._spoken_until)
+            if most and self._recent:
+                before = np.concatenate(list(self._recent))[-most:]
+        wanted = self._settings.input.transcription
+        start = self._heard - len(before)
+        self._open = Utterance(events.new_id("item"), start, wanted.language, wanted.prompt or "")
+        self._open.add(before, speech=False)
+        self._queue.append(self._open)
+        self._began_s = max(self._began_s, _now_s())
+        if vad is not None:
+            await self._send(events.speech_started(self._open.item_id, _ms(start)))
+
+    async def _commit(self) -> None:
+        if self._settings.input.turn_detection is None:
+            await self._hear(self._inlet.rest())
+        if self._open is not None and len(rest := self._ear.rest()):
+            self._open.add(rest, speech=False)
+            self._heard += len(rest)
+        if self._open is None or self._open.end - self._open.start < _SHORTEST:
+            found_s = 0.0 if self._open is None else self._open.duration_s
+            raise EventError(
+                f"the buffer holds {1000 * found_s:.0f} ms of audio; expected at least 100 ms",
+                "input_audio_buffer_commit_empty",
+            )
+        await self._end()
+
+    async def _end(self) -> None:
+        """The open utterance becomes an item."""
+        utterance, self._open = self._open, None
+        assert utterance is not None
+        for event in events.committed(utterance.item_id, self._last_id):
+            await self._send(event)
+        self._last_id = utterance.item_id
+        self._spoken_until = utterance.spoken_until
+        utterance.ended = True
+        self._changed.set()
+
+    def _clear(self) -> None:
+        """Forget the open utterance and what is left of the audio before it."""
+        if self._open is not None:
+            with contextlib.suppress(ValueError):
+                self._queue.remove(self._open)
+            self._spoken_until = self._heard
+            self._open = None
+        self._recent.clear()
+        self._heard += len(self._ear.rest())
+        self._changed.set()
+        self._progress.set()
+
+    # ------------------------------------------------------------ text
+
+    async def drain(self) -> None:
+        """Take nothing more in; `work` returns when all that came in is text."""
+        self._closing = True
+        if self._open is not None:
+            await self._end()
+        self._changed.set()
+
+    async def work(self) -> None:
+        """Make text as long as the session lasts."""
+        while self._queue or not self._closing:
+            self._changed.clear()
+            utterance = self._queue[0] if self._queue else None
+            wait_s = math.inf if utterance is None else self._wait_s(utterance)
+            if utterance is None or wait_s > 0:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(None if wait_s == math.inf else wait_s):
+                        await self._changed.wait()
+            elif utterance.ended and utterance.decoded:
+                await self._complete(utterance)
+            else:
+                await self._decode(utterance)
+
+    def _wait_s(self, utterance: Utterance) -> float:
+        """How long until something is to be done with it; infinite: until more is heard."""
+        due_s = self._began_s + self._config.update_s * (1 + self._tries) - _now_s()
+        if self._tries:
+            return due_s
+        if utterance.ended or utterance.unheard_s >= _LONG_S:
+            return 0.0
+        if utterance.decoded_until >= utterance.spoken_until:
+            return math.inf
+        return 0.0 if _paused(utterance) else due_s
+
+    async def _decode(self, utterance: Utterance) -> None:
+        self._began_s = _now_s()
+        window = utterance.window()
+        whole = utterance.ended or _paused(utterance)
+        try:
+            transcript = await self._transcribe(window, whole)
+        except Refusal as refusal:
+            self._metrics.updates.labels("failed").inc()
+            self._tries += 1
+            if refusal.status != "UNAVAILABLE" or self._tries >= _TRIES:
+                await self._fail(utterance, refusal)
+            return
+        self._metrics.updates.labels("ok").inc()
+        self._tries = 0
+        if utterance in self._queue:  # else the client has cleared it
+            await self._tell(utterance, utterance.take(window, transcript))
+        self._progress.set()
+
+    async def _complete(self, utterance: Utterance) -> None:
+        await self._tell(utterance, utterance.finish())
+        self._done(utterance)
+        self._metrics.changed.inc(utterance.changed)
+        await self._send(events.completed(utterance.item_id, utterance.text, utterance.duration_s))
+
+    async def _fail(self, utterance: Utterance, refusal: Refusal) -> None:
+        """Give an utterance up."""
+        self._tries = 0
+        if utterance is self._open:
+            self._open = None
+        self._done(utterance)
+        wrong = refusal.status == "INVALID_ARGUMENT"
+        kind = "invalid_request_error" if wrong else "server_error"
+        await self._send(events.failed(utterance.item_id, str(refusal), refusal.reason, kind))
+
+    def _done(self, utterance: Utterance) -> None:
+        with contextlib.suppress(ValueError):
+            self._queue.remove(utterance)
+        self._arrivals.forget(utterance.end)
+        self._progress.set()
+
+    async def _tell(self, utterance: Utterance, said: Said) -> None:
+        if not said.text:
+            return
+        now_s = _now_s()
+        for word in said.words:
+            arrived_s = self._arrivals.at(round(word.end * SAMPLE_RATE))
+            self._metrics.word_seconds.observe(max(0.0, now_s - arrived_s))
+        await self._send(events.delta(utterance.item_id, said.text))
+
+
+class _Arrivals:
+    """When which sample of a stream came."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self._known: list[tuple[int, float]] = [(0, _now_s())]
+
+    def note(self, samples: int, at_s: float) -> None:
+        """So many have come by now."""
+        self.samples = samples
+        self._known.append((samples, at_s))
+
+    def at(self, sample: int) -> float:
+        """When it had come."""
+        index = bisect.bisect_left(self._known, (sample, -math.inf))
+        return self._known[min(index, len(self._known) - 1)][1]
+
+    def forget(self, until: int) -> None:
+        """Samples before this one are not asked for any more."""
+        del self._known[: max(0, bisect.bisect_left(self._known, (until, -math.inf)) - 1)]
+
+
+def _options(settings: Settings) -> Options:
+    """What counts as speech, and when it has ended; the defaults where the client says when."""
+    vad = settings.input.turn_detection or ServerVad()
+    return Options(vad.threshold, _samples(vad.silence_duration_ms), pad=0)
+
+
+def _paused(utterance: Utterance) -> bool:
+    """Whether it may be over."""
+    quiet = utterance.end - utterance.spoken_until
+    return quiet >= _PAUSE_S * SAMPLE_RATE and utterance.spoken_until > utterance.start
+
+
+def _samples(ms: int) -> int:
+    return ms * SAMPLE_RATE // 1000
+
+
+def _ms(samples: int) -> int:
+    return samples * 1000 // SAMPLE_RATE
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

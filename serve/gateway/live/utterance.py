@@ -1,0 +1,159 @@
+"""One utterance of a stream: its audio, what of it has become text, and what to decode next.
+
+Plain state without a clock or a server. All positions are samples of 16 kHz in the whole stream.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from serve.gateway.live.agreement import Agreement
+from serve.messages import Samples, Transcript, Word
+from serve.speech.rate import SAMPLE_RATE
+
+TRIM_S = 15.0  # audio of more than that loses what has become text
+MOST_S = 28.0  # nor is it ever more than that: a window has 30 s
+PROMPT_CHARS = 200  # of the text whose audio is gone
+
+_UNSURE_S = 2.0  # at the end of audio that must be cut, what may not be whole
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Window:
+    """What is to be decoded."""
+
+    samples: Samples  # (n,), 16 kHz
+    begin: int
+    end: int
+    prompt: str
+    language: str | None
+    draft: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """What became final, and when it was said."""
+
+    text: str
+    words: tuple[Word, ...]  # their times count from the stream's start, in seconds
+
+
+class Utterance:
+    """From where speech begins to where it ends, or to where a client says that it does.
+
+    Args:
+        item_id: what clients call it.
+        start: its first sample.
+        language: code; None: to be detected.
+        prompt: text that precedes it.
+    """
+
+    def __init__(self, item_id: str, start: int, language: str | None, prompt: str) -> None:
+        self.item_id = item_id
+        self.start = self.end = start
+        self.spoken_until = start
+        """Where speech was heard last."""
+        self.decoded_until = start
+        """Where the audio of the latest hypothesis ends."""
+        self.ended = False
+        self.text = ""
+        """All that is final."""
+        self._language = language
+        self._prompt = prompt
+        self._gone = ""  # final text whose audio is cut off
+        self._audio: list[Samples] = []  # from `_begin` on
+        self._begin = start
+        self._draft: tuple[int, ...] = ()
+        self._agreement = Agreement()
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds of audio."""
+        return (self.end - self.start) / SAMPLE_RATE
+
+    @property
+    def changed(self) -> int:
+        """Words of hypotheses that did not stay; none of them was final."""
+        return self._agreement.changed
+
+    @property
+    def unheard_s(self) -> float:
+        """Seconds of audio behind the latest hypothesis."""
+        return (self.end - self.decoded_until) / SAMPLE_RATE
+
+    @property
+    def decoded(self) -> bool:
+        """Whether the latest hypothesis is of all that was spoken."""
+        return self.decoded_until > self.spoken_until or self.decoded_until == self.end > self.start
+
+    def add(self, samples: Samples, speech: bool) -> None:
+        """The audio goes on."""
+        self._audio.append(samples)
+        self.end += len(samples)
+        if speech:
+            self.spoken_until = self.end
+
+    def window(self) -> Window:
+        """What to decode now."""
+        samples = np.concatenate(self._audio) if self._audio else np.zeros(0, np.float32)
+        self._audio = [samples]
+        prompt = f"{self._prompt} {self._gone}".strip()
+        return Window(samples, self._begin, self.end, prompt, self._language, self._draft)
+
+    def take(self, window: Window, transcript: Transcript) -> Said:
+        """What becomes final by the text of a window."""
+        self.decoded_until = window.end
+        self._draft = transcript.tokens
+        offset_s = (window.begin - self.start) / SAMPLE_RATE
+        words = [
+            dataclasses.replace(word, start=word.start + offset_s, end=word.end + offset_s)
+            for segment in transcript.segments
+            for word in segment.words or ()
+        ]
+        before = len(self._agreement.words)
+        text = self._agreement.update(words)
+        if text and self._language is None:
+            self._language = transcript.language
+        said = self._said(text, before)
+        if self._held_s > TRIM_S and (cut_s := self._agreement.cut()) is not None:
+            self._cut(cut_s)
+        return said if self._held_s <= MOST_S else self._settle(said, window.end)
+
+    def finish(self) -> Said:
+        """The rest of the latest hypothesis becomes final."""
+        before = len(self._agreement.words)
+        return self._said(self._agreement.finish(), before)
+
+    def _said(self, text: str, before: int) -> Said:
+        if not self.text:
+            text = text.lstrip()
+        self.text += text
+        start_s = self.start / SAMPLE_RATE
+        words = self._agreement.words[before:]
+        return Said(
+            text,
+            tuple(
+                dataclasses.replace(word, start=word.start + start_s, end=word.end + start_s)
+                for word in words
+            ),
+        )
+
+    @property
+    def _held_s(self) -> float:
+        return (self.end - self._begin) / SAMPLE_RATE
+
+    def _settle(self, said: Said, decoded: int) -> Said:
+        """Two hypotheses have not agreed for so long that the latest one must do."""
+        until_s = (decoded - self.start) / SAMPLE_RATE - _UNSURE_S
+        before = len(self._agreement.words)
+        more = self._said(self._agreement.settle(until_s), before)
+        self._cut(until_s)
+        return Said(said.text + more.text, said.words + more.words)
+
+    def _cut(self, at_s: float) -> None:
+        """Forget the audio before a time of the utterance, and what was final by then."""
+        at = max(self._begin, min(self.start + round(at_s * SAMPLE_RATE), self.end))
+        self._gone = (self._gone + self._agreement.drop(at_s))[-PROMPT_CHARS:]
+        self._audio = [np.concatenate(self._audio)[at - self._begin :].copy()]
+        if at > self._begin:
+            self._begin, self._draft = at, ()

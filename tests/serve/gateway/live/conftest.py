@@ -1,0 +1,94 @@
+"""Clients of live text, and a sense of speech that is quicker than a model's."""
+
+import base64
+import contextlib
+import json
+
+import numpy as np
+import openai._models
+import pytest
+from openai.types.realtime import RealtimeServerEvent
+from websockets.sync.client import connect
+
+from serve.config import LiveConfig
+from serve.speech.activity import FRAME
+from tests.gateways import WAIT_S
+
+LIVE = LiveConfig(update_s=0.05)
+RATE = 24_000
+
+
+class LoudIsSpeech:
+    """In place of `Detector`."""
+
+    def probabilities(self, samples):
+        return (np.abs(samples.reshape(-1, FRAME)).max(axis=1) > 0.01).astype(np.float32)
+
+
+def sound(seconds, level=0.1):
+    """PCM as it is sent; at level 0 nobody speaks."""
+    samples = np.sin(np.arange(round(seconds * RATE)) * 0.1) * level
+    return (samples * 32767).astype("<i2").tobytes()
+
+
+class Talk:
+    """One client's connection. Every event that comes is as the package `openai` has it."""
+
+    def __init__(self, socket):
+        self.socket = socket
+        self.events = []
+
+    def say(self, kind, **fields):
+        self.socket.send(json.dumps({"type": kind, **fields}))
+
+    def audio(self, data):
+        audio = base64.b64encode(data).decode()
+        self.say("input_audio_buffer.append", audio=audio)
+
+    def set(self, event_id=None, **input):
+        session = {"type": "transcription", "audio": {"input": input}}
+        named = {} if event_id is None else {"event_id": event_id}
+        self.say("session.update", session=session, **named)
+
+    def next(self):
+        event = json.loads(self.socket.recv(timeout=WAIT_S))
+        openai._models.validate_type(type_=RealtimeServerEvent, value=event)
+        self.events.append(event)
+        return event
+
+    def until(self, kind):
+        """The next event whose type ends so; those before it are in `events`."""
+        while not (event := self.next())["type"].endswith(kind):
+            pass
+        return event
+
+    def deltas(self, item_id):
+        return "".join(
+            event["delta"]
+            for event in self.events
+            if event["type"].endswith(".delta") and event["item_id"] == item_id
+        )
+
+
+@pytest.fixture
+def loud_is_speech(monkeypatch):
+    monkeypatch.setattr("serve.gateway.live.route.Detector", LoudIsSpeech)
+    monkeypatch.setattr("serve.gateway.upstream.STALE_S", 60.0)  # the stand-in beats once
+
+
+@pytest.fixture
+def talk(start, loud_is_speech):
+    """Connect to a gateway, to a new one where none is given."""
+    with contextlib.ExitStack() as stack:
+
+        def talk(running=None, prompt="one two three four five six", live=LIVE, **input):
+            running = running or start(live=live)
+            url = f"ws://{running.http}/v1/realtime?intent=transcription"
+            client = Talk(stack.enter_context(connect(url, close_timeout=1)))
+            client.running = running
+            client.until("session.created")
+            client.set(transcription={"prompt": prompt, "language": "en"}, **input)
+            client.until("session.updated")
+            return client
+
+        yield talk

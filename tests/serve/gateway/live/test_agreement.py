@@ -1,0 +1,108 @@
+"""Which words become final, as hypotheses come one after another."""
+
+import hypothesis
+import pytest
+from hypothesis import strategies
+
+from serve.gateway.live.agreement import Agreement
+from serve.messages import Word
+
+
+def heard(text, begin_s=0.0):
+    """A hypothesis: its words take half a second each."""
+    return [
+        Word(begin_s + i / 2, begin_s + i / 2 + 0.4, f" {word}", 0.9)
+        for i, word in enumerate(text.split())
+    ]
+
+
+def run(*texts):
+    """What each hypothesis makes final, and what the end does."""
+    agreement = Agreement()
+    return [*(agreement.update(heard(text)) for text in texts), agreement.finish()]
+
+
+def test_what_two_in_a_row_agree_on_becomes_final():
+    assert run("where is", "where is the quay", "where is the key to", "where is the key to") == [
+        *("", " where is", " the", " key to"),
+        "",
+    ]
+
+
+def test_one_hypothesis_becomes_final_at_the_end():
+    assert run("Thank you.") == ["", " Thank you."]
+    assert run() == [""]
+
+
+def test_case_and_marks_do_not_keep_words_apart_and_the_later_ones_stand():
+    assert run("the gate. But", "The gate, but it") == ["", " The gate, but", " it"]
+
+
+def test_the_mark_behind_the_last_final_word_waits_for_the_next_word():
+    assert run("Hello.", "Hello.", "Hello, world", "Hello, world!") == [
+        *("", " Hello", "", ", world"),
+        "!",
+    ]
+
+
+def test_final_words_stay_whatever_is_heard_later():
+    found = run("a b c", "a b c d", "a x c d e", "a x c d e", "nothing of it")
+    assert found[:4] == ["", " a b c", " d", " e"]
+
+
+def test_a_word_that_is_said_twice_is_final_twice():
+    said = ("no no no", "no no no no", "no no no no no", "no no no no no")
+    assert "".join(run(*said)) == " no no no no no"
+
+
+def test_words_are_found_by_their_text_where_times_slip():
+    agreement = Agreement()
+    agreement.update(heard("we meet at the old bridge"))
+    assert agreement.update(heard("we meet at the old bridge")) == " we meet at the old bridge"
+    agreement.update(heard("we meet at the old bridge at noon", begin_s=0.3))
+    slipped = heard("we meet at the old bridge at noon", begin_s=-0.3)
+    assert agreement.update(slipped) == " at noon"
+
+
+def test_words_that_did_not_stay_are_counted():
+    agreement = Agreement()
+    for text in ("a quay in", "a key to the", "a key to the gate"):
+        agreement.update(heard(text))
+    assert agreement.changed == 2
+
+
+def test_audio_is_cut_behind_a_sentence_or_in_the_longest_pause():
+    agreement = Agreement()
+    assert agreement.cut() is None
+    for _ in "ab":
+        agreement.update(heard("It rains. We stay here"))
+    assert agreement.cut() == pytest.approx(0.95)
+    assert agreement.drop(0.95) == " It rains."
+    agreement.words[2] = Word(2.5, 2.9, " here", 0.9)
+    assert agreement.cut() == pytest.approx(2.2)
+    assert agreement.drop(9.0) == " We stay here" and agreement.cut() is None
+
+
+def test_one_hypothesis_may_settle_what_must_be_settled():
+    agreement = Agreement()
+    agreement.update(heard("on and on it goes"))
+    assert agreement.settle(1.0) == " on and"
+    assert [word.word for word in agreement.pending] == [" on", " it", " goes"]
+
+
+def test_words_of_one_character_and_marks_alone_are_words():
+    assert "".join(run("好 。", "好 。 吗", "好 。 吗")).split() == ["好", "。", "吗"]
+    assert "".join(run("कि", "का")).split() == ["का"]
+
+
+words = strategies.lists(strategies.sampled_from(["a", "b,", "C", "d.", "-"]), max_size=8)
+
+
+@hypothesis.given(strategies.lists(words, max_size=6))
+def test_what_is_final_is_told_once_and_in_order(hypotheses):
+    agreement = Agreement()
+    told = "".join(agreement.update(heard(" ".join(words))) for words in hypotheses)
+    told += agreement.finish()
+    final = "".join(word.word for word in agreement.words)
+    assert told.startswith(final) and not told[len(final) :].strip(".,")
+    assert agreement.finish() == ""

@@ -1,0 +1,64 @@
+"""Live text before a real server, whose engine says nonsense at once."""
+
+import socket
+
+import pytest
+from websockets.sync.client import connect
+
+from serve.__main__ import main
+from serve.errors import UnavailableError
+from tests.gateways import until
+from tests.serve.gateway.live.conftest import Talk, sound
+from tests.serving import outcomes, settled
+
+pytestmark = pytest.mark.server
+CLIP = "tests/data/en_question.wav"
+
+
+@pytest.fixture
+def talk(server):
+    url = f"ws://{server.http}/v1/realtime?intent=transcription&model=whisper-1"
+    with connect(url, close_timeout=1) as socket:
+        yield Talk(socket)
+
+
+def test_what_a_client_commits_becomes_text(talk):
+    talk.set(transcription={"language": "en", "prompt": "Zoë"}, turn_detection=None)
+    talk.audio(sound(1.0))
+    talk.say("input_audio_buffer.commit")
+    done = talk.until(".completed")
+    assert done["transcript"] and talk.deltas(done["item_id"]) == done["transcript"]
+    assert done["usage"]["seconds"] == pytest.approx(1.0, abs=0.01)
+
+
+def test_what_the_engine_does_not_take_is_told(talk):
+    talk.set(transcription={"prompt": "<|endoftext|>"}, turn_detection=None)
+    talk.audio(sound(1.0))
+    talk.say("input_audio_buffer.commit")
+    assert "holds the special token" in talk.until(".failed")["error"]["message"]
+
+
+def test_a_client_that_goes_leaves_nothing_behind(server, talk):
+    before = settled(server)
+    talk.set(turn_detection=None)
+    talk.audio(sound(9.0))
+    until(lambda: outcomes(server)["pending"] or outcomes(server)["ok"] > before["ok"])
+    talk.socket.socket.shutdown(socket.SHUT_RDWR)
+    after = settled(server)
+    assert after["failed"] == before["failed"] and not after["pending"]
+
+
+def test_the_command_streams_a_file(server, tmp_path, capsys):
+    toml = tmp_path / "live.toml"
+    toml.write_text(f"[server]\nhttp_port = {server.http.rpartition(':')[2]}\n")
+    assert main(["live", "--config", str(toml), "--language", "en", "--pace", "0", CLIP]) == 0
+    assert capsys.readouterr().out.strip()
+    assert main(["live", "--config", str(toml), "--language", "elvish", CLIP]) == 1
+    assert "language = 'elvish'" in capsys.readouterr().err
+
+
+def test_the_command_says_that_there_is_no_server(tmp_path, capsys, nano_config):
+    toml = tmp_path / "live.toml"
+    toml.write_text(f"[server]\nhttp_port = {nano_config().server.http_port}\n")
+    assert main(["live", "--config", str(toml), CLIP]) == UnavailableError.exit_code
+    assert "the server at ws://127.0.0.1:" in capsys.readouterr().err

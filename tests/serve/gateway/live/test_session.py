@@ -1,0 +1,335 @@
+"""Sessions over a gateway, with a stand-in for Triton that hears a word a second."""
+
+import base64
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from openai import OpenAI
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from serve.config import LiveConfig
+from serve.keys import add_key, hash_of, new_key
+from tests.fake_upstream import inputs_of
+from tests.gateways import WAIT_S, until
+from tests.serve.gateway.live.conftest import LIVE, Talk, sound
+
+ROOT = Path(__file__).parents[4]
+SPEECH, QUIET = sound(3.3), sound(1.0, level=0.0)
+
+
+def test_an_utterance_becomes_text_word_by_word(talk):
+    client = talk()
+    client.audio(sound(0.5, level=0.0))
+    for i in range(0, len(SPEECH), 48_000):
+        client.audio(SPEECH[i : i + 48_000])
+    client.audio(QUIET)
+    started = client.until("speech_started")
+    done = client.until(".completed")
+    item = started["item_id"]
+    kinds = [
+        event["type"].rpartition(".")[2] for event in client.events if ".delta" not in str(event)
+    ]
+    assert kinds[-6:] == [
+        *("speech_started", "speech_stopped", "committed", "added", "done", "completed"),
+    ]
+    assert client.deltas(item) == done["transcript"] == "one two three four"
+    assert done["item_id"] == item and done["usage"]["type"] == "duration"
+    by_type = {event["type"].rpartition(".")[2]: event for event in client.events}
+    begin_ms, end_ms = started["audio_start_ms"], by_type["speech_stopped"]["audio_end_ms"]
+    assert 150 <= begin_ms <= 250 and 4250 <= end_ms <= 4400, "padding before, silence behind"
+    assert done["usage"]["seconds"] == pytest.approx((end_ms - begin_ms) / 1000, abs=0.04)
+    assert by_type["committed"]["previous_item_id"] is None
+    assert by_type["done"]["item"]["id"] == item
+
+
+def test_each_decoding_takes_the_one_before_as_its_draft(talk):
+    client = talk()
+    for i in range(0, len(SPEECH), 48_000):
+        client.audio(SPEECH[i : i + 48_000])
+        until(lambda i=i: len(client.running.triton.ended) > i // 48_000)
+    client.audio(QUIET)
+    client.until(".completed")
+    asked = [inputs_of(request) for request in client.running.triton.requests.values()]
+    assert len(asked) > 2
+    assert all(one["WORD_TIMESTAMPS"] and one["BEAM_SIZE"] == 1 for one in asked)
+    assert asked[-1]["DRAFT"] == [50, 51, 52] or asked[-1]["DRAFT"] == [50, 51, 52, 53]
+    assert "TEMPERATURE" not in asked[-1], "the last may try again"
+
+
+def test_a_second_utterance_follows_the_first(talk):
+    client = talk()
+    client.audio(SPEECH + QUIET)
+    first = client.until(".completed")
+    client.audio(SPEECH + QUIET)
+    second = client.until(".completed")
+    assert first["transcript"] == second["transcript"] == "one two three four"
+    (_, committed) = [event for event in client.events if event["type"].endswith(".committed")]
+    assert committed["previous_item_id"] == first["item_id"] != second["item_id"]
+
+
+def test_a_client_may_say_itself_where_an_utterance_ends(talk):
+    client = talk(turn_detection=None, format={"type": "audio/pcma"})
+    client.say("input_audio_buffer.commit", event_id="early")
+    error = client.until("error")["error"]
+    assert (error["code"], error["event_id"]) == ("input_audio_buffer_commit_empty", "early")
+    client.audio(bytes([0x55, 0xD5]) * 8_000)  # as quiet as A-law can be
+    client.say("input_audio_buffer.commit")
+    assert client.until(".completed")["transcript"] == "one two"
+    assert not any("speech" in event["type"] for event in client.events)
+
+
+def test_what_is_cleared_is_not_heard_of_again(talk):
+    client = talk()
+    client.audio(SPEECH)
+    item = client.until("speech_started")["item_id"]
+    client.say("input_audio_buffer.clear")
+    client.until("cleared")
+    client.audio(SPEECH + QUIET)
+    done = client.until(".completed")
+    assert done["item_id"] != item and done["transcript"] == "one two three four"
+
+
+def test_longer_audio_than_a_window_is_cut_and_its_text_becomes_the_prompt(talk):
+    client = talk(prompt=" ".join(f"word{i}." for i in range(30)))
+    client.audio(sound(24.0) + QUIET)
+    client.until(".completed")
+    asked = [inputs_of(request) for request in client.running.triton.requests.values()]
+    lengths = [len(one["SAMPLES"]) / 4 / 16_000 for one in asked]
+    assert max(lengths) < 28.0 and lengths[-1] < 20.0
+    assert asked[-1]["PROMPT"].endswith(".") and len(asked[-1]["PROMPT"]) > len(asked[0]["PROMPT"])
+
+
+def test_openais_own_client_transcribes(start, loud_is_speech):
+    running = start(live=LIVE)
+    client = OpenAI(base_url=f"http://{running.http}/v1", api_key="none")
+    connected = client.realtime.connect(extra_query={"intent": "transcription"}, model="whisper-1")
+    with connected as connection:
+        transcription = {"model": "whisper-1", "prompt": "one two three four five"}
+        input = {"turn_detection": None, "transcription": transcription}
+        connection.session.update(session={"type": "transcription", "audio": {"input": input}})
+        connection.input_audio_buffer.append(audio=base64.b64encode(SPEECH).decode())
+        connection.input_audio_buffer.commit()
+        for event in connection:
+            if event.type == "conversation.item.input_audio_transcription.completed":
+                break
+        assert event.transcript == "one two three"
+    client.close()
+
+
+# ---------------------------------------------------------------- what is wrong
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "param"),
+    [
+        ("intent=conversation", 400, "intent"),
+        ("model=gpt-9", 404, "model"),
+        ("intent=transcription&speed=2", 400, "speed"),
+    ],
+)
+def test_an_address_that_is_wrong_is_refused_as_any_other(running, query, status, param):
+    with pytest.raises(InvalidStatus) as refused:
+        connect(f"ws://{running.http}/v1/realtime?{query}")
+    response = refused.value.response
+    assert response.status_code == status
+    assert json.loads(response.body)["error"]["param"] == param
+
+
+def test_wrong_events_are_answered_and_change_nothing(talk):
+    client = talk()
+    client.set(event_id="first", noise_reduction={"type": "near_field"})
+    client.set(transcription={"model": "gpt-9"})
+    client.socket.send("{")
+    client.socket.send(b"\0\1")
+    client.say("response.create", event_id="third")
+    client.say("input_audio_buffer.append", audio="?")
+    client.say("session.update", session=[])
+    errors = [client.until("error")["error"] for _ in range(7)]
+    assert [error["code"] for error in errors] == [
+        *("unsupported_value", "model_not_found", "invalid_json", "invalid_json"),
+        *("invalid_value", "invalid_value", "invalid_value"),
+    ]
+    assert errors[0]["event_id"] == "first" and errors[4]["event_id"] == "third"
+    assert errors[0]["param"] == "session.audio.input.noise_reduction"
+    client.audio(SPEECH + QUIET)
+    client.until(".completed")
+    client.set(format={"type": "audio/pcmu"})
+    assert "the format cannot change" in client.until("error")["error"]["message"]
+
+
+def test_a_flood_of_wrong_events_ends_the_session(talk):
+    client = talk()
+    for _ in range(101):
+        client.socket.send("{}")
+    with pytest.raises(ConnectionClosed):
+        while True:
+            client.next()
+    assert client.socket.close_code == 1008
+    assert client.events[-1]["error"]["code"] == "too_many_errors"
+
+
+def test_a_message_that_is_too_large_ends_the_session(talk):
+    client = talk()
+    with pytest.raises(ConnectionClosed):
+        client.audio(bytes(13 * 2**20))
+        client.next()
+    talk(client.running)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "kind"),
+    [("error:OptionError: no", "invalid_request"), ("error:INTERNAL boom", "server")],
+)
+def test_an_utterance_that_fails_is_told_and_others_follow(talk, prompt, kind):
+    client = talk(prompt=prompt, live=LiveConfig(update_s=30.0))
+    client.audio(SPEECH + QUIET)
+    failed = client.until(".failed")
+    assert failed["error"]["type"] == f"{kind}_error"
+    client.set(transcription={"prompt": "one two three four five"})
+    client.audio(SPEECH + QUIET)
+    assert client.until(".completed")["transcript"] == "one two three four"
+
+
+def grows(items):
+    """Whether any is added within a while."""
+    before = len(items)
+    time.sleep(0.3)
+    return len(items) > before
+
+
+# ---------------------------------------------------------------- too fast, too slow, gone
+
+
+def test_audio_that_comes_faster_than_it_is_decoded_waits_on_the_wire(talk, monkeypatch):
+    monkeypatch.setattr("serve.gateway.listen._PING_S", 0.2)
+    client = talk(prompt="wait")
+    pushed = []
+
+    def push():
+        with contextlib.suppress(ConnectionClosed):
+            while len(pushed) < 400:
+                client.audio(sound(1.0))
+                pushed.append(1)
+
+    thread = threading.Thread(target=push)
+    thread.start()
+    until(lambda: client.running.triton.requests and len(pushed) > 10)
+    until(lambda: not grows(pushed))
+    assert len(pushed) < 100, "they went into what should hold seconds"
+    # Nobody reads from it now, and still it is seen to go.
+    client.socket.socket.shutdown(socket.SHUT_RDWR)
+    thread.join()
+    until(lambda: client.running.door.admission.requests == 0)
+
+
+def test_a_client_that_vanishes_leaves_nothing_behind(talk):
+    client = talk(prompt="wait")
+    client.audio(SPEECH)
+    triton = client.running.triton
+    until(lambda: triton.requests)
+    client.socket.socket.shutdown(socket.SHUT_RDWR)
+    until(lambda: triton.ended)
+    assert triton.cancelled == triton.ended
+    until(lambda: client.running.door.admission.requests == 0)
+    assert "earshot_live_streams 0.0" in client.running.page()
+
+
+def test_a_silent_client_and_a_long_session_are_ended(talk):
+    client = talk(live=LiveConfig(idle_timeout_s=0.3))
+    with pytest.raises(ConnectionClosed):
+        client.next(), client.next()
+    assert (client.socket.close_code, client.events[-1]["error"]["code"]) == (1001, "session_idle")
+    client = talk(live=LiveConfig(max_session_s=0.5))
+    with pytest.raises(ConnectionClosed):
+        client.next(), client.next()
+    assert client.events[-1]["error"]["code"] == "session_expired"
+
+
+def test_more_streams_than_may_be_are_refused(talk):
+    client = talk(live=LiveConfig(max_streams=1))
+    with pytest.raises(InvalidStatus) as refused:
+        talk(client.running)
+    assert refused.value.response.status_code == 429
+    assert "live.max_streams" in refused.value.response.body.decode()
+
+
+def test_a_draining_gateway_answers_what_came_in_and_ends_sessions(talk):
+    client = talk()
+    client.audio(SPEECH)
+    client.until("speech_started")
+    until(lambda: client.running.triton.requests)
+    drained = client.running.submit(client.running.gateway.drain())
+    assert client.until(".completed")["transcript"] == "one two three"
+    assert client.until("error")["error"]["code"] == "server_stopping"
+    with pytest.raises(ConnectionClosed):
+        client.next()
+    assert client.socket.close_code == 1012
+    assert drained.result(WAIT_S)
+    with pytest.raises(InvalidStatus) as refused:
+        talk(client.running)
+    assert refused.value.response.status_code == 503
+
+
+def test_a_fault_of_ours_ends_one_session_and_no_other(talk, monkeypatch):
+    other = talk()
+    client = talk(other.running)
+    monkeypatch.setattr(
+        "serve.gateway.live.utterance.Utterance.window", lambda self: np.zeros(3) @ np.zeros(4)
+    )
+    client.audio(SPEECH)
+    assert client.until("error")["error"]["type"] == "server_error"
+    with pytest.raises(ConnectionClosed):
+        client.next()
+    assert client.socket.close_code == 1011
+    monkeypatch.undo()
+    other.set(transcription={"prompt": "still here"})
+    other.until("session.updated")
+
+
+def test_words_and_updates_are_counted(talk):
+    client = talk()
+    client.audio(SPEECH + QUIET)
+    client.until(".completed")
+    page = client.running.page()
+    assert "earshot_live_word_seconds_count 4.0" in page
+    assert 'earshot_live_updates_total{outcome="ok"}' in page
+    assert "earshot_live_streams 1.0" in page
+
+
+def test_keys_are_told_as_programs_and_as_browsers_do(start, loud_is_speech, tmp_path):
+    path, key = tmp_path / "keys.toml", new_key()
+    add_key(path, "alice", {"sha256": hash_of(key), "audio_s_per_minute": 5.0})
+    running = start(live=LIVE, keys_file=str(path))
+    url = f"ws://{running.http}/v1/realtime"
+    for told in ({}, {"Authorization": "Bearer no"}):
+        with pytest.raises(InvalidStatus) as refused:
+            connect(url, additional_headers=told)
+        assert refused.value.response.status_code == 401
+    offered = ["realtime", f"openai-insecure-api-key.{key}"]
+    with connect(url, subprotocols=offered) as socket:
+        assert socket.subprotocol == "realtime"
+    with connect(url, additional_headers={"Authorization": f"Bearer {key}"}) as socket:
+        client = Talk(socket)
+        for _ in range(8):
+            client.audio(sound(1.0, level=0.0))
+        with pytest.raises(ConnectionClosed):
+            while True:
+                client.next()
+        assert socket.close_code == 1008
+        assert "audio_s_per_minute" in client.events[-1]["error"]["message"]
+
+
+def test_nothing_of_the_engines_is_loaded_into_the_gateway():
+    """Its process is small."""
+    code = "import serve.gateway.run, sys; print({'torch', 'openai'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=60)
+    assert done.stdout == b"set()\n"

@@ -1,0 +1,51 @@
+"""Bytes of the wire as samples, and where speech is in them."""
+
+import io
+
+import numpy as np
+import pytest
+import soundfile
+import soxr
+
+from serve.gateway.live.ear import Ear
+from serve.gateway.live.settings import Format
+from serve.gateway.live.sound import Inlet
+from serve.speech.activity import FRAME, Options
+from tests.serve.gateway.live.conftest import LoudIsSpeech
+
+RATES = {"audio/pcm": 24_000, "audio/pcmu": 8_000, "audio/pcma": 8_000}
+SUBTYPES = {"audio/pcm": "PCM_16", "audio/pcmu": "ULAW", "audio/pcma": "ALAW"}
+
+
+@pytest.mark.parametrize("kind", RATES)
+def test_every_format_gives_the_samples_that_were_written(kind):
+    tone = np.sin(np.arange(16_000) * 2 * np.pi * 440 / 16_000).astype(np.float32) * 0.5
+    file = io.BytesIO()
+    wire = soxr.resample(tone, 16_000, RATES[kind])
+    soundfile.write(file, wire, RATES[kind], format="RAW", subtype=SUBTYPES[kind])
+    data, inlet = file.getvalue(), Inlet(Format(kind))
+    assert len(data) == inlet.bytes_per_s
+    step = 240 * inlet.sample_bytes
+    pieces = [inlet.samples(data[i : i + step]) for i in range(0, len(data), step)]
+    found = np.concatenate([*pieces, inlet.rest()])
+    assert len(found) == len(tone)
+    assert np.abs(found - tone)[100:-100].max() < 0.02
+    assert len(inlet.samples(data)) > 14_000, "it can be used again"
+
+
+def test_speech_begins_and_ends_and_a_pause_is_no_end():
+    ear = Ear(LoudIsSpeech(), Options(0.5, 4 * FRAME, 0))
+    loud, quiet = np.ones(FRAME, np.float32), np.zeros(FRAME, np.float32)
+    plan = [quiet, *[loud] * 2, *[quiet] * 4, loud, *[quiet] * 6]
+    audio = np.concatenate(plan)
+    frames = [frame for i in range(0, len(audio), 700) for frame in ear.push(audio[i : i + 700])]
+    assert [frame.speech for frame in frames] == [block is loud for block in plan]
+    turns = {i: frame.turn for i, frame in enumerate(frames) if frame.turn}
+    assert turns == {1: "begins", 12: "ends"}
+    assert not len(ear.rest())
+
+
+def test_what_is_no_whole_frame_is_kept_and_can_be_taken():
+    ear = Ear(LoudIsSpeech(), Options())
+    assert list(ear.push(np.ones(100, np.float32))) == []
+    assert len(ear.rest()) == 100 and not len(ear.rest())
