@@ -37,6 +37,11 @@ class Agreement:
         """Words of a hypothesis so far that the next one did not have in their place."""
         self._mark = ""  # of the last final word, by the latest hypothesis
 
+    @property
+    def guess(self) -> str:
+        """The text of what is pending."""
+        return self._mark + "".join(word.word for word in self.pending)
+
     def update(self, words: Sequence[Word]) -> str:
         """Take another hypothesis; returns the text that becomes final by it."""
         fresh = self._behind_final(words)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from serve.errors import shown
-from serve.gateway.live.settings import Settings, as_session
+from serve.gateway.live.settings import HYPOTHESIS, Settings, as_session
 
 Event = dict[str, Any]
 
@@ -191,6 +191,11 @@ def cleared() -> Event:
 def delta(item_id: str, text: str) -> Event:
     """More final text of an utterance."""
     return _event(f"{_TRANSCRIPTION}.delta", item_id=item_id, content_index=_CONTENT, delta=text)
+
+
+def hypothesis(item_id: str, text: str) -> Event:
+    """What is heard beyond the deltas; the next one takes its place."""
+    return _event(HYPOTHESIS, item_id=item_id, text=text)
 
 
 def completed(item_id: str, transcript: str, seconds: float) -> Event:

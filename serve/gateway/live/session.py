@@ -20,7 +20,7 @@ from serve.config import LiveConfig
 from serve.gateway.live import events
 from serve.gateway.live.ear import Ear, Frame
 from serve.gateway.live.events import Asked, Event, EventError
-from serve.gateway.live.settings import ServerVad, SettingError, Settings, updated
+from serve.gateway.live.settings import HYPOTHESIS, ServerVad, SettingError, Settings, updated
 from serve.gateway.live.sound import Inlet
 from serve.gateway.live.utterance import Said, Utterance, Window
 from serve.gateway.metrics import LiveMetrics
@@ -304,6 +304,8 @@ class Session:
         self._tries = 0
         if utterance in self._queue:  # else the client has cleared it
             await self._tell(utterance, utterance.take(window, transcript))
+            if HYPOTHESIS in (self._settings.include or ()):
+                await self._send(events.hypothesis(utterance.item_id, utterance.guess))
         self._progress.set()
 
     async def _complete(self, utterance: Utterance) -> None:

@@ -25,7 +25,8 @@ Language = Annotated[
     ),
 ]
 Milliseconds = Annotated[int, Field(ge=0, le=round(_MAX_S * 1000))]
-Nothing = Annotated[tuple[str, ...], Field(max_length=0)]
+HYPOTHESIS = "earshot.hypothesis"
+"""What `include` may name: an event of ours, with what is heard and not final yet."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Settings:
 
     type: Literal["transcription"] = "transcription"
     audio: _Audio = _Audio()
-    include: Nothing | None = ()
+    include: tuple[Literal["earshot.hypothesis"], ...] | None = ()
 
     @property
     def input(self) -> Input:
@@ -106,7 +107,11 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda value: value == "realtime",
         'this server transcribes and does not speak: expected "transcription"',
     ),
-    ("session.include", bool, "log-probabilities of live text cannot be told; leave it out"),
+    (
+        "session.include",
+        lambda value: value not in (None, [], [HYPOTHESIS]),
+        f'only ["{HYPOTHESIS}"] can be told: no log-probabilities of live text; leave it out',
+    ),
     (
         f"{_INPUT}.noise_reduction",
         lambda value: value is not None,

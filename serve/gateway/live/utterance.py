@@ -77,6 +77,11 @@ class Utterance:
         return self._agreement.changed
 
     @property
+    def guess(self) -> str:
+        """What the latest hypothesis says behind what is final."""
+        return self._agreement.guess
+
+    @property
     def unheard_s(self) -> float:
         """Seconds of audio behind the latest hypothesis."""
         return (self.end - self.decoded_until) / SAMPLE_RATE

@@ -4,15 +4,20 @@ Each word of it is a segment of a second, of which the word takes the first half
 """
 
 import base64
+import contextlib
 import io
 import json
 import re
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
+import soxr
 from playwright.sync_api import expect, sync_playwright
 
+from serve.keys import add_key, hash_of
 from serve.messages import Segment, Timings, Transcript
 from serve.speech.formats import render
 from tests.browser import BROWSER, needs_browser
@@ -24,6 +29,11 @@ pytestmark = needs_browser
 
 CLIPS = Path(__file__).parents[2] / "data"
 CLIP = CLIPS / "en_question.wav"  # of 2.6 s
+MICROPHONE = [  # it hears the clip, once
+    "--use-fake-device-for-media-stream",
+    "--use-fake-ui-for-media-stream",
+    f"--use-file-for-fake-audio-capture={CLIP}%noloop",
+]
 DROP = """
 ([files, target]) => {
   const transfer = new DataTransfer();
@@ -66,7 +76,9 @@ CONTRAST = """
 def browser():
     with sync_playwright() as playwright:
         expect.set_options(timeout=WAIT_S * 1000)
-        browser = playwright.chromium.launch(executable_path=BROWSER, timeout=60_000)
+        browser = playwright.chromium.launch(
+            executable_path=BROWSER, timeout=60_000, args=MICROPHONE
+        )
         yield browser
         browser.close()
 
@@ -78,9 +90,11 @@ def gateway(tmp_path_factory):
     )
     running.triton.beat(age_s=-3600)  # it does so for as long as any test takes
     running.run(running.gateway._state.look())
-    yield running
-    assert running.door.admission.bytes == running.door.admission.requests == 0
-    running.close()
+    with contextlib.closing(running):
+        yield running
+        running.triton.release()
+        until(lambda: running.door.admission.requests == 0)
+        assert running.door.admission.bytes == 0
 
 
 @pytest.fixture
@@ -88,21 +102,18 @@ def visit(browser, gateway):
     """Open the page as a new visitor does; it must not ask for anything elsewhere, or fail."""
     contexts, faults = [], []
 
-    def visit(**options):
+    def visit(running=gateway, status="demo, ready", **options):
         options = {"viewport": {"width": 1000, "height": 900}, **options}
         context = browser.new_context(**options)
         contexts.append(context)
         context.set_default_timeout(WAIT_S * 1000)
         page = context.new_page()
         page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on("request", lambda request: check(request.url))
-        page.goto(f"http://{gateway.http}/")
-        expect(page.locator("#status")).to_have_text("demo, ready")
+        own = (f"http://{running.http}/", "blob:")
+        page.on("request", lambda sent: sent.url.startswith(own) or faults.append(sent.url))
+        page.goto(own[0])
+        expect(page.locator("#status")).to_have_text(status)
         return page
-
-    def check(url):
-        if not url.startswith((f"http://{gateway.http}/", "blob:")):
-            faults.append(url)
 
     yield visit
     for context in contexts:
@@ -160,11 +171,13 @@ def test_a_dropped_clip_becomes_text_whose_words_light_up_as_they_are_played(pag
 
 
 def test_without_a_mouse(page):
+    page.on("filechooser", lambda chooser: None)  # from here on there is none on a screen
     say(page, "one two three")
     for _ in range(12):
         page.keyboard.press("Shift+Tab")
         if page.evaluate("document.activeElement.id") == "choose":
             break
+    assert page.evaluate("document.activeElement.id") == "choose"
     with page.expect_file_chooser() as chooser:
         page.keyboard.press("Enter")
     chooser.value.set_files(CLIP)
@@ -233,6 +246,42 @@ def test_a_reload_loses_nothing(page, gateway):
     assert card(page, "en_two.wav").count() == 0
 
 
+def test_what_is_said_is_written_while_it_is_said(page, gateway):
+    say(page, "wait for it")
+    page.get_by_role("button", name="Speak").click()
+    found = page.get_by_role("article", name="Recording")
+    guess = found.locator(".open")
+    until(lambda: gateway.triton.waiting)
+    gateway.triton.release()
+    expect(guess).to_contain_text("wait")  # until it is heard again, it may change
+    until(lambda: gateway.triton.waiting)
+    gateway.triton.release()
+    expect(found.locator(".text span").first).to_contain_text("wait")
+    expect(found.locator(".text span").first).not_to_have_class("open")
+    page.wait_for_timeout(1000)
+    page.get_by_role("button", name="Stop").click()
+    until(lambda: gateway.triton.release() or found.get_attribute("data-state") == "done")
+
+    expect(guess).to_have_count(0)
+
+    say(page, "one two")
+    page.reload()
+    expect(found.locator(".text")).to_contain_text("wait")
+    found.get_by_role("button", name="Transcribe the recording").click()
+    expect(found.locator(".word")).to_have_text(["one", "two"])
+    heard, rate = soundfile.read(io.BytesIO(sent(gateway)["AUDIO"]))
+    clip, _ = soundfile.read(CLIP)
+    assert rate == 24_000
+    assert likeness(soxr.resample(heard, rate, 16_000), clip[6_400:16_000]) > 0.95
+
+
+def likeness(heard, said):
+    """The correlation of sound with the stretch of another that it is most like."""
+    products = np.correlate(heard, said, "valid")
+    powers = np.convolve(heard**2, np.ones(len(said)), "valid")
+    return np.max(products / np.sqrt(np.maximum(powers, 1e-9) * np.sum(said**2)))
+
+
 def test_what_goes_wrong_is_said_in_words(page, gateway, tmp_path):
     say(page, "error:AudioError: audio cannot be decoded")
     drop(page, CLIP)
@@ -264,6 +313,24 @@ def test_what_goes_wrong_is_said_in_words(page, gateway, tmp_path):
     say(page, "at last")
     card(page).get_by_role("button", name="Try again").click()
     done(page, "at last")
+
+
+def test_a_server_that_wants_a_key_is_given_one(visit, tmp_path):
+    add_key(tmp_path / "keys.toml", "alice", {"sha256": hash_of("secret-a")})
+    running = Running(tmp_path, 600.0, keys_file=str(tmp_path / "keys.toml"))
+    with contextlib.closing(running):
+        page = visit(running, "wants an API key")
+        expect(page.get_by_label("API key")).to_be_focused()
+        page.keyboard.type("secret-b")
+        drop(page, CLIP)
+        expect(card(page).locator(".problem")).to_contain_text("an API key that it knows")
+        page.get_by_label("API key").fill("secret-a")
+        page.get_by_label("API key").blur()
+        expect(page.locator("#status")).to_have_text("demo, ready")
+        page.reload()  # the tab keeps it
+        expect(page.locator("#status")).to_have_text("demo, ready")
+        card(page).get_by_role("button", name="Try again").click()
+        done(page, "hello")
 
 
 def test_a_folder_and_everything_as_one_archive(page, tmp_path):

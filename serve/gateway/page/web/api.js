@@ -84,8 +84,7 @@ const failure = (error) =>
 
 const MEANINGS = {
   400: "The server cannot work with this.",
-  401: "This server wants an API key. Write it under Settings, then try again.",
-  403: "This API key may not do that.",
+  401: "This server wants an API key that it knows. Write it under Settings, then try again.",
   408: "The upload took longer than this server waits.",
   422: "This is more audio than the server takes at once.",
   429: "The server has as much to do as it takes.",

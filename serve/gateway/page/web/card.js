@@ -42,6 +42,7 @@ export class Card {
   update() {
     const { job } = this;
     this.element.dataset.state = job.state;
+    this.text.setAttribute("aria-live", job.state === "recording" ? "polite" : "off");
     this.facts.textContent = facts(job);
     this.#showProgress();
     this.#showProblem();
@@ -86,13 +87,14 @@ export class Card {
   }
 
   #showText() {
-    const { segments, state, text, live, open } = this.job;
-    if (segments !== this.shownSegments || segments.length < this.segments) this.#clear();
-    this.shownSegments = segments;
+    const { segments, state, text, live, open, error } = this.job;
+    // Another list, of another try; or the first segment, in place of text without times.
+    if (segments !== this.from || (segments.length && !this.segments)) this.#clear();
+    this.from = segments;
     for (; this.segments < segments.length; this.segments += 1)
       this.#append(segments[this.segments], segments[this.segments - 1]);
     if (!segments.length) this.#showPlain(live ?? text, open);
-    const silent = state === "done" && !segments.length && !(live ?? text);
+    const silent = state === "done" && !error && !segments.length && !(live ?? text);
     if (silent) this.text.replaceChildren(el("p", { className: "detail" }, "Nobody speaks in it."));
     this.text.hidden = !this.text.hasChildNodes();
   }

@@ -11,6 +11,7 @@ import * as speak from "./speak.js";
 import { zip } from "./zip.js";
 
 const cards = new Map();
+const told = new Map();
 let limitBytes = Infinity;
 
 const queue = new Queue({
@@ -21,6 +22,7 @@ const queue = new Queue({
     }
     cards.get(job.id).update();
     if (job.error?.status === 401) settings.askForKey();
+    tell(job);
     count();
   },
   removed(id) {
@@ -86,6 +88,15 @@ addEventListener("paste", async (event) => {
 });
 
 // ------------------------------------------------------------ all of them
+
+// Says to those who do not see it what became of a job.
+function tell(job) {
+  const before = told.get(job.id);
+  told.set(job.id, job.state);
+  if (!before || before === job.state) return;
+  if (job.state === "done") $("said").textContent = `${job.name} is done.`;
+  if (job.state === "failed") $("said").textContent = `${job.name}: ${job.error.message}`;
+}
 
 const again = (job) => ["failed", "interrupted"].includes(job.state);
 

@@ -9,7 +9,7 @@ import { RATE, wav } from "./wav.js";
 
 const AT_ONCE = 3; // a browser has six connections to a server, and others are needed as well
 const MOST_TRIES = 8; // where the server has no room
-const LONGEST_WAIT_S = 20;
+const LONGEST_WAIT_S = 60;
 const SAVE_EVERY_MS = 1000;
 const UNFINISHED = ["waiting", "sending", "working"];
 
@@ -36,7 +36,10 @@ export class Queue {
     await this.#keep(async () => (jobs = await store.loadJobs()));
     for (const job of jobs.sort((a, b) => a.added - b.added)) {
       if (unfinished(job)) job.state = "interrupted";
-      if (job.state === "recording") job.state = "done"; // what was said until then is there
+      if (job.state === "recording") {
+        settle(job);
+        job.state = "done"; // what was said until then is there
+      }
       this.#jobs.set(job.id, job);
       this.changed(job);
     }
@@ -55,22 +58,23 @@ export class Queue {
   // ---------------------------------------------------------------- recordings
 
   // A job whose text and sound come bit by bit, until `endRecording`.
-  async addRecording(name) {
-    const job = this.#new(name, 0, { state: "recording", live: "", parts: 0 });
-    await this.update(job);
+  addRecording(name) {
+    const job = this.#new(name, 0, { state: "recording", live: "", open: "", parts: 0 });
+    this.update(job);
     return job;
   }
 
-  // `done` is text that stays, `open` what may still change.
-  hear(job, done, open) {
-    const more = job.live !== done;
-    Object.assign(job, { live: done, open });
+  // `live` is text that stays, `open` what may still change.
+  hear(job, live, open) {
+    const more = job.live !== live;
+    Object.assign(job, { live, open });
     if (more) this.update(job);
     else this.changed(job);
   }
 
   // Five seconds or so of PCM16.
   async addPart(job, blob) {
+    if (!this.#jobs.has(job.id)) return;
     job.parts += 1;
     job.size += blob.size;
     job.duration = job.size / 2 / RATE;
@@ -78,9 +82,8 @@ export class Queue {
     await this.update(job);
   }
 
-  async endRecording(job, message = null) {
-    job.live = [job.live, job.open].filter(Boolean).join(" ");
-    job.open = "";
+  endRecording(job, message = null) {
+    settle(job);
     this.#end(job, "done", message && new ServerError(message));
   }
 
@@ -229,6 +232,12 @@ export class Queue {
     job.error = error && { message, detail, status, final };
     this.update(job);
   }
+}
+
+// Of a recording that has ended no word changes any more.
+function settle(job) {
+  job.live = (job.live + job.open).trim();
+  job.open = "";
 }
 
 function pause(seconds, signal) {

@@ -1,20 +1,25 @@
 // Live text: pieces of sound go up a WebSocket, words come down, in OpenAI's realtime format.
+//
+// An utterance is an item. Its deltas are words that stay; what is heard beyond them may change,
+// and comes as events of ours, `earshot.hypothesis`, which are asked for.
 
 import { RATE } from "./wav.js";
 
 const OPEN_MS = 10_000;
 const LAST_MS = 15_000; // for the last words, once the microphone is off
+const LAST_COMMIT = "last"; // name of the event that ends the last utterance
+const ITEM = "conversation.item.input_audio_transcription";
 
 export class Realtime {
-  #items = new Map(); // id -> {text, done}, in the order in which they were said
+  #items = new Map(); // id -> {text, guess, done}, in the order in which they were said
   #waiting = []; // pieces from before the session was ready
   #ready = false;
+  #last = false; // whether the last utterance has ended, after the microphone
 
-  // `changed(done, open)`: the text that stays, and what may still change; `lost(message)`.
-  constructor(settings, key, changed, lost) {
-    this.settings = settings;
-    this.changed = changed;
-    this.lost = lost;
+  // `changed(text, guess)`: what stays, and what may still change; `problem(message)`: an item
+  // has no text; `lost(message)`: there will be no more.
+  constructor(settings, key, { changed, problem, lost }) {
+    Object.assign(this, { settings, changed, problem, lost });
     const url = new URL("v1/realtime?intent=transcription", document.baseURI);
     url.protocol = url.protocol.replace("http", "ws");
     const protocols = ["realtime", ...(key ? [`openai-insecure-api-key.${key}`] : [])];
@@ -30,14 +35,15 @@ export class Realtime {
     else this.#say("input_audio_buffer.append", { audio: base64(buffer) });
   }
 
-  // Resolves once the last words are there.
+  // Resolves once the last words are there, or did not come in time.
   async finish() {
-    if (this.socket.readyState !== WebSocket.OPEN || !this.#ready) return this.#close();
-    this.#say("input_audio_buffer.commit");
-    const end = new Promise((resolve) => (this.ended = resolve));
-    const limit = setTimeout(this.ended, LAST_MS);
-    await end;
-    clearTimeout(limit);
+    if (this.#ready && !this.over) {
+      const end = new Promise((resolve) => (this.ended = resolve));
+      const limit = setTimeout(this.ended, LAST_MS);
+      this.#say("input_audio_buffer.commit", { event_id: LAST_COMMIT });
+      await end;
+      clearTimeout(limit);
+    }
     this.#close();
   }
 
@@ -50,43 +56,50 @@ export class Realtime {
     const transcription = { ...(language && { language }), ...(prompt && { prompt }) };
     const format = { type: "audio/pcm", rate: RATE };
     const input = { format, transcription, turn_detection: { type: "server_vad" } };
-    this.#say("session.update", { session: { type: "transcription", audio: { input } } });
+    const include = ["earshot.hypothesis"];
+    this.#say("session.update", { session: { type: "transcription", audio: { input }, include } });
   }
 
   #take(event) {
-    const item = this.#items.get(event.item_id);
-    switch (event.type) {
-      case "session.updated":
-        clearTimeout(this.limit);
-        this.#ready = true;
-        for (const piece of this.#waiting.splice(0)) this.send(piece);
-        return;
-      case "input_audio_buffer.speech_started":
-      case "input_audio_buffer.committed":
-        if (!item) this.#items.set(event.item_id, { text: "", done: false });
-        this.committed ||= event.type.endsWith("committed");
-        return;
-      case "conversation.item.input_audio_transcription.delta":
-        if (item) item.text += event.delta;
-        return this.#show();
-      case "conversation.item.input_audio_transcription.completed":
-        this.#items.set(event.item_id, { text: event.transcript, done: true });
-        return this.#show();
-      case "conversation.item.input_audio_transcription.failed":
-        this.#items.delete(event.item_id);
-        return this.#lose(event.error.message);
-      case "error":
-        if (this.ended) return this.ended(); // nothing was left to commit
-        return this.#lose(event.error.message);
-    }
+    this.#handlers[event.type]?.(event);
+    if (this.ended && this.#last && [...this.#items.values()].every((item) => item.done))
+      this.ended();
   }
 
-  #show() {
+  #handlers = {
+    "session.updated": () => this.#begin(),
+    "input_audio_buffer.speech_started": ({ item_id }) => this.#set(item_id, {}),
+    "input_audio_buffer.committed": ({ item_id }) => {
+      this.#set(item_id, {});
+      this.#last ||= Boolean(this.ended);
+    },
+    "earshot.hypothesis": ({ item_id, text }) => this.#set(item_id, { guess: text }),
+    [`${ITEM}.delta`]: ({ item_id, delta }) => this.#set(item_id, { more: delta }),
+    [`${ITEM}.completed`]: ({ item_id, transcript }) =>
+      this.#set(item_id, { text: transcript, guess: "", done: true }),
+    [`${ITEM}.failed`]: ({ item_id, error }) => {
+      this.#set(item_id, { guess: "", done: true });
+      this.problem(`Some words were lost: ${error.message}`);
+    },
+    error: ({ error }) => {
+      if (error.event_id === LAST_COMMIT)
+        this.#last = true; // nobody was speaking
+      else this.#lose(error.message);
+    },
+  };
+
+  #begin() {
+    clearTimeout(this.limit);
+    this.#ready = true;
+    for (const piece of this.#waiting.splice(0)) this.send(piece);
+  }
+
+  #set(id, { more = "", ...changes }) {
+    const item = this.#items.get(id) ?? { text: "", guess: "", done: false };
+    this.#items.set(id, { ...item, ...changes, text: (changes.text ?? item.text) + more });
     const items = [...this.#items.values()];
-    const texts = (done) =>
-      items.filter((item) => item.done === done).map((item) => item.text.trim());
-    this.changed(texts(true).join(" "), texts(false).filter(Boolean).join(" "));
-    if (this.ended && items.every((item) => item.done)) this.ended();
+    const texts = items.map((one) => one.text.trim()).filter(Boolean);
+    this.changed(texts.join(" "), items.map((one) => one.guess).join(""));
   }
 
   #closed(event) {
@@ -95,13 +108,13 @@ export class Realtime {
   }
 
   #lose(message) {
-    if (this.closed) return;
+    if (this.over) return;
     this.#close();
     this.lost(message);
   }
 
   #close() {
-    this.closed = true;
+    this.over = true;
     clearTimeout(this.limit);
     this.socket.onclose = null;
     this.socket.close();

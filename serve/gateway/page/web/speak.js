@@ -5,62 +5,72 @@ import { level, listen } from "./microphone.js";
 import { Realtime } from "./realtime.js";
 import { key, settings } from "./settings.js";
 
-const PIECES_A_PART = 50; // five seconds; no more is lost with the page
+const PIECES_A_PART = 50; // five seconds; no more than that is lost with the page
 
 // `problem(message)` tells whoever looks.
 export function setUp(queue, problem) {
-  let session = null;
+  let dictation = null;
   $("speak").onclick = async () => {
     $("speak").disabled = true;
+    problem("");
     try {
-      if (session) await session.stop();
-      else session = await begin(queue, problem, () => (session = null));
+      if (dictation) await dictation.stop();
+      else {
+        dictation = new Dictation(queue, problem, () => (dictation = null));
+        await dictation.start();
+      }
     } catch (error) {
+      dictation = null;
       problem(error.message);
     }
     $("speak").disabled = false;
   };
 }
 
-async function begin(queue, problem, ended) {
-  let pieces = [];
-  const job = { now: null };
-  const keep = async () => {
-    const part = new Blob(pieces);
-    pieces = [];
-    if (part.size) await queue.addPart(job.now, part);
-  };
-  const stop = async (message) => {
-    microphone.stop();
-    show(false);
-    ended();
-    if (message) problem(message);
-    else await realtime.finish();
-    await keep();
-    await queue.endRecording(job.now, message);
-  };
-  const realtime = new Realtime(
-    settings(),
-    key(),
-    (done, open) => queue.hear(job.now, done, open),
-    stop,
-  );
-  let microphone;
-  try {
-    microphone = await listen((buffer) => {
-      $("speak").style.setProperty("--level", level(buffer));
-      pieces.push(buffer);
-      realtime.send(buffer);
-      if (pieces.length === PIECES_A_PART) keep();
-    });
-  } catch (error) {
-    await realtime.finish();
-    throw error;
+class Dictation {
+  #pieces = [];
+
+  constructor(queue, problem, ended) {
+    Object.assign(this, { queue, problem, ended });
   }
-  job.now = await queue.addRecording(`Recording ${new Date().toLocaleString()}`);
-  show(true);
-  return { stop: () => stop() };
+
+  async start() {
+    this.microphone = await listen((buffer) => this.#hear(buffer));
+    this.job = this.queue.addRecording(`Recording ${now()}`);
+    this.realtime = new Realtime(settings(), key(), {
+      changed: (text, guess) => this.queue.hear(this.job, text, guess),
+      problem: this.problem,
+      lost: (message) => this.stop(message),
+    });
+    show(true);
+  }
+
+  // `lost`: why there is no live text any more; the recording is there all the same.
+  async stop(lost = null) {
+    this.microphone.stop();
+    show(false);
+    this.ended();
+    this.#keep();
+    if (!lost) await this.realtime.finish();
+    this.queue.endRecording(this.job, lost);
+  }
+
+  #hear(buffer) {
+    if (!this.realtime) return; // a moment later
+    $("speak").style.setProperty("--level", level(buffer));
+    this.#pieces.push(buffer);
+    this.realtime.send(buffer);
+    if (this.#pieces.length === PIECES_A_PART) this.#keep();
+  }
+
+  #keep() {
+    const part = new Blob(this.#pieces.splice(0));
+    if (part.size) this.queue.addPart(this.job, part);
+  }
 }
+
+// As ISO 8601 has it, but of here, and fit for names of files.
+const now = () => new Date().toLocaleString("sv-SE").replaceAll(":", ".");
 
 function show(on) {
   $("speak").setAttribute("aria-pressed", on);

@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from serve.config import LiveConfig
+from serve.gateway.live.settings import HYPOTHESIS
 from serve.keys import add_key, hash_of, new_key
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, until
@@ -49,6 +50,28 @@ def test_an_utterance_becomes_text_word_by_word(talk):
     assert done["usage"]["seconds"] == pytest.approx((end_ms - begin_ms) / 1000, abs=0.04)
     assert by_type["committed"]["previous_item_id"] is None
     assert by_type["done"]["item"]["id"] == item
+
+
+def test_who_asks_for_it_is_told_what_is_heard_and_not_yet_final(talk):
+    client = talk()
+    session = {"type": "transcription", "include": [HYPOTHESIS]}
+    client.say("session.update", session=session)
+    for i in range(0, len(SPEECH), 48_000):
+        client.audio(SPEECH[i : i + 48_000])
+        until(lambda i=i: len(client.running.triton.ended) > i // 48_000)
+    client.audio(QUIET)
+    final, heard = "", []
+    while True:
+        event = json.loads(client.socket.recv(timeout=WAIT_S))
+        if event["type"] == HYPOTHESIS:
+            heard.append(final + event["text"])
+        elif event["type"].endswith(".delta"):
+            final += event["delta"]
+        elif event["type"].endswith(".completed"):
+            break
+    assert final == "one two three four"
+    assert len(set(heard)) > 1
+    assert all(final.startswith(text.strip()) for text in heard)
 
 
 def test_each_decoding_takes_the_one_before_as_its_draft(talk):

@@ -36,6 +36,7 @@ def test_what_asks_for_nothing_is_taken():
     ("changes", "param"),
     [
         ({"type": "realtime"}, "type"),
+        ({"include": ["earshot.hypothesis", "logprobs"]}, "include"),
         ({"include": ["item.input_audio_transcription.logprobs"]}, "include"),
         (input_of(noise_reduction={"type": "near_field"}), "audio.input.noise_reduction"),
         (input_of(turn_detection={"type": "semantic_vad"}), "audio.input.turn_detection.type"),
