@@ -24,11 +24,12 @@ from typing import Any, get_args
 from tqdm import tqdm
 
 from serve import live
-from serve.config import SEARCH_OPTIONS, SPEECH_OPTIONS, Config, load_config
+from serve.config import Config, load_config
 from serve.errors import ConfigError, EarshotError, FileError
 from serve.files import read_bytes
 from serve.keys import ENVIRONMENT, add_key, hash_of, new_key
-from serve.messages import Mode, Request, Task, Transcript
+from serve.messages import Request, Transcript
+from serve.options import add_options, request_of
 from serve.outputs import targets_of, write
 from serve.speech.formats import CueOptions, Format, render
 from serve.supervisor.run import running_server
@@ -100,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         "--in-process", action="store_true", help="do not look for a server; implied by --engine"
     )
     _add_cues(transcribe)
-    _add_options(transcribe)
+    add_options(transcribe)
 
     stream = commands.add_parser("live", help=live.TITLE, description=live.__doc__)
     stream.set_defaults(run=_live)
@@ -143,69 +144,6 @@ def _add_cues(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--max-words-per-line", type=int, metavar="N", help="so many words a cue; 1: word by word"
-    )
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    """What a request may ask for; defaults are those of `serve.messages.Request`."""
-    group = parser.add_argument_group("request options")
-    group.add_argument("--language", help="code such as en; detected where it is not given")
-    group.add_argument(
-        "--task", choices=get_args(Task), default=Request.task, help=f"default: {Request.task}"
-    )
-    group.add_argument(
-        "--prompt", default=Request.prompt, help="text before the audio: names, spelling, style"
-    )
-    group.add_argument(
-        "--hotwords", default=Request.hotwords, help="names and terms that may be said anywhere"
-    )
-    group.add_argument(
-        "--prefix",
-        default=Request.prefix,
-        help="words that the audio begins with; the answer goes on from them",
-    )
-    group.add_argument(
-        "--mode",
-        choices=get_args(Mode),
-        help="sequential: each window knows the text before it; default: as in the config",
-    )
-    group.add_argument(
-        "--no-timestamps", action="store_true", help="one segment per window of at most 30 s"
-    )
-    group.add_argument(
-        "--word-timestamps", action="store_true", help="when each word was said, in json"
-    )
-    group.add_argument(
-        "--vad",
-        action=argparse.BooleanOptionalAction,
-        help="decode only speech; default: as in the config",
-    )
-    group.add_argument(
-        "--temperature", type=float, help="0 to 1; default: 0, higher where that fails"
-    )
-    group.add_argument("--max-tokens", type=int, help="per window; default: as in the config")
-    speech = parser.add_argument_group("speech options", "Defaults are those of the config.")
-    speech.add_argument(
-        "--vad-threshold", type=float, help="0 to 1: a likelier frame of 32 ms begins speech"
-    )
-    speech.add_argument("--vad-min-silence-s", type=float, help="so much silence ends speech")
-    speech.add_argument("--vad-pad-s", type=float, help="stays on either side of speech")
-    search = parser.add_argument_group("search options", "Defaults are those of the config.")
-    search.add_argument(
-        "--beam-size", type=int, help="1 to 8 hypotheses, at temperature 0; 1 is greedy"
-    )
-    search.add_argument(
-        "--patience", type=float, help="search on until there are beam size x patience hypotheses"
-    )
-    search.add_argument(
-        "--length-penalty", type=float, help="they rank by log-probability / length ** penalty"
-    )
-    search.add_argument("--best-of", type=int, help="1 to 8 samples, at temperatures above 0")
-    search.add_argument(
-        "--repetition-penalty", type=float, help="above 1: tokens that were said become less likely"
-    )
-    search.add_argument(
-        "--no-repeat-ngram-size", type=int, help="never say so many tokens twice in a row; 0 is off"
     )
 
 
@@ -360,23 +298,7 @@ def _address(config: Config, port: int) -> str:
 
 
 def _transcribe_file(transcribe: Transcribe, file: str, args: argparse.Namespace) -> Transcript:
-    return transcribe(
-        Request(
-            audio=read_bytes(file),
-            language=args.language,
-            task=args.task,
-            prompt=args.prompt,
-            hotwords=args.hotwords,
-            prefix=args.prefix,
-            mode=args.mode,
-            timestamps=not args.no_timestamps,
-            word_timestamps=args.word_timestamps,
-            vad=args.vad,
-            temperature=args.temperature,
-            max_tokens=args.max_tokens,
-            **{name: getattr(args, name) for name in (*SEARCH_OPTIONS, *SPEECH_OPTIONS)},
-        )
-    )
+    return transcribe(request_of(read_bytes(file), args))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What goes into a transcriber and what comes out: plain frozen data, no behaviour."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -28,6 +28,9 @@ class Request:
     prefix: str = ""  # words that the audio begins with, which the answer leaves out
     timestamps: bool = True
     word_timestamps: bool = False  # segments come with their words, and words with their times
+    # Only these stretches are decoded: start, end, start, end, … in seconds; the last end may be
+    # missing, for the end of the audio. (): all of it.
+    clip_timestamps: Sequence[float] = ()
     vad: bool | None = None  # whether what is not speech is left out; None = as configured
     # What counts as speech; see `serve.config.SpeechConfig`. None = as configured.
     vad_threshold: float | None = None
@@ -104,7 +107,7 @@ class Transcript:
     text: str
     language: str | None  # None where nobody speaks, and the client named none
     language_prob: float | None  # None where the client named the language, and with None
-    duration: float  # s of audio
+    duration: float  # s of audio; with `clip_timestamps` up to the last one's end
     segments: tuple[Segment, ...]
     timings: Timings
     tokens: tuple[int, ...] = ()  # sampled for the first window, timestamps among them

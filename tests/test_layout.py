@@ -71,6 +71,7 @@ RULES = {
     "serve.supervisor": (*CONTRACTS, "serve.triton"),
     "serve.live": (*CONTRACTS, "serve.files", "serve.gateway.live", "serve.speech"),
     "serve.outputs": ("serve.errors", "serve.speech.formats"),
+    "serve.options": CONTRACTS,
     "serve.__main__": ("serve",),
     "build.config": ("serve.config",),
     "build.trtllm": ("serve", "build.checkpoint", "build.config", "build.writer"),

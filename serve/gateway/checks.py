@@ -10,7 +10,7 @@ from tritonclient.grpc import service_pb2
 from serve.gateway import refusals
 from serve.triton.wire import INPUTS, MODEL, OUTPUTS, STREAM_MODEL, TensorSpec
 
-ITEM_BYTES = {"FP32": 4, "INT32": 4, "BOOL": 1}
+ITEM_BYTES = {"FP32": 4, "FP64": 8, "INT32": 4, "BOOL": 1}
 EMPTY_FINAL = "triton_enable_empty_final_response"
 VERSIONS = ("", "1")
 LENGTH = struct.Struct("<I")

@@ -53,7 +53,7 @@ class _Text(_Tensor):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Floats(_Tensor):
-    datatype: Literal["FP32"]
+    datatype: Literal["FP32", "FP64"]
     data: Annotated[list[Float], Field(fail_fast=True)] | None = None
 
 

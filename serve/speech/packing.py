@@ -10,7 +10,7 @@ from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from serve.speech.timeline import Pause
 from serve.speech.windows import Cutter, Window, cut
 
-_BREATHER = 60 * SAMPLE_RATE  # samples without a window, after which others may have their turn
+BREATHER = 60 * SAMPLE_RATE  # samples without a window, after which others may have their turn
 
 
 def cut_long(
@@ -62,7 +62,7 @@ def pack(blocks: Iterable[Samples], listener: Listener) -> Iterator[Window | Non
             for window in packer.push(speech.start, speech.samples):
                 waited = 0
                 yield window
-        if waited >= _BREATHER:
+        if waited >= BREATHER:
             waited = 0
             yield None
     for speech in listener.finish():

@@ -19,10 +19,11 @@ from serve.messages import Request, Samples
 from serve.speech import activity, audio
 from serve.speech.meter import Limits
 from serve.speech.packing import cut_long, pack
+from serve.speech.stretches import CutOne, cut_stretches
 from serve.speech.windows import Window, cut
 from serve.transcriber.active import ActiveRequest
+from serve.transcriber.audio import audio_bytes
 from serve.transcriber.guard import guarded
-from serve.transcriber.plan import audio_bytes
 from serve.transcriber.turns import Turns
 
 LOOK_AHEAD = 4  # decoded windows of a request that are not yet submitted
@@ -164,12 +165,11 @@ class Intake:
         """
         self._prepare(active, request)
         with contextlib.closing(self._blocks(request, stopped)) as blocks:
-            if active.plan.vad == "on":
-                yield from pack(blocks, _listener(active))
-            elif active.plan.vad == "auto":
-                yield from cut_long(blocks, functools.partial(_listener, active))
+            cut_one = _cutting(active)
+            if stretches := active.plan.stretches:
+                yield from cut_stretches(blocks, stretches, cut_one)
             else:
-                yield from cut(blocks)
+                yield from cut_one(blocks)
 
     def _blocks(
         self, request: Request, stopped: Callable[[], bool]
@@ -239,6 +239,16 @@ class Intake:
             unwanted = decoding.gone or decoding.whole
         if unwanted:
             decoding.windows.close()
+
+
+def _cutting(active: ActiveRequest) -> CutOne:
+    """How the audio that a request wants decoded becomes windows."""
+    listener = functools.partial(_listener, active)
+    if active.plan.vad == "on":
+        return lambda blocks: pack(blocks, listener())
+    if active.plan.vad == "auto":
+        return lambda blocks: cut_long(blocks, listener)
+    return cut
 
 
 def _listener(active: ActiveRequest) -> activity.Listener:

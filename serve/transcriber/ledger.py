@@ -9,7 +9,8 @@ from serve.config import TranscriberConfig
 from serve.errors import DeviceError, OverloadedError
 from serve.messages import OnEvent
 from serve.transcriber.active import ActiveRequest
-from serve.transcriber.plan import MIB, Plan
+from serve.transcriber.audio import MIB
+from serve.transcriber.plan import Plan
 from serve.transcriber.stats import Counters, Outcome
 
 

@@ -39,12 +39,13 @@ from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import Window
 from serve.speech.words import WindowWords
 from serve.transcriber.active import ActiveRequest
+from serve.transcriber.audio import audio_bytes
 from serve.transcriber.dispatch import DecodingWindow, Dispatcher
 from serve.transcriber.guard import guarded
 from serve.transcriber.intake import Intake
 from serve.transcriber.ledger import Ledger
-from serve.transcriber.plan import Plan, audio_bytes, check_config, plan_request, texts_of
-from serve.transcriber.prompts import Texts
+from serve.transcriber.plan import Plan, check_config, plan_request
+from serve.transcriber.prompts import Texts, texts_of
 from serve.transcriber.stats import Outcome, Stats
 from serve.transcriber.timing import WordTimer
 

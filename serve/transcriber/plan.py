@@ -1,9 +1,7 @@
 """From a request's options to the plan that all its windows are decoded by, or to a refusal."""
 
 import dataclasses
-from typing import TypeVar, get_args
-
-import numpy as np
+from typing import TypeVar
 
 from serve.codec import from_table
 from serve.config import (
@@ -14,15 +12,22 @@ from serve.config import (
     VoiceActivity,
 )
 from serve.engine import DETECT_LANGUAGE
-from serve.errors import AudioError, AudioLimitError, ConfigError, OptionError, shown
+from serve.errors import ConfigError, OptionError, shown
 from serve.messages import Mode, Request
 from serve.runtime.protocol import Capabilities, DecodingOptions
+from serve.speech.stretches import Stretch
 from serve.speech.tokenizer import Tokenizer
-from serve.transcriber.prompts import NO_TEXTS, Texts
+from serve.transcriber.audio import check_audio, is_number, stretches_of
+from serve.transcriber.prompts import (
+    NO_TEXTS,
+    Texts,
+    mode_of,
+    no_texts,
+    refusal_of_text,
+    without_text,
+)
 
 T = TypeVar("T", SearchConfig, SpeechConfig)
-
-MIB = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +46,7 @@ class Plan:
     draft: tuple[int, ...] = ()  # what the first window may say
     mode: Mode = "parallel"
     texts: Texts = NO_TEXTS
+    stretches: tuple[Stretch, ...] = ()  # of the audio, which alone are decoded; (): all of it
 
 
 def check_config(config: TranscriberConfig, capabilities: Capabilities) -> None:
@@ -61,7 +67,8 @@ def check_config(config: TranscriberConfig, capabilities: Capabilities) -> None:
         )
     if config.mode == "sequential" and not capabilities.previous_text:
         raise ConfigError(
-            f'transcriber.mode = "sequential", but {_no_text(capabilities)}; expected "parallel"'
+            f'transcriber.mode = "sequential", but {without_text(capabilities)}; expected '
+            '"parallel"'
         )
     refusal = capabilities.refusal(config)
     if refusal is not None:
@@ -91,7 +98,7 @@ def plan_request(
         OptionError: an option is out of bounds, unknown, or not honoured by the runtime.
         AudioError: the audio is neither bytes nor an array, or too large.
     """
-    _check_audio(request, config)
+    check_audio(request, config)
     _check_task(request, config)
     temperature = _temperature(request, capabilities, config)
     if request.timestamps and not capabilities.timestamps:
@@ -99,11 +106,11 @@ def plan_request(
             f"timestamps = true, but the runtime {capabilities.runtime} cannot give them; "
             "ask for timestamps = false"
         )
-    mode = _mode(request, config)
-    refusal = _refusal_of_text(request, mode, capabilities)
+    mode = mode_of(request, config)
+    refusal = refusal_of_text(request, mode, capabilities)
     if refusal is not None:
         raise OptionError(refusal)
-    texts = texts or _no_texts(tokenizer, config)
+    texts = texts or no_texts(tokenizer, config)
     start = tokenizer.prompt_ids(request.language, request.task, request.timestamps, "")
     if DETECT_LANGUAGE in start and not capabilities.detect_language:
         raise OptionError(
@@ -124,59 +131,12 @@ def plan_request(
         fixed_temperature=request.temperature is not None,
         words=_words(request, tokenizer, capabilities),
         vad=_vad(request, config),
+        stretches=stretches_of(request.clip_timestamps),
         speech=_speech(request, config),
         draft=_draft(request, tokenizer, n_text_ctx),
         mode=mode,
         texts=texts,
     )
-
-
-def texts_of(request: Request, tokenizer: Tokenizer, config: TranscriberConfig) -> Texts:
-    """The ids of a request's texts.
-
-    Raises:
-        OptionError: a text holds special tokens or is too long.
-    """
-    texts = _no_texts(tokenizer, config)
-    hotwords = tokenizer.text_ids("hotwords", request.hotwords, texts.previous_limit)
-    stamp = (tokenizer.facts.timestamp_begin,) if request.timestamps else ()
-    room = texts.limit - len(hotwords) - len(stamp)
-    prefix = tokenizer.text_ids("prefix", request.prefix, room)
-    return dataclasses.replace(
-        texts,
-        hotwords=hotwords,
-        before=tokenizer.previous_text(request.prompt),
-        prefix=(*stamp, *prefix) if prefix else (),
-    )
-
-
-def _no_texts(tokenizer: Tokenizer, config: TranscriberConfig) -> Texts:
-    limit = tokenizer.text_limit
-    return Texts(tokenizer.facts.sot_prev, limit, min(config.previous_tokens, limit))
-
-
-def audio_bytes(request: Request) -> int:
-    """Size of a request's audio as sent."""
-    return len(request.audio) if isinstance(request.audio, bytes) else request.audio.nbytes
-
-
-def _check_audio(request: Request, config: TranscriberConfig) -> None:
-    if isinstance(request.audio, bytes):
-        if request.sample_rate is not None:
-            raise OptionError(
-                f"sample_rate = {request.sample_rate} came with a file's bytes, which state "
-                "their own; leave it out, or send samples"
-            )
-    elif not isinstance(request.audio, np.ndarray):
-        found = type(request.audio).__name__
-        raise AudioError(f"audio is {found}; expected a file's bytes or an array of samples")
-    elif request.sample_rate is None:
-        raise OptionError("samples came without sample_rate; expected it in Hz")
-    if audio_bytes(request) > config.max_audio_mb * MIB:
-        raise AudioLimitError(
-            f"audio has {audio_bytes(request) / MIB:.1f} MiB, transcriber.max_audio_mb allows "
-            f"{config.max_audio_mb}; send it in parts, compressed or at a lower rate"
-        )
 
 
 def _check_task(request: Request, config: TranscriberConfig) -> None:
@@ -205,32 +165,9 @@ def _words(request: Request, tokenizer: Tokenizer, capabilities: Capabilities) -
     )
 
 
-def _mode(request: Request, config: TranscriberConfig) -> Mode:
-    wanted = config.mode if request.mode is None else request.mode
-    if wanted not in get_args(Mode):
-        expected = " or ".join(get_args(Mode))
-        raise OptionError(f"mode = {shown(wanted)}; expected {expected}")
-    return wanted
-
-
-def _refusal_of_text(request: Request, mode: Mode, capabilities: Capabilities) -> str | None:
-    """Which option needs text in prompts that may not be there; None: none."""
-    for name in ("prompt", "hotwords", "prefix"):
-        text = getattr(request, name)
-        if not isinstance(text, str):
-            return f"{name} = {shown(text)}; expected text"
-        if text.strip() and not capabilities.previous_text:
-            return f"{name} is given, but {_no_text(capabilities)}; leave it out"
-    if mode == "sequential" and not capabilities.previous_text:
-        return f"mode = sequential, but {_no_text(capabilities)}; ask for mode = parallel"
-    return None
-
-
-def _no_text(capabilities: Capabilities) -> str:
-    return f"the runtime {capabilities.runtime} cannot begin with text"
-
-
 def _vad(request: Request, config: TranscriberConfig) -> VoiceActivity:
+    if request.vad is None and request.clip_timestamps and config.vad == "auto":
+        return "off"  # the client has chosen what is worth decoding
     if request.vad is None:
         return config.vad
     if not isinstance(request.vad, bool):
@@ -264,8 +201,7 @@ def _temperature(request: Request, capabilities: Capabilities, config: Transcrib
     wanted = request.temperature
     if wanted is None:
         return config.temperatures[0]
-    is_number = isinstance(wanted, int | float) and not isinstance(wanted, bool)
-    if not is_number or not 0.0 <= wanted <= 1.0:  # nor is NaN between them
+    if not is_number(wanted) or not 0.0 <= wanted <= 1.0:  # nor is NaN between them
         raise OptionError(f"temperature = {shown(wanted)}; expected a number from 0 to 1")
     if wanted > 0 and not capabilities.sampling:
         raise OptionError(

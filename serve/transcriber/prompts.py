@@ -10,9 +10,14 @@ has lost its way repeats itself. Only the first window has a prefix.
 """
 
 import dataclasses
+from typing import get_args
 
+from serve.config import TranscriberConfig
 from serve.engine import DETECT_LANGUAGE
-from serve.messages import Mode
+from serve.errors import OptionError, shown
+from serve.messages import Mode, Request
+from serve.runtime.protocol import Capabilities
+from serve.speech.tokenizer import Tokenizer
 
 _LOST_TEMPERATURE = 0.5  # OpenAI's: what was found above it is no text to go on from
 
@@ -110,3 +115,59 @@ class Prompts:
             return
         lost = failed or temperature > _LOST_TEMPERATURE
         self._before = () if lost else (*self._before, *tokens)[-self._texts.limit :]
+
+
+def texts_of(request: Request, tokenizer: Tokenizer, config: TranscriberConfig) -> Texts:
+    """The ids of a request's texts.
+
+    Raises:
+        OptionError: a text holds special tokens or is too long.
+    """
+    texts = no_texts(tokenizer, config)
+    hotwords = tokenizer.text_ids("hotwords", request.hotwords, texts.previous_limit)
+    stamp = (tokenizer.facts.timestamp_begin,) if request.timestamps else ()
+    room = texts.limit - len(hotwords) - len(stamp)
+    prefix = tokenizer.text_ids("prefix", request.prefix, room)
+    return dataclasses.replace(
+        texts,
+        hotwords=hotwords,
+        before=tokenizer.previous_text(request.prompt),
+        prefix=(*stamp, *prefix) if prefix else (),
+    )
+
+
+def no_texts(tokenizer: Tokenizer, config: TranscriberConfig) -> Texts:
+    """The texts of a request that has none, and how much room there is."""
+    limit = tokenizer.text_limit
+    return Texts(tokenizer.facts.sot_prev, limit, min(config.previous_tokens, limit))
+
+
+def mode_of(request: Request, config: TranscriberConfig) -> Mode:
+    """How a request's windows are decoded.
+
+    Raises:
+        OptionError: it asks for a mode that there is not.
+    """
+    wanted = config.mode if request.mode is None else request.mode
+    if wanted not in get_args(Mode):
+        expected = " or ".join(get_args(Mode))
+        raise OptionError(f"mode = {shown(wanted)}; expected {expected}")
+    return wanted
+
+
+def refusal_of_text(request: Request, mode: Mode, capabilities: Capabilities) -> str | None:
+    """Which option needs text in prompts that may not be there; None: none."""
+    for name in ("prompt", "hotwords", "prefix"):
+        text = getattr(request, name)
+        if not isinstance(text, str):
+            return f"{name} = {shown(text)}; expected text"
+        if text.strip() and not capabilities.previous_text:
+            return f"{name} is given, but {without_text(capabilities)}; leave it out"
+    if mode == "sequential" and not capabilities.previous_text:
+        return f"mode = sequential, but {without_text(capabilities)}; ask for mode = parallel"
+    return None
+
+
+def without_text(capabilities: Capabilities) -> str:
+    """What a runtime that takes no text in prompts cannot do."""
+    return f"the runtime {capabilities.runtime} cannot begin with text"

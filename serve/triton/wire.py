@@ -67,6 +67,9 @@ INPUTS = _by_name(
     TensorSpec(
         "WORD_TIMESTAMPS", "BOOL", (1,), "whether segments hold timed words; default: false"
     ),
+    TensorSpec(
+        "CLIP_TIMESTAMPS", "FP64", (-1,), "start, end, start, … s: decode these stretches", 2**14
+    ),
     TensorSpec("VAD", "BOOL", (1,), "whether only speech is decoded; default: as configured"),
     TensorSpec("VAD_THRESHOLD", "FP32", (1,), "0 to 1; a frame that is likelier begins speech"),
     TensorSpec("VAD_MIN_SILENCE_S", "FP32", (1,), "seconds of silence that end speech"),
@@ -89,13 +92,14 @@ OUTPUTS = _by_name(
     TensorSpec("SEGMENTS", "BYTES", (1,), "JSON list; fields of serve.messages.Segment"),
     TensorSpec("LANGUAGE", "BYTES", (1,), "code; left out where nobody speaks and none was named"),
     TensorSpec("LANGUAGE_PROB", "FP32", (1,), "left out where the request named the language"),
-    TensorSpec("DURATION", "FP64", (1,), "seconds of audio"),
+    TensorSpec("DURATION", "FP64", (1,), "seconds of audio; up to the last of CLIP_TIMESTAMPS"),
     TensorSpec("TIMINGS", "BYTES", (1,), "JSON object; fields of serve.messages.Timings, seconds"),
     TensorSpec("TOKENS", "INT32", (-1,), "sampled for the first window, timestamps among them"),
 )
 _PYTHON: dict[str, tuple[type, str]] = {
     "BYTES": (str, "text"),
     "FP32": (numbers.Real, "a number"),
+    "FP64": (numbers.Real, "a number"),
     "INT32": (numbers.Integral, "a whole number"),
     "BOOL": (bool, "true or false"),
 }
@@ -132,11 +136,8 @@ def request_to_inputs(request: Request) -> dict[str, Tensor]:
     for field in dataclasses.fields(Request):
         value, spec = getattr(request, field.name), INPUTS[field.name.upper()]
         if spec.name != "AUDIO" and value != field.default and value is not None:
-            values[spec.name] = (
-                _checked_ids(field.name, value)
-                if spec.name == "DRAFT"
-                else _checked(field.name, value, spec.datatype)
-            )
+            check = _checked_list if spec.dims == (-1,) else _checked
+            values[spec.name] = check(field.name, value, spec.datatype)
     return _tensors(INPUTS, values)
 
 
@@ -149,10 +150,10 @@ def _checked(name: str, value: object, datatype: str) -> object:
     return value
 
 
-def _checked_ids(name: str, value: object) -> list[object]:
-    if not isinstance(value, tuple):
-        raise OptionError(f"{name} = {shown(value)}; expected a tuple of token ids")
-    return [_checked(name, token, "INT32") for token in value]
+def _checked_list(name: str, value: object, datatype: str) -> list[object]:
+    if not isinstance(value, tuple | list):
+        raise OptionError(f"{name} = {shown(value)}; expected a list")
+    return [_checked(name, item, datatype) for item in value]
 
 
 def request_from_inputs(inputs: Mapping[str, Tensor]) -> Request:
@@ -183,7 +184,8 @@ def _option(name: str, tensor: Tensor) -> Any:
     datatype, limit = INPUTS[name].datatype, INPUTS[name].max_bytes
     size = len(tensor[0]) if datatype == "BYTES" else tensor.nbytes
     if limit is not None and size > limit:
-        raise OptionError(f"{name} has {size} bytes; expected at most {limit}: send less text")
+        less = "less text" if datatype == "BYTES" else "fewer numbers"
+        raise OptionError(f"{name} has {size} bytes; expected at most {limit}: send {less}")
     if datatype == "BYTES":
         return _text(name, tensor)
     if INPUTS[name].dims == (-1,):

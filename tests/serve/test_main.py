@@ -116,7 +116,7 @@ def test_two_files_never_share_an_output(toml, files, fake, tmp_path, capsys):
 def test_options_reach_the_request(toml, files, fake):
     options = ["--language", "es", "--task", "translate", "--prompt", "Zoë", "--no-timestamps"]
     options += ["--word-timestamps", "--no-vad", "--mode", "sequential", "--hotwords", "Ångström"]
-    options += ["--prefix", "Where"]
+    options += ["--prefix", "Where", "--clip-timestamps", "0,1.5,2"]
     options += ["--temperature", "0.5", "--max-tokens", "7"]
     options += ["--beam-size", "5", "--patience", "2", "--length-penalty", "0.5", "--best-of", "4"]
     options += ["--repetition-penalty", "1.5", "--no-repeat-ngram-size", "3"]
@@ -129,7 +129,7 @@ def test_options_reach_the_request(toml, files, fake):
     assert (request.timestamps, request.temperature, request.max_tokens) == (False, 0.5, 7)
     assert request.word_timestamps and request.vad is False
     assert (request.mode, request.hotwords) == ("sequential", "Ångström")
-    assert request.prefix == "Where"
+    assert (request.prefix, request.clip_timestamps) == ("Where", (0.0, 1.5, 2.0))
     assert run(toml, "--vad", files["a.wav"]) == run(toml, files["a.wav"]) == 0
     assert [request.vad for request in fake.requests[1:]] == [True, None]
     speech = ["--vad-threshold", "0.3", "--vad-min-silence-s", "0.5", "--vad-pad-s", "0.2"]

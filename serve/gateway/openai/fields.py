@@ -247,6 +247,7 @@ def _text(name: str, text: str) -> str:
 _PARSERS: dict[str, Callable[[str, str], Any]] = {
     "BYTES": _text,
     "FP32": _number,
+    "FP64": _number,
     "INT32": _whole,
     "BOOL": _flag,
 }

@@ -34,6 +34,7 @@ def test_values_become_raw_bytes():
                 tensor(data=[1, -0.5]),
                 tensor("SAMPLE_RATE", [1], "INT32", data=[16000]),
                 tensor("TIMESTAMPS", [1], "BOOL", data=[False]),
+                tensor("CLIP_TIMESTAMPS", [3], "FP64", data=[0, 1.1, 3600.25]),
                 tensor("PROMPT", [1], "BYTES", data=["¿Qué?"]),
                 tensor("AUDIO", [1], "BYTES", parameters={"binary_data_size": 7}),
             ],
@@ -44,6 +45,7 @@ def test_values_become_raw_bytes():
         np.array([1, -0.5], "<f4").tobytes(),
         np.array([16000], "<i4").tobytes(),
         b"\0",
+        np.array([0, 1.1, 3600.25], "<f8").tobytes(),
         b"\x07\0\0\0" + "¿Qué?".encode(),
         b"\x03\0\0\0abc",
     ]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from serve.speech.activity import FRAME, Listener, Options
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from serve.speech.packing import cut_long, pack
+from serve.speech.stretches import cut_stretches
 from serve.speech.windows import cut
 
 SECOND = SAMPLE_RATE // FRAME * FRAME
@@ -54,7 +55,9 @@ def test_all_speech_is_in_windows_that_know_where_it_was(parts, size):
             time_s, expected = i / SAMPLE_RATE, (window.samples[i] - 1) / SAMPLE_RATE
             # Sample numbers are whole in float32 up to 2 ** 24, which is beyond this audio.
             assert window.timeline.start(time_s) == pytest.approx(expected, abs=1e-6)
-            assert window.timeline.end(time_s) == pytest.approx(expected, abs=1e-6)
+            step_s = 1 / SAMPLE_RATE  # what ends where speech begins, ends before the pause
+            end_s = window.timeline.end(time_s + step_s)
+            assert end_s == pytest.approx(expected + step_s, abs=1e-6)
     assert [window.last for window in windows] == [False] * (len(windows) - 1) + [True]
     whole_s = sum(window.duration_s + window.left_out_s for window in windows)
     assert whole_s == pytest.approx(len(samples) / SAMPLE_RATE, abs=1e-6)
@@ -72,6 +75,20 @@ def test_stretches_share_a_window():
     (window,) = packed(numbered([(60, False), (5, True), (90, False), (8, True), (20, False)]))
     assert window.duration_s == pytest.approx(13, abs=2)
     assert len(window.pauses) == 1 and window.start_s == pytest.approx(60, abs=2)
+
+
+def test_stretches_of_audio_are_listened_to_one_by_one_and_silent_ones_give_nothing():
+    samples = numbered([(20, False), (5, True), (20, False), (5, True)])
+    stretches = [(1.0, 9.0), (18.0, 23.0), (23.0, 40.0), (41.0, 60.0), (70.0, 80.0)]
+    found = cut_stretches(blocks(samples), stretches, lambda parts: pack(parts, listener()))
+    *windows, rest = [window for window in found if window is not None]
+    for window, begin in zip(windows, (20, 23, 45), strict=True):
+        assert window.timeline.start(np.argmax(window.samples > 0) / SAMPLE_RATE) == pytest.approx(
+            begin * SECOND / SAMPLE_RATE if begin != 23 else 23, abs=1e-3
+        )
+    assert rest.last and not len(rest.samples)
+    whole_s = sum(window.duration_s + window.left_out_s for window in (*windows, rest))
+    assert whole_s == pytest.approx(len(samples) / SAMPLE_RATE)
 
 
 def test_without_speech_one_window_holds_nothing():

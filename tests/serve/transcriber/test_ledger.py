@@ -8,8 +8,9 @@ import pytest
 from serve.config import TranscriberConfig
 from serve.errors import DeviceError, OverloadedError
 from serve.runtime.protocol import DecodingOptions
+from serve.transcriber.audio import MIB
 from serve.transcriber.ledger import Ledger
-from serve.transcriber.plan import MIB, Plan
+from serve.transcriber.plan import Plan
 from tests.harness import WAIT_S
 
 PLAN = Plan((1,), "en", DecodingOptions(), False)

@@ -10,7 +10,9 @@ from serve.engine import DETECT_LANGUAGE
 from serve.errors import AudioError, ConfigError, OptionError
 from serve.messages import Request
 from serve.speech.tokenizer import Tokenizer
-from serve.transcriber.plan import MIB, check_config, plan_request, texts_of
+from serve.transcriber.audio import MIB
+from serve.transcriber.plan import check_config, plan_request
+from serve.transcriber.prompts import texts_of
 from tests.fakes import CAPABILITIES, fake_engine
 
 N_TEXT_CTX = 448
@@ -94,6 +96,15 @@ def test_who_never_learnt_to_translate_does_not(plan):
         ({"vad_threshold": 1.0}, "vad_threshold = 1.0; expected less than 1"),
         ({"vad_pad_s": -1.0}, "vad_pad_s = -1.0; expected at least 0"),
         ({"vad_min_silence_s": "a"}, "vad_min_silence_s = 'a'; expected a number"),
+        ({"clip_timestamps": "0,10"}, "clip_timestamps = '0,10'; expected a list of seconds"),
+        ({"clip_timestamps": (0, True)}, "clip_timestamps = .*; expected a list of seconds"),
+        ({"clip_timestamps": (5, 3)}, "clip_timestamps has 5 to 3 s after 0 s; expected start"),
+        ({"clip_timestamps": (0, 3, 3, 3)}, "clip_timestamps has 3 to 3 s after 3 s; expected"),
+        ({"clip_timestamps": (0, 3, 2)}, "clip_timestamps has 2 to inf s after 3 s; expected"),
+        ({"clip_timestamps": (-1, 3)}, "clip_timestamps has -1 to 3 s"),
+        ({"clip_timestamps": (0, float("nan"))}, "clip_timestamps has 0 to nan s"),
+        ({"clip_timestamps": range(4)}, "expected a list of seconds"),
+        ({"clip_timestamps": (0.0,) * 2049}, "clip_timestamps has 2049 numbers; expected at most"),
         ({"mode": "serial"}, "mode = 'serial'; expected parallel or sequential"),
         ({"mode": 1}, "mode = 1; expected parallel or sequential"),
         ({"hotwords": 5}, "hotwords = 5; expected text"),
@@ -170,6 +181,16 @@ def test_what_a_request_does_not_say_of_its_search_is_as_configured(plan):
     assert (made.beam_size, made.patience, made.no_repeat_ngram_size) == (5, 1.5, 3)
     assert (made.best_of, made.length_penalty, made.repetition_penalty) == (4, 1.0, 1.0)
     assert plan(SEARCH, config, beam_size=1, no_repeat_ngram_size=0).options.beam_size == 1
+
+
+def test_stretches_of_the_audio_are_listened_to_only_where_that_is_asked_for(plan):
+    made = plan(clip_timestamps=[0, 10, 12.5])
+    assert made.stretches == ((0.0, 10.0), (12.5, float("inf")))
+    assert made.vad == "off"
+    assert plan(clip_timestamps=(0, 10, 10, 12)).stretches == ((0.0, 10.0), (10.0, 12.0))
+    assert plan(clip_timestamps=(0,), vad=True).vad == "on"
+    assert plan(config=TranscriberConfig(vad="on"), clip_timestamps=(0,)).vad == "on"
+    assert (plan().vad, plan().stretches) == ("auto", ())
 
 
 def test_a_long_prompt_shortens_what_may_follow(plan):

@@ -133,3 +133,29 @@ class TestVoiceActivity(TranscriberTests):
         transcriber, _ = start(echo)
         with pytest.raises(OptionError, match="vad = 'maybe'; expected true or false"):
             transcriber.transcribe(request(vad="maybe"))
+
+
+class TestStretches(TranscriberTests):
+    """What `clip_timestamps` asks for, and nothing else."""
+
+    def test_times_are_those_of_the_whole_audio(self, start, echo):
+        transcriber, runtime = start(echo, vad="auto")
+        wanted = {"clip_timestamps": (2, 3.5, 10, 50, 90, 91, 500, 600)}
+        answer = transcriber.transcribe(request("so", audio=noise(100.0), **wanted))
+        starts = [segment.start for segment in answer.segments]
+        assert starts[0] == 2 and 90 in starts and len(starts) == len(runtime.jobs) >= 4
+        assert all(10 <= start < 50 for start in starts[1:-1])
+        assert answer.duration == 100.0
+        part = transcriber.transcribe(request("so", audio=noise(100.0), clip_timestamps=(1, 2)))
+        assert (part.duration, part.segments[0].start) == (2.0, 1.0)
+        quiescent(transcriber, runtime)
+
+    def test_many_stretches_of_which_most_are_silent(self, start, echo):
+        """More than may be decoded ahead: what gives no window must not count as one."""
+        transcriber, runtime = start(echo)
+        audio = talk((50, 0), (10, 1))
+        times = tuple(t for second in range(60) for t in (second, second + 0.9))
+        answer = transcriber.transcribe(request("so", audio=audio, vad=True, clip_timestamps=times))
+        assert len(runtime.jobs) == 10
+        assert [int(segment.start) for segment in answer.segments] == list(range(50, 60))
+        quiescent(transcriber, runtime)

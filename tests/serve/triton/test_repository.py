@@ -21,6 +21,7 @@ INPUTS = [
     ("MODE", "TYPE_STRING", [1]),
     ("TIMESTAMPS", "TYPE_BOOL", [1]),
     ("WORD_TIMESTAMPS", "TYPE_BOOL", [1]),
+    ("CLIP_TIMESTAMPS", "TYPE_FP64", [-1]),
     ("VAD", "TYPE_BOOL", [1]),
     ("VAD_THRESHOLD", "TYPE_FP32", [1]),
     ("VAD_MIN_SILENCE_S", "TYPE_FP32", [1]),

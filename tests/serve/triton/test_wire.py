@@ -29,6 +29,7 @@ FULL = Request(
     prefix="Where",
     timestamps=False,
     word_timestamps=True,
+    clip_timestamps=(0.1, 20.0, 3600.25),
     vad=False,
     vad_threshold=0.3,
     vad_min_silence_s=0.5,
@@ -54,8 +55,9 @@ def test_the_full_request_says_everything():
 def test_a_request_comes_back_as_it_was(request_):
     inputs = wire.request_to_inputs(request_)
     assert wire.request_from_inputs(inputs) == request_
-    draft = inputs.pop("DRAFT", np.zeros(2))
-    assert all(values.shape == (1,) for values in inputs.values()) and draft.shape == (2,)
+    for name, length in (("DRAFT", 2), ("CLIP_TIMESTAMPS", 3)):
+        assert inputs.pop(name, np.zeros(length)).shape == (length,)
+    assert all(values.shape == (1,) for values in inputs.values())
 
 
 def test_only_what_differs_from_the_defaults_is_sent():
@@ -72,7 +74,9 @@ def test_only_what_differs_from_the_defaults_is_sent():
         ({"patience": "2"}, "patience = '2'; expected a number"),
         ({"timestamps": 0.5}, "timestamps = 0.5; expected true or false"),
         ({"language": 3}, "language = 3; expected text"),
-        ({"draft": [1]}, r"draft = \[1\]; expected a tuple"),
+        ({"draft": 1}, "draft = 1; expected a list"),
+        ({"clip_timestamps": "0,10"}, "clip_timestamps = '0,10'; expected a list"),
+        ({"clip_timestamps": (0, "10")}, "clip_timestamps = '10'; expected a number"),
         ({"draft": (1, 0.5)}, "draft = 0.5; expected a whole number"),
     ],
 )

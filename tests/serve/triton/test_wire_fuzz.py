@@ -21,6 +21,7 @@ fixed = settings(max_examples=300, derandomize=True, deadline=None, database=Non
 WORDS = st.sampled_from([b"en", b"translate", b"sing", b"", b"\xff\xfe", "Zoë".encode(), b"\0"])
 NUMBERS = {
     "FP32": st.floats(width=32),
+    "FP64": st.floats(),
     "INT32": st.integers(-(2**31), 2**31 - 1),
     "BOOL": st.booleans(),
 }

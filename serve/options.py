@@ -1,0 +1,97 @@
+"""What a request may ask for, as options of a command."""
+
+import argparse
+import dataclasses
+from typing import get_args
+
+from serve.errors import shown
+from serve.messages import Mode, Request, Task
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Let a command have them; their defaults are those of `serve.messages.Request`."""
+    group = parser.add_argument_group("request options")
+    group.add_argument("--language", help="code such as en; detected where it is not given")
+    group.add_argument(
+        "--task", choices=get_args(Task), default=Request.task, help=f"default: {Request.task}"
+    )
+    group.add_argument(
+        "--prompt", default=Request.prompt, help="text before the audio: names, spelling, style"
+    )
+    group.add_argument(
+        "--hotwords", default=Request.hotwords, help="names and terms that may be said anywhere"
+    )
+    group.add_argument(
+        "--prefix",
+        default=Request.prefix,
+        help="words that the audio begins with; the answer goes on from them",
+    )
+    group.add_argument(
+        "--mode",
+        choices=get_args(Mode),
+        help="sequential: each window knows the text before it; default: as in the config",
+    )
+    group.add_argument(
+        "--no-timestamps",
+        dest="timestamps",
+        action="store_false",
+        help="one segment per window of at most 30 s",
+    )
+    group.add_argument(
+        "--word-timestamps", action="store_true", help="when each word was said, in json"
+    )
+    group.add_argument(
+        "--clip-timestamps",
+        type=_seconds,
+        default=Request.clip_timestamps,
+        metavar="START,END,…",
+        help="decode only these stretches, in seconds; the last may go on to the end: 0,10,20",
+    )
+    group.add_argument(
+        "--vad",
+        action=argparse.BooleanOptionalAction,
+        help="decode only speech; default: as in the config",
+    )
+    group.add_argument(
+        "--temperature", type=float, help="0 to 1; default: 0, higher where that fails"
+    )
+    group.add_argument("--max-tokens", type=int, help="per window; default: as in the config")
+    speech = parser.add_argument_group("speech options", "Defaults are those of the config.")
+    speech.add_argument(
+        "--vad-threshold", type=float, help="0 to 1: a likelier frame of 32 ms begins speech"
+    )
+    speech.add_argument("--vad-min-silence-s", type=float, help="so much silence ends speech")
+    speech.add_argument("--vad-pad-s", type=float, help="stays on either side of speech")
+    search = parser.add_argument_group("search options", "Defaults are those of the config.")
+    search.add_argument(
+        "--beam-size", type=int, help="1 to 8 hypotheses, at temperature 0; 1 is greedy"
+    )
+    search.add_argument(
+        "--patience", type=float, help="search on until there are beam size x patience hypotheses"
+    )
+    search.add_argument(
+        "--length-penalty", type=float, help="they rank by log-probability / length ** penalty"
+    )
+    search.add_argument("--best-of", type=int, help="1 to 8 samples, at temperatures above 0")
+    search.add_argument(
+        "--repetition-penalty", type=float, help="above 1: tokens that were said become less likely"
+    )
+    search.add_argument(
+        "--no-repeat-ngram-size", type=int, help="never say so many tokens twice in a row; 0 is off"
+    )
+
+
+def _seconds(text: str) -> tuple[float, ...]:
+    """Numbers between commas."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{shown(text)}; expected seconds between commas, such as 0,10,20,30"
+        ) from None
+
+
+def request_of(audio: bytes, args: argparse.Namespace) -> Request:
+    """The request that the options ask for: each is a field by its name."""
+    names = {field.name for field in dataclasses.fields(Request)}
+    return Request(audio, **{name: value for name, value in vars(args).items() if name in names})

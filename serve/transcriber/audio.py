@@ -1,0 +1,76 @@
+"""What a request says of its audio: how large it is, and which stretches of it are wanted."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from serve.config import TranscriberConfig
+from serve.errors import AudioError, AudioLimitError, OptionError, shown
+from serve.messages import Request
+from serve.speech.stretches import Stretch
+
+MIB = 1 << 20
+MAX_CLIP_TIMESTAMPS = 2048
+
+
+def audio_bytes(request: Request) -> int:
+    """Size of a request's audio as sent."""
+    return len(request.audio) if isinstance(request.audio, bytes) else request.audio.nbytes
+
+
+def check_audio(request: Request, config: TranscriberConfig) -> None:
+    """Refuse audio that is none, or too large; it is decoded later.
+
+    Raises:
+        OptionError: a sample rate is missing, or is there and must not be.
+        AudioError: the audio is neither bytes nor an array, or too large.
+    """
+    if isinstance(request.audio, bytes):
+        if request.sample_rate is not None:
+            raise OptionError(
+                f"sample_rate = {request.sample_rate} came with a file's bytes, which state "
+                "their own; leave it out, or send samples"
+            )
+    elif not isinstance(request.audio, np.ndarray):
+        found = type(request.audio).__name__
+        raise AudioError(f"audio is {found}; expected a file's bytes or an array of samples")
+    elif request.sample_rate is None:
+        raise OptionError("samples came without sample_rate; expected it in Hz")
+    if audio_bytes(request) > config.max_audio_mb * MIB:
+        raise AudioLimitError(
+            f"audio has {audio_bytes(request) / MIB:.1f} MiB, transcriber.max_audio_mb allows "
+            f"{config.max_audio_mb}; send it in parts, compressed or at a lower rate"
+        )
+
+
+def stretches_of(times: Sequence[float]) -> tuple[Stretch, ...]:
+    """The stretches that a request's `clip_timestamps` ask for; none: all of the audio.
+
+    Raises:
+        OptionError: they are no times that follow each other.
+    """
+    if not isinstance(times, tuple | list) or not all(map(is_number, times)):
+        raise OptionError(f"clip_timestamps = {shown(times)}; expected a list of seconds")
+    if len(times) > MAX_CLIP_TIMESTAMPS:
+        raise OptionError(
+            f"clip_timestamps has {len(times)} numbers; expected at most {MAX_CLIP_TIMESTAMPS}: "
+            "send the audio in parts"
+        )
+    ends = [*times[1::2], math.inf]  # of which the last may be one too many
+    stretches = tuple((float(s), float(e)) for s, e in zip(times[::2], ends, strict=False))
+    until_s = 0.0
+    for start_s, end_s in stretches:
+        if not until_s <= start_s < end_s:  # nor is NaN between them
+            raise OptionError(
+                f"clip_timestamps has {start_s:g} to {end_s:g} s after {until_s:g} s; expected "
+                "start, end, start, end, … in seconds, each end after its start and each start "
+                "no earlier than the end before it"
+            )
+        until_s = end_s
+    return stretches
+
+
+def is_number(value: object) -> bool:
+    """Whether a value from outside is a number, which true and false are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
