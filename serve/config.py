@@ -53,6 +53,13 @@ Origin = Annotated[
         re.compile(r"https?://[^/\s?#@]+|null").fullmatch, "an origin such as https://example.org"
     ),
 ]
+Host = Annotated[
+    str,
+    text_that(
+        re.compile(r"[A-Za-z0-9._-]+").fullmatch,
+        "a host's name without a port, such as asr.example.org",
+    ),
+]
 Device = Annotated[
     str, text_that(re.compile(r"cpu|cuda(:[0-9]{1,3})?").fullmatch, '"cpu", "cuda" or "cuda:N"')
 ]
@@ -199,6 +206,10 @@ class ServerConfig:
     # Pages of other hosts that browsers may let in, such as "https://example.org". Requests of
     # other pages are refused, those of programs that are no browsers are not.
     allowed_origins: tuple[Origin, ...] = ()
+    # Names by which clients may call it besides localhost and addresses of loopback, such as that
+    # of a proxy before it. Where `host` is of this machine alone, or names stand here, requests
+    # with another Host are refused.
+    allowed_hosts: tuple[Host, ...] = ()
     tls_certificate: NameOrNone = ""  # PEM, the whole chain; with it HTTP and gRPC speak TLS
     tls_key: NameOrNone = ""  # PEM, without a password
     start_timeout_s: Seconds = 180.0
@@ -213,6 +224,11 @@ class ServerConfig:
     model_aliases: tuple[Name, ...] = ("whisper-1",)
     upload_timeout_s: Seconds = 60.0  # a request that takes longer to arrive is given up
     stall_timeout_s: Seconds = 60.0  # a model's process silent for so long is started again
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether `host` is reached from this machine alone."""
+        return ipaddress.IPv4Address(self.host).is_loopback
 
 
 @dataclasses.dataclass(frozen=True)

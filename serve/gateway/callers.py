@@ -193,7 +193,7 @@ class Callers:
 
 
 def _require_keys(server: ServerConfig, named: bool) -> None:
-    if not (named or server.open or server.host.startswith("127.")):
+    if not (named or server.open or server.on_loopback):
         raise ConfigError(
             f"server.host = {server.host} is reached by others, and no API keys are named: make "
             "one with `python -m serve keys new` and name its file in server.keys_file, or let "

@@ -1,4 +1,4 @@
-"""What every HTTP response carries, which pages of others may ask, and the log of what failed."""
+"""What every HTTP response carries, which hosts and pages may ask, and the log of what failed."""
 
 import logging
 import urllib.parse
@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.config import ServerConfig
 from serve.errors import shown
+from serve.gateway import hosts
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -30,10 +31,11 @@ _READABLE = ("x-request-id", "retry-after")  # by pages of allowed origins
 def with_headers(app: ASGIApp, server: ServerConfig) -> ASGIApp:
     """An application whose responses name their requests, as what the log says of them does.
 
-    Browsers' requests from pages of other hosts are refused, unless these are allowed.
+    Browsers' requests from pages of other hosts are refused, unless these are allowed; so is what
+    is for a host that this server is not.
     """
     safe = dict(_SECURITY, **(_TLS if server.tls_certificate else {}))
-    guarded = _with_origins(app, server.allowed_origins)
+    guarded = _with_hosts(_with_origins(app, server.allowed_origins), server)
 
     async def named(scope: Scope, receive: Receive, send: Send) -> None:
         name = f"req_{uuid.uuid4().hex}"
@@ -55,6 +57,17 @@ def with_headers(app: ASGIApp, server: ServerConfig) -> ASGIApp:
     return named
 
 
+def _with_hosts(app: ASGIApp, server: ServerConfig) -> ASGIApp:
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        host = Headers(scope=scope).get("host", "")
+        if hosts.may_be_called(server, host):
+            await app(scope, receive, send)
+        else:
+            await _refuse(hosts.refusal(host), scope, receive, send)
+
+    return checked
+
+
 def _with_origins(app: ASGIApp, allowed: tuple[str, ...]) -> ASGIApp:
     shared = CORSMiddleware(
         app,
@@ -71,13 +84,18 @@ def _with_origins(app: ASGIApp, allowed: tuple[str, ...]) -> ASGIApp:
             await shared(scope, receive, send)
         elif urllib.parse.urlsplit(origin).netloc == headers.get("host"):
             await app(scope, receive, send)  # a page of this server's own
-        elif scope["type"] == "websocket":
-            await receive()
-            await send({"type": "websocket.close", "code": 1008})
         else:
-            await _foreign(origin)(scope, receive, send)
+            await _refuse(_foreign(origin), scope, receive, send)
 
     return checked
+
+
+async def _refuse(response: JSONResponse, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":  # whose server answers with a status of its own, 403
+        await receive()
+        await send({"type": "websocket.close", "code": 1008})
+    else:
+        await response(scope, receive, send)
 
 
 def _foreign(origin: str) -> JSONResponse:

@@ -1,5 +1,8 @@
 """Keys, origins, headers and TLS at every address of the gateway."""
 
+import asyncio
+import contextlib
+import http.client
 import json
 import ssl
 import urllib.request
@@ -12,7 +15,10 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
+from serve.config import ServerConfig
 from serve.errors import AccessError, OverloadedError
+from serve.gateway.headers import with_headers
+from serve.gateway.hosts import may_be_called
 from serve.gateway.upstream import SERVICE
 from serve.keys import add_key, hash_of
 from serve.messages import Request
@@ -141,8 +147,9 @@ def test_pages_of_others_are_refused_unless_they_are_allowed(shared):
     status, headers, body = shared.ask("GET", "/v1/models", headers={**KEY, "origin": "http://a"})
     assert (status, json.loads(body)["error"]["code"]) == (403, "origin_not_allowed")
     assert headers["access-control-allow-origin"] is None
-    for origin, allowed in (("https://example.org", "https://example.org"), ("http://own", None)):
-        asked = {**KEY, "origin": origin, "host": "own"}
+    own = f"http://{shared.http}"
+    for origin, allowed in (("https://example.org", "https://example.org"), (own, None)):
+        asked = {**KEY, "origin": origin}
         status, headers, _ = shared.ask("GET", "/v1/models", headers=asked)
         assert (status, headers["access-control-allow-origin"]) == (200, allowed)
     preflight = {
@@ -152,6 +159,61 @@ def test_pages_of_others_are_refused_unless_they_are_allowed(shared):
     }
     status, headers, _ = shared.ask("OPTIONS", "/v1/audio/transcriptions", headers=preflight)
     assert (status, headers["access-control-allow-origin"]) == (200, "https://example.org")
+
+
+LOOPBACK = ("localhost", "LOCALHOST:80", "127.0.0.1:8000", "127.1.2.3", "[::1]", "[::1]:8000")
+FOREIGN = ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example")
+NOT_HOSTS = ("", "[127.0.0.1", "::1", "localhost:80:80", "evil@localhost", "0.0.0.0", "192.168.0.1")
+
+
+@pytest.mark.parametrize("host", LOOPBACK)
+def test_loopbacks_own_names_may_be_called(host):
+    assert may_be_called(ServerConfig(), host)
+
+
+@pytest.mark.parametrize("host", FOREIGN + NOT_HOSTS)
+def test_other_names_may_not_on_loopback_or_where_names_are_listed(host):
+    assert not may_be_called(ServerConfig(), host)
+    assert not may_be_called(ServerConfig(host="0.0.0.0", allowed_hosts=("asr.example",)), host)
+    assert may_be_called(ServerConfig(host="0.0.0.0", open=True), host)
+
+
+def test_listed_names_may_be_called():
+    for host in ("127.0.0.1", "0.0.0.0"):
+        server = ServerConfig(host=host, allowed_hosts=("ASR.example",))
+        assert may_be_called(server, "asr.Example:443")
+
+
+def test_a_page_whose_name_was_made_to_point_here_is_refused(shared):
+    """Its origin equals the host that it asks, as only this server's own page's should."""
+    for path in ("/", "/v1/models", "/v2/health/live", "/metrics"):
+        asked = {**KEY, "origin": "http://evil.example", "host": "evil.example"}
+        status, headers, body = shared.ask("GET", path, headers=asked)
+        assert (status, json.loads(body)["error"]["code"]) == (421, "host_not_allowed")
+        assert headers["x-request-id"]
+    metrics = http.client.HTTPConnection(shared.metrics, timeout=WAIT_S)
+    with contextlib.closing(metrics):
+        metrics.request("GET", "/metrics", headers={"host": "evil.example"})
+        assert metrics.getresponse().status == 421
+
+
+@pytest.mark.parametrize(("host", "let_in"), [(b"evil.example", False), (b"localhost", True)])
+def test_a_websocket_of_such_a_page_is_refused(host, let_in):
+    entered, sent = [], []
+
+    async def app(scope, receive, send):
+        entered.append(scope["type"])
+
+    async def receive():
+        return {"type": "websocket.connect"}
+
+    async def send(message):
+        sent.append(message["type"])
+
+    headers = [(b"host", host), (b"origin", b"http://" + host)]
+    scope = {"type": "websocket", "headers": headers}
+    asyncio.run(with_headers(app, ServerConfig())(scope, receive, send))
+    assert (entered, sent) == ((["websocket"], []) if let_in else ([], ["websocket.close"]))
 
 
 def test_every_response_is_safe_in_a_browser(shared):

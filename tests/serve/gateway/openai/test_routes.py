@@ -87,7 +87,7 @@ def test_a_file_that_takes_too_long_to_come(start):
     running = start(upload_timeout_s=0.3)
     host, _, port = running.http.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
-        head = f"POST {TRANSCRIPTIONS} HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n"
+        head = f"POST {TRANSCRIPTIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n"
         connection.sendall(f"{head}Content-Type: {FORM['content-type']}\r\n\r\n".encode() + FILE)
         received = b""
         while more := connection.recv(10_000):
