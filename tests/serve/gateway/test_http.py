@@ -80,7 +80,7 @@ def test_declared_size_is_refused_before_the_body_is_sent(start):
     host, _, port = running.http.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
         connection.sendall(
-            f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2000000\r\n"
+            f"POST {INFER} HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 2000000\r\n"
             "Inference-Header-Content-Length: 100\r\n\r\n".encode()
         )
         assert connection.recv(1000).startswith(b"HTTP/1.1 413 ")
@@ -113,7 +113,7 @@ def test_a_body_larger_than_declared_is_another_request_and_no_good_one(running)
     host, _, port = running.http.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
         connection.sendall(
-            f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            f"POST {INFER} HTTP/1.1\r\nHost: [::1]\r\nContent-Length: {len(body)}\r\n\r\n".encode()
             + body
             + b"more and more\r\n\r\n"
         )
@@ -154,7 +154,7 @@ def test_a_slow_body_is_given_up(start):
     host, _, port = running.http.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
         connection.sendall(
-            f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{{".encode()
+            f"POST {INFER} HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 1000\r\n\r\n{{".encode()
         )
         received = b""
         while more := connection.recv(10_000):
@@ -164,7 +164,7 @@ def test_a_slow_body_is_given_up(start):
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"GET /v2 HT", b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\nGET"]
+    "said", [b"", b"GET /v2 HT", b"GET /v2 HTTP/1.1\r\nHost: [::1]\r\n\r\nGET"]
 )
 def test_a_connection_that_says_no_more_is_closed(start, said):
     running = start(upload_timeout_s=0.3)
@@ -183,7 +183,7 @@ def test_a_client_that_goes_cancels_by_key(running):
     body = json.dumps(json_request("wait")).encode()
     with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
         connection.sendall(
-            f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            f"POST {INFER} HTTP/1.1\r\nHost: [::1]\r\nContent-Length: {len(body)}\r\n\r\n".encode()
             + body
         )
         until(lambda: running.triton.requests)
@@ -196,7 +196,7 @@ def test_a_client_that_goes_while_it_sends_leaves_nothing(running):
     host, _, port = running.http.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
         connection.sendall(
-            f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{{".encode()
+            f"POST {INFER} HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 1000\r\n\r\n{{".encode()
         )
         until(lambda: running.door.admission.requests == 1)
     until(lambda: running.door.admission.requests == 0)
@@ -208,7 +208,7 @@ def test_requests_beyond_the_bytes_are_refused_with_a_time_to_wait(start):
     host, _, port = running.http.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
         connection.sendall(
-            f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n".encode()
+            f"POST {INFER} HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 1000000\r\n\r\n".encode()
         )
         until(lambda: running.door.admission.bytes == 1_000_000)
         status, headers, body = running.ask("POST", INFER, bytes(100_000))
