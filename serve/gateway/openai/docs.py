@@ -8,7 +8,13 @@ from typing import Any
 
 from serve.gateway.openai.fields import FIELDS, Field
 
-_TYPES = {"BYTES": "string", "FP32": "number", "INT32": "integer", "BOOL": "boolean"}
+_TYPES = {
+    "BYTES": "string",
+    "FP32": "number",
+    "FP64": "number",
+    "INT32": "integer",
+    "BOOL": "boolean",
+}
 _AUDIO = {
     "/v1/audio/transcriptions": "Write down what a file says, in its language",
     "/v1/audio/translations": "Write down what a file says, in English",
