@@ -214,6 +214,7 @@ function* pieces({ text, start, end, words }) {
 }
 
 function facts(job) {
+  if (job.state === "recording") return "recording";
   const found = [];
   if (job.state === "waiting" && !job.note) found.push("waiting");
   if (job.state === "sending") found.push(`sending, ${Math.round(100 * job.sent)} %`);

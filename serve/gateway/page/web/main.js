@@ -98,7 +98,7 @@ function tell(job) {
   if (job.state === "failed") $("said").textContent = `${job.name}: ${job.error.message}`;
 }
 
-const again = (job) => ["failed", "interrupted"].includes(job.state);
+const again = ({ state, error }) => state === "interrupted" || (state === "failed" && !error.final);
 
 function count() {
   const { jobs } = queue;

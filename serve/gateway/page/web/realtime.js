@@ -96,7 +96,8 @@ export class Realtime {
 
   #set(id, { more = "", ...changes }) {
     const item = this.#items.get(id) ?? { text: "", guess: "", done: false };
-    this.#items.set(id, { ...item, ...changes, text: (changes.text ?? item.text) + more });
+    const guess = behind(item.guess, more); // until the next one comes
+    this.#items.set(id, { ...item, guess, ...changes, text: (changes.text ?? item.text) + more });
     const items = [...this.#items.values()];
     const texts = items.map((one) => one.text.trim()).filter(Boolean);
     this.changed(texts.join(" "), items.map((one) => one.guess).join(""));
@@ -119,6 +120,18 @@ export class Realtime {
     this.socket.onclose = null;
     this.socket.close();
   }
+}
+
+// A guess without as many words as have become text.
+function behind(guess, text) {
+  const words = text.split(/\s+/).filter(Boolean).length;
+  return words
+    ? guess
+        .trimStart()
+        .split(/(?=\s)/)
+        .slice(words)
+        .join("")
+    : guess;
 }
 
 function base64(buffer) {
