@@ -49,6 +49,7 @@ class Play:
     language_prob: float = 0.9
     error: EarshotError | None = None  # the job fails with this after its tokens
     text_below: int = 0  # ids below are text, to be aligned
+    loops: int = 0  # after so many tokens the job ends as a loop, if it may
     device_error: str = ""  # the poll in which the job would finish raises DeviceError
 
 
@@ -133,13 +134,14 @@ class FakeRuntime:
             slot.wait -= 1
             return
         limit = min(slot.job.options.max_tokens, self._n_text_ctx - len(slot.job.prompt))
+        looped = 0 < slot.play.loops == slot.sent + 1 and slot.job.loop_tokens > 0
         tokens = slot.play.tokens[slot.sent : slot.sent + 1]
         slot.sent += len(tokens)
         self._count(tokens=len(tokens))
-        if tokens and slot.sent < limit:
+        if tokens and slot.sent < limit and not looped:
             self._events.append(Event(slot.job.id, tokens))
             return
-        self._finish(slot, tokens, "length" if tokens else "eot")
+        self._finish(slot, tokens, "loop" if looped else "length" if tokens else "eot")
 
     def _finish(self, slot: _Slot, tokens: tuple[int, ...], reason: FinishReason) -> None:
         play = slot.play

@@ -203,7 +203,7 @@ def collect(runtime, ended, ids):
             entry.tokens += event.tokens
             if event.finished:
                 entry.last = event
-                has_scores = event.finished in ("eot", "length")
+                has_scores = event.finished in ("eot", "length", "loop")
                 assert (event.scores is not None) == has_scores
                 assert (event.error is not None) == (event.finished == "error")
             else:

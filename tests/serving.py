@@ -32,6 +32,7 @@ STATS = Stats(
     queued=10,
     windows=11,
     retries=12,
+    loops=20,
     tokens=13,
     busy_slots=14,
     mean_batch=1.5,

@@ -65,11 +65,12 @@ def served(config: Config, in_flight: int) -> Config:
     """The config for a server that takes `in_flight` requests and gives each window one try.
 
     Made-up weights are never sure of what they say, so every window would be decoded again at each
-    higher temperature, and might pass for silence.
+    higher temperature, and might pass for silence, or for a loop.
     """
     transcriber = dataclasses.replace(
         config.transcriber,
         temperatures=(0.0,),
+        compression_ratio_threshold=1e9,  # what repeats itself goes on
         vad="off",  # its audio is noise
         no_speech_threshold=1.0,
         max_pending=max(config.transcriber.max_pending, in_flight),

@@ -341,7 +341,7 @@ class NativeRuntime:
     def _finish(self, running: SlotJob, state: RowState) -> Event:
         leader = running.place.first_row
         sampled, logprob_sum = best_sequence(running.job, running.place, state, self._facts.eot)
-        reason: FinishReason = "eot" if sampled[-1] == self._facts.eot else "length"
+        reason = self._reason(running.job, sampled)
         asked = DETECT_LANGUAGE in running.job.prompt
         scores = Scores(
             avg_logprob=logprob_sum / len(sampled),
@@ -355,6 +355,13 @@ class NativeRuntime:
         self._release(running)
         tokens = tuple(sampled[:-1] if reason == "eot" else sampled)
         return Event(running.job.id, tokens, reason, scores)
+
+    def _reason(self, job: Job, sampled: list[int]) -> FinishReason:
+        """Why a job's sequence ended: of all that may end one, only a loop comes before a limit."""
+        if sampled[-1] == self._facts.eot:
+            return "eot"
+        room = self._dims.n_text_ctx - len(job.prompt)
+        return "length" if len(sampled) == min(job.options.max_tokens, room) else "loop"
 
     def _release(self, running: SlotJob) -> None:
         self._slots.release(running.job.id)

@@ -15,7 +15,7 @@ from serve.native.feeds import Span, feed_of_spans, upload
 from serve.native.network import Whisper
 from serve.native.rules.choose import Advance
 from serve.native.rules.definition import Rules
-from serve.native.rules.state import Picks, RowState, new_state
+from serve.native.rules.state import NOWHERE, Picks, RowState, new_state
 from serve.native.slots import Place
 from serve.runtime.protocol import Job
 
@@ -180,12 +180,14 @@ class Starter:
             prompt, options = one.job.prompt, one.job.options
             index = row - one.place.first_row
             searches = one.place.count > 1 and options.temperature == 0
+            looked_at = one.job.loop_tokens > 0 and not (searches and index)
             values = {
                 "position": len(prompt) - 1,
                 "prompt_len": len(prompt),
                 "text_begin": len(prompt) - one.job.prefix,
                 "last_timestamp": self._last_timestamp(one.job),
                 "limit": min(len(prompt) + options.max_tokens, context),
+                "loop_at": len(prompt) - 1 + one.job.loop_tokens if looked_at else NOWHERE,
                 "seed": options.seed + index * _SEED_STEP,
                 "leader": one.place.first_row,
                 "beam": one.place.count if searches else 1,

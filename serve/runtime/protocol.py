@@ -14,7 +14,8 @@ from serve.config import SEARCH_OPTIONS, SearchConfig
 from serve.errors import EarshotError
 from serve.messages import Alignment
 
-FinishReason = Literal["eot", "length", "cancelled", "error"]
+# "loop": the text repeats itself, see `Job.loop_tokens`; scores are of what was sampled until then.
+FinishReason = Literal["eot", "length", "loop", "cancelled", "error"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +115,9 @@ class Job:
     # > 0: the last event tells which of the window's first so many frames, of 20 ms, each text
     # token attended to.
     align_frames: int = 0
+    # > 0: once so many sampled tokens in a row, timestamps apart, only repeat the few before them,
+    # and do so four times or more, the job ends; a runtime that does not look goes on.
+    loop_tokens: int = 0
     # The only window of its request: it goes before others where the runtime can. It changes when
     # jobs end, never how; a runtime with a scheduler of its own may ignore it.
     urgent: bool = False
@@ -138,9 +142,9 @@ class Event:
     job_id: int
     tokens: tuple[int, ...] = ()  # sampled since the job's last event; no prompt, no end of text
     finished: FinishReason | None = None
-    scores: Scores | None = None  # with `finished` "eot" or "length"
+    scores: Scores | None = None  # with `finished` "eot", "length" or "loop"
     error: EarshotError | None = None  # with `finished` "error"
-    # with `finished` "eot" or "length", if the job asked for it and there is any text
+    # with `finished` "eot", "length" or "loop", if the job asked for it and there is any text
     alignment: Alignment | None = None
 
 

@@ -42,6 +42,9 @@ _PAUSE_DB = 6.0  # above the quietest frame
 _DEEPEST_DB = 40.0  # below the loudest frame
 _SILENCE = 1e-12  # mean square of samples: below the last bit of 24
 _LONG_PAUSE_FRAMES = 50  # 1 s
+_PLAIN_RATIO = 1.56  # compression ratio of 600 bytes of plain text, the lower end of what was seen
+_LOOP_START = 16  # tokens: the words that are repeated, and what compressing needs in any case
+_TOKENS_PER_S = 8  # nobody speaks faster
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,6 +89,7 @@ class Attempt:
     no_speech_prob: float | None
     temperature: float
     compression_ratio: float  # of the text
+    looped: bool = False  # ended as a loop: more would have been sampled
     alignment: Alignment | None = None  # of the text, where words are asked for
 
 
@@ -248,12 +252,38 @@ def compression_ratio(text: str) -> float:
     return len(data) / len(zlib.compress(data))
 
 
+def loop_tokens(max_tokens: int, duration_s: float, threshold: float) -> int:
+    """So many tokens that only repeat what is before them make a whole window repetitive.
+
+    Of a window of n tokens of which r say nothing new the rest compresses as any text: the ratio of
+    the whole is about that of plain text times n / (n - r), whatever follows. n is bounded by what
+    can be said in the window's time, too.
+
+    Args:
+        max_tokens: the most that may be sampled.
+        duration_s: of the window's audio.
+        threshold: compression ratio above which a window is repetitive.
+
+    Returns:
+        At least `_LOOP_START`; 0 where no loop would be enough.
+    """
+    new = _PLAIN_RATIO / max(threshold, _PLAIN_RATIO)
+    if max_tokens * new < _LOOP_START:
+        return 0
+    most = min(max_tokens, _LOOP_START + _TOKENS_PER_S * duration_s)
+    return _LOOP_START + round(most * (1 - new))
+
+
 def judge(attempt: Attempt, config: TranscriberConfig, fixed_temperature: bool) -> Verdict:
     """Accept an attempt, call it silence, or ask for another at the next higher temperature.
 
+    One that was ended as a loop but does not compress as such goes on: the same temperature again.
     Scores that are None skip their check. Where the client fixed the temperature, the attempt
     stands as it is. After the highest one there is nothing left to try; see `best_attempt`.
     """
+    repetitive = attempt.compression_ratio > config.compression_ratio_threshold
+    if attempt.looped and not repetitive:
+        return Verdict("retry", attempt.temperature)
     unsure = (
         attempt.avg_logprob is not None and attempt.avg_logprob < config.logprob_threshold
     )  # fmt: skip
@@ -263,7 +293,6 @@ def judge(attempt: Attempt, config: TranscriberConfig, fixed_temperature: bool) 
         and (unsure or attempt.avg_logprob is None)
     ):
         return Verdict("silence")
-    repetitive = attempt.compression_ratio > config.compression_ratio_threshold
     if fixed_temperature or not (unsure or repetitive):
         return Verdict("accept")
     higher = [t for t in config.temperatures if t > attempt.temperature]

@@ -29,6 +29,7 @@ from serve.speech.windows import (
     compression_ratio,
     join_text,
     judge,
+    loop_tokens,
     split_segments,
     spoken,
     stitch,
@@ -153,6 +154,11 @@ class ActiveRequest:
         # Whole frames, by OpenAI's count; a little more than the division, which may fall short.
         return max(1, math.floor(self._spans[index].duration_s * FRAMES_PER_S + 1e-6))
 
+    def loop_tokens(self, index: int) -> int:
+        """How many repeated tokens end a window; see `Job.loop_tokens`."""
+        max_tokens, duration_s = self.plan.options.max_tokens, self._spans[index].duration_s
+        return loop_tokens(max_tokens, duration_s, self.plan.repetitive)
+
     def judge_attempt(
         self,
         index: int,
@@ -162,6 +168,7 @@ class ActiveRequest:
         tokenizer: Tokenizer,
         config: TranscriberConfig,
         alignment: Alignment | None = None,
+        looped: bool = False,
     ) -> float | None:
         """Judge what a window's job sampled, and keep it unless the window is decoded again.
 
@@ -177,13 +184,15 @@ class ActiveRequest:
             no_speech_prob=scores.no_speech_prob,
             temperature=temperature,
             compression_ratio=compression_ratio(tokenizer.decode(tokens)),
+            looped=looped,
             alignment=alignment,
         )
         verdict = judge(attempt, config, self.plan.fixed_temperature)
         if self._prompts.detecting:
             self._set_language(scores, tokenizer, silence=verdict.outcome == "silence")
         if verdict.outcome == "retry":
-            self._failed.setdefault(index, []).append(attempt)
+            if verdict.temperature != temperature:
+                self._failed.setdefault(index, []).append(attempt)
             return verdict.temperature
         failed = self._failed.pop(index, [])
         if verdict.outcome == "give up":

@@ -56,6 +56,7 @@ class Dispatcher:
     ) -> None:
         self.windows = 0  # submitted for the first time
         self.retries = 0  # submitted again
+        self.loops = 0  # ended because their text repeated itself
         self._runtime = runtime
         self._capabilities = runtime.capabilities
         self._device = torch.device(self._capabilities.device)
@@ -111,21 +112,25 @@ class Dispatcher:
     def retry(self, decoding: DecodingWindow, temperature: float) -> None:
         """Decode a window once more, in the place of its job that has just ended.
 
-        At the same temperature the same tokens are likely, so they are the draft.
+        At the same temperature it was ended as a loop and goes on: its tokens are the draft.
 
         Raises:
             OptionError: the runtime refuses it.
             DeviceError: the device failed.
         """
         job = decoding.job
-        draft = tuple(decoding.tokens) if temperature == job.options.temperature else ()
-        self._submit(decoding.active, decoding.index, job.urgent, job.features, temperature, draft)
+        active, index = decoding.active, decoding.index
+        goes_on = temperature == job.options.temperature
+        draft = tuple(decoding.tokens) if goes_on else ()
+        loop_tokens = 0 if goes_on else active.loop_tokens(index)
+        self._submit(active, index, job.urgent, job.features, temperature, draft, loop_tokens)
         self.retries += 1
 
     def record(self, event: Event) -> DecodingWindow | None:
         """Take note of an event; returns the window if it has ended and its request has not."""
         decoding = self._jobs[event.job_id]
         decoding.tokens.extend(event.tokens)
+        self.loops += event.finished == "loop"
         if event.finished is None:
             return None
         del self._jobs[event.job_id]
@@ -201,7 +206,8 @@ class Dispatcher:
             return features
         temperature = active.plan.options.temperature
         draft = active.plan.draft if index == 0 else ()
-        work = functools.partial(self._submit, active, index, urgent, features, temperature, draft)
+        chosen = (temperature, draft, active.loop_tokens(index))
+        work = functools.partial(self._submit, active, index, urgent, features, *chosen)
         error = guarded(f"submitting window {index} of request {active.id}", work)
         if error is None:
             self.windows += 1
@@ -215,6 +221,7 @@ class Dispatcher:
         features: torch.Tensor,
         temperature: float,
         draft: tuple[int, ...],
+        loop_tokens: int,
     ) -> None:
         prompt = active.prompt(index)
         job = Job(
@@ -225,6 +232,7 @@ class Dispatcher:
             prefix=prompt.prefix,
             draft=draft,
             align_frames=active.align_frames(index),
+            loop_tokens=loop_tokens,
             urgent=urgent,
         )
         with runtime_calls():

@@ -24,7 +24,6 @@ from serve.config import TranscriberConfig
 from serve.engine import Engine
 from serve.errors import CancelledError, DeadlineError, DeviceError, EarshotError, shown
 from serve.messages import (
-    Alignment,
     Failed,
     Finished,
     OnEvent,
@@ -167,6 +166,7 @@ class Transcriber:
             queued=sum(active.started_s is None for active in pending),
             windows=self._dispatcher.windows,
             retries=self._dispatcher.retries,
+            loops=self._dispatcher.loops,
             tokens=gauges.tokens,
             busy_slots=gauges.busy_slots,
             mean_batch=gauges.step_slots / gauges.steps if gauges.steps else 0.0,
@@ -299,7 +299,7 @@ class Transcriber:
             self._fail(active, cause)
             return
         what = f"processing window {decoding.index} of request {active.id}"
-        work = functools.partial(self._process_window, decoding, scores, event.alignment)
+        work = functools.partial(self._process_window, decoding, scores, event)
         error = guarded(what, work)
         if error is not None:
             self._fail(active, error)
@@ -324,9 +324,7 @@ class Transcriber:
                 self._fail(active, CancelledError("the client is gone"))
                 return
 
-    def _process_window(
-        self, decoding: DecodingWindow, scores: Scores, alignment: Alignment | None
-    ) -> None:
+    def _process_window(self, decoding: DecodingWindow, scores: Scores, event: Event) -> None:
         """Judge what a job sampled, and begin what follows from it."""
         active = decoding.active
         retry_temperature = active.judge_attempt(
@@ -336,7 +334,8 @@ class Transcriber:
             scores,
             self.tokenizer,
             self._config,
-            alignment,
+            event.alignment,
+            looped=event.finished == "loop",
         )
         if retry_temperature is not None:
             self._dispatcher.retry(decoding, retry_temperature)

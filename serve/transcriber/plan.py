@@ -1,6 +1,7 @@
 """From a request's options to the plan that all its windows are decoded by, or to a refusal."""
 
 import dataclasses
+import math
 from typing import TypeVar
 
 from serve.codec import from_table
@@ -47,6 +48,7 @@ class Plan:
     mode: Mode = "parallel"
     texts: Texts = NO_TEXTS
     stretches: tuple[Stretch, ...] = ()  # of the audio, which alone are decoded; (): all of it
+    repetitive: float = math.inf  # compression ratio above which a window is decoded again
 
 
 def check_config(config: TranscriberConfig, capabilities: Capabilities) -> None:
@@ -136,6 +138,7 @@ def plan_request(
         draft=_draft(request, tokenizer, n_text_ctx),
         mode=mode,
         texts=texts,
+        repetitive=config.compression_ratio_threshold,
     )
 
 

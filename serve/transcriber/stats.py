@@ -43,7 +43,8 @@ class Stats(Counters):
     pending: int  # requests accepted and not yet ended
     queued: int  # of these, not yet started: no window submitted to the runtime
     windows: int  # windows submitted to the runtime for the first time
-    retries: int  # windows submitted again at a higher temperature
+    retries: int  # windows submitted again, nearly always at a higher temperature
+    loops: int  # windows ended because their text repeated itself
     tokens: int  # tokens sampled
     busy_slots: int
     mean_batch: float  # slots in use in an average decoder step; 0 before the first

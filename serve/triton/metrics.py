@@ -32,6 +32,7 @@ FAMILIES = (
     Family(
         "retries_total", "counter", "Windows decoded again at a higher temperature", ("retries",)
     ),
+    Family("loops_total", "counter", "Windows ended as they repeated themselves", ("loops",)),
     Family("tokens_total", "counter", "Tokens sampled", ("tokens",)),
     Family("drafted_tokens_total", "counter", "Tokens guessed by the draft", ("drafted",)),
     Family("drafted_right_total", "counter", "Guesses that saved a step", ("drafted_right",)),

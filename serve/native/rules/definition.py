@@ -10,6 +10,7 @@ sampling is a hash of the row's own seed.
 import torch
 
 from serve.engine import DETECT_LANGUAGE, Dims, TokenizerFacts
+from serve.native.rules.loops import end_loops
 from serve.native.rules.search import extend
 from serve.native.rules.state import NEVER, Picks, RowState
 
@@ -83,6 +84,7 @@ class Rules:
         rows = picks.rows
         if len(rows) == 0:
             return
+        end_loops(state, rows, self.facts.timestamp_begin)
         allowed = logits.index_select(0, picks.at)
         self._penalise(state, rows, allowed)
         self.apply(state, rows, allowed)

@@ -11,11 +11,13 @@ import triton
 import triton.language as tl
 
 from serve.native.rules.definition import Rules
+from serve.native.rules.loops import EVERY, MATCH, PERIODS, REPEATS
 from serve.native.rules.search_kernel import Fields, fields_of, settle_search, total
 from serve.native.rules.state import Picks, RowState
 
 _TILE = 2048  # tokens per program
 _WIDEST = 8  # rows of a search; a power of two
+_PERIODS, _REPEATS, _MATCH, _EVERY = map(tl.constexpr, (PERIODS, REPEATS, MATCH, EVERY))
 _SUMS = 4  # float32 numbers that a tile leaves: peak, mass, best score and its logit
 
 
@@ -156,25 +158,59 @@ def _settle_kernel(
     pick = tl.program_id(0)
     row = tl.load(pick_rows + pick)
     if _live(state, row, drafted):
+        limit = _limit_of(state, row, n_ctx, timestamp_begin, ctx_padded)
         width = tl.load(state.beam + row)
         if width == 1:
             _settle_one(
-                state, row, pick, sums, ids, n_ctx, eot, timestamp_begin, tiles, text_tiles,
+                state, row, limit, pick, sums, ids, n_ctx, eot, timestamp_begin, tiles, text_tiles,
                 tiles_padded, n_sums, drafted,
             )  # fmt: skip
         elif keep > 0:  # noqa: SIM102 - decided when it is compiled
             if tl.load(state.leader + row) == row:
                 settle_search(
-                    state, row, pick, width, sums, tops, top_ids, n_ctx, eot, timestamp_begin,
-                    tiles, text_tiles, tiles_padded, n_sums, keep, beams_padded, ctx_padded,
+                    state, row, limit, pick, width, sums, tops, top_ids, n_ctx, eot,
+                    timestamp_begin, tiles, text_tiles, tiles_padded, n_sums, keep, beams_padded,
+                    ctx_padded,
                 )  # fmt: skip
 
 
 @triton.jit
+def _limit_of(
+    state: Fields, row: tl.tensor, n_ctx: int, timestamp_begin: tl.constexpr,
+    ctx_padded: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """The row's limit; see `loops.end_loops`, which lowers it."""
+    limit = tl.load(state.limit + row)
+    at = tl.load(state.position + row)
+    begin = tl.load(state.prompt_len + row)
+    loop_at = tl.load(state.loop_at + row)
+    if (at >= loop_at) & ((at + 1 - begin) % _EVERY == 0):
+        said = state.tokens + row * n_ctx + at
+        lag = tl.arange(0, _PERIODS) + 1
+        same = at - (_MATCH - 1) - lag >= begin
+        for back in tl.static_range(0, _MATCH):
+            before = tl.load(said - back - lag, mask=same, other=-1)
+            last = tl.minimum(tl.load(said - back), timestamp_begin)
+            same = same & (tl.minimum(before, timestamp_begin) == last)
+        period = tl.min(tl.where(same, lag, _PERIODS + 1), 0)
+        if period <= _PERIODS:
+            back = tl.arange(0, ctx_padded)
+            there = at - back - period >= begin
+            last = tl.minimum(tl.load(said - back, mask=there, other=-1), timestamp_begin)
+            before = tl.load(said - back - period, mask=there, other=-2)
+            same_as = last == tl.minimum(before, timestamp_begin)
+            repeated = tl.min(tl.where(same_as, ctx_padded, back), 0)
+            if repeated >= tl.maximum(loop_at + 1 - begin, _REPEATS * period):
+                limit = at + 2
+                tl.store(state.limit + row, limit)
+    return limit
+
+
+@triton.jit
 def _settle_one(
-    state: Fields, row: tl.tensor, pick: tl.tensor, sums: tl.tensor, ids: tl.tensor, n_ctx: int,
-    eot: tl.constexpr, timestamp_begin: tl.constexpr, tiles: tl.constexpr,
-    text_tiles: tl.constexpr, tiles_padded: tl.constexpr, n_sums: tl.constexpr,
+    state: Fields, row: tl.tensor, limit: tl.tensor, pick: tl.tensor, sums: tl.tensor,
+    ids: tl.tensor, n_ctx: int, eot: tl.constexpr, timestamp_begin: tl.constexpr,
+    tiles: tl.constexpr, text_tiles: tl.constexpr, tiles_padded: tl.constexpr, n_sums: tl.constexpr,
     drafted: tl.constexpr,
 ) -> None:  # fmt: skip
     """See `Rules._say`: append the token that was chosen to a row that stands for itself."""
@@ -203,7 +239,7 @@ def _settle_one(
     tl.store(state.logprob_sum + row, tl.load(state.logprob_sum + row) + (logit - everything))
     if chosen >= timestamp_begin:
         tl.store(state.last_timestamp + row, chosen)
-    ended = (chosen == eot) | (follow + 1 >= tl.load(state.limit + row))
+    ended = (chosen == eot) | (follow + 1 >= limit)
     tl.store(state.finished + row, ended.to(tl.uint8))
     tl.store(state.position + row, follow)
 

@@ -24,6 +24,7 @@ class Fields(NamedTuple):
     prompt_len: torch.Tensor
     text_begin: torch.Tensor
     limit: torch.Tensor
+    loop_at: torch.Tensor
     seed: torch.Tensor
     last_timestamp: torch.Tensor
     leader: torch.Tensor
@@ -163,13 +164,13 @@ def _go_on(
 
 @triton.jit
 def settle_search(
-    state: Fields, row: tl.tensor, pick: tl.tensor, width: tl.tensor, sums: tl.tensor,
-    tops: tl.tensor, top_ids: tl.tensor, n_ctx: int, eot: tl.constexpr,
+    state: Fields, row: tl.tensor, limit: tl.tensor, pick: tl.tensor, width: tl.tensor,
+    sums: tl.tensor, tops: tl.tensor, top_ids: tl.tensor, n_ctx: int, eot: tl.constexpr,
     timestamp_begin: tl.constexpr, tiles: tl.constexpr, text_tiles: tl.constexpr,
     tiles_padded: tl.constexpr, n_sums: tl.constexpr, keep: tl.constexpr,
     beams_padded: tl.constexpr, ctx_padded: tl.constexpr,
 ) -> None:  # fmt: skip
-    """See `search.extend`; `row` and `pick` are the leader's, `tops` as the scan left them."""
+    """See `search.extend`; what is of one row is the leader's, `tops` as the scan left them."""
     none = float("-inf")
     rest = _sums_of(
         state, row, pick, width, sums, tops, tiles, text_tiles, tiles_padded, n_sums, keep,
@@ -195,7 +196,7 @@ def settle_search(
         rest = tl.where(taken, none, rest)
 
     at = tl.load(state.position + row)
-    last = at + 2 >= tl.load(state.limit + row)
+    last = at + 2 >= limit
     alive = sum > none
     parent, token = tl.where(alive, parent, 0), tl.where(alive, token, 0)
     ends = alive & (token == eot)

@@ -6,6 +6,7 @@ import math
 import torch
 
 NEVER = -math.inf
+NOWHERE = 1 << 30  # a position that no sequence reaches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +27,7 @@ class RowState:
     prompt_len: torch.Tensor  # int64
     text_begin: torch.Tensor  # int64: rules count from here; before prompt_len after a prefix
     limit: torch.Tensor  # int64: the sequence ends when it has this many tokens
+    loop_at: torch.Tensor  # int64: from this position on it may be ended as a loop; see `loops.py`
     seed: torch.Tensor  # int64
     last_timestamp: torch.Tensor  # int64: highest timestamp id said; 0 = none yet
     language: torch.Tensor  # int64: detected language's token id; -1 = none asked for
@@ -83,6 +85,7 @@ _LAYOUT = {  # the widest first, so that each is aligned
             "prompt_len",
             "text_begin",
             "limit",
+            "loop_at",
             "seed",
             "last_timestamp",
             "language",
@@ -127,6 +130,7 @@ def new_state(rows: int, n_text_ctx: int, device: torch.device) -> RowState:
         one.fill_(1)
     for one in (state.length_penalty, state.repetition_penalty):
         one.fill_(1.0)
+    state.loop_at.fill_(NOWHERE)
     state.language.fill_(-1)
     state.best_score.fill_(NEVER)
     state.finished.fill_(True)

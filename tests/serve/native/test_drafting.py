@@ -4,14 +4,15 @@ import dataclasses
 
 import pytest
 
-from build.checkpoint import Network
+from build.checkpoint import Network, open_checkpoint
 from serve.config import RuntimeConfig
 from serve.engine import DETECT_LANGUAGE, Source
 from serve.errors import UnavailableError
 from serve.native.drafting import HOLD, TRIAL, Pace
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job
-from tests.checkpoints import write_engine
+from tests.checkpoints import NANO, random_weights, write_engine, write_hf
+from tests.runtimes import mel_job
 from tests.serve.native.decoding import prompt_of, run
 
 MOST = 4
@@ -34,6 +35,13 @@ def whole(checkpoint):
     return {name: t.clone() for name, t in checkpoint.tensors.items()}, checkpoint.dims
 
 
+def write_drafted(checkpoint, kind, folder):
+    """An engine of a checkpoint with the draft that `kind` makes of it."""
+    tensors, dims = kind(checkpoint)
+    draft = Network(checkpoint.path, "hf", dims, tensors, Source("a test", "0" * 64), 0)
+    return write_engine(dataclasses.replace(checkpoint, draft=draft), folder, "fp16")
+
+
 @pytest.fixture(scope="module")
 def engine_with(checkpoint, tmp_path_factory):
     """Engines of the demo checkpoint, by what makes their draft."""
@@ -41,10 +49,9 @@ def engine_with(checkpoint, tmp_path_factory):
 
     def write(kind):
         if kind not in made:
-            tensors, dims = kind(checkpoint)
-            draft = Network(checkpoint.path, "hf", dims, tensors, Source("a test", "0" * 64), 0)
-            both = dataclasses.replace(checkpoint, draft=draft)
-            made[kind] = write_engine(both, tmp_path_factory.mktemp("draft") / "engine", "fp16")
+            made[kind] = write_drafted(
+                checkpoint, kind, tmp_path_factory.mktemp("draft") / "engine"
+            )
         return made[kind]
 
     return write
@@ -97,6 +104,20 @@ def test_the_answer_is_that_of_single_steps_whatever_the_draft_is_worth(
         assert gauges.steps < 0.5 * expected[1]
     else:
         assert gauges.drafted_right < 0.5 * gauges.drafted
+
+
+def test_a_loop_ends_at_the_same_token_with_drafts(tmp_path, always):
+    """Random weights say one thing for ever."""
+    nano = open_checkpoint(str(write_hf(tmp_path / "nano", NANO, random_weights(NANO))))
+    engine, ended = write_drafted(nano, whole, tmp_path / "engine"), {}
+    make = mel_job(engine)
+    for most in (0, MOST):
+        runtime = NativeRuntime(engine, dataclasses.replace(CONFIG, draft_tokens=most))
+        jobs = [make(i, max_tokens=40, timestamps=False) for i in range(2)]
+        found = run(runtime, [dataclasses.replace(job, loop_tokens=10 * job.id) for job in jobs])
+        ended[most] = {i: (event.tokens, event.finished) for i, event in found.items()}
+    assert ended[0] == ended[MOST] and runtime.gauges().drafted_right > 0
+    assert [reason for _, reason in ended[0].values()] == ["loop", "length"]
 
 
 def test_rows_that_sample_or_search_are_not_drafted_for(engine_with, jobs, always):

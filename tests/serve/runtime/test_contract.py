@@ -101,6 +101,25 @@ def test_length_means_that_max_tokens_were_sampled(runtime, job):
     assert "length" in reasons
 
 
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.9}, {"beam_size": 3}], ids=str)
+def test_only_a_loop_that_is_asked_for_ends_early_and_takes_nothing_back(
+    runtime, job, facts, options
+):
+    if options.get("beam_size", 1) > runtime.capabilities.beam_width:
+        pytest.skip("this runtime has no beams")
+    jobs = [job(id, max_tokens=40, timestamps=False, **options) for id in range(3)]
+    whole = run(runtime, jobs)
+    mixed = run(runtime, [dataclasses.replace(one, loop_tokens=8 * (one.id != 1)) for one in jobs])
+    for id, entry in mixed.items():
+        if entry.last.finished != "loop":
+            assert entry.result == whole[id].result
+            continue
+        said = [min(token, facts.timestamp_begin) for token in entry.tokens]
+        assert id != 1 and 8 < len(said) < 40
+        assert any(said[-p - 9 : -p - 1] == said[-9:-1] for p in range(1, 33))
+        assert "beam_size" in options or entry.tokens == whole[id].tokens[: len(said)]
+
+
 def test_the_context_bounds_what_is_sampled(runtime, job, engine):
     text = "word " * 400 if runtime.capabilities.previous_text else ""
     made = job(1, prompt=text, max_tokens=10_000)

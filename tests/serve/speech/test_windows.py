@@ -1,5 +1,6 @@
 """Cutting, splitting, judging and stitching: properties and worked examples."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -22,12 +23,14 @@ from serve.speech.windows import (
     Attempt,
     Decoded,
     Piece,
+    Verdict,
     Window,
     _quiet_place,
     best_attempt,
     compression_ratio,
     join_text,
     judge,
+    loop_tokens,
     split_segments,
     spoken,
     stitch,
@@ -334,6 +337,22 @@ def test_judge(scores: dict[str, float], outcome: str, temperature: float | None
     verdict = judge(attempt(**scores), CONFIG, fixed_temperature=False)
     assert verdict.outcome == outcome
     assert verdict.temperature == temperature
+
+
+def test_a_loop_counts_only_where_the_text_compresses_as_one():
+    for fixed in (False, True):
+        goes_on = Verdict("retry", 0.4)
+        unsure = {"no_speech": 0.9, "logprob": -3.0, "temperature": 0.4}
+        assert judge(dataclasses.replace(attempt(**unsure), looped=True), CONFIG, fixed) == goes_on
+        looped = dataclasses.replace(attempt(ratio=2.5), looped=True)
+        assert judge(looped, CONFIG, fixed) == judge(attempt(ratio=2.5), CONFIG, fixed)
+
+
+def test_the_more_repetition_passes_the_longer_a_loop_has_to_be():
+    found = [loop_tokens(224, 30.0, threshold) for threshold in (-1.0, 1.0, 2.4, 5.0, 30.0, 1e9)]
+    assert found[:3] == [16, 16, 94] and 94 < found[3] < 224 and found[4:] == [0, 0]
+    assert loop_tokens(24, 30.0, 2.4) == 0, "what is short is never cut"
+    assert [loop_tokens(224, s, 2.4) for s in (25.0, 10.0, 2.0)] == [92, 50, 27]
 
 
 def test_a_fixed_temperature_is_the_only_one():

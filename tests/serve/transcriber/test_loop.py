@@ -158,6 +158,28 @@ class TestWindows(TranscriberTests):
         assert [(s.text, s.temperature) for s in answer.segments] == [(" hello", kept)]
         assert [job.options.temperature for job in runtime.jobs] == [0.0, 0.5, 1.0]
 
+    def test_a_loop_is_decoded_again_as_any_repetition(self, start, tokenizer):
+        transcriber, runtime = start(Echo(tokenizer, loops=50), temperatures=(0.0, 0.5))
+        answer = transcriber.transcribe(request("no " * 60))
+        found = [(job.options.temperature, job.loop_tokens, job.draft) for job in runtime.jobs]
+        assert found == [(0.0, 24, ()), (0.5, 24, ())]
+        assert len(answer.segments[0].tokens) == 49, "as far as it got"
+        fixed = transcriber.transcribe(request("no " * 60, temperature=0.2))
+        assert len(runtime.jobs) == 3 and fixed.segments[0].tokens == answer.segments[0].tokens
+        until(lambda: transcriber.stats().loops == 3)
+        assert transcriber.stats().retries == 1
+
+    def test_what_was_ended_as_a_loop_and_is_none_goes_on(self, start, tokenizer):
+        transcriber, runtime = start(Echo(tokenizer, loops=4))
+        text = "the quick brown fox jumps over it"
+        for temperature in (None, 0.2):
+            answer = transcriber.transcribe(request(text, temperature=temperature))
+            assert answer.text == text
+            first, second = runtime.jobs[-2:]
+            assert first.options == second.options
+            assert (first.loop_tokens, second.loop_tokens) == (24, 0)
+            assert len(second.draft) == 4
+
     def test_a_search_reaches_the_jobs_of_its_temperatures(self, start, tokenizer):
         able = dataclasses.replace(CAPABILITIES, beam_width=5, search_options=True)
         transcriber, runtime = start(

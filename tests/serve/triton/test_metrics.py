@@ -19,6 +19,7 @@ EXPECTED = {
     ("accepted_total", None): 101,
     ("windows_total", None): 11,
     ("retries_total", None): 12,
+    ("loops_total", None): 20,
     ("tokens_total", None): 13,
     ("drafted_tokens_total", None): 18,
     ("drafted_right_total", None): 19,

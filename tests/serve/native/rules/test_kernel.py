@@ -130,6 +130,38 @@ def test_without_searches_the_kernels_choose_as_with_them(kernels):
     assert states[0].position[[0, 1, 2, 3, 4, 17]].tolist() == [6, 7, 9, 8, 6, 6]
 
 
+def test_loops_end_where_the_rules_end_them(kernels):
+    rules = Rules(FACTS, VOCAB, DEVICE)
+    chooser = kernels[1].TritonChoice(rules, 8, searching=True)
+    mine, twin = (new_state(8, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
+    stamps = FACTS.timestamp_begin
+    # By row: what it said in 23 tokens, and how many repeated ones are too many.
+    said = {
+        0: ([300] * 23, 16),
+        1: ([300, 301, 302] * 8, 20),
+        2: ([300 + i % 4 if i % 4 in (1, 2) else stamps + i for i in range(23)], 17),
+        3: ([300, 301, 302] * 8, 22),  # one word short of it
+        4: ([300 + i % 12 for i in range(23)], 8),  # not often enough
+        5: ([300, 301, 302] * 8, 0),  # may
+        6: ([300, 301] * 12, 16),  # and 7: a search
+    }
+    for state in (mine, twin):
+        for row, (tokens, need) in said.items():
+            start(state, row, beam=2 if row == 6 else 1, limit=60)
+            for one in (6, 7) if row == 6 else (row,):
+                state.tokens[one, 3:26] = torch.tensor(tokens[:23])
+                state.position[one], state.logprob_sum[one] = 25, -1.0 - one
+            state.loop_at[row] = 2 + need if need else 60
+    follow = [300, 302, stamps + 23, 302, 311, 302, 301, 301]
+    for step, logits in enumerate(steps_of(2, rows=8)):
+        logits[range(8), follow if step == 0 else 320] += 40.0
+        for advance, state in ((rules.advance, twin), (chooser.advance, mine)):
+            advance(state, picks_of(state, False, list(range(8))), logits)
+        same(mine, twin, step)
+    assert twin.finished.tolist() == [True, True, True, False, False, False, True, True]
+    assert int(twin.best_length[6]) == 25
+
+
 def test_a_draft_is_followed_as_the_rules_follow_it(kernels):
     rules = Rules(FACTS, VOCAB, DEVICE)
     rows = [0, 1, 2, 3, 4, 17]
