@@ -22,6 +22,8 @@ _AUDIO = {
 _OTHERS = {
     "/v1/models": "The names that `model` may have",
     "/v1/models/{model}": "One of them",
+    "/": "A page for people",
+    "/state": "What that page shows of the server",
     "/health": "Whether a request that came now would be answered: 200, else 503",
     "/metrics": "What is counted, for Prometheus",
     "/openapi.json": "This, for programs",

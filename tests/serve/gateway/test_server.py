@@ -12,7 +12,7 @@ from serve.gateway.upstream import SERVICE
 from serve.messages import Request
 from serve.triton import wire
 from tests.gateways import WAIT_S
-from tests.serving import CLIP, http_inputs
+from tests.serving import CLIP, http_inputs, wait_until
 
 pytestmark = pytest.mark.server
 
@@ -51,6 +51,16 @@ def test_json_and_binary_data_say_the_same(server):
     assert as_json.as_numpy("TEXT")[0] == as_bytes.as_numpy("TEXT")[0].decode()
     assert as_json.as_numpy("DURATION") == as_bytes.as_numpy("DURATION") == np.float64(1.0)
     assert json.loads(as_json.as_numpy("TIMINGS")[0])
+
+
+def test_the_page_is_told_what_the_engine_can_do(ask):
+    def state():
+        return json.loads(ask("GET", "/state")[1])
+
+    wait_until(lambda: state()["now"], "the engine's numbers never came")
+    found = state()
+    assert found["status"] == "ready" and "en" in found["offers"]["languages"]
+    assert 0 <= found["now"]["slots_busy"] <= found["now"]["slots"] > 0
 
 
 def test_shared_memory_and_settings_cannot_be_reached(server):
