@@ -11,6 +11,8 @@ export function settings() {
   return found;
 }
 
+let asked = false;
+
 export const key = () => loadKey();
 
 export function setUp(keyChanged) {
@@ -25,6 +27,7 @@ export function setUp(keyChanged) {
   }
   $("words").checked = saved.words ?? true;
   $("key").value = loadKey();
+  $("key-field").hidden = !loadKey();
   for (const field of [...FIELDS, "words"])
     $(field).addEventListener("change", () => {
       saveSettings(settings());
@@ -42,7 +45,8 @@ export function setUp(keyChanged) {
 
 // The field for a key, where the server turned out to want one.
 export function askForKey() {
-  if (!$("key-field").hidden) return;
+  if (asked) return; // once; whoever closed it knows
+  asked = true;
   $("key-field").hidden = false;
   $("settings").open = true;
   $("key").focus();
@@ -51,7 +55,6 @@ export function askForKey() {
 // Choices as the running engine offers them.
 export function offer({ offers, defaults }) {
   if (!offers) return;
-  if (offers.key) $("key-field").hidden = false;
   const languages = offers.languages.map((code) => [code, languageName(code)]);
   languages.sort((a, b) => a[1].localeCompare(b[1]));
   if (offers.detects_language) languages.unshift(["", "Detect"]);
