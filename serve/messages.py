@@ -19,6 +19,7 @@ class Request:
     audio: bytes | Samples  # a file's bytes, or mono samples in [-1, 1] at `sample_rate`
     sample_rate: int | None = None  # Hz; needed with samples, not allowed with bytes
     language: str | None = None  # code such as "en"; None detects it
+    multilingual: bool = False  # the language is detected for each window of at most 30 s
     task: Task = "transcribe"
     # How the windows of long audio are decoded: all at once, or one after another, each with the
     # text before it. None = as configured.
@@ -88,6 +89,7 @@ class Segment:
     temperature: float
     compression_ratio: float
     words: tuple[Word, ...] | None = None  # None: not asked for
+    language: str | None = None  # of its window, with `multilingual`; else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +107,8 @@ class Transcript:
     """The whole answer."""
 
     text: str
-    language: str | None  # None where nobody speaks, and the client named none
+    # None where nobody speaks, and the client named none; with `multilingual` that of most speech
+    language: str | None
     language_prob: float | None  # None where the client named the language, and with None
     duration: float  # s of audio; with `clip_timestamps` up to the last one's end
     segments: tuple[Segment, ...]

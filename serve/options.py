@@ -13,6 +13,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("request options")
     group.add_argument("--language", help="code such as en; detected where it is not given")
     group.add_argument(
+        "--multilingual", action="store_true", help="detect it for each window of at most 30 s"
+    )
+    group.add_argument(
         "--task", choices=get_args(Task), default=Request.task, help=f"default: {Request.task}"
     )
     group.add_argument(

@@ -62,10 +62,11 @@ def _json(transcript: Transcript, file: str) -> str:
 
 
 def _fields(segment: Segment) -> dict[str, object]:
-    """A segment for json; without words where none were asked for."""
+    """A segment for json; without words and a language of its own where none were asked for."""
     fields = dataclasses.asdict(segment)
-    if segment.words is None:
-        del fields["words"]
+    for name in ("words", "language"):
+        if fields[name] is None:
+            del fields[name]
     return fields
 
 

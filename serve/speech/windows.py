@@ -109,6 +109,7 @@ class Decoded:
     duration_s: float
     attempt: Attempt
     pieces: tuple[Piece, ...]
+    language: str | None = None  # code, where windows have languages of their own
 
 
 def cut(blocks: Iterable[Samples]) -> Iterator[Window]:
@@ -340,6 +341,7 @@ def stitch(window: Decoded, decode: Callable[[Sequence[int]], str]) -> list[Segm
             no_speech_prob=attempt.no_speech_prob,
             temperature=attempt.temperature,
             compression_ratio=attempt.compression_ratio,
+            language=window.language,
         )
         for piece in window.pieces
     ]

@@ -6,7 +6,7 @@ Windows come one by one as the audio is decoded. Those of a request become text 
 unless one's prompt is the text of those before it; see `serve.transcriber.prompts`. Where the
 language has to be found, the first window goes alone, and the others follow with the language that
 was found in it. A window of silence says nothing about the language, so then the next one goes
-alone as well.
+alone as well. Where each window has a language of its own, they need not wait for each other.
 """
 
 import collections
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 
 from serve.config import TranscriberConfig
+from serve.engine import DETECT_LANGUAGE
 from serve.messages import Alignment, OnEvent, Segment, Timings, Transcript
 from serve.runtime.protocol import DecodingOptions, Scores
 from serve.speech.timeline import Timeline
@@ -36,6 +37,7 @@ from serve.speech.windows import (
     written,
 )
 from serve.speech.words import FRAMES_PER_S, WindowWords, give_words, time_words
+from serve.transcriber.languages import Languages
 from serve.transcriber.plan import Plan
 from serve.transcriber.prompts import Prompt, Prompts
 
@@ -64,7 +66,6 @@ class ActiveRequest:
     duration_s: float = 0.0  # of its audio, as far as that is decoded
     submitted: int = 0  # windows
     _segments: list[Segment] = dataclasses.field(default_factory=list)
-    _language_prob: float | None = None
     _waiting: collections.deque[Window] = dataclasses.field(default_factory=collections.deque)
     _spans: list[_Span] = dataclasses.field(default_factory=list)  # of all windows that came
     _all_came: bool = False
@@ -78,14 +79,14 @@ class ActiveRequest:
     _decode_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Begin with what the client said of the language."""
+        """Begin with what is known."""
         self.set_plan(self.plan)
-        self._language = self.plan.language
 
     def set_plan(self, plan: Plan) -> None:
         """Replace the plan by one that knows more; before the first window comes."""
         self.plan = plan
-        self._prompts = Prompts(plan.start, plan.mode, plan.texts)
+        self._prompts = Prompts(plan.start, plan.mode, plan.texts, plan.multilingual)
+        self._languages = Languages(plan.language, plan.multilingual)
 
     def prompt(self, index: int) -> Prompt:
         """Of a window's next job: of its first one, or of another attempt."""
@@ -188,8 +189,8 @@ class ActiveRequest:
             alignment=alignment,
         )
         verdict = judge(attempt, config, self.plan.fixed_temperature)
-        if self._prompts.detecting:
-            self._set_language(scores, tokenizer, silence=verdict.outcome == "silence")
+        if DETECT_LANGUAGE in self.prompt(index).ids:
+            self._set_language(index, scores, tokenizer, silence=verdict.outcome == "silence")
         if verdict.outcome == "retry":
             if verdict.temperature != temperature:
                 self._failed.setdefault(index, []).append(attempt)
@@ -206,7 +207,9 @@ class ActiveRequest:
             said = (*self.prompt(index).said, *attempt.tokens)
             said = written(said, tokenizer.facts, config.previous_timestamps)
             self._prompts.add(said, temperature, verdict.outcome == "give up")
-        self._decoded[index] = Decoded(window.timeline, window.duration_s, attempt, tuple(pieces))
+        self._decoded[index] = Decoded(
+            window.timeline, window.duration_s, attempt, tuple(pieces), self._languages.own(index)
+        )
         return None
 
     def untimed_words(self, index: int, tokenizer: Tokenizer) -> Callable[[], WindowWords] | None:
@@ -223,23 +226,24 @@ class ActiveRequest:
         if not self.plan.words or not window.pieces:
             return None
         assert alignment is not None, "the runtime was asked for an alignment and gave none"
-        assert self._language is not None
         self._untimed.add(index)
         text = [token for piece in window.pieces for token in piece.tokens]
-        return functools.partial(time_words, alignment, text, tokenizer.decode, self._language)
+        language = self._languages.of(index)
+        return functools.partial(time_words, alignment, text, tokenizer.decode, language)
 
     def set_words(self, index: int, words: WindowWords) -> None:
         """Take a window's words."""
         self._untimed.remove(index)
         self._words[index] = words
 
-    def _set_language(self, scores: Scores, tokenizer: Tokenizer, silence: bool) -> None:
+    def _set_language(
+        self, index: int, scores: Scores, tokenizer: Tokenizer, silence: bool
+    ) -> None:
         token = scores.language
         assert token is not None, "the runtime was asked for the language and named none"
-        self._language = tokenizer.language_code(token)
-        self._language_prob = scores.language_prob
+        self._languages.note(index, tokenizer.language_code(token), scores.language_prob)
         if not silence:
-            self._prompts.set_language(token)
+            self._prompts.set_language(index, token)
 
     def stitch_ready(self, tokenizer: Tokenizer) -> list[Segment]:
         """Segments that became final: of windows that are done and so are all before them."""
@@ -262,8 +266,13 @@ class ActiveRequest:
     def transcript(self) -> Transcript:
         """The whole answer; `complete` must hold."""
         assert self.complete
+        spoken_s = {
+            index: sum(piece.end_s - piece.start_s for piece in window.pieces)
+            for index, window in sorted(self._decoded.items())
+        }
+        language, language_prob = self._languages.of_most(spoken_s)
         # Audio in which nobody speaks has no window, so nothing has a language.
-        assert self._language is not None or not self._spans
+        assert language is not None or not self._spans
         now = time.monotonic()
         timings = Timings(
             queue_s=(now if self.started_s is None else self.started_s) - self.accepted_s,
@@ -273,8 +282,8 @@ class ActiveRequest:
         )
         return Transcript(
             text=join_text(self._segments),
-            language=self._language,
-            language_prob=self._language_prob,
+            language=language,
+            language_prob=language_prob,
             duration=self.duration_s,
             segments=tuple(self._segments),
             timings=timings,

@@ -47,6 +47,7 @@ class Plan:
     draft: tuple[int, ...] = ()  # what the first window may say
     mode: Mode = "parallel"
     texts: Texts = NO_TEXTS
+    multilingual: bool = False  # each window has its own language
     stretches: tuple[Stretch, ...] = ()  # of the audio, which alone are decoded; (): all of it
     repetitive: float = math.inf  # compression ratio above which a window is decoded again
 
@@ -113,6 +114,7 @@ def plan_request(
     if refusal is not None:
         raise OptionError(refusal)
     texts = texts or no_texts(tokenizer, config)
+    multilingual = _multilingual(request, tokenizer, capabilities)
     start = tokenizer.prompt_ids(request.language, request.task, request.timestamps, "")
     if DETECT_LANGUAGE in start and not capabilities.detect_language:
         raise OptionError(
@@ -137,6 +139,7 @@ def plan_request(
         speech=_speech(request, config),
         draft=_draft(request, tokenizer, n_text_ctx),
         mode=mode,
+        multilingual=multilingual,
         texts=texts,
         repetitive=config.compression_ratio_threshold,
     )
@@ -148,6 +151,25 @@ def _check_task(request: Request, config: TranscriberConfig) -> None:
             "task = 'translate', but this server's engine was not trained to translate "
             "(transcriber.translate = false); ask for its own language, or another server"
         )
+
+
+def _multilingual(request: Request, tokenizer: Tokenizer, capabilities: Capabilities) -> bool:
+    """Whether each window has its own language."""
+    wanted = request.multilingual
+    if not isinstance(wanted, bool):
+        raise OptionError(f"multilingual = {shown(wanted)}; expected true or false")
+    if wanted and request.language is not None:
+        raise OptionError(
+            f"multilingual = true with language = {shown(request.language)}; expected one of them"
+        )
+    if wanted and not tokenizer.facts.multilingual:
+        raise OptionError("multilingual = true, but this engine is English-only; leave it out")
+    if wanted and not capabilities.detect_language:
+        raise OptionError(
+            f"multilingual = true, but the runtime {capabilities.runtime} cannot detect "
+            "languages; name one"
+        )
+    return wanted
 
 
 def _words(request: Request, tokenizer: Tokenizer, capabilities: Capabilities) -> bool:

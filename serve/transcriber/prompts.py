@@ -76,32 +76,39 @@ class Prompts:
         start: from start-of-transcript on; holds DETECT_LANGUAGE where the language must be found.
         mode: whether windows are decoded at the same time.
         texts: the client's.
+        multilingual: whether each window has its own language.
     """
 
-    def __init__(self, start: tuple[int, ...], mode: Mode, texts: Texts) -> None:
+    def __init__(
+        self, start: tuple[int, ...], mode: Mode, texts: Texts, multilingual: bool = False
+    ) -> None:
         self._start = start
+        self._multilingual = multilingual
+        self._languages: dict[int, int] = {}  # tokens, by window, where each has its own
         self._mode = mode
         self._texts = texts
         self._before = texts.before  # the next window
 
     @property
-    def detecting(self) -> bool:
-        """Whether the next window's language must be found."""
-        return DETECT_LANGUAGE in self._start
-
-    @property
     def one_at_a_time(self) -> bool:
         """Whether a window's prompt is known only after the windows before it."""
-        return self._mode == "sequential" or self.detecting
+        waits = DETECT_LANGUAGE in self._start and not self._multilingual
+        return waits or self._mode == "sequential"
 
     def of(self, index: int) -> Prompt:
         """The prompt of a window that may be submitted now, or of another attempt at it."""
         prefix = self._texts.prefix if index == 0 else ()
-        return self._texts.prompt(self._start, self._before, prefix)
+        start = self._start
+        if index in self._languages:
+            start = _named(start, self._languages[index])
+        return self._texts.prompt(start, self._before, prefix)
 
-    def set_language(self, token: int) -> None:
-        """Note which language was found."""
-        self._start = tuple(token if id == DETECT_LANGUAGE else id for id in self._start)
+    def set_language(self, index: int, token: int) -> None:
+        """Note which language was found in a window."""
+        if self._multilingual:
+            self._languages[index] = token
+        else:
+            self._start = _named(self._start, token)
 
     def add(self, tokens: tuple[int, ...], temperature: float, failed: bool) -> None:
         """Take note of what a window says; silent ones say nothing.
@@ -115,6 +122,10 @@ class Prompts:
             return
         lost = failed or temperature > _LOST_TEMPERATURE
         self._before = () if lost else (*self._before, *tokens)[-self._texts.limit :]
+
+
+def _named(start: tuple[int, ...], token: int) -> tuple[int, ...]:
+    return tuple(token if id == DETECT_LANGUAGE else id for id in start)
 
 
 def texts_of(request: Request, tokenizer: Tokenizer, config: TranscriberConfig) -> Texts:

@@ -58,6 +58,7 @@ INPUTS = _by_name(
     TensorSpec("SAMPLES", "FP32", (-1,), "instead of AUDIO: mono samples in [-1, 1]"),
     TensorSpec("SAMPLE_RATE", "INT32", (1,), "Hz; needed with SAMPLES, not allowed with AUDIO"),
     TensorSpec("LANGUAGE", "BYTES", (1,), 'code such as "en"; default: detected', 64),
+    TensorSpec("MULTILINGUAL", "BOOL", (1,), "detect it for each window; default: false"),
     TensorSpec("TASK", "BYTES", (1,), '"transcribe" (default) or "translate"', 64),
     TensorSpec("PROMPT", "BYTES", (1,), "text before the audio: names, spelling, style", 2**18),
     TensorSpec("HOTWORDS", "BYTES", (1,), "names and terms that any window may hold", 2**18),

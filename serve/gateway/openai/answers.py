@@ -113,6 +113,8 @@ def _seconds(transcript: Transcript) -> float:
 def _segment(index: int, segment: Segment) -> dict[str, Any]:
     fields = dataclasses.asdict(segment)
     del fields["words"]  # they have a list of their own
+    if segment.language is None:
+        del fields["language"]
     return {"id": index, "seek": round(segment.start * _SEEKS_PER_S), **fields}
 
 

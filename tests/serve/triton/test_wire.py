@@ -22,6 +22,7 @@ from tests.serving import SEGMENT, TRANSCRIPT
 FULL = Request(
     audio=b"RIFF",
     language="en",
+    multilingual=True,
     task="translate",
     mode="sequential",
     prompt="Zoë",

@@ -1,0 +1,53 @@
+"""Which language a request's windows are in: that of all, or each its own."""
+
+import collections
+from collections.abc import Mapping
+
+
+class Languages:
+    """The languages of one request.
+
+    Args:
+        named: code; None where it must be found.
+        each: whether each window has its own, which is found in it.
+    """
+
+    def __init__(self, named: str | None, each: bool) -> None:
+        self._each = each
+        self._named = named
+        self._prob: float | None = None
+        self._heard: dict[int, tuple[str, float | None]] = {}  # code and its probability, by window
+
+    def note(self, index: int, code: str, prob: float | None) -> None:
+        """Take note of what was heard in a window."""
+        self._heard[index] = code, prob
+        if not self._each:
+            self._named, self._prob = code, prob
+
+    def of(self, index: int) -> str:
+        """Code of a window that was decoded."""
+        code = self._heard[index][0] if self._each else self._named
+        assert code is not None, "nobody has named or found the language"
+        return code
+
+    def own(self, index: int) -> str | None:
+        """Code of a window's own language; None where all have the same."""
+        return self.of(index) if self._each else None
+
+    def of_most(self, spoken_s: Mapping[int, float]) -> tuple[str | None, float | None]:
+        """The whole's language, and its probability; None where none was named or found.
+
+        Where each window has its own it is the one that most was said in, of equals the first, and
+        the probability the mean of its windows.
+
+        Args:
+            spoken_s: seconds of text in each window, in order.
+        """
+        if not self._each or not spoken_s:
+            return self._named, self._prob
+        seconds: dict[str, float] = collections.defaultdict(float)
+        for index, said_s in spoken_s.items():
+            seconds[self.of(index)] += said_s
+        most = max(seconds, key=lambda code: seconds[code])
+        probs = [prob for code, prob in self._heard.values() if code == most and prob is not None]
+        return most, sum(probs) / len(probs) if probs else None

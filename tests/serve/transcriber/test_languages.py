@@ -1,0 +1,122 @@
+"""A language for each window: asked for, refused, found side by side, told in segments."""
+
+import dataclasses
+
+import pytest
+
+from serve.engine import DETECT_LANGUAGE
+from serve.errors import OptionError
+from serve.speech import words
+from serve.transcriber.languages import Languages
+from tests.fakes import CAPABILITIES, Echo, fake_engine
+from tests.harness import FOREVER, UNSURE, Client, TranscriberTests, noise, request, until
+
+MIXED = {"language": None, "multilingual": True}
+
+
+def test_most_of_the_text_names_the_language():
+    mixed = Languages(None, each=True)
+    for index, (code, prob) in enumerate([("es", 0.9), ("en", 0.5), ("en", 0.7)]):
+        mixed.note(index, code, prob)
+    assert [mixed.own(index) for index in range(3)] == ["es", "en", "en"]
+    assert mixed.of_most({0: 5.0, 1: 3.0, 2: 3.0}) == ("en", pytest.approx(0.6))
+    assert mixed.of_most({0: 6.0, 1: 3.0, 2: 3.0}) == ("es", 0.9), "of equals the first"
+    assert mixed.of_most({0: 0.0, 1: 0.0, 2: 0.0}) == ("es", 0.9)
+    assert Languages(None, each=True).of_most({}) == (None, None)
+
+
+def test_without_it_all_windows_have_the_one_that_was_named_or_found():
+    one = Languages(None, each=False)
+    one.note(0, "es", 0.9)
+    assert (one.of(3), one.own(3)) == ("es", None)
+    assert one.of_most({0: 1.0}) == ("es", 0.9)
+    assert Languages("de", each=False).of_most({}) == ("de", None)
+
+
+class Tower:
+    """Windows that speak Spanish, English and German in turn, whatever is in their prompts."""
+
+    def __init__(self, tokenizer, **play):
+        self.codes = ("es", "en", "de")
+        self.languages = tokenizer.facts.languages
+        self.echo = Echo(tokenizer, **play)
+        self.seen = []
+
+    def __call__(self, job):
+        key = job.features.data_ptr()
+        if key not in self.seen:
+            self.seen.append(key)
+        code = self.codes[self.seen.index(key) % 3]
+        return dataclasses.replace(self.echo(job), language=self.languages[code])
+
+
+class TestMultilingual(TranscriberTests):
+    """Through the transcriber."""
+
+    def test_each_window_has_its_own(self, start, tokenizer):
+        transcriber, runtime = start(Tower(tokenizer))
+        answer = transcriber.transcribe(request("so", audio=noise(100.0), **MIXED))
+        found = [segment.language for segment in answer.segments]
+        assert len(found) >= 4
+        assert found == ["es", "en", "de", "es", "en", "de", "es"][: len(found)]
+        assert (answer.language, answer.language_prob) == ("es", pytest.approx(0.9))
+        assert all(DETECT_LANGUAGE in job.prompt for job in runtime.jobs)
+        plain = transcriber.transcribe(request("so", audio=noise(100.0), language=None))
+        assert {segment.language for segment in plain.segments} == {None}
+
+    def test_no_window_waits_for_another(self, start, tokenizer):
+        transcriber, runtime = start(Tower(tokenizer, delay=FOREVER))
+        client = Client().send(transcriber, request(audio=noise(100.0), **MIXED))
+        until(lambda: len(runtime.jobs) > 2)
+        client.handle.cancel()
+        assert client.error
+
+    def test_in_sequence_too(self, start, tokenizer):
+        transcriber, runtime = start(Tower(tokenizer))
+        answer = transcriber.transcribe(
+            request("so", audio=noise(70.0), mode="sequential", **MIXED)
+        )
+        assert list(dict.fromkeys(s.language for s in answer.segments)) == ["es", "en", "de"]
+        assert runtime.most_in_hand == 1
+
+    def test_a_window_decoded_again_keeps_its_language(self, start, tokenizer):
+        transcriber, runtime = start(Tower(tokenizer, **UNSURE), temperatures=(0.0, 0.2))
+        transcriber.transcribe(request(audio=noise(70.0), **MIXED))
+        languages = tokenizer.facts.languages
+        again = [job.prompt for job in runtime.jobs if job.options.temperature == 0.2]
+        for code in ("es", "en", "de"):
+            assert sum(languages[code] in prompt for prompt in again) == 1
+
+    def test_words_are_split_as_their_windows_language_writes_them(
+        self, start, tokenizer, monkeypatch
+    ):
+        asked = []
+        split = words.split_words
+        monkeypatch.setattr(
+            "serve.speech.words.split_words",
+            lambda tokens, decode, language: (
+                asked.append(language) or split(tokens, decode, language)
+            ),
+        )
+        transcriber, _ = start(Tower(tokenizer), dataclasses.replace(CAPABILITIES, words=True))
+        timed = request("so", audio=noise(70.0), word_timestamps=True, **MIXED)
+        answer = transcriber.transcribe(timed)
+        assert sorted(asked) == sorted(segment.language for segment in answer.segments)
+
+    @pytest.mark.parametrize(
+        ("able", "options", "message"),
+        [
+            ({}, {"multilingual": "yes"}, "multilingual = 'yes'; expected true or false"),
+            ({}, {"language": "en"}, "multilingual = true with language = 'en'; expected one"),
+            ({"detect_language": False}, {}, "multilingual = true, but the runtime fake cannot"),
+        ],
+    )
+    def test_what_cannot_be_is_refused(self, start, echo, able, options, message):
+        transcriber, _ = start(echo, dataclasses.replace(CAPABILITIES, **able))
+        with pytest.raises(OptionError, match=message):
+            transcriber.transcribe(request(**{**MIXED, **options}))
+
+    def test_an_english_only_engine_refuses_it(self, start, echo, tmp_path):
+        transcriber, _ = start(echo, on=fake_engine(tmp_path, multilingual=False))
+        with pytest.raises(OptionError, match="multilingual = true, but this engine is English"):
+            transcriber.transcribe(request(**MIXED))
