@@ -1,6 +1,11 @@
-"""What goes into a transcriber and what comes out: plain frozen data, no behaviour."""
+"""What goes into a transcriber and what comes out: plain frozen data, no behaviour.
+
+But for `AudioFile`, which is read where bytes would be.
+"""
 
 import dataclasses
+import os
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -12,11 +17,32 @@ Mode = Literal["parallel", "sequential"]
 Samples = npt.NDArray[np.float32]
 
 
+class AudioFile:
+    """An open file whose bytes are read when they are asked for, as slices; its end closes it.
+
+    Args:
+        descriptor: of the file, which must not change; its owner is this from now on.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+        self._size = os.fstat(descriptor).st_size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, place: slice) -> bytes:
+        begin, end, _ = place.indices(self._size)
+        return os.pread(self._descriptor, max(0, end - begin), begin)
+
+
 @dataclasses.dataclass(frozen=True)
 class Request:
     """One transcription asked for."""
 
-    audio: bytes | Samples  # a file's bytes, or mono samples in [-1, 1] at `sample_rate`
+    # A file's bytes, in memory or not, or mono samples in [-1, 1] at `sample_rate`.
+    audio: bytes | AudioFile | Samples
     sample_rate: int | None = None  # Hz; needed with samples, not allowed with bytes
     language: str | None = None  # code such as "en"; None detects it
     multilingual: bool = False  # the language is detected for each window of at most 30 s

@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2
 from serve.gateway.checks import LENGTH
 from serve.gateway.upstream import SERVICE
 from serve.messages import Segment, Timings, Transcript, Word
-from serve.triton import wire
+from serve.triton import uploads, wire
 from serve.triton.folder import HEARTBEATS, METRICS_SOCKET, grpc_target
 from serve.triton.wire import KEY_PARAMETER
 
@@ -27,8 +27,9 @@ class FakeTriton:
     """Answers as Triton does, in the folder of a run, on an event loop of its own.
 
     `ready`: what ServerReady says. `requests`: those that came, by their keys. `ended`: keys of
-    those that it answered. `cancelled_calls`: calls that were cancelled, which must never be.
-    `metrics`: the page of metrics, if there is one. A request that waits ends when its key is
+    those that it answered. `files`: audio that came beside its request, by its key.
+    `cancelled_calls`: calls that were cancelled, which must never be. `metrics`: the page of
+    metrics, if there is one. A request that waits ends when its key is
     cancelled or `release` is called.
     """
 
@@ -38,6 +39,7 @@ class FakeTriton:
         self.ready = True
         self.connected = True
         self.requests, self.ended, self.cancelled, self.cancelled_calls = {}, [], [], 0
+        self.files = {}
         self._waits = {}
         self._keys = 0
         self._loop = asyncio.new_event_loop()
@@ -164,6 +166,8 @@ class FakeTriton:
         """Wait if that is asked for; the error that is to be the answer."""
         key = request.parameters[KEY_PARAMETER].string_param
         self.requests[key] = request
+        if (file := uploads.take(self.folder, key)) is not None:
+            self.files[key] = file
         kind, _, error = _prompt(request).partition(":")
         cancelled = False
         if kind.startswith("wait"):

@@ -21,6 +21,7 @@ from serve.gateway import refusals
 from serve.gateway.envelope import Part, with_key
 from serve.gateway.limits import Ticket
 from serve.gateway.refusals import Refusal
+from serve.triton import uploads
 from serve.triton.folder import HEARTBEATS, grpc_target
 from serve.triton.heartbeat import STALE_S
 
@@ -164,6 +165,8 @@ class Upstream:
 
     def __init__(self, folder: Path, cancels: Cancels, request_timeout_s: float) -> None:
         self._heartbeats = [folder / name for name in HEARTBEATS]
+        self.uploads = uploads.make_folder(folder)
+        """Where large audio is spooled; see `serve.triton.uploads`."""
         self._cancels = cancels
         self._limit_s = request_timeout_s + _GRACE_S
         self._channel = grpc.aio.insecure_channel(grpc_target(folder), options=_OPTIONS)
@@ -174,7 +177,12 @@ class Upstream:
         self._exchanges: dict[asyncio.Task[None], Exchange] = {}
 
     def start(
-        self, parts: Sequence[Part], ticket: Ticket, streamed: bool, triton_grpc_error: bool = False
+        self,
+        parts: Sequence[Part],
+        ticket: Ticket,
+        streamed: bool,
+        triton_grpc_error: bool = False,
+        upload: str | None = None,
     ) -> Exchange:
         """Send a request.
 
@@ -184,6 +192,7 @@ class Upstream:
             streamed: by ModelStreamInfer, which gives ModelStreamInferResponses; else by
                 ModelInfer, which gives one ModelInferResponse.
             triton_grpc_error: of a stream: errors become its status rather than messages.
+            upload: path of the request's audio, in `uploads`.
 
         Raises:
             Refusal: the model cannot be reached; the ticket is still open.
@@ -194,11 +203,15 @@ class Upstream:
             key = self._cancels.new_key()
         except UnavailableError:
             raise refusals.server_away() from None
+        if upload is not None:
+            uploads.give(self.uploads, key, upload)
         source = self._send(with_key(parts, key), streamed, triton_grpc_error)
         cancel = functools.partial(self._cancels.cancel, key)
         exchange = Exchange(source, ticket, cancel, self._limit_s)
         self._exchanges[exchange.pump] = exchange
         exchange.pump.add_done_callback(self._exchanges.pop)
+        if upload is not None:
+            exchange.pump.add_done_callback(lambda _: uploads.remove(self.uploads, key))
         return exchange
 
     def _send(

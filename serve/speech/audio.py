@@ -28,6 +28,7 @@ import soxr
 
 from serve.errors import AudioError, AudioLimitError
 from serve.messages import Samples
+from serve.speech.containers import Bytes
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.meter import Limits, Meter, never
 from serve.speech.sources import BLOCK_VALUES, EXPECTED, Source, open_source
@@ -39,7 +40,7 @@ _MAX_PEAK = 8.0  # lossy decoders exceed 1 a little; values far beyond have the 
 
 
 def decode(
-    audio: bytes, limits: Limits, stopped: Callable[[], bool] = never
+    audio: Bytes, limits: Limits, stopped: Callable[[], bool] = never
 ) -> Generator[Samples, None, None]:
     """Decode a file's bytes as their blocks are asked for; closing the blocks frees the decoder.
 
@@ -89,7 +90,7 @@ def whole(blocks: Iterable[Samples]) -> Samples:
     return np.concatenate(list(blocks))
 
 
-def _decoded(audio: bytes, meter: Meter) -> Generator[Samples, None, None]:
+def _decoded(audio: Bytes, meter: Meter) -> Generator[Samples, None, None]:
     if not audio:
         raise AudioError(f"audio has 0 bytes; {EXPECTED}")
     with contextlib.closing(open_source(audio, meter)) as source:

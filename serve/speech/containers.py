@@ -8,6 +8,10 @@ import dataclasses
 import struct
 
 from serve.errors import AudioError
+from serve.messages import AudioFile
+
+Bytes = bytes | AudioFile
+"""A file's bytes: its length and slices are all that is asked for."""
 
 STREAM_BYTES = 0x7FFF0000
 """Sizes of a chunk from here on stand in streams whose length was not known: "read to the end"."""
@@ -16,6 +20,7 @@ MAX_CHUNKS = 1000
 
 _RIFF_HEADER = 12  # "RIFF" or "FORM", the file's size, "WAVE" or "AIFF"
 _OGG_HEADER = 27  # before the table of segments, of one byte each
+_OGG_PAGE = _OGG_HEADER + 255 + 255 * 255  # the longest
 _ID3_HEADER = 10
 
 
@@ -29,14 +34,14 @@ class Pcm16:
     rate: int
 
 
-def pcm16(audio: bytes) -> Pcm16 | None:
+def pcm16(audio: Bytes) -> Pcm16 | None:
     """Look into a WAV file of 16-bit samples that states its length; None for any other file."""
     if audio[:4] != b"RIFF" or audio[8:12] != b"WAVE":
         return None
     at, size = _chunk(audio, b"fmt ", "<I")
     if size < 16 or at + size > len(audio):
         return None
-    tag, channels, rate, _, frame_bytes, bits = struct.unpack_from("<HHIIHH", audio, at)
+    tag, channels, rate, _, frame_bytes, bits = struct.unpack("<HHIIHH", audio[at : at + 16])
     begin, declared = _chunk(audio, b"data", "<I")
     plain = (tag, bits, frame_bytes) == (1, 16, 2 * channels) and channels > 0
     if not plain or begin < at or not 0 < declared < STREAM_BYTES:
@@ -44,7 +49,7 @@ def pcm16(audio: bytes) -> Pcm16 | None:
     return Pcm16(begin, declared, channels, rate)
 
 
-def sample_bytes(audio: bytes) -> tuple[int, int]:
+def sample_bytes(audio: Bytes) -> tuple[int, int]:
     """Bytes that the sample chunk of a WAV or AIFF file declares, and bytes that are there."""
     little_endian = audio[:4] == b"RIFF"
     name, layout = (b"data", "<I") if little_endian else (b"SSND", ">I")
@@ -52,7 +57,7 @@ def sample_bytes(audio: bytes) -> tuple[int, int]:
     return size, min(size, len(audio) - at)
 
 
-def _chunk(audio: bytes, name: bytes, layout: str) -> tuple[int, int]:
+def _chunk(audio: Bytes, name: bytes, layout: str) -> tuple[int, int]:
     """Where the content of a chunk of a WAV or AIFF file begins, and the size it declares.
 
     Without such a chunk, the file's end and 0.
@@ -64,7 +69,7 @@ def _chunk(audio: bytes, name: bytes, layout: str) -> tuple[int, int]:
     for _ in range(MAX_CHUNKS):
         if at + 8 > len(audio):
             return len(audio), 0
-        (size,) = struct.unpack_from(layout, audio, at + 4)
+        (size,) = struct.unpack(layout, audio[at + 4 : at + 8])
         if audio[at : at + 4] == name:
             return at + 8, size
         at += 8 + size + size % 2  # chunks begin at even offsets
@@ -74,17 +79,18 @@ def _chunk(audio: bytes, name: bytes, layout: str) -> tuple[int, int]:
     )
 
 
-def last_ogg_page_is_whole(audio: bytes) -> bool:
+def last_ogg_page_is_whole(audio: Bytes) -> bool:
     """Whether an OGG file ends with a complete page, as far as the page's own header tells."""
-    at = audio.rfind(b"OggS")
-    if at < 0 or at + _OGG_HEADER > len(audio):
+    end = audio[max(0, len(audio) - _OGG_PAGE) : len(audio)]
+    at = end.rfind(b"OggS")
+    if at < 0 or at + _OGG_HEADER > len(end):
         return False
-    segments = audio[at + _OGG_HEADER - 1]
-    lengths = audio[at + _OGG_HEADER : at + _OGG_HEADER + segments]
-    return at + _OGG_HEADER + segments + sum(lengths) <= len(audio)
+    segments = end[at + _OGG_HEADER - 1]
+    lengths = end[at + _OGG_HEADER : at + _OGG_HEADER + segments]
+    return at + _OGG_HEADER + segments + sum(lengths) <= len(end)
 
 
-def mp3_states_its_length(audio: bytes) -> bool:
+def mp3_states_its_length(audio: Bytes) -> bool:
     """Whether an MP3's first frame says how many frames follow (a Xing or Info header)."""
     at = 0
     if audio[:3] == b"ID3" and len(audio) >= _ID3_HEADER:

@@ -10,6 +10,7 @@ from typing import Any
 
 from serve.errors import AudioError, AudioLimitError, CancelledError
 from serve.messages import Samples
+from serve.speech.containers import Bytes
 
 MAX_HEADER_READS = 4_000  # of a library, before it gives the first sample; whole files take tens
 
@@ -139,19 +140,33 @@ class Meter:
         return self._spent_s + max(0.0, time.thread_time() - self._began_s)
 
 
-class MeteredFile(io.BytesIO):
+class MeteredFile(io.RawIOBase):
     """A file's bytes for a library, which meets the file's end once its meter says so.
 
     An exception could not pass through the libraries; the meter raises it when they return.
     """
 
-    def __init__(self, audio: bytes, meter: Meter) -> None:
-        super().__init__(audio)  # does not copy
+    def __init__(self, audio: Bytes, meter: Meter) -> None:
+        self._audio = audio
         self._meter = meter
+        self._at = 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
 
     def read(self, size: int | None = -1) -> bytes:
         """At most `size` bytes; none once the meter has had enough."""
-        return super().read(size) if self._meter.may_read() else b""
+        if not self._meter.may_read():
+            return b""
+        end = len(self._audio) if size is None or size < 0 else self._at + size
+        found = self._audio[self._at : end]
+        self._at += len(found)
+        return found
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Go to a place; stay where it is none, as a damaged file may ask for.
@@ -159,10 +174,17 @@ class MeteredFile(io.BytesIO):
         Libraries see that by the place returned. An error here would reach nobody but the log, to
         which it adds a traceback each time.
         """
-        with contextlib.suppress(ValueError, OverflowError):
-            super().seek(offset, whence)
-        return self.tell()
+        at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._audio)}.get(whence, 0)
+        if 0 <= at + offset < 1 << 63:
+            self._at = at + offset
+        return self._at
+
+    def tell(self) -> int:
+        """The place."""
+        return self._at
 
     def readinto(self, buffer: _SizedBuffer) -> int:
         """Number of bytes copied into a buffer; 0 once the meter has had enough."""
-        return super().readinto(buffer) if self._meter.may_read() else 0
+        found = self.read(len(buffer))
+        buffer[: len(found)] = found
+        return len(found)

@@ -60,7 +60,7 @@ class _ForwardFile(soundfile.SoundFile):  # type: ignore[misc]
         return False
 
 
-def open_source(audio: bytes, meter: Meter) -> Source:
+def open_source(audio: containers.Bytes, meter: Meter) -> Source:
     """Open a file with whatever knows it.
 
     Raises:
@@ -89,20 +89,21 @@ class _Pcm16:
 
     tolerance_s = 0.0
 
-    def __init__(self, audio: bytes, header: containers.Pcm16) -> None:
+    def __init__(self, audio: containers.Bytes, header: containers.Pcm16) -> None:
         channels = header.channels
         present = min(header.declared_bytes, len(audio) - header.begin) // (2 * channels)
-        samples = np.frombuffer(audio, "<i2", present * channels, header.begin)
-        self._frames = samples.reshape(-1, channels)
+        self._audio, self._begin = audio, header.begin
+        self._end = header.begin + present * 2 * channels
         self.rate, self.channels = header.rate, channels
         declared = header.declared_bytes // (2 * channels)
         self.declared_s = declared / header.rate if header.rate else None
         self.present_s = present / header.rate if header.rate else None
 
     def blocks(self) -> Iterator[Samples]:
-        size = max(1, BLOCK_VALUES // self._frames.shape[1])
-        for start in range(0, len(self._frames), size):
-            block = self._frames[start : start + size].astype(np.float32)
+        size = max(1, BLOCK_VALUES // self.channels) * 2 * self.channels
+        for start in range(self._begin, self._end, size):
+            part = self._audio[start : min(start + size, self._end)]
+            block = np.frombuffer(part, "<i2").astype(np.float32).reshape(-1, self.channels)
             block *= 1 / 32768
             yield block
 
@@ -115,7 +116,7 @@ class _SndFile:
 
     tolerance_s = 0.0
 
-    def __init__(self, audio: bytes, file: Any) -> None:
+    def __init__(self, audio: containers.Bytes, file: Any) -> None:
         self._file = file
         self.rate: int = file.samplerate
         self.channels: int = file.channels
@@ -137,7 +138,7 @@ class _SndFile:
         self._file.close()
 
 
-def _declared_frames(audio: bytes, file_format: str, frames: int) -> int | None:
+def _declared_frames(audio: containers.Bytes, file_format: str, frames: int) -> int | None:
     """Samples that the file ought to hold; None where it does not say.
 
     Raises:
@@ -166,7 +167,7 @@ class _FFmpeg:
     tolerance_s = _FFMPEG_TOLERANCE_S
     present_s: float | None = None
 
-    def __init__(self, audio: bytes, meter: Meter) -> None:
+    def __init__(self, audio: containers.Bytes, meter: Meter) -> None:
         try:
             self._file = av.open(
                 MeteredFile(audio, meter), "r", options=_FFMPEG_OPTIONS, metadata_errors="ignore"

@@ -7,7 +7,7 @@ import numpy as np
 
 from serve.config import TranscriberConfig
 from serve.errors import AudioError, AudioLimitError, OptionError, shown
-from serve.messages import Request
+from serve.messages import AudioFile, Request
 from serve.speech.stretches import Stretch
 
 MIB = 1 << 20
@@ -16,7 +16,14 @@ MAX_CLIP_TIMESTAMPS = 2048
 
 def audio_bytes(request: Request) -> int:
     """Size of a request's audio as sent."""
-    return len(request.audio) if isinstance(request.audio, bytes) else request.audio.nbytes
+    if isinstance(request.audio, bytes | AudioFile):
+        return len(request.audio)
+    return request.audio.nbytes
+
+
+def memory_bytes(request: Request) -> int:
+    """What a request's audio takes in memory until it is decoded."""
+    return 0 if isinstance(request.audio, AudioFile) else audio_bytes(request)
 
 
 def check_audio(request: Request, config: TranscriberConfig) -> None:
@@ -26,7 +33,7 @@ def check_audio(request: Request, config: TranscriberConfig) -> None:
         OptionError: a sample rate is missing, or is there and must not be.
         AudioError: the audio is neither bytes nor an array, or too large.
     """
-    if isinstance(request.audio, bytes):
+    if isinstance(request.audio, bytes | AudioFile):
         if request.sample_rate is not None:
             raise OptionError(
                 f"sample_rate = {request.sample_rate} came with a file's bytes, which state "

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator
 
 from serve.config import TranscriberConfig
 from serve.errors import EarshotError
-from serve.messages import Request, Samples
+from serve.messages import AudioFile, Request, Samples
 from serve.speech import activity, audio
 from serve.speech.meter import Limits
 from serve.speech.packing import cut_long, pack
@@ -174,7 +174,7 @@ class Intake:
     def _blocks(
         self, request: Request, stopped: Callable[[], bool]
     ) -> Generator[Samples, None, None]:
-        if isinstance(request.audio, bytes):
+        if isinstance(request.audio, bytes | AudioFile):
             return audio.decode(request.audio, self._limits, stopped)
         assert request.sample_rate is not None  # `plan_request` has refused it
         return audio.from_samples(request.audio, request.sample_rate, self._limits, stopped)

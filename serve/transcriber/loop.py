@@ -38,7 +38,7 @@ from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import Window
 from serve.speech.words import WindowWords
 from serve.transcriber.active import ActiveRequest
-from serve.transcriber.audio import audio_bytes
+from serve.transcriber.audio import memory_bytes
 from serve.transcriber.dispatch import DecodingWindow, Dispatcher
 from serve.transcriber.guard import guarded
 from serve.transcriber.intake import Intake
@@ -111,7 +111,7 @@ class Transcriber:
         """
         try:
             plan = self._plan(request)
-            active = self._ledger.accept(plan, on_event, audio_bytes(request))
+            active = self._ledger.accept(plan, on_event, memory_bytes(request))
         except EarshotError:
             self._ledger.reject()
             raise

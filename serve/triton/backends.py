@@ -15,7 +15,7 @@ from serve.errors import EarshotError
 from serve.messages import OnEvent, RequestHandle
 from serve.transcriber.guard import guarded
 from serve.transcriber.stats import Stats
-from serve.triton import wire
+from serve.triton import uploads, wire
 from serve.triton.keys import Keys
 from serve.triton.metrics import MetricFamily, Offers, Publisher
 from serve.triton.relay import Inputs, RelayServer
@@ -53,6 +53,7 @@ class EngineBackend:
         self._failure = failure
         self._publisher = Publisher(self._stats, metric_family, _offers(transcriber))
         self._keys = Keys()
+        self._folder = relay.parent
         self._relay = RelayServer(relay, self.start, self._keys.cancel, self._keys.cancel_owner)
 
     def start(self, inputs: Inputs, on_event: OnEvent, key: str | None = None) -> RequestHandle:
@@ -83,12 +84,14 @@ class EngineBackend:
 
     def _start(self, inputs: Inputs, on_event: OnEvent, key: str | None) -> RequestHandle:
         if key is None:
-            return self._submit(inputs, on_event)
-        return self._keys.submit(key, on_event, functools.partial(self._submit, inputs))
+            return self._submit(inputs, None, on_event)
+        return self._keys.submit(key, on_event, functools.partial(self._submit, inputs, key))
 
-    def _submit(self, inputs: Inputs, on_event: OnEvent) -> RequestHandle:
+    def _submit(self, inputs: Inputs, key: str | None, on_event: OnEvent) -> RequestHandle:
         try:
-            request = wire.request_from_inputs(inputs)
+            by_file = key is not None and not {"AUDIO", "SAMPLES"} & inputs.keys()
+            file = uploads.take(self._folder, key) if by_file and key else None
+            request = wire.request_from_inputs(inputs, file)
         except EarshotError:
             self._transcriber.reject()
             raise

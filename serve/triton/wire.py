@@ -21,7 +21,7 @@ import numpy.typing as npt
 from serve import errors
 from serve.codec import from_json, to_json
 from serve.errors import AudioError, EarshotError, OptionError, shown
-from serve.messages import Request, Segment, Task, Timings, Transcript
+from serve.messages import AudioFile, Request, Segment, Task, Timings, Transcript
 
 Tensor = npt.NDArray[Any]
 T = TypeVar("T")
@@ -157,14 +157,18 @@ def _checked_list(name: str, value: object, datatype: str) -> list[object]:
     return [_checked(name, item, datatype) for item in value]
 
 
-def request_from_inputs(inputs: Mapping[str, Tensor]) -> Request:
+def request_from_inputs(inputs: Mapping[str, Tensor], file: AudioFile | None = None) -> Request:
     """The request that tensors stand for; Triton has checked their types and shapes.
+
+    Args:
+        inputs: the tensors.
+        file: its audio, where that came beside them.
 
     Raises:
         AudioError: no audio, or two.
         OptionError: text that is too long or not UTF-8, or an unknown task.
     """
-    if ("AUDIO" in inputs) == ("SAMPLES" in inputs):
+    if file is None and ("AUDIO" in inputs) == ("SAMPLES" in inputs):
         found = "both AUDIO and SAMPLES" if "AUDIO" in inputs else "neither AUDIO nor SAMPLES"
         raise AudioError(
             f"found {found}; expected AUDIO (a file's bytes), or SAMPLES with SAMPLE_RATE"
@@ -176,6 +180,8 @@ def request_from_inputs(inputs: Mapping[str, Tensor]) -> Request:
     task = options.get("task", "transcribe")
     if task not in get_args(Task):
         raise OptionError(f"TASK = {shown(task)}; expected one of {', '.join(get_args(Task))}")
+    if file is not None:
+        return Request(audio=file, **options)
     audio = bytes(inputs["AUDIO"][0]) if "AUDIO" in inputs else inputs["SAMPLES"]
     return Request(audio=audio, **options)
 

@@ -10,20 +10,22 @@ from serve.messages import Finished, Request, SegmentReady, Transcript
 from serve.triton import wire
 
 
-def request_parts(model: str, request: Request, audio: Part = b"") -> list[Part]:
+def request_parts(model: str, request: Request, audio: Part | None = b"") -> list[Part]:
     """A serialised `ModelInferRequest`, in parts, of which `audio` itself is one.
 
     Args:
         model: which of the two is asked.
         request: with samples, or with bytes that count for nothing.
-        audio: the bytes of a file, in place of these.
+        audio: the bytes of a file, in place of these; None: they come beside the request.
     """
     message = service_pb2.ModelInferRequest(model_name=model)
     raw: list[Part] = []
     for name, tensor in wire.request_to_inputs(request).items():
         spec = wire.INPUTS[name]
+        if name == "AUDIO" and audio is None:
+            continue
         message.inputs.add(name=name, datatype=spec.datatype, shape=tensor.shape)
-        if name == "AUDIO":
+        if name == "AUDIO" and audio is not None:
             raw += raw_part(LENGTH.pack(len(audio)), audio)
         elif spec.datatype == "BYTES":
             raw += raw_part(*(piece for text in tensor for piece in (LENGTH.pack(len(text)), text)))

@@ -1,15 +1,15 @@
 """Forms on their way in: multipart/form-data, whose file is spooled while it comes.
 
-A file of more than `SPOOL_BYTES` lies in an unnamed file of the system's temporary folder, not in
-memory, until it is passed on.
+A file of more than `SPOOL_BYTES` lies in a file of the run's folder, not in memory.
 """
 
 import contextlib
 import dataclasses
 import logging
-import mmap
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+from typing import BinaryIO, cast
 
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -18,7 +18,6 @@ from starlette.requests import Request
 from serve.errors import UnavailableError
 from serve.gateway import refusals
 from serve.gateway.bodies import body_chunks
-from serve.gateway.envelope import Part
 from serve.gateway.limits import Ticket
 from serve.gateway.openai.errors import FieldRefusal
 from serve.gateway.refusals import Refusal
@@ -40,28 +39,35 @@ class Form:
     pairs: tuple[tuple[str, str], ...]  # its fields' names and texts, in their order
     file: UploadFile
 
-    def audio(self) -> Part:
-        """The file's bytes, which are not in memory where they are many."""
-        file = self.file.file
-        if (self.file.size or 0) <= SPOOL_BYTES:
-            return file.read()
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    def audio(self) -> bytes | None:
+        """The file's bytes; None where these are many, and lie at `path`."""
+        return None if self.path else self.file.file.read()
+
+    @property
+    def path(self) -> str | None:
+        """Where a large file lies; None: it is in memory."""
+        spool = self.file.file
+        assert isinstance(spool, _Spool)  # the parser has made it
+        return spool.path
 
 
 @contextlib.asynccontextmanager
-async def received_form(request: Request, ticket: Ticket, limit_s: float) -> AsyncIterator[Form]:
+async def received_form(
+    request: Request, ticket: Ticket, limit_s: float, folder: Path
+) -> AsyncIterator[Form]:
     """A request's form, for the length of a `with` block; its file is gone afterwards.
 
     Args:
         request: whose body has not been read.
         ticket: is charged with the body.
         limit_s: how long it may take to come.
+        folder: for large files.
 
     Raises:
         Refusal: the body is no such form, has not one file, is too large or too slow.
     """
     _check_headers(request)
-    form = await _parse(request, ticket, limit_s)
+    form = await _parse(request, ticket, limit_s, folder)
     try:
         yield Form(
             tuple((name, text) for name, text in form.multi_items() if isinstance(text, str)),
@@ -80,26 +86,49 @@ def _check_headers(request: Request) -> None:
         raise refusals.media_type("the body has a Content-Encoding; send it as it is")
 
 
-async def _parse(request: Request, ticket: Ticket, limit_s: float) -> FormData:
+async def _parse(request: Request, ticket: Ticket, limit_s: float, folder: Path) -> FormData:
     parser = _Parser(
         request.headers,
         body_chunks(request, ticket, limit_s),
+        folder,
         max_files=2,  # the second is refused by its name
         max_fields=_MAX_FIELDS,
         max_part_size=_MAX_FIELD_BYTES,
     )
     try:
-        return await parser.parse()
+        form = await parser.parse()
+        for part in form.values():
+            if isinstance(part, UploadFile):
+                part.file.flush()
+        return form
     except MultiPartException as error:
         raise refusals.invalid(f"the form cannot be read: {error.message} {_EXPECTED}") from None
     except OSError as error:
-        raise _cannot_spool(error) from error
+        raise _cannot_spool(error, folder) from error
 
 
-def _cannot_spool(error: OSError) -> Refusal:
+def _cannot_spool(error: OSError, folder: Path) -> Refusal:
     """There is no room for the file; the log says where."""
-    logger.error("an upload cannot be kept in %s: %s", tempfile.gettempdir(), error)
+    logger.error("an upload cannot be kept in %s: %s", folder, error)
     return Refusal(UnavailableError("the server has no room for the file just now; try again"))
+
+
+class _Spool(tempfile.SpooledTemporaryFile[bytes]):
+    """A file in memory that moves into a folder when it grows too large for that."""
+
+    def __init__(self, max_size: int, folder: Path) -> None:
+        super().__init__(max_size=max_size)
+        self._folder = folder
+        self.path: str | None = None
+
+    def rollover(self) -> None:
+        if self.path is not None:
+            return
+        large = tempfile.NamedTemporaryFile(dir=self._folder)  # noqa: SIM115
+        self.seek(0)
+        large.write(self._file.read())
+        self._file.close()
+        self._file, self._rolled, self.path = large, True, large.name
 
 
 class _Parser(MultiPartParser):
@@ -108,10 +137,18 @@ class _Parser(MultiPartParser):
     spool_max_size = SPOOL_BYTES
 
     def __init__(
-        self, headers: Headers, stream: AsyncGenerator[bytes, None], **limits: int
+        self, headers: Headers, stream: AsyncGenerator[bytes, None], folder: Path, **limits: int
     ) -> None:
+        self._folder = folder
         super().__init__(headers, self._until_end(stream), **limits)
         self._ended = False
+
+    def on_headers_finished(self) -> None:
+        super().on_headers_finished()
+        if (upload := self._current_part.file) is not None:
+            upload.file.close()
+            spool = _Spool(SPOOL_BYTES, self._folder)
+            upload.file, self._files_to_close_on_error[-1] = cast(BinaryIO, spool), spool
 
     def on_end(self) -> None:
         self._ended = True

@@ -115,13 +115,16 @@ class _Audio:
 
     async def _begin(self, request: Request, ticket: Ticket) -> tuple[Asked, Exchange]:
         limit_s = self._door.upload_timeout_s
-        async with received_form(request, ticket, limit_s) as form:
+        async with received_form(request, ticket, limit_s, self._door.upstream.uploads) as form:
             asked = read_fields(form.pairs, self._task)
             if asked.model is not None:
                 self._models.check(asked.model)
             model = STREAM_MODEL if asked.stream else MODEL
             parts = request_parts(model, asked.request, form.audio())
-            return asked, self._door.upstream.start(parts, ticket, streamed=asked.stream)
+            exchange = self._door.upstream.start(
+                parts, ticket, streamed=asked.stream, upload=form.path
+            )
+            return asked, exchange
 
 
 async def _pass_on(

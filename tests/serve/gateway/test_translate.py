@@ -101,6 +101,7 @@ WRONG = {
     ),
     "sequence": ({"inputs": [], "parameters": {"sequence_id": 1}}, "keep nothing"),
     "parameter": ({"inputs": [], "parameters": {"priority": 1}}, "'priority'"),
+    "key": ({"inputs": [], "parameters": {"earshot_key": "a-1"}}, "'earshot_key'"),
     "flag": ({"inputs": [], "parameters": {"binary_data_output": 1}}, "not true or false"),
     "unknown output": ({"inputs": [], "outputs": [{"name": "WORDS"}]}, "no 'WORDS'"),
     "output twice": ({"inputs": [], "outputs": [{"name": "TEXT"}] * 2}, "each name once"),

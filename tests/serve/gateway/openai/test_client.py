@@ -1,12 +1,15 @@
 """The gateway by OpenAI's own client, which checks every answer against its types."""
 
 import asyncio
+import errno
 import threading
 
 import openai
 import pytest
 from openai.types.audio import Transcription, TranscriptionVerbose, Translation
 
+from serve.gateway.openai import form
+from serve.triton import uploads
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, until
 
@@ -118,7 +121,20 @@ def test_every_option_reaches_the_model(shared, client):
 def test_a_large_file_comes_whole(shared, client):
     data = bytes(range(256)) * 2**13  # 2 MiB, which are spooled
     transcribe(client, file=("a.wav", data))
-    assert sent(shared)["AUDIO"] == data
+    assert "AUDIO" not in sent(shared)
+    assert list(shared.triton.files.values())[-1][:] == data
+    assert list((shared.folder / uploads.UPLOADS).iterdir()) == []
+
+
+def test_without_room_for_a_file_nothing_stays(shared, client, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(form.tempfile, "NamedTemporaryFile", full)
+    with pytest.raises(openai.InternalServerError, match="no room for the file") as caught:
+        transcribe(client, file=("a.wav", b"RIFF" * 2**19))
+    assert caught.value.status_code == 503
+    assert list((shared.folder / uploads.UPLOADS).iterdir()) == []
 
 
 def test_models(client):

@@ -1,0 +1,55 @@
+"""Audio beside its request: found by a key alone, once, and nowhere else."""
+
+import os
+
+import numpy as np
+import pytest
+
+from serve.errors import AudioError
+from serve.messages import AudioFile
+from serve.speech.audio import decode, whole
+from serve.speech.meter import Limits
+from serve.triton import uploads, wire
+from tests.serving import audio_file
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return uploads.make_folder(tmp_path)
+
+
+def test_a_file_is_taken_once_and_leaves_no_name(tmp_path, folder):
+    (tmp_path / "spooled").write_bytes(b"RIFF")
+    uploads.give(folder, "ab-1", str(tmp_path / "spooled"))
+    file = uploads.take(tmp_path, "ab-1")
+    assert (len(file), file[:3], file[2:99], file[9:12]) == (4, b"RIF", b"FF", b"")
+    assert list(folder.iterdir()) == []
+    assert uploads.take(tmp_path, "ab-1") is None
+    assert wire.request_from_inputs({}, file).audio is file
+    with pytest.raises(AudioError, match="neither AUDIO nor SAMPLES"):
+        wire.request_from_inputs({})
+
+
+@pytest.mark.parametrize("key", ["../ab-1", "/etc/passwd", ".", "", "ab", "ab-1/../ab-2", "ab-1\0"])
+def test_nothing_but_a_key_is_a_name(tmp_path, folder, key):
+    (tmp_path / "ab-1").write_bytes(b"RIFF")
+    assert uploads.take(tmp_path, key) is None
+
+
+def test_what_is_left_is_removed(tmp_path, folder):
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (folder / "ab-1").write_bytes(b"RIFF")
+    uploads.remove(folder, "ab-1")
+    uploads.remove(folder, "ab-1")
+    (folder / "ab-2").write_bytes(b"RIFF")
+    uploads.make_folder(tmp_path)
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("format", ["WAV", "FLAC", "OGG", "MP3"])
+def test_a_file_is_heard_as_its_bytes_are(tmp_path, format):
+    data = audio_file(1.0, format)
+    (tmp_path / "a").write_bytes(data)
+    file = AudioFile(os.open(tmp_path / "a", os.O_RDONLY))
+    heard = [whole(decode(audio, Limits(60.0))) for audio in (data, file)]
+    np.testing.assert_array_equal(*heard)
