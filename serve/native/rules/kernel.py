@@ -194,12 +194,12 @@ def _limit_of(
             same = same & (tl.minimum(before, timestamp_begin) == last)
         period = tl.min(tl.where(same, lag, _PERIODS + 1), 0)
         if period <= _PERIODS:
-            back = tl.arange(0, ctx_padded)
-            there = at - back - period >= begin
-            last = tl.minimum(tl.load(said - back, mask=there, other=-1), timestamp_begin)
-            before = tl.load(said - back - period, mask=there, other=-2)
-            same_as = last == tl.minimum(before, timestamp_begin)
-            repeated = tl.min(tl.where(same_as, ctx_padded, back), 0)
+            away = tl.arange(0, ctx_padded)
+            there = at - away - period >= begin
+            mine = tl.minimum(tl.load(said - away, mask=there, other=-1), timestamp_begin)
+            earlier = tl.load(said - away - period, mask=there, other=-2)
+            same_as = mine == tl.minimum(earlier, timestamp_begin)
+            repeated = tl.min(tl.where(same_as, ctx_padded, away), 0)
             if repeated >= tl.maximum(loop_at + 1 - begin, _REPEATS * period):
                 limit = at + 2
                 tl.store(state.limit + row, limit)
