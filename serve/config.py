@@ -185,6 +185,9 @@ class TranscriberConfig(SearchConfig, SpeechConfig):
     compression_ratio_threshold: Finite = 2.4  # above: the text repeats itself, decode again
     logprob_threshold: Finite = -1.0  # below: the model is unsure, decode again
     no_speech_threshold: Finite = 0.6  # above, and unsure: silence, no text
+    # Segments of unlikely words between silences that are longer, in seconds, are left out, where a
+    # request does not say it; 0 = none are. Words are timed for it.
+    hallucination_silence_threshold: SecondsOrNone = 0.0
     # Whether what is not speech is left out before decoding, where a request does not say it: "on";
     # "off"; "auto", in audio that is longer than a window of 30 s.
     vad: VoiceActivity = "auto"

@@ -58,6 +58,9 @@ class Request:
     # Only these stretches are decoded: start, end, start, end, … in seconds; the last end may be
     # missing, for the end of the audio. (): all of it.
     clip_timestamps: Sequence[float] = ()
+    # Segments of unlikely words between silences longer than this, in seconds, are left out; 0 =
+    # none are, None = as configured.
+    hallucination_silence_threshold: float | None = None
     vad: bool | None = None  # whether what is not speech is left out; None = as configured
     # What counts as speech; see `serve.config.SpeechConfig`. None = as configured.
     vad_threshold: float | None = None

@@ -44,6 +44,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--word-timestamps", action="store_true", help="when each word was said, in json"
     )
     group.add_argument(
+        "--hallucination-silence-threshold",
+        type=float,
+        metavar="SECONDS",
+        help="leave out odd segments between longer silences; 0 is off; default: as in the config",
+    )
+    group.add_argument(
         "--clip-timestamps",
         type=_seconds,
         default=Request.clip_timestamps,

@@ -217,7 +217,7 @@ def _join(word: Timing, text: str, mark: Timing) -> None:
 
 def give_words(
     segments: Sequence[Segment], words: WindowWords, window_start_s: float, spoken_until_s: float
-) -> tuple[list[Segment], float]:
+) -> list[Segment]:
     """Give a window's segments their words, and the times of those words.
 
     A segment begins and ends with its words, unless its own times say that a word at either end is
@@ -228,9 +228,6 @@ def give_words(
         words: of the same text.
         window_start_s: in the whole audio.
         spoken_until_s: where the words before this window end.
-
-    Returns:
-        The segments, and where their words end.
     """
     rest = iter(words.timings)
     given: list[Segment] = []
@@ -248,8 +245,7 @@ def give_words(
         given.append(
             dataclasses.replace(segment, start=round(start, 3), end=round(end, 3), words=said)
         )
-    last = [segment.words[-1].end for segment in given if segment.words]
-    return given, last[-1] if last else spoken_until_s
+    return given
 
 
 def _take(timings: Iterator[Timing], tokens: int, offset_s: float) -> list[Timing]:

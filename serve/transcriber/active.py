@@ -20,6 +20,7 @@ from serve.config import TranscriberConfig
 from serve.engine import DETECT_LANGUAGE
 from serve.messages import Alignment, OnEvent, Segment, Timings, Transcript
 from serve.runtime.protocol import DecodingOptions, Scores
+from serve.speech.hallucinations import without_hallucinations
 from serve.speech.timeline import Timeline
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import (
@@ -251,17 +252,23 @@ class ActiveRequest:
         while (window := self._decoded.get(self._stitched)) and self._stitched not in self._untimed:
             found = stitch(window, tokenizer.decode)
             if (words := self._words.pop(self._stitched, None)) is not None:
-                found, self._spoken_until_s = give_words(
-                    found, words, window.timeline.start_s, self._spoken_until_s
-                )
-            found = window.timeline.restore(found)
-            # Where they end in the whole audio, if pauses were cut out of the window.
-            for words_of in (segment.words for segment in found if segment.words):
-                self._spoken_until_s = words_of[-1].end
+                begin_s = window.timeline.start_s
+                found = give_words(found, words, begin_s, self._spoken_until_s)
+            found = self._settle(window, window.timeline.restore(found))
             segments += spoken(found)
             self._stitched += 1
         self._segments += segments
         return segments
+
+    def _settle(self, window: Decoded, segments: list[Segment]) -> list[Segment]:
+        """What is answered of a window's segments, whose times are those of the whole audio."""
+        if (threshold_s := self.plan.hallucination_silence_s) > 0:
+            segments = without_hallucinations(segments, window, self._spoken_until_s, threshold_s)
+        for words in (segment.words for segment in segments if segment.words):
+            self._spoken_until_s = words[-1].end
+        if self.plan.tells_words or not self.plan.words:
+            return segments
+        return [dataclasses.replace(segment, words=None) for segment in segments]
 
     def transcript(self) -> Transcript:
         """The whole answer; `complete` must hold."""

@@ -42,6 +42,8 @@ class Plan:
     options: DecodingOptions
     fixed_temperature: bool  # the client chose the temperature: no fallback
     words: bool = False  # to be timed
+    tells_words: bool = False  # and told
+    hallucination_silence_s: float = 0.0  # around segments that are left out; 0: none are
     vad: VoiceActivity = "off"  # in which audio what is not speech is left out
     speech: SpeechConfig = dataclasses.field(default_factory=SpeechConfig)  # what is
     draft: tuple[int, ...] = ()  # what the first window may say
@@ -72,6 +74,12 @@ def check_config(config: TranscriberConfig, capabilities: Capabilities) -> None:
         raise ConfigError(
             f'transcriber.mode = "sequential", but {without_text(capabilities)}; expected '
             '"parallel"'
+        )
+    if config.hallucination_silence_threshold > 0 and not capabilities.words:
+        raise ConfigError(
+            "transcriber.hallucination_silence_threshold = "
+            f"{config.hallucination_silence_threshold:g} needs words with times, but the runtime "
+            f"{capabilities.runtime} cannot time those of this engine; expected 0"
         )
     refusal = capabilities.refusal(config)
     if refusal is not None:
@@ -104,6 +112,7 @@ def plan_request(
     check_audio(request, config)
     _check_task(request, config)
     temperature = _temperature(request, capabilities, config)
+    silence_s = _hallucination_silence(request, config)
     if request.timestamps and not capabilities.timestamps:
         raise OptionError(
             f"timestamps = true, but the runtime {capabilities.runtime} cannot give them; "
@@ -133,7 +142,9 @@ def plan_request(
         language=_language(start, tokenizer),
         options=options,
         fixed_temperature=request.temperature is not None,
-        words=_words(request, tokenizer, capabilities),
+        words=_words(request, silence_s, tokenizer, capabilities),
+        tells_words=request.word_timestamps,
+        hallucination_silence_s=silence_s,
         vad=_vad(request, config),
         stretches=stretches_of(request.clip_timestamps),
         speech=_speech(request, config),
@@ -172,22 +183,39 @@ def _multilingual(request: Request, tokenizer: Tokenizer, capabilities: Capabili
     return wanted
 
 
-def _words(request: Request, tokenizer: Tokenizer, capabilities: Capabilities) -> bool:
+def _words(
+    request: Request, silence_s: float, tokenizer: Tokenizer, capabilities: Capabilities
+) -> bool:
     """Whether words are to be timed."""
     wanted = request.word_timestamps
     if not isinstance(wanted, bool):
         raise OptionError(f"word_timestamps = {wanted!r}; expected true or false")
-    if not wanted or capabilities.words:
-        return wanted
+    if not (wanted or silence_s) or capabilities.words:
+        return wanted or silence_s > 0
+    what, without = "word_timestamps = true", "word_timestamps = false"
+    if not wanted:
+        name = "hallucination_silence_threshold"
+        what, without = f"{name} = {silence_s:g} needs words with times", f"{name} = 0"
     if not tokenizer.facts.alignment_heads:
         raise OptionError(
-            "word_timestamps = true, but the engine names no alignment heads, by which words are "
-            "timed; build it again with `make build-engine`, which measures them"
+            f"{what}, but the engine names no alignment heads, by which words are timed; build it "
+            "again with `make build-engine`, which measures them"
         )
     raise OptionError(
-        f"word_timestamps = true, but the runtime {capabilities.runtime} cannot time words; serve "
-        "an engine of the native runtime, or ask for word_timestamps = false"
+        f"{what}, but the runtime {capabilities.runtime} cannot time words; serve an engine of the "
+        f"native runtime, or ask for {without}"
     )
+
+
+def _hallucination_silence(request: Request, config: TranscriberConfig) -> float:
+    wanted = request.hallucination_silence_threshold
+    if wanted is None:
+        return config.hallucination_silence_threshold
+    if not is_number(wanted) or not 0.0 <= wanted < math.inf:
+        raise OptionError(
+            f"hallucination_silence_threshold = {shown(wanted)}; expected seconds, or 0 for none"
+        )
+    return float(wanted)
 
 
 def _vad(request: Request, config: TranscriberConfig) -> VoiceActivity:

@@ -71,6 +71,10 @@ INPUTS = _by_name(
     TensorSpec(
         "CLIP_TIMESTAMPS", "FP64", (-1,), "start, end, start, … s: decode these stretches", 2**14
     ),
+    TensorSpec(
+        *("HALLUCINATION_SILENCE_THRESHOLD", "FP32", (1,)),
+        "seconds: odd segments between longer silences are left out; default: as configured",
+    ),
     TensorSpec("VAD", "BOOL", (1,), "whether only speech is decoded; default: as configured"),
     TensorSpec("VAD_THRESHOLD", "FP32", (1,), "0 to 1; a frame that is likelier begins speech"),
     TensorSpec("VAD_MIN_SILENCE_S", "FP32", (1,), "seconds of silence that end speech"),

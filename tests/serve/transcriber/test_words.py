@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from serve.engine import Engine
-from serve.errors import EarshotError, OptionError
+from serve.errors import ConfigError, EarshotError, OptionError
 from serve.messages import SegmentReady
 from serve.speech import words
 from tests.fakes import CAPABILITIES, Echo, even_alignment
@@ -134,6 +134,50 @@ class TestWords(TranscriberTests):
                 transcriber.transcribe(request("over", **TIMED))
             with pytest.raises(OptionError, match="word_timestamps = 'yes'; expected true"):
                 transcriber.transcribe(request("over", word_timestamps="yes"))
+
+
+class TestHallucinations(TranscriberTests):
+    """In half a minute the fake says a few words, which take so long that nobody said them."""
+
+    def test_odd_segments_between_silences_are_left_out(self, start, echo):
+        transcriber, runtime = start(echo, ABLE)
+        audio, silence = noise(30.0), "hallucination_silence_threshold"
+        for threshold_s, text in ((None, "over the fox"), (0, "over the fox"), (2.0, "")):
+            client = Client().send(
+                transcriber, request("over the fox", audio, **{silence: threshold_s})
+            )
+            assert client.transcript.text == text and len(client.events) == 1 + (text != "")
+            assert all(segment.words is None for segment in client.transcript.segments)
+            assert (runtime.jobs[-1].align_frames > 0) == (threshold_s == 2.0)
+        short = transcriber.transcribe(request("over the fox", **{silence: 2.0, **TIMED}))
+        assert short.text == "over the fox" and len(spoken(short)) == 3
+        quiescent(transcriber, runtime)
+
+    def test_a_config_may_ask_for_it_and_a_request_do_without(self, start, echo):
+        transcriber, _ = start(echo, ABLE, hallucination_silence_threshold=2.0)
+        audio = noise(30.0)
+        assert transcriber.transcribe(request("over the fox", audio)).text == ""
+        whole = request("over the fox", audio, hallucination_silence_threshold=0.0)
+        assert transcriber.transcribe(whole).text == "over the fox"
+        with pytest.raises(
+            ConfigError, match=r"threshold = 2 needs words with times, but the runt"
+        ):
+            start(echo, hallucination_silence_threshold=2.0)
+
+    @pytest.mark.parametrize("wanted", ["2", True, -1.0, float("nan"), float("inf")])
+    def test_a_threshold_is_seconds(self, start, echo, wanted):
+        transcriber, _ = start(echo, ABLE)
+        with pytest.raises(
+            OptionError, match=r"^hallucination_silence_threshold = .*; expected sec"
+        ):
+            transcriber.transcribe(request(hallucination_silence_threshold=wanted))
+
+    def test_refused_by_name_without_words(self, start, echo):
+        transcriber, _ = start(echo)
+        with pytest.raises(
+            OptionError, match=r"^hallucination_silence_threshold = 1\.5 needs words"
+        ):
+            transcriber.transcribe(request(hallucination_silence_threshold=1.5))
 
 
 def test_the_fakes_alignment_is_even():

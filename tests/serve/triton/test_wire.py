@@ -31,6 +31,7 @@ FULL = Request(
     timestamps=False,
     word_timestamps=True,
     clip_timestamps=(0.1, 20.0, 3600.25),
+    hallucination_silence_threshold=1.5,
     vad=False,
     vad_threshold=0.3,
     vad_min_silence_s=0.5,

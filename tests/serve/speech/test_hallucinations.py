@@ -1,0 +1,98 @@
+"""Which segments nobody said: by their words, and by the silence around them."""
+
+import pytest
+
+from serve.messages import Segment, Word
+from serve.speech.hallucinations import is_odd, without_hallucinations
+from serve.speech.timeline import Pause, Timeline
+from serve.speech.windows import Attempt, Decoded
+
+LIKELY, UNLIKELY = 0.9, 0.1
+
+
+def segment(start_s, *words):
+    """Words of (duration, probability), one behind the other; a third entry is a word's text."""
+    said, at = [], start_s
+    for duration_s, probability, *text in words:
+        said.append(Word(at, at + duration_s, *(text or [" word"]), probability))
+        at += duration_s
+    return Segment(start_s, at, "words", (1,), None, None, 0.0, 1.0, tuple(said))
+
+
+def plain(start_s):
+    return segment(start_s, (0.4, LIKELY), (0.6, LIKELY))
+
+
+def odd(start_s):
+    return segment(start_s, (0.4, UNLIKELY), (0.6, UNLIKELY))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([(0.4, LIKELY)], False),
+        ([(0.4, UNLIKELY)], True),
+        ([(0.4, 0.15)], False),
+        ([(0.4, UNLIKELY), (0.4, LIKELY)], False),
+        ([(0.133, LIKELY)] * 2, False),
+        ([(0.066, LIKELY)] * 2, True),  # 1.005 each
+        ([(0.068, LIKELY)] * 2, False),  # 0.975 each
+        ([(3.0, LIKELY)], True),
+        ([(2.9, LIKELY)], False),
+        ([(0.4, UNLIKELY)] * 3 + [(0.4, LIKELY)] * 9, True),
+        ([(0.4, LIKELY)] * 8 + [(0.4, UNLIKELY)] * 9, False),  # too late
+        ([(0.4, UNLIKELY), (0.4, LIKELY, ".")], True),  # punctuation does not count
+        ([(0.4, LIKELY, "...")], False),  # is none
+        ([], False),
+    ],
+)
+def test_words_are_odd_that_are_unlikely_or_too_short_or_long(words, expected):
+    assert is_odd(segment(1.0, *words)) == expected
+
+
+def window(duration_s=30.0, timeline=None):
+    attempt = Attempt((), None, None, 0.0, 1.0)
+    return Decoded(timeline or Timeline(60.0), duration_s, attempt, ())
+
+
+@pytest.mark.parametrize(
+    ("segments", "left_out"),
+    [
+        ([plain(61.0), odd(70.0), plain(80.0)], [1]),  # silence on both sides
+        ([plain(61.0), odd(63.0), plain(80.0)], []),  # none before
+        ([plain(61.0), odd(70.0), plain(72.0)], []),  # none behind
+        ([plain(61.0), plain(70.0), plain(80.0)], []),
+        ([odd(61.5), plain(80.0)], [0]),  # the window's beginning
+        ([odd(62.5), plain(80.0)], [0]),  # silence since the window before
+        ([plain(85.0), odd(88.1)], [1]),  # the window's end
+        ([plain(61.0), odd(66.0), odd(68.0), odd(70.0), plain(72.0)], [1, 2]),
+        ([plain(61.0), odd(66.0), odd(68.0), odd(70.0)], [1, 2, 3]),
+    ],
+)
+def test_odd_segments_need_silence_on_both_sides_or_odd_ones_behind_them(segments, left_out):
+    kept = without_hallucinations(segments, window(), 60.0, threshold_s=2.0)
+    assert [i for i, one in enumerate(segments) if one not in kept] == left_out
+
+
+def test_the_end_of_a_short_window_is_no_silence_but_what_is_left_of_it_may_be():
+    for end_s, kept in ((3.0, [odd(1.5)]), (4.5, [])):
+        found = without_hallucinations([odd(1.5)], window(end_s, Timeline(0.0)), 0.0, 1.9)
+        assert found == kept
+
+
+def test_a_pause_that_was_cut_out_is_silence():
+    segments = [plain(61.0), odd(73.0)]
+    cut = Timeline(60.0, [Pause(5.0, 5.0), Pause(13.0, 9.0)])
+    assert without_hallucinations(segments, window(14.5, cut), 60.0, 2.0) == segments[:1]
+    assert without_hallucinations(segments, window(14.5), 60.0, 2.0) == segments
+
+
+def test_what_was_said_last_is_what_was_kept():
+    """The second has only what was left out close before it."""
+    segments = [odd(61.0), odd(63.0), plain(80.0)]
+    assert without_hallucinations(segments, window(), 60.0, 2.0) == segments[2:]
+
+
+def test_segments_without_words_stay():
+    silent = Segment(61.0, 62.0, "…", (), None, None, 0.0, 1.0, ())
+    assert without_hallucinations([silent], window(), 0.0, 2.0) == [silent]
