@@ -75,6 +75,9 @@ class Request:
     best_of: int | None = None
     repetition_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
+    # Whether the encoder sees a window's audio and a second of silence, instead of silence up to
+    # 30 s: much less work for short audio. Checkpoints are not trained so; measure what it costs.
+    short_encoder: bool = False
     # `Transcript.tokens` of this audio when it was shorter: a guess at what its first window says.
     # It changes how long greedy decoding takes, never the answer.
     draft: tuple[int, ...] = ()

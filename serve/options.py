@@ -64,6 +64,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--temperature", type=float, help="0 to 1; default: 0, higher where that fails"
     )
+    group.add_argument(
+        "--short-encoder", action="store_true", help="encode the audio, not silence up to 30 s"
+    )
     group.add_argument("--max-tokens", type=int, help="per window; default: as in the config")
     speech = parser.add_argument_group("speech options", "Defaults are those of the config.")
     speech.add_argument(

@@ -34,6 +34,7 @@ CAPABILITIES = Capabilities(
     cancel=True,
     beam_width=1,
     max_windows=4,
+    short_windows=True,
 )
 
 

@@ -240,7 +240,7 @@ class Encoder(Protocol):
         ...
 
     def encode(self, features: list[torch.Tensor], slots: list[int]) -> None:
-        """Encode windows, each (n_mels, 3000), into slots; as many as `batch_of` said."""
+        """Encode windows, each (n_mels, frames), into slots; as many as `batch_of` said."""
         ...
 
 
@@ -261,11 +261,12 @@ class EagerEncoder:
     def encode(self, features: list[torch.Tensor], slots: list[int]) -> None:
         """See `Encoder.encode`."""
         device = self._network.device
-        batch = torch.stack([window.to(device) for window in features])
-        target = torch.tensor(slots, device=device)
-        encoded = self._network.encode(batch)
-        for decoder, cache in self._decoders:
-            decoder.fill_cross(encoded, cache, target)
+        for frames in {window.shape[-1] for window in features}:
+            alike = [i for i, window in enumerate(features) if window.shape[-1] == frames]
+            encoded = self._network.encode(torch.stack([features[i].to(device) for i in alike]))
+            target = torch.tensor([slots[i] for i in alike], device=device)
+            for decoder, cache in self._decoders:
+                decoder.fill_cross(encoded, cache, target)
 
 
 class GraphEncoder:

@@ -36,6 +36,7 @@ from serve.native.slots import Place, Slots
 from serve.native.start import Begun, Starter, rows_of
 from serve.native.stopwatch import Stopwatch, total
 from serve.runtime.protocol import Capabilities, Event, FinishReason, Gauges, Job, Scores
+from serve.speech.features import N_FRAMES
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +109,7 @@ class NativeRuntime:
             search_options=True,
             words=self._aligner is not None,
             drafts=True,
+            short_windows=device.type == "cpu",
             urgent_first=True,
         )
 
@@ -175,6 +177,8 @@ class NativeRuntime:
                 f"a prompt of {len(job.prompt)} tokens and max_tokens {job.options.max_tokens} "
                 f"do not fit a context of {self._dims.n_text_ctx} tokens"
             )
+        if job.features.shape[-1] != N_FRAMES and not self.capabilities.short_windows:
+            raise OptionError(f"a window has {job.features.shape[-1]} frames; expected {N_FRAMES}")
         refused = self.capabilities.refusal_of(job)
         if refused is not None:
             raise OptionError(refused)

@@ -39,6 +39,7 @@ class Capabilities:
     search_options: bool = False  # patience, length_penalty, and penalties for repetition
     words: bool = False  # honours `Job.align_frames`
     drafts: bool = False  # `Job.draft` saves steps; elsewhere it is ignored, which changes nothing
+    short_windows: bool = False  # `Job.features` may have fewer frames than a window of 30 s
     urgent_first: bool = False  # of the jobs that wait, `Job.urgent` ones find a place first
     # Of engines built for certain beams: those `beam_size`s alone, and no `best_of`. (): all.
     beam_sizes: tuple[int, ...] = ()
@@ -102,7 +103,8 @@ class Job:
     """One window to decode."""
 
     id: int
-    # float32 on any device: log-mel (n_mels, 3000), or, for a runtime that `takes` samples,
+    # float32 on any device: log-mel (n_mels, 3000), or fewer frames of which silence is the last
+    # second, where the runtime has short windows; or, for a runtime that `takes` samples,
     # 16 kHz mono of at most 30 s (n,), not padded
     features: torch.Tensor
     prompt: tuple[int, ...]  # ends with the last forced token; may hold DETECT_LANGUAGE once

@@ -20,6 +20,7 @@ from serve.config import TranscriberConfig
 from serve.engine import DETECT_LANGUAGE
 from serve.messages import Alignment, OnEvent, Segment, Timings, Transcript
 from serve.runtime.protocol import DecodingOptions, Scores
+from serve.speech.features import HOP_LENGTH, N_FRAMES, SAMPLE_RATE
 from serve.speech.hallucinations import without_hallucinations
 from serve.speech.timeline import Timeline
 from serve.speech.tokenizer import Tokenizer
@@ -43,6 +44,7 @@ from serve.transcriber.plan import Plan
 from serve.transcriber.prompts import Prompt, Prompts
 
 _SEEDS_PER_WINDOW = 1000
+_SILENCE_S = 1.0  # that the encoder sees behind the audio, at least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,6 +162,11 @@ class ActiveRequest:
         """How many repeated tokens end a window; see `Job.loop_tokens`."""
         max_tokens, duration_s = self.plan.options.max_tokens, self._spans[index].duration_s
         return loop_tokens(max_tokens, duration_s, self.plan.repetitive)
+
+    def encoder_frames(self, index: int) -> int:
+        """How many frames of log-mel a short encoder sees of a window."""
+        seconds = math.ceil(self._spans[index].duration_s + _SILENCE_S)
+        return min(N_FRAMES, seconds * SAMPLE_RATE // HOP_LENGTH)
 
     def judge_attempt(
         self,

@@ -204,6 +204,8 @@ class Dispatcher:
         """Submit a window for the first time; returns the error that its request ends with."""
         if isinstance(features, EarshotError):
             return features
+        if active.plan.short_encoder:
+            features = features[:, : active.encoder_frames(index)]
         temperature = active.plan.options.temperature
         draft = active.plan.draft if index == 0 else ()
         chosen = (temperature, draft, active.loop_tokens(index))

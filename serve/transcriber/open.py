@@ -6,6 +6,7 @@ import numpy as np
 
 from serve.config import Config, RuntimeConfig
 from serve.engine import Engine, open_engine
+from serve.errors import ConfigError
 from serve.messages import Request
 from serve.runtime.protocol import Capabilities, Runtime
 from serve.runtime.table import open_runtime
@@ -34,6 +35,11 @@ def open_transcriber(
     runtime = start(engine, config.runtime)
     owner: Runtime | Transcriber = runtime  # closes everything that is open
     try:
+        if config.live.short_encoder and not runtime.capabilities.short_windows:
+            raise ConfigError(
+                f"live.short_encoder = true, but the runtime {runtime.capabilities.runtime} on "
+                f"{runtime.capabilities.device} encodes whole windows; expected false"
+            )
         owner = transcriber = Transcriber(engine, runtime, config.transcriber)
         if warm_up:
             transcriber.transcribe(_warm_up_request(engine, runtime.capabilities))

@@ -47,6 +47,7 @@ class Plan:
     vad: VoiceActivity = "off"  # in which audio what is not speech is left out
     speech: SpeechConfig = dataclasses.field(default_factory=SpeechConfig)  # what is
     draft: tuple[int, ...] = ()  # what the first window may say
+    short_encoder: bool = False  # windows are not encoded up to 30 s
     mode: Mode = "parallel"
     texts: Texts = NO_TEXTS
     multilingual: bool = False  # each window has its own language
@@ -149,6 +150,7 @@ def plan_request(
         stretches=stretches_of(request.clip_timestamps),
         speech=_speech(request, config),
         draft=_draft(request, tokenizer, n_text_ctx),
+        short_encoder=_short_encoder(request, capabilities),
         mode=mode,
         multilingual=multilingual,
         texts=texts,
@@ -237,6 +239,18 @@ def _speech(request: Request, config: TranscriberConfig) -> SpeechConfig:
                 "vad = true"
             )
     return _asked(request, config, SpeechConfig)
+
+
+def _short_encoder(request: Request, capabilities: Capabilities) -> bool:
+    wanted = request.short_encoder
+    if not isinstance(wanted, bool):
+        raise OptionError(f"short_encoder = {shown(wanted)}; expected true or false")
+    if wanted and not capabilities.short_windows:
+        raise OptionError(
+            f"short_encoder = true, but the runtime {capabilities.runtime} on "
+            f"{capabilities.device} encodes whole windows; ask for short_encoder = false"
+        )
+    return wanted
 
 
 def _draft(request: Request, tokenizer: Tokenizer, n_text_ctx: int) -> tuple[int, ...]:

@@ -88,6 +88,9 @@ INPUTS = _by_name(
     TensorSpec("REPETITION_PENALTY", "FP32", (1,), "above 1: said tokens become less likely"),
     TensorSpec("NO_REPEAT_NGRAM_SIZE", "INT32", (1,), "never so many tokens twice in a row"),
     TensorSpec(
+        "SHORT_ENCODER", "BOOL", (1,), "do not encode a window's silence up to 30 s; default: false"
+    ),
+    TensorSpec(
         "DRAFT", "INT32", (-1,), "TOKENS of this audio when it was shorter: saves time", 2**12
     ),
     TensorSpec("STREAM", "BOOL", (1,), "whisper_stream: one message a segment; default: true"),

@@ -118,7 +118,7 @@ def test_options_reach_the_request(toml, files, fake):
     options += ["--word-timestamps", "--no-vad", "--mode", "sequential", "--hotwords", "Ångström"]
     options += ["--prefix", "Where", "--clip-timestamps", "0,1.5,2"]
     options += ["--multilingual"]
-    options += ["--temperature", "0.5", "--max-tokens", "7"]
+    options += ["--temperature", "0.5", "--max-tokens", "7", "--short-encoder"]
     options += ["--beam-size", "5", "--patience", "2", "--length-penalty", "0.5", "--best-of", "4"]
     options += ["--repetition-penalty", "1.5", "--no-repeat-ngram-size", "3"]
     assert run(toml, *options, files["a.wav"]) == 0
@@ -128,7 +128,8 @@ def test_options_reach_the_request(toml, files, fake):
     assert found == (4, 1.5, 3)
     assert (request.language, request.task, request.prompt) == ("es", "translate", "Zoë")
     assert (request.timestamps, request.temperature, request.max_tokens) == (False, 0.5, 7)
-    assert request.multilingual and request.word_timestamps and request.vad is False
+    assert request.multilingual and request.word_timestamps and request.short_encoder
+    assert request.vad is False
     assert (request.mode, request.hotwords) == ("sequential", "Ångström")
     assert (request.prefix, request.clip_timestamps) == ("Where", (0.0, 1.5, 2.0))
     assert run(toml, "--vad", files["a.wav"]) == run(toml, files["a.wav"]) == 0

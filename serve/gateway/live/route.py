@@ -217,6 +217,7 @@ class Live:
             vad=False,
             temperature=None if careful else 0.0,
             beam_size=self._door.config.live.beam_size or None,
+            short_encoder=self._door.config.live.short_encoder,
             draft=window.draft,
         )
         ticket = stream.part()

@@ -11,7 +11,7 @@ from build.verify import load_reference
 from serve.config import RuntimeConfig
 from serve.engine import DETECT_LANGUAGE, Dims, Source, mel_filters, tensor_kinds
 from serve.errors import OptionError, UnavailableError
-from serve.native.network import Whisper
+from serve.native.network import SILENCE, Whisper
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job
 from serve.speech.features import WINDOW_SAMPLES, log_mel
@@ -146,6 +146,7 @@ def test_results_do_not_depend_on_the_company(checkpoint, runtime, windows):
         )
         if i == 4:
             prompt = (facts.sot_prev, 300, 301, 302, *prompt)
+        features = features[:, : [3000, 1200][i in (1, 4)]]
         jobs.append(Job(i, features, prompt, options))
     alone = {job.id: run(runtime, [job])[job.id] for job in jobs}
 
@@ -175,6 +176,25 @@ def test_results_do_not_depend_on_the_company(checkpoint, runtime, windows):
         assert event.scores.no_speech_prob == pytest.approx(
             expected.scores.no_speech_prob, abs=1e-4
         )
+
+
+def test_a_short_window_says_what_the_whole_one_says(checkpoint, runtime, windows):
+    clip, language, features = windows[0]
+    assert clip == "en_question.wav"  # 2.6 s
+    prompt = prompt_of(checkpoint.facts, language)
+    whole, short = Job(0, features, prompt), Job(1, features[:, :400], prompt, align_frames=128)
+    ended = run(runtime, [whole, short])
+    assert ended[0].tokens == ended[1].tokens
+    assert ended[1].alignment.matrix.shape[1] == 128
+
+
+def test_what_an_encoder_does_not_see_is_silence(checkpoint, runtime, windows):
+    network, features = runtime._network, windows[0][2]
+    whole, short = (network.encode(features[None, :, :n]) for n in (3000, 400))
+    assert whole.shape == short.shape
+    silent = network.encode(torch.full((1, len(features), 3000), SILENCE))
+    assert torch.equal(short[0, 200:], silent[0, 200:])
+    assert not torch.equal(short[0, :200], silent[0, :200])
 
 
 def test_a_window_that_arrives_joins_those_that_decode(checkpoint, runtime, windows):

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 import serve.transcriber.open
-from serve.config import Config, RuntimeConfig, TranscriberConfig
+from serve.config import Config, LiveConfig, RuntimeConfig, TranscriberConfig
 from serve.errors import ConfigError, EarshotError
 from serve.speech.features import SAMPLE_RATE
 from serve.transcriber.loop import Transcriber
@@ -52,6 +52,15 @@ class TestOpening(TranscriberTests):
         opened().close()
         opened("engines/other").close()
         assert paths == ["engines/of-the-config", "engines/other"]
+
+    def test_live_text_cannot_have_a_shorter_encoder_than_the_runtime(
+        self, paths, engine, monkeypatch
+    ):
+        runtime = FakeRuntime(None, dataclasses.replace(CAPABILITIES, short_windows=False))
+        config = dataclasses.replace(CONFIG, live=LiveConfig(short_encoder=True))
+        with pytest.raises(ConfigError, match=r"live\.short_encoder = true, but the runtime fake"):
+            open_transcriber(config, start=lambda *_: runtime)
+        assert runtime.closed
 
     @pytest.mark.parametrize("lacks", [{}, {"detect_language": False, "timestamps": False}])
     def test_opening_ends_with_a_warm_up(self, product, echo, lacks):

@@ -108,6 +108,7 @@ def test_who_never_learnt_to_translate_does_not(plan):
         ({"mode": "serial"}, "mode = 'serial'; expected parallel or sequential"),
         ({"mode": 1}, "mode = 1; expected parallel or sequential"),
         ({"hotwords": 5}, "hotwords = 5; expected text"),
+        ({"short_encoder": 1}, "short_encoder = 1; expected true or false"),
         ({"language": "xx"}, "language"),
         ({"task": "summarise"}, "task"),
         ({"sample_rate": None}, "sample_rate"),
@@ -131,6 +132,7 @@ def test_audio_of_a_wrong_type_is_refused(plan, audio):
         ({"sampling": False}, {"temperature": 0.5}, "temperature"),
         ({"timestamps": False}, {}, "timestamps"),
         ({"detect_language": False}, {"language": None}, "language"),
+        ({"short_windows": False}, {"short_encoder": True}, "short_encoder"),
     ],
 )
 def test_what_the_runtime_cannot_do_is_refused(plan, lacks, options, name):

@@ -44,6 +44,7 @@ FULL = Request(
     best_of=4,
     repetition_penalty=1.3,
     no_repeat_ngram_size=3,
+    short_encoder=True,
     draft=(50, 7),
 )
 
