@@ -142,10 +142,13 @@ SEARCH_OPTIONS = tuple(field.name for field in dataclasses.fields(SearchConfig))
 class SpeechConfig:
     """What counts as speech, where a request does not say it itself; keys of [transcriber].
 
-    The values are those with which faster-whisper packs windows for a batch.
+    The values are those with which faster-whisper packs windows for a batch, but for the shortest
+    speech, which it leaves at 0. In the recordings of `python -m eval long` 0.1 s keeps out 13 of
+    23 moments in which nobody speaks, and 30 ms of 39 minutes in which somebody does.
     """
 
     vad_threshold: Fraction = 0.5  # a frame of 32 ms that is likelier begins speech
+    vad_min_speech_s: Moment = 0.1  # what is no longer is no speech
     vad_min_silence_s: Moment = 0.16  # speech ends when it has been unlikely for so long
     vad_pad_s: Moment = 0.4  # stays on either side of speech
 

@@ -64,6 +64,7 @@ class Request:
     vad: bool | None = None  # whether what is not speech is left out; None = as configured
     # What counts as speech; see `serve.config.SpeechConfig`. None = as configured.
     vad_threshold: float | None = None
+    vad_min_speech_s: float | None = None
     vad_min_silence_s: float | None = None
     vad_pad_s: float | None = None
     temperature: float | None = None  # None = 0 with the configured fallback; a number = only that

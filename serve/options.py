@@ -72,6 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     speech.add_argument(
         "--vad-threshold", type=float, help="0 to 1: a likelier frame of 32 ms begins speech"
     )
+    speech.add_argument("--vad-min-speech-s", type=float, help="what is no longer is no speech")
     speech.add_argument("--vad-min-silence-s", type=float, help="so much silence ends speech")
     speech.add_argument("--vad-pad-s", type=float, help="stays on either side of speech")
     search = parser.add_argument_group("search options", "Defaults are those of the config.")

@@ -49,6 +49,7 @@ OURS: dict[str, dict[str, Any]] = {  # options of a request
     "earshot-no-vad": {"vad": False},
     "earshot-sequential": {"mode": "sequential"},
     "earshot-no-timestamps": {"timestamps": False},
+    "earshot-multilingual": {"multilingual": True},
 }
 
 _NO_CONTEXT: dict[str, Any] = {"condition_on_previous_text": False}
@@ -76,6 +77,7 @@ RIVALS: dict[str, tuple[str, ...]] = {
         "faster-whisper-batched-times",
     ),
     "earshot-no-timestamps": ("faster-whisper-batched",),
+    "earshot-multilingual": ("faster-whisper-multilingual",),
 }
 """Whom ours are held against: those that are asked for as much. `faster-whisper-batched` is not
 asked for the times of its text, which is another task: it decodes without timestamps."""

@@ -2,9 +2,9 @@
 
 The rules that turn the model's probabilities into stretches of speech are those of faster-whisper's
 `get_speech_timestamps`, which are silero-vad's: speech begins at a frame that is likely enough,
-and ends where frames have been clearly less likely for a while; then it is padded. Two of its
-options have no part here: stretches need no shortest length, which is 0 there by default, and no
-longest, since `serve.speech.windows` cuts what is too long for a window in its quietest place.
+and ends where frames have been clearly less likely for a while; what is too short is none; then it
+is padded. One of its options has no part here: stretches need no longest length, since
+`serve.speech.windows` cuts what is too long for a window in its quietest place.
 """
 
 import dataclasses
@@ -41,6 +41,7 @@ class Options:
     threshold: float = SpeechConfig.vad_threshold
     min_silence: int = round(SpeechConfig.vad_min_silence_s * SAMPLE_RATE)
     pad: int = round(SpeechConfig.vad_pad_s * SAMPLE_RATE)
+    min_speech: int = round(SpeechConfig.vad_min_speech_s * SAMPLE_RATE)
 
     @classmethod
     def of(cls, config: SpeechConfig) -> "Options":
@@ -49,6 +50,7 @@ class Options:
             config.vad_threshold,
             round(config.vad_min_silence_s * SAMPLE_RATE),
             round(config.vad_pad_s * SAMPLE_RATE),
+            round(config.vad_min_speech_s * SAMPLE_RATE),
         )
 
 
@@ -122,6 +124,8 @@ class Voice:
 
     def __init__(self, options: Options) -> None:
         self.speaking = False
+        self.since = 0
+        """While speaking: the sample at which that began."""
         self.quiet_since: int | None = None
         """While speaking: the sample at which that may have ended."""
         self._options = options
@@ -130,6 +134,7 @@ class Voice:
     def step(self, probability: float, at: int) -> None:
         """Take note of the frame that begins at a sample."""
         if probability >= self._options.threshold:
+            self.since = self.since if self.speaking else at
             self.speaking, self.quiet_since = True, None
         elif self.speaking and probability < self._end_threshold:
             if self.quiet_since is None:
@@ -141,7 +146,7 @@ class Voice:
 class Listener:
     """Lets the speech of one recording through, with a margin around it, as soon as it is known.
 
-    It holds back the margin, and what may yet turn out to be silence.
+    It holds back the margin, and what may yet turn out to be silence, or too short for speech.
 
     Args:
         options: what counts as speech.
@@ -182,24 +187,30 @@ class Listener:
         if len(rest):
             self._judge(np.pad(rest, (0, FRAME - len(rest))))
         if self._voice.speaking:
-            self._keep(self._latest_speech(self.heard), self.heard)
+            self._keep_speech(self.heard)
         return self._give()
 
     def _judge(self, samples: Samples) -> None:
         for probability in self._detector.probabilities(samples):
-            self._step(float(probability))
+            self._voice.step(float(probability), self._judged)
             self._judged += FRAME
+            if self._voice.speaking and self._voice.quiet_since is None:
+                self._keep_speech(self._judged)
 
-    def _step(self, probability: float) -> None:
-        """Take note of the frame that begins at `_judged`."""
-        at, begin = self._judged, self._latest_speech(self._judged)
-        self._voice.step(probability, at)
-        if self._voice.speaking and self._voice.quiet_since is None:
-            self._keep(begin, at + FRAME)
+    def _keep_speech(self, end: int) -> None:
+        """Keep the speech that goes on until there, if it is long enough for some."""
+        if end - self._voice.since > self._options.min_speech:
+            self._keep(self._voice.since, end)
 
-    def _latest_speech(self, at: int) -> int:
-        """Where speech began to fall silent, if it may yet go on at a sample; else that sample."""
-        return at if self._voice.quiet_since is None else self._voice.quiet_since
+    @property
+    def _undecided(self) -> int:
+        """The sample from which on it is not known what is speech."""
+        voice, end = self._voice, self._judged
+        if voice.speaking:
+            end = self._judged if voice.quiet_since is None else voice.quiet_since
+            if end - voice.since <= self._options.min_speech:
+                return voice.since
+        return end
 
     def _keep(self, start: int, end: int) -> None:
         """Keep what is between, and the margin around it."""
@@ -219,7 +230,7 @@ class Listener:
                 self._given = end
         del self._kept[:-1]  # the last one may grow
         # Speech that begins later has a margin, which was not given out either.
-        until = self._latest_speech(self._judged) - self._options.pad
+        until = self._undecided - self._options.pad
         until = max(self._held_from, min(until, self._judged, self.heard))
         self._held = self._held[until - self._held_from :].copy()
         self._held_from = until

@@ -77,6 +77,7 @@ INPUTS = _by_name(
     ),
     TensorSpec("VAD", "BOOL", (1,), "whether only speech is decoded; default: as configured"),
     TensorSpec("VAD_THRESHOLD", "FP32", (1,), "0 to 1; a frame that is likelier begins speech"),
+    TensorSpec("VAD_MIN_SPEECH_S", "FP32", (1,), "seconds; what is no longer is no speech"),
     TensorSpec("VAD_MIN_SILENCE_S", "FP32", (1,), "seconds of silence that end speech"),
     TensorSpec("VAD_PAD_S", "FP32", (1,), "seconds that stay on either side of speech"),
     TensorSpec("TEMPERATURE", "FP32", (1,), "0 to 1; default: 0, with the configured fallback"),

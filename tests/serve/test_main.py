@@ -135,9 +135,11 @@ def test_options_reach_the_request(toml, files, fake):
     assert run(toml, "--vad", files["a.wav"]) == run(toml, files["a.wav"]) == 0
     assert [request.vad for request in fake.requests[1:]] == [True, None]
     speech = ["--vad-threshold", "0.3", "--vad-min-silence-s", "0.5", "--vad-pad-s", "0.2"]
+    speech += ["--vad-min-speech-s", "0.4"]
     assert run(toml, *speech, files["a.wav"]) == 0
     request = fake.requests[-1]
     assert (request.vad_threshold, request.vad_min_silence_s, request.vad_pad_s) == (0.3, 0.5, 0.2)
+    assert request.vad_min_speech_s == 0.4
 
 
 @pytest.mark.parametrize("option", [["--highlight-words"], ["--max-words-per-line", "1"]])

@@ -1,5 +1,6 @@
 """Voice activity: as faster-whisper finds it, and the same however the audio arrives."""
 
+import dataclasses
 import hashlib
 from pathlib import Path
 
@@ -60,6 +61,7 @@ def peers(samples, options):
         threshold=options.threshold,
         min_silence_duration_ms=options.min_silence * 1000 // SAMPLE_RATE,
         speech_pad_ms=options.pad * 1000 // SAMPLE_RATE,
+        min_speech_duration_ms=options.min_speech * 1000 // SAMPLE_RATE,
     )
     joined = []
     for stretch in stretches:
@@ -74,7 +76,8 @@ OPTIONS = [
     Options(),
     Options(min_silence=2 * SAMPLE_RATE),  # faster-whisper's own, without a batch
     Options(0.6, SAMPLE_RATE // 10, SAMPLE_RATE * 3 // 100),  # silero-vad's own pad and silence
-    Options(0.3, 0, 0),
+    Options(0.3, 0, 0, 0),
+    Options(0.5, SAMPLE_RATE // 5, 0, SAMPLE_RATE),  # some of the clips' words are shorter
 ]
 
 
@@ -88,16 +91,48 @@ def test_the_defaults_are_those_with_which_the_peer_packs_windows():
     assert Options() == Options.of(TranscriberConfig())
     theirs = peer.VadOptions(min_silence_duration_ms=160)
     ms = SAMPLE_RATE // 1000
-    assert Options() == Options(theirs.threshold, 160 * ms, theirs.speech_pad_ms * ms)
-    assert theirs.min_speech_duration_ms == 0  # so there is no such option here
+    same = Options(theirs.threshold, 160 * ms, theirs.speech_pad_ms * ms, 0)
+    assert dataclasses.replace(Options(), min_speech=0) == same
+    assert theirs.min_speech_duration_ms == 0
 
 
 @pytest.mark.parametrize("size", [311, FRAME, 4_000, 10**9])
 def test_blocks_do_not_matter_and_little_is_held(size, paused):
-    most = Options().pad + Options().min_silence + 2 * FRAME
+    most = Options().pad + Options().min_silence + Options().min_speech + 2 * FRAME
     expected = listen(paused, Options())
     assert len(expected) == 3
     assert listen(paused, Options(), size, most_held=most + FRAME) == expected
+
+
+class Told(Detector):
+    """Says what it was told to say."""
+
+    def __init__(self, probabilities):
+        self._left = list(probabilities)
+
+    def probabilities(self, samples):
+        count = len(samples) // FRAME
+        said, self._left = self._left[:count], self._left[count:]
+        return np.array(said, np.float32)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])  # frames
+def test_a_moment_is_no_speech_unless_it_goes_on(size):
+    """Frames of 32 ms: three are too short for the tenth of a second, four are not."""
+    options = dataclasses.replace(Options(), pad=0, min_silence=3 * FRAME)
+    quiet = [0.0] * 10
+    moment, word = [0.9, 0.4, 0.9], [0.9, 0.9, 0.9, 0.9]
+    interrupted = [0.9, 0.1, 0.1, 0.9]  # for less than ends it
+    listener = Listener(options, Told([*quiet, *moment, *quiet, *word, *quiet, *interrupted]))
+    samples = np.zeros(41 * FRAME, np.float32)
+    found = []
+    for i in range(0, len(samples), size * FRAME):
+        found += listener.push(samples[i : i + size * FRAME])
+        assert len(listener._held) <= options.min_silence + options.min_speech + (1 + size) * FRAME
+    found += listener.finish()
+    kept = np.concatenate([np.arange(s.start, s.start + len(s.samples)) for s in found])
+    expected = [*range(23 * FRAME, 27 * FRAME), *range(37 * FRAME, 41 * FRAME)]
+    np.testing.assert_array_equal(kept, expected)
 
 
 def test_without_speech_nothing_is_let_through_and_nothing_is_held():

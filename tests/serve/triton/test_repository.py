@@ -26,6 +26,7 @@ INPUTS = [
     ("HALLUCINATION_SILENCE_THRESHOLD", "TYPE_FP32", [1]),
     ("VAD", "TYPE_BOOL", [1]),
     ("VAD_THRESHOLD", "TYPE_FP32", [1]),
+    ("VAD_MIN_SPEECH_S", "TYPE_FP32", [1]),
     ("VAD_MIN_SILENCE_S", "TYPE_FP32", [1]),
     ("VAD_PAD_S", "TYPE_FP32", [1]),
     ("TEMPERATURE", "TYPE_FP32", [1]),

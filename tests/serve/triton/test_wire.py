@@ -34,6 +34,7 @@ FULL = Request(
     hallucination_silence_threshold=1.5,
     vad=False,
     vad_threshold=0.3,
+    vad_min_speech_s=0.3,
     vad_min_silence_s=0.5,
     vad_pad_s=0.2,
     temperature=0.2,
