@@ -154,7 +154,7 @@ class _Ours:
         state = new_state(len(sampled), self._manifest.dims.n_text_ctx, logits.device)
         state.tokens[:, : fed.shape[1]] = fed
         state.position.copy_(begin - 1 + torch.arange(len(sampled)))
-        state.prompt_len.fill_(begin)
+        state.text_begin.fill_(begin)
         state.timestamps.fill_(True)
         stamps = [token * (token >= facts.timestamp_begin) for token in sampled]
         highest = torch.tensor([0, *stamps[:-1]]).cummax(0).values
