@@ -1,7 +1,8 @@
 # Earshot: every target is a thin call of `python -m build|serve|eval`, each with its own --help.
 #
 #   make demo            set up, build the demo engine, serve it, transcribe the bundled clips
-#   make test            set up and run every test that needs no GPU, the real server included
+#   make test            set up and run every test that needs no GPU, the real server included;
+#                        with PROCESSES=2, in two processes
 #   make test-gpu        the GPU tests; fails where there is no GPU
 #   make check           format, lint, types
 #   make build-engine    CONFIG=… [CHECKPOINT=… ENGINE=… PRECISION=int8|fp16 TOKENIZER=… DRAFT=…]
@@ -46,8 +47,9 @@ demo-engine: setup
 demo: demo-engine
 	@$(RUN) -m eval demo --config configs/demo.toml
 
+# Side by side in the order of the files, of which the last are the quickest.
 test: demo-engine
-	@$(RUN) -m pytest
+	@$(RUN) -m pytest $(if $(PROCESSES),--numprocesses $(PROCESSES) --dist loadgroup --no-loadscope-reorder)
 
 test-gpu: setup
 	@$(RUN) -m pytest -m gpu --require-gpu

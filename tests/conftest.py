@@ -1,6 +1,8 @@
 """What tests share: the choice of GPU tests, a small engine, and one running server."""
 
 import dataclasses
+import os
+import signal
 
 import pytest
 import torch
@@ -21,9 +23,17 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if config.getoption("--require-gpu") and not torch.cuda.is_available():
         raise pytest.UsageError("--require-gpu: torch sees no CUDA device")
+    # In the background shells have it ignored, and what tests Ctrl-C would wait in vain.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "PYTEST_XDIST_WORKER" in os.environ:  # who shares the cores takes one
+        torch.set_num_threads(1)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(config, items):
+    for item in items:  # each file's tests run in one process, and all that share the server
+        group = "server" if "server" in item.fixturenames else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
     if config.getoption("--require-gpu"):
         return
     gpu = [item for item in items if item.get_closest_marker("gpu")]

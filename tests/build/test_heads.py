@@ -8,7 +8,7 @@ import numpy as np
 from build.builders import _stated
 from build.checkpoint import open_checkpoint
 from build.heads import hear, measure_heads
-from build.verify import Recording, recordings_of
+from build.verify import Recording, read_recordings
 from tests.checkpoints import write_engine
 
 DATA = Path(__file__).parents[1] / "data"
@@ -18,7 +18,7 @@ def test_the_heads_that_follow_speech_are_found(tmp_path):
     checkpoint = open_checkpoint("build/demo/checkpoint")
     engine = write_engine(checkpoint, tmp_path / "engine")
     named = checkpoint.facts.alignment_heads
-    heard = hear(engine, recordings_of(DATA / "manifest.jsonl")[:2])
+    heard = hear(engine, read_recordings([str(DATA / "en_two.wav"), str(DATA / "en_three.mp3")]))
     assert all(len(one.tokens) > 20 for one in heard)
     found = measure_heads(engine, heard)
     assert set(named) <= set(found) and len(found) <= len(named) + 2

@@ -11,7 +11,7 @@ from build.native import convert
 from build.quantize import quantize_rows
 from serve.engine import tensor_specs
 from serve.errors import CheckpointError
-from tests.checkpoints import PUBLISHED, random_weights, write_engine, write_hf, write_openai
+from tests.checkpoints import NANO, write_engine, write_openai
 
 
 @pytest.fixture
@@ -53,13 +53,10 @@ def test_int8_weights_are_close_and_plain_ones_equal(checkpoint, target):
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp16"])
-def test_both_formats_give_identical_engines(tmp_path, precision):
-    shape = PUBLISHED["tiny"]
-    stored = random_weights(shape)
-    folder = write_hf(tmp_path / "hf", shape, stored)
-    path = write_openai(tmp_path / "a.pt", shape, stored)
-    hf = write_engine(open_checkpoint(str(folder)), tmp_path / "a", precision)
-    openai = write_engine(open_checkpoint(str(path), str(folder)), tmp_path / "b", precision)
+def test_both_formats_give_identical_engines(nano_folder, checkpoint, weights, tmp_path, precision):
+    path = write_openai(tmp_path / "a.pt", NANO, weights)
+    hf = write_engine(checkpoint, tmp_path / "a", precision)
+    openai = write_engine(open_checkpoint(str(path), str(nano_folder)), tmp_path / "b", precision)
     assert hf.manifest.files == openai.manifest.files  # sizes and hashes
     assert dataclasses.replace(hf.manifest, source=None, checkpoint_bytes=0) == (
         dataclasses.replace(openai.manifest, source=None, checkpoint_bytes=0)

@@ -18,6 +18,11 @@ from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from tests.checkpoints import NANO, random_weights, write_engine, write_hf, write_json, write_openai
 
 
+@pytest.fixture(autouse=True)
+def few_tokens(monkeypatch):
+    monkeypatch.setattr(verify, "MAX_TOKENS", 12)
+
+
 @pytest.fixture(scope="module")
 def recordings():
     return verify.synthetic_recordings()[1:]

@@ -68,11 +68,11 @@ def test_many_small_losses_fail():
 def test_equal_systems_rarely_fail():
     """Two systems that err alike, each by its own luck: the gate must not fail by chance."""
     failed = 0
-    for seed in range(20):
+    for seed in range(10):
         draw = np.random.default_rng(seed)
         errors = {name: draw.poisson(30, CLIPS).tolist() for name in NAMES}
         failed += judged(errors)["int8"] is False
-    assert failed <= 2
+    assert failed <= 1
 
 
 @pytest.mark.parametrize(

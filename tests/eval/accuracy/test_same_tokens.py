@@ -12,7 +12,7 @@ from eval.config import Config
 from serve.config import RuntimeConfig
 from tests.checkpoints import write_engine
 
-CLIPS = ("en_telephone.wav", "es_question.wav")
+CLIPS = ("en_thanks.flac", "es_question.wav")
 
 
 @pytest.fixture

@@ -26,9 +26,9 @@ from tests.fakes import transcript
 CLIP = Path("tests/data/en_two.wav")
 
 
-@pytest.fixture
-def config(nano_config, nano_engine, tmp_path):
-    folder = tmp_path / "nano"
+@pytest.fixture(scope="module")
+def config(nano_config, nano_engine, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint") / "nano"
     shutil.copytree(nano_engine.parent / "checkpoint", folder)
     WhisperFeatureExtractor().save_pretrained(folder)
     return Config(
@@ -36,6 +36,14 @@ def config(nano_config, nano_engine, tmp_path):
         build=BuildConfig(checkpoint=str(folder)),
         eval=EvalConfig(threads=1, concurrency=2),
     )
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Where the checkpoint of `config` is converted to, once for all tests that take this."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare, "CACHE", tmp_path_factory.mktemp("cache"))
+        yield prepare.CACHE
 
 
 def said(name, config, longest_s=30.0):
@@ -61,11 +69,10 @@ def test_transformers(config):
     said("transformers-fp32", config, longest_s=60.0)
 
 
-def test_faster_whisper_reads_the_converted_checkpoint(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare, "CACHE", tmp_path / "cache")
+def test_faster_whisper_reads_the_converted_checkpoint(config, cache):
     systems.prepare(("faster-whisper-int8",), config, "unused.toml")
     folder = prepare.converted_folder(config)
-    assert list((tmp_path / "cache").iterdir()) == [folder]  # nothing half done beside it
+    assert list(cache.iterdir()) == [folder]  # nothing half done beside it
     made = (folder / "model.bin").stat().st_mtime_ns
     systems.prepare(("faster-whisper-int8",), config, "unused.toml")
     assert (folder / "model.bin").stat().st_mtime_ns == made
@@ -92,8 +99,7 @@ def test_faster_whisper_has_no_handicap(tmp_path, monkeypatch):
     assert peer.settings == before
 
 
-def test_faster_whispers_rows_differ_in_what_their_names_say(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare, "CACHE", tmp_path / "cache")
+def test_faster_whispers_rows_differ_in_what_their_names_say(config, cache):
     prepare.prepare_converted(config)
     given = {}
     for name in ("faster-whisper-int8-greedy", "faster-whisper-library-defaults"):
@@ -110,8 +116,7 @@ def test_faster_whispers_rows_differ_in_what_their_names_say(config, tmp_path, m
     assert (greedy["beam_size"], greedy["best_of"]) == (1, 1)
 
 
-def test_faster_whisper_in_batches_is_its_own_class(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare, "CACHE", tmp_path / "cache")
+def test_faster_whisper_in_batches_is_its_own_class(config, cache):
     prepare.prepare_converted(config)
     with contextlib.closing(long_systems.open_system("faster-whisper-batched", config)) as peer:
         assert peer.settings["class"] == "BatchedInferencePipeline"
@@ -156,8 +161,10 @@ def test_a_vocabulary_that_cannot_be_marked_is_refused(tmp_path):
         prepare.mark_multilingual(tmp_path)
 
 
-def test_another_conversion_has_another_place(config, monkeypatch):
+def test_another_conversion_has_another_place(config, tmp_path, monkeypatch):
     """The weights are one part of it; suppressed tokens, say, come from generation_config.json."""
+    copy = shutil.copytree(config.build.checkpoint, tmp_path / "nano")
+    config = dataclasses.replace(config, build=BuildConfig(checkpoint=str(copy)))
     places = {prepare.converted_folder(config)}
     monkeypatch.setattr(prepare, "CONVERTED_VERSION", "other")
     places.add(prepare.converted_folder(config))
