@@ -1,6 +1,8 @@
 """Windows full of speech: what nobody says is left out before audio is cut."""
 
+import dataclasses
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
@@ -10,17 +12,20 @@ from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from serve.speech.timeline import Pause
 from serve.speech.windows import Cutter, Window, cut
 
+APART_S = 5.0
+"""Seconds left out, across which somebody may go on in another language."""
 BREATHER = 60 * SAMPLE_RATE  # samples without a window, after which others may have their turn
 
 
 def cut_long(
-    blocks: Iterable[Samples], listener: Callable[[], Listener]
+    blocks: Iterable[Samples], listener: Callable[[], Listener], apart_s: float = math.inf
 ) -> Iterator[Window | None]:
     """Cut audio into windows, and leave out what is not speech if it is longer than one.
 
     Args:
         blocks: float32 (n,) each, 16 kHz mono, in order.
         listener: makes one for the audio, if it is long.
+        apart_s: as `pack` takes it.
 
     Yields:
         As `cut`, or as `pack`.
@@ -30,7 +35,7 @@ def cut_long(
         held.append(block)
         count += len(block)
         if count > WINDOW_SAMPLES:
-            yield from pack(itertools.chain(_emptied(held), blocks), listener())
+            yield from pack(itertools.chain(_emptied(held), blocks), listener(), apart_s)
             return
     yield from cut(held)
 
@@ -41,7 +46,9 @@ def _emptied(held: deque[Samples]) -> Iterator[Samples]:
         yield held.popleft()
 
 
-def pack(blocks: Iterable[Samples], listener: Listener) -> Iterator[Window | None]:
+def pack(
+    blocks: Iterable[Samples], listener: Listener, apart_s: float = math.inf
+) -> Iterator[Window | None]:
     """Cut the speech in audio into windows of at most 30 s, as soon as each is known.
 
     Stretches of speech follow each other in a window, as `cut` cuts them where they are quietest.
@@ -50,12 +57,13 @@ def pack(blocks: Iterable[Samples], listener: Listener) -> Iterator[Window | Non
     Args:
         blocks: float32 (n,) each, 16 kHz mono, in order.
         listener: tells what is speech.
+        apart_s: no window holds speech from both sides of a pause of which so much is left out.
 
     Yields:
         Windows, and None where a minute of audio has given none. Without any speech it is one
         window that holds no samples.
     """
-    packer, waited = _Packer(listener.margin_s), 0
+    packer, waited = _Packer(listener.margin_s, apart_s), 0
     for block in blocks:
         waited += len(block)
         for speech in listener.push(block):
@@ -73,8 +81,9 @@ def pack(blocks: Iterable[Samples], listener: Listener) -> Iterator[Window | Non
 class _Packer:
     """Cuts speech, and knows where it came from; counts samples."""
 
-    def __init__(self, margin_s: float) -> None:
+    def __init__(self, margin_s: float, apart_s: float) -> None:
         self._margin_s = margin_s
+        self._apart_s = apart_s
         self._cutter = Cutter()
         self._came = self._gone = 0  # speech that came, and that went into windows
         self._until = 0  # in the whole audio, where the speech that came ends
@@ -84,6 +93,10 @@ class _Packer:
 
     def push(self, start: int, samples: Samples) -> Iterator[Window]:
         """Take the next speech, which begins there in the whole audio."""
+        if (start - self._until) / SAMPLE_RATE >= self._apart_s and self._came > self._gone:
+            for window in self._cutter.finish():
+                yield self._placed(dataclasses.replace(window, last=False), 0)
+            self._cutter = Cutter()
         if start > self._until:
             self._pauses.append((self._came, start - self._until))
         self._came += len(samples)

@@ -1,5 +1,7 @@
 """Windows of speech: everything that is said is in them, and they know where it was."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -35,22 +37,24 @@ def numbered(parts):
     return np.where(spoken, np.arange(1, len(spoken) + 1), 0).astype(np.float32)
 
 
-def packed(samples, size=30_000):
-    return [window for window in pack(blocks(samples, size), listener()) if window is not None]
+def packed(samples, size=30_000, apart_s=math.inf):
+    found = pack(blocks(samples, size), listener(), apart_s)
+    return [window for window in found if window is not None]
 
 
 PARTS = st.lists(st.tuples(st.floats(0.1, 50.0), st.booleans()), min_size=1, max_size=8)
 
 
 @settings(max_examples=60, deadline=None)
-@given(PARTS, st.sampled_from([7_777, 30_000, 10**8]))
-def test_all_speech_is_in_windows_that_know_where_it_was(parts, size):
+@given(PARTS, st.sampled_from([7_777, 30_000, 10**8]), st.sampled_from([math.inf, 10.0]))
+def test_all_speech_is_in_windows_that_know_where_it_was(parts, size, apart_s):
     samples = numbered(parts)
-    windows = packed(samples, size)
+    windows = packed(samples, size, apart_s)
     joined = np.concatenate([window.samples for window in windows])
     np.testing.assert_array_equal(joined[joined > 0], samples[samples > 0])
     for window in windows:
         assert len(window.samples) <= WINDOW_SAMPLES
+        assert all(pause.length_s < apart_s for pause in window.pauses)
         for i in np.flatnonzero(window.samples)[::997]:
             time_s, expected = i / SAMPLE_RATE, (window.samples[i] - 1) / SAMPLE_RATE
             # Sample numbers are whole in float32 up to 2 ** 24, which is beyond this audio.
@@ -75,6 +79,14 @@ def test_stretches_share_a_window():
     (window,) = packed(numbered([(60, False), (5, True), (90, False), (8, True), (20, False)]))
     assert window.duration_s == pytest.approx(13, abs=2)
     assert len(window.pauses) == 1 and window.start_s == pytest.approx(60, abs=2)
+
+
+def test_a_long_pause_sets_windows_apart_where_it_is_asked_to():
+    samples = numbered([(5, True), (4, False), (5, True), (9, False), (5, True), (2, False)])
+    one, two = packed(samples, apart_s=5.0)
+    assert len(one.pauses) == 1 and not two.pauses and two.last
+    assert two.start_s == pytest.approx(23 - 0.4, abs=0.2)
+    assert len(packed(samples)) == 1
 
 
 def test_stretches_of_audio_are_listened_to_one_by_one_and_silent_ones_give_nothing():
