@@ -110,6 +110,7 @@ class Decoded:
     attempt: Attempt
     pieces: tuple[Piece, ...]
     language: str | None = None  # code, where windows have languages of their own
+    given_up: bool = False  # no attempt was accepted, and this is the best of them
 
 
 def cut(blocks: Iterable[Samples]) -> Iterator[Window]:
@@ -241,10 +242,16 @@ def _spans(
     yield window_duration_s, tuple(text)
 
 
-def written(tokens: Sequence[int], facts: TokenizerFacts, timestamps: bool) -> tuple[int, ...]:
-    """The text tokens among some tokens, and the timestamps where these are wanted."""
-    end = facts.timestamp_begin if timestamps else math.inf
-    return tuple(token for token in tokens if token < facts.eot or token >= end)
+def written(pieces: Sequence[Piece], facts: TokenizerFacts, timestamps: bool) -> tuple[int, ...]:
+    """The tokens of pieces: their text, and around each its timestamps where these are wanted."""
+    tokens: list[int] = []
+    for piece in pieces:
+        begin, end = (
+            facts.timestamp_begin + round(time_s / TIMESTAMP_STEP_S)
+            for time_s in (piece.start_s, piece.end_s)
+        )
+        tokens += (begin, *piece.tokens, end) if timestamps else piece.tokens
+    return tuple(tokens)
 
 
 def compression_ratio(text: str) -> float:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 from serve.config import TranscriberConfig
-from serve.engine import DETECT_LANGUAGE
+from serve.engine import DETECT_LANGUAGE, TokenizerFacts
 from serve.messages import Alignment, OnEvent, Segment, Timings, Transcript
 from serve.runtime.protocol import DecodingOptions, Scores
 from serve.speech.features import HOP_LENGTH, N_FRAMES, SAMPLE_RATE
@@ -88,7 +88,7 @@ class ActiveRequest:
     def set_plan(self, plan: Plan) -> None:
         """Replace the plan by one that knows more; before the first window comes."""
         self.plan = plan
-        self._prompts = Prompts(plan.start, plan.mode, plan.texts, plan.multilingual)
+        self._prompts = Prompts(plan.start, plan.texts, plan.multilingual)
         self._languages = Languages(plan.language, plan.multilingual)
 
     def prompt(self, index: int) -> Prompt:
@@ -100,7 +100,9 @@ class ActiveRequest:
         """Whether a window can be submitted now."""
         if not self._waiting:
             return False
-        return not self._prompts.one_at_a_time or self.submitted == len(self._decoded)
+        if self.plan.mode == "sequential":
+            return self.submitted == self._stitched
+        return not self._prompts.detecting or self.submitted == len(self._decoded)
 
     @property
     def is_short(self) -> bool:
@@ -211,12 +213,13 @@ class ActiveRequest:
         pieces = (
             [] if silent else split_segments(attempt.tokens, tokenizer.facts, window.duration_s)
         )
-        if pieces:
-            said = (*self.prompt(index).said, *attempt.tokens)
-            said = written(said, tokenizer.facts, config.previous_timestamps)
-            self._prompts.add(said, temperature, verdict.outcome == "give up")
         self._decoded[index] = Decoded(
-            window.timeline, window.duration_s, attempt, tuple(pieces), self._languages.own(index)
+            timeline=window.timeline,
+            duration_s=window.duration_s,
+            attempt=attempt,
+            pieces=tuple(pieces),
+            language=self._languages.own(index),
+            given_up=verdict.outcome == "give up",
         )
         return None
 
@@ -261,8 +264,10 @@ class ActiveRequest:
             if (words := self._words.pop(self._stitched, None)) is not None:
                 begin_s = window.timeline.start_s
                 found = give_words(found, words, begin_s, self._spoken_until_s)
-            found = self._settle(window, window.timeline.restore(found))
-            segments += spoken(found)
+            found = spoken(self._settle(window, window.timeline.restore(found)))
+            if self.plan.mode == "sequential" and window.pieces:
+                self._go_on_from(window, found, tokenizer.facts)
+            segments += found
             self._stitched += 1
         self._segments += segments
         return segments
@@ -276,6 +281,16 @@ class ActiveRequest:
         if self.plan.tells_words or not self.plan.words:
             return segments
         return [dataclasses.replace(segment, words=None) for segment in segments]
+
+    def _go_on_from(self, window: Decoded, segments: list[Segment], facts: TokenizerFacts) -> None:
+        """Let the next window know what is answered of this one."""
+        # A segment has its piece's very tokens; equal ones may have been said twice.
+        answered = [
+            piece for piece in window.pieces if any(piece.tokens is s.tokens for s in segments)
+        ]
+        timestamps = self.plan.options.timestamps and self.plan.texts.timestamps
+        said = written(answered, facts, timestamps)
+        self._prompts.add(said, window.attempt.temperature, window.given_up)
 
     def transcript(self) -> Transcript:
         """The whole answer; `complete` must hold."""

@@ -323,6 +323,8 @@ class Transcriber:
             elif not self._deliver(active, news):
                 self._fail(active, CancelledError("the client is gone"))
                 return
+        if not active.ended:  # what became known may be what another window waited for
+            self._dispatcher.enqueue(active)
 
     def _process_window(self, decoding: DecodingWindow, scores: Scores, event: Event) -> None:
         """Judge what a job sampled, and begin what follows from it."""
@@ -341,8 +343,6 @@ class Transcriber:
             self._dispatcher.retry(decoding, retry_temperature)
         elif work := active.untimed_words(decoding.index, self.tokenizer):
             self._timer.add(active, decoding.index, work)
-        # With the language known, the other windows may follow.
-        self._dispatcher.enqueue(active)
 
     def _news(self, active: ActiveRequest) -> list[SegmentReady | Finished]:
         segments = active.stitch_ready(self.tokenizer)

@@ -29,11 +29,6 @@ class Prompt:
     ids: tuple[int, ...]
     prefix: int = 0  # so many of the last ones are what the window begins to say
 
-    @property
-    def said(self) -> tuple[int, ...]:
-        """Those."""
-        return self.ids[len(self.ids) - self.prefix :]
-
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
@@ -45,6 +40,7 @@ class Texts:
     mark: int = 0  # <|startofprev|>
     limit: int = 0  # of text in all
     previous_limit: int = 0  # of what stands before start-of-transcript
+    timestamps: bool = True  # what was said keeps them there
     hotwords: tuple[int, ...] = ()  # at most `previous_limit`; before every window
     before: tuple[int, ...] = ()  # what precedes the audio
     prefix: tuple[int, ...] = ()  # what the audio begins with, <|0.00|> first where times are asked
@@ -74,26 +70,21 @@ class Prompts:
 
     Args:
         start: from start-of-transcript on; holds DETECT_LANGUAGE where the language must be found.
-        mode: whether windows are decoded at the same time.
         texts: the client's.
         multilingual: whether each window has its own language.
     """
 
-    def __init__(
-        self, start: tuple[int, ...], mode: Mode, texts: Texts, multilingual: bool = False
-    ) -> None:
+    def __init__(self, start: tuple[int, ...], texts: Texts, multilingual: bool = False) -> None:
         self._start = start
         self._multilingual = multilingual
         self._languages: dict[int, int] = {}  # tokens, by window, where each has its own
-        self._mode = mode
         self._texts = texts
         self._before = texts.before  # the next window
 
     @property
-    def one_at_a_time(self) -> bool:
-        """Whether a window's prompt is known only after the windows before it."""
-        waits = DETECT_LANGUAGE in self._start and not self._multilingual
-        return waits or self._mode == "sequential"
+    def detecting(self) -> bool:
+        """Whether the language of all windows must be found in the next one."""
+        return DETECT_LANGUAGE in self._start and not self._multilingual
 
     def of(self, index: int) -> Prompt:
         """The prompt of a window that may be submitted now, or of another attempt at it."""
@@ -111,15 +102,13 @@ class Prompts:
             self._start = _named(self._start, token)
 
     def add(self, tokens: tuple[int, ...], temperature: float, failed: bool) -> None:
-        """Take note of what a window says; silent ones say nothing.
+        """Let the next window begin after what was said in one more; silence says nothing.
 
         Args:
-            tokens: its text as the next window's prompt may hold it.
+            tokens: its text as a prompt may hold it.
             temperature: at which they were.
             failed: no attempt was good enough, and this is the best of them.
         """
-        if self._mode == "parallel":
-            return
         lost = failed or temperature > _LOST_TEMPERATURE
         self._before = () if lost else (*self._before, *tokens)[-self._texts.limit :]
 
@@ -150,7 +139,12 @@ def texts_of(request: Request, tokenizer: Tokenizer, config: TranscriberConfig) 
 def no_texts(tokenizer: Tokenizer, config: TranscriberConfig) -> Texts:
     """The texts of a request that has none, and how much room there is."""
     limit = tokenizer.text_limit
-    return Texts(tokenizer.facts.sot_prev, limit, min(config.previous_tokens, limit))
+    return Texts(
+        mark=tokenizer.facts.sot_prev,
+        limit=limit,
+        previous_limit=min(config.previous_tokens, limit),
+        timestamps=config.previous_timestamps,
+    )
 
 
 def mode_of(request: Request, config: TranscriberConfig) -> Mode:

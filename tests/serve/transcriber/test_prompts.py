@@ -38,29 +38,21 @@ class TestPrompts:
     def test_a_prefix_takes_its_room_from_what_precedes(self):
         prompt = TEXTS.prompt(START, TEXTS.before, (50, 51, 52))
         assert prompt.ids == (99, 1, 2, 5, 6, 7, *START, 50, 51, 52)
-        assert (prompt.prefix, prompt.said) == (3, (50, 51, 52))
-        assert TEXTS.prompt(START, TEXTS.before).said == ()
+        assert (prompt.prefix, TEXTS.prompt(START, TEXTS.before).prefix) == (3, 0)
 
     def test_only_the_first_window_has_the_prefix(self):
-        prompts = Prompts(START, "parallel", dataclasses.replace(TEXTS, prefix=(50,)))
-        assert [prompts.of(index).said for index in (0, 1, 2)] == [(50,), (), ()]
-
-    def test_windows_that_go_together_have_the_clients_text_alone(self):
-        prompts = Prompts(START, "parallel", TEXTS)
-        prompts.add((50, 51), 0.0, failed=False)
-        assert not prompts.one_at_a_time
-        assert prompts.of(1) == TEXTS.prompt(START, TEXTS.before)
+        prompts = Prompts(START, dataclasses.replace(TEXTS, prefix=(50,)))
+        assert [prompts.of(index).prefix for index in (0, 1, 2)] == [1, 0, 0]
 
     def test_in_sequence_the_clients_text_scrolls_away(self):
-        prompts = Prompts(START, "sequential", TEXTS)
-        assert prompts.one_at_a_time
+        prompts = Prompts(START, TEXTS)
         assert prompts.of(0) == TEXTS.prompt(START, TEXTS.before)
         prompts.add((50, 51), 0.5, failed=False)
         assert prompts.of(1).ids == (99, 1, 2, 6, 7, 50, 51, *START)
 
     @pytest.mark.parametrize(("temperature", "failed"), [(0.6, False), (0.0, True)])
     def test_after_a_window_that_failed_it_begins_anew(self, temperature, failed):
-        prompts = Prompts(START, "sequential", TEXTS)
+        prompts = Prompts(START, TEXTS)
         prompts.add((50, 51), temperature, failed)
         assert prompts.of(1).ids == (99, 1, 2, *START)
         prompts.add((52,), 0.0, failed=False)
@@ -122,7 +114,7 @@ class TestSequence(TranscriberTests):
     def test_a_window_that_failed_is_not_gone_on_from_and_a_silent_one_says_nothing(
         self, start, tokenizer
     ):
-        silent = {"no_speech_prob": 0.9, **UNSURE}
+        silent = {"no_speech_prob": 0.9, **UNSURE}  # at any temperature
         script = Counting(tokenizer, {1: UNSURE, 2: silent})
         transcriber, runtime = start(script, temperatures=(0.0,), mode="sequential")
         transcriber.transcribe(request("x", audio=noise(130.0), hotwords="fox"))
@@ -136,6 +128,24 @@ class TestSequence(TranscriberTests):
             (*hotwords, *script.said(3)),
         ]
 
+    def test_what_is_left_out_of_the_answer_is_not_gone_on_from(
+        self, start, tokenizer, monkeypatch
+    ):
+        monkeypatch.setattr(
+            "serve.transcriber.active.without_hallucinations",
+            lambda segments, *_: [s for s in segments if s.text != " b"],
+        )
+        script = Counting(tokenizer, {i: {"text_below": tokenizer.facts.eot} for i in range(8)})
+        able = dataclasses.replace(CAPABILITIES, words=True)
+        transcriber, runtime = start(script, able, mode="sequential")
+        odd = {"hallucination_silence_threshold": 1.0}
+        answer = transcriber.transcribe(request("", audio=noise(130.0), **odd))
+        assert answer.text.startswith("a c d")
+        before = [self.text_before(tokenizer, job) for job in runtime.jobs[:4]]
+        a, c = script.said(0), script.said(2)
+        assert before == [(), a, a, (*a, *c)]
+        quiescent(transcriber, runtime)
+
     @pytest.mark.parametrize("timestamps", [True, False])
     def test_the_first_window_goes_on_from_the_prefix(self, start, tokenizer, timestamps):
         script = Counting(tokenizer)
@@ -147,7 +157,8 @@ class TestSequence(TranscriberTests):
         first, second = runtime.jobs[:2]
         begun = first.prompt[len(first.prompt) - first.prefix :]
         assert begun == (*stamp, *fox)
-        assert self.text_before(tokenizer, second) == (*begun, *script.said(0))
+        before = script.said(0) if timestamps else script.letters[0]
+        assert self.text_before(tokenizer, second) == before
         assert second.prefix == 0
         assert answer.text.startswith("a b"), "the prefix is not answered"
 
