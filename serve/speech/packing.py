@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
@@ -12,20 +11,19 @@ from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from serve.speech.timeline import Pause
 from serve.speech.windows import Cutter, Window, cut
 
-APART_S = 5.0
-"""Seconds left out, across which somebody may go on in another language."""
+APART_S = 10.0
+"""Seconds left out, after which another may speak, elsewhere, in another language."""
 BREATHER = 60 * SAMPLE_RATE  # samples without a window, after which others may have their turn
 
 
 def cut_long(
-    blocks: Iterable[Samples], listener: Callable[[], Listener], apart_s: float = math.inf
+    blocks: Iterable[Samples], listener: Callable[[], Listener]
 ) -> Iterator[Window | None]:
     """Cut audio into windows, and leave out what is not speech if it is longer than one.
 
     Args:
         blocks: float32 (n,) each, 16 kHz mono, in order.
         listener: makes one for the audio, if it is long.
-        apart_s: as `pack` takes it.
 
     Yields:
         As `cut`, or as `pack`.
@@ -35,7 +33,7 @@ def cut_long(
         held.append(block)
         count += len(block)
         if count > WINDOW_SAMPLES:
-            yield from pack(itertools.chain(_emptied(held), blocks), listener(), apart_s)
+            yield from pack(itertools.chain(_emptied(held), blocks), listener())
             return
     yield from cut(held)
 
@@ -46,24 +44,22 @@ def _emptied(held: deque[Samples]) -> Iterator[Samples]:
         yield held.popleft()
 
 
-def pack(
-    blocks: Iterable[Samples], listener: Listener, apart_s: float = math.inf
-) -> Iterator[Window | None]:
+def pack(blocks: Iterable[Samples], listener: Listener) -> Iterator[Window | None]:
     """Cut the speech in audio into windows of at most 30 s, as soon as each is known.
 
-    Stretches of speech follow each other in a window, as `cut` cuts them where they are quietest.
-    Each window tells which pauses were left out, so that its times can be found again.
+    Stretches of speech follow each other in a window unless `APART_S` lie between them, and are cut
+    as by `cut`, where they are quietest. Each window tells which pauses were left out, so that its
+    times can be found again.
 
     Args:
         blocks: float32 (n,) each, 16 kHz mono, in order.
         listener: tells what is speech.
-        apart_s: no window holds speech from both sides of a pause of which so much is left out.
 
     Yields:
         Windows, and None where a minute of audio has given none. Without any speech it is one
         window that holds no samples.
     """
-    packer, waited = _Packer(listener.margin_s, apart_s), 0
+    packer, waited = _Packer(listener.margin_s), 0
     for block in blocks:
         waited += len(block)
         for speech in listener.push(block):
@@ -81,9 +77,8 @@ def pack(
 class _Packer:
     """Cuts speech, and knows where it came from; counts samples."""
 
-    def __init__(self, margin_s: float, apart_s: float) -> None:
+    def __init__(self, margin_s: float) -> None:
         self._margin_s = margin_s
-        self._apart_s = apart_s
         self._cutter = Cutter()
         self._came = self._gone = 0  # speech that came, and that went into windows
         self._until = 0  # in the whole audio, where the speech that came ends
@@ -93,7 +88,7 @@ class _Packer:
 
     def push(self, start: int, samples: Samples) -> Iterator[Window]:
         """Take the next speech, which begins there in the whole audio."""
-        if (start - self._until) / SAMPLE_RATE >= self._apart_s and self._came > self._gone:
+        if (start - self._until) / SAMPLE_RATE >= APART_S and self._came > self._gone:
             for window in self._cutter.finish():
                 yield self._placed(dataclasses.replace(window, last=False), 0)
             self._cutter = Cutter()

@@ -10,7 +10,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
-import math
 import threading
 from collections.abc import Callable, Generator
 
@@ -19,7 +18,7 @@ from serve.errors import EarshotError
 from serve.messages import AudioFile, Request, Samples
 from serve.speech import activity, audio
 from serve.speech.meter import Limits
-from serve.speech.packing import APART_S, cut_long, pack
+from serve.speech.packing import cut_long, pack
 from serve.speech.stretches import CutOne, cut_stretches
 from serve.speech.windows import Window, cut
 from serve.transcriber.active import ActiveRequest
@@ -245,11 +244,10 @@ class Intake:
 def _cutting(active: ActiveRequest) -> CutOne:
     """How the audio that a request wants decoded becomes windows."""
     listener = functools.partial(_listener, active)
-    apart_s = APART_S if active.plan.multilingual else math.inf
     if active.plan.vad == "on":
-        return lambda blocks: pack(blocks, listener(), apart_s)
+        return lambda blocks: pack(blocks, listener())
     if active.plan.vad == "auto":
-        return lambda blocks: cut_long(blocks, listener, apart_s)
+        return lambda blocks: cut_long(blocks, listener)
     return cut
 
 

@@ -1,7 +1,5 @@
 """Windows of speech: everything that is said is in them, and they know where it was."""
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 
 from serve.speech.activity import FRAME, Listener, Options
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
-from serve.speech.packing import cut_long, pack
+from serve.speech.packing import APART_S, cut_long, pack
 from serve.speech.stretches import cut_stretches
 from serve.speech.windows import cut
 
@@ -37,24 +35,23 @@ def numbered(parts):
     return np.where(spoken, np.arange(1, len(spoken) + 1), 0).astype(np.float32)
 
 
-def packed(samples, size=30_000, apart_s=math.inf):
-    found = pack(blocks(samples, size), listener(), apart_s)
-    return [window for window in found if window is not None]
+def packed(samples, size=30_000):
+    return [window for window in pack(blocks(samples, size), listener()) if window is not None]
 
 
 PARTS = st.lists(st.tuples(st.floats(0.1, 50.0), st.booleans()), min_size=1, max_size=8)
 
 
 @settings(max_examples=60, deadline=None)
-@given(PARTS, st.sampled_from([7_777, 30_000, 10**8]), st.sampled_from([math.inf, 10.0]))
-def test_all_speech_is_in_windows_that_know_where_it_was(parts, size, apart_s):
+@given(PARTS, st.sampled_from([7_777, 30_000, 10**8]))
+def test_all_speech_is_in_windows_that_know_where_it_was(parts, size):
     samples = numbered(parts)
-    windows = packed(samples, size, apart_s)
+    windows = packed(samples, size)
     joined = np.concatenate([window.samples for window in windows])
     np.testing.assert_array_equal(joined[joined > 0], samples[samples > 0])
     for window in windows:
         assert len(window.samples) <= WINDOW_SAMPLES
-        assert all(pause.length_s < apart_s for pause in window.pauses)
+        assert all(pause.length_s < APART_S for pause in window.pauses)
         for i in np.flatnonzero(window.samples)[::997]:
             time_s, expected = i / SAMPLE_RATE, (window.samples[i] - 1) / SAMPLE_RATE
             # Sample numbers are whole in float32 up to 2 ** 24, which is beyond this audio.
@@ -75,18 +72,13 @@ def test_where_all_is_speech_windows_are_those_without():
         assert (window.last, window.left_out_s) == (expected.last, 0.0)
 
 
-def test_stretches_share_a_window():
-    (window,) = packed(numbered([(60, False), (5, True), (90, False), (8, True), (20, False)]))
-    assert window.duration_s == pytest.approx(13, abs=2)
-    assert len(window.pauses) == 1 and window.start_s == pytest.approx(60, abs=2)
-
-
-def test_a_long_pause_sets_windows_apart_where_it_is_asked_to():
-    samples = numbered([(5, True), (4, False), (5, True), (9, False), (5, True), (2, False)])
-    one, two = packed(samples, apart_s=5.0)
-    assert len(one.pauses) == 1 and not two.pauses and two.last
-    assert two.start_s == pytest.approx(23 - 0.4, abs=0.2)
-    assert len(packed(samples)) == 1
+def test_stretches_share_a_window_unless_a_long_pause_sets_them_apart():
+    between = [(60, False), (5, True), (9, False), (8, True), (20, False), (5, True), (2, False)]
+    one, two = packed(numbered(between))
+    assert one.duration_s == pytest.approx(13, abs=2) and not one.last
+    assert len(one.pauses) == 1 and one.start_s == pytest.approx(60, abs=2)
+    assert two.duration_s == pytest.approx(5, abs=1) and not two.pauses and two.last
+    assert two.start_s == pytest.approx(102, abs=2)
 
 
 def test_stretches_of_audio_are_listened_to_one_by_one_and_silent_ones_give_nothing():
