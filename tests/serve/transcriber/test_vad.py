@@ -57,14 +57,14 @@ class TestVoiceActivity(TranscriberTests):
 
     def test_words_after_a_pause_are_where_they_were_said(self, start, echo):
         transcriber, _ = start(echo, ABLE)
-        audio = talk((0.2, 1), (60, 0), (6, 1))
+        audio = talk((0.2, 1), (9, 0), (6, 1))
         options = {"vad": True, "word_timestamps": True, "timestamps": False}
         (segment,) = transcriber.transcribe(
             request("over the fox", audio=audio, **options)
         ).segments
         assert [word.word for word in segment.words] == [" over", " the", " fox"]
         first, *rest = segment.words
-        assert all(word.start > 59.5 for word in rest) and segment.end == rest[-1].end < 66.2
+        assert all(word.start > 8.5 for word in rest) and segment.end == rest[-1].end < 15.2
         starts = [time for word in segment.words for time in (word.start, word.end)]
         assert starts == sorted(starts) and segment.start == first.start
 
