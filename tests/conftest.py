@@ -12,11 +12,15 @@ from serve.config import Config, RuntimeConfig, ServerConfig, TranscriberConfig
 from serve.supervisor.run import free_ports, running_server
 from serve.triton.client import Client
 from tests.checkpoints import NANO, random_weights, write_engine, write_hf
+from tests.programs import how_to_get, path_of
 
 
 def pytest_addoption(parser):
     parser.addoption(
         "--require-gpu", action="store_true", help="run the tests marked gpu; fail without a GPU"
+    )
+    parser.addoption(
+        "--require-programs", action="store_true", help="fail where a test's program is missing"
     )
 
 
@@ -27,6 +31,14 @@ def pytest_configure(config):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if "PYTEST_XDIST_WORKER" in os.environ:  # who shares the cores takes one
         torch.set_num_threads(1)
+
+
+def pytest_runtest_setup(item):
+    missing = [mark.args[0] for mark in item.iter_markers("needs_program")]
+    missing = [program for program in missing if path_of(program) is None]
+    if missing:
+        end = pytest.fail if item.config.getoption("--require-programs") else pytest.skip
+        end("; ".join(map(how_to_get, missing)))
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups

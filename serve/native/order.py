@@ -9,7 +9,7 @@ from serve.native.slots import Slots
 from serve.native.start import rows_of
 from serve.runtime.protocol import Job
 
-_SPARE_ONE_OF = 4  # slots; of fewer, one that stays empty is too many
+_SPARE_ONE_OF = 4  # places; of fewer, one that stays empty is too many
 
 
 @dataclasses.dataclass
@@ -97,7 +97,8 @@ class Turns:
             return self._slots.fit(rows)
         if any(job.urgent for job in decoding):
             return 0
-        spare = 1 if self._slots.slots >= _SPARE_ONE_OF else 0
+        places = min(self._slots.slots, self._slots.rows // max(rows, default=1))
+        spare = 1 if places >= _SPARE_ONE_OF else 0
         fitting = self._slots.fit([*rows, *rows[:spare]]) - spare
         return max(fitting, 0 if decoding else self._slots.fit(rows[:1]))
 

@@ -31,11 +31,9 @@ def test_each_figure_must_be_as_wanted(worse):
     assert len(GOOD.lines()) == 3 and "97.0%" in GOOD.lines()[0]
 
 
+@pytest.mark.needs_program("espeak-ng")
 def test_espeak_says_where_each_word_begins():
-    try:
-        espeak = Espeak()
-    except UnavailableError:
-        pytest.skip("espeak-ng is not installed")
+    espeak = Espeak()
     speech = espeak.speak("¿Dónde está la llave?", "es")
     assert [word for word, _ in speech.words] == ["Dónde", "está", "la", "llave"]
     begins = [begin for _, begin in speech.words]

@@ -20,12 +20,12 @@ from playwright.sync_api import expect, sync_playwright
 from serve.keys import add_key, hash_of
 from serve.messages import Segment, Timings, Transcript
 from serve.speech.formats import render
-from tests.browser import BROWSER, needs_browser
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, Running, until
+from tests.programs import path_of
 from tests.serve.gateway.test_page import metrics
 
-pytestmark = needs_browser
+pytestmark = pytest.mark.needs_program("chromium")
 
 CLIPS = Path(__file__).parents[2] / "data"
 CLIP = CLIPS / "en_question.wav"  # of 2.6 s
@@ -77,7 +77,7 @@ def browser():
     with sync_playwright() as playwright:
         expect.set_options(timeout=WAIT_S * 1000)
         browser = playwright.chromium.launch(
-            executable_path=BROWSER, timeout=60_000, args=MICROPHONE
+            executable_path=path_of("chromium"), timeout=60_000, args=MICROPHONE
         )
         yield browser
         browser.close()
@@ -241,6 +241,7 @@ def test_a_reload_loses_nothing(page, gateway):
     done(page, "wait", "en_two.wav")
     assert sent(gateway)["AUDIO"] == (CLIPS / "en_two.wav").read_bytes()
     half.get_by_role("button", name="Remove").click()
+    expect(half).to_have_count(0)
     page.reload()
     done(page, "one two")
     assert card(page, "en_two.wav").count() == 0
@@ -289,6 +290,7 @@ def test_what_goes_wrong_is_said_in_words(page, gateway, tmp_path):
     expect(problem).to_contain_text("no audio in this that it can read")
     assert card(page).get_by_role("button", name="Try again").count() == 0
     card(page).get_by_role("button", name="Remove").click()
+    expect(card(page)).to_have_count(0)
 
     say(page, "error:OverloadedError: too much to do")
     drop(page, CLIP)

@@ -75,10 +75,11 @@ def test_urgent_windows_find_a_slot_and_rows_that_the_others_left():
     assert fit([urgent] * 4, [other] * 2) == 2
     assert fit([urgent, urgent, *[other] * 4]) == 2, "a batch of their own"
     assert fit([other] * 3, [other, urgent]) == 0, "not while urgent ones decode"
-    assert fit([other], [1, 1], rows=7) == 0, "rows for another like it"
+    assert fit([other] * 3, [1, 1], slots=8, rows=12) == 2, "rows for another like them"
     assert fit([1], [1, 1], rows=7) == 1
     assert fit([other], slots=1, rows=3) == fit([other], rows=4) == 1
     assert fit([other], [other], slots=2) == 1, "of few slots none is left free"
+    assert fit([other] * 3, rows=7) == 2, "nor are rows, where few of them fit"
 
 
 def test_windows_are_served_alike_while_the_others_leave_a_place_free():

@@ -116,8 +116,8 @@ export class Queue {
     this.stop(job);
     this.#jobs.delete(job.id);
     this.#files.delete(job.id);
-    this.removed(job.id);
     await this.#keep(() => store.removeJob(job.id));
+    this.removed(job.id); // not before: what is gone from sight does not come back with a reload
   }
 
   async update(job) {

@@ -9,10 +9,10 @@ import pytest
 
 from eval.accuracy.normalize import normalizer
 from eval.accuracy.page.page import write_comparison, write_page
-from tests.browser import BROWSER, needs_browser
 from tests.eval.accuracy.runs import calls, report, score
+from tests.programs import path_of
 
-pytestmark = needs_browser
+pytestmark = pytest.mark.needs_program("chromium")
 
 NAMES = (
     "earshot-triton",
@@ -69,7 +69,7 @@ def measured(path, width, *flags):
     text = text.replace(policy, f"{policy} script-src 'unsafe-inline';")
     copy = path.with_name("measured.html")
     copy.write_text(text.replace("</body>", MEASURE + "</body>"), encoding="utf-8")
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    command = [path_of("chromium"), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
     command += ["--virtual-time-budget=5000", f"--window-size={width},900", *flags]
     done = subprocess.run(
         [*command, f"--user-data-dir={path.parent / 'profile'}", copy.as_uri()],

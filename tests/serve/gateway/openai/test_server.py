@@ -3,7 +3,6 @@
 import asyncio
 import re
 import shlex
-import shutil
 import subprocess
 import urllib.request
 from pathlib import Path
@@ -106,10 +105,9 @@ def test_many_of_whom_some_leave(server, connect):
     assert counted(server, "earshot_gateway_inflight_requests") == 0
 
 
+@pytest.mark.needs_program("curl")
 @pytest.mark.parametrize("command", CURLS)
 def test_curl_as_the_readme_has_it(server, command):
-    if shutil.which("curl") is None:
-        pytest.skip("curl is not installed")
     arguments = shlex.split(command.replace("localhost:8000", server.http))
     done = subprocess.run(
         [*arguments, "-sS", "--fail-with-body"], cwd=ROOT, capture_output=True, timeout=WAIT_S
