@@ -20,6 +20,7 @@ from serve.config import LiveConfig
 from serve.gateway.live import events
 from serve.gateway.live.ear import Ear, Frame
 from serve.gateway.live.events import Asked, Event, EventError
+from serve.gateway.live.pace import Pace
 from serve.gateway.live.settings import HYPOTHESIS, ServerVad, SettingError, Settings, updated
 from serve.gateway.live.sound import Inlet
 from serve.gateway.live.utterance import Said, Utterance, Window
@@ -95,7 +96,7 @@ class Session:
         self._spoken_until = 0  # of the last utterance
         self._changed = asyncio.Event()  # for `work`
         self._progress = asyncio.Event()  # for `handle`
-        self._began_s = -math.inf  # the latest decoding, or speech
+        self._pace = Pace(config.update_s)
         self._tries = 0
         self._errors = 0
         self._closing = False
@@ -212,7 +213,7 @@ class Session:
         self._open = Utterance(events.new_id("item"), start, wanted.language, wanted.prompt or "")
         self._open.add(before, speech=False)
         self._queue.append(self._open)
-        self._began_s = max(self._began_s, _now_s())
+        self._pace.speech(_now_s())
         if vad is not None:
             await self._send(events.speech_started(self._open.item_id, _ms(start)))
 
@@ -279,7 +280,7 @@ class Session:
 
     def _wait_s(self, utterance: Utterance) -> float:
         """How long until something is to be done with it; infinite: until more is heard."""
-        due_s = self._began_s + self._config.update_s * (1 + self._tries) - _now_s()
+        due_s = self._pace.due_s - _now_s()
         if self._tries:
             return due_s
         if utterance.ended or utterance.unheard_s >= _LONG_S:
@@ -289,7 +290,7 @@ class Session:
         return 0.0 if _paused(utterance) else due_s
 
     async def _decode(self, utterance: Utterance) -> None:
-        self._began_s = _now_s()
+        self._pace.began(_now_s())
         window = utterance.window()
         whole = utterance.ended or _paused(utterance)
         try:
@@ -297,10 +298,12 @@ class Session:
         except Refusal as refusal:
             self._metrics.updates.labels("failed").inc()
             self._tries += 1
+            self._pace.failed(_now_s(), self._tries)
             if refusal.status != "UNAVAILABLE" or self._tries >= _TRIES:
                 await self._fail(utterance, refusal)
             return
         self._metrics.updates.labels("ok").inc()
+        self._pace.ended(_now_s())
         self._tries = 0
         if utterance in self._queue:  # else the client has cleared it
             await self._tell(utterance, utterance.take(window, transcript))

@@ -1,0 +1,1 @@
+"""How live text does: clips streamed as they are spoken, to a real server, several at a time."""

@@ -1,0 +1,34 @@
+"""How often an utterance is decoded."""
+
+import pytest
+
+from serve.gateway.live.pace import Pace
+
+
+@pytest.fixture
+def pace():
+    return Pace(0.5)
+
+
+def test_quick_decodings_begin_at_the_pace_that_is_configured(pace):
+    assert pace.due_s < 0
+    pace.speech(10.0)
+    assert pace.due_s == 10.5
+    pace.began(10.5)
+    pace.ended(10.6)
+    assert pace.due_s == 11.0
+    pace.speech(10.7)  # after a short pause
+    assert pace.due_s == 11.2
+
+
+def test_slow_ones_rest_as_long_as_they_took(pace):
+    pace.began(10.0)
+    pace.ended(10.75)
+    assert pace.due_s == 11.5
+
+
+def test_what_failed_is_tried_again_later_and_later(pace):
+    pace.failed(10.0, 1)
+    assert pace.due_s == 10.5
+    pace.failed(10.6, 2)
+    assert pace.due_s == 11.6
