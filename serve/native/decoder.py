@@ -144,8 +144,11 @@ class Decoder:
         return 2 * dims.n_text_layer * dims.n_text_state * dims.n_text_ctx * self.dtype.itemsize
 
     def fill_cross(self, encoded: torch.Tensor, cache: Cache, slots: torch.Tensor) -> None:
-        """Project the encoder's output (batch, n_audio_ctx, d) into the caches of int64 `slots`."""
-        dims = self.dims
+        """Project the encoder's output (batch, seen, d) into the caches of int64 `slots`.
+
+        What the caches have behind `seen`, where that is less than n_audio_ctx, stays.
+        """
+        dims, seen = self.dims, encoded.shape[1]
         width = 2 * dims.n_text_state  # of one layer
         each = max(1, _CROSS_ROWS // len(encoded))  # layers at a time
         for begin in range(0, dims.n_text_layer, each):
@@ -154,7 +157,7 @@ class Decoder:
             part = Matrix(self._cross_weight[rows], self._cross_bias[rows])
             scale = None if cache.cross_scale is None else cache.cross_scale[begin:end]
             self.ops.decoder.store_cross(
-                linear(encoded, part), slots, cache.cross[begin:end], scale
+                linear(encoded, part), slots, cache.cross[begin:end, ..., :seen, :], scale
             )
 
     def step(

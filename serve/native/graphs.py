@@ -244,8 +244,17 @@ class Encoder(Protocol):
         ...
 
 
+SILENCE = -0.625
+"""Log-mel of digital silence beside speech whose loudest bin is 10 ** 1.5, and so 8 decades above.
+
+Where speech is louder or softer it is up to 0.2 more or less; the demo's text stays the same."""
+
+
 class EagerEncoder:
-    """Kernel by kernel, any number up to `most` at a time, for each decoder with its cache."""
+    """Kernel by kernel, any number up to `most` at a time, for each decoder with its cache.
+
+    Of a short window only the audio is encoded; behind it stands what a window of silence gives.
+    """
 
     def __init__(
         self, network: Whisper, decoders: Sequence[tuple[Decoder, Cache]], most: int
@@ -253,6 +262,7 @@ class EagerEncoder:
         self._network = network
         self._decoders = decoders
         self._most = most
+        self._silence: list[torch.Tensor] = []  # of each decoder, once it is needed
 
     def batch_of(self, waiting: int) -> int:
         """See `Encoder.batch_of`."""
@@ -260,13 +270,33 @@ class EagerEncoder:
 
     def encode(self, features: list[torch.Tensor], slots: list[int]) -> None:
         """See `Encoder.encode`."""
-        device = self._network.device
         for frames in {window.shape[-1] for window in features}:
             alike = [i for i, window in enumerate(features) if window.shape[-1] == frames]
-            encoded = self._network.encode(torch.stack([features[i].to(device) for i in alike]))
-            target = torch.tensor([slots[i] for i in alike], device=device)
-            for decoder, cache in self._decoders:
-                decoder.fill_cross(encoded, cache, target)
+            self._encode([features[i] for i in alike], [slots[i] for i in alike])
+
+    def _encode(self, features: list[torch.Tensor], slots: list[int]) -> None:
+        device = self._network.device
+        encoded = self._network.encode(torch.stack([window.to(device) for window in features]))
+        target = torch.tensor(slots, device=device)
+        for decoder, cache in self._decoders:
+            decoder.fill_cross(encoded, cache, target)
+        seen, whole = encoded.shape[1], self._network.dims.n_audio_ctx
+        if seen < whole:
+            for (_, cache), silence in zip(self._decoders, self._silent(), strict=True):
+                for slot in slots:
+                    cache.cross[:, :, slot, :, seen:] = silence[..., seen:, :]
+
+    def _silent(self) -> list[torch.Tensor]:
+        """What cross-attention reads of silence, (layers, 2, heads, n_audio_ctx, 64) each."""
+        if not self._silence:
+            dims, device = self._network.dims, self._network.device
+            shape = (1, dims.n_mels, 2 * dims.n_audio_ctx)
+            encoded = self._network.encode(torch.full(shape, SILENCE, device=device))
+            for decoder, _ in self._decoders:
+                cache = decoder.new_cache(1, 1)
+                decoder.fill_cross(encoded, cache, torch.zeros(1, dtype=torch.int64, device=device))
+                self._silence.append(cache.cross[:, :, 0])
+        return self._silence
 
 
 class GraphEncoder:

@@ -17,11 +17,6 @@ from serve.native.kernels.definition import encoder_attention
 from serve.native.kernels.feed import Feed
 from serve.native.weights import Attention, Loader, Mlp, Weights
 
-SILENCE = -0.625
-"""Log-mel of digital silence beside speech, whose loudest bin is 10 ** 1.5 and so 8 decades above.
-
-Where speech is louder or softer it is up to 0.2 more or less; on the demo that changed nothing."""
-
 
 @dataclasses.dataclass(frozen=True)
 class EncoderLayer:
@@ -74,27 +69,15 @@ class Whisper(Decoder):
         self._audio_positions = load.tensor("encoder.positions")
         self._encoder = _encoder_layers(load, dims.n_audio_layer, self.ops.encoder)
         self._encoder_norm = load.norm("encoder.norm")
-        self._silence: torch.Tensor | None = None  # encoded, once it is needed
 
     def encode(self, features: torch.Tensor) -> torch.Tensor:
-        """Run the encoder: (batch, n_mels, frames) float32 -> (batch, n_audio_ctx, d).
+        """Run the encoder: (batch, n_mels, frames) float32 -> (batch, frames / 2, d).
 
-        Of fewer than 3000 frames, an even number, the encoder sees no more than these; what it
-        makes of a window of silence stands behind them.
+        Of a whole window there are 3000 frames; fewer are as if a window were shorter.
         """
-        whole, seen = len(self._audio_positions), features.shape[-1] // 2
-        encoded = self._encode(features.to(self.device), self._audio_positions[:seen])
-        if seen == whole:
-            return encoded
-        if self._silence is None:
-            silence = torch.full((1, len(features[0]), 2 * whole), SILENCE, device=self.device)
-            self._silence = self._encode(silence, self._audio_positions)
-        rest = self._silence[:, seen:].expand(len(encoded), -1, -1)
-        return torch.cat([encoded, rest], dim=1)
-
-    def _encode(self, features: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         ops = self.ops.encoder
-        x = ops.stem(features, *self._stem, positions)
+        positions = self._audio_positions[: features.shape[-1] // 2]
+        x = ops.stem(features.to(self.device), *self._stem, positions)
         last = self._encoder[-1]
         normed = ops.norm(x, self._encoder[0].attn.norm)
         # Each layer ends with the layer norm that the next one begins with.

@@ -109,7 +109,7 @@ class NativeRuntime:
             search_options=True,
             words=self._aligner is not None,
             drafts=True,
-            short_windows=device.type == "cpu",
+            short_windows=device.type == "cpu" and config.cross_kv == "full",
             urgent_first=True,
         )
 

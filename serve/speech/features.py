@@ -17,6 +17,8 @@ WINDOW_S = 30
 WINDOW_SAMPLES = WINDOW_S * SAMPLE_RATE
 N_FRAMES = WINDOW_SAMPLES // HOP_LENGTH
 
+_LENGTHS = range(SAMPLE_RATE, WINDOW_SAMPLES + 1, SAMPLE_RATE)
+
 
 @functools.lru_cache(maxsize=8)
 def _hann_window(device: torch.device) -> torch.Tensor:
@@ -49,19 +51,21 @@ def log_mel(samples: torch.Tensor, mel_filters: torch.Tensor) -> torch.Tensor:
     """Compute the encoder's input for a batch of windows.
 
     Args:
-        samples: float32 (batch, WINDOW_SAMPLES), 16 kHz mono in [-1, 1], zero-padded to 30 s.
+        samples: float32 (batch, n), 16 kHz mono in [-1, 1], zero-padded to 30 s, or to fewer whole
+            seconds where the encoder is to see no more.
         mel_filters: float32 (n_mels, N_FFT // 2 + 1), as `Engine.load_mel_filters` gives them, on
             the device of `samples`.
 
     Returns:
-        float32 (batch, n_mels, N_FRAMES) on the same device.
+        float32 (batch, n_mels, n / HOP_LENGTH) on the same device.
 
     Raises:
         ValueError: the samples have another shape.
     """
-    if samples.ndim != 2 or samples.shape[1] != WINDOW_SAMPLES:
+    if samples.ndim != 2 or samples.shape[1] not in _LENGTHS:
         raise ValueError(
-            f"expected samples of shape (batch, {WINDOW_SAMPLES}), got {tuple(samples.shape)}"
+            f"expected samples of shape (batch, {WINDOW_SAMPLES}), or fewer whole seconds; got "
+            f"{tuple(samples.shape)}"
         )
     spectrum = torch.stft(
         samples.float(),
@@ -71,7 +75,7 @@ def log_mel(samples: torch.Tensor, mel_filters: torch.Tensor) -> torch.Tensor:
         center=True,
         return_complex=True,
     )
-    power = spectrum[..., :-1].abs().square()  # Whisper drops the frame that begins at 30 s
+    power = spectrum[..., :-1].abs().square()  # Whisper drops the frame that begins at the end
     log_power = (mel_filters @ power).clamp_min(1e-10).log10()
     loudest = log_power.amax(dim=(1, 2), keepdim=True)
     return (torch.maximum(log_power, loudest - 8.0) + 4.0) / 4.0

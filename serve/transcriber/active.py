@@ -166,7 +166,9 @@ class ActiveRequest:
         return loop_tokens(max_tokens, duration_s, self.plan.repetitive)
 
     def encoder_frames(self, index: int) -> int:
-        """How many frames of log-mel a short encoder sees of a window."""
+        """How many frames of log-mel the encoder sees of a window."""
+        if not self.plan.short_encoder:
+            return N_FRAMES
         seconds = math.ceil(self._spans[index].duration_s + _SILENCE_S)
         return min(N_FRAMES, seconds * SAMPLE_RATE // HOP_LENGTH)
 

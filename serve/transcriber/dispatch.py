@@ -17,7 +17,7 @@ import torch
 
 from serve.errors import DeviceError, EarshotError
 from serve.runtime.protocol import Capabilities, Event, Job, Runtime
-from serve.speech.features import WINDOW_SAMPLES, log_mel, upload
+from serve.speech.features import HOP_LENGTH, log_mel, upload
 from serve.speech.windows import Window
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.guard import guarded, runtime_calls
@@ -102,7 +102,8 @@ class Dispatcher:
             room_for_long -= not _is_urgent(*taken)
             self._on_taken(active)
             self.enqueue(active)
-        features = self._features([window for _, _, window in picked]) if picked else []
+        sized = [(window, active.encoder_frames(index)) for active, index, window in picked]
+        features = self._features(sized) if sized else []
         for (active, index, window), found in zip(picked, features, strict=True):
             error = self._submit_first(active, index, _is_urgent(index, window), found)
             if error is not None:
@@ -167,10 +168,13 @@ class Dispatcher:
         for decoding in self._jobs.values():
             assert decoding.active.ended != (decoding.active.id in pending)
 
-    def _features(self, windows: list[Window]) -> list[torch.Tensor | EarshotError]:
+    def _features(self, windows: list[tuple[Window, int]]) -> list[torch.Tensor | EarshotError]:
         """What the runtime takes of each window, or the error that the window's request ends with.
 
         All windows are computed as one batch; where that fails, each alone shows whose fault it is.
+
+        Args:
+            windows: with the frames of log-mel that the encoder is to see of each.
         """
         what = f"computing the features of {len(windows)} windows"
         features = guarded(what, functools.partial(self._compute_features, windows))
@@ -180,12 +184,24 @@ class Dispatcher:
             return [features]
         return [alone for window in windows for alone in self._features([window])]
 
-    def _compute_features(self, windows: list[Window]) -> Sequence[torch.Tensor]:
-        """Log-mel (n_mels, 3000) of each window, or its samples (n,) if the runtime takes those."""
+    def _compute_features(self, windows: list[tuple[Window, int]]) -> Sequence[torch.Tensor]:
+        """Log-mel (n_mels, frames) of each window, or its samples (n,) if the runtime takes those.
+
+        Those of the same length are computed together.
+        """
         if self._capabilities.takes == "samples":
-            return [torch.tensor(window.samples) for window in windows]
+            return [torch.tensor(window.samples) for window, _ in windows]
+        found: dict[int, torch.Tensor] = {}
+        for frames in {frames for _, frames in windows}:
+            alike = [i for i, (_, its) in enumerate(windows) if its == frames]
+            batch = self._log_mel([windows[i][0] for i in alike], frames)
+            found.update(zip(alike, batch, strict=True))
+        return [found[i] for i in range(len(windows))]
+
+    def _log_mel(self, windows: list[Window], frames: int) -> Sequence[torch.Tensor]:
         # On a GPU the copy need not be waited for: torch reuses pinned memory only after it.
-        padded = torch.empty((len(windows), WINDOW_SAMPLES), pin_memory=self._device.type == "cuda")
+        shape = (len(windows), frames * HOP_LENGTH)
+        padded = torch.empty(shape, pin_memory=self._device.type == "cuda")
         for row, window in zip(padded.numpy(), windows, strict=True):
             row[: len(window.samples)] = window.samples
             row[len(window.samples) :] = 0.0
@@ -204,8 +220,6 @@ class Dispatcher:
         """Submit a window for the first time; returns the error that its request ends with."""
         if isinstance(features, EarshotError):
             return features
-        if active.plan.short_encoder:
-            features = features[:, : active.encoder_frames(index)]
         temperature = active.plan.options.temperature
         draft = active.plan.draft if index == 0 else ()
         chosen = (temperature, draft, active.loop_tokens(index))

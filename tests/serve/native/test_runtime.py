@@ -11,7 +11,8 @@ from build.verify import load_reference
 from serve.config import RuntimeConfig
 from serve.engine import DETECT_LANGUAGE, Dims, Source, mel_filters, tensor_kinds
 from serve.errors import OptionError, UnavailableError
-from serve.native.network import SILENCE, Whisper
+from serve.native.graphs import SILENCE
+from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job
 from serve.speech.features import WINDOW_SAMPLES, log_mel
@@ -189,12 +190,15 @@ def test_a_short_window_says_what_the_whole_one_says(checkpoint, runtime, window
 
 
 def test_what_an_encoder_does_not_see_is_silence(checkpoint, runtime, windows):
-    network, features = runtime._network, windows[0][2]
-    whole, short = (network.encode(features[None, :, :n]) for n in (3000, 400))
-    assert whole.shape == short.shape
-    silent = network.encode(torch.full((1, len(features), 3000), SILENCE))
-    assert torch.equal(short[0, 200:], silent[0, 200:])
-    assert not torch.equal(short[0, :200], silent[0, :200])
+    features, prompt = windows[0][2], prompt_of(checkpoint.facts, "en")
+    silent = torch.full((len(features), 3000), SILENCE)
+    caches = []
+    for seen in (silent, features, features[:, :400], silent):
+        run(runtime, [Job(0, seen, prompt)])
+        caches.append(runtime._encoder._decoders[0][1].cross[:, :, 0].clone())
+    assert torch.equal(caches[2][..., 200:, :], caches[0][..., 200:, :])
+    assert not torch.equal(caches[1][..., 200:, :], caches[0][..., 200:, :])
+    assert torch.equal(caches[3], caches[0])
 
 
 def test_a_window_that_arrives_joins_those_that_decode(checkpoint, runtime, windows):
