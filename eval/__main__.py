@@ -9,6 +9,7 @@ python -m eval soak --config configs/demo.toml       attack a real server: what 
 python -m eval same-tokens --config configs/demo.toml   do we search as CTranslate2 does?
 python -m eval words --config configs/demo.toml         are words where they are?
 python -m eval long --config configs/demo.toml          an hour of long, difficult recordings
+python -m eval live --config configs/demo.toml          text while it is spoken, to a real server
 python -m eval trtllm-check                          does TensorRT-LLM do what we expect of it?
 """
 
@@ -20,13 +21,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eval.accuracy.normalize import DEFAULT, NORMALIZERS
-from eval.arguments import add_config, add_systems, counts, names, positive
-from eval.bench.plan import WORKLOADS, Plan
+from eval.arguments import add_config, add_systems, counts, positive
+from eval.bench import flags as bench_flags
 from eval.config import Config, EvalConfig, load_config
 from eval.corpora.layout import EXPECTED, UNDERSTOOD
+from eval.live import flags as live_flags
 from eval.long import plan as long_plan
 from eval.soak.plan import MINUTES, SCENARIOS
-from serve.config import MAX_BEAMS
 from serve.errors import EarshotError
 
 INTERRUPTED = 130
@@ -75,7 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("demo", help="serve the engine and transcribe the bundled clips")
     add_config(show)
     show.set_defaults(command=_demo)
-    _add_bench(commands.add_parser("bench", help="speed of the native runtime on one GPU"))
+    bench = commands.add_parser("bench", help="speed of the native runtime on one GPU")
+    bench_flags.add_arguments(bench)
+    bench.set_defaults(command=_bench)
     _add_soak(commands.add_parser("soak", help="attack a real server, scenario by scenario"))
     _add_same_tokens(
         commands.add_parser(
@@ -95,55 +98,15 @@ def _parser() -> argparse.ArgumentParser:
         help="of these; default: %(default)s",
     )  # fmt: skip
     words.set_defaults(command=_words)
+    live = commands.add_parser("live", help="live text: how late, how right")
+    live_flags.add_arguments(live)
+    live.set_defaults(command=_live)
     _add_long(commands.add_parser("long", help="long recordings: what is lost, repeated, made up"))
     check = commands.add_parser(
         "trtllm-check", help="on a machine with TensorRT-LLM: compare it with transformers"
     )
     check.set_defaults(command=lambda _: _trtllm_check())
     return parser
-
-
-def _add_bench(parser: argparse.ArgumentParser) -> None:
-    add_config(parser)
-    add = parser.add_argument
-    what = "; ".join(f"{name}: {text}" for name, text in WORKLOADS.items())
-    add(
-        "--workloads", type=names, default=Plan.workloads, metavar="A,B",
-        help=f"default: all. {what}",
-    )  # fmt: skip
-    add(
-        "--slots", type=counts, default=Plan.slots, metavar="N,M",
-        help="throughput and steps with each, latency and open-loop with the first, mlperf with "
-        "the last; "
-        f"default: {','.join(map(str, Plan.slots))}",
-    )  # fmt: skip
-    add(
-        "--seconds", type=positive, default=Plan.seconds, metavar="S",
-        help="least time per figure, without its warm-up; default: %(default)g",
-    )  # fmt: skip
-    add(
-        "--beam-size", type=int, choices=range(1, MAX_BEAMS + 1), default=Plan.beam_size,
-        metavar="N", help=f"of every request; 1 to {MAX_BEAMS}; default: %(default)s, greedy",
-    )  # fmt: skip
-    add(
-        "--requests", type=positive, default=Plan.requests, metavar="N",
-        help="of the latency workload, through Triton too; default: %(default)s",
-    )  # fmt: skip
-    add("--ablate", action="store_true", help="turn each option: its gain and its error")
-    add(
-        "--through-triton", action="store_true",
-        help="the same load on a real tritonserver over gRPC, audio in, text out",
-    )  # fmt: skip
-    add(
-        "--peers", type=names, metavar="A,B",
-        help="of hugging-face, faster-whisper and vllm; '' for none; default: what is installed",
-    )  # fmt: skip
-    add(
-        "--json", type=Path, metavar="FILE", help="keep the figures here too, each once it is known"
-    )
-    # Former versions demanded it. Old command lines go on working.
-    add("--random-weights", action="store_true", help=argparse.SUPPRESS)
-    parser.set_defaults(command=_bench)
 
 
 def _add_soak(parser: argparse.ArgumentParser) -> None:
@@ -301,8 +264,7 @@ def _bench(options: argparse.Namespace) -> int:
         _tell("--random-weights is not needed any more: the bench always makes its weights up")
     config = load_config(options.config)
     peers = bench.installed_peers(_tell) if options.peers is None else options.peers
-    flags = ("workloads", "slots", "seconds", "beam_size", "requests", "ablate", "through_triton")
-    plan = Plan(**{flag: getattr(options, flag) for flag in flags}, peers=peers)
+    plan = bench_flags.plan_of(options, peers)
     bench.check(config, plan)
     engine = random_engine(published_shape(config.build.checkpoint), config.build.precision)
     record = bench.Record(config, plan, options.json)
@@ -314,6 +276,15 @@ def _bench(options: argparse.Namespace) -> int:
     finally:  # an error or Ctrl-C keeps what was measured
         print("\n".join(record.lines()), flush=True)
     return 0
+
+
+def _live(options: argparse.Namespace) -> int:
+    from eval.live.run import live  # noqa: PLC0415 - needs jiwer, and loads torch
+
+    config = load_config(options.config)
+    folder = options.output or Path("reports") / f"{config.name}-live"
+    levels = live(config, options.streams, options.clips, folder, _tell)
+    return 0 if levels[-1].held else 1
 
 
 def _soak(options: argparse.Namespace) -> int:

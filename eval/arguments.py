@@ -1,6 +1,7 @@
 """Flags that commands of `python -m eval` share, and what their values have to be."""
 
 import argparse
+import math
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -29,3 +30,11 @@ def positive(text: str) -> int:
 def counts(text: str) -> tuple[int, ...]:
     """Whole numbers above 0, between commas."""
     return tuple(positive(number) for number in text.split(","))
+
+
+def seconds(text: str) -> float:
+    """A time above 0."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value

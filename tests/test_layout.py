@@ -93,11 +93,21 @@ RULES = {
     ),
     "eval.bench": (
         "serve",
+        "eval.arguments",
         "eval.config",
         "eval.files",
         "eval.machine",
         "eval.processes",
         "eval.random_whisper",
+    ),
+    "eval.live": (
+        "serve",
+        "eval.accuracy",
+        "eval.arguments",
+        "eval.config",
+        "eval.corpora",
+        "eval.files",
+        "eval.machine",
     ),
     "eval.long": (
         "serve",

@@ -64,6 +64,10 @@ class NoiseWindows:
         noise[:, round(seconds * SAMPLE_RATE) :] = 0
         self._samples = noise.pin_memory() if self._device.type == "cuda" else noise
 
+    def new_id(self) -> int:
+        """For a job of this runtime's that is made elsewhere."""
+        return next(self._ids)
+
     @torch.inference_mode()
     def features(self, count: int) -> torch.Tensor:
         """Log-mels of at most `batch` windows, float32 (count, n_mels, 3000) on the device.

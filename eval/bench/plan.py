@@ -14,6 +14,7 @@ WORKLOADS = {
     "latency": "one request of 10 s at a time, padded to 30 s, 40 tokens",
     "mlperf": "MLPerf-shaped: 30 s windows, all at hand at the start, lengths as in MLPerf's set",
     "open-loop": "requests as in latency, arriving at random (Poisson) below saturation",
+    "live": "streams of speech, decoded again and again as live text is: how late are words?",
     "steps": "one decoder step with 1 to 16 rows a slot, by itself",
 }
 FORMER_NAMES = {"a": "throughput", "b": "latency", "c": "mlperf", "d": "open-loop"}
@@ -27,9 +28,12 @@ class Plan:
     """What to run; the command's flags have these defaults."""
 
     workloads: tuple[str, ...] = tuple(WORKLOADS)
-    # Throughput and steps with each; latency and open-loop with the first, mlperf with the last.
+    # Throughput and steps with each; latency and open-loop with the first, mlperf and live with the
+    # last.
     slots: tuple[int, ...] = (64, 256)
     seconds: float = 20.0  # least time of a throughput figure, its warm-up apart
+    streams: int = 150  # of live text; so many are tried first
+    update_s: float = 0.75  # between two decodings of what one of them says
     beam_size: int = 1  # of every request; 1 = greedy, whatever the configuration's default is
     requests: int = 200  # counted of the latency workload, through Triton too
     ablate: bool = False
@@ -40,6 +44,7 @@ class Plan:
         """Which workloads run with so many slots, in order."""
         fits = {"latency": slots == self.slots[0], "throughput": True, "words": True}
         fits |= {"open-loop": slots == self.slots[0], "mlperf": slots == self.slots[-1]}
+        fits |= {"live": slots == self.slots[-1]}
         return [name for name, fit in fits.items() if fit and name in self.workloads]
 
 

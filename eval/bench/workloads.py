@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from eval.bench.floor import Ceilings, Floor
+from eval.bench.live import HELD_MS, RIGHT, Search, Streams
 from eval.bench.load import Load, NoiseWindows, closed_loop, offline, open_loop, poisson
 from eval.bench.plan import Plan, Progress, with_slots
 from eval.bench.table import OURS, Measurement, percentiles_ms, refused
@@ -32,6 +33,7 @@ REQUEST_S, REQUEST_TOKENS = 10.0, 40
 MLPERF_MEAN, MLPERF_LEAST, MLPERF_MAX = 75, 4, 200
 SHARES = (0.30, 0.50, 0.70, 0.85, 0.95)  # of the saturated rate
 WARM_REQUESTS = 10
+LIVE_TRIES = 5  # numbers of streams
 DRAIN_S = 30.0  # how long the last arrivals are waited for
 
 
@@ -81,6 +83,8 @@ class Session:
             yield self.latency(plan.requests)
         elif workload == "mlperf":
             yield from self.mlperf(plan.seconds)
+        elif workload == "live":
+            yield from self.live(plan)
         else:
             yield from self.open_loop_sweep(plan.seconds)
 
@@ -150,6 +154,35 @@ class Session:
             "MLPerf-shaped, always full", self._system, full.rate, "samples/s", ideal,
             f"the same lengths, without fill and drain: {full.detail}",
             {"windows": full.windows, "seconds": full.wall_s},
+        )  # fmt: skip
+
+    def live(self, plan: Plan) -> Iterator[Measurement]:
+        """As many streams as words are final in time of; what each number of them met before it."""
+        search = Search(plan.streams, LIVE_TRIES)
+        for count in search.counts():
+            row = self._live(count, plan)
+            search.note(count, row.figures["p95_ms"] <= HELD_MS)
+            yield row
+        yield Measurement(
+            "live", self._system, search.held, "streams", None,
+            f"held: 95 of 100 words are final {HELD_MS / 1000:g} s after their end; updates every "
+            f"{plan.update_s:g} s at the soonest, utterances of 2 to 10 s, {100 * RIGHT:.0f} % of "
+            "drafts right",
+            {"update_s": plan.update_s, "seconds": plan.seconds},
+        )  # fmt: skip
+
+    def _live(self, count: int, plan: Plan) -> Measurement:
+        """So many streams."""
+        batch = self.config.encoder_batch
+        windows = NoiseWindows(self._engine, self.config.device, batch, REQUEST_S)
+        found = Streams(self.runtime, windows, count, plan.update_s, plan.seconds).run().figures
+        return Measurement(
+            f"live, {count} streams", self._system, found["p95_ms"], "ms", None,
+            f"p95 of {found['words']:.0f} words from their end to their final text, p50 "
+            f"{found['p50_ms']:.0f}, {found['unfinished']:.0f} unfinished; "
+            f"{found['updates_per_s']:.0f} updates a second, from due to done p50 "
+            f"{found['update_p50_ms']:.0f}, p95 {found['update_p95_ms']:.0f} ms",
+            found,
         )  # fmt: skip
 
     def open_loop_sweep(self, seconds: float) -> Iterator[Measurement]:

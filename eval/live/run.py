@@ -90,7 +90,7 @@ def live(config: Config, levels: Sequence[int], clips: int, folder: Path, say: S
         levels: how many streams at a time, one after another.
         clips: so many for each stream, drawn in turn.
         folder: gets `live.json`.
-        say: gets a line of progress at a time, its end included.
+        say: gets a line of progress at a time.
 
     Raises:
         EarshotError: the server did not start, or does not do what it should.
@@ -101,13 +101,13 @@ def live(config: Config, levels: Sequence[int], clips: int, folder: Path, say: S
     server_config = dataclasses.replace(on_free_ports(config.server), keys_file="")
     measured = []
     with running_server(dataclasses.replace(config, server=server_config)) as server:
-        say(f"clips as a whole: {len(found)} …\n")
+        say(f"clips as a whole: {len(found)} …")
         with Client(server.grpc, config.transcriber.request_timeout_s) as client:
             offline = {clip.file: _offline(client, clip, config) for clip in found}
         for streams in levels:
-            say(f"{streams} streams of {clips} clips each …\n")
+            say(f"{streams} streams of {clips} clips each …")
             level = asyncio.run(_measure(server, found, offline, streams, clips))
-            say(f"{HEADING}\n{level}\n")
+            say(f"{HEADING}\n{level}")
             measured.append(level)
             server.require_unbroken()
     write_json(

@@ -241,5 +241,5 @@ def test_the_flags_of_the_bench_have_the_defaults_of_its_plan(capsys):
     for field in dataclasses.fields(Plan):
         if field.name != "peers":  # what is installed is not known before
             assert getattr(options, field.name) == field.default
-    source = Path("eval/__main__.py").read_text(encoding="utf-8")
+    source = Path("eval/bench/flags.py").read_text(encoding="utf-8")
     assert not re.search(r"default=[\d(\"']", source)

@@ -72,7 +72,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(config, p
         (
             ("--workloads", "a,latency,x"),
             "unknown workloads: a, x; known: start, throughput, words, latency, mlperf, "
-            "open-loop, steps "
+            "open-loop, live, steps "
             "(a is now throughput)",
             2,
         ),

@@ -1,0 +1,69 @@
+"""The flags of `python -m eval bench`."""
+
+import argparse
+from pathlib import Path
+
+from eval.arguments import add_config, counts, names, positive, seconds
+from eval.bench.plan import WORKLOADS, Plan
+from serve.config import MAX_BEAMS
+
+_OF_PLAN = (
+    *("workloads", "slots", "seconds", "streams", "update_s", "beam_size", "requests", "ablate"),
+    "through_triton",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's."""
+    add_config(parser)
+    add = parser.add_argument
+    what = "; ".join(f"{name}: {text}" for name, text in WORKLOADS.items())
+    add(
+        "--workloads", type=names, default=Plan.workloads, metavar="A,B",
+        help=f"default: all. {what}",
+    )  # fmt: skip
+    add(
+        "--slots", type=counts, default=Plan.slots, metavar="N,M",
+        help="throughput and steps with each, latency and open-loop with the first, mlperf and "
+        f"live with the last; default: {','.join(map(str, Plan.slots))}",
+    )  # fmt: skip
+    add(
+        "--seconds", type=positive, default=Plan.seconds, metavar="S",
+        help="least time per figure, without its warm-up; default: %(default)g",
+    )  # fmt: skip
+    add(
+        "--streams", type=positive, default=Plan.streams, metavar="N",
+        help="of the live workload, which finds how many are held: where it begins; default: "
+        "%(default)s",
+    )  # fmt: skip
+    add(
+        "--update-s", type=seconds, default=Plan.update_s, metavar="S",
+        help="of the live workload: between two decodings of a stream; default: %(default)g",
+    )  # fmt: skip
+    add(
+        "--beam-size", type=int, choices=range(1, MAX_BEAMS + 1), default=Plan.beam_size,
+        metavar="N", help=f"of every request; 1 to {MAX_BEAMS}; default: %(default)s, greedy",
+    )  # fmt: skip
+    add(
+        "--requests", type=positive, default=Plan.requests, metavar="N",
+        help="of the latency workload, through Triton too; default: %(default)s",
+    )  # fmt: skip
+    add("--ablate", action="store_true", help="turn each option: its gain and its error")
+    add(
+        "--through-triton", action="store_true",
+        help="the same load on a real tritonserver over gRPC, audio in, text out",
+    )  # fmt: skip
+    add(
+        "--peers", type=names, metavar="A,B",
+        help="of hugging-face, faster-whisper and vllm; '' for none; default: what is installed",
+    )  # fmt: skip
+    add(
+        "--json", type=Path, metavar="FILE", help="keep the figures here too, each once it is known"
+    )
+    # Former versions demanded it. Old command lines go on working.
+    add("--random-weights", action="store_true", help=argparse.SUPPRESS)
+
+
+def plan_of(options: argparse.Namespace, peers: tuple[str, ...]) -> Plan:
+    """What was asked for."""
+    return Plan(**{flag: getattr(options, flag) for flag in _OF_PLAN}, peers=peers)
