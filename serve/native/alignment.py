@@ -19,13 +19,14 @@ from serve.engine import DETECT_LANGUAGE, HEAD_DIM, Dims, TokenizerFacts
 from serve.messages import Alignment
 from serve.native.decoder import Cache, Decoder
 from serve.native.feeds import Span, feed_of_spans, upload
+from serve.native.kernels.choose import Ops
 from serve.native.slots import Place
 from serve.runtime.protocol import Event, Job
 
 MEDIAN_FRAMES = 7
 _MOST_TOKENS = 1100  # in one pass, as if all windows had as many as the longest: bounds memory
-_SMOOTHING = 12  # copies of all weights at a time
-_LEAST = 1e-30  # where no token attends, nothing is divided by 0
+_COPIES = {True: 3, False: 12}  # of all weights at a time; where kernels smooth, and elsewhere
+LEAST = 1e-30  # where no token attends, nothing is divided by 0
 _EXCHANGES = (  # a sorting network of 7, as far as its middle depends on it
     *((0, 5), (0, 3), (1, 6), (2, 4), (0, 1), (3, 5), (2, 6)),
     *((2, 3), (3, 6), (4, 5), (1, 4), (1, 3), (3, 4)),
@@ -69,6 +70,7 @@ class _Pass:
     # each window's text, and what follows it, begin
     found: torch.Tensor
     copied: torch.cuda.Event | None  # None: at once
+    held: tuple[torch.Tensor, ...]  # by another stream than theirs, until then
 
     def ready(self) -> bool:
         return self.copied is None or self.copied.query()  # type: ignore[no-untyped-call]
@@ -116,6 +118,10 @@ class Aligner:
         for layer in sorted({layer for layer, _ in facts.alignment_heads}):
             heads = [head for its, head in facts.alignment_heads if its == layer]
             self._heads[layer] = upload(heads, self._device)
+        # Warping keeps few of a GPU's processors busy, and decoder steps need not wait for it.
+        self._aside: torch.cuda.Stream | None = None
+        if self._device.type == "cuda":
+            self._aside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._passes: list[_Pass] = []
         self._dropped: set[int] = set()  # job ids
 
@@ -143,7 +149,8 @@ class Aligner:
                 found.append(torch.empty(0))
                 continue
             window = self._forced(one)
-            weights = self._weights([window])[1][0]
+            sizes = (self._upload([size]) for size in (len(window.tokens), window.frames))
+            weights = smoothed(self._attended([window])[1], *sizes)[0]
             rows = slice(window.first, window.first + window.rows)
             found.append(weights[:, rows, : window.frames])
         return found
@@ -213,30 +220,49 @@ class Aligner:
         )
 
     def _begin(self, windows: Sequence[_Forced]) -> _Pass:
-        probs, found = self._run(windows)
-        if self._device.type != "cuda":
-            return _Pass(windows, probs, found, None)
-        probs, found = (
-            torch.empty(one.shape, dtype=one.dtype, pin_memory=True).copy_(one, non_blocking=True)
-            for one in (probs, found)
-        )
-        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        copied.record()
-        return _Pass(windows, probs, found, copied)
-
-    def _run(self, windows: Sequence[_Forced]) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `_Pass` holds of some windows, on the device."""
-        probs, weights = self._weights(windows)
-        matrix = weights.mean(dim=1)
-        if self._decoder.ops.warp is None:
-            return probs, matrix
+        probs, scores = self._attended(windows)
+        tokens = self._upload(len(one.tokens) for one in windows)
+        frames = self._upload(one.frames for one in windows)
+        ops = self._decoder.ops
+        if ops.smooth is None:
+            matrix = smoothed(scores, tokens, frames).mean(dim=1)
+        else:
+            matrix = ops.smooth(scores, tokens, frames, LEAST)
+        if ops.warp is None:
+            return self._copied(windows, probs, matrix)
         first = self._upload(one.first for one in windows)
         count = self._upload(one.rows for one in windows)
-        frames = self._upload(one.frames for one in windows)
-        return probs, self._decoder.ops.warp(matrix, first, count, frames)
+        return self._copied(windows, probs, matrix, (first, count, frames))
 
-    def _weights(self, windows: Sequence[_Forced]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Feed the windows' text; returns its tokens' probabilities, and `smoothed` weights."""
+    def _copied(
+        self,
+        windows: Sequence[_Forced],
+        probs: torch.Tensor,
+        found: torch.Tensor,
+        sizes: tuple[torch.Tensor, ...] = (),
+    ) -> _Pass:
+        """A pass whose results are on their way to the host, on a GPU beside what comes next.
+
+        Args:
+            windows: whose they are.
+            probs: of their tokens.
+            found: weights.
+            sizes: which rows and frames are whose, for the kernel that warps, if there is one.
+        """
+        held, copied = (probs, found, *sizes), None
+        if self._aside is not None:
+            self._aside.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._aside):  # of None nothing comes
+            if self._decoder.ops.warp is not None:
+                found = self._decoder.ops.warp(found, *sizes)
+            if self._device.type == "cuda":
+                probs, found = (_on_host(one) for one in (probs, found))
+                copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                copied.record()
+        return _Pass(windows, probs, found, copied, held)
+
+    def _attended(self, windows: Sequence[_Forced]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Feed the windows' text; returns its tokens' probabilities, and `_scores`."""
         lengths = [len(one.tokens) for one in windows]
         begins = list(itertools.accumulate(lengths, initial=0))[:-1]
         both = list(zip(windows, begins, strict=True))
@@ -265,8 +291,7 @@ class Aligner:
             self._upload(one.place.slot for one in windows),
             max(one.frames for one in windows),
         )
-        frames = self._upload(one.frames for one in windows)
-        return probs, smoothed(scores, self._upload(lengths), frames)
+        return probs, scores
 
     def _upload(self, values: Iterable[int]) -> torch.Tensor:
         return upload(list(values), self._device)
@@ -297,9 +322,13 @@ class Aligner:
         return torch.cat(scores, dim=1)
 
 
-def pass_bytes(dims: Dims, facts: TokenizerFacts) -> int:
+def _on_host(one: torch.Tensor) -> torch.Tensor:
+    return torch.empty(one.shape, dtype=one.dtype, pin_memory=True).copy_(one, non_blocking=True)
+
+
+def pass_bytes(dims: Dims, facts: TokenizerFacts, ops: Ops) -> int:
     """What the largest pass takes of a device's memory: logits, and weights while smoothed."""
-    weights = _SMOOTHING * len(facts.alignment_heads) * dims.n_audio_ctx
+    weights = _COPIES[ops.smooth is not None] * len(facts.alignment_heads) * dims.n_audio_ctx
     return _MOST_TOKENS * (weights + 3 * dims.n_vocab) * 4 if facts.alignment_heads else 0
 
 
@@ -318,13 +347,13 @@ def smoothed(scores: torch.Tensor, tokens: torch.Tensor, frames: torch.Tensor) -
     beyond = time >= frames[:, None]
     weights = scores.masked_fill(beyond[:, None, None], -torch.inf).softmax(dim=-1)
     # z-scores know no scale, and the squares of numbers near 1 do not vanish.
-    weights = weights / weights.amax(dim=2, keepdim=True).clamp_min(_LEAST)
+    weights = weights / weights.amax(dim=2, keepdim=True).clamp_min(LEAST)
     fed = torch.arange(most_tokens, device=scores.device) < tokens[:, None]
     fed = fed[:, None, :, None]
     count = tokens[:, None, None, None]
     away = weights - (weights * fed).sum(dim=2, keepdim=True) / count
     deviation = ((away * away * fed).sum(dim=2, keepdim=True) / count).sqrt()
-    scored = away / deviation.clamp_min(_LEAST)
+    scored = away / deviation.clamp_min(LEAST)
     half = MEDIAN_FRAMES // 2
     last = frames[:, None] - 1
     mirrored = torch.arange(-half, most_frames + half, device=scores.device).abs()

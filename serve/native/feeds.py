@@ -75,4 +75,5 @@ def _groups(
         count=upload(counts, device),
         alone=upload(alone or [False] * len(slots), device).bool(),
         most=max(counts),
+        together=min(counts) > 1 and not any(alone),
     )

@@ -124,7 +124,7 @@ class NativeRuntime:
         draft = open_draft(engine, config, network, weights)
         del weights
         decoders = [network] if draft is None else [network, draft]
-        words = pass_bytes(dims, self._facts)
+        words = pass_bytes(dims, self._facts, ops)
         plan = plan_memory(decoders, config, rows, words) if on_gpu else None
         self._network = network
         self._cross_kv = config.cross_kv

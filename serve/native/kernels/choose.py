@@ -120,6 +120,8 @@ class Ops:
     # (matrix, first, count, frames) -> begins; see `warp`. None: the host does it, of which
     # `serve.speech.words.handovers` is the definition.
     warp: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
+    # (scores, tokens, frames, least) -> matrix; see `smooth`. None: plain torch does it.
+    smooth: Callable[[Tensor, Tensor, Tensor, float], Tensor] | None = None
 
 
 def torch_only(reason: str) -> Ops:
@@ -204,9 +206,17 @@ def _triton(
         Pending,
         TritonOps,
     )
+    from serve.native.kernels.smooth import smooth  # noqa: PLC0415 - only where triton is
     from serve.native.kernels.warp import warp  # noqa: PLC0415 - only where triton is
 
     decoder: DecoderOps[Tensor | Pending]
     decoder = TritonOps(device, rows, dims.n_text_head, dims.n_audio_ctx)
     encoder = _encoder(device, encoder_precision)
-    return Ops("triton", reason, reads_int8=True, decoder=decoder, encoder=encoder, warp=warp)
+    return Ops(
+        *("triton", reason),
+        reads_int8=True,
+        decoder=decoder,
+        encoder=encoder,
+        warp=warp,
+        smooth=smooth,
+    )

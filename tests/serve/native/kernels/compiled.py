@@ -16,6 +16,8 @@ from triton.runtime.jit import JITFunction
 from serve.native.kernels.decoder import TritonOps
 from serve.native.kernels.definition import CrossKV, Matrix, Norm
 from serve.native.kernels.feed import Feed, Groups
+from serve.native.kernels.smooth import smooth
+from serve.native.kernels.warp import warp
 from serve.native.rules.definition import Rules
 from serve.native.rules.kernel import TritonChoice
 from serve.native.rules.state import new_state
@@ -109,6 +111,8 @@ def main(capability):
     cache = torch.zeros(1, 2, 2, HEADS, KEYS, 64, dtype=torch.int8)
     x, slots = torch.zeros(1, KEYS, 2 * D).half(), torch.tensor([1])
     ops.store_cross(x, slots, cache, torch.zeros(1, 2, 2, HEADS, 64))
+    size = torch.tensor([9, 9])
+    warp(smooth(torch.zeros(2, 3, 9, KEYS), size, size, 1e-30), size - 9, size, size)
     choice(searching=False, drafted=True)
     choice(searching=True, drafted=False)
     print(*sorted(made))

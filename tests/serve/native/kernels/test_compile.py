@@ -20,5 +20,6 @@ def test_every_kernel_of_a_decoder_step_compiles_for_a_gpu(capability, tmp_path)
     assert done.stdout.split() == [
         "_scan_kernel", "_settle_kernel", "append_kernel", "cross_attention_kernel",
         "cross_tiles_kernel", "embed_kernel", "few_rows_kernel", "finish_kernel",
-        "many_rows_kernel", "norm_kernel", "quantize_kernel", "self_attention_kernel",
+        "many_rows_kernel", "mean_kernel", "norm_kernel", "quantize_kernel", "score_kernel",
+        "self_attention_kernel", "sums_kernel", "warp_kernel",
     ]  # fmt: skip

@@ -1,0 +1,156 @@
+"""What a window's words attended to, put beside each other and smoothed: Triton-language kernels.
+
+`serve.native.alignment.smoothed` and a mean over heads are their definition. Plain torch moves all
+weights through memory some fifty times, most of them for the median; here they go through it four
+times.
+"""
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
+
+import torch
+import triton
+import triton.language as tl
+
+_TILE = 4096  # weights that a program holds: of all tokens in some frames
+_FRAMES = 512  # that a program averages
+
+
+@triton.jit
+def sums_kernel(
+    scores: tl.tensor, tokens: tl.tensor, frames: tl.tensor, sums: tl.tensor, n_heads: int,
+    n_tokens: int, n_frames: int, block: tl.constexpr,
+) -> None:  # fmt: skip
+    """The peak of one row over its window's frames, and the sum of its exponentials below it.
+
+    scores (windows, n_heads, n_tokens, n_frames); sums (windows, n_heads, n_tokens, 2).
+    """
+    row = tl.program_id(0).to(tl.int64)
+    window = row // (n_heads * n_tokens)
+    if row % n_tokens < tl.load(tokens + window):
+        at = tl.arange(0, block)
+        there = at < tl.load(frames + window)
+        x = tl.load(scores + row * n_frames + at, mask=there, other=float("-inf"))
+        peak = tl.max(x, 0)
+        tl.store(sums + 2 * row, peak)
+        tl.store(sums + 2 * row + 1, tl.sum(tl.exp(x - peak), 0))
+
+
+@triton.jit
+def score_kernel(
+    scores: tl.tensor, tokens: tl.tensor, frames: tl.tensor, sums: tl.tensor, n_heads: int,
+    n_tokens: int, n_frames: int, least: tl.constexpr, tokens_padded: tl.constexpr,
+    block: tl.constexpr,
+) -> None:  # fmt: skip
+    """Softmax, and of some frames each token's distance from all tokens' mean, in deviations.
+
+    In place of one head's scores.
+    """
+    head = tl.program_id(0).to(tl.int64)
+    window = head // n_heads
+    count = tl.load(tokens + window).to(tl.int32)
+    token = tl.arange(0, tokens_padded)[:, None]
+    at = tl.program_id(1) * block + tl.arange(0, block)[None, :]
+    fed = token < count
+    there = fed & (at < tl.load(frames + window).to(tl.int32))
+    rows = sums + 2 * head * n_tokens + 2 * token
+    peak = tl.load(rows, mask=fed, other=0.0)
+    sum = tl.load(rows + 1, mask=fed, other=1.0)
+    where = scores + head * n_tokens * n_frames + (token * n_frames + at)
+    x = tl.load(where, mask=there, other=float("-inf"))
+    weights = tl.exp(x - peak) / sum
+    weights = weights / tl.maximum(tl.max(weights, 0), least)[None, :]
+    away = tl.where(fed, weights - (tl.sum(weights, 0) / count)[None, :], 0.0)
+    deviation = tl.sqrt(tl.sum(away * away, 0) / count)
+    scored = away / tl.maximum(deviation, least)[None, :]
+    tl.store(where, scored, mask=there)
+
+
+@triton.jit
+def _sorted(a: tl.tensor, b: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    return tl.minimum(a, b), tl.maximum(a, b)
+
+
+@triton.jit
+def _scored(row: tl.tensor, at: tl.tensor, last: tl.tensor) -> tl.tensor:
+    """A row's frames, mirrored at either end; what is beyond the window is its own mirror image."""
+    at = tl.abs(at)
+    at = tl.where(at > last, 2 * last - at, at)
+    return tl.load(row + tl.maximum(at, 0))
+
+
+@triton.jit
+def _median(row: tl.tensor, at: tl.tensor, last: tl.tensor) -> tl.tensor:
+    """The middle one of seven neighbouring frames: `alignment.median_of_7`'s exchanges."""
+    a, b, c = _scored(row, at - 3, last), _scored(row, at - 2, last), _scored(row, at - 1, last)
+    d, e, f = _scored(row, at, last), _scored(row, at + 1, last), _scored(row, at + 2, last)
+    g = _scored(row, at + 3, last)
+    a, f = _sorted(a, f)
+    a, d = _sorted(a, d)
+    b, g = _sorted(b, g)
+    c, e = _sorted(c, e)
+    a, b = _sorted(a, b)
+    d, f = _sorted(d, f)
+    c, g = _sorted(c, g)
+    c, d = _sorted(c, d)
+    d, g = _sorted(d, g)
+    e, f = _sorted(e, f)
+    b, e = _sorted(b, e)
+    b, d = _sorted(b, d)
+    d, e = _sorted(d, e)
+    return d
+
+
+@triton.jit
+def mean_kernel(
+    scored: tl.tensor, tokens: tl.tensor, frames: tl.tensor, matrix: tl.tensor, n_heads: int,
+    n_tokens: int, n_frames: int, block: tl.constexpr,
+) -> None:  # fmt: skip
+    """The mean over heads of a token's medians over neighbouring frames.
+
+    scored as `scores`; matrix (windows, n_tokens, n_frames).
+    """
+    row = tl.program_id(0).to(tl.int64)
+    window, token = row // n_tokens, row % n_tokens
+    if token < tl.load(tokens + window):
+        last = tl.load(frames + window).to(tl.int32) - 1
+        at = tl.program_id(1) * block + tl.arange(0, block)
+        inside = tl.minimum(at, last)
+        total = tl.zeros((block,), tl.float32)
+        for head in range(n_heads):
+            mine = scored + ((window * n_heads + head) * n_tokens + token) * n_frames
+            if last >= 3:
+                total += _median(mine, inside, last)
+            else:  # too short to be mirrored at its ends
+                total += tl.load(mine + inside)
+        tl.store(matrix + row * n_frames + at, total / n_heads, mask=at <= last)
+
+
+def smooth(
+    scores: torch.Tensor, tokens: torch.Tensor, frames: torch.Tensor, least: float
+) -> torch.Tensor:
+    """See `serve.native.alignment.smoothed`, of which it is the mean over heads.
+
+    Args:
+        scores: float32 (windows, heads, tokens, frames), overwritten.
+        tokens, frames: int64 (windows,), how many of them are each window's.
+        least: nothing is divided by less.
+
+    Returns:
+        float32 (windows, tokens, frames); what is not a window's own is undefined.
+    """
+    assert scores.is_contiguous()
+    windows, heads, n_tokens, n_frames = scores.shape
+    sizes = (heads, n_tokens, n_frames)
+    sums = torch.empty((windows, heads, n_tokens, 2), device=scores.device)
+    matrix = torch.empty((windows, n_tokens, n_frames), device=scores.device)
+    padded = triton.next_power_of_2(n_tokens)
+    block = max(16, _TILE // padded)
+    sums_kernel[(windows * heads * n_tokens,)](
+        scores, tokens, frames, sums, *sizes, triton.next_power_of_2(n_frames), num_warps=4,
+    )  # fmt: skip
+    score_kernel[(windows * heads, triton.cdiv(n_frames, block))](
+        scores, tokens, frames, sums, *sizes, least, padded, block, num_warps=8,
+    )  # fmt: skip
+    mean_kernel[(windows * n_tokens, triton.cdiv(n_frames, _FRAMES))](
+        scores, tokens, frames, matrix, *sizes, _FRAMES, num_warps=4,
+    )  # fmt: skip
+    return matrix
