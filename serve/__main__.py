@@ -1,6 +1,7 @@
-"""Serve engines: `python -m serve triton|transcribe|live|tensors|keys`; each has --help.
+"""Serve engines: `python -m serve triton|gateway|transcribe|live|tensors|keys`; each has --help.
 
 python -m serve triton --config configs/demo.toml
+python -m serve gateway --config before-others.toml
 python -m serve transcribe --config configs/demo.toml --format srt talk.mp3
 python -m serve live --config configs/demo.toml talk.mp3
 python -m serve tensors
@@ -76,10 +77,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     triton.set_defaults(run=_triton)
     _add_config(triton)
-    triton.add_argument(
-        "--open", action="store_true", help="let everybody in; as server.open = true in the config"
-    )
+    _add_open(triton)
     triton.add_argument("--log", type=Path, help="keep the server's log in this file")
+
+    gateway = commands.add_parser(
+        "gateway",
+        help="run a gateway before other Earshots in the foreground",
+        description="Run a gateway before the servers that [[upstreams]] of the config names, with "
+        "no engine of its own, until Ctrl-C or SIGTERM; a second Ctrl-C stops it at once. The exit "
+        "status is 1 where a request was accepted and not answered.",
+    )
+    gateway.set_defaults(run=_gateway)
+    gateway.add_argument("--config", required=True, metavar="TOML", help="addresses, limits")
+    _add_open(gateway)
 
     transcribe = commands.add_parser(
         "transcribe",
@@ -137,6 +147,12 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", metavar="FOLDER", help="instead of `engine` in the config")
 
 
+def _add_open(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--open", action="store_true", help="let everybody in; as server.open = true in the config"
+    )
+
+
 def _add_cues(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("subtitles", "For --format srt and vtt; words are timed.")
     group.add_argument(
@@ -166,9 +182,7 @@ class _StopSignals:
 
 
 def _triton(args: argparse.Namespace) -> int:
-    config = load_config(args.config)
-    if args.open:
-        config = dataclasses.replace(config, server=dataclasses.replace(config.server, open=True))
+    config = _served(args)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)  # what the supervisor says
     stop = _StopSignals()
     engine = args.engine or config.engine
@@ -187,6 +201,21 @@ def _triton(args: argparse.Namespace) -> int:
         print("stopping when all requests are answered; Ctrl-C stops at once", file=sys.stderr)
     print("stopped", file=sys.stderr)
     return 0
+
+
+def _gateway(args: argparse.Namespace) -> int:
+    from serve.gateway.run import serve_alone  # noqa: PLC0415 - only if asked for
+
+    if serve_alone(_served(args)) != 0:
+        raise EarshotError("not every request that was accepted has been answered")
+    return 0
+
+
+def _served(args: argparse.Namespace) -> Config:
+    config = load_config(args.config)
+    if args.open:
+        return dataclasses.replace(config, server=dataclasses.replace(config.server, open=True))
+    return config
 
 
 def _tensors(args: argparse.Namespace) -> int:

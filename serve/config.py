@@ -60,6 +60,21 @@ Host = Annotated[
         "a host's name without a port, such as asr.example.org",
     ),
 ]
+HostPort = Annotated[
+    str,
+    text_that(
+        re.compile(r"[A-Za-z0-9._-]+:[0-9]{1,5}").fullmatch,
+        "a host and its port such as 10.0.0.2:8001",
+    ),
+]
+# KServe's clients reach the model of a name that answers segment by segment as NAME_stream.
+ModelName = Annotated[
+    str,
+    text_that(
+        lambda text: text.strip() and text.isprintable() and not text.endswith("_stream"),
+        "text of printable characters that does not end with _stream",
+    ),
+]
 Device = Annotated[
     str, text_that(re.compile(r"cpu|cuda(:[0-9]{1,3})?").fullmatch, '"cpu", "cuda" or "cuda:N"')
 ]
@@ -254,6 +269,21 @@ class LiveConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class UpstreamConfig:
+    """One of [[upstreams]]: another Earshot, to which requests for its models are passed on."""
+
+    address: HostPort  # of its gRPC
+    # What it serves: its config's `name`, or those of its own upstreams. A model that several
+    # serve, this server's own among them, is asked where least is under way.
+    models: Annotated[tuple[ModelName, ...], Field(min_length=1)]
+    # A file that holds an API key of its and nothing else, read at the start. Where none is named
+    # the variable EARSHOT_UPSTREAM_KEY may hold one.
+    key_file: NameOrNone = ""
+    tls: bool = False  # whether it is spoken to over TLS
+    tls_roots: NameOrNone = ""  # PEM of who vouches for it; where none is named, the system's
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """One product, as far as serve knows it: what to run and how to serve it."""
 
@@ -263,6 +293,7 @@ class Config:
     transcriber: TranscriberConfig = TranscriberConfig()
     server: ServerConfig = ServerConfig()
     live: LiveConfig = LiveConfig()
+    upstreams: tuple[UpstreamConfig, ...] = ()
 
 
 def load_config(path: str | Path) -> Config:
@@ -296,7 +327,12 @@ def read_config(path: str | Path, kind: type[C]) -> C:
     known = {field.name for field in dataclasses.fields(kind)}
     own = {key: table[key] for key in table if key in known or key not in SECTIONS_OF_OTHERS}
     config = from_table(kind, {"name": path.stem, **own}, str(path))
-    server = config.server
+    _check_server(config.server, path)
+    _check_upstreams(config, path)
+    return config
+
+
+def _check_server(server: ServerConfig, path: Path) -> None:
     ports = (server.http_port, server.grpc_port, server.metrics_port)
     if len(set(ports)) != len(ports):
         raise ConfigError(f"{path}: server ports {ports} must be three different ports")
@@ -310,4 +346,21 @@ def read_config(path: str | Path, kind: type[C]) -> C:
             f"{path}: server.max_request_mb = {server.max_request_mb} is more than "
             f"server.max_inflight_mb = {server.max_inflight_mb}; expected at most as much"
         )
-    return config
+
+
+def _check_upstreams(config: Config, path: Path) -> None:
+    for upstream in config.upstreams:
+        for name in upstream.models:
+            if name in config.server.model_aliases and name != config.name:
+                raise ConfigError(
+                    f"{path}: upstreams have a model {name}, which server.model_aliases has as a "
+                    f"name of {config.name}; expected it in one of the two"
+                )
+        if upstream.tls_roots and not upstream.tls:
+            raise ConfigError(
+                f"{path}: upstreams: {upstream.address} has tls_roots and not tls; expected both, "
+                "or neither"
+            )
+    addresses = [upstream.address for upstream in config.upstreams]
+    if len(set(addresses)) != len(addresses):
+        raise ConfigError(f"{path}: upstreams name an address twice: {', '.join(addresses)}")

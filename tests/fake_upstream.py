@@ -14,7 +14,7 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from serve.gateway.checks import LENGTH
-from serve.gateway.upstream import SERVICE
+from serve.gateway.upstream.calls import SERVICE
 from serve.messages import Segment, Timings, Transcript, Word
 from serve.triton import uploads, wire
 from serve.triton.folder import HEARTBEATS, METRICS_SOCKET, grpc_target
@@ -165,13 +165,14 @@ class FakeTriton:
     async def _work(self, request):
         """Wait if that is asked for; the error that is to be the answer."""
         key = request.parameters[KEY_PARAMETER].string_param
-        self.requests[key] = request
+        kind, _, error = _prompt(request).partition(":")
+        if kind.startswith("wait"):
+            self._waits[key] = self._loop.create_future()  # before anybody sees the request
         if (file := uploads.take(self.folder, key)) is not None:
             self.files[key] = file
-        kind, _, error = _prompt(request).partition(":")
+        self.requests[key] = request
         cancelled = False
-        if kind.startswith("wait"):
-            self._waits[key] = self._loop.create_future()
+        if key in self._waits:
             cancelled = await self._waits[key]
             del self._waits[key]
         self.ended.append(key)

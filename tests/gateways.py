@@ -19,7 +19,7 @@ from tritonclient.grpc import service_pb2
 
 from serve.config import Config, LiveConfig, ServerConfig, TranscriberConfig
 from serve.gateway.run import Gateway
-from serve.gateway.upstream import SERVICE
+from serve.gateway.upstream.calls import SERVICE
 from serve.supervisor.run import free_ports
 from serve.triton import wire
 from tests.fake_upstream import FakeTriton
@@ -28,12 +28,27 @@ WAIT_S = 20.0
 
 
 class Running:
-    """A gateway that runs, what is behind it, and clients of it."""
+    """A gateway that runs, what is behind it, and clients of it.
 
-    def __init__(self, folder, request_timeout_s, triton_metrics=b"", live=None, **server):
+    `name` is its model's; `alone`: it has no Triton, and its `triton` is nobody's.
+    """
+
+    def __init__(
+        self,
+        folder,
+        request_timeout_s,
+        triton_metrics=b"",
+        live=None,
+        name="demo",
+        upstreams=(),
+        alone=False,
+        **server,
+    ):
         http, rpc, metrics = free_ports("127.0.0.1", 3)
         ports = {"http_port": http, "grpc_port": rpc, "metrics_port": metrics}
         self.config = Config(
+            name=name,
+            upstreams=upstreams,
             server=dataclasses.replace(ServerConfig(**ports), **server),
             transcriber=TranscriberConfig(request_timeout_s=request_timeout_s),
             live=live or LiveConfig(),
@@ -41,6 +56,7 @@ class Running:
         self.http, self.grpc = f"127.0.0.1:{http}", f"127.0.0.1:{rpc}"
         self.metrics = f"127.0.0.1:{metrics}"
         self.folder = folder
+        self._alone = alone
         self.triton = FakeTriton(folder, triton_metrics)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -51,7 +67,8 @@ class Running:
         self.channel = self._exits.enter_context(grpc.insecure_channel(self.grpc))
 
     async def _start(self):
-        gateway = Gateway(self.config, self.folder, self.triton)
+        cancels = None if self._alone else self.triton
+        gateway = Gateway(self.config, self.folder, cancels)
         await gateway.start()
         return gateway
 

@@ -6,10 +6,8 @@ from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from serve.errors import CancelledError
 from serve.gateway import refusals
 from serve.gateway.limits import Ticket
-from serve.gateway.refusals import Refusal
 
 T = TypeVar("T")
 
@@ -43,7 +41,7 @@ async def body_chunks(
                 "slow_upload",
             ) from None
         except ClientDisconnect:
-            raise client_gone() from None
+            raise refusals.client_gone() from None
         if chunk is None:
             return
         received += len(chunk)
@@ -65,16 +63,11 @@ async def while_client_waits(request: Request, answer: Awaitable[T]) -> T:
     try:
         await asyncio.wait((answered, gone), return_when=asyncio.FIRST_COMPLETED)
         if not answered.done():
-            raise client_gone()
+            raise refusals.client_gone()
         return answered.result()
     finally:
         for task in (answered, gone):
             task.cancel()
-
-
-def client_gone() -> Refusal:
-    """Nobody will read the answer."""
-    return Refusal(CancelledError("the client has gone"), reason="client_gone")
 
 
 async def _disconnect(request: Request) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 from tritonclient.grpc import service_pb2
 
 from serve.gateway import refusals
-from serve.triton.wire import INPUTS, MODEL, OUTPUTS, STREAM_MODEL, TensorSpec
+from serve.gateway.models import Target
+from serve.triton.wire import INPUTS, OUTPUTS, TensorSpec
 
 ITEM_BYTES = {"FP32": 4, "FP64": 8, "INT32": 4, "BOOL": 1}
 EMPTY_FINAL = "triton_enable_empty_final_response"
-VERSIONS = ("", "1")
 LENGTH = struct.Struct("<I")
 """Stands before each element of a BYTES tensor."""
 _FP64 = struct.Struct("<d")
@@ -24,18 +24,18 @@ _REASONS = {
 }
 
 
-def check_model(name: str, version: str = "") -> None:
-    """Refuse models that are not offered.
+def check_streamed(target: Target, streamed: bool) -> None:
+    """Refuse a model of several answers where one can be sent.
 
     Raises:
-        Refusal: there is no such model, or no such version of it.
+        Refusal: it is one.
     """
-    if name not in (MODEL, STREAM_MODEL):
-        raise refusals.not_found(
-            f"no model {reprlib.repr(name)}; there are {MODEL} and {STREAM_MODEL}"
+    if target.segments and not streamed:
+        one = target.asked.removesuffix("_stream")
+        raise refusals.invalid(
+            f"{target.asked} answers in several messages, which need a gRPC stream "
+            f"(ModelStreamInfer); here ask {one}"
         )
-    if version not in VERSIONS:
-        raise refusals.not_found(f"no version {reprlib.repr(version)} of {name}; there is 1")
 
 
 def check_request(
@@ -51,12 +51,6 @@ def check_request(
     Raises:
         Refusal: which part is wrong, and what was expected.
     """
-    check_model(request.model_name, request.model_version)
-    if request.model_name == STREAM_MODEL and not streamed:
-        raise refusals.invalid(
-            f"{STREAM_MODEL} answers in several messages, which need a gRPC stream "
-            f"(ModelStreamInfer); here ask {MODEL}"
-        )
     check_parameters("the request", request.parameters, (EMPTY_FINAL,) if streamed else ())
     check_names("inputs", [one.name for one in request.inputs], INPUTS)
     check_names("outputs", [one.name for one in request.outputs], OUTPUTS)

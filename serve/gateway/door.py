@@ -10,14 +10,17 @@ from tritonclient.grpc import service_pb2
 from serve.config import Config
 from serve.gateway import refusals
 from serve.gateway.callers import Caller, Callers
-from serve.gateway.checks import check_model, check_request
+from serve.gateway.checks import check_request, check_streamed
 from serve.gateway.envelope import read_envelope
 from serve.gateway.limits import EXPANSION, Admission, Ticket
 from serve.gateway.metrics import Metrics
+from serve.gateway.models import Models
 from serve.gateway.refusals import Refusal
 from serve.gateway.streams import Streams
 from serve.gateway.uploads import Uploads
-from serve.gateway.upstream import Cancels, Exchange, Upstream
+from serve.gateway.upstream.exchange import Exchange
+from serve.gateway.upstream.own import Cancels
+from serve.gateway.upstream.pool import Upstreams
 
 _EXTENSIONS = ("binary_tensor_data",)  # those of Triton's that are offered here
 
@@ -28,17 +31,21 @@ class Door:
     Args:
         config: the whole configuration.
         folder: of the run.
-        cancels: ends requests whose clients have gone.
+        cancels: ends requests of this run's Triton whose clients have gone; None: it has none.
+
+    Raises:
+        ConfigError: the keys or the upstreams cannot be used.
     """
 
-    def __init__(self, config: Config, folder: Path, cancels: Cancels) -> None:
+    def __init__(self, config: Config, folder: Path, cancels: Cancels | None) -> None:
         self.config = config
+        self.models = Models(config)
         self.callers = Callers(config.server)
         self.admission = Admission(config.server)
         self.uploads = Uploads(self.admission)
         self.streams = Streams(config.live)
         self.metrics = Metrics(self.admission, self.streams)
-        self.upstream = Upstream(folder, cancels, config.transcriber.request_timeout_s)
+        self.upstreams = Upstreams(config, self.models, folder, cancels, self.metrics.upstreams)
         self.upload_timeout_s = config.server.upload_timeout_s
         self._drain_s = config.server.drain_timeout_s
 
@@ -50,7 +57,6 @@ class Door:
         ticket: Ticket,
         caller: Caller,
         streamed: bool,
-        triton_grpc_error: bool = False,
     ) -> Exchange:
         """Check a request that came as protobuf, count it, and pass it on.
 
@@ -59,16 +65,17 @@ class Door:
             ticket: the request's; the exchange that is returned closes it.
             caller: whose request it is.
             streamed: whether several answers can be sent.
-            triton_grpc_error: see `Upstream.start`.
 
         Raises:
             Refusal: it goes no further; the ticket is still open.
         """
         envelope = read_envelope(message)
         ticket.charge(len(message) + (EXPANSION - 1) * envelope.structure_bytes)
+        target = self.models.target(envelope.request.model_name, envelope.request.model_version)
+        check_streamed(target, streamed)
         check_request(envelope.request, envelope.raw, streamed)
         caller.require_duration([output.name for output in envelope.request.outputs])
-        return self.upstream.start([message], ticket, streamed, triton_grpc_error)
+        return self.upstreams.send(target, [message], ticket, streamed)
 
     @contextlib.contextmanager
     def account(
@@ -113,7 +120,7 @@ class Door:
         self.streams.end_all()
         if await self.admission.wait_until_empty(self._drain_s):
             return True
-        self.upstream.end_all(
+        self.upstreams.end_all(
             refusals.overloaded(
                 f"the server stopped before the answer was there (server.drain_timeout_s = "
                 f"{self._drain_s:g}); try again later",
@@ -124,9 +131,9 @@ class Door:
 
     # ------------------------------------------------------------ what is known of the server
 
-    async def ready(self) -> bool:
-        """Whether a request that came now would be answered."""
-        return not self.admission.draining and await self.upstream.ready()
+    async def ready(self, model: str | None = None) -> bool:
+        """Whether a request that came now would be answered: for a model, or for any."""
+        return not self.admission.draining and await self.upstreams.ready(model)
 
     async def server_metadata(self) -> service_pb2.ServerMetadataResponse:
         """Name and version of Triton, and those of its extensions that are offered.
@@ -134,7 +141,7 @@ class Door:
         Raises:
             Refusal: Triton is away.
         """
-        answer = await self.upstream.small("ServerMetadata", b"")
+        answer = await self.upstreams.small(self.models.default, "ServerMetadata", b"")
         metadata = service_pb2.ServerMetadataResponse.FromString(answer)
         offered = [name for name in metadata.extensions if name in _EXTENSIONS]
         del metadata.extensions[:]
@@ -147,7 +154,4 @@ class Door:
         Raises:
             Refusal: there is no such model, or Triton is away.
         """
-        check_model(name, version)
-        request = service_pb2.ModelMetadataRequest(name=name, version=version)
-        answer = await self.upstream.small("ModelMetadata", request.SerializeToString())
-        return service_pb2.ModelMetadataResponse.FromString(answer)
+        return await self.upstreams.metadata(self.models.target(name, version), version)

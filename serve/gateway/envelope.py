@@ -57,6 +57,12 @@ def read_envelope(message: bytes) -> Envelope:
     return Envelope(request, len(structure), tuple(raw))
 
 
+def with_model(parts: Sequence[Part], name: str) -> list[Part]:
+    """A serialised request, in parts, for the model of this name, whichever it was for."""
+    named = service_pb2.ModelInferRequest(model_name=name)
+    return [*parts, named.SerializeToString()]
+
+
 def with_key(parts: Sequence[Part], key: str) -> bytes:
     """A serialised request, in parts, that carries a key by which it can be cancelled.
 

@@ -27,7 +27,7 @@ from tritonclient.grpc import service_pb2
 from serve.gateway import refusals
 from serve.gateway.bodies import body_chunks, while_client_waits
 from serve.gateway.callers import Caller
-from serve.gateway.checks import audio_s, check_model
+from serve.gateway.checks import audio_s, check_streamed
 from serve.gateway.door import Door
 from serve.gateway.envelope import raw_parts
 from serve.gateway.headers import with_headers
@@ -40,7 +40,7 @@ from serve.gateway.page.routes import page_routes
 from serve.gateway.page.state import State
 from serve.gateway.refusals import HTTP_STATUS, Refusal
 from serve.gateway.translate import Translated, answer_to_http, json_bytes, request_from_http
-from serve.gateway.upstream import Exchange
+from serve.gateway.upstream.exchange import Exchange
 
 _HEADER = "Inference-Header-Content-Length"
 _OFFERED = (
@@ -54,8 +54,8 @@ _PAGE_POLICY = {
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def build_app(door: Door, folder: Path, state: State) -> ASGIApp:
-    """The application for clients; `folder` is the run's, `state` what the page shows of it."""
+def build_app(door: Door, folder: Path | None, state: State) -> ASGIApp:
+    """The application for clients; `state` is what the page shows of the server."""
     api = _Api(door)
     routes: list[BaseRoute] = [
         *page_routes(state, door.callers),
@@ -80,8 +80,8 @@ def build_app(door: Door, folder: Path, state: State) -> ASGIApp:
     return _app(routes, door)
 
 
-def build_metrics_app(door: Door, folder: Path) -> ASGIApp:
-    """The application for Prometheus."""
+def build_metrics_app(door: Door, folder: Path | None) -> ASGIApp:
+    """The application for Prometheus; `folder` is the run's, None where it has no Triton."""
     return _app([Route("/metrics", _metrics(door, folder))], door)
 
 
@@ -92,7 +92,7 @@ def _app(routes: list[BaseRoute], door: Door) -> ASGIApp:
     return with_headers(app, door.config.server)
 
 
-def _metrics(door: Door, folder: Path, needs_key: bool = False) -> Endpoint:
+def _metrics(door: Door, folder: Path | None, needs_key: bool = False) -> Endpoint:
     async def page(request: Request) -> Response:
         if needs_key:
             door.callers.identify(request.headers.get("authorization"))
@@ -129,8 +129,10 @@ class _Api:
         return Response()
 
     async def model_ready(self, request: Request) -> Response:
-        check_model(*_model(request))
-        return await self.ready(request)
+        target = self._door.models.target(*_model(request))
+        if not await self._door.ready(target.model):
+            raise refusals.server_away()
+        return Response()
 
     async def server_metadata(self, request: Request) -> Response:
         self._identify(request)
@@ -164,7 +166,8 @@ class _Api:
         self, request: Request, ticket: Ticket, caller: Caller
     ) -> tuple[Exchange, Translated]:
         name, version = _model(request)
-        check_model(name, version)
+        target = self._door.models.target(name, version)
+        check_streamed(target, streamed=False)
         encoding = request.headers.get("content-encoding", "identity")
         if encoding != "identity":
             raise refusals.invalid("the body has a Content-Encoding; send it as it is")
@@ -175,7 +178,7 @@ class _Api:
         asked = request_from_http(name, version, body, json_size)
         caller.require_duration([output.name for output in asked.request.outputs])
         parts = [asked.request.SerializeToString(), *raw_parts(asked.raw)]
-        return self._door.upstream.start(parts, ticket, streamed=False), asked
+        return self._door.upstreams.send(target, parts, ticket, streamed=False), asked
 
     async def _body(self, request: Request, ticket: Ticket, header: str | None) -> bytes:
         def check(size: int) -> None:

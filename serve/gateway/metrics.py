@@ -2,13 +2,15 @@
 
 import asyncio
 import contextlib
+import functools
 import http.client
 import logging
 import socket
 import time
 from collections import deque
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -21,6 +23,25 @@ _TRITON_S = 2.0  # most that Triton's page takes
 _RECENT = 20_000  # requests whose latency is remembered
 _WORD_BUCKETS_S = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0)
 _BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+
+
+class Watched(Protocol):
+    """What is told of a server; see `serve.gateway.upstream.server`."""
+
+    @property
+    def name(self) -> str:
+        """Its label."""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """What it serves."""
+
+    @property
+    def inflight(self) -> int:
+        """How many requests it has."""
+
+    def takes(self, model: str) -> bool:
+        """Whether it is given requests."""
 
 
 class LiveMetrics:
@@ -50,12 +71,54 @@ class LiveMetrics:
         )
 
 
+class UpstreamMetrics:
+    """What is counted of the servers behind the gateway, by name; `own` is this run's Triton.
+
+    Args:
+        registry: where.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = Counter(
+            "earshot_gateway_upstream_requests",
+            "Requests given to a server by how it ended them, as a gRPC status",
+            ("upstream", "status"),
+            registry=registry,
+        )
+        self._inflight = Gauge(
+            "earshot_gateway_upstream_inflight_requests",
+            "Requests that a server has",
+            ("upstream",),
+            registry=registry,
+        )
+        self._takes = Gauge(
+            "earshot_gateway_upstream_takes_requests",
+            "Whether a server is given requests for a model",
+            ("upstream", "model"),
+            registry=registry,
+        )
+
+    def watch(self, servers: Iterable[Watched]) -> None:
+        """Tell of these servers."""
+        for server in servers:
+            inflight = self._inflight.labels(server.name)
+            inflight.set_function(functools.partial(getattr, server, "inflight"))
+            for model in server.models:
+                takes = self._takes.labels(server.name, model)
+                takes.set_function(functools.partial(server.takes, model))
+
+    def ended(self, upstream: str, status: str) -> None:
+        """A server has ended a request with this status."""
+        self._requests.labels(upstream, status).inc()
+
+
 class Metrics:
     """What the gateway counts; each instance by itself."""
 
     def __init__(self, admission: Admission, streams: Sized) -> None:
         self._registry = CollectorRegistry()
         self.live = LiveMetrics(self._registry, streams)
+        self.upstreams = UpstreamMetrics(self._registry)
         self._requests = Counter(
             "earshot_gateway_requests",
             "Requests for transcripts by how the gateway answered, as a gRPC status",
@@ -116,20 +179,21 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-async def whole_page(folder: Path, own: Metrics) -> bytes:
+async def whole_page(folder: Path | None, own: Metrics) -> bytes:
     """The page, without the parts that cannot be had now.
 
     Args:
-        folder: of the run.
+        folder: of the run; None: it has no Triton.
         own: the gateway's part.
     """
     parts = []
-    try:
-        parts.append(await tritons_page(folder))
-    except OSError as error:
-        logger.warning("Triton's metrics cannot be had: %s", error)
-    with contextlib.suppress(OSError):  # before the supervisor has written one
-        parts.append((folder / SUPERVISOR_PAGE).read_bytes())
+    if folder is not None:
+        try:
+            parts.append(await tritons_page(folder))
+        except OSError as error:
+            logger.warning("Triton's metrics cannot be had: %s", error)
+        with contextlib.suppress(OSError):  # before the supervisor has written one
+            parts.append((folder / SUPERVISOR_PAGE).read_bytes())
     parts.append(own.page())
     return b"".join(part if part.endswith(b"\n") else part + b"\n" for part in parts if part)
 

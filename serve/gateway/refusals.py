@@ -9,6 +9,7 @@ import logging
 import math
 
 from serve.errors import (
+    CancelledError,
     DeadlineError,
     EarshotError,
     OverloadedError,
@@ -125,6 +126,16 @@ def from_upstream(status: str, text: str) -> Refusal:
             "`python -m serve tensors` explains them"
         )
     return Refusal(EarshotError(_SERVER_FAILED))
+
+
+def no_room_for_upload() -> Refusal:
+    """A file cannot be kept, or handed on; the log says why."""
+    return Refusal(UnavailableError("the server has no room for the file just now; try again"))
+
+
+def client_gone() -> Refusal:
+    """Nobody will read the answer."""
+    return Refusal(CancelledError("the client has gone"), reason="client_gone")
 
 
 def failed() -> Refusal:

@@ -14,12 +14,13 @@ from tritonclient.grpc import service_pb2
 
 from serve.gateway import refusals
 from serve.gateway.callers import Caller
-from serve.gateway.checks import audio_s, check_model
+from serve.gateway.checks import audio_s
 from serve.gateway.door import Door
 from serve.gateway.limits import MAX_SMALL_BYTES, MAX_STRUCTURE_BYTES, Ticket
 from serve.gateway.refusals import Refusal
 from serve.gateway.rpc_stream import Context, Stream, authorization, write
-from serve.gateway.upstream import FRAME_BYTES, SERVICE, Exchange
+from serve.gateway.upstream.calls import FRAME_BYTES, SERVICE
+from serve.gateway.upstream.exchange import Exchange
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -117,8 +118,8 @@ class Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _model_ready(self, message: bytes) -> Any:
         request = _parse(service_pb2.ModelReadyRequest, message)
-        check_model(request.name, request.version)
-        ready = await self._door.ready()
+        target = self._door.models.target(request.name, request.version)
+        ready = await self._door.ready(target.model)
         return service_pb2.ModelReadyResponse(ready=ready)
 
     async def _server_metadata(self, message: bytes) -> Any:

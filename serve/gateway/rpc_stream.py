@@ -15,14 +15,13 @@ from serve.gateway.callers import Caller
 from serve.gateway.checks import audio_s
 from serve.gateway.door import Door
 from serve.gateway.refusals import Refusal
-from serve.gateway.upstream import Exchange
+from serve.gateway.upstream.exchange import Exchange
 
 logger = logging.getLogger("earshot.gateway")
 
 _IDLE_S = 600.0  # how long a stream may stay open without a request
 _WRITE_S = 60.0  # a client that takes no answer for so long counts as gone
 _TRITON_ERROR = "triton_grpc_error"
-_ERROR_FIELD = b"\x0a"  # how a ModelStreamInferResponse with an error message begins
 
 Context = Any
 """grpc.aio.ServicerContext, or what stands in for it."""
@@ -111,7 +110,7 @@ class Stream:
     def _send(self, message: bytes, caller: Caller) -> Exchange:
         ticket = self._door.admission.admit()
         try:
-            return self._door.send(message, ticket, caller, True, self._error_is_status)
+            return self._door.send(message, ticket, caller, streamed=True)
         except BaseException:
             ticket.close()
             raise
@@ -119,15 +118,9 @@ class Stream:
     async def _pass_on(self, exchange: Exchange, caller: Caller) -> None:
         with exchange:
             while (answer := await exchange.next_answer()) is not None:
-                if answer.startswith(_ERROR_FIELD):
-                    break  # it has ended, so it is not to be cancelled
                 parsed = service_pb2.ModelStreamInferResponse.FromString(answer)
                 caller.heard(audio_s(parsed.infer_response))
                 await self._write(answer)
-            else:
-                return
-        message = service_pb2.ModelStreamInferResponse.FromString(answer)
-        raise refusals.from_upstream("", message.error_message)
 
     async def _write(self, answer: bytes) -> None:
         async with self._writing:

@@ -19,9 +19,9 @@ from serve.gateway.listen import HttpServer, grpc_credentials, listening_socket
 from serve.gateway.metrics import tritons_page
 from serve.gateway.page.state import State
 from serve.gateway.rpc import Methods, server_options
-from serve.gateway.upstream import Cancels
+from serve.gateway.upstream.own import Cancels
 from serve.triton.cancels import CancelClient
-from serve.triton.folder import CONFIG, RELAY_SOCKET
+from serve.triton.folder import CONFIG, RELAY_SOCKET, run_folder
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -38,23 +38,26 @@ class Gateway:
     Args:
         config: the whole configuration.
         folder: of the run, with Triton's sockets.
-        cancels: ends requests whose clients have gone.
+        cancels: ends requests of the run's Triton whose clients have gone; None: it has none.
 
     Raises:
         UnavailableError: it cannot listen.
-        ConfigError: the keys cannot be read, or are needed and not there.
+        ConfigError: the keys cannot be read, or are needed and not there; or there is nobody whom
+            requests could be given to.
     """
 
-    def __init__(self, config: Config, folder: Path, cancels: Cancels) -> None:
+    def __init__(self, config: Config, folder: Path, cancels: Cancels | None) -> None:
         server = config.server
         self._door = Door(config, folder, cancels)
-        self._state = State(self._door, config, functools.partial(tritons_page, folder))
+        tritons = None if cancels is None else folder
+        page = None if tritons is None else functools.partial(tritons_page, tritons)
+        self._state = State(self._door, config, page)
         connections = server.max_inflight + _SPARE_CONNECTIONS
         self._http = [
             HttpServer(app, listening_socket(server, key), server, connections)
             for key, app in (
-                ("http_port", build_app(self._door, folder, self._state)),
-                ("metrics_port", build_metrics_app(self._door, folder)),
+                ("http_port", build_app(self._door, tritons, self._state)),
+                ("metrics_port", build_metrics_app(self._door, tritons)),
             )
         ]
         options = server_options(self._door.admission.max_request_bytes, connections)
@@ -75,6 +78,7 @@ class Gateway:
     async def start(self) -> None:
         """Begin to answer."""
         self._door.uploads.start()
+        self._door.upstreams.start()
         self._state.start()
         for server in self._http:
             server.start()
@@ -90,23 +94,18 @@ class Gateway:
         await self._grpc.stop(_END_S)
         await asyncio.gather(*(server.close() for server in self._http))
         await self._door.uploads.close()
-        await self._door.upstream.close()
+        await self._door.upstreams.close()
 
 
 def serve_folder(folder: Path) -> int:
     """Be the gateway of the run in this folder until SIGTERM or SIGINT; returns the exit status.
 
     Raises:
-        ConfigError: the folder's configuration cannot be read.
+        ConfigError: the folder's configuration cannot be read or used.
         UnavailableError: it cannot listen.
     """
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
     config = load_config(folder / CONFIG)
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes one
-    memory.prepare()
-    # A second series for each, that nobody asks for.
-    disable_created_metrics()  # type: ignore[no-untyped-call]
+    _prepare()
     cancels = CancelClient(folder / RELAY_SOCKET)
     try:
         return asyncio.run(_serve(config, folder, cancels))
@@ -114,13 +113,38 @@ def serve_folder(folder: Path) -> int:
         cancels.close()
 
 
-async def _serve(config: Config, folder: Path, cancels: Cancels) -> int:
-    stop = asyncio.Event()
+def serve_alone(config: Config) -> int:
+    """Be a gateway before a config's upstreams alone, with no Triton beside it, as above.
+
+    A second SIGINT ends it at once, by a KeyboardInterrupt.
+
+    Raises:
+        ConfigError: the configuration cannot be used.
+        UnavailableError: it cannot listen.
+    """
+    _prepare()
+    with run_folder() as folder:
+        return asyncio.run(_serve(config, folder, None))
+
+
+def _prepare() -> None:
+    """What a gateway's process does first."""
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes one
+    memory.prepare()
+    # A second series for each, that nobody asks for.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+async def _serve(config: Config, folder: Path, cancels: Cancels | None) -> int:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, stop.set)
     gateway = Gateway(config, folder, cancels)
     await gateway.start()
     await stop.wait()
+    loop.remove_signal_handler(signal.SIGINT)
     logger.info("stopping when all requests are answered")
     answered = await gateway.drain()
     await gateway.close()

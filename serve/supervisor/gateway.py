@@ -12,6 +12,7 @@ from pathlib import Path
 from serve.config import ServerConfig
 from serve.errors import UnavailableError
 from serve.triton.processes import Child
+from serve.triton.wire import MODEL
 
 _ROOT = Path(__file__).resolve().parents[2]
 _LOOK_S = 2.0
@@ -92,8 +93,8 @@ def address(host: str, port: int) -> str:
 
 
 def is_ready(at: str, tls: bool = False) -> bool:
-    """Whether a server answers at this HTTP address and its models can."""
-    return _is_good(f"{at}/v2/health/ready", tls)
+    """Whether a server answers at this HTTP address and its config's own model can."""
+    return _is_good(f"{at}/v2/models/{MODEL}/ready", tls)
 
 
 def is_live(at: str, tls: bool = False) -> bool:

@@ -197,7 +197,7 @@ def running_server(
         EarshotError: the server did not start; the message says why.
     """
     check_ports(config.server)
-    config = dataclasses.replace(config, server=_from_here(config.server))
+    config = _from_here(config)
     with run_folder() as folder:
         log = (log_path or folder / "server.log").absolute()
         log.write_bytes(b"")
@@ -211,17 +211,26 @@ def running_server(
             server.kill()
 
 
-def _from_here(server: ServerConfig) -> ServerConfig:
+def _from_here(config: Config) -> Config:
     """The same, with files that are found wherever one works."""
 
     def absolute(path: str) -> str:
         return str(Path(path).absolute()) if path else ""
 
     return dataclasses.replace(
-        server,
-        keys_file=absolute(server.keys_file),
-        tls_certificate=absolute(server.tls_certificate),
-        tls_key=absolute(server.tls_key),
+        config,
+        server=dataclasses.replace(
+            config.server,
+            keys_file=absolute(config.server.keys_file),
+            tls_certificate=absolute(config.server.tls_certificate),
+            tls_key=absolute(config.server.tls_key),
+        ),
+        upstreams=tuple(
+            dataclasses.replace(
+                one, key_file=absolute(one.key_file), tls_roots=absolute(one.tls_roots)
+            )
+            for one in config.upstreams
+        ),
     )
 
 

@@ -63,6 +63,25 @@ def test_values_reach_their_fields(tmp_path):
         ("[server]\nhttp_port = 65536", "server.http_port = 65536; expected less than 65536"),
         ("[build]\nengine = 'e'", "[build] engine has moved; write engine = 'e' at the top of"),
         ("[runtime\n", "not valid TOML"),
+        ("[[upstreams]]\nmodels = ['a']", "upstreams[0].address is missing"),
+        ("[[upstreams]]\naddress = 'a'\nmodels = ['a']", "address = 'a'; expected a host and its"),
+        ("[[upstreams]]\naddress = 'a:1'\nmodels = []", "models = []; expected at least 1"),
+        (
+            "[[upstreams]]\naddress = 'a:1'\nmodels = ['a_stream']",
+            "models[0] = 'a_stream'; expected text of printable characters that does not end",
+        ),
+        (
+            "[[upstreams]]\naddress = 'a:1'\nmodels = ['whisper-1']",
+            "which server.model_aliases has as a name of product",
+        ),
+        (
+            "[[upstreams]]\naddress = 'a:1'\nmodels = ['a']\ntls_roots = 'b'",
+            "a:1 has tls_roots and not tls",
+        ),
+        (
+            "[[upstreams]]\naddress = 'a:1'\nmodels = ['a']\n" * 2,
+            "upstreams name an address twice: a:1, a:1",
+        ),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(tmp_path, text, message):

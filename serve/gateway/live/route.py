@@ -23,7 +23,6 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from serve.codec import to_json
 from serve.errors import EarshotError, shown
 from serve.gateway import refusals
-from serve.gateway.bodies import client_gone
 from serve.gateway.callers import Caller
 from serve.gateway.door import Door
 from serve.gateway.limits import Ticket
@@ -32,14 +31,14 @@ from serve.gateway.live import events
 from serve.gateway.live.events import Event, EventError
 from serve.gateway.live.session import MAX_ERRORS, Session, TooManyErrors
 from serve.gateway.live.utterance import Window
+from serve.gateway.models import Target
 from serve.gateway.openai.ask import request_parts, transcript
 from serve.gateway.openai.errors import FieldRefusal, error_response
-from serve.gateway.openai.models import Models
+from serve.gateway.openai.models import named
 from serve.gateway.refusals import Refusal
 from serve.messages import Request, Transcript
 from serve.speech.activity import Detector
 from serve.speech.rate import SAMPLE_RATE
-from serve.triton.wire import MODEL
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -65,7 +64,6 @@ class Live:
 
     def __init__(self, door: Door) -> None:
         self._door = door
-        self._models = Models(door.config)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection."""
@@ -106,7 +104,7 @@ class Live:
         if (intent := query.get("intent", "transcription")) != "transcription":
             raise FieldRefusal("intent", f"intent = {shown(intent)}; expected transcription")
         if (model := query.get("model")) is not None:
-            self._models.check(model)
+            named(self._door.models, model)
 
     async def _serve(
         self, websocket: WebSocket, caller: Caller, ticket: Ticket, stop: asyncio.Event
@@ -119,8 +117,8 @@ class Live:
         await websocket.accept(_SUBPROTOCOL if _SUBPROTOCOL in offered else None)
         session = Session(
             self._door.config.live,
-            self._models.check,
-            functools.partial(self._transcribe, ticket),
+            functools.partial(named, self._door.models),
+            functools.partial(self._transcribe, ticket, websocket.query_params.get("model")),
             functools.partial(_send, websocket),
             caller.hear,
             detector,
@@ -133,7 +131,7 @@ class Live:
         except WebSocketDisconnect:
             pass
         except TimeoutError:  # of `HttpServer`: it takes nothing
-            raise client_gone() from None
+            raise refusals.client_gone() from None
 
     async def _run(
         self, session: Session, websocket: WebSocket, ticket: Ticket, stop: asyncio.Event
@@ -202,8 +200,12 @@ class Live:
             finally:
                 held.close()
 
-    async def _transcribe(self, stream: Ticket, window: Window, careful: bool) -> Transcript:
+    async def _transcribe(
+        self, stream: Ticket, default: str | None, model: str | None, window: Window, careful: bool
+    ) -> Transcript:
         """The text of a window; a careful decoding is tried again at higher temperatures.
+
+        The model is that of the session's settings, or else of the address.
 
         Raises:
             Refusal: there is none.
@@ -222,9 +224,10 @@ class Live:
         )
         ticket = stream.part()
         try:
-            parts = request_parts(MODEL, request)
+            target = Target(named(self._door.models, model or default), segments=False)
+            parts = request_parts(request)
             ticket.charge(sum(map(len, parts)))
-            exchange = self._door.upstream.start(parts, ticket, streamed=False)
+            exchange = self._door.upstreams.send(target, parts, ticket, streamed=False)
         except BaseException:
             ticket.close()
             raise

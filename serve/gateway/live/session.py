@@ -43,8 +43,8 @@ _BLOCK_S = 0.5  # of audio that is heard in one go
 _TRIES = 3  # of a decoding that the server has no room for
 _SHORTEST = SAMPLE_RATE // 10  # samples of an utterance that a client commits
 
-Transcribe = Callable[[Window, bool], Awaitable[Transcript]]
-"""Decodes a window, carefully if the flag is set; raises a Refusal."""
+Transcribe = Callable[[str | None, Window, bool], Awaitable[Transcript]]
+"""By a model of this name decodes a window, carefully if the flag is set; raises a Refusal."""
 Send = Callable[[Event], Awaitable[None]]
 
 
@@ -68,7 +68,7 @@ class Session:
     def __init__(
         self,
         config: LiveConfig,
-        check_model: Callable[[str], None],
+        check_model: Callable[[str], object],
         transcribe: Transcribe,
         send: Send,
         charge: Callable[[float], None],
@@ -294,7 +294,9 @@ class Session:
         window = utterance.window()
         whole = utterance.ended or _paused(utterance)
         try:
-            transcript = await self._transcribe(window, whole)
+            transcript = await self._transcribe(
+                self._settings.input.transcription.model, window, whole
+            )
         except Refusal as refusal:
             self._metrics.updates.labels("failed").inc()
             self._tries += 1

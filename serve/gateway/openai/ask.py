@@ -10,15 +10,14 @@ from serve.messages import Finished, Request, SegmentReady, Transcript
 from serve.triton import wire
 
 
-def request_parts(model: str, request: Request, audio: Part | None = b"") -> list[Part]:
-    """A serialised `ModelInferRequest`, in parts, of which `audio` itself is one.
+def request_parts(request: Request, audio: Part | None = b"") -> list[Part]:
+    """A serialised `ModelInferRequest` for any model, in parts, of which `audio` itself is one.
 
     Args:
-        model: which of the two is asked.
         request: with samples, or with bytes that count for nothing.
         audio: the bytes of a file, in place of these; None: they come beside the request.
     """
-    message = service_pb2.ModelInferRequest(model_name=model)
+    message = service_pb2.ModelInferRequest()
     raw: list[Part] = []
     for name, tensor in wire.request_to_inputs(request).items():
         spec = wire.INPUTS[name]
@@ -51,12 +50,9 @@ def stream_event(answer: bytes) -> SegmentReady | Finished:
     """What a `ModelStreamInferResponse` says.
 
     Raises:
-        Refusal: the request failed.
+        Refusal: it is no answer.
     """
-    message = service_pb2.ModelStreamInferResponse.FromString(answer)
-    if message.error_message:
-        raise refusals.from_upstream("", message.error_message)
-    result = InferResult(message.infer_response)
+    result = InferResult(service_pb2.ModelStreamInferResponse.FromString(answer).infer_response)
     try:
         if wire.is_whole(result.as_numpy):
             return Finished(wire.transcript_from_outputs(result.as_numpy))

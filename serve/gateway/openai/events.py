@@ -8,7 +8,7 @@ from typing import Any
 from starlette.types import Send
 
 from serve.codec import to_json
-from serve.gateway.bodies import client_gone
+from serve.gateway.refusals import client_gone
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -15,12 +15,10 @@ from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from serve.errors import UnavailableError
 from serve.gateway import refusals
 from serve.gateway.bodies import body_chunks
 from serve.gateway.limits import Ticket
 from serve.gateway.openai.errors import FieldRefusal
-from serve.gateway.refusals import Refusal
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -104,13 +102,8 @@ async def _parse(request: Request, ticket: Ticket, limit_s: float, folder: Path)
     except MultiPartException as error:
         raise refusals.invalid(f"the form cannot be read: {error.message} {_EXPECTED}") from None
     except OSError as error:
-        raise _cannot_spool(error, folder) from error
-
-
-def _cannot_spool(error: OSError, folder: Path) -> Refusal:
-    """There is no room for the file; the log says where."""
-    logger.error("an upload cannot be kept in %s: %s", folder, error)
-    return Refusal(UnavailableError("the server has no room for the file just now; try again"))
+        logger.error("an upload cannot be kept in %s: %s", folder, error)
+        raise refusals.no_room_for_upload() from error
 
 
 class _Spool(tempfile.SpooledTemporaryFile[bytes]):

@@ -7,6 +7,7 @@ A streamed request goes to the model that answers segment by segment, any other 
 answers once. Errors that come after the first event of a stream are its last event.
 """
 
+import contextlib
 import logging
 from typing import Any
 
@@ -23,17 +24,17 @@ from serve.gateway.callers import Caller
 from serve.gateway.door import Door
 from serve.gateway.headers import REQUEST_ID
 from serve.gateway.limits import Ticket
+from serve.gateway.models import Target
 from serve.gateway.openai.answers import Deltas, body, delta_event, done_event
 from serve.gateway.openai.ask import request_parts, stream_event, transcript
 from serve.gateway.openai.errors import error_body, error_response
 from serve.gateway.openai.events import Events
 from serve.gateway.openai.fields import FIELDS, Asked, read_fields
-from serve.gateway.openai.form import received_form
-from serve.gateway.openai.models import Models
+from serve.gateway.openai.form import Form, received_form
+from serve.gateway.openai.models import listed, named, one
 from serve.gateway.refusals import Refusal
-from serve.gateway.upstream import Exchange
+from serve.gateway.upstream.exchange import Exchange
 from serve.messages import Finished, Task, Transcript
-from serve.triton.wire import MODEL, STREAM_MODEL
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -45,24 +46,23 @@ _OFFERED = (
 
 def build_openai_app(door: Door) -> Starlette:
     """The application for what lies below /v1."""
-    models = Models(door.config)
 
     def identify(request: Request) -> None:
         door.callers.identify(request.headers.get("authorization"))
 
     async def list_models(request: Request) -> Response:
         identify(request)
-        return JSONResponse(models.all())
+        return JSONResponse(listed(door.models))
 
     async def one_model(request: Request) -> Response:
         identify(request)
-        return JSONResponse(models.one(request.path_params["name"]))
+        return JSONResponse(one(door.models, request.path_params["name"]))
 
     handlers: Any = {Refusal: _refused, HTTPException: _no_route, Exception: _failed}
     app = Starlette(
         routes=[
-            Route("/audio/transcriptions", _Audio(door, models, "transcribe"), methods=["POST"]),
-            Route("/audio/translations", _Audio(door, models, "translate"), methods=["POST"]),
+            Route("/audio/transcriptions", _Audio(door, "transcribe"), methods=["POST"]),
+            Route("/audio/translations", _Audio(door, "translate"), methods=["POST"]),
             Route("/models", list_models),
             Route("/models/{name:path}", one_model),
         ],
@@ -75,9 +75,8 @@ def build_openai_app(door: Door) -> Starlette:
 class _Audio:
     """An address that takes audio, as an ASGI application."""
 
-    def __init__(self, door: Door, models: Models, task: Task) -> None:
+    def __init__(self, door: Door, task: Task) -> None:
         self._door = door
-        self._models = models
         self._task = task
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,12 +96,15 @@ class _Audio:
     async def _answer(self, request: Request, caller: Caller, events: Events) -> Response | None:
         """The response; None: it was sent as events."""
         ticket = self._door.admission.admit()
-        try:
-            asked, exchange = await self._begin(request, ticket)
-        except BaseException:
-            ticket.close()
-            raise
-        with exchange:
+        limit_s, folder = self._door.upload_timeout_s, self._door.upstreams.uploads
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                received = received_form(request, ticket, limit_s, folder)
+                asked, exchange = self._begin(await stack.enter_async_context(received), ticket)
+            except BaseException:
+                ticket.close()
+                raise
+            stack.enter_context(exchange)
             if asked.stream:
                 found = await _pass_on(request, exchange, events, asked)
             else:
@@ -113,18 +115,11 @@ class _Audio:
         text, kind = body(found, asked)
         return Response(text, media_type=kind)
 
-    async def _begin(self, request: Request, ticket: Ticket) -> tuple[Asked, Exchange]:
-        limit_s = self._door.upload_timeout_s
-        async with received_form(request, ticket, limit_s, self._door.upstream.uploads) as form:
-            asked = read_fields(form.pairs, self._task)
-            if asked.model is not None:
-                self._models.check(asked.model)
-            model = STREAM_MODEL if asked.stream else MODEL
-            parts = request_parts(model, asked.request, form.audio())
-            exchange = self._door.upstream.start(
-                parts, ticket, streamed=asked.stream, upload=form.path
-            )
-            return asked, exchange
+    def _begin(self, form: Form, ticket: Ticket) -> tuple[Asked, Exchange]:
+        asked = read_fields(form.pairs, self._task)
+        target = Target(named(self._door.models, asked.model), asked.stream)
+        parts = request_parts(asked.request, form.audio())
+        return asked, self._door.upstreams.send(target, parts, ticket, asked.stream, form.path)
 
 
 async def _pass_on(

@@ -49,10 +49,12 @@ class State:
     Args:
         door: the gateway's, which knows how long its requests took.
         config: names the product, its defaults and its limits.
-        page: Triton's page of metrics; an OSError where Triton is away.
+        page: Triton's page of metrics; an OSError where Triton is away. None: there is no Triton.
     """
 
-    def __init__(self, door: Door, config: Config, page: Callable[[], Awaitable[bytes]]) -> None:
+    def __init__(
+        self, door: Door, config: Config, page: Callable[[], Awaitable[bytes]] | None
+    ) -> None:
         self._door = door
         self._config = config
         self._page = page
@@ -77,7 +79,7 @@ class State:
         """Look now."""
         self._ready = await self._door.ready()
         try:
-            page = await self._page()
+            page = await self._page() if self._page is not None else b""
         except OSError:
             page = b""
         self._looks.append(look_at(page, self._looks[-1]))
@@ -101,6 +103,14 @@ class State:
             "limits": {"request_bytes": server.max_request_mb * 2**20},
             "now": last.offers
             and {"queue": last.queue, "slots_busy": last.slots_busy, "slots": last.slots},
+            "upstreams": [
+                {
+                    "name": one.name,
+                    "models": {model: one.takes(model) for model in one.models},
+                    "requests": one.inflight,
+                }
+                for one in self._door.upstreams.servers
+            ],
             "recent": {
                 "window_s": WINDOW_S,
                 "rtfx": sum(audio_s) / busy_s if busy_s else None,

@@ -7,7 +7,7 @@ from tests.gateways import Running, until
 
 @pytest.fixture
 def start(tmp_path_factory):
-    """Start a gateway; keywords are `live`, a `LiveConfig`, and those of `ServerConfig`.
+    """Start a gateway; keywords are those of `Running` and of `ServerConfig`.
 
     Each is empty at its end.
     """

@@ -19,7 +19,7 @@ from serve.config import ServerConfig
 from serve.errors import AccessError, OverloadedError
 from serve.gateway.headers import with_headers
 from serve.gateway.hosts import may_be_called
-from serve.gateway.upstream import SERVICE
+from serve.gateway.upstream.calls import SERVICE
 from serve.keys import add_key, hash_of
 from serve.messages import Request
 from serve.supervisor.gateway import is_live, is_ready

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,7 +47,7 @@ def told(tmp_path):
 
     def told(*pages, took_s=()):
         async def run():
-            door = Door(Config(), tmp_path, cancels=None)
+            door = Door(Config(), tmp_path, SimpleNamespace(connected=False))
             door.ready = ready
             door.metrics.recent_s = lambda window_s: list(took_s)
             found = iter(pages)
@@ -59,7 +60,7 @@ def told(tmp_path):
             looking = State(door, Config(), page)
             for _ in pages:
                 await looking.look()
-            await door.upstream.close()
+            await door.upstreams.close()
             return json.loads(json.dumps(looking.found))
 
         async def ready():

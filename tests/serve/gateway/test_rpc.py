@@ -7,7 +7,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 from tritonclient.grpc import service_pb2
 
-from serve.gateway.upstream import SERVICE
+from serve.gateway.upstream.calls import SERVICE
 from serve.triton import wire
 from serve.triton.client import Client
 from tests.fake_upstream import LEAK
@@ -115,7 +115,7 @@ def test_a_clients_deadline_counts_as_going(running):
 
 
 def test_a_model_that_never_answers_is_given_up(start, monkeypatch):
-    monkeypatch.setattr("serve.gateway.upstream._GRACE_S", 0.1)
+    monkeypatch.setattr("serve.gateway.upstream.pool._GRACE_S", 0.1)
     running = start(request_timeout_s=0.1)
     status, text = refused(running, message("wait"))
     assert (status, text.split(":")[0]) == ("UNAVAILABLE", "DeadlineError")

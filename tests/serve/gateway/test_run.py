@@ -13,7 +13,7 @@ import grpc
 import pytest
 import tomli_w
 
-from serve.gateway.upstream import SERVICE
+from serve.gateway.upstream.calls import SERVICE
 from serve.supervisor.run import free_ports
 from tests.gateways import WAIT_S, message, until
 

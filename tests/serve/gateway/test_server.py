@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton_http
 
-from serve.gateway.upstream import SERVICE
+from serve.gateway.upstream.calls import SERVICE
 from serve.messages import Request
 from serve.triton import wire
 from tests.gateways import WAIT_S

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from serve.gateway import uploads
-from serve.gateway.upstream import SERVICE
+from serve.gateway.upstream.calls import SERVICE
 from tests.gateways import WAIT_S, message, until
 
 

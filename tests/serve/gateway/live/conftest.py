@@ -73,7 +73,7 @@ class Talk:
 @pytest.fixture
 def loud_is_speech(monkeypatch):
     monkeypatch.setattr("serve.gateway.live.route.Detector", LoudIsSpeech)
-    monkeypatch.setattr("serve.gateway.upstream.STALE_S", 60.0)  # the stand-in beats once
+    monkeypatch.setattr("serve.gateway.upstream.own.STALE_S", 60.0)  # the stand-in beats once
 
 
 @pytest.fixture

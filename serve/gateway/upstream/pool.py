@@ -1,0 +1,162 @@
+"""All servers behind the gateway: which one gets a request, and what becomes of one that fails.
+
+A request goes to the server that has the fewest of the gateway's, of those that serve its model and
+take requests. Where one refuses it because it is full, drains or has gone, before it has answered
+anything, the next one gets it; see `serve.gateway.upstream.delivery`.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from tritonclient.grpc import service_pb2
+
+from serve.config import Config
+from serve.errors import ConfigError
+from serve.gateway import refusals
+from serve.gateway.envelope import Part
+from serve.gateway.limits import Ticket
+from serve.gateway.metrics import UpstreamMetrics
+from serve.gateway.models import Models, Target
+from serve.gateway.refusals import Refusal
+from serve.gateway.upstream.delivery import Delivery
+from serve.gateway.upstream.exchange import Exchange
+from serve.gateway.upstream.own import Cancels, OwnTriton
+from serve.gateway.upstream.remote import Remote
+from serve.gateway.upstream.server import Outgoing, Server
+from serve.triton import uploads
+
+_GRACE_S = 30.0  # beyond the transcriber's own limit
+
+
+class Upstreams:
+    """The servers of a config. For one event loop.
+
+    Args:
+        config: names them.
+        models: its models.
+        folder: of the run.
+        cancels: ends requests of this run's own Triton; None: it has none.
+        metrics: where requests are counted.
+
+    Raises:
+        ConfigError: nobody serves the config's own model, or a file of theirs cannot be read.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        models: Models,
+        folder: Path,
+        cancels: Cancels | None,
+        metrics: UpstreamMetrics,
+    ) -> None:
+        self.uploads = uploads.make_folder(folder)
+        """Where large audio is spooled; see `serve.triton.uploads`."""
+        own = [] if cancels is None else [OwnTriton(folder, cancels, models.default)]
+        stall_s = config.server.stall_timeout_s
+        remotes = [Remote(one, stall_s) for one in config.upstreams]
+        self.servers: tuple[Server, ...] = (*own, *remotes)
+        self._models = models
+        self._metrics = metrics
+        self._limit_s = config.transcriber.request_timeout_s + _GRACE_S
+        self._exchanges: dict[asyncio.Task[None], Exchange] = {}
+        self._watches: list[asyncio.Task[None]] = []
+        if not self._of(models.default):
+            raise ConfigError(
+                f"no upstream serves {models.default}, which is the config's name and the model "
+                f"of requests that name none; expected one of {', '.join(models.all[1:])}"
+                if config.upstreams
+                else "the config has no upstreams; [[upstreams]] names their addresses and models"
+            )
+        metrics.watch(self.servers)
+
+    def start(self) -> None:
+        """Begin to look at those that have to be asked."""
+        self._watches = [asyncio.create_task(server.watch()) for server in self.servers]
+
+    def send(
+        self,
+        target: Target,
+        parts: Sequence[Part],
+        ticket: Ticket,
+        streamed: bool,
+        upload: str | None = None,
+    ) -> Exchange:
+        """Give a request to a server.
+
+        Args:
+            target: the model that it is for.
+            parts: of the serialised `ModelInferRequest`.
+            ticket: the exchange closes it.
+            streamed: by ModelStreamInfer, which gives ModelStreamInferResponses; else by
+                ModelInfer, which gives one ModelInferResponse.
+            upload: path of the request's audio, in `uploads`; stays there until the first answer.
+
+        Raises:
+            Refusal: nobody can take it; the ticket is still open.
+        """
+        request = Outgoing(target, parts, streamed, upload)
+        delivery = Delivery(request, self._of(target.model), self._metrics)
+        exchange = Exchange(delivery.answers(), ticket, delivery.cancel, self._limit_s)
+        self._exchanges[exchange.pump] = exchange
+        exchange.pump.add_done_callback(self._exchanges.pop)
+        return exchange
+
+    def end_all(self, refusal: Refusal) -> None:
+        """Answer this to every request that still waits."""
+        for exchange in self._exchanges.values():
+            exchange.end(refusal)
+
+    async def ready(self, model: str | None = None) -> bool:
+        """Whether requests for a model, or for any that there is, would be answered."""
+        for one in self._models.all if model is None else (model,):
+            if await self._ready_server(one) is None:
+                return False
+        return True
+
+    async def small(self, model: str, method: str, message: bytes) -> bytes:
+        """The answer of a server of this model to a small question.
+
+        Raises:
+            Refusal: there is none.
+        """
+        server = await self._ready_server(model)
+        if server is None:
+            raise refusals.server_away()
+        return await server.small(method, message)
+
+    async def metadata(self, target: Target, version: str) -> service_pb2.ModelMetadataResponse:
+        """Inputs and outputs of a model.
+
+        Raises:
+            Refusal: nobody who serves it can be asked.
+        """
+        server = await self._ready_server(target.model)
+        if server is None:
+            raise refusals.server_away()
+        name = server.answer_name(target)
+        request = service_pb2.ModelMetadataRequest(name=name, version=version)
+        answer = await server.small("ModelMetadata", request.SerializeToString())
+        metadata = service_pb2.ModelMetadataResponse.FromString(answer)
+        metadata.name = target.asked
+        return metadata
+
+    async def close(self) -> None:
+        """Hang up."""
+        for watch in self._watches:
+            watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watch
+        for server in self.servers:
+            await server.close()
+
+    async def _ready_server(self, model: str) -> Server | None:
+        for server in self._of(model):
+            if await server.ready(model):
+                return server
+        return None
+
+    def _of(self, model: str) -> list[Server]:
+        return [server for server in self.servers if model in server.models]

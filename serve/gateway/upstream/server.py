@@ -1,0 +1,63 @@
+"""What the gateway knows of a server behind it."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+from serve.gateway.envelope import Part
+from serve.gateway.models import Target
+from serve.gateway.refusals import Refusal
+from serve.gateway.upstream.calls import Call
+
+
+@dataclasses.dataclass(frozen=True)
+class Outgoing:
+    """A request that has been let in."""
+
+    target: Target
+    parts: Sequence[Part]  # of the serialised `ModelInferRequest`; its model's name may be any
+    streamed: bool  # by ModelStreamInfer, else by ModelInfer
+    upload: str | None = None  # path of the request's audio, in the folder for uploads
+
+
+class Server(Protocol):
+    """A server behind the gateway."""
+
+    name: str
+    """As metrics and /state call it."""
+    models: tuple[str, ...]
+    """The products that it serves."""
+    inflight: int
+    """Requests that the gateway has given to it and that have not ended."""
+
+    def takes(self, model: str) -> bool:
+        """Whether it may be given a request now, by what is known without asking it."""
+
+    async def ready(self, model: str) -> bool:
+        """Whether it would answer."""
+
+    def answer_name(self, target: Target) -> str:
+        """What its answers call the model."""
+
+    def send(self, request: Outgoing) -> Call:
+        """Give it a request.
+
+        Raises:
+            Refusal: it cannot be reached.
+        """
+
+    def failed(self, refusal: Refusal) -> None:
+        """A request of its ended so."""
+
+    async def small(self, method: str, message: bytes) -> bytes:
+        """The answer to a small question.
+
+        Raises:
+            Refusal: there is none.
+        """
+
+    async def watch(self) -> None:
+        """Look at it for as long as the gateway runs, where that is needed."""
+
+    async def close(self) -> None:
+        """Hang up."""
