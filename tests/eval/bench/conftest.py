@@ -56,6 +56,7 @@ def config(cpu_config, monkeypatch):
     monkeypatch.setattr(workloads, "WARM_REQUESTS", 1)
     monkeypatch.setattr(workloads, "LIVE_TRIES", 2)
     monkeypatch.setattr(live, "WARM_S", 0.1)
+    monkeypatch.setattr(workloads, "LIVE_WARM_S", 0.2)
     monkeypatch.setattr(live, "WORDS_PER_S", 50.0)
     monkeypatch.setattr(live, "SPEECH_S", (0.5, 0.6))
     monkeypatch.setattr(live, "QUIET_S", (0.0, 0.1))
