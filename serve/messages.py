@@ -55,6 +55,7 @@ class Request:
     prefix: str = ""  # words that the audio begins with, which the answer leaves out
     timestamps: bool = True
     word_timestamps: bool = False  # segments come with their words, and words with their times
+    token_logprobs: bool = False  # segments come with the log-probabilities of their tokens
     # Only these stretches are decoded: start, end, start, end, … in seconds; the last end may be
     # missing, for the end of the audio. (): all of it.
     clip_timestamps: Sequence[float] = ()
@@ -110,6 +111,14 @@ class Word:
 
 
 @dataclasses.dataclass(frozen=True)
+class TokenLogprob:
+    """A token of a segment's text, or the several of which one character is made."""
+
+    token: str
+    logprob: float  # natural, among all text tokens; of several the sum
+
+
+@dataclasses.dataclass(frozen=True)
 class Segment:
     """A stretch of text with its times in the whole audio."""
 
@@ -123,6 +132,7 @@ class Segment:
     compression_ratio: float
     words: tuple[Word, ...] | None = None  # None: not asked for
     language: str | None = None  # of its window, with `multilingual`; else None
+    token_logprobs: tuple[TokenLogprob, ...] | None = None  # None: not asked for
 
 
 @dataclasses.dataclass(frozen=True)

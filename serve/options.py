@@ -44,6 +44,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--word-timestamps", action="store_true", help="when each word was said, in json"
     )
     group.add_argument(
+        "--token-logprobs", action="store_true", help="log-probabilities of tokens, in json"
+    )
+    group.add_argument(
         "--hallucination-silence-threshold",
         type=float,
         metavar="SECONDS",

@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2
 
 from serve.gateway.checks import LENGTH
 from serve.gateway.upstream.calls import SERVICE
-from serve.messages import Segment, Timings, Transcript, Word
+from serve.messages import Segment, Timings, TokenLogprob, Transcript, Word
 from serve.triton import uploads, wire
 from serve.triton.folder import HEARTBEATS, METRICS_SOCKET, grpc_target
 from serve.triton.wire import KEY_PARAMETER
@@ -213,6 +213,9 @@ def transcript_of(request):
             compression_ratio=1.0,
             words=(Word(float(i), i + 0.5, f" {word}", 0.75),)
             if "WORD_TIMESTAMPS" in asked
+            else None,
+            token_logprobs=(TokenLogprob(f" {word}", -0.5 - i),)
+            if "TOKEN_LOGPROBS" in asked
             else None,
         )
         for i, word in enumerate([] if spoken == ["silence"] else spoken)

@@ -62,9 +62,9 @@ def _json(transcript: Transcript, file: str) -> str:
 
 
 def _fields(segment: Segment) -> dict[str, object]:
-    """A segment for json; without words and a language of its own where none were asked for."""
+    """A segment for json; without what was not asked for."""
     fields = dataclasses.asdict(segment)
-    for name in ("words", "language"):
+    for name in ("words", "language", "token_logprobs"):
         if fields[name] is None:
             del fields[name]
     return fields

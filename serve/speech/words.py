@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from serve.messages import Alignment, Segment, Word
+from serve.messages import Alignment, Segment, TokenLogprob, Word
 
 FRAMES_PER_S = 50  # of an alignment
 
@@ -25,6 +25,7 @@ _APPENDED = "\"'.。,，!！?？:：”)]}、"  # and to the word before it
 _SENTENCE_ENDS = ".。!！?？"
 _LONGEST_MEDIAN_S = 0.7  # an average word takes no longer, whatever was measured
 _PAUSE = 4  # median words between two words that stand apart
+_LEAST_PROB = 1e-30  # has a logarithm
 _DISAGREEMENT_S = 0.5  # by so much a segment's times must differ from its words' to be believed
 
 
@@ -45,11 +46,21 @@ class Timing:
 
 
 @dataclasses.dataclass(frozen=True)
+class Piece:
+    """One character or more of a window, of the fewest tokens that make them whole."""
+
+    text: str
+    tokens: int
+    logprob: float
+
+
+@dataclasses.dataclass(frozen=True)
 class WindowWords:
     """The words of one window, in order, and how long an average one takes."""
 
     timings: tuple[Timing, ...]
     median_s: float
+    pieces: tuple[Piece, ...] | None = None  # its tokens; None: not asked for
 
     @property
     def longest_s(self) -> float:
@@ -142,7 +153,11 @@ def _spaced(pieces: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:
 
 
 def time_words(
-    alignment: Alignment, tokens: Sequence[int], decode: Decode, language: str
+    alignment: Alignment,
+    tokens: Sequence[int],
+    decode: Decode,
+    language: str,
+    logprobs: bool = False,
 ) -> WindowWords:
     """The words of a window and their times.
 
@@ -151,6 +166,7 @@ def time_words(
         tokens: those n.
         decode: text of tokens.
         language: code.
+        logprobs: whether its tokens are to be told too.
     """
     texts, counts = split_words(tokens, decode, language)
     bounds = np.cumsum([0, *counts])
@@ -167,11 +183,20 @@ def time_words(
     ]
     durations = [timing.duration_s for timing in timings if timing.duration_s > 0]
     median_s = min(_LONGEST_MEDIAN_S, float(np.median(durations))) if durations else 0.0
-    words = WindowWords(tuple(timings), median_s)
+    pieces = tuple(_pieces(alignment, tokens, decode)) if logprobs else None
+    words = WindowWords(tuple(timings), median_s, pieces)
     if durations:
         _shorten_at_sentences(words)
     _join_punctuation(timings)
     return words
+
+
+def _pieces(alignment: Alignment, tokens: Sequence[int], decode: Decode) -> Iterator[Piece]:
+    begin = 0
+    for text, count in _characters(tokens, decode):
+        probs = alignment.token_probs[begin : begin + count].astype(np.float64)
+        yield Piece(text, count, float(np.log(np.maximum(probs, _LEAST_PROB)).sum()))
+        begin += count
 
 
 def _begins(alignment: Alignment) -> npt.NDArray[np.int64]:
@@ -229,7 +254,7 @@ def give_words(
         window_start_s: in the whole audio.
         spoken_until_s: where the words before this window end.
     """
-    rest = iter(words.timings)
+    rest, pieces = iter(words.timings), iter(words.pieces or ())
     given: list[Segment] = []
     for segment in segments:
         mine = _take(rest, len(segment.tokens), window_start_s)
@@ -242,9 +267,12 @@ def give_words(
             Word(round(w.start_s, 3), round(w.end_s, 3), w.text, round(w.probability, 4))
             for w in mine
         )
-        given.append(
-            dataclasses.replace(segment, start=round(start, 3), end=round(end, 3), words=said)
-        )
+        start, end = round(start, 3), round(end, 3)
+        segment = dataclasses.replace(segment, start=start, end=end, words=said)
+        if words.pieces is not None:
+            logprobs = tuple(_take_pieces(pieces, len(segment.tokens)))
+            segment = dataclasses.replace(segment, token_logprobs=logprobs)
+        given.append(segment)
     return given
 
 
@@ -257,6 +285,13 @@ def _take(timings: Iterator[Timing], tokens: int, offset_s: float) -> list[Timin
             start_s, end_s = (round(offset_s + s, 2) for s in (timing.start_s, timing.end_s))
             taken.append(dataclasses.replace(timing, start_s=start_s, end_s=end_s))
     return taken
+
+
+def _take_pieces(pieces: Iterator[Piece], tokens: int) -> Iterator[TokenLogprob]:
+    """The next pieces, of so many tokens."""
+    while tokens > 0 and (piece := next(pieces, None)) is not None:
+        tokens -= piece.tokens
+        yield TokenLogprob(piece.text, round(piece.logprob, 4))
 
 
 def _shorten_after_pause(mine: list[Timing], words: WindowWords, spoken_until_s: float) -> None:

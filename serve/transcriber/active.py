@@ -242,7 +242,8 @@ class ActiveRequest:
         self._untimed.add(index)
         text = [token for piece in window.pieces for token in piece.tokens]
         language = self._languages.of(index)
-        return functools.partial(time_words, alignment, text, tokenizer.decode, language)
+        logprobs = self.plan.tells_logprobs
+        return functools.partial(time_words, alignment, text, tokenizer.decode, language, logprobs)
 
     def set_words(self, index: int, words: WindowWords) -> None:
         """Take a window's words."""

@@ -43,6 +43,7 @@ class Plan:
     fixed_temperature: bool  # the client chose the temperature: no fallback
     words: bool = False  # to be timed
     tells_words: bool = False  # and told
+    tells_logprobs: bool = False  # of tokens; words are timed for them too
     hallucination_silence_s: float = 0.0  # around segments that are left out; 0: none are
     vad: VoiceActivity = "off"  # in which audio what is not speech is left out
     speech: SpeechConfig = dataclasses.field(default_factory=SpeechConfig)  # what is
@@ -145,6 +146,7 @@ def plan_request(
         fixed_temperature=request.temperature is not None,
         words=_words(request, silence_s, tokenizer, capabilities),
         tells_words=request.word_timestamps,
+        tells_logprobs=request.token_logprobs,
         hallucination_silence_s=silence_s,
         vad=_vad(request, config),
         stretches=stretches_of(request.clip_timestamps),
@@ -188,14 +190,20 @@ def _multilingual(request: Request, tokenizer: Tokenizer, capabilities: Capabili
 def _words(
     request: Request, silence_s: float, tokenizer: Tokenizer, capabilities: Capabilities
 ) -> bool:
-    """Whether words are to be timed."""
-    wanted = request.word_timestamps
-    if not isinstance(wanted, bool):
-        raise OptionError(f"word_timestamps = {wanted!r}; expected true or false")
-    if not (wanted or silence_s) or capabilities.words:
-        return wanted or silence_s > 0
-    what, without = "word_timestamps = true", "word_timestamps = false"
-    if not wanted:
+    """Whether words are to be timed: for themselves, or for what their pass finds besides."""
+    for name in ("word_timestamps", "token_logprobs"):
+        wanted = getattr(request, name)
+        if not isinstance(wanted, bool):
+            raise OptionError(f"{name} = {wanted!r}; expected true or false")
+    if not (request.word_timestamps or request.token_logprobs or silence_s):
+        return False
+    if capabilities.words:
+        return True
+    if request.word_timestamps:
+        what, without = "word_timestamps = true", "word_timestamps = false"
+    elif request.token_logprobs:
+        what, without = "token_logprobs = true needs words' times", "token_logprobs = false"
+    else:
         name = "hallucination_silence_threshold"
         what, without = f"{name} = {silence_s:g} needs words with times", f"{name} = 0"
     if not tokenizer.facts.alignment_heads:

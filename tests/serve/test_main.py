@@ -117,7 +117,7 @@ def test_options_reach_the_request(toml, files, fake):
     options = ["--language", "es", "--task", "translate", "--prompt", "Zoë", "--no-timestamps"]
     options += ["--word-timestamps", "--no-vad", "--mode", "sequential", "--hotwords", "Ångström"]
     options += ["--prefix", "Where", "--clip-timestamps", "0,1.5,2"]
-    options += ["--multilingual"]
+    options += ["--multilingual", "--token-logprobs"]
     options += ["--temperature", "0.5", "--max-tokens", "7", "--short-encoder"]
     options += ["--beam-size", "5", "--patience", "2", "--length-penalty", "0.5", "--best-of", "4"]
     options += ["--repetition-penalty", "1.5", "--no-repeat-ngram-size", "3"]
@@ -129,6 +129,7 @@ def test_options_reach_the_request(toml, files, fake):
     assert (request.language, request.task, request.prompt) == ("es", "translate", "Zoë")
     assert (request.timestamps, request.temperature, request.max_tokens) == (False, 0.5, 7)
     assert request.multilingual and request.word_timestamps and request.short_encoder
+    assert request.token_logprobs
     assert request.vad is False
     assert (request.mode, request.hotwords) == ("sequential", "Ångström")
     assert (request.prefix, request.clip_timestamps) == ("Where", (0.0, 1.5, 2.0))

@@ -19,7 +19,8 @@ _NO_LANGUAGE = "unknown"  # where nobody speaks
 def body(transcript: Transcript, asked: Asked) -> tuple[str, str]:
     """An answer's text and its media type."""
     if asked.format == "json":
-        return to_json({"text": transcript.text, "usage": _usage(transcript)}), "application/json"
+        found = {"text": transcript.text, **_logprobs(transcript.segments, asked)}
+        return to_json({**found, "usage": _usage(transcript)}), "application/json"
     if asked.format == "verbose_json":
         return to_json(_verbose(transcript, asked)), "application/json"
     if asked.format == "text":
@@ -37,6 +38,7 @@ def delta_event(delta: str, index: int, segment: Segment, asked: Asked) -> dict[
         asked: says whether they are wanted.
     """
     event: dict[str, Any] = {"type": "transcript.text.delta", "delta": delta}
+    event |= _logprobs((segment,), asked)
     if asked.format == "verbose_json":
         if asked.segments:
             event["segment"] = _segment(index, segment)
@@ -57,6 +59,7 @@ def done_event(transcript: Transcript, asked: Asked) -> dict[str, Any]:
         "total_tokens": heard + said,
     }
     whole = _whole(transcript, asked) if asked.format == "verbose_json" else {}
+    whole |= _logprobs(transcript.segments, asked)
     return {"type": "transcript.text.done", **whole, "text": transcript.text, "usage": usage}
 
 
@@ -113,9 +116,23 @@ def _seconds(transcript: Transcript) -> float:
 def _segment(index: int, segment: Segment) -> dict[str, Any]:
     fields = dataclasses.asdict(segment)
     del fields["words"]  # they have a list of their own
+    del fields["token_logprobs"]  # not of verbose_json
     if segment.language is None:
         del fields["language"]
     return {"id": index, "seek": round(segment.start * _SEEKS_PER_S), **fields}
+
+
+def _logprobs(segments: Iterable[Segment], asked: Asked) -> dict[str, Any]:
+    """What `include[]=logprobs` adds."""
+    if not asked.request.token_logprobs:
+        return {}
+    pieces = [piece for segment in segments for piece in segment.token_logprobs or ()]
+    return {
+        "logprobs": [
+            {"token": one.token, "bytes": list(one.token.encode()), "logprob": one.logprob}
+            for one in pieces
+        ]
+    }
 
 
 def _words(segments: Iterable[Segment]) -> Iterable[Word]:

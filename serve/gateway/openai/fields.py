@@ -49,7 +49,10 @@ def _by_name(*fields: Field) -> dict[str, Field]:
     return {field.name: field for field in fields}
 
 
-_HAVE_THEIR_OWN = ("AUDIO", "SAMPLES", "SAMPLE_RATE", "TASK", "STREAM", "WORD_TIMESTAMPS")
+_HAVE_THEIR_OWN = (
+    *("AUDIO", "SAMPLES", "SAMPLE_RATE", "TASK", "STREAM"),
+    *("WORD_TIMESTAMPS", "TOKEN_LOGPROBS"),
+)
 _OPTIONS = _by_name(
     *(
         Field(spec.name.lower(), spec.datatype, spec.meaning, many=spec.dims == (-1,))
@@ -79,7 +82,7 @@ FIELDS = _by_name(
         '"auto": speech is looked for as configured; {"type": "server_vad"}: in all audio, with '
         "threshold, prefix_padding_ms and silence_duration_ms as the options of vad",
     ),
-    Field("include", "BYTES", "nothing can be included", many=True),
+    Field("include", "BYTES", "logprobs, with json: of each token", ("logprobs",), many=True),
     Field("keywords", "BYTES", "hotwords, one by one", many=True),
     Field("highlight_words", "BOOL", "srt and vtt: underline each word while it is said"),
     Field("max_words_per_line", "INT32", "srt and vtt: so many words a cue"),
@@ -98,6 +101,7 @@ _REFUSED = {
     "languages": "name one with `language`, or none: it is detected, for each 30 s with "
     "`multilingual`",
     "word_timestamps": "ask for timestamp_granularities[]=word with response_format=verbose_json",
+    "token_logprobs": "ask for include[]=logprobs with response_format=json",
     "task": "translations have an address of their own, /v1/audio/translations",
 }
 """Fields that OpenAI or our other interfaces have, and why they are none here."""
@@ -146,12 +150,7 @@ def read_fields(pairs: Iterable[tuple[str, str]], task: Task) -> Asked:
             "stream",
             f"stream = true with response_format = {format}; expected {', '.join(_STREAMED)}",
         )
-    for value in read.many("include"):
-        raise FieldRefusal(
-            "include",
-            f"include[] = {shown(value)} cannot be had: answers hold no log-probabilities of "
-            "tokens; verbose_json has avg_logprob for each segment",
-        )
+    logprobs = _logprobs(read, format)
     cues = _cues(read, format)
     options = {name: read.value(name) for name in _OPTIONS}
     options |= _chunking(strategy, read)
@@ -160,7 +159,7 @@ def read_fields(pairs: Iterable[tuple[str, str]], task: Task) -> Asked:
         options["temperature"] = None  # OpenAI's 0 rises by itself, ours stays
     asked = {name: value for name, value in options.items() if value is not None}
     timed = words or cues != CueOptions()
-    request = Request(b"", task=task, word_timestamps=timed, **asked)
+    request = Request(b"", task=task, word_timestamps=timed, token_logprobs=logprobs, **asked)
     _check_types(request)
     return Asked(request, read.value("model"), format, stream, segments, words, cues)
 
@@ -269,6 +268,20 @@ def _granularities(read: _Values, format: Format) -> tuple[bool, bool]:
             "holds words",
         )
     return words, not words or "segment" in asked
+
+
+def _logprobs(read: _Values, format: Format) -> bool:
+    """Whether tokens come with their log-probabilities, which json alone holds, as OpenAI's."""
+    name = "include"
+    asked = read.many(name)
+    for one in asked:
+        if one not in FIELDS[name].choices:
+            raise FieldRefusal(name, f"{name}[] = {shown(one)}; expected logprobs")
+    if asked and format != "json":
+        raise FieldRefusal(
+            name, f"{name}[] = logprobs with response_format = {format}; expected json"
+        )
+    return bool(asked)
 
 
 def _cues(read: _Values, format: Format) -> CueOptions:

@@ -1,6 +1,7 @@
 """Words with times, through the transcriber: asked for, refused, in order, failing, cancelled."""
 
 import dataclasses
+import math
 import threading
 
 import pytest
@@ -38,10 +39,27 @@ class TestWords(TranscriberTests):
         assert answer.text == "over the fox"
         quiescent(transcriber, runtime)
 
+    def test_tokens_come_with_their_log_probabilities_with_words_or_without(
+        self, start, echo, tokenizer
+    ):
+        transcriber, _ = start(echo, ABLE)
+        for timed in ({}, TIMED):
+            asked = request("over 🙂 fox", audio=noise(1.5), token_logprobs=True, **timed)
+            (segment,) = transcriber.transcribe(asked).segments
+            assert (segment.words is not None) == bool(timed)
+            texts = [piece.token for piece in segment.token_logprobs]
+            assert "".join(texts) == segment.text == " over 🙂 fox"
+            of_one = round(math.log(0.5), 4)
+            assert segment.token_logprobs[0].logprob == of_one
+            total = sum(piece.logprob for piece in segment.token_logprobs)
+            assert total == pytest.approx(of_one * len(segment.tokens), abs=1e-3)
+            assert len(texts) < len(segment.tokens), "a character of several tokens is one"
+
     def test_who_does_not_ask_gets_none_and_costs_nothing(self, start, echo):
         transcriber, runtime = start(echo, ABLE)
         (segment,) = transcriber.transcribe(request("over the fox")).segments
-        assert segment.words is None and runtime.jobs[-1].align_frames == 0
+        assert segment.words is segment.token_logprobs is None
+        assert runtime.jobs[-1].align_frames == 0
 
     def test_windows_come_in_order_whichever_is_timed_first(self, start, echo, monkeypatch):
         """The first window's words are held up until those of a later one are there."""
@@ -132,8 +150,11 @@ class TestWords(TranscriberTests):
             transcriber, _ = start(echo, on=on)
             with pytest.raises(OptionError, match=message):
                 transcriber.transcribe(request("over", **TIMED))
-            with pytest.raises(OptionError, match="word_timestamps = 'yes'; expected true"):
-                transcriber.transcribe(request("over", word_timestamps="yes"))
+            with pytest.raises(OptionError, match="token_logprobs = true needs words' times, but"):
+                transcriber.transcribe(request("over", token_logprobs=True))
+            for name in ("word_timestamps", "token_logprobs"):
+                with pytest.raises(OptionError, match=f"{name} = 'yes'; expected true"):
+                    transcriber.transcribe(request("over", **{name: "yes"}))
 
 
 class TestHallucinations(TranscriberTests):

@@ -44,6 +44,16 @@ def test_json(client):
     assert (answer.text, answer.usage.type, answer.usage.seconds) == ("one two", "duration", 1.5)
 
 
+def test_log_probabilities(client):
+    answer = transcribe(client, "uno dós", include=["logprobs"])
+    assert [(one.token, one.logprob) for one in answer.logprobs] == [(" uno", -0.5), (" dós", -1.5)]
+    assert [bytes(map(int, one.bytes)).decode() for one in answer.logprobs] == [" uno", " dós"]
+    *deltas, done = transcribe(client, "uno dós", include=["logprobs"], stream=True)
+    assert [[one.token for one in event.logprobs] for event in deltas] == [[" uno"], [" dós"]]
+    assert [one.logprob for one in done.logprobs] == [-0.5, -1.5]
+    assert transcribe(client).logprobs is None
+
+
 def test_verbose_json(client):
     answer = transcribe(client, response_format="verbose_json")
     assert type(answer) is TranscriptionVerbose
@@ -199,7 +209,7 @@ def test_asynchronously(shared, connect):
     [
         ({"model": "gpt-transcribe"}, openai.NotFoundError, "model", "model_not_found"),
         ({"response_format": "diarized_json"}, openai.BadRequestError, "response_format", None),
-        ({"include": ["logprobs"]}, openai.BadRequestError, "include", None),
+        ({"include": ["speakers"]}, openai.BadRequestError, "include", None),
         ({"known_speaker_names": ["a"]}, openai.BadRequestError, "known_speaker_names", None),
         (
             {"timestamp_granularities": ["word"]},

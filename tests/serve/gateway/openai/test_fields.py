@@ -31,7 +31,7 @@ def test_a_form_that_says_nothing_asks_for_the_default():
 
 
 def test_each_option_of_ours_is_a_field():
-    not_fields = {"audio", "sample_rate", "task", "word_timestamps"}
+    not_fields = {"audio", "sample_rate", "task", "word_timestamps", "token_logprobs"}
     assert {field.name for field in dataclasses.fields(Request)} - not_fields <= FIELDS.keys()
 
 
@@ -145,8 +145,9 @@ def test_subtitles_may_show_words():
         ([("known_speaker_names[]", "a")], "known_speaker_names", "speakers"),
         ([("known_speaker_references[]", "a")], "known_speaker_references", "speakers"),
         ([("languages[]", "en")], "languages", "`language`"),
-        ([("include[]", "logprobs")], "include", "avg_logprob"),
-        ([("include", "logprobs")], "include", "avg_logprob"),
+        ([("include[]", "speakers")], "include", "expected logprobs"),
+        ([VERBOSE, ("include", "logprobs")], "include", "expected json"),
+        ([("token_logprobs", "true")], "token_logprobs", "include[]=logprobs"),
         ([("task", "translate")], "task", "/v1/audio/translations"),
         ([("word_timestamps", "true")], "word_timestamps", "timestamp_granularities[]=word"),
         ([WORD], "timestamp_granularities", "expected verbose_json"),
