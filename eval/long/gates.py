@@ -69,8 +69,9 @@ def _cut_gate(name: str, ours: LongScore | None, theirs: LongScore | None) -> Ga
 
 
 def _missing(name: str, ours: LongScore | None) -> str:
-    missing = name if ours is None else "none of faster-whisper's that are asked for as much"
-    return f"{missing} did not hear them in this run"
+    if ours is None:
+        return f"{name} did not hear them in this run"
+    return "none of faster-whisper's that are asked for as much heard them in this run"
 
 
 def _lost_or_added(words: Counts) -> Counts:
