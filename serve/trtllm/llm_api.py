@@ -95,14 +95,15 @@ class LlmApiExecutor:
             for token in (*special, *facts.languages.values())
             if token is not None
         }
-        self._eot = facts.eot
         width = config.tensorrt_llm.beam_width
         self.lengths = Lengths(max_prompt_tokens=dims.n_text_ctx - 1, max_seq_len=dims.n_text_ctx)
         self.capabilities = Capabilities(
             runtime="tensorrt_llm_api",
             timestamps=False,
             suppression=True,  # by the library, from the checkpoint's generation_config.json
-            sampling=width == 1,  # it refuses requests of another width than its own
+            # One random generator serves all requests of a batch, or, since August 2026, the first
+            # of them has its seed and the others do not: a seed would not repeat an answer.
+            sampling=False,
             detect_language=False,
             no_speech_prob=False,
             token_logprobs=width == 1,
@@ -242,21 +243,14 @@ class LlmApiExecutor:
         self._responses.put(_last(request_id, output.outputs[0], sent))
 
     def _sampling(self, request: ExecutorRequest) -> Any:
-        options: dict[str, Any] = {"temperature": request.temperature}
+        options: dict[str, Any] = {"temperature": 0.0}
         if request.beam_size > 1:
             options |= {"use_beam_search": True, "best_of": request.beam_size, "n": 1}
             options["length_penalty"] = LENGTH_PENALTY
         else:
             options["logprobs"] = 1  # the likeliest, and the one that was sampled
-        if request.temperature > 0:
-            options |= {"top_p": 1.0, "seed": request.seed}  # from the whole distribution
-        return self._api.SamplingParams(
-            max_tokens=request.max_tokens,
-            end_id=self._eot,
-            pad_id=self._eot,
-            detokenize=False,
-            **options,
-        )
+        # The end of text is the library's to know, from the checkpoint.
+        return self._api.SamplingParams(max_tokens=request.max_tokens, detokenize=False, **options)
 
     def _abort(self, request_id: int) -> None:
         if request_id in self._outputs:

@@ -107,6 +107,8 @@ def test_only_a_loop_that_is_asked_for_ends_early_and_takes_nothing_back(
 ):
     if options.get("beam_size", 1) > runtime.capabilities.beam_width:
         pytest.skip("this runtime has no beams")
+    if "temperature" in options and not runtime.capabilities.sampling:
+        pytest.skip("this runtime cannot sample")
     jobs = [job(id, max_tokens=40, timestamps=False, **options) for id in range(3)]
     whole = run(runtime, jobs)
     mixed = run(runtime, [dataclasses.replace(one, loop_tokens=8 * (one.id != 1)) for one in jobs])
@@ -138,8 +140,9 @@ def test_a_job_that_can_never_run_is_refused(runtime, job):
 @pytest.mark.parametrize("kind", ["beam_size", "best_of"])
 def test_more_hypotheses_than_there_is_room_for_are_refused(runtime, job, kind):
     too_many = runtime.capabilities.beam_width + 1
+    temperature = 0.8 if kind == "best_of" and runtime.capabilities.sampling else 0.0
     with pytest.raises(OptionError, match=f"{kind}.*{too_many}"):
-        runtime.submit(job(1, temperature=0.8 if kind == "best_of" else 0.0, **{kind: too_many}))
+        runtime.submit(job(1, temperature=temperature, **{kind: too_many}))
     assert runtime.poll(0.0) == []
 
 
@@ -201,7 +204,7 @@ def test_naming_the_language_found_changes_nothing(runtime, job, facts):
 def mixed(job, id, able):
     """Jobs of every sort that the runtime is able to do; equal ids are equal jobs."""
     dice = random.Random(id)
-    temperature = dice.choice([0.0, 0.0, 0.8])
+    temperature = dice.choice([0.0, 0.0, 0.8 if able.sampling else 0.0])
     beams = able.beam_sizes or range(1, able.beam_width + 1)
     samples = range(1, 2 if able.beam_sizes else able.beam_width + 1)
     made = job(
@@ -262,7 +265,12 @@ def test_a_draft_changes_nothing(open_runtime, job):
         assert ended.result == expected[id % 10]
 
 
-def test_sampling_follows_its_seed(runtime, job):
+def test_sampling_follows_its_seed_or_is_refused(runtime, job):
+    if not runtime.capabilities.sampling:
+        with pytest.raises(OptionError, match="temperature"):
+            runtime.submit(job(1, temperature=1.0, seed=3))
+        return
+
     def sample(id, seed):
         made = job(id, key=5, temperature=1.0, seed=seed, max_tokens=25)
         return run(runtime, [made])[id].tokens

@@ -162,7 +162,6 @@ class Active:
     tokens: list = dataclasses.field(default_factory=list)
     logprobs: list = dataclasses.field(default_factory=list)
     told: int = 0
-    generator: torch.Generator | None = None
 
 
 class LLM:
@@ -196,6 +195,9 @@ class LLM:
         asked = (self.args.model_kwargs or {}).get("torch_dtype")
         self.dtype = getattr(torch, asked) if asked else network.dtype
         self.network = network.to(self.dtype).float().eval()
+        self.generator = torch.Generator().manual_seed(
+            0
+        )  # one for all, whatever seeds they ask for
         self.requests = []  # (inputs, sampling_params), as given
         self.encoded_together: list[int] = []
         self.most_active = 0
@@ -227,8 +229,10 @@ class LLM:
     ):
         if not self._running:
             raise RuntimeError("LLM is shutting down")
-        self.requests.append((inputs, sampling_params))
+        self.requests.append((inputs, dataclasses.replace(sampling_params)))
         prompt, samples = self._process(inputs, sampling_params)
+        if sampling_params.end_id is None:  # as `_prepare_sampling_params` does
+            sampling_params.end_id = self.processor.tokenizer.eos_token_id
         if sampling_params.width != self.args.max_beam_width:
             raise RequestError(
                 f"Request beam width {sampling_params.width} is not equal to max_beam_width "
@@ -313,7 +317,6 @@ class LLM:
         extractor = self.processor.feature_extractor
         features = extractor(active.samples, sampling_rate=16_000, return_tensors="pt")
         active.encoded = self.network.model.encoder(features.input_features)
-        active.generator = torch.Generator().manual_seed(active.params.seed or 0)
 
     def _step(self, request_id, active):
         params = active.params
@@ -333,7 +336,7 @@ class LLM:
             token = int(row.argmax())
         else:
             probs = (row / params.temperature).softmax(dim=-1)
-            token = int(torch.multinomial(probs, 1, generator=active.generator))
+            token = int(torch.multinomial(probs, 1, generator=self.generator))
         active.tokens.append(token)
         if params.logprobs is not None:
             best = int(raw.argmax())
