@@ -8,11 +8,14 @@ import collections
 import dataclasses
 import importlib.metadata
 import json
+import os
 import shlex
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from build.checkpoint import Checkpoint
 from build.config import Config
@@ -94,11 +97,20 @@ def flags(dims: Dims, limits: Limits) -> dict[str, dict[str, str | int]]:
     }
 
 
-def commands_for(dims: Dims, limits: Limits) -> dict[str, list[str]]:
-    """The command of each half, with paths relative to the working directory."""
+def commands_for(dims: Dims, limits: Limits, device: str) -> dict[str, list[str]]:
+    """The command of each half, with paths relative to the working directory.
+
+    The builder takes the first GPU that it sees, so of a later one it is shown nothing else.
+    """
+    builder = [BUILDER]
+    index = torch.device(device).index or 0
+    if index > 0:
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        gpu = seen.split(",")[index] if seen else index
+        builder = ["env", f"CUDA_VISIBLE_DEVICES={gpu}", BUILDER]
     return {
         half: [
-            BUILDER,
+            *builder,
             *("--checkpoint_dir", f"checkpoint/{half}"),
             *("--output_dir", f"../{ENGINES_FOLDER}/{half}"),
             *(word for name, value in options.items() for word in (f"--{name}", str(value))),
@@ -124,7 +136,7 @@ def check(config: Config) -> None:
 def commands(dims: Dims, config: Config) -> list[list[str]]:
     """Both runs of the builder, for whatever GPU."""
     limits = planned_limits(dims, config, "1.2", Gpu("any", (0, 0)))
-    return list(commands_for(dims, limits).values())
+    return list(commands_for(dims, limits, config.runtime.device).values())
 
 
 def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> Made:
@@ -139,7 +151,7 @@ def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> Made
 
     Raises:
         UnavailableError: the library, its builder or the GPU is missing or of the wrong version.
-        CheckpointError: a tensor is not finite in float16.
+        CheckpointError: a tensor is not finite in float16, or the library has no such encoder.
         EngineError: the builder failed, or the disk did.
     """
     precision = config.build.precision
@@ -162,7 +174,7 @@ def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> Made
             work / "checkpoint",
             lambda path: log(f"wrote {path.relative_to(work)} ({path.stat().st_size:,} bytes)"),
         )
-    for half, command in commands_for(checkpoint.dims, limits).items():
+    for half, command in commands_for(checkpoint.dims, limits, config.runtime.device).items():
         log(shlex.join(command))
         _run(half, command, work, log)
     limits = built_limits(folder, checkpoint.dims, limits, log)

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from build.writer import finite
 from serve.config import Precision
 from serve.engine import HEAD_DIM, Dims
+from serve.errors import CheckpointError
 
 Tensors = dict[str, torch.Tensor]
 
@@ -97,9 +98,20 @@ def _mlp(out: Tensors, tensors: Mapping[str, torch.Tensor], source: str, target:
 
 
 def encoder_config(dims: Dims, precision: Precision) -> dict[str, Any]:
-    """The encoder's config.json. The C++ runtime knows the architecture by this literal name."""
+    """The encoder's config.json. The C++ runtime knows the architecture by this literal name.
+
+    Raises:
+        CheckpointError: its feed-forward blocks have a width that the library's encoder has not;
+            it reads no key for it.
+    """
+    if dims.n_audio_ffn != 4 * dims.n_audio_state:
+        raise CheckpointError(
+            f"the encoder's feed-forward blocks are {dims.n_audio_ffn} wide, but TensorRT-LLM's "
+            f"Whisper has none but of 4 x its state, here {4 * dims.n_audio_state}; build with "
+            "build.runtime = 'native'"
+        )
     multilingual = dims.n_vocab >= _MULTILINGUAL_VOCAB
-    config = {
+    return {
         "architecture": "WhisperEncoder",
         "dtype": "float16",
         "num_hidden_layers": dims.n_audio_layer,
@@ -115,7 +127,6 @@ def encoder_config(dims: Dims, precision: Precision) -> dict[str, Any]:
         "num_languages": max(0, dims.n_vocab - _TOKENS_BESIDE_LANGUAGES - multilingual),
         "quantization": {"quant_algo": _QUANT_ALGO[precision]},
     }
-    return _with_ffn(config, dims.n_audio_state, dims.n_audio_ffn)
 
 
 def decoder_config(dims: Dims, precision: Precision) -> dict[str, Any]:
@@ -156,12 +167,11 @@ def decoder_config(dims: Dims, precision: Precision) -> dict[str, Any]:
         "skip_cross_kv": False,
         "quantization": {"quant_algo": _QUANT_ALGO[precision]},
     }
-    return _with_ffn(config, dims.n_text_state, dims.n_text_ffn)
-
-
-def _with_ffn(config: dict[str, Any], state: int, ffn: int) -> dict[str, Any]:
-    """The library takes 4 x the state unless told otherwise."""
-    return config if ffn == 4 * state else {**config, "intermediate_size": ffn}
+    # The library takes 4 x the state unless told otherwise.
+    width = (
+        {} if dims.n_text_ffn == 4 * dims.n_text_state else {"intermediate_size": dims.n_text_ffn}
+    )
+    return {**config, **width}
 
 
 def write_checkpoint(
@@ -180,7 +190,7 @@ def write_checkpoint(
         on_file: called with each file once it is written.
 
     Raises:
-        CheckpointError: a tensor is not finite in float16.
+        CheckpointError: a tensor is not finite in float16, or the library has no such encoder.
     """
     halves: dict[str, tuple[dict[str, Any], Callable[[], Tensors]]] = {
         "encoder": (encoder_config(dims, precision), lambda: encoder_tensors(dims, tensors)),

@@ -23,7 +23,7 @@ from eval.trtllm_check import (
 from serve.engine import open_engine
 from serve.errors import CheckpointError, EngineError, UnavailableError
 from serve.trtllm import limits
-from tests.fake_trtllm.install import install, install_api
+from tests.fake_trtllm.install import HERE, install, install_api
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +156,23 @@ def test_the_contract_tests_run_in_a_process_of_their_own():
     run_contract_tests(quick)
     with pytest.raises(DifferenceError, match="contract tests failed with exit code 5"):
         run_contract_tests([*quick, "-k", "no_such_test"])
+
+
+def test_warnings_of_the_library_do_not_fail_the_contract_tests_but_ours_do(tmp_path):
+    """Importing the real one warns, and the tests of this project take warnings for errors."""
+    test = tmp_path / "test_import.py"
+    as_here = ["-c", "pyproject.toml", "-p", "no:cacheprovider", str(test)]
+    test.write_text(
+        f"import sys; sys.path.insert(0, {str(HERE)!r})\n"
+        "def test_it(): import tensorrt_llm.bindings.executor\n"
+    )
+    run_contract_tests(as_here)
+    test.write_text(
+        "import warnings\n"
+        "def test_it(): warnings.warn_explicit('w', UserWarning, 'a.py', 1, 'serve.engine')\n"
+    )
+    with pytest.raises(DifferenceError, match="contract tests failed with exit code 1"):
+        run_contract_tests(as_here)
 
 
 def test_without_the_library_it_says_what_is_missing(tmp_path, monkeypatch):

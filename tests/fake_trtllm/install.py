@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import warnings
 from pathlib import Path
 
 import torch
@@ -58,14 +59,20 @@ def install(monkeypatch, tmp_path, capability=(9, 0)):
     command.write_text(f'#!/bin/sh\nexec {sys.executable} {HERE / "trtllm_build.py"} "$@"\n')
     command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin_folder}{os.pathsep}{os.environ['PATH']}")
-    return importlib.import_module("tensorrt_llm.bindings.executor")
+    return imported("tensorrt_llm.bindings.executor")
 
 
 def install_api(monkeypatch):
     """Make release 1.4 and a GPU appear; returns its fake `tensorrt_llm.llmapi`."""
     monkeypatch.setenv("TLLM_WORKER_USE_SINGLE_PROCESS", "1")  # or the link would leave it set
     pretend(monkeypatch, HERE / "api", (9, 0))
-    return importlib.import_module("tensorrt_llm.llmapi")
+    return imported("tensorrt_llm.llmapi")
+
+
+def imported(name):
+    """A module whose import warns, as the real library's does; ours alone may not."""
+    with warnings.catch_warnings(category=UserWarning, action="ignore"):
+        return importlib.import_module(name)
 
 
 def pretend(monkeypatch, folder, capability):

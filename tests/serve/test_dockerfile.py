@@ -1,10 +1,12 @@
 """serve/Dockerfile, as far as a machine without Docker can check it."""
 
+import importlib.metadata
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "serve" / "Dockerfile").read_text(encoding="utf-8")
@@ -20,6 +22,11 @@ IN_THE_IMAGE = {
     "protobuf",
     "jinja2",  # torch needs it
     "fsspec",  # and this
+    "typing-extensions",  # and this
+    "packaging",  # transformers needs it
+    "urllib3",  # requests, of transformers
+    "pygments",  # rich, of nvidia-modelopt
+    "tzdata",  # pandas, of datasets
 }
 # The image has a tritonserver of its own; peers are measured elsewhere.
 NOT_NEEDED = {"nvidia-pytriton", "faster-whisper", "ctranslate2"}
@@ -46,6 +53,18 @@ def test_no_direct_dependency_is_missing(installed):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     needed = {re.match(r"[\w-]+", name)[0] for name in project["dependencies"]}
     assert needed <= installed | IN_THE_IMAGE | NOT_NEEDED
+
+
+def test_what_is_installed_without_its_dependencies_has_them(installed):
+    for name in installed:
+        needs = map(Requirement, importlib.metadata.requires(name) or [])
+        here = {need.name.lower().replace("_", "-") for need in needs if is_for_all(need)}
+        assert here <= installed | IN_THE_IMAGE, name
+
+
+def is_for_all(need):
+    """Whether a package needs another without any of its extras."""
+    return need.marker is None or need.marker.evaluate({"extra": "", "python_version": "3.12"})
 
 
 def test_what_is_copied_exists():

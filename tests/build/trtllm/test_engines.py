@@ -73,7 +73,23 @@ def test_the_shipped_config_plans_an_engine():
     assert config.build.runtime == "tensorrt_llm"
     limits = planned_limits(dims_of("large-v3-turbo"), config, "1.2.1", HOPPER)
     assert limits.max_batch_size == config.runtime.slots
-    assert set(commands_for(dims_of("large-v3-turbo"), limits)) == {"encoder", "decoder"}
+    lines = commands_for(dims_of("large-v3-turbo"), limits, config.runtime.device)
+    assert set(lines) == {"encoder", "decoder"}
+
+
+@pytest.mark.parametrize(
+    ("device", "seen", "shown"),
+    [("cuda:0", "4,5", None), ("cuda:1", "", "1"), ("cuda:1", "4,5", "5"), ("cuda:1", None, "1")],
+)
+def test_the_builder_sees_only_the_gpu_that_is_configured(monkeypatch, device, seen, shown):
+    """It builds on the first that it sees, whatever the device is."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if seen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    config = Config(runtime=RuntimeConfig(device=device))
+    before = [] if shown is None else ["env", f"CUDA_VISIBLE_DEVICES={shown}"]
+    for line in commands(dims_of("tiny"), config):
+        assert line[: len(before) + 1] == [*before, "trtllm-build"]
 
 
 def test_dry_run_prints_the_commands_and_touches_nothing(tmp_path, capsys):

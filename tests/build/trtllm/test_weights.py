@@ -142,11 +142,16 @@ def test_number_of_languages(size, languages):
     assert encoder_config(dims_of(size), "fp16")["num_languages"] == languages
 
 
-def test_an_unusual_feed_forward_width_is_stated():
-    dims = Dims(**{**vars(DIMS), "n_audio_ffn": 128, "n_text_ffn": 192})
-    assert encoder_config(dims, "fp16")["intermediate_size"] == 128
+def test_an_unusual_feed_forward_width_is_stated_for_the_decoder_and_refused_for_the_encoder(
+    tmp_path,
+):
+    dims = Dims(**{**vars(DIMS), "n_text_ffn": 192})
     assert decoder_config(dims, "fp16")["intermediate_size"] == 192
     assert "intermediate_size" not in decoder_config(DIMS, "fp16")
+    dims = Dims(**{**vars(DIMS), "n_audio_ffn": 128})
+    with pytest.raises(CheckpointError, match=r"are 128 wide, but .* 4 x its state, here 256; bui"):
+        write_checkpoint(dims, random_tensors(dims), "fp16", tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp16"])

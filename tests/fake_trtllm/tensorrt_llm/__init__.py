@@ -4,4 +4,9 @@ Whatever the real bindings would refuse (a misspelt or unknown argument, a wrong
 setting) raises here too. The network behind it is `plain_whisper`, on the CPU.
 """
 
+import warnings
+
+# The real one does so as it is imported in NVIDIA's image.
+warnings.warn("The pynvml package is deprecated", UserWarning, stacklevel=1)
+
 __version__ = "1.2.1"

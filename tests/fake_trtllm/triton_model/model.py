@@ -20,13 +20,24 @@ NUMBERS = (
     "pad_id",
     "beam_width",
 )
+# What the C++ model reads outside any try block; without them its instance does not load.
+UNGUARDED = (
+    "gpt_model_type",
+    "tokenizer_dir",
+    "xgrammar_tokenizer_info_path",
+    "guided_decoding_backend",
+)
 
 
 class TritonPythonModel:
     def initialize(self, args):
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
+        for name in UNGUARDED:
+            if name not in parameters:
+                raise RuntimeError(f"Cannot find parameter with name: {name}")
         assert parameters["gpt_model_type"] == "inflight_fused_batching"
+        assert not any(parameters[name] for name in UNGUARDED[1:])  # no guided decoding
         assert parameters["exclude_input_in_output"] == "true"
         self.executor = trtllm.Executor(
             parameters["encoder_model_path"],

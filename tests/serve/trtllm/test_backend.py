@@ -59,6 +59,9 @@ def test_the_decoding_model_is_configured_from_engine_and_toml(rendered, small_e
     assert parameters["normalize_log_probs"] == "false"
     assert parameters["max_beam_width"] == "1"
     assert parameters["gpu_device_ids"] == "0"
+    # Read without a guard: left out, the model does not load.
+    for name in ("tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_backend"):
+        assert parameters[name] == ""
     assert "$" not in "".join(parameters.values())
 
 
