@@ -291,7 +291,7 @@ def _take_pieces(pieces: Iterator[Piece], tokens: int) -> Iterator[TokenLogprob]
     """The next pieces, of so many tokens."""
     while tokens > 0 and (piece := next(pieces, None)) is not None:
         tokens -= piece.tokens
-        yield TokenLogprob(piece.text, round(piece.logprob, 4))
+        yield TokenLogprob(piece.text, round(piece.logprob, 4) + 0.0)  # -0.0 is 0.0
 
 
 def _shorten_after_pause(mine: list[Timing], words: WindowWords, spoken_until_s: float) -> None:
