@@ -10,6 +10,7 @@ python -m eval same-tokens --config configs/demo.toml   do we search as CTransla
 python -m eval words --config configs/demo.toml         are words where they are?
 python -m eval long --config configs/demo.toml          an hour of long, difficult recordings
 python -m eval live --config configs/demo.toml          text while it is spoken, to a real server
+python -m eval gateway --config configs/demo.toml       what the gateway costs
 python -m eval trtllm-check                          does TensorRT-LLM do what we expect of it?
 """
 
@@ -25,6 +26,7 @@ from eval.arguments import add_config, add_systems, counts, positive
 from eval.bench import flags as bench_flags
 from eval.config import Config, EvalConfig, load_config
 from eval.corpora.layout import EXPECTED, UNDERSTOOD
+from eval.gateway import flags as gateway_flags
 from eval.live import flags as live_flags
 from eval.long import plan as long_plan
 from eval.soak.plan import MINUTES, SCENARIOS
@@ -98,6 +100,9 @@ def _parser() -> argparse.ArgumentParser:
         help="of these; default: %(default)s",
     )  # fmt: skip
     words.set_defaults(command=_words)
+    gateway = commands.add_parser("gateway", help="what the gateway costs, beside Triton alone")
+    gateway_flags.add_arguments(gateway)
+    gateway.set_defaults(command=_gateway)
     live = commands.add_parser("live", help="live text: how late, how right")
     live_flags.add_arguments(live)
     live.set_defaults(command=_live)
@@ -276,6 +281,15 @@ def _bench(options: argparse.Namespace) -> int:
     finally:  # an error or Ctrl-C keeps what was measured
         print("\n".join(record.lines()), flush=True)
     return 0
+
+
+def _gateway(options: argparse.Namespace) -> int:
+    from eval.gateway.run import gateway  # noqa: PLC0415 - needs the server's packages
+
+    config = load_config(options.config)
+    folder = options.output or Path("reports") / f"{config.name}-gateway"
+    load, idle = (options.at_once, options.passes), (options.connections, options.seconds)
+    return 0 if gateway(config, *load, *idle, folder, _tell).good else 1
 
 
 def _live(options: argparse.Namespace) -> int:

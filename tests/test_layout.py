@@ -100,6 +100,14 @@ RULES = {
         "eval.processes",
         "eval.random_whisper",
     ),
+    "eval.gateway": (
+        "serve",
+        "eval.arguments",
+        "eval.config",
+        "eval.corpora",
+        "eval.files",
+        "eval.machine",
+    ),
     "eval.live": (
         "serve",
         "eval.accuracy",

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from tritonclient.grpc import service_pb2
 
 from serve.config import Config
 from serve.gateway import refusals
-from serve.gateway.callers import Caller, Callers
+from serve.gateway.callers import Callers
 from serve.gateway.checks import check_request, check_streamed
 from serve.gateway.envelope import read_envelope
 from serve.gateway.limits import EXPANSION, Admission, Ticket
@@ -21,6 +22,7 @@ from serve.gateway.uploads import Uploads
 from serve.gateway.upstream.exchange import Exchange
 from serve.gateway.upstream.own import Cancels
 from serve.gateway.upstream.pool import Upstreams
+from serve.gateway.visits import Visit
 
 _EXTENSIONS = ("binary_tensor_data",)  # those of Triton's that are offered here
 
@@ -55,7 +57,7 @@ class Door:
         self,
         message: bytes,
         ticket: Ticket,
-        caller: Caller,
+        visit: Visit,
         streamed: bool,
     ) -> Exchange:
         """Check a request that came as protobuf, count it, and pass it on.
@@ -63,7 +65,7 @@ class Door:
         Args:
             message: a serialised `ModelInferRequest`.
             ticket: the request's; the exchange that is returned closes it.
-            caller: whose request it is.
+            visit: whose request it is.
             streamed: whether several answers can be sent.
 
         Raises:
@@ -74,40 +76,38 @@ class Door:
         target = self.models.target(envelope.request.model_name, envelope.request.model_version)
         check_streamed(target, streamed)
         check_request(envelope.request, envelope.raw, streamed)
-        caller.require_duration([output.name for output in envelope.request.outputs])
+        visit.require_duration([output.name for output in envelope.request.outputs])
         return self.upstreams.send(target, [message], ticket, streamed)
 
     @contextlib.contextmanager
-    def account(
-        self, protocol: str, authorization: str | None, timed: bool = True
-    ) -> Iterator[Caller]:
+    def account(self, route: str, authorization: str | None, timed: bool = True) -> Iterator[Visit]:
         """Lets a request for a transcript in, counts it and how it ends, and times it.
 
         Args:
-            protocol: label of the metrics.
+            route: label of the metrics.
             authorization: header that names the caller.
             timed: whether how long it takes is the server's doing.
 
         Raises:
             Refusal: whoever it is may not come in, or not now.
         """
-        name = ""
-        with self.metrics.timed(protocol) if timed else contextlib.nullcontext():
+        name, began_s = "", time.monotonic()
+        with self.metrics.timed(route) if timed else contextlib.nullcontext():
             try:
                 caller = self.callers.identify(authorization)
                 name = caller.name
                 caller.begin()
-                yield caller
+                yield Visit(caller, route, self.metrics, began_s)
             except Refusal as refusal:
-                self.metrics.ended(protocol, name, refusal.status, refusal.reason)
+                self.metrics.ended(route, name, refusal.status, refusal.reason)
                 raise
             except asyncio.CancelledError:
-                self.metrics.ended(protocol, name, "CANCELLED", "client_gone")
+                self.metrics.ended(route, name, "CANCELLED", "client_gone")
                 raise
             except Exception:
-                self.metrics.ended(protocol, name, "INTERNAL", "internal")
+                self.metrics.ended(route, name, "INTERNAL", "internal")
                 raise
-            self.metrics.ended(protocol, name, "OK")
+            self.metrics.ended(route, name, "OK")
 
     async def drain(self) -> bool:
         """Refuse what comes from now on and wait for the rest; whether all of it was answered.

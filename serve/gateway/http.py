@@ -26,7 +26,6 @@ from tritonclient.grpc import service_pb2
 
 from serve.gateway import refusals
 from serve.gateway.bodies import body_chunks, while_client_waits
-from serve.gateway.callers import Caller
 from serve.gateway.checks import audio_s, check_streamed
 from serve.gateway.door import Door
 from serve.gateway.envelope import raw_parts
@@ -41,6 +40,7 @@ from serve.gateway.page.state import State
 from serve.gateway.refusals import HTTP_STATUS, Refusal
 from serve.gateway.translate import Translated, answer_to_http, json_bytes, request_from_http
 from serve.gateway.upstream.exchange import Exchange
+from serve.gateway.visits import Visit
 
 _HEADER = "Inference-Header-Content-Length"
 _OFFERED = (
@@ -146,16 +146,16 @@ class _Api:
         self._door.callers.identify(request.headers.get("authorization"))
 
     async def infer(self, request: Request) -> Response:
-        with self._door.account("http", request.headers.get("authorization")) as caller:
+        with self._door.account("http", request.headers.get("authorization")) as visit:
             ticket = self._door.admission.admit()
             try:
-                exchange, asked = await self._begin(request, ticket, caller)
+                exchange, asked = await self._begin(request, ticket, visit)
             except BaseException:
                 ticket.close()
                 raise
             with exchange:
                 answer = await while_client_waits(request, exchange.only_answer())
-            caller.heard(audio_s(service_pb2.ModelInferResponse.FromString(answer)))
+            visit.heard(audio_s(service_pb2.ModelInferResponse.FromString(answer)))
             body, json_size = answer_to_http(answer, asked)
         if json_size is None:
             return Response(body, media_type="application/json")
@@ -163,7 +163,7 @@ class _Api:
         return Response(body, headers=headers, media_type="application/octet-stream")
 
     async def _begin(
-        self, request: Request, ticket: Ticket, caller: Caller
+        self, request: Request, ticket: Ticket, visit: Visit
     ) -> tuple[Exchange, Translated]:
         name, version = _model(request)
         target = self._door.models.target(name, version)
@@ -176,7 +176,7 @@ class _Api:
         json_size = json_bytes(len(body), header)
         ticket.charge((EXPANSION - 1) * json_size)
         asked = request_from_http(name, version, body, json_size)
-        caller.require_duration([output.name for output in asked.request.outputs])
+        visit.require_duration([output.name for output in asked.request.outputs])
         parts = [asked.request.SerializeToString(), *raw_parts(asked.raw)]
         return self._door.upstreams.send(target, parts, ticket, streamed=False), asked
 

@@ -122,7 +122,13 @@ class Metrics:
         self._requests = Counter(
             "earshot_gateway_requests",
             "Requests for transcripts by how the gateway answered, as a gRPC status",
-            ("protocol", "status", "key"),
+            ("route", "status", "key"),
+            registry=self._registry,
+        )
+        self._audio_s = Counter(
+            "earshot_gateway_audio_seconds",
+            "Seconds of audio of requests that were answered, and of live streams as they come",
+            ("route", "key"),
             registry=self._registry,
         )
         self._refused = Counter(
@@ -134,7 +140,14 @@ class Metrics:
         self._seconds = Histogram(
             "earshot_gateway_request_seconds",
             "From a request's arrival to its last answer or its client's going",
-            ("protocol",),
+            ("route",),
+            buckets=_BUCKETS_S,
+            registry=self._registry,
+        )
+        self._first_delta_s = Histogram(
+            "earshot_gateway_first_delta_seconds",
+            "From a streamed request's arrival to the first of its text",
+            ("route",),
             buckets=_BUCKETS_S,
             registry=self._registry,
         )
@@ -147,24 +160,32 @@ class Metrics:
             gauge = Gauge(f"earshot_gateway_inflight_{name}", text, registry=self._registry)
             gauge.set_function(read)
 
-    def ended(self, protocol: str, key: str, status: str, reason: str = "") -> None:
+    def heard(self, route: str, key: str, audio_s: float) -> None:
+        """So much audio has become text, or has come in over a live stream."""
+        self._audio_s.labels(route, key).inc(audio_s)
+
+    def delta(self, route: str, took_s: float) -> None:
+        """A stream's first text was sent so long after its request came."""
+        self._first_delta_s.labels(route).observe(took_s)
+
+    def ended(self, route: str, key: str, status: str, reason: str = "") -> None:
         """A request was answered with this status; `reason` says why it was refused.
 
         `key` is the name of its caller's; empty where there is none.
         """
-        self._requests.labels(protocol, status, key).inc()
+        self._requests.labels(route, status, key).inc()
         if reason:
             self._refused.labels(reason).inc()
 
     @contextlib.contextmanager
-    def timed(self, protocol: str) -> Iterator[None]:
+    def timed(self, route: str) -> Iterator[None]:
         """Measures how long a request is here."""
         began_s = time.monotonic()
         try:
             yield
             self._recent.append((time.monotonic(), time.monotonic() - began_s))
         finally:
-            self._seconds.labels(protocol).observe(time.monotonic() - began_s)
+            self._seconds.labels(route).observe(time.monotonic() - began_s)
 
     def recent_s(self, window_s: float) -> list[float]:
         """How long the requests took, each, that were answered in the last so many seconds.

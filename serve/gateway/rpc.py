@@ -13,7 +13,6 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from serve.gateway import refusals
-from serve.gateway.callers import Caller
 from serve.gateway.checks import audio_s
 from serve.gateway.door import Door
 from serve.gateway.limits import MAX_SMALL_BYTES, MAX_STRUCTURE_BYTES, Ticket
@@ -21,6 +20,7 @@ from serve.gateway.refusals import Refusal
 from serve.gateway.rpc_stream import Context, Stream, authorization, write
 from serve.gateway.upstream.calls import FRAME_BYTES, SERVICE
 from serve.gateway.upstream.exchange import Exchange
+from serve.gateway.visits import Visit
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -73,23 +73,23 @@ class Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
     # ------------------------------------------------------------ transcripts
 
     async def _infer(self, context: Context) -> None:
-        with self._door.account("grpc", authorization(context)) as caller:
+        with self._door.account("grpc", authorization(context)) as visit:
             ticket = self._door.admission.admit()
             try:
-                exchange = await self._begin(context, ticket, caller)
+                exchange = await self._begin(context, ticket, visit)
             except BaseException:
                 ticket.close()
                 raise
             with exchange:
                 answer = await exchange.only_answer()
-            caller.heard(audio_s(service_pb2.ModelInferResponse.FromString(answer)))
+            visit.heard(audio_s(service_pb2.ModelInferResponse.FromString(answer)))
             await write(context, answer)
 
-    async def _begin(self, context: Context, ticket: Ticket, caller: Caller) -> Exchange:
+    async def _begin(self, context: Context, ticket: Ticket, visit: Visit) -> Exchange:
         message = await self._door.uploads.receive(context, self._door.upload_timeout_s)
         if message is None:
             raise refusals.invalid("the call ended without a message")
-        return self._door.send(message, ticket, caller, streamed=False)
+        return self._door.send(message, ticket, visit, streamed=False)
 
     async def _stream(self, context: Context) -> None:
         await Stream(self._door, context).run()

@@ -11,11 +11,11 @@ from typing import Any
 from tritonclient.grpc import service_pb2
 
 from serve.gateway import refusals
-from serve.gateway.callers import Caller
 from serve.gateway.checks import audio_s
 from serve.gateway.door import Door
 from serve.gateway.refusals import Refusal
 from serve.gateway.upstream.exchange import Exchange
+from serve.gateway.visits import Visit
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -95,10 +95,10 @@ class Stream:
     async def _answer(self, message: bytes) -> None:
         """Answer one request; raises its refusal where that is to be the stream's status."""
         try:
-            with self._door.account("grpc_stream", authorization(self._context)) as caller:
-                exchange = self._send(message, caller)
+            with self._door.account("grpc_stream", authorization(self._context)) as visit:
+                exchange = self._send(message, visit)
                 del message
-                await self._pass_on(exchange, caller)
+                await self._pass_on(exchange, visit)
         except Refusal as refusal:
             if self._error_is_status:
                 raise
@@ -107,20 +107,21 @@ class Stream:
             logger.exception("a request failed in the gateway")
             await self._write(_error_message(refusals.failed()))
 
-    def _send(self, message: bytes, caller: Caller) -> Exchange:
+    def _send(self, message: bytes, visit: Visit) -> Exchange:
         ticket = self._door.admission.admit()
         try:
-            return self._door.send(message, ticket, caller, streamed=True)
+            return self._door.send(message, ticket, visit, streamed=True)
         except BaseException:
             ticket.close()
             raise
 
-    async def _pass_on(self, exchange: Exchange, caller: Caller) -> None:
+    async def _pass_on(self, exchange: Exchange, visit: Visit) -> None:
         with exchange:
             while (answer := await exchange.next_answer()) is not None:
                 parsed = service_pb2.ModelStreamInferResponse.FromString(answer)
-                caller.heard(audio_s(parsed.infer_response))
+                visit.heard(audio_s(parsed.infer_response))
                 await self._write(answer)
+                visit.said()
 
     async def _write(self, answer: bytes) -> None:
         async with self._writing:

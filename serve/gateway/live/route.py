@@ -23,7 +23,6 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from serve.codec import to_json
 from serve.errors import EarshotError, shown
 from serve.gateway import refusals
-from serve.gateway.callers import Caller
 from serve.gateway.door import Door
 from serve.gateway.limits import Ticket
 from serve.gateway.listen import LOST
@@ -36,6 +35,7 @@ from serve.gateway.openai.ask import request_parts, transcript
 from serve.gateway.openai.errors import FieldRefusal, error_response
 from serve.gateway.openai.models import named
 from serve.gateway.refusals import Refusal
+from serve.gateway.visits import Visit
 from serve.messages import Request, Transcript
 from serve.speech.activity import Detector
 from serve.speech.rate import SAMPLE_RATE
@@ -69,14 +69,14 @@ class Live:
         """One connection."""
         websocket = WebSocket(scope, receive, send)
         try:
-            with self._door.account("live", _authorization(websocket), timed=False) as caller:
-                await self._admitted(websocket, caller)
+            with self._door.account("live", _authorization(websocket), timed=False) as visit:
+                await self._admitted(websocket, visit)
         except Refusal as refusal:
             if websocket.application_state == WebSocketState.CONNECTING:
                 response: Response = error_response(refusal, _FIELDS)
                 await websocket.send_denial_response(response)
 
-    async def _admitted(self, websocket: WebSocket, caller: Caller) -> None:
+    async def _admitted(self, websocket: WebSocket, visit: Visit) -> None:
         """Serve a session, if there may be one.
 
         Raises:
@@ -87,7 +87,7 @@ class Live:
         ticket = self._door.admission.admit()
         try:
             with self._door.streams.one_more(stop.set):
-                await self._serve(websocket, caller, ticket, stop)
+                await self._serve(websocket, visit, ticket, stop)
         finally:
             ticket.close()
 
@@ -107,7 +107,7 @@ class Live:
             named(self._door.models, model)
 
     async def _serve(
-        self, websocket: WebSocket, caller: Caller, ticket: Ticket, stop: asyncio.Event
+        self, websocket: WebSocket, visit: Visit, ticket: Ticket, stop: asyncio.Event
     ) -> None:
         try:
             detector = await asyncio.to_thread(Detector)  # the first one reads the model
@@ -120,7 +120,7 @@ class Live:
             functools.partial(named, self._door.models),
             functools.partial(self._transcribe, ticket, websocket.query_params.get("model")),
             functools.partial(_send, websocket),
-            caller.hear,
+            visit.hear,
             detector,
             self._door.metrics.live,
         )

@@ -20,7 +20,6 @@ from starlette.types import Receive, Scope, Send
 
 from serve.gateway import refusals
 from serve.gateway.bodies import while_client_waits
-from serve.gateway.callers import Caller
 from serve.gateway.door import Door
 from serve.gateway.headers import REQUEST_ID
 from serve.gateway.limits import Ticket
@@ -34,6 +33,7 @@ from serve.gateway.openai.form import Form, received_form
 from serve.gateway.openai.models import listed, named, one
 from serve.gateway.refusals import Refusal
 from serve.gateway.upstream.exchange import Exchange
+from serve.gateway.visits import Visit
 from serve.messages import Finished, Task, Transcript
 
 logger = logging.getLogger("earshot.gateway")
@@ -78,12 +78,13 @@ class _Audio:
     def __init__(self, door: Door, task: Task) -> None:
         self._door = door
         self._task = task
+        self._route = "transcriptions" if task == "transcribe" else "translations"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, events = Request(scope, receive), Events(send)
         try:
-            with self._door.account("openai", request.headers.get("authorization")) as caller:
-                response = await self._answer(request, caller, events)
+            with self._door.account(self._route, request.headers.get("authorization")) as visit:
+                response = await self._answer(request, visit, events)
         except Exception as error:
             if not events.begun:
                 raise
@@ -93,7 +94,7 @@ class _Audio:
             if response is not None:
                 await response(scope, receive, send)
 
-    async def _answer(self, request: Request, caller: Caller, events: Events) -> Response | None:
+    async def _answer(self, request: Request, visit: Visit, events: Events) -> Response | None:
         """The response; None: it was sent as events."""
         ticket = self._door.admission.admit()
         limit_s, folder = self._door.upload_timeout_s, self._door.upstreams.uploads
@@ -106,10 +107,10 @@ class _Audio:
                 raise
             stack.enter_context(exchange)
             if asked.stream:
-                found = await _pass_on(request, exchange, events, asked)
+                found = await _pass_on(request, exchange, events, asked, visit)
             else:
                 found = transcript(await while_client_waits(request, exchange.only_answer()))
-            caller.heard(found.duration)
+            visit.heard(found.duration)
         if asked.stream:
             return None
         text, kind = body(found, asked)
@@ -123,7 +124,7 @@ class _Audio:
 
 
 async def _pass_on(
-    request: Request, exchange: Exchange, events: Events, asked: Asked
+    request: Request, exchange: Exchange, events: Events, asked: Asked, visit: Visit
 ) -> Transcript:
     """Send a stream's segments as they come, and its end; returns the whole.
 
@@ -142,6 +143,7 @@ async def _pass_on(
             return event.transcript
         if delta := deltas.next(event.segment.text):
             await events.send(delta_event(delta, index, event.segment, asked))
+            visit.said()
         index += 1
 
 

@@ -126,7 +126,7 @@ def test_a_keys_share_is_one_at_all_addresses(shared):
     status, found, body = shared.ask("POST", "/v1/audio/transcriptions", "", headers)
     assert (status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded")
     assert int(found["retry-after"]) > 1
-    assert 'key="bob",protocol="grpc",status="UNAVAILABLE"} 1.0' in shared.page()
+    assert 'key="bob",route="grpc",status="UNAVAILABLE"} 1.0' in shared.page()
 
 
 def test_the_log_holds_no_keys_and_no_texts(shared, caplog):

@@ -15,6 +15,7 @@ import tomli_w
 
 from serve.gateway.upstream.calls import SERVICE
 from serve.supervisor.run import free_ports
+from serve.triton.uploads import UPLOADS
 from tests.gateways import WAIT_S, message, until
 
 ROOT = Path(__file__).parents[3]
@@ -61,8 +62,9 @@ def test_the_page_has_all_parts(running):
     until(lambda: running.door.admission.requests == 0)
     page = running.page()
     assert "earshot_restarts 1\n" in page
-    assert 'earshot_gateway_requests_total{key="",protocol="grpc",status="OK"} 1.0' in page
-    assert re.search(r'earshot_gateway_request_seconds_count\{protocol="grpc"\} 1\.0', page)
+    assert 'earshot_gateway_requests_total{key="",route="grpc",status="OK"} 1.0' in page
+    assert re.search(r'earshot_gateway_request_seconds_count\{route="grpc"\} 1\.0', page)
+    assert 'earshot_gateway_audio_seconds_total{key="",route="grpc"} 1.5' in page
 
 
 class Process:
@@ -71,7 +73,7 @@ class Process:
     def __init__(self, folder, **server):
         http, rpc, metrics = free_ports("127.0.0.1", 3)
         ports = {"http_port": http, "grpc_port": rpc, "metrics_port": metrics}
-        self.address = f"127.0.0.1:{rpc}"
+        self.address, self.http = f"127.0.0.1:{rpc}", ("127.0.0.1", http)
         config = tomli_w.dumps({"server": {**ports, **server}})
         (folder / "config.toml").write_text(config, encoding="utf-8")
         self.process = subprocess.Popen(
@@ -84,7 +86,8 @@ class Process:
 
     def end(self):
         self.process.kill()
-        self.process.communicate(timeout=WAIT_S)
+        if not self.process.stderr.closed:
+            self.process.communicate(timeout=WAIT_S)
 
 
 def test_the_process_ends_with_status_0_once_told(tmp_path):
@@ -100,6 +103,30 @@ def test_the_process_ends_with_status_0_once_told(tmp_path):
             assert process.process.wait(WAIT_S) == 0
     finally:
         process.end()
+
+
+def test_a_file_of_a_gateway_that_is_killed_goes_with_the_next_one(tmp_path):
+    first = Process(tmp_path)
+    try:
+        with grpc.insecure_channel(first.address) as channel:
+            grpc.channel_ready_future(channel).result(WAIT_S)
+        with socket.create_connection(first.http, timeout=WAIT_S) as connection:
+            connection.sendall(
+                b"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 9000000\r\n\r\n"
+                b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+            )
+            connection.sendall(bytes(3 * 2**20))
+            until(lambda: list((tmp_path / UPLOADS).iterdir()))
+            first.end()
+    finally:
+        first.end()
+    assert list((tmp_path / UPLOADS).iterdir())
+    second = Process(tmp_path)
+    try:
+        until(lambda: not list((tmp_path / UPLOADS).iterdir()))
+    finally:
+        second.end()
 
 
 def test_a_port_that_is_taken_is_said(tmp_path):

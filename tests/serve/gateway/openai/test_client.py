@@ -147,6 +147,17 @@ def test_without_room_for_a_file_nothing_stays(shared, client, monkeypatch):
     assert list((shared.folder / uploads.UPLOADS).iterdir()) == []
 
 
+def test_a_file_that_cannot_be_handed_on(shared, client, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.EMLINK, "Too many links")
+
+    monkeypatch.setattr(uploads.os, "link", full)
+    with pytest.raises(openai.InternalServerError, match="no room for the file") as caught:
+        transcribe(client, file=("a.wav", b"RIFF" * 2**19))
+    assert caught.value.status_code == 503
+    assert list((shared.folder / uploads.UPLOADS).iterdir()) == []
+
+
 def test_models(client):
     assert [model.id for model in client.models.list()] == ["demo", "whisper-1"]
     assert client.models.retrieve("whisper-1").id == "whisper-1"
@@ -157,8 +168,9 @@ def test_models(client):
 # ---------------------------------------------------------------- streams
 
 
-def test_a_stream_has_a_delta_for_each_segment(client):
+def test_a_stream_has_a_delta_for_each_segment(shared, client):
     *deltas, done = transcribe(client, stream=True)
+    assert 'first_delta_seconds_count{route="transcriptions"}' in shared.page()
     assert [(event.type, event.delta) for event in deltas] == [
         ("transcript.text.delta", "one"),
         ("transcript.text.delta", " two"),

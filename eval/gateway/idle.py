@@ -1,0 +1,107 @@
+"""Connections that do nothing: what they cost the gateway."""
+
+import contextlib
+import dataclasses
+import http.client
+import time
+from collections.abc import Callable, Iterator
+
+import grpc
+import psutil
+from websockets.sync.client import connect
+
+from serve.supervisor.run import Server
+
+_SETTLE_S = 2.0
+_WAIT_S = 30.0
+_SERVER_LIVE = "/inference.GRPCInferenceService/ServerLive"
+_MIB = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Idle:
+    """What so many connections of a kind cost."""
+
+    kind: str
+    connections: int
+    cpu_percent: float  # of a core
+    memory_mib: float  # more than without them
+
+    def __str__(self) -> str:
+        """A line of the report."""
+        return (
+            f"{self.connections} idle connections, {self.kind:10} {self.cpu_percent:6.2f} % of a "
+            f"core, {self.memory_mib:6.1f} MiB"
+        )
+
+
+def measure_idle(
+    server: Server, process: psutil.Process, connections: int, seconds: float
+) -> Iterator[Idle]:
+    """None, and then so many connections of each kind; what each costs.
+
+    Args:
+        server: it.
+        process: its gateway.
+        connections: how many.
+        seconds: for which they do nothing.
+    """
+    for kind, open_one in KINDS.items():
+        with open_one(server):  # what the first of them takes, all later ones share
+            pass
+        yield _measure(f"no {kind}", 0, server, process, open_one, seconds)
+        yield _measure(kind, connections, server, process, open_one, seconds)
+
+
+Opener = Callable[[Server], contextlib.AbstractContextManager[None]]
+
+
+def _measure(
+    kind: str,
+    connections: int,
+    server: Server,
+    process: psutil.Process,
+    open_one: Opener,
+    seconds: float,
+) -> Idle:
+    before = process.memory_info().rss
+    with contextlib.ExitStack() as stack:
+        for _ in range(connections):
+            stack.enter_context(open_one(server))
+        time.sleep(_SETTLE_S)
+        began, began_s = _cpu_s(process), time.monotonic()
+        time.sleep(seconds)
+        share = (_cpu_s(process) - began) / (time.monotonic() - began_s)
+        memory = process.memory_info().rss - before
+    return Idle(kind, connections, 100 * share, memory / _MIB)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+@contextlib.contextmanager
+def _http(server: Server) -> Iterator[None]:
+    with contextlib.closing(http.client.HTTPConnection(server.http, timeout=_WAIT_S)) as connection:
+        connection.request("GET", "/v2/health/live")
+        connection.getresponse().read()
+        yield
+
+
+@contextlib.contextmanager
+def _grpc(server: Server) -> Iterator[None]:
+    own = [("grpc.use_local_subchannel_pool", 1)]  # else all channels share a connection
+    with grpc.insecure_channel(server.grpc, options=own) as channel:
+        channel.unary_unary(_SERVER_LIVE)(b"", timeout=_WAIT_S)
+        yield
+
+
+@contextlib.contextmanager
+def _websocket(server: Server) -> Iterator[None]:
+    with connect(f"ws://{server.http}/v1/realtime", open_timeout=_WAIT_S) as connection:
+        connection.recv(timeout=_WAIT_S)
+        yield
+
+
+KINDS: dict[str, Opener] = {"HTTP": _http, "gRPC": _grpc, "WebSocket": _websocket}

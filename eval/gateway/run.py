@@ -1,0 +1,182 @@
+"""Asks a real server for the same clips by several ways in turn, so that noise meets all alike."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from eval.config import Config
+from eval.corpora.find import find_clips
+from eval.files import write_json
+from eval.gateway.idle import Idle, measure_idle
+from eval.gateway.ways import KSERVE, OPENAI, TRITON, Ask, by_form, by_grpc
+from eval.machine import machine_facts
+from serve.clips import Clip
+from serve.config import LiveConfig, ServerConfig
+from serve.errors import EarshotError
+from serve.supervisor.run import on_free_ports, running_server
+from serve.triton.folder import grpc_target
+
+LEAST = 0.95  # of the throughput straight to Triton
+
+Say = Callable[[str], object]
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """What a way to a transcript makes of the load."""
+
+    name: str
+    rtfx: float  # median of the passes
+    share: float  # of what goes straight to Triton, the median of its passes' shares
+    gateway_ms: float  # of processor time of the gateway, for each request
+
+    def __str__(self) -> str:
+        """A line of the report."""
+        return (
+            f"{self.name:20} {self.rtfx:6.1f} RTFx  {100 * self.share:6.1f} %  gateway "
+            f"{self.gateway_ms:6.1f} ms of CPU a request"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """All that was measured."""
+
+    ways: tuple[Way, ...]
+    idle: tuple[Idle, ...]
+
+    @property
+    def good(self) -> bool:
+        """Whether the gateway takes no more than it may."""
+        return all(way.share >= LEAST for way in self.ways)
+
+
+def gateway(
+    config: Config,
+    at_once: int,
+    passes: int,
+    connections: int,
+    seconds: float,
+    folder: Path,
+    say: Say,
+) -> Cost:
+    """Start a server and measure its gateway.
+
+    Args:
+        config: the product.
+        at_once: requests at a time.
+        passes: how often each way gets all clips.
+        connections: that do nothing, of each kind.
+        seconds: for which they do.
+        folder: gets `gateway.json`.
+        say: gets a line of progress at a time.
+
+    Raises:
+        EarshotError: the server did not start, or a request failed.
+    """
+    clips = sorted(find_clips(config.eval.manifest).clips, key=lambda clip: -clip.duration_s)
+    measured = dataclasses.replace(config, server=_open(config.server), live=_wide(config.live))
+    limit_s = config.transcriber.request_timeout_s
+    with running_server(measured) as server, contextlib.ExitStack() as stack:
+        ways = {
+            TRITON: stack.enter_context(by_grpc(grpc_target(server.folder), limit_s)),
+            KSERVE: stack.enter_context(by_grpc(server.grpc, limit_s)),
+            OPENAI: stack.enter_context(by_form(server.http, limit_s)),
+        }
+        process = gateway_process()
+        found = measure_ways(ways, clips, at_once, passes, process, say)
+        for way in found:
+            say(str(way))
+        idle = []
+        for one in measure_idle(server, process, connections, seconds):
+            say(str(one))
+            idle.append(one)
+        server.require_unbroken()
+    cost = Cost(tuple(found), tuple(idle))
+    settings = {"at_once": at_once, "passes": passes, "runtime": config.runtime}
+    found_here = {"machine": machine_facts(), "settings": settings, "cost": cost}
+    write_json(folder / "gateway.json", {"config": config.name, **found_here})
+    return cost
+
+
+def _open(server: ServerConfig) -> ServerConfig:
+    """For this machine alone, without keys or TLS."""
+    plain = dataclasses.replace(
+        server, host="127.0.0.1", keys_file="", tls_certificate="", tls_key=""
+    )
+    return on_free_ports(plain)
+
+
+def _wide(live: LiveConfig) -> LiveConfig:
+    return dataclasses.replace(live, max_streams=10_000)
+
+
+def gateway_process() -> psutil.Process:
+    """The gateway that this process has started.
+
+    Raises:
+        EarshotError: there is none.
+    """
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if "serve.gateway" in child.cmdline():
+                return child
+    raise EarshotError("the gateway's process is not there")
+
+
+def measure_ways(
+    ways: Mapping[str, Ask],
+    clips: Sequence[Clip],
+    at_once: int,
+    passes: int,
+    process: psutil.Process,
+    say: Say,
+) -> list[Way]:
+    """Each way gets all clips, some at a time, as often as there are passes, in turn.
+
+    Args:
+        ways: by their names; the first is what the others are compared with.
+        clips: what is sent, in this order.
+        at_once: requests at a time.
+        passes: those that count; one goes before them.
+        process: the gateway's.
+        say: gets a line of progress at a time.
+
+    Raises:
+        EarshotError: a request failed.
+    """
+    audio_s = sum(clip.duration_s for clip in clips)
+    files = [clip.path.read_bytes() for clip in clips]
+    took_s: dict[str, list[float]] = {name: [] for name in ways}
+    cpu_s = dict.fromkeys(ways, 0.0)
+    with ThreadPoolExecutor(at_once) as pool:
+        for number in range(passes + 1):
+            # No way is always the first of a round.
+            names = list(ways)[number % len(ways) :] + list(ways)[: number % len(ways)]
+            for name in names:
+                spent, began_s = process.cpu_times(), time.perf_counter()
+                list(pool.map(ways[name], files))
+                took = time.perf_counter() - began_s
+                now = process.cpu_times()
+                if number:
+                    took_s[name].append(took)
+                    cpu_s[name] += now.user + now.system - spent.user - spent.system
+                say(
+                    f"{'pass' if number else 'warm-up'} {number}: {name}: {audio_s / took:.1f} RTFx"
+                )
+    straight = took_s[next(iter(ways))]
+    return [
+        Way(
+            name,
+            rtfx=audio_s / float(np.median(took)),
+            share=float(np.median(np.divide(straight, took))),
+            gateway_ms=1e3 * cpu_s[name] / (passes * len(clips)),
+        )
+        for name, took in took_s.items()
+    ]

@@ -1,0 +1,52 @@
+"""Ways to a transcript: straight to Triton, and through the gateway's doors."""
+
+import contextlib
+import http.client
+import json
+import uuid
+from collections.abc import Callable, Iterator
+
+from serve.errors import EarshotError, UnavailableError
+from serve.triton.client import Client
+
+TRITON, KSERVE, OPENAI = "straight to Triton", "KServe gRPC", "OpenAI's API"
+
+Ask = Callable[[bytes], str]
+"""Gives the text of a file's bytes."""
+
+
+def by_grpc(address: str, timeout_s: float) -> contextlib.AbstractContextManager[Ask]:
+    """Through the gRPC at this address, the gateway's or Triton's own."""
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[Ask]:
+        with Client(address, timeout_s) as client:
+            yield lambda audio: client.transcribe(audio).text
+
+    return opened()
+
+
+@contextlib.contextmanager
+def by_form(address: str, timeout_s: float) -> Iterator[Ask]:
+    """Through OpenAI's API at this address, by one connection for each request, as curl does."""
+
+    def ask(audio: bytes) -> str:
+        boundary = uuid.uuid4().hex
+        head = (
+            f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="audio"\r\n\r\n'
+        )
+        body = head.encode() + audio + f"\r\n--{boundary}--\r\n".encode()
+        kind = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+        connection = http.client.HTTPConnection(address, timeout=timeout_s)
+        with contextlib.closing(connection):
+            try:
+                connection.request("POST", "/v1/audio/transcriptions", body, kind)
+                answer = connection.getresponse()
+                said = json.loads(answer.read())
+            except (OSError, http.client.HTTPException) as error:
+                raise UnavailableError(f"the gateway at {address}: {error}") from error
+        if answer.status != 200:
+            raise EarshotError(f"the gateway answered {answer.status}: {said['error']['message']}")
+        return str(said["text"])
+
+    yield ask

@@ -1,0 +1,53 @@
+"""What the gateway costs, measured of one before a stand-in for Triton."""
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from eval.gateway.idle import KINDS, measure_idle
+from eval.gateway.run import Cost, Way, measure_ways
+from eval.gateway.ways import KSERVE, OPENAI, TRITON, by_form, by_grpc
+from serve.clips import Clip
+from serve.errors import UnavailableError
+from serve.triton.folder import grpc_target
+from tests.gateways import WAIT_S, Running
+
+CLIP = Path(__file__).parents[2] / "data" / "en_two.wav"
+
+
+@pytest.fixture
+def running(tmp_path):
+    running = Running(tmp_path, 600.0)
+    yield running
+    running.close()
+
+
+def test_every_way_gets_every_clip_as_often(running):
+    said = []
+    with (
+        by_grpc(grpc_target(running.folder), WAIT_S) as straight,
+        by_grpc(running.grpc, WAIT_S) as kserve,
+        by_form(running.http, WAIT_S) as form,
+    ):
+        ways = {TRITON: straight, KSERVE: kserve, OPENAI: form}
+        assert {ask(b"RIFF") for ask in ways.values()} == {"hello"}
+        clips = [Clip("a", CLIP, "hello", "en", 1.5)] * 2
+        found = measure_ways(ways, clips, 2, 1, psutil.Process(), said.append)
+    assert [way.name for way in found] == [TRITON, KSERVE, OPENAI]
+    assert found[0].share == 1.0 and all(way.rtfx > 0 for way in found)
+    assert len(said) == 6  # a warm-up and a pass of each
+    with by_form("127.0.0.1:1", WAIT_S) as nobody, pytest.raises(UnavailableError):
+        nobody(b"RIFF")
+
+
+def test_idle_connections_of_every_kind_are_there_at_once(running):
+    found = list(measure_idle(running, psutil.Process(), 3, 0.1))
+    assert [one.kind for one in found[1::2]] == list(KINDS)
+    assert [one.connections for one in found] == [0, 3] * 3
+
+
+def test_a_way_that_is_too_slow_is_not_good():
+    ways = (Way(TRITON, 20.0, 1.0, 0.0), Way(KSERVE, 18.8, 0.94, 5.0))
+    assert not Cost(ways, ()).good
+    assert Cost(ways[:1], ()).good
