@@ -1,5 +1,6 @@
 """A gateway before others, each of which is before a stand-in for Triton."""
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -12,8 +13,9 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.grpc import service_pb2
 
-from serve.config import UpstreamConfig
+from serve.config import Config, UpstreamConfig
 from serve.errors import ConfigError
+from serve.gateway.door import Door
 from serve.gateway.upstream.calls import SERVICE
 from serve.keys import ENVIRONMENT, hash_of
 from tests.fake_upstream import inputs_of
@@ -61,12 +63,11 @@ class Wire:
         self._open.clear()
 
     def cut(self):
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for one in self._sockets:
-            one.shutdown(socket.SHUT_RDWR)
-            one.close()
         self._open.set()
+        for one in (self._listener, *self._sockets):
+            with contextlib.suppress(OSError):  # it has ended already
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
 
     def _accept(self):
         try:
@@ -86,6 +87,20 @@ class Wire:
                 target.sendall(data)
         except OSError:
             pass
+
+
+@pytest.fixture
+def wire():
+    """Make a wire to a gateway; it is cut at the end."""
+    wires = []
+
+    def wire(running):
+        wires.append(Wire(running))
+        return wires[-1]
+
+    yield wire
+    for one in wires:
+        one.cut()
 
 
 def form(prompt="hello", file=b"RIFF", **fields):
@@ -166,13 +181,13 @@ def test_the_least_busy_one_is_asked(start, before):
     assert all(call.result(WAIT_S) for call in calls)
 
 
-def test_what_has_not_begun_goes_to_another_where_one_dies(start, before):
+def test_what_has_not_begun_goes_to_another_where_one_dies(start, before, wire):
     first, second = start(), start()
-    wire = Wire(first)
-    front = before(wire, second)
+    line = wire(first)
+    front = before(line, second)
     calls = [front.call().future(message("wait")) for _ in range(2)]
     until(lambda: had(first) and had(second))
-    wire.cut()
+    line.cut()
     until(lambda: len(had(second)) == 2)
     assert transcribe(front)[0] == 200  # and what comes now goes to the other at once
     assert front.ask("GET", "/health")[0] == 200
@@ -180,7 +195,7 @@ def test_what_has_not_begun_goes_to_another_where_one_dies(start, before):
     assert all(call.result(WAIT_S) for call in calls)
     until(lambda: first.triton.cancelled)  # its gateway has seen that nobody waits
     page = front.page()
-    first_label = f'upstream="{wire.grpc}"'
+    first_label = f'upstream="{line.grpc}"'
     assert f'upstream_requests_total{{status="UNAVAILABLE",{first_label}}} 1.0' in page
     assert f'upstream_takes_requests{{model="demo",{first_label}}} 0.0' in page
     front.run(front.gateway._state.look())
@@ -188,17 +203,17 @@ def test_what_has_not_begun_goes_to_another_where_one_dies(start, before):
     assert (one["models"], other["models"]) == ({"demo": False}, {"demo": True})
 
 
-def test_what_has_begun_does_not(start, before):
+def test_what_has_begun_does_not(start, before, wire):
     first, second = start(), start()
-    wire = Wire(first)
-    front = before(wire, second)
+    line = wire(first)
+    front = before(line, second)
     host, _, port = front.http.rpartition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=WAIT_S)
     with contextlib.closing(connection):
         connection.request("POST", TRANSCRIPTIONS, form("wait more", stream="true"), FORM)
         answer = connection.getresponse()
         assert b"transcript.text.delta" in answer.readline()
-        wire.cut()
+        line.cut()
         rest = answer.read()
     assert b'"server_unavailable"' in rest and b"transcript.text.d" not in rest
     assert had(second) == []
@@ -251,19 +266,19 @@ def test_what_is_wrong_with_a_request_is_told_at_once(start, before):
     assert sum(len(had(back)) for back in backs) == 1
 
 
-def test_one_that_says_nothing_loses_its_requests(start, before, monkeypatch):
+def test_one_that_says_nothing_loses_its_requests(start, before, wire, monkeypatch):
     monkeypatch.setattr("serve.gateway.upstream.calls._SMALL_S", 0.1)
     monkeypatch.setattr("serve.gateway.upstream.remote._SILENT_S", 0.2)
     silent, other = start(), start()
-    wire = Wire(silent)
-    front = before(wire, other, stall_timeout_s=0.5)
+    line = wire(silent)
+    front = before(line, other, stall_timeout_s=0.5)
     call = front.call().future(message("wait"))
     until(lambda: silent.triton.waiting)
-    wire.hold()
+    line.hold()
     until(lambda: other.triton.waiting)
     other.triton.release()
     assert call.result(WAIT_S)
-    wire.cut()
+    line.cut()
     until(lambda: silent.triton.cancelled)
 
 
@@ -301,6 +316,9 @@ def test_it_shows_its_key_and_keeps_quarrels_about_it_to_itself(start, tmp_path,
         ((UpstreamConfig("a:1", ("demo",), key_file="/none"),), True, "key_file = /none cannot"),
     ],
 )
-def test_configs_that_cannot_be(start, upstreams, alone, told):
+def test_configs_that_cannot_be(tmp_path, upstreams, alone, told):
+    async def door():
+        Door(Config(upstreams=upstreams), tmp_path, None if alone else object())
+
     with pytest.raises(ConfigError, match=told):
-        start(upstreams=upstreams, alone=alone)
+        asyncio.run(door())
