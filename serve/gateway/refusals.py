@@ -115,7 +115,7 @@ def from_upstream(status: str, text: str) -> Refusal:
     named = type(error) is not EarshotError
     if named and error.status != "INTERNAL":
         return Refusal(error, status or None)
-    logger.error("Triton answered %s: %s", status or "an error", text)
+    logger.error("a server answered %s: %s", status or "an error", text)
     if named:  # its class may be known, its words may hold anything
         return Refusal(type(error)(_SERVER_FAILED), status or None)
     if status == "UNAVAILABLE" or any(words in text for words in _STALLED):

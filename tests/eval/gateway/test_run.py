@@ -48,6 +48,6 @@ def test_idle_connections_of_every_kind_are_there_at_once(running):
 
 
 def test_a_way_that_is_too_slow_is_not_good():
-    ways = (Way(TRITON, 20.0, 1.0, 0.0), Way(KSERVE, 18.8, 0.94, 5.0))
+    ways = (Way(TRITON, 20.0, 1.0, 0.0, 9.0), Way(KSERVE, 18.8, 0.94, 5.0, 9.6))
     assert not Cost(ways, ()).good
     assert Cost(ways[:1], ()).good
