@@ -98,12 +98,15 @@ class Remote:
         """Ask it which of its models are ready."""
         now = asyncio.get_running_loop().time()
         try:
-            if not self._ready:  # which asks for no key, as this does
-                await self.small("ServerMetadata", b"")
+            if not self._ready:
+                await self._check_key()
             ready = [model for model in self.models if await self._is_ready(model)]
         except Refusal as refusal:
+            answered = not isinstance(refusal.error, DeadlineError)
+            if answered:
+                self._heard_s = now
             silent_s = now - self._heard_s
-            if not isinstance(refusal.error, DeadlineError) or silent_s > _SILENT_S:
+            if answered or silent_s > _SILENT_S:
                 self._note((), _reason(refusal))
             if silent_s > self._stall_timeout_s:
                 for call in list(self._calls):
@@ -121,6 +124,18 @@ class Remote:
     async def close(self) -> None:
         """See `Server`."""
         await self._channel.close()
+
+    async def _check_key(self) -> None:
+        """Readiness asks for no key; this does, whoever is there to answer.
+
+        Raises:
+            Refusal: the key is refused, or there is no answer.
+        """
+        try:
+            await self.small("ServerMetadata", b"")
+        except Refusal as refusal:
+            if isinstance(refusal.error, AccessError | DeadlineError):
+                raise
 
     async def _is_ready(self, model: str) -> bool:
         request = service_pb2.ModelReadyRequest(name=model).SerializeToString()

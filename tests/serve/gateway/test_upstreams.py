@@ -167,6 +167,22 @@ def test_a_large_file_goes_to_another_machine_as_bytes(start, before):
     assert list(front.door.upstreams.uploads.iterdir()) == []
 
 
+def test_gateways_may_stand_before_gateways(start, before):
+    turbo = start(name="turbo")
+    middle = start(upstreams=(UpstreamConfig(turbo.grpc, ("turbo",)),))
+    middle.triton.stop()  # its own model is away, which is nothing to the other
+    front = start(
+        name="turbo", upstreams=(UpstreamConfig(middle.grpc, ("demo", "turbo")),), alone=True
+    )
+    (server,) = front.door.upstreams.servers
+    until(lambda: server.takes("turbo"))
+    assert not server.takes("demo")
+    assert transcribe(front)[0] == 200 and len(had(turbo)) == 1
+    assert transcribe(front, model="demo")[0] == 503
+    assert front.ask("GET", "/health")[0] == 503
+    middle.triton.start()
+
+
 def test_the_least_busy_one_is_asked(start, before):
     backs = [start(), start()]
     front = before(*backs)
