@@ -24,9 +24,9 @@ SIZES = {
 }
 
 
-def encoder_shapes(mels, d, layers, ffn=None):
-    """name -> shape of every encoder tensor."""
-    ffn = ffn or 4 * d
+def encoder_shapes(mels, d, layers):
+    """name -> shape of every encoder tensor. No other feed-forward width is known there."""
+    ffn = 4 * d
     shapes = {
         "transformer.position_embedding.weight": (1500, d),
         "transformer.conv1.weight": (d, mels, 3, 1),

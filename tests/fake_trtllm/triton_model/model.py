@@ -6,6 +6,7 @@ shape or type the real model would not take. Requests run one after another.
 
 import json
 
+import facts
 import numpy as np
 import tensorrt_llm.bindings.executor as trtllm
 import torch
@@ -20,37 +21,42 @@ NUMBERS = (
     "pad_id",
     "beam_width",
 )
-# What the C++ model reads outside any try block; without them its instance does not load.
-UNGUARDED = (
-    "gpt_model_type",
-    "tokenizer_dir",
-    "xgrammar_tokenizer_info_path",
-    "guided_decoding_backend",
-)
+
+
+def truth(text):
+    """A boolean as the C++ model reads it."""
+    return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
 
 
 class TritonPythonModel:
     def initialize(self, args):
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
-        for name in UNGUARDED:
+        for name in facts.UNGUARDED:
             if name not in parameters:
                 raise RuntimeError(f"Cannot find parameter with name: {name}")
         assert parameters["gpt_model_type"] == "inflight_fused_batching"
-        assert not any(parameters[name] for name in UNGUARDED[1:])  # no guided decoding
-        assert parameters["exclude_input_in_output"] == "true"
+        assert not parameters["guided_decoding_backend"]
+
+        def read(name, kind):
+            try:
+                return kind(parameters[name])
+            except (KeyError, ValueError):
+                return facts.GUARDED[name]
+
+        self.exclude_input = read("exclude_input_in_output", truth)
         self.executor = trtllm.Executor(
-            parameters["encoder_model_path"],
-            parameters["gpt_model_path"],
+            read("encoder_model_path", str),
+            read("gpt_model_path", str),
             trtllm.ModelType.ENCODER_DECODER,
-            trtllm.ExecutorConfig(
-                max_beam_width=int(parameters["max_beam_width"]),
-                max_batch_size=config["max_batch_size"],
-                normalize_log_probs=parameters["normalize_log_probs"] == "true",
+            trtllm.ExecutorConfig(  # of the batch it says nothing: it is the engine's
+                max_beam_width=read("max_beam_width", int),
+                normalize_log_probs=read("normalize_log_probs", truth),
+                enable_chunked_context=read("enable_chunked_context", truth),
                 kv_cache_config=trtllm.KvCacheConfig(
-                    enable_block_reuse=parameters["enable_kv_cache_reuse"] == "true",
-                    free_gpu_memory_fraction=float(parameters["kv_cache_free_gpu_mem_fraction"]),
-                    cross_kv_cache_fraction=float(parameters["cross_kv_cache_fraction"]),
+                    enable_block_reuse=read("enable_kv_cache_reuse", truth),
+                    free_gpu_memory_fraction=read("kv_cache_free_gpu_mem_fraction", float),
+                    cross_kv_cache_fraction=read("cross_kv_cache_fraction", float),
                 ),
             ),
         )
@@ -84,7 +90,9 @@ class TritonPythonModel:
                 sampling_config=sampling,
                 output_config=trtllm.OutputConfig(
                     return_log_probs=one["return_log_probs"],
-                    exclude_input_from_output=one["exclude_input_in_output"],
+                    exclude_input_from_output=one.get(
+                        "exclude_input_in_output", self.exclude_input
+                    ),
                 ),
                 end_id=numbers["end_id"],
                 embedding_bias=torch.from_numpy(tensors["embedding_bias"][0]).half(),

@@ -20,6 +20,7 @@ from serve.triton.client import Client
 from serve.triton.repository import BACKEND_MODEL, write_backend_model
 from serve.trtllm.backend import OUTPUTS, open_backend
 from serve.trtllm.executor import open_tensorrt_llm
+from tests.fake_trtllm import facts
 from tests.fake_trtllm.install import FACTS, HERE, make_config
 from tests.fake_trtllm.jobs import DETECT, PLAIN, make_job, run
 from tests.runtimes import TRTLLM
@@ -59,10 +60,21 @@ def test_the_decoding_model_is_configured_from_engine_and_toml(rendered, small_e
     assert parameters["normalize_log_probs"] == "false"
     assert parameters["max_beam_width"] == "1"
     assert parameters["gpu_device_ids"] == "0"
-    # Read without a guard: left out, the model does not load.
-    for name in ("tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_backend"):
-        assert parameters[name] == ""
+    assert parameters.keys() >= facts.UNGUARDED, "without these the model does not load"
+    assert parameters.keys() <= facts.UNGUARDED | facts.GUARDED.keys() | facts.BY_TRITON
+    assert not parameters["guided_decoding_backend"]
     assert "$" not in "".join(parameters.values())
+
+
+def test_the_decoding_models_tensors_are_the_real_ones(rendered):
+    def declared(tensor):
+        return model_config_pb2.DataType.Name(tensor.data_type), list(tensor.dims)
+
+    for tensor in rendered.input:
+        assert (*declared(tensor), tensor.optional) == facts.INPUTS[tensor.name], tensor.name
+        assert tensor.HasField("reshape") == (list(tensor.dims) == [1]), tensor.name
+    for tensor in rendered.output:
+        assert declared(tensor) == facts.OUTPUTS[tensor.name], tensor.name
 
 
 def test_a_native_engine_gets_no_second_model(native_engine, tmp_path):
@@ -207,7 +219,11 @@ def test_two_models_in_a_real_server_say_what_one_process_says(
         path = repository / model / "config.pbtxt"
         path.write_text(path.read_text().replace('"tensorrtllm"', '"python"'))
         (repository / model / "1" / "model.py").symlink_to(HERE / "triton_model" / "model.py")
-        for name in ("tensorrt_llm", "plain_whisper.py"):  # Triton puts this folder on its path
+        for name in (
+            "tensorrt_llm",
+            "plain_whisper.py",
+            "facts.py",
+        ):  # Triton puts this folder on its path
             (repository / model / "1" / name).symlink_to(HERE / name)
         return model
 

@@ -41,19 +41,6 @@ def opened(engine, fake):
         runtime.close()
 
 
-def test_the_stand_in_refuses_misspelt_and_mistyped_arguments(fake):
-    with pytest.raises(TypeError):
-        fake.Request([1], 5, end_token=3)
-    with pytest.raises(TypeError):
-        fake.Request([1], 5.0)
-    with pytest.raises(TypeError):
-        fake.SamplingConfig(1, 5)
-    with pytest.raises(TypeError):
-        fake.KvCacheConfig(free_gpu_memory_fraction="0.9")
-    with pytest.raises(TypeError):
-        fake.ExecutorConfig(kv_cache=fake.KvCacheConfig())
-
-
 def test_the_executor_is_configured_for_whisper(opened, fake):
     _, executor = opened(kv_cache_fraction=0.6, cross_kv_fraction=0.7)
     config = executor.config

@@ -1,13 +1,11 @@
-"""A stand-in for `tensorrt_llm.bindings.executor` 1.2: signatures, refusals, in-flight batching.
+"""A stand-in for `tensorrt_llm.bindings.executor` 1.2: refusals, in-flight batching.
 
-Signatures follow cpp/tensorrt_llm/nanobind/executor/{executor,request,executorConfig}.cpp. Like
-nanobind, a wrong type raises TypeError; like the library, a bad setting raises RuntimeError and a
-bad request answers with an error. One call of `await_responses` runs at most one step. Of beams
-only the greedy one is searched.
+Signatures are those that `facts` states. Like nanobind, a wrong type raises TypeError; like the
+library, a bad setting raises RuntimeError and a bad request answers with an error. One call of
+`await_responses` runs at most one step. Of beams only the greedy one is searched.
 """
 
 import dataclasses
-import datetime
 import enum
 import itertools
 import json
@@ -16,6 +14,7 @@ import time
 import typing
 from pathlib import Path
 
+import facts
 import torch
 from plain_whisper import PlainWhisper
 from safetensors.torch import load_file
@@ -29,248 +28,74 @@ FinishReason = enum.Enum(
 )
 
 
-def typed(**values):
-    """Check `name=(value, type)`; None stands for an argument that was left out."""
-    for name, (value, kind) in values.items():
-        # nanobind takes no bool for int and, unlike Python, no float for int.
-        wrong = not isinstance(value, kind) or (kind is int and isinstance(value, bool))
-        if value is not None and wrong:
-            raise TypeError(f"incompatible function arguments: {name} = {value!r}")
+class Bound:
+    """A class of the bindings: takes what `facts` says that the real one takes, and keeps it."""
+
+    def __init__(self, *arguments, **options):
+        for name, value in facts.bind(type(self).__name__, arguments, options).items():
+            setattr(self, name, None if value is ... else value)
 
 
-class KvCacheConfig:
-    def __init__(
-        self,
-        enable_block_reuse=True,
-        max_tokens=None,
-        max_attention_window=None,
-        sink_token_length=None,
-        free_gpu_memory_fraction=None,
-        host_cache_size=None,
-        onboard_blocks=True,
-        cross_kv_cache_fraction=None,
-        secondary_offload_min_priority=None,
-        event_buffer_max_size=0,
-        *,
-        enable_partial_reuse=True,
-        copy_on_partial_reuse=True,
-        use_uvm=False,
-        attention_dp_events_gather_period_ms=5,
-        runtime_defaults=None,
-        max_gpu_total_bytes=0,
-    ):
-        typed(
-            enable_block_reuse=(enable_block_reuse, bool),
-            free_gpu_memory_fraction=(free_gpu_memory_fraction, float),
-            cross_kv_cache_fraction=(cross_kv_cache_fraction, float),
-        )
-        self.enable_block_reuse = enable_block_reuse
-        self.free_gpu_memory_fraction = free_gpu_memory_fraction
-        self.cross_kv_cache_fraction = cross_kv_cache_fraction
+class Vector:
+    """A C++ vector as the bindings show it where they do not copy it into a list."""
+
+    def __init__(self, items):
+        self._items = list(items)
+
+    def __len__(self):
+        return len(self._items)
+
+    def __getitem__(self, index):
+        return Vector(self._items[index]) if isinstance(index, slice) else self._items[index]
+
+    def __iter__(self):
+        return iter(self._items)
+
+    __hash__ = None
 
 
-class ParallelConfig:
-    def __init__(
-        self,
-        communication_type=CommunicationType.MPI,
-        communication_mode=CommunicationMode.LEADER,
-        device_ids=None,
-        participant_ids=None,
-        orchestrator_config=None,
-        num_nodes=None,
-    ):
-        typed(device_ids=(device_ids, list))
-        self.device_ids = device_ids
+class KvCacheConfig(Bound):
+    pass
 
 
-class LogitsPostProcessorConfig:
-    def __init__(self, processor_map=None, processor_batched=None, replicate=True):
-        if processor_batched is not None and not callable(processor_batched):
-            raise TypeError("incompatible function arguments: processor_batched")
-        self.processor_batched = processor_batched
+class ParallelConfig(Bound):
+    pass
 
 
-class ExecutorConfig:
-    def __init__(
-        self,
-        max_beam_width=1,
-        scheduler_config=None,
-        kv_cache_config=None,
-        enable_chunked_context=False,
-        normalize_log_probs=True,
-        iter_stats_max_iterations=1000,
-        request_stats_max_iterations=0,
-        batching_type=BatchingType.INFLIGHT,
-        max_batch_size=None,
-        max_num_tokens=None,
-        parallel_config=None,
-        peft_cache_config=None,
-        logits_post_processor_config=None,
-        decoding_config=None,
-        use_gpu_direct_storage=False,
-        gpu_weights_percent=1.0,
-        max_queue_size=None,
-        extended_runtime_perf_knob_config=None,
-        debug_config=None,
-        recv_poll_period_ms=0,
-        max_seq_idle_microseconds=180_000_000,
-        spec_dec_config=None,
-        guided_decoding_config=None,
-        additional_model_outputs=None,
-        cache_transceiver_config=None,
-        gather_generation_logits=False,
-        mm_embedding_offloading=False,
-        enable_trt_overlap=False,
-        fail_fast_on_attention_window_too_large=False,
-    ):
-        typed(
-            max_beam_width=(max_beam_width, int),
-            kv_cache_config=(kv_cache_config, KvCacheConfig),
-            normalize_log_probs=(normalize_log_probs, bool),
-            batching_type=(batching_type, BatchingType),
-            max_batch_size=(max_batch_size, int),
-            parallel_config=(parallel_config, ParallelConfig),
-            logits_post_processor_config=(logits_post_processor_config, LogitsPostProcessorConfig),
-            gather_generation_logits=(gather_generation_logits, bool),
-        )
-        self.max_beam_width = max_beam_width
-        self.kv_cache_config = kv_cache_config or KvCacheConfig()
-        self.normalize_log_probs = normalize_log_probs
-        self.batching_type = batching_type
-        self.max_batch_size = max_batch_size
-        self.parallel_config = parallel_config
-        self.logits_post_processor_config = logits_post_processor_config
-        self.gather_generation_logits = gather_generation_logits
+class LogitsPostProcessorConfig(Bound):
+    pass
 
 
-class SamplingConfig:
-    def __init__(
-        self,
-        beam_width=1,
-        *,
-        top_k=None,
-        top_p=None,
-        top_p_min=None,
-        top_p_reset_ids=None,
-        top_p_decay=None,
-        seed=None,
-        temperature=None,
-        min_tokens=None,
-        beam_search_diversity_rate=None,
-        repetition_penalty=None,
-        presence_penalty=None,
-        frequency_penalty=None,
-        length_penalty=None,
-        early_stopping=None,
-        no_repeat_ngram_size=None,
-        num_return_sequences=None,
-        min_p=None,
-        beam_width_array=None,
-    ):
-        typed(
-            beam_width=(beam_width, int),
-            top_k=(top_k, int),
-            top_p=(top_p, float),
-            seed=(seed, int),
-            temperature=(temperature, float),
-            length_penalty=(length_penalty, float),
-        )
-        if top_p is not None and not 0 < top_p <= 1:
+class ExecutorConfig(Bound):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.kv_cache_config = self.kv_cache_config or KvCacheConfig()
+        if self.normalize_log_probs is None:
+            self.normalize_log_probs = True
+        self.max_beam_width = self.max_beam_width or 1
+
+
+class SamplingConfig(Bound):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.beam_width = self.beam_width or 1
+        if self.top_p is not None and not 0 < self.top_p <= 1:
             raise RuntimeError("Assertion failed: topP.value() > 0.f && topP.value() <= 1.f")
-        self.beam_width, self.top_k, self.top_p = beam_width, top_k, top_p
-        self.seed, self.temperature = seed, temperature
-        self.length_penalty = length_penalty
 
 
-class OutputConfig:
-    def __init__(
-        self,
-        return_log_probs=False,
-        return_context_logits=False,
-        return_generation_logits=False,
-        exclude_input_from_output=False,
-        return_encoder_output=False,
-        return_perf_metrics=False,
-        additional_model_outputs=None,
-    ):
-        self.return_log_probs = return_log_probs
-        self.return_generation_logits = return_generation_logits
-        self.exclude_input_from_output = exclude_input_from_output
+class OutputConfig(Bound):
+    pass
 
 
-class Request:
+class Request(Bound):
     BATCHED_POST_PROCESSOR_NAME = "batched"
 
-    def __init__(
-        self,
-        input_token_ids,
-        max_tokens,
-        *,
-        streaming=False,
-        sampling_config=None,
-        output_config=None,
-        end_id=None,
-        pad_id=None,
-        position_ids=None,
-        bad_words=None,
-        stop_words=None,
-        embedding_bias=None,
-        external_draft_tokens_config=None,
-        prompt_tuning_config=None,
-        multimodal_input=None,
-        multimodal_embedding=None,
-        mrope_config=None,
-        lora_config=None,
-        lookahead_config=None,
-        kv_cache_retention_config=None,
-        logits_post_processor_name=None,
-        logits_post_processor=None,
-        encoder_input_token_ids=None,
-        client_id=None,
-        return_all_generated_tokens=False,
-        priority=0.5,
-        type=None,
-        context_phase_params=None,
-        encoder_input_features=None,
-        encoder_output_length=None,
-        cross_attention_mask=None,
-        num_return_sequences=1,
-        eagle_config=None,
-        skip_cross_attn_blocks=None,
-        guided_decoding_params=None,
-        language_adapter_uid=None,
-        allotted_time_ms=None,
-        cache_salt_id=None,
-    ):
-        typed(
-            input_token_ids=(input_token_ids, list),
-            max_tokens=(max_tokens, int),
-            streaming=(streaming, bool),
-            sampling_config=(sampling_config, SamplingConfig),
-            output_config=(output_config, OutputConfig),
-            end_id=(end_id, int),
-            pad_id=(pad_id, int),
-            embedding_bias=(embedding_bias, torch.Tensor),
-            logits_post_processor_name=(logits_post_processor_name, str),
-            client_id=(client_id, int),
-            encoder_input_features=(encoder_input_features, torch.Tensor),
-            encoder_output_length=(encoder_output_length, int),
-        )
-        if not all(isinstance(token, int) and token >= 0 for token in input_token_ids):
-            raise TypeError("incompatible function arguments: input_token_ids")
-        if max_tokens < 1:
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        if self.max_tokens < 1:
             raise RuntimeError("Assertion failed: mMaxNewTokens > 0")
-        self.input_token_ids, self.max_tokens, self.streaming = (
-            input_token_ids,
-            max_tokens,
-            streaming,
-        )
-        self.sampling_config = sampling_config or SamplingConfig()
-        self.output_config = output_config or OutputConfig()
-        self.end_id, self.embedding_bias, self.client_id = end_id, embedding_bias, client_id
-        self.logits_post_processor_name = logits_post_processor_name
-        self.encoder_input_features = encoder_input_features
-        self.encoder_output_length = encoder_output_length
+        self.sampling_config = self.sampling_config or SamplingConfig()
+        self.output_config = self.output_config or OutputConfig()
 
 
 @dataclasses.dataclass
@@ -339,7 +164,8 @@ class Executor:
     instances: typing.ClassVar[list] = []  # every one made, for tests to look into
 
     def __init__(self, encoder_model_path, decoder_model_path, model_type, executor_config):
-        typed(model_type=(model_type, ModelType), executor_config=(executor_config, ExecutorConfig))
+        given = (encoder_model_path, decoder_model_path, model_type, executor_config)
+        facts.bind("Executor", given, {})
         if model_type is not ModelType.ENCODER_DECODER:
             raise RuntimeError("two model paths need ModelType.ENCODER_DECODER")
         if executor_config.kv_cache_config.cross_kv_cache_fraction is None:
@@ -381,7 +207,7 @@ class Executor:
         return self.running
 
     def enqueue_request(self, request):
-        typed(request=(request, Request))
+        facts.bind("Executor.enqueue_request", (request,), {})
         if not self.running:
             raise RuntimeError("executor is shut down")
         request_id = next(self._ids)
@@ -432,7 +258,7 @@ class Executor:
         return next((message for message, fault in faults.items() if fault), "")
 
     def await_responses(self, timeout=None):
-        typed(timeout=(timeout, datetime.timedelta))
+        facts.bind("Executor.await_responses", (), {"timeout": timeout})
         if self.broken:
             raise RuntimeError(self.broken)
         if not self.responses and (self.queue or self.active):
@@ -443,7 +269,7 @@ class Executor:
         return responses
 
     def cancel_request(self, id=None):
-        typed(id=(id, int))
+        facts.bind("Executor.cancel_request", (id,), {})
         found = self.queue.pop(id, None) or self.active.pop(id, None)
         if found is not None:  # the real one, too, sends a last response
             self.responses.append(
@@ -511,7 +337,10 @@ class Executor:
         config.processor_batched(
             list(asked),
             [logits[id] for id in asked],
-            [[r.input_token_ids + self.active[id].tokens] for id, r in asked.items()],
+            [
+                Vector([Vector(r.input_token_ids + self.active[id].tokens)])
+                for id, r in asked.items()
+            ],
             0,
             [request.client_id for request in asked.values()],
         )
