@@ -293,12 +293,16 @@ def _gateway(options: argparse.Namespace) -> int:
 
 
 def _live(options: argparse.Namespace) -> int:
-    from eval.live.run import live  # noqa: PLC0415 - needs jiwer, and loads torch
+    from eval.live.run import HEADING, live  # noqa: PLC0415 - needs jiwer, and loads torch
 
     config = load_config(options.config)
     folder = options.output or Path("reports") / f"{config.name}-live"
     levels = live(config, options.streams, options.clips, folder, _tell)
-    return 0 if levels[-1].held else 1
+    print("\n".join([HEADING, *map(str, levels)]))
+    print(f"\nThe figures: {folder / 'live.json'}")
+    for complaint in levels[-1].complaints:
+        _tell(complaint)
+    return 1 if levels[-1].complaints else 0
 
 
 def _soak(options: argparse.Namespace) -> int:

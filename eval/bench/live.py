@@ -3,8 +3,9 @@
 Each stream speaks and pauses as its script says, whatever the runtime makes of it. While it speaks,
 its utterance is decoded at the pace of `serve.gateway.live`, with the tokens before as a draft, and
 once more in each pause. Words become final as they do there: by the second decoding that has them,
-or, where the pause comes before that, when it is long enough to end the utterance. Lengths are
-forced, and so is the share of a draft that is right. What is measured is how long words wait.
+by the first one with enough audio behind them, or, where the pause comes before that, when it is
+long enough to end the utterance. Lengths are forced, and so is the share of a draft that is right.
+What is measured is how long words wait.
 """
 
 import collections
@@ -20,6 +21,7 @@ from eval.bench.load import NoiseWindows
 from eval.bench.table import percentiles_ms
 from serve.errors import EarshotError
 from serve.gateway.live.pace import Pace
+from serve.gateway.live.utterance import SURE_S
 from serve.runtime.protocol import DecodingOptions, Event, Job, Runtime
 from serve.speech.words import handovers
 
@@ -87,8 +89,9 @@ class Utterance:
         """The words that become final by a decoding, each with when that is."""
         self.heard_s, waiting = heard_s, list[Word]()
         for word in self.words:
-            word.heard += self.whole or word.said_s + _EDGE_S <= self.begins_s + heard_s
-            if word.heard >= 2:
+            behind_s = self.begins_s + heard_s - word.said_s
+            word.heard += self.whole or behind_s >= _EDGE_S
+            if word.heard >= 2 or behind_s >= SURE_S:
                 yield word, now_s
             elif self.whole:
                 yield word, max(now_s, self.over_s)

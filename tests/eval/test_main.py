@@ -220,7 +220,7 @@ def test_a_missing_package_is_named_before_anything_runs(config, capsys, monkeyp
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["run"], ["score"], ["compare"], ["demo"], ["bench"], ["same-tokens"]]
+    "command", [[], ["run"], ["score"], ["compare"], ["demo"], ["bench"], ["live"], ["same-tokens"]]
 )
 def test_help(command):
     done = subprocess.run(

@@ -5,10 +5,11 @@ al. 2023, arXiv 2307.14743): the open utterance is decoded again and again, and 
 beginning of two hypotheses, behind what is final already, becomes final. Nothing here calls a
 model, and final text never changes.
 
-Two things differ from whisper_streaming. Where a hypothesis goes on behind the final words is found
-by their text and their times together, instead of by times and then by repeated n-grams. And words
-are compared without case and punctuation, which change with every word that follows: so the mark
-behind the last final word waits until the next word is final, too.
+Three things differ from whisper_streaming. Where a hypothesis goes on behind the final words is
+found by their text and their times together, instead of by times and then by repeated n-grams.
+Words are compared without case and punctuation, which change with every word that follows: so the
+mark behind the last final word waits until the next word is final, too. And a word does not wait
+for ever: where enough audio was heard behind it, one hypothesis settles it.
 """
 
 import dataclasses
@@ -26,16 +27,20 @@ class Agreement:
     """The final words of one utterance, and the hypothesis behind them.
 
     All times count from the utterance's start.
+
+    Args:
+        before: what was said before and is heard again with the utterance; final, marks and all.
     """
 
-    def __init__(self) -> None:
-        self.words: list[Word] = []
+    def __init__(self, before: Sequence[Word] = ()) -> None:
+        self.words = list(before)
         """What is final. The last one's mark may be missing; see `_mark`."""
         self.pending: tuple[Word, ...] = ()
         """What the latest hypothesis says behind that."""
         self.changed = 0
         """Words of a hypothesis so far that the next one did not have in their place."""
         self._mark = ""  # of the last final word, by the latest hypothesis
+        self._began = False  # a word of the utterance's own is final
 
     @property
     def guess(self) -> str:
@@ -54,7 +59,7 @@ class Agreement:
     def finish(self) -> str:
         """The rest of the latest hypothesis becomes final: no other will come."""
         text = self._commit(self.pending, len(self.pending)) + self._mark
-        self._mark = ""
+        self._close()
         return text
 
     def settle(self, until_s: float) -> str:
@@ -92,12 +97,17 @@ class Agreement:
         core, mark = _split(fresh[count - 1].word)
         last = dataclasses.replace(fresh[count - 1], word=core)
         text = self._mark + "".join(word.word for word in fresh[: count - 1]) + core
+        self._close()
+        self.words += [*fresh[: count - 1], last]
+        self._mark, self._began = mark, True
+        return text
+
+    def _close(self) -> None:
+        """The last final word's mark is final as well."""
         if self.words:
             before = self.words[-1]
             self.words[-1] = dataclasses.replace(before, word=before.word + self._mark)
-        self.words += [*fresh[: count - 1], last]
-        self._mark = mark
-        return text
+        self._mark = ""
 
     def _behind_final(self, words: Sequence[Word]) -> Sequence[Word]:
         """The words of a hypothesis that follow the final ones."""
@@ -112,7 +122,7 @@ class Agreement:
             return edits[count] + _EDITS_PER_S * abs(ends_s - until_s)
 
         count = min(range(len(words) + 1), key=unlikelihood)
-        if count and _alike(words[count - 1], recent[-1]):
+        if self._began and count and _alike(words[count - 1], recent[-1]):
             self._mark = _split(words[count - 1].word)[1]
         return words[count:]
 

@@ -201,9 +201,9 @@ class Live:
                 held.close()
 
     async def _transcribe(
-        self, stream: Ticket, default: str | None, model: str | None, window: Window, careful: bool
+        self, stream: Ticket, default: str | None, model: str | None, window: Window
     ) -> Transcript:
-        """The text of a window; a careful decoding is tried again at higher temperatures.
+        """The text of a window, at temperature 0: other ones would hold all streams up for seconds.
 
         The model is that of the session's settings, or else of the address.
 
@@ -217,7 +217,7 @@ class Live:
             prompt=window.prompt,
             word_timestamps=True,
             vad=False,
-            temperature=None if careful else 0.0,
+            temperature=0.0,
             beam_size=self._door.config.live.beam_size or None,
             short_encoder=self._door.config.live.short_encoder,
             draft=window.draft,

@@ -43,8 +43,8 @@ _BLOCK_S = 0.5  # of audio that is heard in one go
 _TRIES = 3  # of a decoding that the server has no room for
 _SHORTEST = SAMPLE_RATE // 10  # samples of an utterance that a client commits
 
-Transcribe = Callable[[str | None, Window, bool], Awaitable[Transcript]]
-"""By a model of this name decodes a window, carefully if the flag is set; raises a Refusal."""
+Transcribe = Callable[[str | None, Window], Awaitable[Transcript]]
+"""By a model of this name decodes a window; raises a Refusal."""
 Send = Callable[[Event], Awaitable[None]]
 
 
@@ -92,6 +92,7 @@ class Session:
         self._queue: collections.deque[Utterance] = (
             collections.deque()
         )  # not done, the open one too
+        self._before: Utterance | None = None  # the latest that is text
         self._last_id: str | None = None  # of the last item
         self._spoken_until = 0  # of the last utterance
         self._changed = asyncio.Event()  # for `work`
@@ -291,12 +292,13 @@ class Session:
 
     async def _decode(self, utterance: Utterance) -> None:
         self._pace.began(_now_s())
+        if self._before is not None:  # and has not been heard with this one
+            utterance.follow(self._before)
+            self._before = None
         window = utterance.window()
-        whole = utterance.ended or _paused(utterance)
         try:
-            transcript = await self._transcribe(
-                self._settings.input.transcription.model, window, whole
-            )
+            model = self._settings.input.transcription.model
+            transcript = await self._transcribe(model, window)
         except Refusal as refusal:
             self._metrics.updates.labels("failed").inc()
             self._tries += 1
@@ -316,6 +318,7 @@ class Session:
     async def _complete(self, utterance: Utterance) -> None:
         await self._tell(utterance, utterance.finish())
         self._done(utterance)
+        self._before = utterance
         self._metrics.changed.inc(utterance.changed)
         await self._send(events.completed(utterance.item_id, utterance.text, utterance.duration_s))
 

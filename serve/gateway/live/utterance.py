@@ -11,8 +11,10 @@ from serve.gateway.live.agreement import Agreement
 from serve.messages import Samples, Transcript, Word
 from serve.speech.rate import SAMPLE_RATE
 
-TRIM_S = 15.0  # audio of more than that loses what has become text
+TRIM_S = 9.0  # audio of more than that loses what has become text
+BEFORE_S = 7.0  # of the audio before an utterance are heard again with it
 MOST_S = 28.0  # nor is it ever more than that: a window has 30 s
+SURE_S = 1.3  # of audio behind a word, with which one hypothesis is enough
 PROMPT_CHARS = 200  # of the text whose audio is gone
 
 _UNSURE_S = 2.0  # at the end of audio that must be cut, what may not be whole
@@ -91,6 +93,29 @@ class Utterance:
         """Whether the latest hypothesis is of all that was spoken."""
         return self.decoded_until > self.spoken_until or self.decoded_until == self.end > self.start
 
+    def follow(self, before: "Utterance") -> None:
+        """Hear it with the end of what was said before: one sentence alone is easily misheard.
+
+        The quiet between the two is left out. Where nobody said what language it has, it is heard
+        alone: it may have another one.
+        """
+        if self._language is None or before._language != self._language:
+            return
+        if before._held_s > BEFORE_S and (cut_s := before._agreement.cut()) is not None:
+            before._cut(cut_s)
+        if before._held_s > BEFORE_S:
+            return
+        end_s = before.duration_s
+        self._agreement = Agreement(
+            [
+                dataclasses.replace(word, start=word.start - end_s, end=word.end - end_s)
+                for word in before._agreement.words
+            ]
+        )
+        self._begin -= before.end - before._begin
+        self._audio[:0] = before._audio
+        self._gone, self._draft = before._gone, before._draft
+
     def add(self, samples: Samples, speech: bool) -> None:
         """The audio goes on."""
         self._audio.append(samples)
@@ -116,13 +141,16 @@ class Utterance:
             for word in segment.words or ()
         ]
         before = len(self._agreement.words)
-        text = self._agreement.update(words)
+        heard_s = (window.end - self.start) / SAMPLE_RATE
+        text = self._agreement.update(words) + self._agreement.settle(heard_s - SURE_S)
         if text and self._language is None:
             self._language = transcript.language
         said = self._said(text, before)
         if self._held_s > TRIM_S and (cut_s := self._agreement.cut()) is not None:
             self._cut(cut_s)
-        return said if self._held_s <= MOST_S else self._settle(said, window.end)
+        if self._held_s > MOST_S:
+            self._cut(heard_s - _UNSURE_S)
+        return said
 
     def finish(self) -> Said:
         """The rest of the latest hypothesis becomes final."""
@@ -146,14 +174,6 @@ class Utterance:
     @property
     def _held_s(self) -> float:
         return (self.end - self._begin) / SAMPLE_RATE
-
-    def _settle(self, said: Said, decoded: int) -> Said:
-        """Two hypotheses have not agreed for so long that the latest one must do."""
-        until_s = (decoded - self.start) / SAMPLE_RATE - _UNSURE_S
-        before = len(self._agreement.words)
-        more = self._said(self._agreement.settle(until_s), before)
-        self._cut(until_s)
-        return Said(said.text + more.text, said.words + more.words)
 
     def _cut(self, at_s: float) -> None:
         """Forget the audio before a time of the utterance, and what was final by then."""

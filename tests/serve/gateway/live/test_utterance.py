@@ -1,0 +1,70 @@
+"""What is decoded of an utterance, and what of it is told."""
+
+import numpy as np
+import pytest
+
+from serve.gateway.live.utterance import Utterance
+from serve.messages import Segment, Timings, Transcript, Word
+from serve.speech.rate import SAMPLE_RATE
+
+
+def spoken(item, start_s, seconds, language="en"):
+    """An utterance of so much speech."""
+    utterance = Utterance(item, round(start_s * SAMPLE_RATE), language, "")
+    utterance.add(np.full(round(seconds * SAMPLE_RATE), 0.1, np.float32), speech=True)
+    return utterance
+
+
+def hear(utterance, text):
+    """Decode it: a word takes half a second; returns the window and what became final."""
+    words = [Word(i / 2, i / 2 + 0.4, f" {word}", 0.9) for i, word in enumerate(text.split())]
+    window = utterance.window()
+    segment = Segment(0.0, 9.0, text, (), None, None, 0.0, 1.0, tuple(words))
+    timings = Timings(0.0, 0.0, 0.0, 0.0)
+    told = utterance.take(window, Transcript(text, "en", None, 9.0, (segment,), timings))
+    return window, told.text
+
+
+def finished(text, **given):
+    """The utterance before."""
+    utterance = spoken("first", 1.0, len(text.split()) / 2, **given)
+    _, told = hear(utterance, text)
+    assert told + utterance.finish().text == text
+    return utterance
+
+
+def test_a_word_with_enough_audio_behind_it_is_final_by_one_hypothesis():
+    utterance = spoken("first", 0.0, 2.25)  # words end at 0.4, 0.9, 1.4 and 1.9
+    assert hear(utterance, "It rains all day")[1] == "It rains"
+    assert hear(utterance, "It rains at night")[1] == ""
+    assert hear(utterance, "It rains at noon")[1] == " at"
+
+
+def test_what_was_said_before_is_heard_again_and_not_told_again():
+    before, utterance = finished("It rains."), spoken("second", 5.0, 1.0)
+    utterance.follow(before)
+    window, _ = hear(utterance, "It rains. We stay")
+    assert len(window.samples) == 2 * SAMPLE_RATE and window.end == 6 * SAMPLE_RATE
+    _, told = hear(utterance, "It rains! We stay")
+    assert told == "We stay" and utterance.finish().text == ""
+    assert utterance.text == "We stay" and utterance.duration_s == 1.0
+
+
+def test_of_much_that_was_said_before_the_last_sentence_is_heard_again():
+    before = finished("a b c d e f g h i j k l m n. It rains all day")
+    utterance = spoken("second", 20.0, 1.0)
+    utterance.follow(before)
+    assert len(utterance.window().samples) / SAMPLE_RATE == pytest.approx(3.05)
+    assert utterance.window().prompt.endswith("m n.")
+
+
+@pytest.mark.parametrize(
+    ("before", "language"),
+    [("It rains.", None), ("It rains.", "es"), (" ".join(["on"] * 20), "en")],
+)
+def test_alone_where_the_language_may_be_another_one_or_there_is_no_place_to_cut(before, language):
+    utterance = spoken("second", 20.0, 1.0, language)
+    first = finished(before)
+    first._agreement.words[:-1] = []
+    utterance.follow(first)
+    assert len(utterance.window().samples) == SAMPLE_RATE
