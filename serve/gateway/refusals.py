@@ -125,6 +125,8 @@ def from_upstream(status: str, text: str) -> Refusal:
             "the request's tensors are not what the model takes; its metadata lists them, "
             "`python -m serve tensors` explains them"
         )
+    if status == "INTERNAL" and not text.startswith(f"{EarshotError.__name__}: "):
+        return Refusal(UnavailableError(_SERVER_FAILED))  # Triton did, not the model
     return Refusal(EarshotError(_SERVER_FAILED))
 
 

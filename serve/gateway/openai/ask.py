@@ -43,7 +43,7 @@ def transcript(answer: bytes) -> Transcript:
     try:
         return wire.transcript_from_outputs(result.as_numpy)
     except EarshotError as error:
-        raise refusals.from_upstream("INTERNAL", str(error)) from error
+        raise refusals.from_upstream("INTERNAL", wire.error_to_text(error)) from error
 
 
 def stream_event(answer: bytes) -> SegmentReady | Finished:
@@ -58,5 +58,5 @@ def stream_event(answer: bytes) -> SegmentReady | Finished:
             return Finished(wire.transcript_from_outputs(result.as_numpy))
         (segment,) = wire.segments_from_outputs(result.as_numpy)
     except EarshotError as error:
-        raise refusals.from_upstream("INTERNAL", str(error)) from error
+        raise refusals.from_upstream("INTERNAL", wire.error_to_text(error)) from error
     return SegmentReady(segment)

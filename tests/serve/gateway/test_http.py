@@ -245,7 +245,8 @@ def test_what_is_not_offered_is_refused_as_json(running, method, path, status):
         ("OptionError: no such language", 400, "OptionError: no such language"),
         ("UNAVAILABLE OverloadedError: full", 503, "OverloadedError: full"),
         (LEAK, 400, "RequestError: the request's tensors"),
-        ("INTERNAL /home/a", 500, "EarshotError: the server failed"),
+        ("INTERNAL EarshotError: /home/a", 500, "EarshotError: the server failed"),
+        ("INTERNAL /home/a", 503, "UnavailableError: the server failed"),
     ],
 )
 def test_errors_have_their_status_and_our_words(running, said, status, told):

@@ -162,6 +162,7 @@ def test_only_our_models_answer(running):
         (LEAK, "INVALID_ARGUMENT", "RequestError: the request's tensors are not"),
         ("INTERNAL EarshotError: /home/a/b", "INTERNAL", "EarshotError: the server failed"),
         ("INTERNAL DeviceError: /home/a/b", "INTERNAL", "DeviceError: the server failed"),
+        ("INTERNAL /home/a/b", "UNAVAILABLE", "UnavailableError: the server failed"),
         ("UNKNOWN /dev/shm/x is small", "INTERNAL", "EarshotError: the server failed"),
     ],
 )

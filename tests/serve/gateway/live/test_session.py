@@ -211,7 +211,7 @@ def test_a_message_that_is_too_large_ends_the_session(talk):
 
 @pytest.mark.parametrize(
     ("prompt", "kind"),
-    [("error:OptionError: no", "invalid_request"), ("error:INTERNAL boom", "server")],
+    [("error:OptionError: no", "invalid_request"), ("error:INTERNAL EarshotError: boom", "server")],
 )
 def test_an_utterance_that_fails_is_told_and_others_follow(talk, prompt, kind):
     client = talk(prompt=prompt, live=LiveConfig(update_s=30.0))

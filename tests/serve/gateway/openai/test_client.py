@@ -261,7 +261,12 @@ def test_asynchronously(shared, connect):
             None,
             "timeout",
         ),
-        ({"prompt": "error:INTERNAL /home/a"}, openai.InternalServerError, None, "server_error"),
+        (
+            {"prompt": "error:INTERNAL EarshotError: /home/a"},
+            openai.InternalServerError,
+            None,
+            "server_error",
+        ),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
