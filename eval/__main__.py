@@ -372,11 +372,14 @@ def _long(options: argparse.Namespace) -> int:
 
 
 def _trtllm_check() -> int:
-    from eval import trtllm_check  # noqa: PLC0415 - transformers takes seconds to load
+    from eval import trtllm_check, trtllm_report  # noqa: PLC0415 - transformers takes seconds to load
 
+    report = trtllm_report.Report(print)
     with tempfile.TemporaryDirectory(prefix="earshot-trtllm-check-") as folder:
-        trtllm_check.run(Path(folder), print, trtllm_check.build_by_command_line)
-    print("pass")
+        try:
+            trtllm_check.run(Path(folder), report, trtllm_check.build_by_command_line)
+        finally:
+            print(f"\n{report.table()}\n\nFor a bug report:\n{report.line()}", flush=True)
     return 0
 
 

@@ -5,14 +5,15 @@ python -m eval trtllm-check
 Makes a checkpoint of Whisper tiny's geometry with random weights and the demo's tokenizer, builds
 it, and compares with transformers in FP32: greedy tokens, the same windows alone and together, and,
 of engines made by `trtllm-build`, logits after given tokens. Then it runs the runtime contract
-tests on the real library. Stops at the first difference and says what it is. The installed release
-decides the way: 1.2 compiles engines, 1.3 and later have the LLM API.
+tests on the real library. Stops at the first difference; `eval.trtllm_report` shows what ran. The
+installed release decides the way: 1.2 compiles engines, 1.3 and later have the LLM API.
 """
 
 import json
 import shutil
 import sys
 import time
+import xml.etree.ElementTree
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from build.config import BuildConfig, Config
 from eval.processes import run_tool
 from eval.random_whisper.checkpoint import hugging_face_config
 from eval.random_whisper.shapes import PUBLISHED
+from eval.trtllm_report import DifferenceError, Report
 from serve.config import Precision, RuntimeConfig, RuntimeName
 from serve.engine import Engine, TokenizerFacts, mel_filters, open_engine
 from serve.errors import CheckpointError, EarshotError
@@ -35,7 +37,6 @@ from serve.trtllm.executor import CppExecutor
 from serve.trtllm.llm_api import LlmApiExecutor
 from serve.trtllm.runtime import Executor, ExecutorRequest, TensorRTLLMRuntime
 
-Progress = Callable[[str], None]
 Compile = Callable[[Path], None]
 Tokens = list[list[int]]
 """Of each window, in the order of the jobs."""
@@ -61,40 +62,38 @@ _WAIT_S = 60.0
 _hf: Any = transformers  # its annotations are too incomplete for strict checking
 
 
-class DifferenceError(EarshotError):
-    """TensorRT-LLM did something else than expected; the message says what."""
-
-
-def run(work: Path, progress: Progress, compile_engine: Compile) -> None:
+def run(work: Path, report: Report, compile_engine: Compile) -> None:
     """Run every check.
 
     Args:
         work: an empty folder for checkpoint and engines.
-        progress: called with a line for each check passed.
+        report: gets every check; complete up to the first difference.
         compile_engine: builds what a TOML file says; `build_by_command_line` does it.
 
     Raises:
         DifferenceError: the first difference.
         EarshotError: the library, the GPU or the builder is missing or fails.
     """
-    api = limits.installed_release() >= limits.API_RELEASE
-    version = limits.api_version() if api else limits.library_version()
-    gpu = limits.find_gpu("cuda")
-    progress(f"TensorRT-LLM {version} on {gpu.name}, compute capability {gpu.capability}")
-    network = make_checkpoint(work / "checkpoint")
+    with report.check("library and GPU") as check:
+        api = limits.installed_release() >= limits.API_RELEASE
+        version = limits.api_version() if api else limits.library_version()
+        gpu = limits.find_gpu("cuda")
+        check.found = f"TensorRT-LLM {version} on {gpu.name}, compute capability {gpu.capability}"
+    with report.check("random checkpoint"):
+        network = make_checkpoint(work / "checkpoint")
     runtime: RuntimeName = "tensorrt_llm_api" if api else "tensorrt_llm"
     blackwell = 10 <= gpu.compute_capability[0] < 12
     precisions: tuple[Precision, ...] = ("fp16",) if api or blackwell else ("fp16", "int8")
     for precision in precisions:
         config = write_config(work, precision, runtime)
-        compile_engine(work / f"{precision}.toml")
-        engine = open_engine(config.engine)
-        if not api:
-            limits.check_build(engine, limits.limits_of(engine), version, gpu)
-        progress(f"{precision}: built {engine.path}")
-        check_engine(engine, config.runtime, network, progress)
-    run_contract_tests(CONTRACT_TESTS[runtime])
-    progress("the runtime contract tests pass")
+        with report.check(f"{precision}: build"):
+            compile_engine(work / f"{precision}.toml")
+            engine = open_engine(config.engine)
+            if not api:
+                limits.check_build(engine, limits.limits_of(engine), version, gpu)
+        check_engine(engine, config.runtime, network, report)
+    with report.check("runtime contract tests") as check:
+        check.found = run_contract_tests(CONTRACT_TESTS[runtime], work / "tests.xml")
 
 
 def make_checkpoint(folder: Path, donor: Path = DONOR) -> Any:
@@ -146,28 +145,40 @@ def build_by_command_line(config: Path) -> None:
     run_tool(command, "the build", TOOL_TIMEOUT_S)
 
 
-def run_contract_tests(arguments: Sequence[str]) -> None:
+def run_contract_tests(arguments: Sequence[str], results: Path) -> str:
     """Run the contract tests of a runtime, which choose the real library where it is.
 
+    Args:
+        arguments: of pytest.
+        results: gets what became of each test, as JUnit's XML.
+
+    Returns:
+        How many tests ran.
+
     Raises:
-        DifferenceError: a test failed; its report came before.
+        DifferenceError: a test failed; the message is of the first, the whole report came before.
     """
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-o",
-        f"filterwarnings={_WARNINGS}",
-        *arguments,
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-o", f"filterwarnings={_WARNINGS}"]
+    command += [f"--junitxml={results}", *arguments]
     try:
         run_tool(command, "running the runtime contract tests", TOOL_TIMEOUT_S)
     except EarshotError as error:
-        raise DifferenceError(str(error)) from error
+        raise DifferenceError(_first_failure(results) or str(error)) from error
+    (suite,) = xml.etree.ElementTree.parse(results).getroot().iter("testsuite")
+    return f"{suite.get('tests')} ran, {suite.get('skipped')} of them skipped"
 
 
-def check_engine(engine: Engine, config: RuntimeConfig, network: Any, progress: Progress) -> None:
+def _first_failure(results: Path) -> str:
+    """Name and message of the first test that failed; empty where pytest did not come so far."""
+    if not results.is_file():
+        return ""
+    for test in xml.etree.ElementTree.parse(results).getroot().iter("testcase"):
+        for end in (*test.iter("failure"), *test.iter("error")):
+            return f"{test.get('name')}: {end.get('message')}"
+    return ""
+
+
+def check_engine(engine: Engine, config: RuntimeConfig, network: Any, report: Report) -> None:
     """Compare one engine with transformers.
 
     Raises:
@@ -176,24 +187,27 @@ def check_engine(engine: Engine, config: RuntimeConfig, network: Any, progress: 
     precision = engine.manifest.precision
     reference = Reference(network)
     api = engine.manifest.runtime == "tensorrt_llm_api"
-    executor = (
-        LlmApiExecutor(engine, config)
-        if api
-        else CppExecutor(engine, limits.limits_of(engine), config)
-    )
+    executor: Executor
+    with report.check(f"{precision}: load"):
+        if api:
+            executor = LlmApiExecutor(engine, config)
+        else:
+            executor = CppExecutor(engine, limits.limits_of(engine), config)
     runtime = TensorRTLLMRuntime(engine, executor)
     try:
         jobs = make_jobs(engine, samples=api)
         expected = [reference.greedy(engine.manifest.tokenizer, job) for job in jobs]
         if not api:
-            worst = compare_logits(executor, reference, jobs, expected, LOGITS_BOUND[precision])
-            progress(f"{precision}: logits are within {worst:.2g} of transformers'")
-        alone = [decode(runtime, [job])[0] for job in jobs]
-        ties = compare_tokens(reference, jobs, alone, expected, TIE[precision])
-        progress(f"{precision}: greedy tokens are transformers' ({ties} windows part at a tie)")
-        together = decode(runtime, jobs)
-        compare_tokens(reference, jobs, together, alone, TIE[precision])
-        progress(f"{precision}: windows decoded together say what they say alone")
+            with report.check(f"{precision}: logits") as check:
+                worst = compare_logits(executor, reference, jobs, expected, LOGITS_BOUND[precision])
+                check.found = f"within {worst:.2g} of transformers'"
+        with report.check(f"{precision}: greedy tokens") as check:
+            alone = [decode(runtime, [job])[0] for job in jobs]
+            ties = compare_tokens(reference, jobs, alone, expected, TIE[precision])
+            check.found = f"transformers'; {ties} of {len(jobs)} windows part at a tie"
+        with report.check(f"{precision}: windows together") as check:
+            ties = compare_tokens(reference, jobs, decode(runtime, jobs), alone, TIE[precision])
+            check.found = f"as alone; {ties} of {len(jobs)} part at a tie"
     finally:
         runtime.close()
 

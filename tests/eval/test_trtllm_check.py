@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from build.__main__ import main as build_main
 from eval import trtllm_check
 from eval.trtllm_check import (
     CONTRACT_TESTS,
-    DifferenceError,
     Reference,
     check_engine,
     compare_tokens,
@@ -20,6 +20,7 @@ from eval.trtllm_check import (
     run_contract_tests,
     write_config,
 )
+from eval.trtllm_report import DifferenceError, Report
 from serve.engine import open_engine
 from serve.errors import CheckpointError, EngineError, UnavailableError
 from serve.trtllm import limits
@@ -52,38 +53,42 @@ def in_process(path):
 
 
 def test_the_whole_check_passes_on_the_stand_in(fake, tmp_path, monkeypatch):
-    lines = []
-    monkeypatch.setattr(trtllm_check, "run_contract_tests", lambda selection: None)
-    trtllm_check.run(tmp_path, lines.append, in_process)
-    assert lines[0] == "TensorRT-LLM 1.2.1 on Stand-in GPU, compute capability 9.0"
-    for precision in ("fp16", "int8"):
-        words = [line for line in lines if line.startswith(f"{precision}: ")]
-        assert [word.split()[1] for word in words] == ["built", "logits", "greedy", "windows"]
-    assert lines[-1] == "the runtime contract tests pass"
+    report = silent()
+    monkeypatch.setattr(trtllm_check, "run_contract_tests", lambda selection, results: "9 ran")
+    trtllm_check.run(tmp_path, report, in_process)
+    assert report.checks[0].found == "TensorRT-LLM 1.2.1 on Stand-in GPU, compute capability 9.0"
+    steps = ("build", "load", "logits", "greedy tokens", "windows together")
+    expected = [f"{precision}: {step}" for precision in ("fp16", "int8") for step in steps]
+    names = [check.what for check in report.checks]
+    assert names == ["library and GPU", "random checkpoint", *expected, "runtime contract tests"]
+    assert all(check.passed for check in report.checks)
+    rows = report.table().splitlines()
+    assert any(row.split() == ["tensorrt_llm", "1.2.1"] for row in rows)
+    assert any(re.match(r"fp16: logits +pass  within 0\.0", row) for row in rows)
+    assert re.match(r"trtllm-check: pass, 13 checks \| tensorrt_llm 1\.2\.1, .*Py", report.line())
+
+
+def silent():
+    return Report(lambda line: None)
 
 
 def test_the_whole_check_passes_on_the_stand_in_of_the_llm_api(fake, tmp_path, monkeypatch):
     install_api(monkeypatch)
-    lines = []
+    report = silent()
     monkeypatch.setattr(
-        trtllm_check,
-        "run_contract_tests",
-        lambda selection: lines.append(" ".join(selection)),
+        trtllm_check, "run_contract_tests", lambda selection, results: " ".join(selection)
     )
-    trtllm_check.run(tmp_path, lines.append, in_process)
-    assert lines[0] == "TensorRT-LLM 1.4.0 on Stand-in GPU, compute capability 9.0"
-    words = [line for line in lines if line.startswith("fp16: ")]
-    assert [word.split()[1] for word in words] == ["built", "greedy", "windows"]
-    assert lines[-2:] == [
-        " ".join(CONTRACT_TESTS["tensorrt_llm_api"]),
-        "the runtime contract tests pass",
-    ]
+    trtllm_check.run(tmp_path, report, in_process)
+    assert report.checks[0].found == "TensorRT-LLM 1.4.0 on Stand-in GPU, compute capability 9.0"
+    words = [check.what for check in report.checks if check.what.startswith("fp16: ")]
+    assert words == [f"fp16: {s}" for s in ("build", "load", "greedy tokens", "windows together")]
+    assert report.checks[-1].found == " ".join(CONTRACT_TESTS["tensorrt_llm_api"])
     engine = open_engine(tmp_path / "fp16")
     config = trtllm_check.write_config(tmp_path, "fp16", "tensorrt_llm_api").runtime
     other = make_checkpoint(tmp_path / "other")
     other.model.decoder.layers[1].fc2.weight.data.neg_()
     with pytest.raises(DifferenceError, match=r"window \d: token \d+ is"):
-        check_engine(engine, config, other, lambda line: None)
+        check_engine(engine, config, other, silent())
 
 
 def test_the_random_network_is_not_trivial(built):
@@ -103,7 +108,7 @@ def test_other_weights_are_noticed_in_the_logits(built):
     layer = other.model.decoder.layers[1].encoder_attn.k_proj
     layer.weight.data = layer.weight.data.flip(0)
     with pytest.raises(DifferenceError, match="window 0, logits after 4 tokens: off by"):
-        check_engine(engine, config, other, lambda line: None)
+        check_engine(engine, config, other, silent())
 
 
 def test_wrong_tokens_are_shown_at_the_first_difference(built):
@@ -132,7 +137,7 @@ def test_a_neighbour_that_leaks_is_noticed(built, fake, monkeypatch):
 
     monkeypatch.setattr(fake.Executor, "_logits", leaky)
     with pytest.raises(DifferenceError, match="window 0: token 0 is"):
-        check_engine(engine, config, network, lambda line: None)
+        check_engine(engine, config, network, silent())
 
 
 def test_a_stalled_executor_is_noticed(built, fake, monkeypatch):
@@ -140,7 +145,23 @@ def test_a_stalled_executor_is_noticed(built, fake, monkeypatch):
     monkeypatch.setattr(trtllm_check, "_WAIT_S", 0.05)
     monkeypatch.setattr(fake.Executor, "_step", lambda self: None)
     with pytest.raises(DifferenceError, match="answered with nothing"):
-        check_engine(engine, config, network, lambda line: None)
+        check_engine(engine, config, network, silent())
+
+
+def test_what_the_library_itself_raises_is_a_row_and_no_trace(built, fake, monkeypatch):
+    engine, config, network = built
+
+    def refuse(self, *arguments):
+        raise TypeError("__init__(): incompatible function arguments.\n1. long list")
+
+    monkeypatch.setattr(fake.Executor, "__init__", refuse)
+    report = silent()
+    with pytest.raises(DifferenceError, match=r"^fp16: load: TypeError: __init__"):
+        check_engine(engine, config, network, report)
+    assert not report.checks[-1].passed
+    assert " FAIL at fp16: load: TypeError: __init__(): incompatible function arguments. 1. " in (
+        report.line()
+    )
 
 
 def test_a_build_that_fails_says_so(tmp_path):
@@ -148,14 +169,15 @@ def test_a_build_that_fails_says_so(tmp_path):
         trtllm_check.build_by_command_line(tmp_path / "missing.toml")
 
 
-def test_the_contract_tests_run_in_a_process_of_their_own():
+def test_the_contract_tests_run_in_a_process_of_their_own(tmp_path):
     for *files, keyword_flag, _ in CONTRACT_TESTS.values():
         assert all(Path(path).is_file() for path in files)
         assert keyword_flag == "-k"
     quick = ["tests/serve/native/test_slots.py", "-p", "no:cacheprovider"]
-    run_contract_tests(quick)
+    results = tmp_path / "tests.xml"
+    assert re.fullmatch(r"\d+ ran, 0 of them skipped", run_contract_tests(quick, results))
     with pytest.raises(DifferenceError, match="contract tests failed with exit code 5"):
-        run_contract_tests([*quick, "-k", "no_such_test"])
+        run_contract_tests([*quick, "-k", "no_such_test"], results)
 
 
 def test_warnings_of_the_library_do_not_fail_the_contract_tests_but_ours_do(tmp_path):
@@ -166,13 +188,13 @@ def test_warnings_of_the_library_do_not_fail_the_contract_tests_but_ours_do(tmp_
         f"import sys; sys.path.insert(0, {str(HERE)!r})\n"
         "def test_it(): import tensorrt_llm.bindings.executor\n"
     )
-    run_contract_tests(as_here)
+    run_contract_tests(as_here, tmp_path / "tests.xml")
     test.write_text(
         "import warnings\n"
         "def test_it(): warnings.warn_explicit('w', UserWarning, 'a.py', 1, 'serve.engine')\n"
     )
-    with pytest.raises(DifferenceError, match="contract tests failed with exit code 1"):
-        run_contract_tests(as_here)
+    with pytest.raises(DifferenceError, match=r"^test_it: UserWarning: w$"):
+        run_contract_tests(as_here, tmp_path / "tests.xml")
 
 
 def test_without_the_library_it_says_what_is_missing(tmp_path, monkeypatch):
@@ -181,7 +203,7 @@ def test_without_the_library_it_says_what_is_missing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     with pytest.raises(UnavailableError, match="not installed"):
-        trtllm_check.run(tmp_path, print, in_process)
+        trtllm_check.run(tmp_path, silent(), in_process)
 
 
 def test_without_the_demo_it_says_what_is_missing(tmp_path):
