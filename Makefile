@@ -4,6 +4,8 @@
 #   make test            set up and run every test that needs no GPU, the real server included;
 #                        with PROCESSES=2, in two processes
 #   make test-gpu        the GPU tests; fails where there is no GPU
+#   make test-trtllm     the tests of TensorRT-LLM, with the versions that NVIDIA's image has, in an
+#                        environment of 8 GB of their own; PYTHON=python3.12
 #   make check           format, lint, types
 #   make build-engine    CONFIG=… [CHECKPOINT=… ENGINE=… PRECISION=int8|fp16 TOKENIZER=… DRAFT=…]
 #   make serve           CONFIG=… [ENGINE=…]
@@ -17,6 +19,8 @@ PYTHON ?= python3
 FORMAT ?= text
 VENV := .venv
 RUN := $(VENV)/bin/python
+IMAGE_VENV := .venv-trtllm
+IMAGE_PINS := tests/fake_trtllm/image.txt
 STAMP := $(VENV)/.installed
 
 # `make serve RUN=python3 …` uses an interpreter that has everything, as in NVIDIA's container.
@@ -24,7 +28,7 @@ ifeq ($(origin RUN),command line)
 STAMP :=
 endif
 
-.PHONY: help setup demo demo-engine test test-gpu check format build-engine serve some-files transcribe eval clean
+.PHONY: help setup demo demo-engine test test-gpu test-trtllm check format build-engine serve some-files transcribe eval clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -53,6 +57,19 @@ test: demo-engine
 
 test-gpu: setup
 	@$(RUN) -m pytest -m gpu --require-gpu
+
+$(IMAGE_VENV)/.installed: requirements.txt $(IMAGE_PINS)
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v == (3, 12) else f"the image has Python 3.12, {sys.executable} is {v[0]}.{v[1]}; call make with PYTHON=python3.12, say")'
+	@echo "Installing what NVIDIA's image has into $(IMAGE_VENV): about 8 GB, some minutes …"
+	@$(PYTHON) -m venv $(IMAGE_VENV)
+	@grep -vE "$$(sed -n 's/==.*/==/p' $(IMAGE_PINS) | sed 's/^/^/' | paste -sd'|')" requirements.txt | \
+		$(IMAGE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+			-r $(IMAGE_PINS) -r /dev/stdin
+	@touch $@
+
+test-trtllm: $(IMAGE_VENV)/.installed
+	@$(IMAGE_VENV)/bin/python -m pytest tests/serve/trtllm tests/build/trtllm \
+		tests/eval/test_trtllm_check.py
 
 check: setup
 	$(RUN) -m ruff format --check .

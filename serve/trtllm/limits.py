@@ -9,6 +9,7 @@ import importlib.util
 from pathlib import Path
 
 import torch
+from packaging.requirements import Requirement
 
 from serve.codec import from_table
 from serve.config import RuntimeConfig
@@ -99,7 +100,8 @@ def api_version() -> str:
     """Version of the installed TensorRT-LLM, one whose LLM API runs Whisper; nothing is imported.
 
     Raises:
-        UnavailableError: it is not installed, older than 1.3, or a 1.3 from before Whisper.
+        UnavailableError: it is not installed, older than 1.3, a 1.3 from before Whisper, or for
+            another numpy.
     """
     version, release = _installed("release 1.3 or later", _MEND_API)
     if release < API_RELEASE:
@@ -114,7 +116,26 @@ def api_version() -> str:
             f"TensorRT-LLM {version} is installed, but without {WHISPER_MODEL}: it is from before "
             f"its PyTorch backend got Whisper; {_MEND_API}"
         )
+    _check_numpy(version)
     return version
+
+
+def _check_numpy(version: str) -> None:
+    """Refuse a library that was built for another numpy, whose import would end in a riddle.
+
+    Raises:
+        UnavailableError: its metadata asks for another numpy than is installed.
+    """
+    found = importlib.metadata.version("numpy")
+    for line in importlib.metadata.requires("tensorrt_llm") or []:
+        need = Requirement(line)
+        if need.name == "numpy" and not need.specifier.contains(found, prereleases=True):
+            raise UnavailableError(
+                f"TensorRT-LLM {version} needs numpy{need.specifier}, but this environment has "
+                f"{found}, as tritonserver's Python stub needs; run `python -m serve transcribe` "
+                "in an environment of its own, such as NVIDIA's image tensorrt-llm/release, or "
+                "build with build.runtime = 'native'"
+            )
 
 
 def installed_release() -> tuple[int, ...]:

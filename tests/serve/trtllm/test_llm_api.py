@@ -217,6 +217,20 @@ class TestRefusals:
         with pytest.raises(UnavailableError, match="needs an NVIDIA GPU"):
             open_runtime(engine, settings(device="cpu"))
 
+    def test_a_release_for_another_numpy_is_refused(self, engine, fake, tmp_path, monkeypatch):
+        """As 1.4.0rc1 is, where tritonserver's stub has its numpy."""
+        info = tmp_path / "tensorrt_llm-1.4.0rc1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: tensorrt-llm\nVersion: 1.4.0rc1\n"
+            "Requires-Dist: torch>=2\nRequires-Dist: numpy<3.0.0,>=2.0.0\n"
+        )
+        monkeypatch.syspath_prepend(str(tmp_path))
+        with pytest.raises(
+            UnavailableError, match=r"1\.4\.0rc1 needs numpy<3\.0\.0,>=2\.0\.0, but"
+        ):
+            open_runtime(engine, settings())
+
     def test_the_dispatcher_hands_out_samples_and_computes_no_log_mel(self, monkeypatch, engine):
         monkeypatch.setattr("serve.transcriber.dispatch.log_mel", None)
         able = dataclasses.replace(FakeRuntime(lambda _: Play()).capabilities, takes="samples")
