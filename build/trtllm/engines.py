@@ -100,14 +100,10 @@ def flags(dims: Dims, limits: Limits) -> dict[str, dict[str, str | int]]:
 def commands_for(dims: Dims, limits: Limits, device: str) -> dict[str, list[str]]:
     """The command of each half, with paths relative to the working directory.
 
-    The builder takes the first GPU that it sees, so of a later one it is shown nothing else.
+    Raises:
+        ConfigError: CUDA_VISIBLE_DEVICES hides the device.
     """
-    builder = [BUILDER]
-    index = torch.device(device).index or 0
-    if index > 0:
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-        gpu = seen.split(",")[index] if seen else index
-        builder = ["env", f"CUDA_VISIBLE_DEVICES={gpu}", BUILDER]
+    builder = [*_showing_only(device), BUILDER]
     return {
         half: [
             *builder,
@@ -117,6 +113,21 @@ def commands_for(dims: Dims, limits: Limits, device: str) -> dict[str, list[str]
         ]
         for half, options in flags(dims, limits).items()
     }
+
+
+def _showing_only(device: str) -> list[str]:
+    """What begins a command for a GPU but the first, which is the one that the builder takes."""
+    index = torch.device(device).index or 0
+    if index == 0:
+        return []
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    gpus = seen.split(",") if seen else [str(gpu) for gpu in range(index + 1)]
+    if index >= len(gpus):
+        raise ConfigError(
+            f"runtime.device = {device!r}, but CUDA_VISIBLE_DEVICES = {seen!r} shows "
+            f"{len(gpus)} GPUs; expected cuda:0 to cuda:{len(gpus) - 1}"
+        )
+    return ["env", f"CUDA_VISIBLE_DEVICES={gpus[index]}"]
 
 
 def check(config: Config) -> None:

@@ -98,6 +98,9 @@ def test_the_builder_sees_only_the_gpu_that_is_configured(monkeypatch, device, s
     before = [] if shown is None else ["env", f"CUDA_VISIBLE_DEVICES={shown}"]
     for line in commands(dims_of("tiny"), config):
         assert line[: len(before) + 1] == [*before, "trtllm-build"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    with pytest.raises(ConfigError, match=r"cuda:2', but CUDA_VISIBLE_DEVICES = '7' shows 1 GPUs"):
+        commands(dims_of("tiny"), Config(runtime=RuntimeConfig(device="cuda:2")))
 
 
 def test_dry_run_prints_the_commands_and_touches_nothing(tmp_path, capsys):
