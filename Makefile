@@ -1,8 +1,8 @@
 # Earshot: every target is a thin call of `python -m build|serve|eval`, each with its own --help.
 #
 #   make demo            set up, build the demo engine, serve it, transcribe the bundled clips
-#   make test            set up and run every test that needs no GPU, the real server included;
-#                        with PROCESSES=2, in two processes
+#   make test            set up and run every test that needs no GPU, the real server included, in
+#                        two processes; PROCESSES=0: one after another
 #   make test-gpu        the GPU tests; fails where there is no GPU
 #   make test-trtllm     the tests of TensorRT-LLM, with the versions that NVIDIA's image has, in an
 #                        environment of 8 GB of their own; PYTHON=python3.12
@@ -17,6 +17,7 @@
 CONFIG ?= configs/demo.toml
 PYTHON ?= python3
 FORMAT ?= text
+PROCESSES ?= 2
 VENV := .venv
 RUN := $(VENV)/bin/python
 IMAGE_VENV := .venv-trtllm
@@ -53,7 +54,7 @@ demo: demo-engine
 
 # Side by side in the order of the files, of which the last are the quickest.
 test: demo-engine
-	@$(RUN) -m pytest $(if $(PROCESSES),--numprocesses $(PROCESSES) --dist loadgroup --no-loadscope-reorder)
+	@$(RUN) -m pytest --numprocesses $(PROCESSES) --dist loadgroup --no-loadscope-reorder
 
 test-gpu: setup
 	@$(RUN) -m pytest -m gpu --require-gpu
