@@ -2,7 +2,7 @@
 #
 #   make demo            set up, build the demo engine, serve it, transcribe the bundled clips
 #   make test            set up and run every test that needs no GPU, the real server included, in
-#                        two processes; PROCESSES=0: one after another
+#                        two processes; PROCESSES=0: one after another; OPTIONS="-k words" chooses
 #   make test-gpu        the GPU tests; fails where there is no GPU
 #   make test-trtllm     the tests of TensorRT-LLM, with the versions that NVIDIA's image has, in an
 #                        environment of 8 GB of their own; PYTHON=python3.12
@@ -54,7 +54,7 @@ demo: demo-engine
 
 # Side by side in the order of the files, of which the last are the quickest.
 test: demo-engine
-	@$(RUN) -m pytest --numprocesses $(PROCESSES) --dist loadgroup --no-loadscope-reorder
+	@$(RUN) -m pytest --numprocesses $(PROCESSES) --dist loadgroup --no-loadscope-reorder $(OPTIONS)
 
 test-gpu: setup
 	@$(RUN) -m pytest -m gpu --require-gpu
