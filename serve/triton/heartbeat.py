@@ -10,6 +10,9 @@ from pathlib import Path
 INTERVAL_S = 1.0
 STALE_S = 3.0  # older than that, and the process does not run as it should
 
+LAST_S = 60.0
+"""After so long without Python the kernel ends the process."""
+
 _JOIN_S = 5.0
 
 
@@ -18,7 +21,8 @@ class Heartbeat:
 
     Ends this process as soon as the one that started it has ended. Triton's own stub looks for that
     too, three times a second, but its way out can stop for good while Python's threads run, and it
-    takes a process for alive that has ended and that nobody has asked about.
+    takes a process for alive that has ended and that nobody has asked about. That way out may even
+    keep the interpreter's lock for good; then SIGALRM ends the process.
 
     Args:
         path: of the file.
@@ -34,7 +38,7 @@ class Heartbeat:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; may be called again."""
+        """Stop, for the process is about to end; SIGALRM sees to it. May be called again."""
         if self._thread.is_alive():
             os.eventfd_write(self._stop, 1)
             self._thread.join(timeout=_JOIN_S)
@@ -48,8 +52,10 @@ class Heartbeat:
         events = select.poll()
         events.register(self._stop, select.POLLIN)
         events.register(parent, select.POLLIN)
+        signal.setitimer(signal.ITIMER_REAL, LAST_S)
         while not (found := events.poll(1000 * INTERVAL_S)):
             self._path.touch()
+            signal.setitimer(signal.ITIMER_REAL, LAST_S)
         if any(fd == parent for fd, _ in found):
             os.kill(os.getpid(), signal.SIGKILL)
         os.close(parent)
