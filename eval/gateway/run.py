@@ -18,9 +18,9 @@ from eval.gateway.idle import Idle, measure_idle
 from eval.gateway.ways import KSERVE, OPENAI, TRITON, Ask, by_form, by_grpc
 from eval.machine import machine_facts
 from serve.clips import Clip
-from serve.config import LiveConfig, ServerConfig
+from serve.config import LiveConfig
 from serve.errors import EarshotError
-from serve.supervisor.run import on_free_ports, running_server
+from serve.supervisor.run import for_this_machine, running_server
 from serve.triton.folder import grpc_target
 
 LEAST = 0.95  # of the throughput straight to Triton
@@ -83,7 +83,9 @@ def gateway(
         EarshotError: the server did not start, or a request failed.
     """
     clips = sorted(find_clips(config.eval.manifest).clips, key=lambda clip: -clip.duration_s)
-    measured = dataclasses.replace(config, server=_open(config.server), live=_wide(config.live))
+    measured = dataclasses.replace(
+        config, server=for_this_machine(config.server), live=_wide(config.live)
+    )
     limit_s = config.transcriber.request_timeout_s
     with running_server(measured) as server, contextlib.ExitStack() as stack:
         ways = {
@@ -105,14 +107,6 @@ def gateway(
     found_here = {"machine": machine_facts(), "settings": settings, "cost": cost}
     write_json(folder / "gateway.json", {"config": config.name, **found_here})
     return cost
-
-
-def _open(server: ServerConfig) -> ServerConfig:
-    """For this machine alone, without keys or TLS."""
-    plain = dataclasses.replace(
-        server, host="127.0.0.1", keys_file="", tls_certificate="", tls_key=""
-    )
-    return on_free_ports(plain)
 
 
 def _wide(live: LiveConfig) -> LiveConfig:

@@ -26,7 +26,7 @@ from serve.gateway.live.client import Heard, transcribe_live
 from serve.messages import Request, Transcript
 from serve.speech.audio import decode
 from serve.speech.meter import Limits
-from serve.supervisor.run import Server, on_free_ports, running_server
+from serve.supervisor.run import Server, for_this_machine, running_server
 from serve.triton.client import Client
 
 HELD_S = 2.0  # a stream is held where 95 of 100 words are final by then
@@ -116,7 +116,7 @@ def live(config: Config, levels: Sequence[int], clips: int, folder: Path, say: S
     found = [clip for clip in find_clips(config.eval.manifest).clips if clip.text]
     if not found:
         raise ConfigError(f"{config.eval.manifest} has no clip with text; expected some")
-    server_config = dataclasses.replace(on_free_ports(config.server), keys_file="")
+    server_config = for_this_machine(config.server)
     measured = []
     with running_server(dataclasses.replace(config, server=server_config)) as server:
         say(f"clips as a whole: {len(found)} …")

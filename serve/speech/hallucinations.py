@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from serve.messages import Segment, Word
 from serve.speech.features import WINDOW_S
 from serve.speech.windows import Decoded
+from serve.speech.words import PUNCTUATION
 
 _UNLIKELY = 0.15  # a word of lower probability is odd
 _SHORTEST_S = 0.133  # shorter: odder by `_SHORTNESS` a second
@@ -21,12 +22,11 @@ _LONGEST_S = 2.0  # longer: odder by 1 a second
 _FIRST_WORDS = 8  # of a segment decide
 _ODD = 3.0  # so much in all makes a segment odd, or 1 a word
 _EDGE_S = 2.0  # so near to an end of a window of 30 s, nothing lies between them
-_PUNCTUATION = "\"'“¿([{-\"'.。,，!！?？:：”)]}、"
 
 
 def is_odd(segment: Segment) -> bool:
     """Whether its words are too unlikely, short or long to have been said; without words: no."""
-    words = [word for word in segment.words or () if word.word not in _PUNCTUATION]
+    words = [word for word in segment.words or () if word.word not in PUNCTUATION]
     score = sum(map(_oddness, words[:_FIRST_WORDS]))
     return bool(segment.words) and score >= min(_ODD, len(words) - 0.01)
 

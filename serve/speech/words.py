@@ -22,6 +22,7 @@ Decode = Callable[[Sequence[int]], str]
 _SPACELESS = frozenset({"zh", "ja", "th", "lo", "my", "yue"})  # written without spaces
 _PREPENDED = "\"'“¿([{-"  # punctuation that belongs to the word after it
 _APPENDED = "\"'.。,，!！?？:：”)]}、"  # and to the word before it
+PUNCTUATION = _PREPENDED + _APPENDED
 _SENTENCE_ENDS = ".。!！?？"
 _LONGEST_MEDIAN_S = 0.7  # an average word takes no longer, whatever was measured
 _PAUSE = 4  # median words between two words that stand apart

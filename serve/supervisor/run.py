@@ -247,3 +247,11 @@ def on_free_ports(server: ServerConfig) -> ServerConfig:
     """The same server on ports that nobody listens on, to run beside one on the configured ones."""
     http, grpc, metrics = free_ports(server.host, 3)
     return dataclasses.replace(server, http_port=http, grpc_port=grpc, metrics_port=metrics)
+
+
+def for_this_machine(server: ServerConfig) -> ServerConfig:
+    """The same server on free ports of loopback, without keys or TLS: for whoever measures it."""
+    plain = dataclasses.replace(
+        server, host="127.0.0.1", keys_file="", tls_certificate="", tls_key=""
+    )
+    return on_free_ports(plain)
