@@ -70,7 +70,7 @@ $(IMAGE_VENV)/.installed: requirements.txt $(IMAGE_PINS)
 
 test-trtllm: $(IMAGE_VENV)/.installed
 	@$(IMAGE_VENV)/bin/python -m pytest tests/serve/trtllm tests/build/trtllm \
-		tests/eval/test_trtllm_check.py
+		tests/eval/trtllm
 
 check: setup
 	$(RUN) -m ruff format --check .

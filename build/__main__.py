@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     engine.add_argument(
         "--dry-run",
         action="store_true",
-        help="with runtime tensorrt_llm: print the exact commands and build nothing",
+        help="where the build runs commands of others: print them and build nothing",
     )
     _add_audio(engine)
 
@@ -148,7 +148,7 @@ def _refuse_flags(builder: EngineBuilder, config: Config, args: argparse.Namespa
         if getattr(args, flag) and not builder.VERIFIES:
             raise ConfigError(
                 f"--{flag} is for comparing the engine with its checkpoint, which a build with "
-                f"build.runtime = {runtime!r} does not; `python -m eval trtllm-check` does it"
+                f"build.runtime = {runtime!r} does not; `{builder.COMPARED_BY}` does it"
             )
 
 
@@ -226,10 +226,11 @@ def _with_heads(engine: Engine, recordings: Sequence["Recording"]) -> TokenizerF
 def _verify(args: argparse.Namespace) -> None:
     config = load_config(args.config) if args.config else Config()
     engine = open_engine(args.engine)
-    if engine.manifest.runtime != "native":
+    builder = builders.builder_for(engine.manifest.runtime)
+    if not builder.VERIFIES:
         raise EngineError(
             f"{engine.path} is a {engine.manifest.runtime} engine, whose weights only its own "
-            "library reads; `python -m eval trtllm-check` compares it with transformers"
+            f"library reads; `{builder.COMPARED_BY}` compares it with transformers"
         )
     checkpoint = open_checkpoint(args.checkpoint or engine.manifest.source.id, args.tokenizer)
     _verifier(checkpoint, config, args)(engine)

@@ -16,7 +16,6 @@ from build.config import Config
 from build.draft import draft_facts
 from build.trtllm import engines, llm_api
 from build.writer import Log, Made, disk_errors, manifest_of, staged, write_manifest
-from serve.config import RuntimeName
 from serve.engine import (
     MEL_FILTERS_FILE,
     TOKENIZER_FILE,
@@ -28,6 +27,7 @@ from serve.engine import (
     write_mel_filters,
 )
 from serve.errors import ConfigError, EngineError
+from serve.runtime.table import RuntimeName
 
 
 class EngineBuilder(Protocol):
@@ -35,6 +35,8 @@ class EngineBuilder(Protocol):
 
     VERIFIES: bool
     """Whether `build.verify` can compare its engines with their checkpoint."""
+    COMPARED_BY: str
+    """The command that compares them, as one types it."""
     DRAFTS: bool
     """Whether its engines can hold a draft, a second decoder."""
 
@@ -69,6 +71,7 @@ class EngineBuilder(Protocol):
         ...
 
 
+# The table: with that of serve.runtime.table all that knows them by name.
 _BUILDERS: dict[RuntimeName, EngineBuilder] = {
     "native": native,
     "tensorrt_llm": engines,
@@ -76,9 +79,14 @@ _BUILDERS: dict[RuntimeName, EngineBuilder] = {
 }
 
 
+def builder_for(runtime: RuntimeName) -> EngineBuilder:
+    """The builder of a runtime's engines."""
+    return _BUILDERS[runtime]
+
+
 def builder_of(config: Config) -> EngineBuilder:
     """The builder that `build.runtime` names."""
-    return _BUILDERS[config.build.runtime]
+    return builder_for(config.build.runtime)
 
 
 def check(config: Config) -> None:

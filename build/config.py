@@ -4,7 +4,9 @@ import dataclasses
 from pathlib import Path
 
 import serve.config
-from serve.config import Name, NameOrNone, Precision, RuntimeName, read_config
+from serve.config import Precision, read_config
+from serve.fields import Name, NameOrNone
+from serve.runtime.table import RuntimeName
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,7 +15,7 @@ class BuildConfig:
 
     checkpoint: Name = "build/demo/checkpoint"  # Hugging Face folder or hub id, or OpenAI .pt
     precision: Precision = "int8"
-    runtime: RuntimeName = "native"  # tensorrt_llm: of release 1.2; tensorrt_llm_api: 1.3 or later
+    runtime: RuntimeName = "native"  # one of serve/runtime/table.py
     tokenizer: NameOrNone = ""  # folder or hub id with tokenizer.json; needed for .pt only
     draft: NameOrNone = (
         ""  # smaller checkpoint on the same encoder, as distil-large-v3; native only

@@ -25,6 +25,7 @@ from serve.engine import (
 )
 
 VERIFIES = DRAFTS = True
+COMPARED_BY = "python -m build verify"
 
 Tensors = dict[str, torch.Tensor]
 

@@ -2,6 +2,7 @@
 
 import math
 
+from build.builders import builder_for
 from serve.engine import Dims, Draft, Engine, LayerError, Manifest, tensor_kinds
 
 WORST_SHOWN = 5
@@ -74,9 +75,7 @@ def _size(manifest: Manifest) -> str:
 def _verified(manifest: Manifest) -> str:
     found = manifest.verification
     if found is None:
-        native = manifest.runtime == "native"
-        command = "python -m build verify" if native else "python -m eval trtllm-check"
-        return f"not yet; `{command}` does it"
+        return f"not yet; `{builder_for(manifest.runtime).COMPARED_BY}` does it"
     measured = dict(found)
     shares = ("logits_relative", "token_agreement", "greedy_agreement")
     parts = [f"{k.replace('_', ' ')} {measured.pop(k):.2%}" for k in shares if k in measured]

@@ -17,7 +17,6 @@ python -m eval trtllm-check                          does TensorRT-LLM do what w
 import argparse
 import dataclasses
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -372,15 +371,9 @@ def _long(options: argparse.Namespace) -> int:
 
 
 def _trtllm_check() -> int:
-    from eval import trtllm_check, trtllm_report  # noqa: PLC0415 - transformers takes seconds to load
+    from eval.trtllm import run  # noqa: PLC0415 - transformers takes seconds to load
 
-    report = trtllm_report.Report(print)
-    with tempfile.TemporaryDirectory(prefix="earshot-trtllm-check-") as folder:
-        try:
-            trtllm_check.run(Path(folder), report, trtllm_check.build_by_command_line)
-        finally:
-            print(f"\n{report.table()}\n\nFor a bug report:\n{report.line()}", flush=True)
-    return 0
+    return run.check(print)
 
 
 if __name__ == "__main__":

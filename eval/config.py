@@ -4,7 +4,8 @@ import dataclasses
 from pathlib import Path
 
 import build.config
-from serve.config import Count, CountOrNone, Finite, Name, NameOrNone, read_config
+from serve.config import read_config
+from serve.fields import Count, CountOrNone, Finite, Name, NameOrNone
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,110 +7,53 @@ fields.
 
 import dataclasses
 import ipaddress
-import re
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
-from serve.codec import from_table, read_toml, text_that
+from serve.codec import from_table, read_toml
 from serve.errors import ConfigError
+from serve.fields import (
+    MAX_BEAMS,
+    Address,
+    Beams,
+    Count,
+    CountOrNone,
+    Device,
+    Factor,
+    Finite,
+    Fraction,
+    Host,
+    HostPort,
+    ModelName,
+    Moment,
+    Name,
+    NameOrNone,
+    Origin,
+    Port,
+    Power,
+    Seconds,
+    SecondsOrNone,
+    Share,
+    Temperature,
+)
 from serve.messages import Mode
+from serve.runtime.table import RuntimeSections
 
-RuntimeName = Literal["native", "tensorrt_llm", "tensorrt_llm_api"]
 Precision = Literal["int8", "fp16"]
 Kernels = Literal["auto", "torch", "triton"]
 CrossPrecision = Literal["full", "int8"]
 EncoderPrecision = Literal["full", "fp8"]
 VoiceActivity = Literal["auto", "on", "off"]
 
-Count = Annotated[int, Field(gt=0, le=1_000_000_000)]
-CountOrNone = Annotated[int, Field(ge=0, le=1_000_000_000)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-_MAX_S = 10_000_000  # four months; what waits cannot wait for ever
-Seconds = Annotated[Finite, Field(gt=0, le=_MAX_S)]
-SecondsOrNone = Annotated[Finite, Field(ge=0, le=_MAX_S)]
-Share = Annotated[Finite, Field(gt=0, le=1)]
-Fraction = Annotated[Finite, Field(gt=0, lt=1)]
-Temperature = Annotated[Finite, Field(ge=0, le=1)]
-Port = Annotated[int, Field(gt=0, lt=65536)]
-MAX_BEAMS = 8
-Beams = Annotated[int, Field(ge=1, le=MAX_BEAMS)]
-Factor = Annotated[Finite, Field(ge=0.1, le=10)]
-Power = Annotated[Finite, Field(ge=0, le=10)]
-Moment = Annotated[Finite, Field(ge=0, le=10)]  # s
-Name = Annotated[
-    str,
-    text_that(lambda text: text.strip() and text.isprintable(), "text of printable characters"),
-]
-NameOrNone = Annotated[str, text_that(str.isprintable, "text of printable characters")]
-Address = Annotated[
-    str, text_that(lambda text: _is_ipv4(text), "an IPv4 address such as 127.0.0.1")
-]
-Origin = Annotated[
-    str,
-    text_that(
-        re.compile(r"https?://[^/\s?#@]+|null").fullmatch, "an origin such as https://example.org"
-    ),
-]
-Host = Annotated[
-    str,
-    text_that(
-        re.compile(r"[A-Za-z0-9._-]+").fullmatch,
-        "a host's name without a port, such as asr.example.org",
-    ),
-]
-HostPort = Annotated[
-    str,
-    text_that(
-        re.compile(r"[A-Za-z0-9._-]+:[0-9]{1,5}").fullmatch,
-        "a host and its port such as 10.0.0.2:8001",
-    ),
-]
-# KServe's clients reach the model of a name that answers segment by segment as NAME_stream.
-ModelName = Annotated[
-    str,
-    text_that(
-        lambda text: text.strip() and text.isprintable() and not text.endswith("_stream"),
-        "text of printable characters that does not end with _stream",
-    ),
-]
-Device = Annotated[
-    str, text_that(re.compile(r"cpu|cuda(:[0-9]{1,3})?").fullmatch, '"cpu", "cuda" or "cuda:N"')
-]
-
-
-def _is_ipv4(text: str) -> bool:
-    try:
-        ipaddress.IPv4Address(text)
-    except ValueError:
-        return False
-    return True
-
-
 SECTIONS_OF_OTHERS = ("build", "eval")
 """Sections that serve passes over: those wings read them."""
 
 
 @dataclasses.dataclass(frozen=True)
-class TrtllmConfig:
-    """What only TensorRT-LLM knows. Engines are built for `beam_width`; the rest is for serving.
-
-    The LLM API has the first three; the rest is for engines.
-    """
-
-    # The beam_size above 1 that the engine has. More than 1: no streaming; in the LLM API no other.
-    beam_width: Count = 1
-    kv_cache_fraction: Fraction = 0.85  # of the GPU memory left once the engines are loaded
-    cross_kv_fraction: Fraction = 0.75  # of that, for the encoder's output: 1500 / (1500 + 448)
-    logits_processor: bool = True  # Whisper's rules by a callback on every step; else by a bias
-    no_speech_probe: bool = False  # a second encoder pass per window for no-speech probability
-    triton_backend: bool = False  # serve by Triton's C++ model; without timestamps, see README
-
-
-@dataclasses.dataclass(frozen=True)
-class RuntimeConfig:
-    """How the runtime executes an engine."""
+class RuntimeConfig(RuntimeSections):
+    """How the runtime executes an engine. What one runtime alone knows has a section of its own."""
 
     device: Device = "cpu"  # "cpu", "cuda" or "cuda:N"
     slots: Count = 8  # windows that decode at the same time
@@ -130,7 +73,6 @@ class RuntimeConfig:
     # Windows that have been decoding for longer go before less than a full batch.
     decode_target_s: SecondsOrNone = 0.05
     steps_per_sync: Count = 4  # with cuda_graph: decoder steps between two looks at what has ended
-    tensorrt_llm: TrtllmConfig = TrtllmConfig()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ PROCESSOR_CONFIGS = ("preprocessor_config.json", "processor_config.json")  # old
 # Everything but the weights.
 SMALL_FILES = (
     *(CONFIG, GENERATION_CONFIG, "tokenizer.json"),
-    # What else transformers' WhisperProcessor reads; build does not, TensorRT-LLM's LLM API does.
+    # What else transformers' WhisperProcessor reads: not build, but runtimes that run checkpoints.
     *PROCESSOR_CONFIGS,
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "normalizer.json"),

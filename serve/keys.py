@@ -22,8 +22,8 @@ from typing import Annotated
 import tomli_w
 
 from serve.codec import from_table, read_toml, text_that
-from serve.config import Count, Seconds
 from serve.errors import ConfigError, FileError, shown
+from serve.fields import Count, Seconds
 
 ENVIRONMENT = "EARSHOT_API_KEYS"
 

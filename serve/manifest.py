@@ -11,8 +11,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from serve.codec import from_json, require_version, text_that, to_json
-from serve.config import Finite, Precision, RuntimeName
+from serve.config import Precision
 from serve.errors import EngineError, shown
+from serve.fields import Finite
+from serve.runtime.table import RuntimeName
 
 FORMAT_VERSION = 1
 WEIGHTS_FILE = "weights.safetensors"

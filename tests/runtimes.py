@@ -16,8 +16,8 @@ import torch
 from serve.config import Config, RuntimeConfig
 from serve.engine import Engine, open_engine
 from serve.errors import UnavailableError
+from serve.runtime.open import open_runtime
 from serve.runtime.protocol import DecodingOptions, Job, Runtime
-from serve.runtime.table import open_runtime
 from serve.speech.features import N_FRAMES, SAMPLE_RATE, WINDOW_SAMPLES
 from serve.speech.tokenizer import Tokenizer
 from serve.trtllm.limits import api_version, find_gpu, library_version

@@ -1,8 +1,10 @@
 """The rules of the layout: who imports whom, how long files are, what an import may do."""
 
 import ast
+import dataclasses
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,18 +12,21 @@ from typing import get_args
 
 import pytest
 
-from serve.config import RuntimeConfig, RuntimeName
+from build.builders import builder_for
+from serve.config import RuntimeConfig
 from serve.engine import Engine
 from serve.runtime.protocol import Runtime
-from serve.runtime.table import OPENERS
+from serve.runtime.table import OWN, RUNTIMES, RuntimeName
+from serve.runtime.triton_model import Infer, TritonModel
 
 ROOT = Path(__file__).parents[1]
-SOURCES = sorted(p for top in ("build", "serve", "eval") for p in (ROOT / top).rglob("*.py"))
+TOPS = ("build", "serve", "eval")
+SOURCES = sorted(p for top in TOPS for p in (ROOT / top).rglob("*.py"))
 MODULES = [p for p in SOURCES if "model_repository" not in str(p)]
 
 # What each package may import from this project besides itself: one rule a package. A name stands
 # for everything below it.
-CONTRACTS = ("serve.errors", "serve.config", "serve.messages", "serve.engine")
+CONTRACTS = ("serve.errors", "serve.fields", "serve.config", "serve.messages", "serve.engine")
 SPEECH = (*CONTRACTS, "serve.speech")
 RUNTIME = (*SPEECH, "serve.runtime.protocol")
 RULES = {
@@ -29,32 +34,43 @@ RULES = {
     "serve.messages": (),
     "serve.files": ("serve.errors",),
     "serve.codec": ("serve.errors", "serve.files"),
-    "serve.config": ("serve.codec", "serve.errors", "serve.messages"),
+    "serve.fields": ("serve.codec",),
+    "serve.config": (
+        *("serve.codec", "serve.errors", "serve.fields", "serve.messages"),
+        "serve.runtime.table",
+    ),
     "serve.clips": ("serve.codec", "serve.errors", "serve.files"),
-    "serve.keys": ("serve.codec", "serve.config", "serve.errors"),
+    "serve.keys": ("serve.codec", "serve.errors", "serve.fields"),
     "serve.hub": ("serve.engine", "serve.errors"),
-    "serve.manifest": ("serve.codec", "serve.config", "serve.errors"),
+    "serve.manifest": (
+        *("serve.codec", "serve.config", "serve.errors", "serve.fields"),
+        "serve.runtime.table",
+    ),
     "serve.engine": ("serve.config", "serve.errors", "serve.manifest"),
     "serve.speech": CONTRACTS,
     "serve.speech.rate": (),
     "serve.runtime.protocol": CONTRACTS,
-    "serve.runtime.table": (*CONTRACTS, "serve.runtime.protocol"),
+    # Below the config, which takes the sections of the runtimes from it.
+    "serve.runtime.table": ("serve.trtllm.config",),
+    "serve.runtime.triton_model": (),
+    "serve.runtime.open": (*CONTRACTS, "serve.runtime"),
     "serve.native.kernels": CONTRACTS,
     "serve.native.rules": CONTRACTS,
     "serve.native": RUNTIME,
+    "serve.trtllm.config": ("serve.fields",),
     "serve.trtllm": (
         *RUNTIME,
         "serve.codec",
+        "serve.runtime.triton_model",
         "serve.native.rules.definition",
         "serve.native.rules.state",
     ),
-    "serve.transcriber": (*RUNTIME, "serve.codec", "serve.runtime.table"),
+    "serve.transcriber": (*RUNTIME, "serve.codec", "serve.runtime.open"),
     "serve.triton": (
         *CONTRACTS,
         "serve.codec",
+        "serve.runtime",
         "serve.transcriber",
-        "serve.trtllm.backend",
-        "serve.trtllm.limits",
     ),
     "serve.gateway": (
         *CONTRACTS,
@@ -73,7 +89,7 @@ RULES = {
     "serve.outputs": ("serve.errors", "serve.speech.formats"),
     "serve.options": CONTRACTS,
     "serve.__main__": ("serve",),
-    "build.config": ("serve.config",),
+    "build.config": ("serve.config", "serve.fields", "serve.runtime.table"),
     "build.trtllm": ("serve", "build.checkpoint", "build.config", "build.writer"),
     "build.demo": ("serve", "build"),
     "build": ("serve",),
@@ -81,7 +97,7 @@ RULES = {
     "eval.machine": (),
     "eval.processes": ("serve.errors",),
     "eval.random_whisper": ("serve.config", "serve.engine", "serve.errors", "serve.speech"),
-    "eval.config": ("serve.config", "build.config"),
+    "eval.config": ("serve.config", "serve.fields", "build.config"),
     "eval.corpora": ("serve.clips", "serve.errors", "serve.files", "eval.machine"),
     "eval.accuracy": (
         "serve",
@@ -125,6 +141,13 @@ RULES = {
         "eval.machine",
     ),
     "eval.soak": ("serve", "eval.config", "eval.files", "eval.machine", "eval.processes"),
+    "eval.trtllm": (
+        "serve",
+        "build.config",
+        "eval.machine",
+        "eval.processes",
+        "eval.random_whisper",
+    ),
     "eval": ("serve", "build.config"),
 }
 # Packages that an interpreter without them must never be asked for, and who may.
@@ -134,6 +157,13 @@ ONLY_IN = {
     "tensorrt_llm": ("serve.trtllm",),
     "transformers": ("serve.engine", "build", "eval"),
 }
+# A runtime that is not ours, by the words that give it away: its folders, and the tables that know
+# every runtime, every builder, every command of eval. Nothing else imports or names it.
+RUNTIMES_OF_OTHERS = {
+    "trtllm": re.compile("trt_?llm|tensor_?rt", re.IGNORECASE),
+}
+TEXTS = {".py", ".md", ".pbtxt", ".js", ".html", ".css", ""}
+TABLES = ("serve/runtime/table.py", "build/builders.py", "eval/__main__.py")
 NEEDS_TRITON = [  # the GPU's language has to be installed to import these
     "serve.native.rules.kernel",
     "serve.native.rules.search_kernel",
@@ -198,8 +228,12 @@ def test_no_module_can_be_reached_from_itself():
 
 
 def package_of(name):
-    """The folder that a module stands in: serve.native for serve.native.runtime."""
-    return ".".join(name.split(".")[:2])
+    """The folder that a module stands in: serve.native for serve.native.runtime.
+
+    Its settings are a contract, as `serve.config` is, and lie below it.
+    """
+    parts = name.split(".")
+    return ".".join(parts[: 3 if parts[2:3] == ["config"] else 2])
 
 
 def test_packages_of_serve_import_each_other_in_one_direction():
@@ -217,16 +251,38 @@ def test_packages_of_serve_import_each_other_in_one_direction():
 
 
 def test_every_runtime_can_be_opened():
-    """The table names runtimes by text, which no type checker follows."""
-    assert OPENERS.keys() == set(get_args(RuntimeName))
+    """The table names what a runtime's folder holds by text, which no type checker follows."""
+    assert RUNTIMES.keys() == set(get_args(RuntimeName))
     methods = [name for name, member in vars(Runtime).items() if inspect.isfunction(member)]
-    for entry in OPENERS.values():
-        start = pkgutil.resolve_name(entry)
-        signature = inspect.signature(start)
-        arguments = [parameter.annotation for parameter in signature.parameters.values()]
-        assert arguments == [Engine, RuntimeConfig]
-        made = start if inspect.isclass(start) else signature.return_annotation
-        assert [name for name in methods if not hasattr(made, name)] == []
+    for name, row in RUNTIMES.items():
+        entries = {row.open: [Engine, RuntimeConfig]}
+        assert bool(row.triton_model) == bool(row.open_behind)
+        if row.open_behind:
+            entries[row.open_behind] = [Engine, RuntimeConfig, Infer]
+            declares = inspect.signature(pkgutil.resolve_name(row.triton_model))
+            assert declares.return_annotation == TritonModel | None
+        for entry, expected in entries.items():
+            start = pkgutil.resolve_name(entry)
+            signature = inspect.signature(start)
+            assert [p.annotation for p in signature.parameters.values()] == expected
+            made = start if inspect.isclass(start) else signature.return_annotation
+            assert [method for method in methods if not hasattr(made, method)] == []
+        keys = {field.name for field in dataclasses.fields(RuntimeConfig)}
+        assert set(row.reads or OWN) <= keys
+        assert builder_for(name).COMPARED_BY
+
+
+@pytest.mark.parametrize("folder", RUNTIMES_OF_OTHERS)
+def test_only_its_folders_and_the_tables_name_a_runtime_of_others(folder):
+    words, homes = RUNTIMES_OF_OTHERS[folder], [f"{top}/{folder}/" for top in TOPS]
+    assert all((ROOT / home).is_dir() for home in homes)
+    for path in (path for top in TOPS for path in (ROOT / top).rglob("*") if path.is_file()):
+        name = path.relative_to(ROOT).as_posix()
+        if name in TABLES or name.startswith(tuple(homes)) or path.suffix not in TEXTS:
+            continue
+        assert not words.search(name), name
+        found = words.search(path.read_text(encoding="utf-8"))
+        assert not found, f"{name} says {found[0]}"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)

@@ -19,6 +19,7 @@ import torch
 
 from build.checkpoint import Checkpoint
 from build.config import Config
+from build.trtllm import COMPARED_BY as COMPARED_BY
 from build.trtllm.weights import CONFIG_FILE, HALVES, write_checkpoint
 from build.writer import Log, Made, disk_errors
 from serve.config import Precision
@@ -33,7 +34,7 @@ from serve.trtllm.limits import (
     limits_of,
 )
 
-VERIFIES = False  # only the library reads its engines; `python -m eval trtllm-check` compares
+VERIFIES = False
 DRAFTS = False
 BUILDER = "trtllm-build"
 _ENGINE_FILE = "rank0.engine"
@@ -171,7 +172,7 @@ def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> Made
     if shutil.which(BUILDER) is None:
         raise UnavailableError(
             f"TensorRT-LLM {version} is installed, but {BUILDER} is not on the PATH; activate its "
-            "environment, or use the image of serve/Dockerfile"
+            "environment, or use the image of serve/trtllm/Dockerfile"
         )
     limits = planned_limits(checkpoint.dims, config, version, gpu)
     work = folder / _WORK

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from eval.arguments import add_config, counts, names, positive, seconds
 from eval.bench.plan import WORKLOADS, Plan
-from serve.config import MAX_BEAMS
+from serve.fields import MAX_BEAMS
 
 _OF_PLAN = (
     *("workloads", "slots", "seconds", "streams", "update_s", "beam_size", "requests", "ablate"),

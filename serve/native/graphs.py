@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
-from serve.config import MAX_BEAMS
 from serve.engine import Dims
+from serve.fields import MAX_BEAMS
 from serve.native.decoder import Cache, Decoder
 from serve.native.feeds import feed_of, one_token_each, upload
 from serve.native.kernels.feed import Feed, Groups

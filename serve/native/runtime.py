@@ -17,9 +17,10 @@ import time
 
 import torch
 
-from serve.config import MAX_BEAMS, RuntimeConfig
+from serve.config import RuntimeConfig
 from serve.engine import DETECT_LANGUAGE, Engine
 from serve.errors import DeviceError, OptionError, UnavailableError
+from serve.fields import MAX_BEAMS
 from serve.native.alignment import Aligner, Said, pass_bytes
 from serve.native.decoder import Cache, Decoder
 from serve.native.device import check_graphs, open_device

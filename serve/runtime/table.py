@@ -1,26 +1,50 @@
-"""The table of runtimes: which one executes an engine. The only module that knows them all."""
+"""The table of runtimes: what executes an engine. The only module that knows them all.
 
-import pkgutil
-from collections.abc import Callable
+A runtime is a folder of serve; a row here names what the rest finds in it. Of the builders, which
+make its engines, `build.builders` has the table.
+"""
 
-from serve.config import RuntimeConfig, RuntimeName
-from serve.engine import Engine
-from serve.runtime.protocol import Runtime
+import dataclasses
+from typing import Literal
 
-# By name, as `module:callable`, so that only the runtime that is chosen gets loaded.
-OPENERS: dict[RuntimeName, str] = {
-    "native": "serve.native.runtime:NativeRuntime",
-    "tensorrt_llm": "serve.trtllm.executor:open_tensorrt_llm",
-    "tensorrt_llm_api": "serve.trtllm.llm_api:open_llm_api",
+from serve.trtllm.config import READ_BY_ENGINES, READ_BY_LLM_API, TrtllmConfig
+
+# A manifest's `runtime`. tensorrt_llm: of release 1.2; tensorrt_llm_api: of 1.3 or later
+RuntimeName = Literal["native", "tensorrt_llm", "tensorrt_llm_api"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RuntimeSections:
+    """Sections of [runtime] that one runtime alone reads."""
+
+    tensorrt_llm: TrtllmConfig = TrtllmConfig()  # noqa: RUF009 - it is frozen
+
+
+OWN = tuple(field.name for field in dataclasses.fields(RuntimeSections))
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A runtime. Entries are `module:name`, so that only the runtime that is chosen gets loaded."""
+
+    # (Engine, RuntimeConfig) -> Runtime
+    open: str
+    # Keys of [runtime] that it honours; None: all but the sections above.
+    reads: tuple[str, ...] | None = None
+    # (engine's folder, RuntimeConfig) -> TritonModel | None, without torch: a model of Triton's
+    # that decodes in place of the runtime, if the config asks for it.
+    triton_model: str = ""
+    # (Engine, RuntimeConfig, Infer) -> Runtime: one that has the work done by that model.
+    open_behind: str = ""
+
+
+RUNTIMES: dict[RuntimeName, Row] = {
+    "native": Row("serve.native.runtime:NativeRuntime"),
+    "tensorrt_llm": Row(
+        "serve.trtllm.executor:open_tensorrt_llm",
+        READ_BY_ENGINES,
+        "serve.trtllm.triton_model:triton_model",
+        "serve.trtllm.backend:open_backend",
+    ),
+    "tensorrt_llm_api": Row("serve.trtllm.llm_api:open_llm_api", READ_BY_LLM_API),
 }
-
-
-def open_runtime(engine: Engine, config: RuntimeConfig) -> Runtime:
-    """Start the runtime that the engine's manifest names.
-
-    Raises:
-        UnavailableError: the runtime or device is not usable on this machine.
-    """
-    start: Callable[[Engine, RuntimeConfig], Runtime]
-    start = pkgutil.resolve_name(OPENERS[engine.manifest.runtime])
-    return start(engine, config)

@@ -8,8 +8,8 @@ from serve.config import Config, RuntimeConfig
 from serve.engine import Engine, open_engine
 from serve.errors import ConfigError
 from serve.messages import Request
+from serve.runtime.open import open_runtime
 from serve.runtime.protocol import Capabilities, Runtime
-from serve.runtime.table import open_runtime
 from serve.speech.features import SAMPLE_RATE
 from serve.transcriber.loop import Transcriber
 

@@ -6,13 +6,14 @@
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from serve.config import MAX_BEAMS, Config
+from serve.config import Config
 from serve.errors import EarshotError
+from serve.fields import MAX_BEAMS
 from serve.messages import OnEvent, RequestHandle
+from serve.runtime.triton_model import Infer
 from serve.transcriber.guard import guarded
 from serve.transcriber.stats import Stats
 from serve.triton import uploads, wire
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from serve.transcriber.loop import Transcriber
 
 logger = logging.getLogger("earshot")
-
-Infer = Callable[[Mapping[str, Any], list[str]], dict[str, Any]]
-"""Calls the model that decodes with inputs and names of outputs; raises an EarshotError."""
 
 
 class EngineBackend:
@@ -122,9 +120,9 @@ def open_transcriber(config: Config, engine: str, infer: Infer | None) -> "Trans
     if infer is None:
         transcriber = opening.open_transcriber(config, engine)
     else:
-        from serve.trtllm.backend import open_backend  # noqa: PLC0415
+        from serve.runtime.open import open_behind  # noqa: PLC0415
 
-        start = functools.partial(open_backend, infer=infer)
+        start = functools.partial(open_behind, infer=infer)
         # Triton lets a model call another only once it is initialised, so there is no warm-up.
         transcriber = opening.open_transcriber(config, engine, start, warm_up=False)
     logger.info("the engine is open after %.1f s", time.monotonic() - began)

@@ -1,19 +1,19 @@
 """Triton's model repository, written anew for each run from the templates beside this file."""
 
+import pkgutil
 import string
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from serve.config import RuntimeConfig
+from serve.runtime.table import RUNTIMES
+from serve.runtime.triton_model import TritonModel
 from serve.triton import folder as names
 from serve.triton.wire import INPUTS, MODEL, OUTPUTS, STREAM_MODEL, TensorSpec
 
-BACKEND_MODEL = "tensorrt_llm"  # NVIDIA's C++ model, which decodes for `whisper`
-
 _PACKAGE = Path(__file__).resolve().parent
 _TEMPLATE = _PACKAGE / "model_repository" / MODEL
-_BACKEND_TEMPLATE = _PACKAGE / "model_repository_trtllm" / BACKEND_MODEL / "config.pbtxt"
 
 
 def write_repository(folder: Path, toml: Path, engine: Path, config: RuntimeConfig) -> Path:
@@ -26,18 +26,16 @@ def write_repository(folder: Path, toml: Path, engine: Path, config: RuntimeConf
         folder: the run's own.
         toml: the configuration, for the models to read.
         engine: the engine's folder.
-        config: decides whether Triton's `tensorrt_llm` model decodes.
+        config: decides whether a model of Triton's decodes.
 
     Returns:
         The repository.
 
     Raises:
-        EarshotError: the engine cannot run behind Triton's `tensorrt_llm` model as configured.
+        EarshotError: the engine cannot run behind that model as configured.
     """
     repository = folder / "models"
-    backend_model = ""
-    if config.tensorrt_llm.triton_backend:
-        backend_model = write_backend_model(repository, engine, config)
+    decodes = _write_decoding_model(repository, engine, config)
     for name in (MODEL, STREAM_MODEL):
         code = repository / name / "1"
         code.mkdir(parents=True)
@@ -49,7 +47,7 @@ def write_repository(folder: Path, toml: Path, engine: Path, config: RuntimeConf
             "relay": folder / names.RELAY_SOCKET,
             "failure": folder / names.FAILURE,
             "alive": folder / (names.STREAM_ALIVE if name == STREAM_MODEL else names.ALIVE),
-            "backend_model": backend_model,
+            "decodes": decodes,
         }
         text = _filled(_TEMPLATE / "config.pbtxt", values) + _tensor_lists()
         (repository / name / "config.pbtxt").write_text(text, encoding="utf-8")
@@ -58,46 +56,23 @@ def write_repository(folder: Path, toml: Path, engine: Path, config: RuntimeConf
     return repository
 
 
-def write_backend_model(repository: Path, engine_path: Path, config: RuntimeConfig) -> str:
-    """Write `<repository>/tensorrt_llm`, NVIDIA's C++ backend, if the engine is for it.
-
-    Args:
-        repository: the model repository; made if need be.
-        engine_path: the engine's folder.
-        config: slots, device and fractions.
-
-    Returns:
-        The model's name; empty: the engine is native, and `whisper` itself decodes.
+def _write_decoding_model(repository: Path, engine: Path, config: RuntimeConfig) -> str:
+    """Write the model of Triton's that decodes; its name, or nothing where `whisper` itself does.
 
     Raises:
-        EngineError: the engine cannot be opened.
-        ConfigError: the configuration goes beyond what the engine was built for.
+        EarshotError: a runtime that has such a model refuses.
     """
-    # These load torch, which only this configuration needs in the launcher's process.
-    from serve.engine import open_engine  # noqa: PLC0415
-    from serve.trtllm.limits import ENGINES_FOLDER, check_config, limits_of  # noqa: PLC0415
-
-    engine = open_engine(engine_path)
-    if engine.manifest.runtime != "tensorrt_llm":
-        return ""
-    limits = limits_of(engine)
-    check_config(limits, config)
-    engines = engine_path.resolve() / ENGINES_FOLDER
-    _, _, gpu = config.device.partition(":")  # cuda or cuda:N
-    values = {
-        "max_batch_size": min(config.slots, limits.max_batch_size),
-        "decoder": engines / "decoder",
-        "encoder": engines / "encoder",
-        "max_beam_width": config.tensorrt_llm.beam_width,
-        "kv_cache_fraction": config.tensorrt_llm.kv_cache_fraction,
-        "cross_kv_fraction": config.tensorrt_llm.cross_kv_fraction,
-        "gpu_device_ids": gpu or 0,
-    }
-    folder = repository / BACKEND_MODEL
-    (folder / "1").mkdir(parents=True)
-    text = _filled(_BACKEND_TEMPLATE, values)
-    (folder / "config.pbtxt").write_text(text, encoding="utf-8")
-    return BACKEND_MODEL
+    for row in RUNTIMES.values():
+        if not row.triton_model:
+            continue
+        model: TritonModel | None = pkgutil.resolve_name(row.triton_model)(engine, config)
+        if model is not None:
+            folder = repository / model.name
+            (folder / "1").mkdir(parents=True)
+            text = _filled(model.template, model.values)
+            (folder / "config.pbtxt").write_text(text, encoding="utf-8")
+            return model.name
+    return ""
 
 
 def _tensor_lists() -> str:

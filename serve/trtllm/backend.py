@@ -1,7 +1,7 @@
 """Triton's C++ `tensorrt_llm` model as an executor: one call from model to model per request.
 
 The `whisper` model, in Triton, reaches its neighbour by business-logic scripting. The neighbour
-runs the same engines with its own in-flight batching; `serve/triton/model_repository_trtllm`
+runs the same engines with its own in-flight batching; `serve.trtllm.triton_model`
 configures it. It is not decoupled, for decoupled it is reported to stall after the first request;
 so nothing streams, and a call cannot be cancelled once it is made.
 """
@@ -9,7 +9,6 @@ so nothing streams, and a call cannot be cancelled once it is made.
 import concurrent.futures
 import itertools
 import queue
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from serve.config import RuntimeConfig
 from serve.engine import Engine
 from serve.errors import ConfigError
 from serve.runtime.protocol import Capabilities
+from serve.runtime.triton_model import Infer
 from serve.trtllm.limits import Lengths, Limits, check_config, limits_of
 from serve.trtllm.runtime import (
     FORBIDDEN,
@@ -32,9 +32,6 @@ from serve.trtllm.runtime import (
 )
 
 Tensor = npt.NDArray[Any]
-Infer = Callable[[Mapping[str, Tensor], list[str]], Mapping[str, Tensor]]
-"""Calls the model with inputs and the names of the outputs wanted; raises an EarshotError."""
-
 OUTPUTS = ["output_ids", "sequence_length", "cum_log_probs"]
 _CALLS_PER_WINDOW = 2  # the transcriber keeps as many jobs in a runtime as twice its windows
 

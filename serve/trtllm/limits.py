@@ -22,7 +22,10 @@ REBUILD = "build it again with `make build-engine CONFIG=…`"
 RELEASE = (1, 2)  # the last that compiles engines; what the checkpoint's names are for
 API_RELEASE = (1, 3)  # the first whose PyTorch backend runs Whisper
 WHISPER_MODEL = "_torch/models/modeling_whisper.py"  # in the package; early 1.3 lacks it
-_MEND = "use the image of serve/Dockerfile, which has 1.2.1, or build with build.runtime = 'native'"
+_MEND = (
+    "use the image of serve/trtllm/Dockerfile, which has 1.2.1, or build with build.runtime = "
+    "'native'"
+)
 _MEND_API = "install a later TensorRT-LLM, or build with build.runtime = 'native'"
 
 

@@ -8,9 +8,9 @@ import pytest
 from build.builders import build_engine, builder_of, up_to_date
 from build.config import BuildConfig, Config
 from build.writer import write_manifest
-from serve.config import RuntimeName
 from serve.engine import MEL_FILTERS_FILE, WEIGHTS_FILE, open_engine
 from serve.errors import EngineError
+from serve.runtime.table import RuntimeName
 from tests.checkpoints import write_engine
 
 

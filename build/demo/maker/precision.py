@@ -32,8 +32,8 @@ from serve.clips import load_clips
 from serve.config import CrossPrecision, EncoderPrecision, Precision, RuntimeConfig
 from serve.engine import Engine
 from serve.errors import AudioError, EarshotError, UnavailableError
+from serve.runtime.open import open_runtime
 from serve.runtime.protocol import Job
-from serve.runtime.table import open_runtime
 from serve.speech.features import SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES, log_mel
 from serve.speech.tokenizer import Tokenizer
 

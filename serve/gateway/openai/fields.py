@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field as Bounds
 
 from serve.codec import from_json, from_table, nearest
-from serve.config import Finite
 from serve.errors import EarshotError, OptionError, shown
+from serve.fields import Finite
 from serve.gateway.openai.errors import FieldRefusal
 from serve.gateway.refusals import Refusal
 from serve.messages import Request, Task

@@ -17,7 +17,7 @@ from build.config import BuildConfig, Config, load_config
 from serve.config import RuntimeConfig
 from serve.engine import MANIFEST_FILE, MEL_FILTERS_FILE, open_engine
 from serve.errors import CheckpointError, ConfigError, EarshotError, UnavailableError
-from serve.runtime.table import open_runtime
+from serve.runtime.open import open_runtime
 from serve.trtllm.limits import api_version, library_version
 from serve.trtllm.llm_api import check_config
 from tests.checkpoints import NANO, write_openai

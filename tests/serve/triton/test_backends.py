@@ -203,7 +203,7 @@ class TestOpenTranscriber:
         self, opened, monkeypatch
     ):
         """Triton lets a model call another only once it is initialised."""
-        monkeypatch.setattr("serve.trtllm.backend.open_backend", lambda *a, **b: (a, b))
+        monkeypatch.setattr("serve.runtime.open.open_behind", lambda *a, **b: (a, b))
         config = Config()
         assert open_transcriber(config, "engines/x", print) == "a transcriber"
         ((arguments, options),) = opened

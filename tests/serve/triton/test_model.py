@@ -226,7 +226,7 @@ class TestOpenBackend:
             "engine": "engines/x",
             "relay": "/run/relay",
             "failure": "/run/failure",
-            "backend_model": "",
+            "decodes": "",
         }
 
     @pytest.fixture
@@ -248,7 +248,7 @@ class TestOpenBackend:
         assert others == [4.0, *paths, fake_triton.MetricFamily]
 
     def test_a_model_that_decodes_is_called_by_its_name(self, made, parameters, module):
-        parameters["backend_model"] = "tensorrt_llm"
+        parameters["decodes"] = "tensorrt_llm"
         infer = made(parameters, False)[1][3]
         values = np.array([[1, 2]], np.int32)
         calls = module.pb_utils.calls

@@ -11,15 +11,16 @@ from tritonclient.grpc import model_config_pb2
 
 from serve.config import ServerConfig, TranscriberConfig
 from serve.engine import MANIFEST_FILE, manifest_to_json
-from serve.errors import ConfigError, EarshotError, OptionError
+from serve.errors import ConfigError, EarshotError, EngineError, OptionError
 from serve.messages import Request
 from serve.runtime.protocol import DecodingOptions, Job
 from serve.supervisor.run import free_ports, running_server
 from serve.triton import repository as repository_module
 from serve.triton.client import Client
-from serve.triton.repository import BACKEND_MODEL, write_backend_model
+from serve.triton.repository import write_repository
 from serve.trtllm.backend import OUTPUTS, open_backend
 from serve.trtllm.executor import open_tensorrt_llm
+from serve.trtllm.triton_model import NAME
 from tests.fake_trtllm import facts
 from tests.fake_trtllm.install import FACTS, HERE, make_config
 from tests.fake_trtllm.jobs import DETECT, PLAIN, make_job, run
@@ -37,16 +38,18 @@ TYPES = {
 @pytest.fixture
 def rendered(small_engine, tmp_path):
     """The model's config.pbtxt, parsed with Triton's own schema."""
-    runtime = make_config(kv_cache_fraction=0.6, cross_kv_fraction=0.7).runtime
-    tmp_path = tmp_path / "not made yet"
-    assert write_backend_model(tmp_path, small_engine.path, runtime) == BACKEND_MODEL
-    assert (tmp_path / BACKEND_MODEL / "1").is_dir()
-    text = (tmp_path / BACKEND_MODEL / "config.pbtxt").read_text()
+    config = make_config(kv_cache_fraction=0.6, cross_kv_fraction=0.7, triton_backend=True)
+    models = write_repository(tmp_path, tmp_path / "c.toml", small_engine.path, config.runtime)
+    assert (models / NAME / "1").is_dir()
+    for ours in ("whisper", "whisper_stream"):
+        said = (models / ours / "config.pbtxt").read_text()
+        assert f'"decodes" value: {{ string_value: "{NAME}"' in said
+    text = (models / NAME / "config.pbtxt").read_text()
     return text_format.Parse(text, model_config_pb2.ModelConfig())
 
 
 def test_the_decoding_model_is_configured_from_engine_and_toml(rendered, small_engine):
-    assert (rendered.name, rendered.backend) == (BACKEND_MODEL, "tensorrtllm")
+    assert (rendered.name, rendered.backend) == (NAME, "tensorrtllm")
     assert rendered.max_batch_size == 4
     assert not rendered.model_transaction_policy.decoupled
     parameters = {key: value.string_value for key, value in rendered.parameters.items()}
@@ -77,9 +80,12 @@ def test_the_decoding_models_tensors_are_the_real_ones(rendered):
         assert declared(tensor) == facts.OUTPUTS[tensor.name], tensor.name
 
 
-def test_a_native_engine_gets_no_second_model(native_engine, tmp_path):
-    assert write_backend_model(tmp_path, native_engine.path, make_config().runtime) == ""
-    assert not list(tmp_path.iterdir())
+def test_only_engines_of_the_runtime_get_a_second_model(native_engine, tmp_path):
+    asked = tmp_path, tmp_path / "c.toml", native_engine.path
+    with pytest.raises(EngineError, match="is for the runtime 'native', expected 'tensorrt_llm'"):
+        write_repository(*asked, make_config(triton_backend=True).runtime)
+    models = write_repository(*asked, make_config().runtime)
+    assert {path.name for path in models.iterdir()} == {"whisper", "whisper_stream"}
 
 
 def scripted(tokens, logprob=-1.5):
@@ -212,7 +218,7 @@ def test_two_models_in_a_real_server_say_what_one_process_says(
     monkeypatch,
 ):
     """Triton itself, our model in front, the stand-in for the C++ model behind it."""
-    write = repository_module.write_backend_model
+    write = repository_module._write_decoding_model
 
     def with_stand_in(repository, engine_path, config):
         model = write(repository, engine_path, config)
@@ -227,7 +233,7 @@ def test_two_models_in_a_real_server_say_what_one_process_says(
             (repository / model / "1" / name).symlink_to(HERE / name)
         return model
 
-    monkeypatch.setattr(repository_module, "write_backend_model", with_stand_in)
+    monkeypatch.setattr(repository_module, "_write_decoding_model", with_stand_in)
     http, grpc, metrics = free_ports("127.0.0.1", 3)
     trtllm = dataclasses.replace(
         TRTLLM.runtime.tensorrt_llm, triton_backend=True, logits_processor=False

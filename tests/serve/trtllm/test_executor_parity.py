@@ -11,7 +11,7 @@ import torch
 from serve.config import RuntimeConfig, TranscriberConfig
 from serve.messages import Request
 from serve.native.runtime import NativeRuntime
-from serve.runtime.table import open_runtime
+from serve.runtime.open import open_runtime
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.languages import LANGUAGE_NAMES
 from serve.transcriber.open import open_transcriber

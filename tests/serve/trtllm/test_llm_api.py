@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from serve.config import TranscriberConfig, TrtllmConfig, load_config
+from serve.config import TranscriberConfig, load_config
 from serve.engine import DETECT_LANGUAGE
 from serve.errors import ConfigError, DeviceError, EarshotError, OptionError, UnavailableError
 from serve.messages import Request
+from serve.runtime.open import open_runtime
 from serve.runtime.protocol import DecodingOptions
-from serve.runtime.table import open_runtime
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import Window
 from serve.transcriber.active import ActiveRequest
@@ -21,6 +21,7 @@ from serve.transcriber.dispatch import Dispatcher
 from serve.transcriber.loop import Transcriber
 from serve.transcriber.plan import Plan, plan_request
 from serve.trtllm import llm_api as trtllm_api
+from serve.trtllm.config import TrtllmConfig
 from tests.fake_trtllm.install import copy_engine, install_api
 from tests.fakes import FakeRuntime, Play
 from tests.runtimes import TRTLLM, run, samples_job

@@ -12,7 +12,7 @@ from serve.config import RuntimeConfig, TranscriberConfig
 from serve.engine import mel_filters
 from serve.messages import Request
 from serve.native.runtime import NativeRuntime
-from serve.runtime.table import open_runtime
+from serve.runtime.open import open_runtime
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES, log_mel
 from serve.transcriber.open import open_transcriber
 from tests.checkpoints import NANO

@@ -91,7 +91,7 @@ def _open_backend(parameters: dict[str, str], stream: bool) -> EngineBackend | R
     relay = Path(parameters["relay"])
     if stream:
         return RelayClient(relay, config.server.start_timeout_s)
-    model = parameters["backend_model"]
+    model = parameters["decodes"]
     infer = functools.partial(_infer, model) if model else None
     return EngineBackend(
         open_transcriber(config, parameters["engine"], infer),

@@ -5,7 +5,7 @@ python -m eval trtllm-check
 Makes a checkpoint of Whisper tiny's geometry with random weights and the demo's tokenizer, builds
 it, and compares with transformers in FP32: greedy tokens, the same windows alone and together, and,
 of engines made by `trtllm-build`, logits after given tokens. Then it runs the runtime contract
-tests on the real library. Stops at the first difference; `eval.trtllm_report` shows what ran. The
+tests on the real library. Stops at the first difference; `eval.trtllm.report` shows what ran. The
 installed release decides the way: 1.2 compiles engines, 1.3 and later have the LLM API.
 """
 
@@ -25,11 +25,12 @@ from build.config import BuildConfig, Config
 from eval.processes import run_tool
 from eval.random_whisper.checkpoint import hugging_face_config
 from eval.random_whisper.shapes import PUBLISHED
-from eval.trtllm_report import DifferenceError, Report
-from serve.config import Precision, RuntimeConfig, RuntimeName
+from eval.trtllm.report import DifferenceError, Report
+from serve.config import Precision, RuntimeConfig
 from serve.engine import Engine, TokenizerFacts, mel_filters, open_engine
 from serve.errors import CheckpointError, EarshotError
 from serve.runtime.protocol import DecodingOptions, Job
+from serve.runtime.table import RuntimeName
 from serve.speech.features import N_FRAMES, WINDOW_SAMPLES, log_mel
 from serve.triton.server import config_to_toml
 from serve.trtllm import limits

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from build.__main__ import main as build_main
-from eval import trtllm_check
-from eval.trtllm_check import (
+from eval.trtllm import check as trtllm_check
+from eval.trtllm.check import (
     CONTRACT_TESTS,
     Reference,
     check_engine,
@@ -20,7 +20,7 @@ from eval.trtllm_check import (
     run_contract_tests,
     write_config,
 )
-from eval.trtllm_report import DifferenceError, Report
+from eval.trtllm.report import DifferenceError, Report
 from serve.engine import open_engine
 from serve.errors import CheckpointError, EngineError, UnavailableError
 from serve.trtllm import limits

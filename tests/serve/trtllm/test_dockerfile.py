@@ -1,4 +1,4 @@
-"""serve/Dockerfile, as far as a machine without Docker can check it."""
+"""serve/trtllm/Dockerfile, as far as a machine without Docker can check it."""
 
 import importlib.metadata
 import re
@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "serve" / "Dockerfile").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "serve" / "trtllm"
+TEXT = (FOLDER / "Dockerfile").read_text(encoding="utf-8")
 # What TensorRT-LLM's image has, in releases that it was tested with.
 IN_THE_IMAGE = {
     "torch",
@@ -71,5 +72,5 @@ def test_what_is_copied_exists():
     sources = [word for line in re.findall("^COPY (.*) .*$", TEXT, re.M) for word in line.split()]
     assert {"requirements.txt", "build", "serve", "configs"} <= set(sources)
     assert all((ROOT / source).exists() for source in sources)
-    ignored = (ROOT / "serve" / "Dockerfile.dockerignore").read_text(encoding="utf-8").split()
+    ignored = (FOLDER / "Dockerfile.dockerignore").read_text(encoding="utf-8").split()
     assert not set(sources) & set(ignored)

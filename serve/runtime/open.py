@@ -1,0 +1,63 @@
+"""From an engine to the runtime that its manifest names."""
+
+import dataclasses
+import pkgutil
+from typing import Any
+
+from serve.config import RuntimeConfig
+from serve.engine import Engine
+from serve.errors import ConfigError
+from serve.runtime.protocol import Runtime
+from serve.runtime.table import OWN, RUNTIMES, Row
+from serve.runtime.triton_model import Infer
+
+
+def open_runtime(engine: Engine, config: RuntimeConfig) -> Runtime:
+    """Start the runtime that the engine's manifest names.
+
+    Raises:
+        ConfigError: the configuration says what the runtime would pass over.
+        UnavailableError: the runtime or device is not usable on this machine.
+    """
+    runtime: Runtime = _entry(_row_of(engine, config).open)(engine, config)
+    return runtime
+
+
+def open_behind(engine: Engine, config: RuntimeConfig, infer: Infer) -> Runtime:
+    """The engine's runtime with a model of Triton's, which `infer` calls, to do its work.
+
+    Raises:
+        ConfigError: the configuration says what the runtime would pass over.
+        EarshotError: as the runtime says.
+    """
+    runtime: Runtime = _entry(_row_of(engine, config).open_behind)(engine, config, infer)
+    return runtime
+
+
+def _entry(name: str) -> Any:
+    return pkgutil.resolve_name(name)
+
+
+def _row_of(engine: Engine, config: RuntimeConfig) -> Row:
+    """The row of the engine's runtime, if it honours all that the config says."""
+    name = engine.manifest.runtime
+    row = RUNTIMES[name]
+    for field in dataclasses.fields(RuntimeConfig):
+        value = getattr(config, field.name)
+        read = field.name not in OWN if row.reads is None else field.name in row.reads
+        if not read and value != field.default:
+            raise ConfigError(
+                f"{_said(field.name, value, field.default)}, but {engine.path} is for the runtime "
+                f"{name!r}, which does not have it; leave it out"
+            )
+    return row
+
+
+def _said(key: str, value: Any, default: Any) -> str:
+    """A key and its value as they stand in the file; of a section, the first that is set."""
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            found = getattr(value, field.name)
+            if found != getattr(default, field.name):
+                return _said(f"{key}.{field.name}", found, None)
+    return f"runtime.{key} = {value!r}"

@@ -1,0 +1,62 @@
+"""From an engine to its runtime: what a runtime would pass over is refused by name."""
+
+import dataclasses
+
+import pytest
+
+from serve.config import RuntimeConfig
+from serve.engine import Engine, open_engine
+from serve.errors import ConfigError
+from serve.runtime import open as opening
+from serve.runtime.table import RUNTIMES
+from serve.trtllm.config import TrtllmConfig
+
+
+@pytest.fixture
+def engine_for(nano_engine):
+    engine = open_engine(nano_engine)
+
+    def engine_for(runtime):
+        return Engine(engine.path, dataclasses.replace(engine.manifest, runtime=runtime))
+
+    return engine_for
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """What entries of the table are called with; they answer with their names."""
+    calls = []
+
+    def entry(name):
+        return lambda *arguments: calls.append((name, arguments)) or name
+
+    monkeypatch.setattr(opening, "_entry", entry)
+    return calls
+
+
+CHANGED = [
+    ("native", {"tensorrt_llm": TrtllmConfig(beam_width=3)}, r"tensorrt_llm\.beam_width = 3, but"),
+    ("tensorrt_llm", {"cuda_graph": True}, r"cuda_graph = True, but .* the runtime 'tensorrt_llm'"),
+    ("tensorrt_llm", {"kernels": "torch"}, r"kernels = 'torch', but .*, which does not have it; "),
+    ("tensorrt_llm_api", {"draft_tokens": 4}, r"draft_tokens = 4, but"),
+]
+
+
+@pytest.mark.parametrize("runtime, changes, words", CHANGED)
+def test_a_key_that_a_runtime_would_pass_over_is_refused(
+    engine_for, opened, runtime, changes, words
+):
+    engine, config = engine_for(runtime), RuntimeConfig(**changes)
+    for start, more in ((opening.open_runtime, ()), (opening.open_behind, (print,))):
+        with pytest.raises(ConfigError, match=rf"^runtime\.{words}"):
+            start(engine, config, *more)
+    assert opened == []
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_runtime_is_opened_by_its_row(engine_for, opened, runtime):
+    engine, row = engine_for(runtime), RUNTIMES[runtime]
+    config = RuntimeConfig(**{"slots": 3, "encoder_batch": 2})
+    assert opening.open_runtime(engine, config) == row.open
+    assert opening.open_behind(engine, config, print) == row.open_behind
+    assert opened == [(row.open, (engine, config)), (row.open_behind, (engine, config, print))]
