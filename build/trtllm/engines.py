@@ -172,7 +172,7 @@ def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> Made
     if shutil.which(BUILDER) is None:
         raise UnavailableError(
             f"TensorRT-LLM {version} is installed, but {BUILDER} is not on the PATH; activate its "
-            "environment, or use the image of serve/trtllm/Dockerfile"
+            "environment, or use the image of deploy/images/trtllm.Dockerfile"
         )
     limits = planned_limits(checkpoint.dims, config, version, gpu)
     work = folder / _WORK

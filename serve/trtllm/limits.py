@@ -23,8 +23,8 @@ RELEASE = (1, 2)  # the last that compiles engines; what the checkpoint's names 
 API_RELEASE = (1, 3)  # the first whose PyTorch backend runs Whisper
 WHISPER_MODEL = "_torch/models/modeling_whisper.py"  # in the package; early 1.3 lacks it
 _MEND = (
-    "use the image of serve/trtllm/Dockerfile, which has 1.2.1, or build with build.runtime = "
-    "'native'"
+    "use the image of deploy/images/trtllm.Dockerfile, which has 1.2.1, or build with "
+    "build.runtime = 'native'"
 )
 _MEND_API = "install a later TensorRT-LLM, or build with build.runtime = 'native'"
 

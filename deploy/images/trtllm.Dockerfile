@@ -2,11 +2,11 @@
 # and serves TensorRT-LLM engines. Releases 26.04 to 26.07 of the base image carry that version.
 # From the project's root:
 #
-#   docker build -f serve/trtllm/Dockerfile -t earshot .
-#   docker run --rm --gpus all -v "$PWD/engines:/earshot/engines" earshot \
+#   docker build -f deploy/images/trtllm.Dockerfile -t earshot-trtllm .
+#   docker run --rm --gpus all -v "$PWD/engines:/earshot/engines" earshot-trtllm \
 #     python3 -m build engine --config configs/large-v3-turbo-trtllm.toml
 #   docker run --rm --gpus all --shm-size 2g -p 8000-8002:8000-8002 \
-#     -e EARSHOT_API_KEYS -v "$PWD/engines:/earshot/engines" earshot
+#     -e EARSHOT_API_KEYS -v "$PWD/engines:/earshot/engines" earshot-trtllm
 #
 # `python -m serve keys new` makes a key and shows what EARSHOT_API_KEYS needs. Without it the server
 # does not start, unless the config has server.open = true.

@@ -1,0 +1,44 @@
+"""Rules, dashboard and autoscaling name metrics and labels that a running server has."""
+
+import re
+import urllib.request
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.deploy.manifests import expressions, labels_of, recorded
+from tests.serving import CLIP
+
+# What Prometheus and its operator add to each sample.
+ADDED = {"namespace", "pod", "instance"}
+
+
+@pytest.fixture(scope="module")
+def page(server, client):
+    """Names of the samples on a server's page that has answered, and all of their labels."""
+    client.transcribe(CLIP)
+    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=30) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    names, labels = set(), set(ADDED)
+    for family in families:
+        suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
+        names |= {family.name + suffix for suffix in suffixes.get(family.type, ("",))}
+        for sample in family.samples:
+            labels |= sample.labels.keys()
+    # Of histograms and counters that a request of this kind leaves empty.
+    return names, labels | {"le", "reason"}
+
+
+@pytest.mark.parametrize("where, expression", list(expressions()))
+def test_expressions_name_what_there_is(page, where, expression):
+    names, labels = page
+    used = set(re.findall(r"\bearshot[\w:]+", expression))
+    assert used, where
+    assert used <= names | recorded()
+    assert labels_of(expression) <= labels
+
+
+def test_a_metric_that_does_not_exist_is_found(page):
+    names, labels = page
+    assert "earshot_queue_length" not in names
+    assert labels_of('sum by (modell) (x{statuss="OK"})') - labels == {"modell", "statuss"}
