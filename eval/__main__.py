@@ -109,7 +109,11 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser(
         "trtllm-check", help="on a machine with TensorRT-LLM: compare it with transformers"
     )
-    check.set_defaults(command=lambda _: _trtllm_check())
+    check.add_argument(
+        "--python", default="", metavar="PATH",
+        help="of another environment that has release 1.3 or later; default: this one",
+    )  # fmt: skip
+    check.set_defaults(command=_trtllm_check)
     return parser
 
 
@@ -370,10 +374,10 @@ def _long(options: argparse.Namespace) -> int:
     return 1 if found.verdict == "failed" else 0
 
 
-def _trtllm_check() -> int:
+def _trtllm_check(options: argparse.Namespace) -> int:
     from eval.trtllm import run  # noqa: PLC0415 - transformers takes seconds to load
 
-    return run.check(print)
+    return run.check(print, options.python)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ real one.
 import collections
 import contextlib
 import dataclasses
+import os
 import random
 from collections.abc import Callable, Iterator
 
@@ -20,7 +21,9 @@ from serve.runtime.open import open_runtime
 from serve.runtime.protocol import DecodingOptions, Job, Runtime
 from serve.speech.features import N_FRAMES, SAMPLE_RATE, WINDOW_SAMPLES
 from serve.speech.tokenizer import Tokenizer
-from serve.trtllm.limits import api_version, find_gpu, library_version
+from serve.trtllm.config import TrtllmConfig
+from serve.trtllm.limits import find_gpu
+from serve.trtllm.release import api_version, library_version
 from tests.fake_trtllm.install import (
     compile_engine,
     copy_engine,
@@ -33,6 +36,12 @@ from tests.fakes import CAPABILITIES, FakeRuntime, Play
 SLOTS = 3
 MOST_POLLS = 20_000  # far more than any test needs; a runtime that never ends must not hang them
 TRTLLM = Config(runtime=RuntimeConfig(device="cuda", slots=SLOTS, encoder_batch=2))
+# Of another environment, whose library is the real one; `python -m eval trtllm-check` names it.
+PYTHON = os.environ.get("EARSHOT_TRTLLM_PYTHON", "")
+LLM_API = dataclasses.replace(
+    TRTLLM,
+    runtime=dataclasses.replace(TRTLLM.runtime, tensorrt_llm=TrtllmConfig(python=PYTHON)),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +100,7 @@ def api(folders, nano_engine):
     with api_engine(nano_checkpoint(folders), folders.mktemp("api")) as engine:
         yield Subject(
             engine,
-            lambda: open_runtime(engine, TRTLLM.runtime),
+            lambda: open_runtime(engine, LLM_API.runtime),
             samples_job(engine),
             counts_steps=False,
         )
@@ -144,7 +153,7 @@ def executor_engine(checkpoint, folder):
 def api_engine(checkpoint, folder):
     """A checkpoint as an engine for the LLM API; the stand-in is installed meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
-        if not is_real(api_version):
+        if not PYTHON and not is_real(api_version):
             install_api(patch)
         yield copy_engine(checkpoint, folder / "engine")
 

@@ -57,7 +57,10 @@ RULES = {
     "serve.native.kernels": CONTRACTS,
     "serve.native.rules": CONTRACTS,
     "serve.native": RUNTIME,
-    "serve.trtllm.config": ("serve.fields",),
+    "serve.trtllm.config": ("serve.errors", "serve.fields"),
+    # In the environment of a library that lacks most of what the rest needs.
+    "serve.trtllm.release": ("serve.errors",),
+    "serve.trtllm.worker": ("serve.errors", "serve.trtllm.release"),
     "serve.trtllm": (
         *RUNTIME,
         "serve.codec",

@@ -8,14 +8,11 @@ import collections
 import dataclasses
 import importlib.metadata
 import json
-import os
 import shlex
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from build.checkpoint import Checkpoint
 from build.config import Config
@@ -30,9 +27,10 @@ from serve.trtllm.limits import (
     Gpu,
     Limits,
     find_gpu,
-    library_version,
     limits_of,
+    visible_gpu,
 )
+from serve.trtllm.release import library_version
 
 VERIFIES = False
 DRAFTS = False
@@ -118,17 +116,8 @@ def commands_for(dims: Dims, limits: Limits, device: str) -> dict[str, list[str]
 
 def _showing_only(device: str) -> list[str]:
     """What begins a command for a GPU but the first, which is the one that the builder takes."""
-    index = torch.device(device).index or 0
-    if index == 0:
-        return []
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    gpus = seen.split(",") if seen else [str(gpu) for gpu in range(index + 1)]
-    if index >= len(gpus):
-        raise ConfigError(
-            f"runtime.device = {device!r}, but CUDA_VISIBLE_DEVICES = {seen!r} shows "
-            f"{len(gpus)} GPUs; expected cuda:0 to cuda:{len(gpus) - 1}"
-        )
-    return ["env", f"CUDA_VISIBLE_DEVICES={gpus[index]}"]
+    gpu = visible_gpu(device)
+    return [] if gpu is None else ["env", f"CUDA_VISIBLE_DEVICES={gpu}"]
 
 
 def check(config: Config) -> None:

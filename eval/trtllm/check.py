@@ -33,7 +33,8 @@ from serve.runtime.protocol import DecodingOptions, Job
 from serve.runtime.table import RuntimeName
 from serve.speech.features import N_FRAMES, WINDOW_SAMPLES, log_mel
 from serve.triton.server import config_to_toml
-from serve.trtllm import limits
+from serve.trtllm import limits, release
+from serve.trtllm.config import TrtllmConfig
 from serve.trtllm.executor import CppExecutor
 from serve.trtllm.llm_api import LlmApiExecutor
 from serve.trtllm.runtime import Executor, ExecutorRequest, TensorRTLLMRuntime
@@ -52,6 +53,7 @@ CONTRACT_TESTS: dict[RuntimeName, tuple[str, ...]] = {
 # Only our own warnings fail a test here: importing the library warns in NVIDIA's image.
 _WARNINGS = "default\nerror:::(serve|build|eval|tests)[.]"
 TINY = PUBLISHED["tiny"]
+PYTHON_VARIABLE = "EARSHOT_TRTLLM_PYTHON"  # for the contract tests: the library is over there
 TOOL_TIMEOUT_S = 3600.0  # for a build, and for the contract tests
 WINDOWS = 6
 MAX_TOKENS = 24
@@ -63,21 +65,22 @@ _WAIT_S = 60.0
 _hf: Any = transformers  # its annotations are too incomplete for strict checking
 
 
-def run(work: Path, report: Report, compile_engine: Compile) -> None:
+def run(work: Path, report: Report, compile_engine: Compile, python: str = "") -> None:
     """Run every check.
 
     Args:
         work: an empty folder for checkpoint and engines.
         report: gets every check; complete up to the first difference.
         compile_engine: builds what a TOML file says; `build_by_command_line` does it.
+        python: of another environment that has the library; its LLM API is checked.
 
     Raises:
         DifferenceError: the first difference.
         EarshotError: the library, the GPU or the builder is missing or fails.
     """
     with report.check("library and GPU") as check:
-        api = limits.installed_release() >= limits.API_RELEASE
-        version = limits.api_version() if api else limits.library_version()
+        api = bool(python) or release.installed_release() >= release.API_RELEASE
+        version = _version(api, python)
         gpu = limits.find_gpu("cuda")
         check.found = f"TensorRT-LLM {version} on {gpu.name}, compute capability {gpu.capability}"
     with report.check("random checkpoint"):
@@ -86,7 +89,7 @@ def run(work: Path, report: Report, compile_engine: Compile) -> None:
     blackwell = 10 <= gpu.compute_capability[0] < 12
     precisions: tuple[Precision, ...] = ("fp16",) if api or blackwell else ("fp16", "int8")
     for precision in precisions:
-        config = write_config(work, precision, runtime)
+        config = write_config(work, precision, runtime, python)
         with report.check(f"{precision}: build"):
             compile_engine(work / f"{precision}.toml")
             engine = open_engine(config.engine)
@@ -94,7 +97,7 @@ def run(work: Path, report: Report, compile_engine: Compile) -> None:
                 limits.check_build(engine, limits.limits_of(engine), version, gpu)
         check_engine(engine, config.runtime, network, report)
     with report.check("runtime contract tests") as check:
-        check.found = run_contract_tests(CONTRACT_TESTS[runtime], work / "tests.xml")
+        check.found = run_contract_tests(CONTRACT_TESTS[runtime], work / "tests.xml", python)
 
 
 def make_checkpoint(folder: Path, donor: Path = DONOR) -> Any:
@@ -124,13 +127,23 @@ def make_checkpoint(folder: Path, donor: Path = DONOR) -> Any:
     return network.float()
 
 
-def write_config(work: Path, precision: Precision, runtime: RuntimeName) -> Config:
+def _version(api: bool, python: str) -> str:
+    if python:
+        return f"in the environment of {python}"  # which tells it once it is loaded
+    return release.api_version() if api else release.library_version()
+
+
+def write_config(
+    work: Path, precision: Precision, runtime: RuntimeName, python: str = ""
+) -> Config:
     """Write `<work>/<precision>.toml` and return what it says."""
     config = Config(
         name=f"trtllm-check-{precision}",
         engine=str(work / precision),
         build=BuildConfig(str(work / "checkpoint"), precision=precision, runtime=runtime),
-        runtime=RuntimeConfig(device="cuda", slots=4, encoder_batch=2),
+        runtime=RuntimeConfig(
+            device="cuda", slots=4, encoder_batch=2, tensorrt_llm=TrtllmConfig(python=python)
+        ),
     )
     (work / f"{precision}.toml").write_text(config_to_toml(config), encoding="utf-8")
     return config
@@ -146,12 +159,13 @@ def build_by_command_line(config: Path) -> None:
     run_tool(command, "the build", TOOL_TIMEOUT_S)
 
 
-def run_contract_tests(arguments: Sequence[str], results: Path) -> str:
+def run_contract_tests(arguments: Sequence[str], results: Path, python: str = "") -> str:
     """Run the contract tests of a runtime, which choose the real library where it is.
 
     Args:
         arguments: of pytest.
         results: gets what became of each test, as JUnit's XML.
+        python: of the environment that has the library, where it is not this one.
 
     Returns:
         How many tests ran.
@@ -161,6 +175,8 @@ def run_contract_tests(arguments: Sequence[str], results: Path) -> str:
     """
     command = [sys.executable, "-m", "pytest", "-q", "-o", f"filterwarnings={_WARNINGS}"]
     command += [f"--junitxml={results}", *arguments]
+    if python:
+        command = ["env", f"{PYTHON_VARIABLE}={python}", *command]
     try:
         run_tool(command, "running the runtime contract tests", TOOL_TIMEOUT_S)
     except EarshotError as error:
@@ -189,9 +205,10 @@ def check_engine(engine: Engine, config: RuntimeConfig, network: Any, report: Re
     reference = Reference(network)
     api = engine.manifest.runtime == "tensorrt_llm_api"
     executor: Executor
-    with report.check(f"{precision}: load"):
+    with report.check(f"{precision}: load") as check:
         if api:
-            executor = LlmApiExecutor(engine, config)
+            executor = process = LlmApiExecutor(engine, config)
+            check.found = f"TensorRT-LLM {process.version}, in a process of its own"
         else:
             executor = CppExecutor(engine, limits.limits_of(engine), config)
     runtime = TensorRTLLMRuntime(engine, executor)

@@ -36,6 +36,8 @@ class Installation:
         """This process's environment with what the server needs put first."""
         return {
             **os.environ,
+            # Of what is started in there with an interpreter of its own.
+            "EARSHOT_LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
             "LD_LIBRARY_PATH": _joined(self.libraries, "LD_LIBRARY_PATH"),
             "PATH": _joined((str(Path(sys.executable).parent),), "PATH"),
         }

@@ -26,9 +26,9 @@ from serve.trtllm.limits import (
     check_build,
     check_config,
     find_gpu,
-    library_version,
     limits_of,
 )
+from serve.trtllm.release import library_version
 from serve.trtllm.runtime import (
     LENGTH_PENALTY,
     ExecutorRequest,

@@ -1,32 +1,22 @@
-"""Which TensorRT-LLM is here, what an engine was compiled for, and whether this machine can run it.
+"""What an engine was compiled for, and whether this machine can run it.
 
 Nothing here imports `tensorrt_llm`, so every refusal comes in a moment and in plain words.
 """
 
 import dataclasses
-import importlib.metadata
-import importlib.util
-from pathlib import Path
+import os
 
 import torch
-from packaging.requirements import Requirement
 
 from serve.codec import from_table
 from serve.config import RuntimeConfig
 from serve.engine import Engine
 from serve.errors import ConfigError, EngineError, UnavailableError
+from serve.trtllm.config import OF_LLM_API, require_unset
 
 ENGINES_FOLDER = "tensorrt_llm"  # in the engine folder; holds encoder/ and decoder/
 CHECKPOINT_FOLDER = "checkpoint"  # in an engine for the LLM API: the Hugging Face folder
 REBUILD = "build it again with `make build-engine CONFIG=…`"
-RELEASE = (1, 2)  # the last that compiles engines; what the checkpoint's names are for
-API_RELEASE = (1, 3)  # the first whose PyTorch backend runs Whisper
-WHISPER_MODEL = "_torch/models/modeling_whisper.py"  # in the package; early 1.3 lacks it
-_MEND = (
-    "use the image of deploy/images/trtllm.Dockerfile, which has 1.2.1, or build with "
-    "build.runtime = 'native'"
-)
-_MEND_API = "install a later TensorRT-LLM, or build with build.runtime = 'native'"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,89 +68,6 @@ class Gpu:
         return ".".join(map(str, self.compute_capability))
 
 
-def library_version() -> str:
-    """Version of the installed TensorRT-LLM, one that compiles engines; nothing is imported.
-
-    Raises:
-        UnavailableError: it is not installed, or not of release 1.2.
-    """
-    version, release = _installed("release 1.2", _MEND)
-    if release > RELEASE:
-        raise UnavailableError(
-            f"TensorRT-LLM {version} is installed, but from 1.3 on it neither compiles nor runs "
-            "engines (trtllm-build and the engine executor were removed); expected 1.2; build "
-            f"with build.runtime = 'tensorrt_llm_api', or {_MEND}"
-        )
-    if release != RELEASE:
-        raise UnavailableError(
-            f"TensorRT-LLM {version} is installed, but its checkpoints have other tensor names; "
-            f"expected 1.2; {_MEND}"
-        )
-    return version
-
-
-def api_version() -> str:
-    """Version of the installed TensorRT-LLM, one whose LLM API runs Whisper; nothing is imported.
-
-    Raises:
-        UnavailableError: it is not installed, older than 1.3, a 1.3 from before Whisper, or for
-            another numpy.
-    """
-    version, release = _installed("release 1.3 or later", _MEND_API)
-    if release < API_RELEASE:
-        raise UnavailableError(
-            f"TensorRT-LLM {version} is installed, whose LLM API has no Whisper; expected 1.3 or "
-            f"later; build with build.runtime = 'tensorrt_llm', or {_MEND_API}"
-        )
-    spec = importlib.util.find_spec("tensorrt_llm")
-    folders = spec.submodule_search_locations if spec is not None else None
-    if not any((Path(folder) / WHISPER_MODEL).is_file() for folder in folders or []):
-        raise UnavailableError(
-            f"TensorRT-LLM {version} is installed, but without {WHISPER_MODEL}: it is from before "
-            f"its PyTorch backend got Whisper; {_MEND_API}"
-        )
-    _check_numpy(version)
-    return version
-
-
-def _check_numpy(version: str) -> None:
-    """Refuse a library that was built for another numpy, whose import would end in a riddle.
-
-    Raises:
-        UnavailableError: its metadata asks for another numpy than is installed.
-    """
-    found = importlib.metadata.version("numpy")
-    for line in importlib.metadata.requires("tensorrt_llm") or []:
-        need = Requirement(line)
-        if need.name == "numpy" and not need.specifier.contains(found, prereleases=True):
-            raise UnavailableError(
-                f"TensorRT-LLM {version} needs numpy{need.specifier}, but this environment has "
-                f"{found}, as tritonserver's Python stub needs; run `python -m serve transcribe` "
-                "in an environment of its own, such as NVIDIA's image tensorrt-llm/release, or "
-                "build with build.runtime = 'native'"
-            )
-
-
-def installed_release() -> tuple[int, ...]:
-    """Major and minor version of the installed TensorRT-LLM, whichever it is.
-
-    Raises:
-        UnavailableError: it is not installed.
-    """
-    return _installed("release 1.2 or later", _MEND)[1]
-
-
-def _installed(expected: str, mend: str) -> tuple[str, tuple[int, ...]]:
-    """The installed version, as text and as (major, minor)."""
-    try:
-        version = importlib.metadata.version("tensorrt_llm")
-    except importlib.metadata.PackageNotFoundError as error:
-        raise UnavailableError(
-            f"TensorRT-LLM is not installed, expected {expected}; {mend}"
-        ) from error
-    return version, tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-
-
 def find_gpu(device: str) -> Gpu:
     """The configured GPU.
 
@@ -180,6 +87,27 @@ def find_gpu(device: str) -> Gpu:
         )
     major, minor = torch.cuda.get_device_capability(index)
     return Gpu(torch.cuda.get_device_name(index), (major, minor))
+
+
+def visible_gpu(device: str) -> str | None:
+    """What CUDA_VISIBLE_DEVICES must be for a program that takes the first GPU that it sees.
+
+    None: the device is the first one already.
+
+    Raises:
+        ConfigError: CUDA_VISIBLE_DEVICES hides the device.
+    """
+    index = torch.device(device).index or 0
+    if index == 0:
+        return None
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    gpus = seen.split(",") if seen else [str(gpu) for gpu in range(index + 1)]
+    if index >= len(gpus):
+        raise ConfigError(
+            f"runtime.device = {device!r}, but CUDA_VISIBLE_DEVICES = {seen!r} shows "
+            f"{len(gpus)} GPUs; expected cuda:0 to cuda:{len(gpus) - 1}"
+        )
+    return gpus[index]
 
 
 def check_build(engine: Engine, limits: Limits, version: str, gpu: Gpu) -> None:
@@ -202,11 +130,12 @@ def check_build(engine: Engine, limits: Limits, version: str, gpu: Gpu) -> None:
 
 
 def check_config(limits: Limits, config: RuntimeConfig) -> None:
-    """Refuse settings beyond the limits that the engine was compiled with.
+    """Refuse settings beyond the limits that the engine was compiled with, and the LLM API's.
 
     Raises:
         ConfigError: names the key, its value and the limit.
     """
+    require_unset(config.tensorrt_llm, OF_LLM_API, "this engine is a compiled one")
     asked = {
         "runtime.slots": (config.slots, limits.max_batch_size),
         "runtime.tensorrt_llm.beam_width": (config.tensorrt_llm.beam_width, limits.max_beam_width),

@@ -1,4 +1,4 @@
-"""TensorRT-LLM 1.3 and later in this process: its LLM API as an executor.
+"""TensorRT-LLM 1.3 and later: its LLM API, in a process of its own, as an executor.
 
 Those releases have no engines: their PyTorch backend runs the Hugging Face checkpoint that the
 engine folder holds, in FP16. Written to NVIDIA's guide docs/source/models/encoder-decoder.md and to
@@ -6,51 +6,58 @@ tensorrt_llm/_torch/models/modeling_whisper.py. The library takes samples and ma
 itself; its prompt is text that must begin at start of transcript, so there is no previous text; it
 finds no language and keeps no rules for timestamps; the suppress lists it applies by itself.
 
-The API is asynchronous: an event loop, on a thread of its own, follows every request.
+It wants another numpy than tritonserver's Python backend, so `serve.trtllm.worker` runs it, with
+the interpreter that `runtime.tensorrt_llm.python` names, at the other end of a connection. Messages
+are JSON. There go: first the settings; then requests, each with its samples as bytes after it
+(float32), and cancels; at the end one that is empty. There come: first `ready` or `refused`; then
+`ExecutorResponse`s by their fields, and `failed` if the library can do no more.
 """
 
-import asyncio
-import functools
-import importlib
+import contextlib
 import itertools
+import json
 import logging
+import multiprocessing
 import os
 import queue
+import subprocess
+import sys
 import threading
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from serve.config import RuntimeConfig
-from serve.engine import Dims, Engine
+from serve.engine import Engine
 from serve.errors import ConfigError, DeviceError, UnavailableError
-from serve.runtime.protocol import Capabilities, FinishReason
-from serve.speech.features import SAMPLE_RATE
+from serve.runtime.protocol import Capabilities
 from serve.speech.tokenizer import Tokenizer
-from serve.trtllm.limits import CHECKPOINT_FOLDER, Lengths, api_version, find_gpu
-from serve.trtllm.runtime import (
-    LENGTH_PENALTY,
-    ExecutorRequest,
-    ExecutorResponse,
-    TensorRTLLMRuntime,
-    take_all,
-)
+from serve.trtllm.config import OF_ENGINES, require_unset
+from serve.trtllm.limits import CHECKPOINT_FOLDER, Lengths, visible_gpu
+from serve.trtllm.runtime import ExecutorRequest, ExecutorResponse, TensorRTLLMRuntime, take_all
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("earshot")
 
+_STDERR = 2  # its number
 _STOP_S = 20.0  # how long the library may take to shut down
-_REASONS: dict[str, FinishReason] = {"stop": "eot", "length": "length", "cancelled": "cancelled"}
+_STATUS_S = 5.0  # from a connection's end to the process's
+_ROOT = Path(__file__).resolve().parents[2]
+# The folder comes last, so that nothing in it stands before what the environment has.
+_BEGIN = "import sys; sys.path.append({root!r}); from serve.trtllm import worker; worker.run({fd})"
+# What this environment would lead another interpreter to, and where the server keeps what it was.
+_LIBRARIES, _LIBRARIES_BEFORE = "LD_LIBRARY_PATH", "EARSHOT_LD_LIBRARY_PATH"
 
 
 def open_llm_api(engine: Engine, config: RuntimeConfig) -> TensorRTLLMRuntime:
     """Start the LLM API on an engine's checkpoint.
 
     Raises:
-        UnavailableError: the library or GPU is missing, or the library does not start.
+        UnavailableError: the interpreter, the library or the GPU is missing, or does not start.
         ConfigError: the configuration asks for what the LLM API cannot do.
         EngineError: the engine's tokenizer cannot be read.
     """
     check_config(config)
-    api_version()
-    find_gpu(config.device)
     return TensorRTLLMRuntime(engine, LlmApiExecutor(engine, config))
 
 
@@ -60,18 +67,39 @@ def check_config(config: RuntimeConfig) -> None:
     Raises:
         ConfigError: names the key and what to do.
     """
-    for key in ("no_speech_probe", "triton_backend"):
-        if getattr(config.tensorrt_llm, key):
-            raise ConfigError(
-                f"runtime.tensorrt_llm.{key} = true needs engines of TensorRT-LLM 1.2, and this "
-                "one is for the LLM API; set it to false"
-            )
-    _, _, index = config.device.partition(":")
-    if index not in ("", "0"):
+    require_unset(config.tensorrt_llm, OF_ENGINES, "this engine is for the LLM API")
+    if not config.device.startswith("cuda"):
         raise ConfigError(
-            f"runtime.device = {config.device!r}, but TensorRT-LLM's LLM API takes the first GPU "
-            f'that it sees; set CUDA_VISIBLE_DEVICES={index} and runtime.device = "cuda"'
+            f"runtime.device = {config.device!r}, but TensorRT-LLM needs an NVIDIA GPU; expected "
+            '"cuda" or "cuda:N"'
         )
+
+
+def spawn(config: RuntimeConfig, connection: Connection) -> "subprocess.Popen[bytes]":
+    """Start the process that has the library, at its end of the connection.
+
+    Raises:
+        UnavailableError: the interpreter cannot be started.
+    """
+    python = config.tensorrt_llm.python or sys.executable
+    environment = dict(os.environ)
+    environment[_LIBRARIES] = environment.get(_LIBRARIES_BEFORE, environment.get(_LIBRARIES, ""))
+    if (gpu := visible_gpu(config.device)) is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpu
+    begin = _BEGIN.format(root=str(_ROOT), fd=connection.fileno())
+    try:
+        return subprocess.Popen(
+            [python, "-P", "-c", begin],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=_STDERR,  # what it says is no transcript
+            pass_fds=[connection.fileno()],
+        )
+    except OSError as error:
+        raise UnavailableError(
+            f"runtime.tensorrt_llm.python = {config.tensorrt_llm.python!r} cannot be started: "
+            f"{error.strerror}; expected the python of an environment that has TensorRT-LLM"
+        ) from error
 
 
 class LlmApiExecutor:
@@ -82,7 +110,7 @@ class LlmApiExecutor:
         config: one that passed `check_config`.
 
     Raises:
-        UnavailableError: the library does not start; the message is its own.
+        UnavailableError: the process or the library does not start; the message is its own.
         EngineError: the engine's tokenizer cannot be read.
     """
 
@@ -115,57 +143,54 @@ class LlmApiExecutor:
             previous_text=False,
             beam_sizes=(width,),
         )
-        # One process: nothing to spawn from inside Triton's Python stub, as in NVIDIA's own tests.
-        os.environ.setdefault("TLLM_WORKER_USE_SINGLE_PROCESS", "1")
-        try:
-            # Imported here because it is heavy, and absent on most machines.
-            self._api: Any = importlib.import_module("tensorrt_llm.llmapi")
-            self._llm = self._start(str(engine.path / CHECKPOINT_FOLDER), dims, config)
-        except (ImportError, OSError, RuntimeError, ValueError) as error:
-            raise UnavailableError(
-                f"TensorRT-LLM cannot run the checkpoint in {engine.path}: {error}"
-            ) from error
         self._ids = itertools.count()
         # None stands for a failure to look at.
         self._responses: queue.SimpleQueue[ExecutorResponse | None] = queue.SimpleQueue()
-        self._failure: BaseException | None = None
-        self._closed = False
-        # Of the loop's thread:
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._outputs: dict[int, Any] = {}
-        self._closing = asyncio.Event()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="earshot-llm-api", daemon=True)
-        self._thread.start()
+        self._failure = ""
+        # Each the parts of a message; they wait here, because who sends must not wait.
+        self._outbox: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
+        self._connection, theirs = multiprocessing.Pipe()
+        with theirs:
+            self._process = spawn(config, theirs)
+        try:
+            self.version = self._begin(_settings(engine, config), config)
+        except BaseException:  # Ctrl-C as well
+            self._kill()
+            self._connection.close()
+            raise
+        self._reader = threading.Thread(target=self._read, name="earshot-llm-api", daemon=True)
+        self._writer = threading.Thread(target=self._write, name="earshot-llm-api", daemon=True)
+        self._reader.start()
+        self._writer.start()
 
-    def _start(self, model: str, dims: Dims, config: RuntimeConfig) -> Any:
-        api, trtllm = self._api, config.tensorrt_llm
-        graphs = None
-        if config.cuda_graph:
-            sequences = config.slots * trtllm.beam_width
-            graphs = api.CudaGraphConfig(max_batch_size=sequences, enable_padding=True)
-        return api.LLM(
-            model=model,
-            backend="pytorch",
-            attn_backend="TRTLLM",
-            dtype="float16",
-            model_kwargs={"torch_dtype": "float16"},  # config.json's would win over `dtype`
-            max_batch_size=config.slots,
-            max_beam_width=trtllm.beam_width,
-            # The pool for the encoder's output is sized by it; the default is less than a window.
-            max_input_len=dims.n_audio_ctx,
-            # What one iteration may hold: windows to encode, and room for the decoder's tokens.
-            max_num_tokens=dims.n_audio_ctx * (config.encoder_batch + 1),
-            enable_chunked_prefill=False,
-            disable_overlap_scheduler=True,  # the first release with Whisper cannot overlap
-            cuda_graph_config=graphs,
-            kv_cache_config=api.KvCacheConfig(
-                enable_block_reuse=False,  # blocks are found by tokens, and all prompts are alike
-                free_gpu_memory_fraction=trtllm.kv_cache_fraction,
-                cross_kv_cache_fraction=trtllm.cross_kv_fraction,
-            ),
-            scheduler_config=api.SchedulerConfig(use_python_scheduler=True),
-        )
+    def _begin(self, settings: Mapping[str, Any], config: RuntimeConfig) -> str:
+        """Have the library started; its version."""
+        limit_s = config.tensorrt_llm.start_timeout_s
+        try:
+            self._connection.send_bytes(_to_json(settings))
+            if not self._connection.poll(limit_s):
+                raise UnavailableError(
+                    f"TensorRT-LLM did not start within {limit_s:g} s, which is "
+                    "runtime.tensorrt_llm.start_timeout_s; its log says what it was at"
+                )
+            answer = json.loads(self._connection.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise UnavailableError(f"{self._end_of_process()}, before it was ready") from error
+        if "refused" in answer:
+            raise UnavailableError(answer["refused"])
+        return str(answer["ready"])
+
+    def _end_of_process(self) -> str:
+        """How the process ended, whose end of the connection is gone."""
+        status: Any = "unknown"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = self._process.wait(_STATUS_S)
+        return f"the process of TensorRT-LLM ended with status {status}; its log says why"
+
+    def _kill(self) -> None:
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it
+            self._process.wait(_STATUS_S)
 
     # ---------------------------------------------------------------- called by the device thread
 
@@ -173,7 +198,13 @@ class LlmApiExecutor:
         """Hand over a request; see `Executor.enqueue`."""
         self._check()
         request_id = next(self._ids)
-        self._loop.call_soon_threadsafe(self._begin, request_id, request)
+        head = {
+            "id": request_id,
+            "prompt": "".join(self._names[token] for token in request.prompt),
+            "max_tokens": request.max_tokens,
+            "beam_size": request.beam_size,
+        }
+        self._outbox.put([_to_json(head), request.features.numpy().tobytes()])
         return request_id
 
     def await_responses(self, timeout_s: float) -> list[ExecutorResponse]:
@@ -184,110 +215,73 @@ class LlmApiExecutor:
 
     def cancel(self, request_id: int) -> None:
         """Abort a request; see `Executor.cancel`."""
-        self._loop.call_soon_threadsafe(self._abort, request_id)
+        self._outbox.put([_to_json({"cancel": request_id})])
 
     def steps(self) -> tuple[int, int, float]:
         """Nothing: the API tells of its steps only by waiting for them."""
         return 0, 0, 0.0
 
     def close(self) -> None:
-        """Abort what runs and shut the library down; see `Executor.close`."""
-        if self._closed:
+        """Abort what runs and end the process; see `Executor.close`."""
+        if self._connection.closed:
             return
-        self._closed = True
-        self._loop.call_soon_threadsafe(self._closing.set)
-        self._thread.join(_STOP_S)
-        if self._thread.is_alive():
-            logger.error("TensorRT-LLM did not shut down within %g s", _STOP_S)
+        self._outbox.put([_to_json({})])
+        self._outbox.put(None)
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            logger.error("TensorRT-LLM did not shut down within %g s and is killed", _STOP_S)
+            self._kill()
+        for thread in (self._reader, self._writer):
+            thread.join(_STATUS_S)
+        self._connection.close()
 
     def _check(self) -> None:
-        if self._failure is not None:
-            raise DeviceError(f"TensorRT-LLM failed: {self._failure!r}") from self._failure
+        if self._failure:
+            raise DeviceError(f"TensorRT-LLM failed: {self._failure}")
 
-    # ---------------------------------------------------------------- the loop's thread
+    # ---------------------------------------------------------------- the connection's threads
 
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._serve())
+    def _read(self) -> None:
+        try:
+            while True:
+                self._take(json.loads(self._connection.recv_bytes()))
+        except (EOFError, OSError):
+            self._fail(self._end_of_process())
 
-    async def _serve(self) -> None:
-        await self._closing.wait()
-        for request_id in list(self._tasks):
-            self._abort(request_id)
-        self._llm.shutdown()  # NOTE: before the loop closes, for its threads post to it
-
-    def _begin(self, request_id: int, request: ExecutorRequest) -> None:
-        task = self._loop.create_task(self._follow(request_id, request))
-        self._tasks[request_id] = task
-        task.add_done_callback(functools.partial(self._end, request_id))
-
-    async def _follow(self, request_id: int, request: ExecutorRequest) -> None:
-        """Put out a request's tokens as they come, and its end."""
-        prompt = "".join(self._names[token] for token in request.prompt)
-        output = self._llm.generate_async(
-            {
-                "prompt": prompt,
-                "multi_modal_data": {"audio": [(request.features.numpy(), SAMPLE_RATE)]},
-            },
-            sampling_params=self._sampling(request),
-            streaming=self.capabilities.streaming,
-        )
-        self._outputs[request_id] = output
-        sent = 0
-        async for part in output:
-            if part.finished:
-                break
-            tokens = tuple(part.outputs[0].token_ids[sent:])
-            sent += len(tokens)
-            self._responses.put(ExecutorResponse(request_id, tokens))
-        self._responses.put(_last(request_id, output.outputs[0], sent))
-
-    def _sampling(self, request: ExecutorRequest) -> Any:
-        options: dict[str, Any] = {"temperature": 0.0}
-        if request.beam_size > 1:
-            options |= {"use_beam_search": True, "best_of": request.beam_size, "n": 1}
-            options["length_penalty"] = LENGTH_PENALTY
+    def _take(self, message: dict[str, Any]) -> None:
+        if "failed" in message:
+            self._fail(message["failed"])
         else:
-            options["logprobs"] = 1  # the likeliest, and the one that was sampled
-        # The end of text is the library's to know, from the checkpoint.
-        return self._api.SamplingParams(max_tokens=request.max_tokens, detokenize=False, **options)
+            tokens = tuple(message.pop("tokens", ()))
+            self._responses.put(ExecutorResponse(tokens=tokens, **message))
 
-    def _abort(self, request_id: int) -> None:
-        if request_id in self._outputs:
-            self._outputs[request_id].abort()
-        if request_id in self._tasks:
-            self._tasks[request_id].cancel()
+    def _fail(self, why: str) -> None:
+        self._failure = self._failure or why
+        self._responses.put(None)
 
-    def _end(self, request_id: int, task: asyncio.Task[None]) -> None:
-        """Pass on what went wrong: a refused request ends alone, all else ends the executor."""
-        del self._tasks[request_id]
-        self._outputs.pop(request_id, None)
-        error = None if task.cancelled() else task.exception()
-        if error is None:
-            return
-        if isinstance(error, (ValueError, TypeError, self._api.RequestError)):
-            self._responses.put(ExecutorResponse(request_id, finished="error", error=str(error)))
-        else:
-            self._failure = error
-            self._responses.put(None)
+    def _write(self) -> None:
+        with contextlib.suppress(OSError):  # the other side is gone, as the reader finds out
+            while (parts := self._outbox.get()) is not None:
+                for part in parts:
+                    self._connection.send_bytes(part)
 
 
-def _last(request_id: int, result: Any, sent: int) -> ExecutorResponse:
-    """The response that ends a request, from its finished `CompletionOutput`."""
-    reason = _REASONS.get(result.finish_reason, "error")
-    error = "" if reason != "error" else f"unexpected end {result.finish_reason!r}"
-    tokens = tuple(result.token_ids[sent:])
-    return ExecutorResponse(
-        request_id, tokens, reason, logprob_sum=_logprob_sum(result), error=error
-    )
+def _settings(engine: Engine, config: RuntimeConfig) -> dict[str, Any]:
+    """The first message: what the library is started with."""
+    own = config.tensorrt_llm
+    return {
+        "model": str((engine.path / CHECKPOINT_FOLDER).resolve()),
+        "slots": config.slots,
+        "beam_width": own.beam_width,
+        "streaming": own.beam_width == 1,
+        "window_tokens": engine.manifest.dims.n_audio_ctx,
+        "encoder_batch": config.encoder_batch,
+        "cuda_graph": config.cuda_graph,
+        "kv_cache_fraction": own.kv_cache_fraction,
+        "cross_kv_fraction": own.cross_kv_fraction,
+    }
 
 
-def _logprob_sum(result: Any) -> float | None:
-    """Over every sampled token; None where the library does not tell all of them."""
-    told = result.logprobs or []
-    if len(told) != len(result.token_ids):
-        return None
-    return sum(
-        float(by_token[token].logprob)
-        for by_token, token in zip(told, result.token_ids, strict=True)
-    )
+def _to_json(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message).encode()

@@ -16,12 +16,13 @@ import pytest
 from packaging.requirements import Requirement
 
 from deploy.images import earshot
-from serve.config import ServerConfig
+from serve.config import ServerConfig, load_config
 from serve.triton.installation import require_numpy_1
 from tests.deploy.dockerfiles import IMAGES, ROOT, all_of, copied, environment
 
 NATIVE = IMAGES / "native.Dockerfile"
 TRTLLM = IMAGES / "trtllm.Dockerfile"
+TRTLLM_API = IMAGES / "trtllm-api.Dockerfile"
 PINS = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
 # What TensorRT-LLM's image has, in releases that it was tested with.
 IN_THE_IMAGE = {
@@ -45,7 +46,7 @@ IN_THE_IMAGE = {
 NOT_NEEDED = {"nvidia-pytriton", "faster-whisper", "ctranslate2"}
 
 
-@pytest.mark.parametrize("path", [NATIVE, TRTLLM], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [NATIVE, TRTLLM, TRTLLM_API], ids=lambda path: path.stem)
 def test_what_is_copied_exists(path):
     sources = [source for found, _ in copied(path) for source in found]
     assert {"requirements.txt", "build", "serve", "configs"} <= set(sources)
@@ -55,7 +56,7 @@ def test_what_is_copied_exists(path):
     assert (ROOT / environment(path)["CONFIG"]).is_file()
 
 
-@pytest.mark.parametrize("path", [NATIVE, TRTLLM], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [NATIVE, TRTLLM, TRTLLM_API], ids=lambda path: path.stem)
 def test_the_ports_are_the_servers(path):
     server = ServerConfig()
     ports = [server.http_port, server.grpc_port, server.metrics_port]
@@ -83,7 +84,7 @@ def test_the_native_image_has_all_that_it_imports():
     imported = set()
     for top in ("serve", "build"):
         for path in (ROOT / top).rglob("*.py"):
-            if "maker" in path.parts or "trtllm" in path.parts:  # what the image is not for
+            if {"maker", "trtllm"} & {*path.relative_to(ROOT).parts}:  # what the image is not for
                 continue
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Import):
@@ -198,3 +199,8 @@ def test_what_is_installed_without_its_dependencies_has_them(installed):
 def is_for_all(need):
     """Whether a package needs another without any of its extras."""
     return need.marker is None or need.marker.evaluate({"extra": "", "python_version": "3.12"})
+
+
+def test_the_config_of_the_llm_api_names_the_interpreter_of_its_image():
+    python = load_config(ROOT / environment(TRTLLM_API)["CONFIG"]).runtime.tensorrt_llm.python
+    assert f"trtllm-check --python {python}\n" in TRTLLM_API.read_text(encoding="utf-8")

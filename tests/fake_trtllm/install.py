@@ -1,9 +1,14 @@
 """Put the stand-in where the real library would be, and make small checkpoints for it."""
 
+import contextlib
 import importlib
 import os
+import socket
+import subprocess
 import sys
+import threading
 import warnings
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -14,6 +19,7 @@ from build.checkpoint import Checkpoint, open_checkpoint
 from build.config import BuildConfig, Config
 from serve.config import RuntimeConfig
 from serve.engine import Dims, Source, TokenizerFacts, tensor_kinds
+from serve.trtllm import llm_api, worker
 from serve.trtllm.config import TrtllmConfig
 from tests.checkpoints import NANO, random_weights, write_hf
 from tests.fake_trtllm import contract
@@ -65,9 +71,31 @@ def install(monkeypatch, tmp_path, capability=(9, 0)):
 
 def install_api(monkeypatch):
     """Make release 1.4 and a GPU appear; returns its fake `tensorrt_llm.llmapi`."""
-    monkeypatch.setenv("TLLM_WORKER_USE_SINGLE_PROCESS", "1")  # or the link would leave it set
     pretend(monkeypatch, HERE / "api", (9, 0))
+    monkeypatch.setattr(llm_api, "spawn", OnThread)
     return imported("tensorrt_llm.llmapi")
+
+
+class OnThread:
+    """The library's process on a thread of this one, where tests can look into the stand-in."""
+
+    def __init__(self, config, connection):
+        mine = Connection(os.dup(connection.fileno()))
+        self._end = socket.socket(fileno=os.dup(connection.fileno()))
+        self._thread = threading.Thread(target=worker.serve, args=(mine, lambda: None), daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout):
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise subprocess.TimeoutExpired("a thread", timeout)
+        self._end.close()
+        return 0
+
+    def kill(self):
+        """All of it that the other side can see."""
+        with contextlib.suppress(OSError):  # it has ended already
+            self._end.shutdown(socket.SHUT_RDWR)
 
 
 def imported(name):

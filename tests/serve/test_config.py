@@ -173,6 +173,7 @@ MAY_BE_EMPTY = {
     ("build", "draft"),
     ("eval", "heldout"),
     ("eval", "language"),
+    ("runtime", "tensorrt_llm", "python"),
     ("server", "keys_file"),
     ("server", "tls_certificate"),
     ("server", "tls_key"),

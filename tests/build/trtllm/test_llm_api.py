@@ -18,12 +18,14 @@ from serve.config import RuntimeConfig
 from serve.engine import MANIFEST_FILE, MEL_FILTERS_FILE, open_engine
 from serve.errors import CheckpointError, ConfigError, EarshotError, UnavailableError
 from serve.runtime.open import open_runtime
-from serve.trtllm.limits import api_version, library_version
+from serve.trtllm import llm_api
 from serve.trtllm.llm_api import check_config
+from serve.trtllm.release import api_version, library_version
 from tests.checkpoints import NANO, write_openai
 from tests.fake_hub import FakeHub
 from tests.fake_trtllm.install import (
     HERE,
+    OnThread,
     compile_engine,
     copy_engine,
     make_checkpoint,
@@ -190,6 +192,7 @@ def pretend(tmp_path, monkeypatch):
             (package / "_torch/models/modeling_whisper.py").unlink()
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.delitem(sys.modules, "tensorrt_llm", raising=False)
+        monkeypatch.setattr(llm_api, "spawn", OnThread)
 
     return pretend
 
@@ -227,5 +230,7 @@ def test_an_absent_library_is_named(engine, monkeypatch):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    with pytest.raises(UnavailableError, match=r"not installed, expected release 1\.3 or later"):
+    monkeypatch.setattr(llm_api, "spawn", OnThread)
+    words = rf"not installed in the environment of {sys.executable}, expected release 1\.3 or later"
+    with pytest.raises(UnavailableError, match=words):
         open_runtime(engine, CUDA)

@@ -21,6 +21,7 @@ from eval.trtllm.check import (
     write_config,
 )
 from eval.trtllm.report import DifferenceError, Report
+from serve.config import load_config
 from serve.engine import open_engine
 from serve.errors import CheckpointError, EngineError, UnavailableError
 from serve.trtllm import limits
@@ -54,7 +55,7 @@ def in_process(path):
 
 def test_the_whole_check_passes_on_the_stand_in(fake, tmp_path, monkeypatch):
     report = silent()
-    monkeypatch.setattr(trtllm_check, "run_contract_tests", lambda selection, results: "9 ran")
+    monkeypatch.setattr(trtllm_check, "run_contract_tests", lambda *_: "9 ran")
     trtllm_check.run(tmp_path, report, in_process)
     assert report.checks[0].found == "TensorRT-LLM 1.2.1 on Stand-in GPU, compute capability 9.0"
     steps = ("build", "load", "logits", "greedy tokens", "windows together")
@@ -76,15 +77,19 @@ def test_the_whole_check_passes_on_the_stand_in_of_the_llm_api(fake, tmp_path, m
     install_api(monkeypatch)
     report = silent()
     monkeypatch.setattr(
-        trtllm_check, "run_contract_tests", lambda selection, results: " ".join(selection)
+        trtllm_check, "run_contract_tests", lambda selection, results, python: " ".join(selection)
     )
     trtllm_check.run(tmp_path, report, in_process)
     assert report.checks[0].found == "TensorRT-LLM 1.4.0 on Stand-in GPU, compute capability 9.0"
+    assert report.checks[3].found == "TensorRT-LLM 1.4.0, in a process of its own"
     words = [check.what for check in report.checks if check.what.startswith("fp16: ")]
     assert words == [f"fp16: {s}" for s in ("build", "load", "greedy tokens", "windows together")]
     assert report.checks[-1].found == " ".join(CONTRACT_TESTS["tensorrt_llm_api"])
     engine = open_engine(tmp_path / "fp16")
-    config = trtllm_check.write_config(tmp_path, "fp16", "tensorrt_llm_api").runtime
+    config = trtllm_check.write_config(
+        tmp_path, "fp16", "tensorrt_llm_api", "/there/python"
+    ).runtime
+    assert load_config(tmp_path / "fp16.toml").runtime.tensorrt_llm.python == "/there/python"
     other = make_checkpoint(tmp_path / "other")
     other.model.decoder.layers[1].fc2.weight.data.neg_()
     with pytest.raises(DifferenceError, match=r"window \d: token \d+ is"):
@@ -173,9 +178,13 @@ def test_the_contract_tests_run_in_a_process_of_their_own(tmp_path):
     for *files, keyword_flag, _ in CONTRACT_TESTS.values():
         assert all(Path(path).is_file() for path in files)
         assert keyword_flag == "-k"
-    quick = ["tests/serve/native/test_slots.py", "-p", "no:cacheprovider"]
-    results = tmp_path / "tests.xml"
-    assert re.fullmatch(r"\d+ ran, 0 of them skipped", run_contract_tests(quick, results))
+    test, results = tmp_path / "test_config.py", tmp_path / "tests.xml"
+    test.write_text(
+        "from tests.runtimes import LLM_API\n"
+        "def test_it(): assert LLM_API.runtime.tensorrt_llm.python == '/there/python'\n"
+    )
+    quick = ["-c", "pyproject.toml", "-p", "no:cacheprovider", str(test)]
+    assert run_contract_tests(quick, results, "/there/python") == "1 ran, 0 of them skipped"
     with pytest.raises(DifferenceError, match="contract tests failed with exit code 5"):
         run_contract_tests([*quick, "-k", "no_such_test"], results)
 

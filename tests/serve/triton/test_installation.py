@@ -67,6 +67,7 @@ def test_its_libraries_and_this_python_come_first(image, wheel, folder, monkeypa
     assert environment["LD_LIBRARY_PATH"].split(":") == [libraries, "/libpython", "/some/libraries"]
     assert environment["PATH"].split(":") == [str(Path(sys.executable).parent), "/some/bin"]
     assert environment["EARSHOT_TEST"] == "kept"
+    assert environment["EARSHOT_LD_LIBRARY_PATH"] == "/some/libraries"
     monkeypatch.delenv("LD_LIBRARY_PATH")
     environment = find_installation(folder / "another").environment()
     assert environment["LD_LIBRARY_PATH"].split(":") == [libraries, "/libpython"]

@@ -16,7 +16,7 @@ from serve.runtime.open import open_runtime
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES, log_mel
 from serve.transcriber.open import open_transcriber
 from tests.checkpoints import NANO
-from tests.runtimes import SLOTS, TRTLLM, api_engine, opener, run, samples_job
+from tests.runtimes import LLM_API, SLOTS, api_engine, opener, run, samples_job
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def engine(checkpoint, tmp_path_factory):
 
 @pytest.fixture
 def runtime(engine):
-    with opener(lambda: open_runtime(engine, TRTLLM.runtime)) as opened:
+    with opener(lambda: open_runtime(engine, LLM_API.runtime)) as opened:
         yield opened()
 
 
@@ -66,7 +66,7 @@ def mel(samples):
 def test_audio_becomes_text_through_the_whole_path(engine):
     """Manifest to runtime to transcriber: the same call as for a native engine."""
     config = dataclasses.replace(
-        TRTLLM,
+        LLM_API,
         engine=str(engine.path),
         transcriber=TranscriberConfig(max_tokens=8, temperatures=(0.0,), vad="off"),
     )

@@ -271,10 +271,11 @@ def test_jobs_beyond_the_build_are_refused(opened, job, words):
     [
         ({"slots": 5}, r"runtime\.slots = 5, but the engine was built for at most 4"),
         ({"beam_width": 2}, r"beam_width = 2, but the engine was built for at most 1"),
+        ({"python": "/usr/bin/python3"}, r"python = '.*', but this engine is a compiled one; exp"),
     ],
 )
 def test_settings_beyond_the_build_are_refused(engine, change, words):
-    config = make_config(**{k: v for k, v in change.items() if k == "beam_width"}).runtime
+    config = make_config(**{k: v for k, v in change.items() if k != "slots"}).runtime
     config = dataclasses.replace(config, slots=change.get("slots", 4))
     with pytest.raises(ConfigError, match=words):
         open_runtime(engine, config)

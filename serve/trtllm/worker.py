@@ -1,0 +1,224 @@
+"""TensorRT-LLM's LLM API in a process of its own, whose environment has the library.
+
+`serve.trtllm.llm_api` starts it and says what goes through the connection. That environment need
+hold nothing of this project's but the library with what the library needs: no other module of
+`serve` is imported here than the two below, which ask for as little.
+
+The API is asynchronous: an event loop follows every request; a thread reads what is asked.
+"""
+
+import asyncio
+import functools
+import importlib
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from serve.errors import EarshotError
+from serve.trtllm.release import api_version
+
+SAMPLE_RATE = 16_000
+LAST_S = 60
+"""After so long without the process that started it the kernel ends this one."""
+
+_LENGTH_PENALTY = 1.0  # of beams; the library's default is none
+_REASONS = {"stop": "eot", "length": "length", "cancelled": "cancelled"}
+
+Samples = npt.NDArray[np.float32]
+
+
+def run(descriptor: int) -> None:
+    """Serve the other side of a connection; what this process begins with."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started it
+    # One process: NVIDIA's own tests of Whisper spawn nothing either.
+    os.environ.setdefault("TLLM_WORKER_USE_SINGLE_PROCESS", "1")
+    serve(Connection(descriptor), functools.partial(signal.alarm, LAST_S))
+
+
+def serve(connection: Connection, on_hang_up: Callable[[], object]) -> None:
+    """Start the library as the first message says, then answer requests until told to end.
+
+    Args:
+        connection: to `serve.trtllm.llm_api`.
+        on_hang_up: called on another thread when the other side is gone or wants the end.
+    """
+    settings = json.loads(connection.recv_bytes())
+    try:
+        version = api_version()
+        # Imported here because it is heavy, and what it cannot do must be said in plain words.
+        api = importlib.import_module("tensorrt_llm.llmapi")
+        llm = _start(api, settings)
+    except EarshotError as error:
+        _tell(connection, refused=str(error))
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        _tell(
+            connection,
+            refused=f"TensorRT-LLM cannot run the checkpoint in {settings['model']}: {error}",
+        )
+    else:
+        _tell(connection, ready=version)
+        asyncio.run(_Session(connection, on_hang_up, api, llm, settings["streaming"]).serve())
+    connection.close()
+
+
+def _tell(connection: Connection, **message: Any) -> None:
+    connection.send_bytes(json.dumps(message).encode())
+
+
+def _start(api: Any, settings: Mapping[str, Any]) -> Any:
+    sequences = settings["slots"] * settings["beam_width"]
+    graphs = api.CudaGraphConfig(max_batch_size=sequences, enable_padding=True)
+    return api.LLM(
+        model=settings["model"],
+        backend="pytorch",
+        attn_backend="TRTLLM",
+        dtype="float16",
+        model_kwargs={"torch_dtype": "float16"},  # config.json's would win over `dtype`
+        max_batch_size=settings["slots"],
+        max_beam_width=settings["beam_width"],
+        # The pool for the encoder's output is sized by it; the default is less than a window.
+        max_input_len=settings["window_tokens"],
+        # What one iteration may hold: windows to encode, and room for the decoder's tokens.
+        max_num_tokens=settings["window_tokens"] * (settings["encoder_batch"] + 1),
+        enable_chunked_prefill=False,
+        disable_overlap_scheduler=True,  # the first release with Whisper cannot overlap
+        cuda_graph_config=graphs if settings["cuda_graph"] else None,
+        kv_cache_config=api.KvCacheConfig(
+            enable_block_reuse=False,  # blocks are found by tokens, and all prompts are alike
+            free_gpu_memory_fraction=settings["kv_cache_fraction"],
+            cross_kv_cache_fraction=settings["cross_kv_fraction"],
+        ),
+        scheduler_config=api.SchedulerConfig(use_python_scheduler=True),
+    )
+
+
+class _Session:
+    """The library at work for the other side of a connection."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        on_hang_up: Callable[[], object],
+        api: Any,
+        llm: Any,
+        streaming: bool,
+    ) -> None:
+        self._connection = connection
+        self._on_hang_up = on_hang_up
+        self._api = api
+        self._llm = llm
+        self._streaming = streaming
+        self._closing = asyncio.Event()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._outputs: dict[int, Any] = {}
+
+    async def serve(self) -> None:
+        """Answer until the other side hangs up."""
+        self._loop = asyncio.get_running_loop()
+        threading.Thread(target=self._read, name="earshot-requests", daemon=True).start()
+        await self._closing.wait()
+        for request_id in list(self._tasks):
+            self._abort(request_id)
+        self._llm.shutdown()  # NOTE: before the loop closes, for its threads post to it
+
+    def _read(self) -> None:
+        """Pass on what is asked, on a thread of its own."""
+        try:
+            while message := json.loads(self._connection.recv_bytes()):
+                if "cancel" in message:
+                    self._loop.call_soon_threadsafe(self._abort, message["cancel"])
+                else:
+                    samples = np.frombuffer(self._connection.recv_bytes(), np.float32).copy()
+                    self._loop.call_soon_threadsafe(self._begin, message, samples)
+        except (EOFError, OSError):
+            pass  # the other side is gone, which is no other end than being told
+        self._on_hang_up()
+        self._loop.call_soon_threadsafe(self._closing.set)
+
+    def _tell(self, **message: Any) -> None:
+        try:
+            _tell(self._connection, **message)
+        except OSError:
+            self._closing.set()
+
+    def _begin(self, request: Mapping[str, Any], samples: Samples) -> None:
+        task = self._loop.create_task(self._follow(request, samples))
+        self._tasks[request["id"]] = task
+        task.add_done_callback(functools.partial(self._end, request["id"]))
+
+    async def _follow(self, request: Mapping[str, Any], samples: Samples) -> None:
+        """Put out a request's tokens as they come, and its end."""
+        output = self._llm.generate_async(
+            {
+                "prompt": request["prompt"],
+                "multi_modal_data": {"audio": [(samples, SAMPLE_RATE)]},
+            },
+            sampling_params=self._sampling(request["max_tokens"], request["beam_size"]),
+            streaming=self._streaming,
+        )
+        self._outputs[request["id"]] = output
+        sent = 0
+        async for part in output:
+            if part.finished:
+                break
+            tokens = list(part.outputs[0].token_ids[sent:])
+            sent += len(tokens)
+            self._tell(id=request["id"], tokens=tokens)
+        self._tell(id=request["id"], **last(output.outputs[0], sent))
+
+    def _sampling(self, max_tokens: int, beam_size: int) -> Any:
+        options: dict[str, Any] = {"temperature": 0.0}
+        if beam_size > 1:
+            options |= {"use_beam_search": True, "best_of": beam_size, "n": 1}
+            options["length_penalty"] = _LENGTH_PENALTY
+        else:
+            options["logprobs"] = 1  # the likeliest, and the one that was sampled
+        # The end of text is the library's to know, from the checkpoint.
+        return self._api.SamplingParams(max_tokens=max_tokens, detokenize=False, **options)
+
+    def _abort(self, request_id: int) -> None:
+        if request_id in self._outputs:
+            self._outputs[request_id].abort()
+        if request_id in self._tasks:
+            self._tasks[request_id].cancel()
+
+    def _end(self, request_id: int, task: asyncio.Task[None]) -> None:
+        """Tell what went wrong: a refused request ends alone, all else ends the library."""
+        del self._tasks[request_id]
+        self._outputs.pop(request_id, None)
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        if isinstance(error, (ValueError, TypeError, self._api.RequestError)):
+            self._tell(id=request_id, finished="error", error=str(error))
+        else:
+            self._tell(failed=repr(error))
+
+
+def last(result: Any, sent: int) -> dict[str, Any]:
+    """What ends a request, from its finished `CompletionOutput`; `sent` tokens were told before."""
+    reason = _REASONS.get(result.finish_reason, "error")
+    return {
+        "tokens": list(result.token_ids[sent:]),
+        "finished": reason,
+        "logprob_sum": _logprob_sum(result),
+        "error": "" if reason != "error" else f"unexpected end {result.finish_reason!r}",
+    }
+
+
+def _logprob_sum(result: Any) -> float | None:
+    """Over every sampled token; None where the library does not tell all of them."""
+    told = result.logprobs or []
+    if len(told) != len(result.token_ids):
+        return None
+    return sum(
+        float(by_token[token].logprob)
+        for by_token, token in zip(told, result.token_ids, strict=True)
+    )

@@ -1,0 +1,181 @@
+"""The LLM API in an environment of its own: another interpreter, another numpy, as good as nothing
+of this project's.
+
+The environment is a script that begins this interpreter with a stand-in of release 1.4.0rc1, which
+wants numpy 2, with a numpy that says to be that, and without what such an environment may lack.
+"""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from serve.config import Config, ServerConfig, TranscriberConfig
+from serve.errors import ConfigError, DeviceError, UnavailableError
+from serve.messages import Request
+from serve.runtime.open import open_runtime
+from serve.speech.features import SAMPLE_RATE
+from serve.supervisor.run import free_ports, running_server
+from serve.transcriber.loop import Transcriber
+from serve.triton.client import Client
+from serve.trtllm import llm_api
+from serve.trtllm.config import TrtllmConfig
+from tests.fake_trtllm.install import HERE, OnThread, copy_engine, install_api
+from tests.runtimes import TRTLLM, run, samples_job
+
+LACKS = ("pydantic", "tritonclient", "av", "serve.codec", "serve.config", "serve.engine")
+SITE = f"""
+import sys
+
+class Lacks:
+    def find_spec(self, name, path=None, target=None):
+        if name in {LACKS!r}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Lacks())
+"""
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint, tmp_path_factory):
+    return copy_engine(checkpoint, tmp_path_factory.mktemp("api") / "engine")
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    """What the other environment has, besides torch and transformers, or seems to have."""
+    folder = tmp_path_factory.mktemp("packages")
+    needs = "Requires-Dist: torch>=2\nRequires-Dist: numpy<3.0.0,>=2.0.0\n"
+    for name, version, more in (("tensorrt-llm", "1.4.0rc1", needs), ("numpy", "2.4.1", "")):
+        info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        (info / "METADATA").write_text(head + more)
+    (folder / "tensorrt_llm").symlink_to(HERE / "api" / "tensorrt_llm")
+    (folder / "sitecustomize.py").write_text(SITE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def python(packages):
+    """The interpreter of that environment."""
+    return script(packages / "python", f'PYTHONPATH={packages} exec {sys.executable} "$@"')
+
+
+def script(path, text):
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def settings(**trtllm):
+    return dataclasses.replace(TRTLLM.runtime, tensorrt_llm=TrtllmConfig(**trtllm))
+
+
+@pytest.fixture
+def opened(engine, python):
+    runtime = open_runtime(engine, settings(python=python))
+    yield runtime
+    runtime.close()
+
+
+def test_it_says_what_the_library_would_say_here(opened, engine, monkeypatch):
+    made = samples_job(engine)
+    jobs = [made(id, language=("en", "es")[id % 2]) for id in range(5)]
+    found = run(opened, jobs)
+    install_api(monkeypatch)
+    here = open_runtime(engine, settings())
+    expected = run(here, jobs)
+    here.close()
+    assert [found[job.id].result for job in jobs] == [expected[job.id].result for job in jobs]
+    process = opened._executor._process
+    opened.close()
+    assert process.returncode == 0, "told to end, it did by itself"
+
+
+def test_a_process_that_dies_ends_what_it_had_with_a_clear_error(opened, engine):
+    process = opened._executor._process
+    opened.submit(samples_job(engine)(1, max_tokens=400))
+    process.kill()
+    words = "TensorRT-LLM failed: the process of TensorRT-LLM ended with status -9; its log"
+    with pytest.raises(DeviceError, match=words):
+        for _ in range(1000):
+            opened.poll(0.05)
+    with pytest.raises(DeviceError, match=words):
+        opened.submit(samples_job(engine)(2))
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("exit 3", r"ended with status 3; its log says why, before it was ready"),
+        ("exec sleep 60", r"did not start within 0\.2 s, which is .*start_timeout_s"),
+    ],
+)
+def test_what_does_not_start_is_an_error_in_time(engine, tmp_path, monkeypatch, text, words):
+    started, honest = [], subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda *a, **b: started.append(honest(*a, **b)) or started[-1]
+    )
+    limit_s = 0.2 if "sleep" in text else 60.0
+    python = script(tmp_path / "python", text)
+    with pytest.raises(UnavailableError, match=words):
+        open_runtime(engine, settings(python=python, start_timeout_s=limit_s))
+    assert started[0].returncode is not None, "it is left running"
+
+
+def test_an_interpreter_that_is_not_there_is_named(engine):
+    with pytest.raises(UnavailableError, match=r"python = '/no/python' cannot be started: No such"):
+        open_runtime(engine, settings(python="/no/python"))
+
+
+def test_in_this_environment_its_numpy_is_missing(engine, packages, tmp_path, monkeypatch):
+    """As release 1.4.0rc1 is, beside the numpy of tritonserver's stub."""
+    for name in ("tensorrt_llm", "tensorrt_llm-1.4.0rc1.dist-info"):
+        (tmp_path / name).symlink_to(packages / name)
+    monkeypatch.delitem(sys.modules, "tensorrt_llm", raising=False)  # another stand-in
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(llm_api, "spawn", OnThread)
+    words = r"1\.4\.0rc1 needs numpy<3\.0\.0,>=2\.0\.0, but the environment of .*; name the python"
+    with pytest.raises(UnavailableError, match=words):
+        open_runtime(engine, settings())
+
+
+def test_it_sees_the_gpu_of_the_config_and_none_of_the_servers_libraries(
+    engine, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/triton:/own")
+    monkeypatch.setenv("EARSHOT_LD_LIBRARY_PATH", "/own")
+    seen = tmp_path / "seen"
+    says = f'echo "$CUDA_VISIBLE_DEVICES $LD_LIBRARY_PATH" > {seen}'
+    config = settings(python=script(tmp_path / "python", says))
+    for device, gpus in (("cuda:1", "6"), ("cuda", "4,6")):
+        with pytest.raises(UnavailableError, match="ended with status 0"):
+            open_runtime(engine, dataclasses.replace(config, device=device))
+        assert seen.read_text().split() == [gpus, "/own"]
+    with pytest.raises(ConfigError, match="shows 2 GPUs; expected cuda:0 to cuda:1"):
+        open_runtime(engine, dataclasses.replace(config, device="cuda:2"))
+
+
+@pytest.mark.server
+def test_a_real_server_has_it_decode(engine, python, opened):
+    """Triton, its Python stub with numpy 1, and behind it the process that says to have numpy 2."""
+    http, grpc, metrics = free_ports("127.0.0.1", 3)
+    config = Config(
+        engine=str(engine.path),
+        runtime=settings(python=python),
+        transcriber=TranscriberConfig(max_tokens=8, temperatures=(0.0,), vad="off"),
+        server=ServerConfig(http_port=http, grpc_port=grpc, metrics_port=metrics),
+    )
+    made = samples_job(engine)(1, max_tokens=8)
+    request = Request(
+        made.features.numpy(), sample_rate=SAMPLE_RATE, language="en", timestamps=False
+    )
+    with Transcriber(engine, opened, config.transcriber) as transcriber:
+        expected = transcriber.transcribe(request)
+    with running_server(config) as server, Client(server.grpc) as client:
+        calls = [client.start(request) for _ in range(5)]
+        found = [call.result() for call in calls]
+    assert [transcript.tokens for transcript in found] == [expected.tokens] * 5
