@@ -79,25 +79,39 @@ def run(work: Path, report: Report, compile_engine: Compile, python: str = "") -
         EarshotError: the library, the GPU or the builder is missing or fails.
     """
     with report.check("library and GPU") as check:
-        api = bool(python) or release.installed_release() >= release.API_RELEASE
-        version = _version(api, python)
-        gpu = limits.find_gpu("cuda")
-        check.found = f"TensorRT-LLM {version} on {gpu.name}, compute capability {gpu.capability}"
+        runtime, check.found = _find(python)
     with report.check("random checkpoint"):
         network = make_checkpoint(work / "checkpoint")
-    runtime: RuntimeName = "tensorrt_llm_api" if api else "tensorrt_llm"
-    blackwell = 10 <= gpu.compute_capability[0] < 12
-    precisions: tuple[Precision, ...] = ("fp16",) if api or blackwell else ("fp16", "int8")
-    for precision in precisions:
+    for precision in _precisions(runtime):
         config = write_config(work, precision, runtime, python)
         with report.check(f"{precision}: build"):
             compile_engine(work / f"{precision}.toml")
             engine = open_engine(config.engine)
-            if not api:
-                limits.check_build(engine, limits.limits_of(engine), version, gpu)
+            if runtime == "tensorrt_llm":
+                here = release.library_version(), limits.find_gpu("cuda")
+                limits.check_build(engine, limits.limits_of(engine), *here)
         check_engine(engine, config.runtime, network, report)
     with report.check("runtime contract tests") as check:
         check.found = run_contract_tests(CONTRACT_TESTS[runtime], work / "tests.xml", python)
+
+
+def _find(python: str) -> tuple[RuntimeName, str]:
+    """The runtime to check, and where."""
+    if python:
+        return "tensorrt_llm_api", f"those of {python}, which says more once it is loaded"
+    api = release.installed_release() >= release.API_RELEASE
+    version = release.api_version() if api else release.library_version()
+    gpu = limits.find_gpu("cuda")
+    where = f"TensorRT-LLM {version} on {gpu.name}, compute capability {gpu.capability}"
+    return "tensorrt_llm_api" if api else "tensorrt_llm", where
+
+
+def _precisions(runtime: RuntimeName) -> tuple[Precision, ...]:
+    """Those that the runtime has on this GPU."""
+    if runtime == "tensorrt_llm_api":
+        return ("fp16",)
+    blackwell = 10 <= limits.find_gpu("cuda").compute_capability[0] < 12
+    return ("fp16",) if blackwell else ("fp16", "int8")
 
 
 def make_checkpoint(folder: Path, donor: Path = DONOR) -> Any:
@@ -125,12 +139,6 @@ def make_checkpoint(folder: Path, donor: Path = DONOR) -> Any:
     network.save_pretrained(folder, state_dict=state)
     path.write_text(json.dumps(generation), encoding="utf-8")  # the donor's, not the default
     return network.float()
-
-
-def _version(api: bool, python: str) -> str:
-    if python:
-        return f"in the environment of {python}"  # which tells it once it is loaded
-    return release.api_version() if api else release.library_version()
 
 
 def write_config(

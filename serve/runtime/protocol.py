@@ -198,7 +198,11 @@ class Runtime(Protocol):
         ...
 
     def gauges(self) -> Gauges:
-        """Gauges and counters."""
+        """Gauges and counters.
+
+        Raises:
+            DeviceError: the device failed; every unfinished job is lost.
+        """
         ...
 
     def close(self) -> None:

@@ -218,7 +218,11 @@ class LlmApiExecutor:
         self._outbox.put([_to_json({"cancel": request_id})])
 
     def steps(self) -> tuple[int, int, float]:
-        """Nothing: the API tells of its steps only by waiting for them."""
+        """Nothing: the API tells of its steps only by waiting for them.
+
+        Asked for where nothing is under way, too, and then finds out that the process is gone.
+        """
+        self._check()
         return 0, 0, 0.0
 
     def close(self) -> None:

@@ -86,7 +86,11 @@ class Executor(Protocol):
         ...
 
     def steps(self) -> tuple[int, int, float]:
-        """(steps, requests in them, seconds spent) since the last call."""
+        """(steps, requests in them, seconds spent) since the last call.
+
+        Raises:
+            DeviceError: TensorRT-LLM failed.
+        """
         ...
 
     def close(self) -> None:

@@ -95,7 +95,7 @@ class TritonPythonModel:
                     ),
                 ),
                 end_id=numbers["end_id"],
-                embedding_bias=torch.from_numpy(tensors["embedding_bias"][0]).half(),
+                embedding_bias=torch.from_numpy(tensors["embedding_bias"][0].copy()),
                 encoder_input_features=torch.from_numpy(features[0].copy()),
                 encoder_output_length=numbers["encoder_output_lengths"],
             )

@@ -104,6 +104,8 @@ def test_a_process_that_dies_ends_what_it_had_with_a_clear_error(opened, engine)
             opened.poll(0.05)
     with pytest.raises(DeviceError, match=words):
         opened.submit(samples_job(engine)(2))
+    with pytest.raises(DeviceError, match=words):
+        opened.gauges()  # which a transcriber asks for even where nothing is under way
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_it_sees_the_gpu_of_the_config_and_none_of_the_servers_libraries(
 
 
 @pytest.mark.server
-def test_a_real_server_has_it_decode(engine, python, opened):
+def test_a_real_server_has_it_decode(engine, python, monkeypatch):
     """Triton, its Python stub with numpy 1, and behind it the process that says to have numpy 2."""
     http, grpc, metrics = free_ports("127.0.0.1", 3)
     config = Config(
@@ -173,7 +175,9 @@ def test_a_real_server_has_it_decode(engine, python, opened):
     request = Request(
         made.features.numpy(), sample_rate=SAMPLE_RATE, language="en", timestamps=False
     )
-    with Transcriber(engine, opened, config.transcriber) as transcriber:
+    install_api(monkeypatch)
+    here = open_runtime(engine, settings())
+    with Transcriber(engine, here, config.transcriber) as transcriber:
         expected = transcriber.transcribe(request)
     with running_server(config) as server, Client(server.grpc) as client:
         calls = [client.start(request) for _ in range(5)]

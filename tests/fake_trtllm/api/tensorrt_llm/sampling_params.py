@@ -1,9 +1,11 @@
 """`SamplingParams` of the stand-in: the fields of 1.4, and what the real one refuses."""
 
+import collections.abc
 import dataclasses
-import typing
 
 import torch
+
+from tensorrt_llm.kinds import check
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -11,13 +13,13 @@ class SamplingParams:
     end_id: int | None = None
     pad_id: int | None = None
     max_tokens: int = 32
-    bad: typing.Any = None
+    bad: str | list | None = None
     bad_token_ids: list | None = None
-    stop: typing.Any = None
+    stop: str | list | None = None
     stop_token_ids: list | None = None
     include_stop_str_in_output: bool = False
     embedding_bias: torch.Tensor | None = None
-    logits_processor: typing.Any = None
+    logits_processor: collections.abc.Callable | list | None = None
     apply_batched_logits_processor: bool = False
     n: int = 1
     best_of: int | None = None
@@ -52,6 +54,7 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
 
     def __post_init__(self):
+        check(self, TypeError)
         if self.temperature is not None and self.temperature < 0:
             raise ValueError(f"require temperature >= 0.0, got temperature={self.temperature}")
         if (self.best_of or self.n) < self.n:

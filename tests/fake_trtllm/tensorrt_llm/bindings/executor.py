@@ -252,7 +252,7 @@ class Executor:
                 bias is not None and tuple(bias.shape) != (self.vocab,)
             ),
             "Embedding bias data type must be same as model logits type.": (
-                bias is not None and bias.dtype != torch.float16
+                bias is not None and str(bias.dtype) not in facts.BIAS
             ),
         }
         return next((message for message, fault in faults.items() if fault), "")
@@ -348,7 +348,7 @@ class Executor:
     def _sample(self, request_id, active, row):
         request, sampling = active.request, active.request.sampling_config
         if request.embedding_bias is not None:
-            row = row + request.embedding_bias.float()
+            row = row + request.embedding_bias.half().float()  # the logits' type
         if sampling.top_k is None and sampling.top_p is not None:
             probs = (row / (sampling.temperature or 1.0)).softmax(dim=-1)
             token = int(torch.multinomial(probs, 1, generator=active.generator))

@@ -11,11 +11,13 @@ import dataclasses
 import itertools
 import threading
 import typing
+from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
 
+from tensorrt_llm.kinds import check, check_one
 from tensorrt_llm.sampling_params import SamplingParams
 
 POSITIONS = 1500  # of the encoder's output, whatever the clip's length
@@ -29,8 +31,13 @@ class EngineDeadError(RuntimeError):
     """The executor died; nothing goes on. Real name: tensorrt_llm.executor.EngineDeadError."""
 
 
+class Settings:
+    def __post_init__(self):
+        check(self, ValueError)
+
+
 @dataclasses.dataclass(kw_only=True)
-class KvCacheConfig:
+class KvCacheConfig(Settings):
     enable_block_reuse: bool = True
     max_tokens: int | None = None
     max_attention_window: list | None = None
@@ -51,15 +58,15 @@ class KvCacheConfig:
 
 
 @dataclasses.dataclass(kw_only=True)
-class SchedulerConfig:
+class SchedulerConfig(Settings):
     capacity_scheduler_policy: str = "GUARANTEED_NO_EVICT"
     context_chunking_policy: str | None = None
-    dynamic_batch_config: typing.Any = None
+    dynamic_batch_config: dict | None = None
     use_python_scheduler: bool = False
 
 
 @dataclasses.dataclass(kw_only=True)
-class CudaGraphConfig:
+class CudaGraphConfig(Settings):
     batch_sizes: list | None = None
     max_batch_size: int = 0
     enable_padding: bool = False
@@ -83,9 +90,18 @@ class CompletionOutput:
 
 
 @dataclasses.dataclass
-class LlmArgs:
-    """The keywords of `LLM` that are not in its signature; unknown ones are refused."""
+class LlmArgs(Settings):
+    """The keywords of `LLM`; unknown ones are refused."""
 
+    model: str | Path
+    tokenizer: str | Path | None = None
+    tokenizer_mode: str = "auto"
+    skip_tokenizer_init: bool = False
+    trust_remote_code: bool = False
+    tensor_parallel_size: int = 1
+    dtype: str = "auto"
+    revision: str | None = None
+    tokenizer_revision: str | None = None
     backend: str = "pytorch"
     attn_backend: str = "TRTLLM"
     model_kwargs: dict | None = None
@@ -103,6 +119,7 @@ class LlmArgs:
     enable_iter_perf_stats: bool = False
 
     def __post_init__(self):
+        super().__post_init__()
         if self.attn_backend != "TRTLLM" or self.enable_chunked_prefill:
             raise ValueError("encoder-decoder models need TRTLLM attention, unchunked")
         if self.kv_cache_config.cross_kv_cache_fraction is None:
@@ -180,11 +197,12 @@ class LLM:
         tokenizer_revision=None,
         **kwargs,
     ):
+        given = {name: value for name, value in locals().items() if name not in ("self", "kwargs")}
         known = {field.name for field in dataclasses.fields(LlmArgs)}
         for key in kwargs:
             if key not in known:
                 raise ValueError(f"LLM got invalid argument: {key}")
-        self.args = LlmArgs(**kwargs)
+        self.args = LlmArgs(**given, **kwargs)
         self.model = model
         self.processor = transformers.AutoProcessor.from_pretrained(model)
         self.config = transformers.WhisperConfig.from_pretrained(model)
@@ -229,6 +247,12 @@ class LLM:
     ):
         if not self._running:
             raise RuntimeError("LLM is shutting down")
+        for name, value, kind in (
+            ("inputs", inputs, dict),
+            ("sampling_params", sampling_params, SamplingParams),
+            ("streaming", streaming, bool),
+        ):
+            check_one(name, value, kind, TypeError)
         self.requests.append((inputs, dataclasses.replace(sampling_params)))
         prompt, samples = self._process(inputs, sampling_params)
         if sampling_params.end_id is None:  # as `_prepare_sampling_params` does
@@ -262,6 +286,9 @@ class LLM:
             raise TypeError(f"unknown keys {unknown}")
         (clip,) = inputs["multi_modal_data"]["audio"]
         samples, rate = clip
+        check_one("prompt", inputs["prompt"], str, TypeError)
+        check_one("samples", samples, np.ndarray, TypeError)
+        check_one("rate", rate, int, TypeError)
         if rate != 16_000:
             raise ValueError(f"Whisper expects 16000 Hz audio; got {rate} Hz")
         samples = np.asarray(samples, dtype=np.float32)
