@@ -55,7 +55,7 @@ RULES = {
     "serve.runtime.triton_model": (),
     "serve.runtime.open": (*CONTRACTS, "serve.runtime"),
     "serve.native.kernels": CONTRACTS,
-    "serve.native.rules": CONTRACTS,
+    "serve.native.rules": (*CONTRACTS, "serve.native.kernels.launch"),
     "serve.native": RUNTIME,
     "serve.trtllm.config": ("serve.errors", "serve.fields"),
     # In the environment of a library that lacks most of what the rest needs.
@@ -172,7 +172,7 @@ NEEDS_TRITON = [  # the GPU's language has to be installed to import these
     "serve.native.rules.search_kernel",
     *(
         f"serve.native.kernels.{name}"
-        for name in ("attention", "cross", "decoder", "encoder", "linear")
+        for name in ("attention", "cross", "decoder", "encoder", "launch", "linear")
     ),
 ]
 

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -186,6 +186,7 @@ class ClosedLoop:
     windows: int  # that ended
     wall_s: float
     gauges: Gauges  # what its counters moved by
+    joules: float | None  # None: nobody counted them
 
     @property
     def rate(self) -> float:
@@ -202,11 +203,24 @@ class ClosedLoop:
                 f"{1e3 * gauges.encode_s / gauges.windows:.2f} ms a window, "
                 f"{gauges.step_slots / gauges.steps:.0f} slots busy"
             )
+        if self.joules is not None:
+            text += f"; {self.joules / self.wall_s:.0f} W"
         return text
+
+    @property
+    def energy(self) -> dict[str, float]:
+        """J for an hour of the windows' audio, all of 30 s; empty where nobody counted."""
+        hours = self.windows * WINDOW_S / 3600
+        return {} if self.joules is None else {"joules_per_audio_hour": self.joules / hours}
 
 
 def closed_loop(
-    load: Load, lengths: Iterator[int], slots: int, in_flight: int, seconds: float
+    load: Load,
+    lengths: Iterator[int],
+    slots: int,
+    in_flight: int,
+    seconds: float,
+    joules: Callable[[], float | None] = lambda: None,
 ) -> ClosedLoop:
     """A closed loop: `in_flight` windows in the runtime at any time, a new one for each that ends.
 
@@ -219,19 +233,20 @@ def closed_loop(
         slots: of the runtime.
         in_flight: at least `slots`, or some stay free.
         seconds: to count.
+        joules: how many the device has used so far.
     """
     done = 0
     while done < 2 * slots:
         load.fill(lengths, in_flight)
         done += len(load.poll())
-    before, began, done = load.runtime.gauges(), time.perf_counter(), 0
+    before, used, began, done = load.runtime.gauges(), joules(), time.perf_counter(), 0
     while (wall_s := time.perf_counter() - began) < seconds or not done:
         load.fill(lengths, in_flight)
         done += len(load.poll())
         load.wait_for_words(MOST_UNTIMED)
-    moved = _difference(load.runtime.gauges(), before)
+    moved, now = _difference(load.runtime.gauges(), before), joules()
     load.drain()
-    return ClosedLoop(done, wall_s, moved)
+    return ClosedLoop(done, wall_s, moved, None if now is None or used is None else now - used)
 
 
 def _difference(after: Gauges, before: Gauges) -> Gauges:

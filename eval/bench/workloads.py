@@ -5,6 +5,7 @@ The workloads of `eval.bench.plan`, over an engine whose lengths are forced (see
 on the host; see `eval.bench.load`.
 """
 
+import functools
 import gc
 import itertools
 import math
@@ -16,9 +17,10 @@ from pathlib import Path
 
 import torch
 
+from eval.bench.energy import joules_so_far
 from eval.bench.floor import Ceilings, Floor
 from eval.bench.live import HELD_MS, RIGHT, LiveLoad, Search, Streams
-from eval.bench.load import Load, NoiseWindows, closed_loop, offline, open_loop, poisson
+from eval.bench.load import ClosedLoop, Load, NoiseWindows, closed_loop, offline, open_loop, poisson
 from eval.bench.plan import Plan, Progress, with_slots
 from eval.bench.table import OURS, Measurement, percentiles_ms, refused
 from eval.config import Config
@@ -103,15 +105,20 @@ class Session:
         """Windows that keep the runtime full: one for each slot, and a batch for the encoder."""
         return self.config.slots + self.config.encoder_batch
 
+    def _closed_loop(self, load: Load, lengths: Iterator[int], seconds: float) -> ClosedLoop:
+        slots, device = self.config.slots, self.config.device
+        joules = functools.partial(joules_so_far, device)
+        return closed_loop(load, lengths, slots, self._in_flight, seconds, joules)
+
     def throughput(self, seconds: float, words: bool = False) -> Measurement:
         """Windows of 30 s arrive as others end; with their words timed, or without."""
         slots, lengths = self.config.slots, itertools.repeat(THROUGHPUT_TOKENS)
-        found = closed_loop(self._load(words=words), lengths, slots, self._in_flight, seconds)
+        found = self._closed_loop(self._load(words=words), lengths, seconds)
         ideal = WINDOW_S / self._floor.window_s(THROUGHPUT_TOKENS, slots)
         return Measurement(
             "words" if words else "throughput", self._system, found.rate * WINDOW_S, "RTFx", ideal,
             f"30 s of sound, {THROUGHPUT_TOKENS} tokens{', each timed' * words}; {found.detail}",
-            {"windows_per_s": found.rate, "seconds": found.wall_s},
+            {"windows_per_s": found.rate, "seconds": found.wall_s, **found.energy},
         )  # fmt: skip
 
     def latency(self, requests: int) -> Measurement:
@@ -138,7 +145,7 @@ class Session:
         ten minutes that MLPerf asks for, where fill and drain weigh little.
         """
         slots, load = self.config.slots, self._load()
-        full = closed_loop(load, mlperf_lengths(), slots, self._in_flight, seconds)
+        full = self._closed_loop(load, mlperf_lengths(), seconds)
         count, wall_s = max(2 * slots, math.ceil(full.rate * seconds)), 0.0
         while wall_s < seconds:
             lengths = list(itertools.islice(mlperf_lengths(), count))
@@ -154,7 +161,7 @@ class Session:
         yield Measurement(
             "MLPerf-shaped, always full", self._system, full.rate, "samples/s", ideal,
             f"the same lengths, without fill and drain: {full.detail}",
-            {"windows": full.windows, "seconds": full.wall_s},
+            {"windows": full.windows, "seconds": full.wall_s, **full.energy},
         )  # fmt: skip
 
     def live(self, plan: Plan) -> Iterator[Measurement]:
@@ -193,7 +200,7 @@ class Session:
     def open_loop_sweep(self, seconds: float) -> Iterator[Measurement]:
         """The saturated rate, then arrivals at shares of it."""
         slots, load = self.config.slots, self._load(REQUEST_S)
-        full = closed_loop(load, itertools.repeat(REQUEST_TOKENS), slots, self._in_flight, seconds)
+        full = self._closed_loop(load, itertools.repeat(REQUEST_TOKENS), seconds)
         ideal = 1 / self._floor.window_s(REQUEST_TOKENS, slots)
         yield Measurement(
             "open loop, saturated", self._system, full.rate, "requests/s", ideal,

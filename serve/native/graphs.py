@@ -9,6 +9,8 @@ the next ones are launched; `SlotLoop.read_snapshot` hides the difference.
 import collections
 import dataclasses
 import enum
+import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -26,6 +28,8 @@ from serve.native.slots import Place, Slots
 from serve.speech.features import N_FRAMES
 
 _FEW_SLOTS = 2  # up to so many slots, the next request gains more than launches cost
+_FEWEST_BEAMS = 2  # of a window that searches
+_LAUNCH_BYTES = 4 << 30  # of cross-attention's keys and values; an H200 reads them in 1.5 to 2 ms
 SPANS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 
 
@@ -120,6 +124,7 @@ class GraphLoop:
         advance: chooses the next tokens without the host, by whether any row searches.
         steps: per launch.
         slots: how many there are.
+        stream: on which launches will be; the device keeps its priority.
     """
 
     def __init__(
@@ -130,6 +135,7 @@ class GraphLoop:
         advance: dict[bool, Advance],
         steps: int,
         slots: int,
+        stream: torch.cuda.Stream,
     ) -> None:
         self._referenced = (network, cache, advance)  # graphs hold bare addresses of their memory
         self._state = state
@@ -140,23 +146,37 @@ class GraphLoop:
         self._table = torch.zeros((3, slots), dtype=torch.int64, device=self._device)
         self._version = -1  # of the owners in the table
         self._graphs: dict[tuple[_Kind, int], torch.cuda.CUDAGraph] = {}
-        pool = torch.cuda.graph_pool_handle()
+        self._stream = stream
+        self._slot_bytes = cache.cross.nbytes // slots
+        self._works: dict[tuple[_Kind, int], Callable[[int], None]] = {}  # gets a number of steps
         kinds = {_Kind.MIXED: rows, _Kind.SEVERAL: rows, _Kind.SINGLE: slots}
         for kind, most in ({_Kind.DIRECT: slots} if rows == slots else kinds).items():
             spans = [span for span in SPANS if span < most] + [most]
             for span in reversed(spans):  # the largest first: the others fit in its memory
 
-                def work(span: int = span, kind: _Kind = kind) -> None:
-                    for _ in range(self._steps_of(span, kind)):
+                def work(steps: int, span: int = span, kind: _Kind = kind) -> None:
+                    for _ in range(steps):
                         feed = self._feed(span, kind)
                         logits = network.step(feed, cache)
                         advance[kind.several](state, Picks(feed.rows, feed.rows), logits)
 
-                self._graphs[kind, span] = _capture(work, pool)
+                self._works[kind, span] = work
         # Three: one being copied into, one being read, one between them.
         mirror = new_state(rows, n_text_ctx, torch.device("cpu"))
         self._mirrors = collections.deque(mirror.pinned() for _ in "123")
         self._launched: collections.deque[tuple[torch.cuda.Event, Snapshot]] = collections.deque()
+
+    def rehearse(self) -> None:
+        """Launch every kernel that will be captured."""
+        for work in self._works.values():
+            work(1)
+
+    def capture(self) -> None:
+        """Record the graphs; nothing can be launched before."""
+        pool = torch.cuda.graph_pool_handle()
+        for (kind, span), work in self._works.items():
+            steps = functools.partial(work, self._steps_of(span, kind))
+            self._graphs[kind, span] = _capture(steps, pool, self._stream)
 
     def _feed(self, span: int, kind: _Kind) -> Feed:
         """The next token of each of the first rows, as views of what changes between replays."""
@@ -219,9 +239,15 @@ class GraphLoop:
         self._table.copy_(table.view_as(self._table))
 
     def _steps_of(self, span: int, kind: _Kind) -> int:
-        """Steps of a launch; few slots are seldom all busy, and steps beyond the end cost time."""
+        """Steps of a launch, long enough for the host to prepare the next.
+
+        Steps beyond a window's end cost the next window time. With few slots, which are seldom all
+        busy, that is worse than a launch for every step.
+        """
         few = _FEW_SLOTS * MAX_BEAMS if kind.several else _FEW_SLOTS
-        return 1 if span <= few else self._steps
+        slots = max(1, span // _FEWEST_BEAMS if kind.several else span)
+        enough = math.ceil(_LAUNCH_BYTES / (slots * self._slot_bytes))
+        return 1 if span <= few else min(self._steps, enough)
 
     def read_snapshot(self) -> Snapshot | None:
         """See `SlotLoop.read_snapshot`."""
@@ -300,42 +326,62 @@ class EagerEncoder:
 
 
 class GraphEncoder:
-    """CUDA graphs of 1, 2, 4, ... windows up to `most`."""
+    """CUDA graphs of 1, 2, 4, ... windows up to `most`, to be replayed on `stream`."""
 
-    def __init__(self, network: Whisper, cache: Cache, dims: Dims, most: int) -> None:
+    def __init__(
+        self, network: Whisper, cache: Cache, dims: Dims, most: int, stream: torch.cuda.Stream
+    ) -> None:
         self._referenced = (network, cache)  # graphs hold bare addresses of their memory
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]] = {}
-        pool = torch.cuda.graph_pool_handle()
+        self._stream = stream
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._inputs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # windows, and their slots
+        # The largest first: the others fit in its memory.
         for count in sorted({most, *(2**i for i in range(10) if 2**i < most)}, reverse=True):
             features = torch.zeros((count, dims.n_mels, N_FRAMES), device=network.device)
-            slots = torch.arange(count, device=network.device)
+            self._inputs[count] = features, torch.arange(count, device=network.device)
 
-            def encode(features: torch.Tensor = features, slots: torch.Tensor = slots) -> None:
-                network.fill_cross(network.encode(features), cache, slots)
+    def _encode(self, count: int) -> None:
+        network, cache = self._referenced
+        features, slots = self._inputs[count]
+        network.fill_cross(network.encode(features), cache, slots)
 
-            self._graphs[count] = (_capture(encode, pool), features, slots)
+    def rehearse(self) -> None:
+        """Launch every kernel that will be captured."""
+        for count in self._inputs:
+            self._encode(count)
+
+    def capture(self) -> None:
+        """Record the graphs; nothing can be encoded before."""
+        pool = torch.cuda.graph_pool_handle()
+        for count in self._inputs:
+            work = functools.partial(self._encode, count)
+            self._graphs[count] = _capture(work, pool, self._stream)
 
     def batch_of(self, waiting: int) -> int:
         """See `Encoder.batch_of`."""
-        return max(count for count in self._graphs if count <= waiting)
+        return max(count for count in self._inputs if count <= waiting)
 
     def encode(self, features: list[torch.Tensor], slots: list[int]) -> None:
         """See `Encoder.encode`."""
-        graph, batch, target = self._graphs[len(features)]
+        batch, target = self._inputs[len(features)]
         for row, window in zip(batch, features, strict=True):
             row.copy_(window, non_blocking=True)
-        target.copy_(torch.tensor(slots))
-        graph.replay()
+        target.copy_(upload(slots, target.device))
+        self._graphs[len(features)].replay()
 
 
-def _capture(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
-    """Run once, so that everything is compiled and planned, then record."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+def _capture(
+    work: Callable[[], None], pool: Any, stream: torch.cuda.Stream
+) -> torch.cuda.CUDAGraph:
+    """Run once, so that everything is compiled and planned, then record.
+
+    What is recorded on one stream shares the libraries' workspaces, on two it does not.
+    """
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         work()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    with torch.cuda.graph(graph, pool=pool, stream=stream):
         work()
     return graph

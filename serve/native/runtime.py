@@ -4,7 +4,7 @@
 in a step of their own, then every busy slot advances: by one token a row, or by a few where CUDA
 graphs are replayed. A window that arrives while others decode joins the next step. On a GPU, whose
 encoder is faster the more it gets at a time, windows that cannot all have a slot wait until a whole
-batch of them can; `_may_admit` also weighs the windows that decode against those that wait.
+batch of them can; `serve.native.intake` says what is encoded when.
 
 Urgent windows are the first to get slots; what more a CPU does for them, `serve.native.order` says.
 """
@@ -26,30 +26,20 @@ from serve.native.decoder import Cache, Decoder
 from serve.native.device import check_graphs, open_device
 from serve.native.drafting import Drafter, DraftLoop, open_draft
 from serve.native.graphs import EagerEncoder, EagerLoop, Encoder, GraphEncoder, GraphLoop, SlotLoop
-from serve.native.kernels.choose import choose
+from serve.native.intake import Intake, SlotJob, Streams
+from serve.native.kernels.choose import KernelsName, choose
 from serve.native.memory import plan_memory
 from serve.native.network import Whisper
-from serve.native.order import Line, Turns
 from serve.native.rules.choose import choose_advance
 from serve.native.rules.definition import Rules
 from serve.native.rules.state import RowState, new_state
 from serve.native.slots import Place, Slots
-from serve.native.start import Begun, Starter, rows_of
+from serve.native.start import Starter
 from serve.native.stopwatch import Stopwatch, total
 from serve.runtime.protocol import Capabilities, Event, FinishReason, Gauges, Job, Scores
 from serve.speech.features import N_FRAMES
 
 logger = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass
-class SlotJob:
-    """A job that owns a slot."""
-
-    job: Job
-    place: Place
-    stopwatch: Stopwatch  # over the encoding of its batch
-    decode_began: float
 
 
 class NativeRuntime:
@@ -77,6 +67,8 @@ class NativeRuntime:
         self._dims = dims
         self._drafting: DraftLoop | None = None
         self._device = device
+        self._slots = Slots(config.slots, rows)
+        self._streams = Streams.of(device) if config.cuda_graph and device.type == "cuda" else None
         try:
             with torch.inference_mode():
                 self._load_network(engine, config, rows)
@@ -86,11 +78,7 @@ class NativeRuntime:
                 f"runtime.rows = {rows} and runtime.encoder_batch = {config.encoder_batch}; "
                 f"lower them ({error})"
             ) from error
-        self._slots = Slots(config.slots, rows)
-        self._waiting = Line(config.slots)
-        self._turns = Turns(self._waiting, self._slots) if device.type == "cpu" else None
         self._running: dict[int, SlotJob] = {}
-        self._encoding: collections.deque[Stopwatch] = collections.deque()
         self._stepping: collections.deque[Stopwatch] = collections.deque()
         self._ended: list[Event] = []  # cancelled before the next poll
         self._gauges = Gauges(0, 0, 0, 0, 0, 0, 0.0, 0.0)
@@ -137,7 +125,7 @@ class NativeRuntime:
             searches: choose_advance(ops.name, rules, rows, searches)
             for searches in {False, several}
         }
-        self._starter = Starter(network, cache, self._state, rules, advance[several])
+        starter = Starter(network, cache, self._state, rules, advance[several])
         self._loop: SlotLoop = EagerLoop(network, cache, self._state, advance[several])
         filled: list[tuple[Decoder, Cache]] = [(network, cache)]
         if draft is not None:
@@ -147,21 +135,24 @@ class NativeRuntime:
                 *(network, cache, self._state, advance[several]),
                 *(rules, drafter, config.draft_tokens),
             )
-        self._encoder: Encoder = EagerEncoder(network, filled, config.encoder_batch)
+        batch = min(config.encoder_batch, slots)
+        encoder: Encoder = EagerEncoder(network, filled, config.encoder_batch)
         if config.cuda_graph:
             check_graphs(device, ops.name)
-            self._encoder = GraphEncoder(network, cache, dims, min(config.encoder_batch, slots))
+            assert self._streams is not None
+            encoder = GraphEncoder(network, cache, dims, batch, self._streams.encoder)
             self._loop = GraphLoop(
-                network, cache, self._state, advance, config.steps_per_sync, slots
+                *(network, cache, self._state, advance, config.steps_per_sync, slots),
+                self._streams.steps,
             )
         heads = self._facts.alignment_heads
         self._aligner = Aligner(network, cache, self._facts, rows) if heads else None
         if on_gpu:
-            self._starter.warm_up()
-            if self._aligner:
-                self._aligner.warm_up()
-        self._admit_at = min(config.encoder_batch, slots) if on_gpu else 1
-        self._decode_target_s = config.decode_target_s
+            self._warm_up(ops.name, encoder, starter)
+        self._intake = Intake(
+            *(encoder, starter, self._slots, batch, config.decode_target_s, device, self._streams),
+            beside=self._streams is not None,
+        )
         self.description = (
             f"{device}: {ops.name} kernels ({ops.reason}), {type(self._loop).__name__}"
         )
@@ -169,6 +160,26 @@ class NativeRuntime:
             self.description += f", drafts of up to {config.draft_tokens} tokens"
         self.description += f"; {plan}" if plan else ""
         logger.info("%s", self.description)
+
+    def _warm_up(self, kernels: KernelsName, encoder: Encoder, starter: Starter) -> None:
+        """Compile and capture what a GPU is going to run, and take the memory for it."""
+        captured = [
+            one for one in (encoder, self._loop) if isinstance(one, (GraphEncoder, GraphLoop))
+        ]
+        parts = [starter.warm_up]
+        parts += [self._aligner.warm_up] if self._aligner else []
+        if kernels == "triton":
+            from serve.native.kernels.launch import (  # noqa: PLC0415 - only where triton is
+                compiled_together,
+            )
+
+            with compiled_together():
+                for work in (*(one.rehearse for one in captured), *parts):
+                    work()
+            torch.cuda.empty_cache()
+        for work in (*(one.capture for one in captured), *parts):
+            work()
+        torch.cuda.synchronize(self._device)  # what comes next is on other streams
 
     def submit(self, job: Job) -> None:
         """Take one job; see `Runtime.submit`."""
@@ -183,17 +194,18 @@ class NativeRuntime:
         refused = self.capabilities.refusal_of(job)
         if refused is not None:
             raise OptionError(refused)
-        self._waiting.add(job)
+        self._intake.add(job)
 
     @torch.inference_mode()
     def cancel(self, job_id: int) -> None:
         """End a job; see `Runtime.cancel`."""
         running = self._running.get(job_id)
         if running is not None:
-            self._state.finished[running.place.first_row : running.place.rows.stop] = True
+            with torch.cuda.stream(self._steps):
+                self._state.finished[running.place.first_row : running.place.rows.stop] = True
             self._ended.append(Event(job_id, finished="cancelled"))
             self._release(running)
-        elif (self._aligner and self._aligner.drop(job_id)) or self._waiting.remove(job_id):
+        elif (self._aligner and self._aligner.drop(job_id)) or self._intake.remove(job_id):
             self._ended.append(Event(job_id, finished="cancelled"))
 
     @torch.inference_mode()
@@ -205,12 +217,14 @@ class NativeRuntime:
         """
         events, self._ended = self._ended, []
         try:
-            self._admit_some()
-            if self._running:
-                self._step()
-                events += self._collect()
-            if self._aligner:
-                events += self._aligner.collect(wait=not self._running)
+            with torch.cuda.stream(self._steps):
+                for begun in self._intake.begin(list(self._running.values())):
+                    self._running[begun.job.id] = begun
+                if self._running:
+                    self._step()
+                    events += self._collect()
+                if self._aligner:
+                    events += self._aligner.collect(wait=not self._running)
         except torch.AcceleratorError as error:
             raise DeviceError(f"{self._device} failed: {error}") from error
         return events
@@ -218,7 +232,10 @@ class NativeRuntime:
     def gauges(self) -> Gauges:
         """Gauges and counters; see `Runtime.gauges`."""
         now = dataclasses.replace(
-            self._gauges, queued=len(self._waiting), busy_slots=self._slots.busy
+            self._gauges,
+            queued=len(self._intake),
+            busy_slots=self._slots.busy,
+            windows=self._intake.windows,
         )
         if self._drafting is None:
             return now
@@ -239,75 +256,28 @@ class NativeRuntime:
 
     def close(self) -> None:
         """Drop every job; the memory goes with the object."""
-        self._waiting.clear()
+        self._intake.clear()
         if self._aligner:
             self._aligner.clear()
         for running in list(self._running.values()):
             self._release(running)
 
-    def _admit_some(self) -> None:
-        """Encode a batch of what waits; on a GPU two where it could fill the slots.
-
-        One for every few steps would leave slots empty, all at once would make every window of a
-        backlog begin and end together.
-        """
-        for _ in range(1 if self._turns else 2):
-            if not self._waiting or not self._may_admit():
-                return
-            self._admit()
-            if len(self._waiting) < self._slots.free:
-                return
-
-    def _may_admit(self) -> bool:
-        """Whether enough slots are free for what waits, or for a batch of it.
-
-        While less than a batch waits, windows that have decoded for long come first: the encoder
-        would hold up every one of them.
-        """
-        if self._fitting() < min(self._admit_at, len(self._waiting)):
-            return False
-        if not self._running or len(self._waiting) >= self._admit_at:
-            return True
-        oldest = next(iter(self._running.values()))
-        return time.perf_counter() - oldest.decode_began <= self._decode_target_s
-
-    def _fitting(self) -> int:
-        """How many of the waiting windows could have their slot and rows now."""
-        if self._turns:
-            return self._turns.fit(self._decoding())
-        return self._slots.fit(map(rows_of, self._waiting))
-
-    def _decoding(self) -> list[Job]:
-        return [running.job for running in self._running.values()]
-
-    def _admit(self) -> None:
-        """Encode one batch of waiting windows and give each a slot."""
-        count = self._encoder.batch_of(self._fitting())
-        jobs = [self._waiting.take() for _ in range(count)]
-        stopwatch = Stopwatch(self._device)
-        places = [self._slots.acquire(job.id, rows_of(job)) for job in jobs]
-        self._encoder.encode([job.features for job in jobs], [place.slot for place in places])
-        stopwatch.stop()
-        began = time.perf_counter()
-        for job, place in zip(jobs, places, strict=True):
-            self._running[job.id] = SlotJob(job, place, stopwatch, began)
-        self._encoding.append(stopwatch)
-        stopwatch = Stopwatch(self._device)
-        self._starter.start([Begun(*pair) for pair in zip(jobs, places, strict=True)])
-        stopwatch.stop()
-        self._stepping.append(stopwatch)
-        self._gauges = dataclasses.replace(self._gauges, windows=self._gauges.windows + count)
+    @property
+    def _steps(self) -> torch.cuda.Stream | None:
+        """The stream of what decodes; None: the current one."""
+        return self._streams.steps if self._streams else None
 
     def _step(self) -> None:
         """Feed busy slots, all or only urgent ones, and choose what they say next."""
-        if self._turns:
-            self._slots.rest(self._turns.resting(self._decoding()))
+        turns = self._intake.turns
+        if turns:
+            self._slots.rest(turns.resting([running.job for running in self._running.values()]))
         stopwatch = Stopwatch(self._device)
         steps, fed = self._loop.launch(self._slots), len(self._slots.owners())
         stopwatch.stop()
         self._stepping.append(stopwatch)
-        if self._turns:
-            self._turns.note(stopwatch.seconds(), alone=fed < self._slots.busy)
+        if turns:
+            turns.note(stopwatch.seconds(), alone=fed < self._slots.busy)
         self._gauges = dataclasses.replace(
             self._gauges,
             steps=self._gauges.steps + steps,
@@ -319,8 +289,8 @@ class NativeRuntime:
         snapshot = self._loop.read_snapshot()
         self._gauges = dataclasses.replace(
             self._gauges,
-            encode_s=self._gauges.encode_s + total(self._encoding),
-            decode_s=self._gauges.decode_s + total(self._stepping),
+            encode_s=self._gauges.encode_s + total(self._intake.encoding),
+            decode_s=self._gauges.decode_s + total(self._intake.prompting) + total(self._stepping),
         )
         if snapshot is None:
             return []

@@ -53,8 +53,8 @@ class Slots:
 
     @property
     def span(self) -> int:
-        """One more than the highest busy row; a step over [0, span) reaches every busy one."""
-        return max((place.rows.stop for place in self._places.values()), default=0)
+        """One more than the highest busy row that does not rest: a step over [0, span) does."""
+        return max((place.rows.stop for place, _ in self.owners()), default=0)
 
     @property
     def several(self) -> bool:

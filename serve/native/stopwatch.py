@@ -24,6 +24,11 @@ class Stopwatch:
             self._events[1].record()
         self._ended = time.perf_counter()
 
+    def hold(self, stream: torch.cuda.Stream) -> None:
+        """Let what is put on a stream from now on wait for what was measured."""
+        for event in self._events[1:]:
+            stream.wait_event(event)
+
     @property
     def known(self) -> bool:
         """Whether the device has come as far as `stop`."""

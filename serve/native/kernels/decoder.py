@@ -18,6 +18,7 @@ from serve.native.kernels.attention import append_kernel, embed_kernel, self_att
 from serve.native.kernels.cross import cross_attention_kernel, cross_tiles_kernel, quantize_kernel
 from serve.native.kernels.definition import LAYER_NORM_EPS, CrossKV, Matrix, Norm
 from serve.native.kernels.feed import Feed, Groups
+from serve.native.kernels.launch import launch
 from serve.native.kernels.linear import (
     few_rows_kernel,
     finish_kernel,
@@ -105,7 +106,7 @@ class TritonOps:
         out = torch.empty_like(x)
         total = x if delta is None else torch.empty_like(x)
         pdl = self._overlaps(rows)
-        norm_kernel[(rows,)](
+        launch(norm_kernel, rows)(
             x, added, scale, bias, total, params.weight, params.bias, out, rows, LAYER_NORM_EPS,
             width, triton.next_power_of_2(width), parts, quantized,
             delta is not None and delta.matrix.bias is not None, pdl,
@@ -158,7 +159,7 @@ class TritonOps:
         count, rows, n_out = x.parts.shape
         out = torch.empty((rows, n_out), dtype=x.dtype, device=x.parts.device)
         pdl = self._overlaps(rows)
-        finish_kernel[(rows, triton.cdiv(n_out, _FINISH_BLOCK))](
+        launch(finish_kernel, rows, triton.cdiv(n_out, _FINISH_BLOCK))(
             x.parts, x.scale, x.bias, out, rows, n_out, count, x.matrix.scale is not None,
             x.matrix.bias is not None, gelu, _FINISH_BLOCK, pdl, num_warps=4, launch_pdl=pdl,
         )  # fmt: skip
@@ -189,7 +190,7 @@ class TritonOps:
         packed = self._on_gpu and matrix.weight.dtype == torch.int8
         weight = matrix.weight.view(torch.int16) if packed else matrix.weight
         pdl = self._overlaps(rows)
-        few_rows_kernel[(triton.cdiv(n_out, 64), shape[0])](
+        launch(few_rows_kernel, triton.cdiv(n_out, 64), shape[0])(
             x, weight, out, rows, n_out, depth, part, min(part, 256),
             max(16, triton.next_power_of_2(rows)), 64, packed, pdl, num_warps=4, launch_pdl=pdl,
         )  # fmt: skip
@@ -213,7 +214,7 @@ class TritonOps:
         out = torch.empty((rows, n_out), dtype=dtype, device=x.device)
         tile = tile_of(rows, n_out, depth)
         pdl = self._overlaps(rows)
-        many_rows_kernel[(triton.cdiv(rows, tile.block_m), triton.cdiv(n_out, tile.block_n))](
+        launch(many_rows_kernel, triton.cdiv(rows, tile.block_m), triton.cdiv(n_out, tile.block_n))(
             x, matrix.weight, matrix.weight if matrix.scale is None else matrix.scale,
             x if matrix.bias is None else matrix.bias, x if residual is None else residual, out,
             rows, n_out, depth, part_of(depth), matrix.scale is not None,
@@ -237,11 +238,11 @@ class TritonOps:
         pdl = self._overlaps(feeds)
         common = (numbers, scale, bias, k_cache, v_cache, feed.rows, feed.positions)
         if feed.several:
-            append_kernel[(heads, feeds)](
+            launch(append_kernel, heads, feeds)(
                 *common, feeds, heads, n_ctx, head_dim, parts, quantized, pdl, num_warps=1,
                 launch_pdl=pdl,
             )  # fmt: skip
-        self_attention_kernel[(heads, feeds)](
+        launch(self_attention_kernel, heads, feeds)(
             *common, feed.rows if source is None else source, out, feeds, heads, n_ctx, head_dim,
             _SELF_BLOCK, parts, quantized, source is not None, not feed.several, pdl, num_warps=4,
             launch_pdl=pdl,
@@ -273,7 +274,7 @@ class TritonOps:
                 heads, n_keys, head_dim, parts, quantized, int8, self._on_gpu, pdl,
             )  # fmt: skip
             if not groups.together:
-                cross_attention_kernel[(self._splits, pairs)](
+                launch(cross_attention_kernel, self._splits, pairs)(
                     *arguments, _CROSS_SPLIT, self._splits, triton.next_power_of_2(self._splits),
                     groups.most > 1, groups.direct, num_warps=2 if int8 else 4, launch_pdl=pdl,
                 )  # fmt: skip
@@ -281,7 +282,7 @@ class TritonOps:
                 splits = triton.cdiv(n_keys, _TILE_SPLIT)
                 tiles = triton.cdiv(min(groups.most, end - begin), _TILE)
                 sharing = min(tiles, triton.cdiv(_ENOUGH, splits * pairs))
-                cross_tiles_kernel[(splits, pairs, sharing)](
+                launch(cross_tiles_kernel, splits, pairs, sharing)(
                     *arguments, _TILE_SPLIT, splits, _TILE, num_warps=_TILE_WARPS, num_stages=1,
                     launch_pdl=pdl,
                 )  # fmt: skip
@@ -300,7 +301,7 @@ class TritonOps:
             return
         assert x.is_contiguous() and cache.is_contiguous() and scale.is_contiguous()
         layers, _, stack, heads, time, head_dim = cache.shape
-        quantize_kernel[(layers * 2 * heads, len(x))](
+        launch(quantize_kernel, layers * 2 * heads, len(x))(
             x, slots, cache, scale, stack, heads, time, head_dim, _QUANTIZE_BLOCK, num_warps=8,
         )  # fmt: skip
 
@@ -310,7 +311,7 @@ class TritonOps:
         assert feed.rows.is_contiguous() and feed.positions.is_contiguous()
         feeds, width = len(feed.rows), tokens.shape[1]
         out = torch.empty((feeds, width), dtype=tokens.dtype, device=tokens.device)
-        embed_kernel[(feeds,)](
+        launch(embed_kernel, feeds)(
             feed.ids, feed.rows, feed.positions, tokens, places, out, feed.ids.shape[1], width,
             triton.next_power_of_2(width),
         )  # fmt: skip

@@ -15,6 +15,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from serve.native.kernels.definition import FP8_MAX, LAYER_NORM_EPS, Matrix, Norm, Scaled, linear
+from serve.native.kernels.launch import launch
 
 _BLOCK_M, _BLOCK_N, _BLOCK_K, _GROUP = 128, 256, 64, 8  # of the GELU product; best of 11 timed
 
@@ -187,7 +188,7 @@ class _Convolutions:
         weight = matrix.weight
         n_out = weight.shape[0]
         tiles = triton.cdiv(x.rows, _BLOCK_M) * triton.cdiv(n_out, _BLOCK_N)
-        linear_gelu_kernel[(min(tiles, self._programs),)](
+        launch(linear_gelu_kernel, min(tiles, self._programs))(
             TensorDescriptor(x.base, [x.rows, x.depth], [x.stride, 1], [_BLOCK_M, _BLOCK_K]),
             TensorDescriptor(weight, list(weight.shape), [x.depth, 1], [_BLOCK_N, _BLOCK_K]),
             TensorDescriptor(out, list(out.shape), [n_out, 1], [_BLOCK_M, _BLOCK_N // 2]),
@@ -299,7 +300,7 @@ def _stream_norm(
     assert x.is_contiguous()
     width = x.shape[-1]
     out = torch.empty_like(x) if out is None else out
-    stream_norm_kernel[(x.numel() // width,)](
+    launch(stream_norm_kernel, x.numel() // width)(
         x, x if delta is None else delta, x if shift is None else shift, params.weight,
         params.bias, out, x if scale is None else scale, LAYER_NORM_EPS, width,
         triton.next_power_of_2(width), delta is not None, shift is not None,
@@ -328,7 +329,7 @@ def _scale_rows(x: torch.Tensor, gelu: bool) -> Scaled:
     assert x.is_contiguous()
     width = x.shape[-1]
     out = _empty_scaled(x)
-    scale_rows_kernel[(x.numel() // width,)](
+    launch(scale_rows_kernel, x.numel() // width)(
         x, out.values, out.scale, width, triton.next_power_of_2(width), gelu, FP8_MAX, num_warps=8,
     )  # fmt: skip
     return out

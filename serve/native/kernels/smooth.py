@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from serve.native.kernels.launch import launch
+
 _TILE = 4096  # weights that a program holds: of all tokens in some frames
 _FRAMES = 512  # that a program averages
 
@@ -144,13 +146,13 @@ def smooth(
     matrix = torch.empty((windows, n_tokens, n_frames), device=scores.device)
     padded = triton.next_power_of_2(n_tokens)
     block = max(16, _TILE // padded)
-    sums_kernel[(windows * heads * n_tokens,)](
+    launch(sums_kernel, windows * heads * n_tokens)(
         scores, tokens, frames, sums, *sizes, triton.next_power_of_2(n_frames), num_warps=4,
     )  # fmt: skip
-    score_kernel[(windows * heads, triton.cdiv(n_frames, block))](
+    launch(score_kernel, windows * heads, triton.cdiv(n_frames, block))(
         scores, tokens, frames, sums, *sizes, least, padded, block, num_warps=8,
     )  # fmt: skip
-    mean_kernel[(windows * n_tokens, triton.cdiv(n_frames, _FRAMES))](
+    launch(mean_kernel, windows * n_tokens, triton.cdiv(n_frames, _FRAMES))(
         scores, tokens, frames, matrix, *sizes, _FRAMES, num_warps=4,
     )  # fmt: skip
     return matrix

@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from serve.native.kernels.launch import launch
+
 
 @triton.jit
 def _least(a: tl.tensor, b: tl.tensor) -> tl.tensor:
@@ -81,7 +83,7 @@ def warp(
     costs = torch.empty((windows, block + 1), dtype=torch.float64, device=matrix.device)
     codes = torch.empty((windows, n_rows, block), dtype=torch.int8, device=matrix.device)
     begins = torch.zeros((windows, n_rows), dtype=torch.int64, device=matrix.device)
-    warp_kernel[(windows,)](
+    launch(warp_kernel, windows)(
         matrix, first, count, frames, costs, codes, begins, n_rows, n_frames, block, num_warps=8,
     )  # fmt: skip
     return begins

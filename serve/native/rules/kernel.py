@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from serve.native.kernels.launch import launch
 from serve.native.rules.definition import Rules
 from serve.native.rules.loops import EVERY, MATCH, PERIODS, REPEATS
 from serve.native.rules.search_kernel import Fields, fields_of, settle_search, total
@@ -275,14 +276,14 @@ class TritonChoice:
         assert logits.is_contiguous() and n <= self._sums.shape[0]
         n_ctx = state.tokens.shape[1]
         fields = fields_of(state)
-        _scan_kernel[(self._tiles, n)](
+        launch(_scan_kernel, self._tiles, n)(
             logits, picks.rows, picks.at, fields, self._rules.suppress, self._rules.begin,
             self._sums, self._ids, self._tops, self._top_ids, n_vocab, n_ctx, facts.eot,
             facts.no_timestamps, facts.timestamp_begin,
             facts.timestamp_begin + facts.max_initial_timestamp_index, self._tiles,
             self._text_tiles, _TILE, _SUMS, self._keep, drafted, num_warps=4,
         )  # fmt: skip
-        _settle_kernel[(n,)](
+        launch(_settle_kernel, n)(
             picks.rows, fields, self._sums, self._ids, self._tops, self._top_ids, n_ctx, facts.eot,
             facts.timestamp_begin, self._tiles, self._text_tiles,
             triton.next_power_of_2(self._tiles), _SUMS, self._keep, _WIDEST,

@@ -99,6 +99,14 @@ def test_a_closed_loop_keeps_the_runtime_full_and_counts_after_the_warm_up(clock
     assert found.gauges.steps == 10 and found.gauges.encode_s == 2.5  # not the 8 of the warm-up
     assert runtime.most == 7 and load.in_flight == 0
     assert "step 1000.00 ms, encode 250.00 ms a window, 1 slots busy" in found.detail
+    assert found.joules is None and found.energy == {}
+
+
+def test_a_closed_loop_counts_the_energy_of_what_it_counts(clock):
+    load, _ = load_of(clock)
+    found = closed_loop(load, itertools.repeat(5), 4, 7, 10.0, lambda: 600.0 * clock.now)
+    assert found.joules == 6000.0 and found.detail.endswith("; 600 W")
+    assert found.energy == {"joules_per_audio_hour": 6000.0 / (10 * 30 / 3600)}
 
 
 def test_windows_at_hand_at_the_start_are_timed_with_fill_and_drain(clock):

@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from eval.random_whisper.engine import random_engine
+from eval.random_whisper.shapes import published_shape
 from serve.config import RuntimeConfig
 from serve.engine import DETECT_LANGUAGE
 from serve.errors import UnavailableError
 from serve.native.runtime import NativeRuntime
+from serve.native.start import rows_of
 from serve.runtime.protocol import DecodingOptions, Job
 from serve.speech.words import handovers
 from tests.checkpoints import write_engine
@@ -137,7 +140,11 @@ def test_the_same_bits_in_any_company(rows, graphs, int8_engine, checkpoint, win
             prompt = (facts.sot_prev, *range(50, 150), *prompt)  # a long one
         jobs.append(Job(i, features, prompt, choices[i % len(choices)]))
     alone = {job.id: run(runtime, [job])[job.id] for job in jobs}
-    again = [dataclasses.replace(job, id=100 * turn + job.id) for turn in (1, 2) for job in jobs]
+    again = []
+    for job in jobs:  # the second time with guesses, which has them encoded beside the steps
+        draft = alone[job.id].tokens[:10] if rows_of(job) == 1 else ()
+        again.append(dataclasses.replace(job, id=100 + job.id))
+        again.append(dataclasses.replace(job, id=200 + job.id, draft=draft))
     rng.shuffle(again)
     ended = {}
     waiting = list(again)
@@ -230,6 +237,30 @@ def test_a_window_may_be_cancelled_while_it_is_aligned(graphs, int8_engine, chec
                 break
         assert len(ended) == 1 and ended[0].job_id == turn
         assert (ended[0].finished == "cancelled") != (ended[0].alignment is not None)
+
+
+@pytest.mark.parametrize("precision", ["full", "fp8"])
+def test_a_window_is_encoded_to_the_same_bits_in_any_batch(precision):
+    """With turbo's shape: the libraries' choices depend on sizes."""
+    engine = random_engine(published_shape("openai/whisper-large-v3-turbo"), "int8")
+    config = dataclasses.replace(CUDA, cuda_graph=True, slots=8, encoder_precision=precision)
+    runtime = NativeRuntime(engine, config)
+    encoder = runtime._intake._encoder
+    cache = encoder._referenced[1].cross
+    generator = torch.Generator("cuda").manual_seed(0)
+    shape = (8, engine.manifest.dims.n_mels, 3000)
+    features = torch.randn(shape, generator=generator, device="cuda")
+    found = {}
+    with torch.inference_mode():
+        for count in (8, 4, 2, 1):
+            cache.zero_()
+            encoder.encode(list(features[:count]), list(range(count)))
+            torch.cuda.synchronize()
+            found[count] = cache[:, :, 0].clone()
+    runtime.close()
+    assert found[8].count_nonzero() > found[8].numel() / 2
+    for count in (4, 2, 1):
+        assert torch.equal(found[count], found[8]), count
 
 
 def test_too_little_memory_is_an_error_at_the_start(int8_engine):

@@ -13,7 +13,7 @@ from tests.fake_trtllm.install import DIMS
 class Graph:
     """A captured piece of work: replaying it runs it."""
 
-    def __init__(self, work, pool):
+    def __init__(self, work, pool, stream):
         self.replay = work
 
 
@@ -50,6 +50,9 @@ class Network:
 class Cache:
     device = torch.device("cpu")
 
+    def __init__(self, nbytes=1 << 20):
+        self.cross = torch.empty(nbytes, dtype=torch.int8, device="meta")
+
 
 class Choice:
     """Lets everyone go on, and notes by which graphs."""
@@ -72,14 +75,16 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Copied)
 
 
-def graph_loop(monkeypatch, slots, rows):
-    """A loop of 4 steps a launch, with its network and choice."""
+def graph_loop(monkeypatch, slots, rows, nbytes=1 << 20):
+    """A loop of up to 4 steps a launch, with its network and choice; `nbytes`: of its cache."""
     cpu = torch.device("cpu")
     monkeypatch.setattr(RowState, "pinned", lambda self: new_state(rows, 16, cpu))
     network, choice = Network(), Choice()
     state = new_state(rows, 16, cpu)
     advances = {searching: choice.advance(searching) for searching in (False, True)}
-    return GraphLoop(network, Cache(), state, advances, 4, slots), network, choice
+    loop = GraphLoop(network, Cache(nbytes), state, advances, 4, slots, None)
+    loop.capture()
+    return loop, network, choice
 
 
 def busy(counts, slots=20, rows=20):
@@ -103,6 +108,22 @@ def test_the_smallest_graph_that_reaches_every_busy_row_is_replayed(monkeypatch,
     assert feed.groups.first[:jobs].tolist() == list(range(jobs))
     assert feed.groups.count.tolist() == [1] * jobs + [0] * (span - jobs)
     assert not any(choice.searching)
+
+
+@pytest.mark.parametrize(("jobs", "steps"), [(3, 4), (8, 2), (12, 2), (16, 1), (20, 1)])
+def test_a_launch_is_no_longer_than_the_host_needs(monkeypatch, jobs, steps):
+    """With a cache of which a step of 20 slots reads 5 GiB."""
+    loop, network, _ = graph_loop(monkeypatch, 20, 20, 5 << 30)
+    assert loop.launch(busy([1] * jobs)) == steps
+    assert len(network.feeds) == steps
+
+
+def test_a_rehearsal_goes_once_through_what_will_be_captured(monkeypatch):
+    loop, network, choice = graph_loop(monkeypatch, 10, 20)
+    loop.rehearse()
+    spans = [len(feed.rows) for feed in network.feeds]
+    assert max(spans) == 20
+    assert len(spans) == len(choice.searching) == len(loop._graphs)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +197,8 @@ def test_an_eager_loop_feeds_the_rows_of_busy_slots_and_reads_no_further_than_th
 
 def test_encoder_batches_are_powers_of_two_and_the_most():
     network = Network()
-    encoder = GraphEncoder(network, Cache(), DIMS, 6)
+    encoder = GraphEncoder(network, Cache(), DIMS, 6, None)
+    encoder.capture()
     assert [encoder.batch_of(waiting) for waiting in (1, 2, 3, 4, 5, 6, 50)] == [
         1,
         2,

@@ -1,0 +1,181 @@
+"""Windows on their way to a slot, encoded in turns with the steps or beside them."""
+
+import collections
+
+import pytest
+import torch
+
+from serve.native import intake
+from serve.native.intake import Intake
+from serve.native.slots import Slots
+from serve.runtime.protocol import DecodingOptions, Job
+
+BATCH = 4
+
+
+class Encoder:
+    """Notes which slots were filled by each batch."""
+
+    def __init__(self):
+        self.filled = []
+
+    def batch_of(self, waiting):
+        return min(waiting, BATCH)
+
+    def encode(self, features, slots):
+        self.filled.append(slots)
+
+
+class Starter:
+    """Notes whose prompts were fed together."""
+
+    def __init__(self):
+        self.fed = []
+
+    def start(self, begun):
+        self.fed.append([one.job.id for one in begun])
+
+
+class Stopwatch:
+    """Of a device that is done when it is told so."""
+
+    done = True
+
+    def __init__(self, device):
+        pass
+
+    def stop(self):
+        pass
+
+    def seconds(self):
+        return 0.0
+
+    @property
+    def known(self):
+        return self.done
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+
+class Harness:
+    """An intake as on a GPU that encodes beside steps."""
+
+    def __init__(self, slots=16, target_s=0.05):
+        self.encoder, self.starter = Encoder(), Starter()
+        self.slots = Slots(slots, slots)
+        device = torch.device("meta")  # no CPU, which takes turns of its own
+        self.intake = Intake(
+            self.encoder, self.starter, self.slots, BATCH, target_s, device, None, beside=True
+        )
+        self.running = collections.OrderedDict()
+
+    def add(self, *ids, draft=()):
+        for id in ids:
+            options = DecodingOptions(max_tokens=8)
+            self.intake.add(Job(id, torch.zeros(1), (1, 2), options, draft=draft))
+
+    def begin(self):
+        begun = self.intake.begin(list(self.running.values()))
+        self.running.update((one.job.id, one) for one in begun)
+        return [one.job.id for one in begun]
+
+    def end(self, *ids):
+        for id in ids:
+            del self.running[id]
+            self.slots.release(id)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(intake, "time", clock)
+    monkeypatch.setattr(intake, "Stopwatch", Stopwatch)
+    monkeypatch.setattr(Stopwatch, "done", True)
+    return clock
+
+
+def test_windows_without_guesses_are_waited_for(clock, monkeypatch):
+    harness = Harness()
+    monkeypatch.setattr(Stopwatch, "done", False)
+    harness.add(1, 2)
+    assert harness.begin() == [1, 2]
+    harness.add(3)
+    assert harness.begin() == [3]
+    assert harness.starter.fed == [[1, 2], [3]]
+
+
+def test_less_than_a_batch_waits_while_others_have_decoded_for_long(clock):
+    harness = Harness()
+    harness.add(1)
+    harness.begin()
+    clock.now = 0.1
+    harness.add(2, 3, 4)
+    assert harness.begin() == []
+    harness.add(5)
+    assert harness.begin() == [2, 3, 4, 5]
+    harness.add(6)
+    assert harness.begin() == []
+    harness.end(1)
+    assert harness.begin() == [6]
+
+
+def test_guesses_are_encoded_beside_the_steps(clock, monkeypatch):
+    harness = Harness()
+    harness.add(1)
+    assert harness.begin() == [1]
+    monkeypatch.setattr(Stopwatch, "done", False)
+    harness.add(2, 3, draft=(7,))
+    assert harness.begin() == []
+    assert harness.encoder.filled == [[0], [1, 2]]
+    assert [id for _, id in harness.slots.owners()] == [1]  # the others are not stepped
+    assert harness.slots.span == 1
+    harness.add(4, 5, draft=(7,))
+    assert harness.begin() == []
+    harness.add(6, draft=(7,))
+    assert harness.begin() == []  # two batches are ahead
+    assert len(harness.encoder.filled) == 3
+    monkeypatch.setattr(Stopwatch, "done", True)
+    assert harness.begin() == [2, 3, 4, 5]
+    assert [id for _, id in harness.slots.owners()] == [1, 2, 3, 4, 5]
+    assert harness.begin() == [6]
+    assert harness.intake.windows == 6
+    harness.slots.check()
+
+
+def test_a_device_that_has_nothing_else_is_waited_for(clock, monkeypatch):
+    harness = Harness()
+    harness.add(1)
+    harness.begin()
+    monkeypatch.setattr(Stopwatch, "done", False)
+    harness.add(2, draft=(7,))
+    assert harness.begin() == []
+    harness.end(1)
+    assert harness.begin() == [2]
+
+
+def test_who_leaves_while_encoded_frees_the_slot_and_is_never_started(clock, monkeypatch):
+    harness = Harness()
+    harness.add(1)
+    harness.begin()
+    monkeypatch.setattr(Stopwatch, "done", False)
+    harness.add(2, 3, draft=(7,))
+    harness.begin()
+    assert harness.intake.remove(2)
+    assert not harness.intake.remove(2)
+    assert harness.slots.busy == 2
+    monkeypatch.setattr(Stopwatch, "done", True)
+    assert harness.begin() == [3]
+    assert harness.starter.fed == [[1], [3]]
+    harness.add(4, draft=(7,))
+    monkeypatch.setattr(Stopwatch, "done", False)
+    harness.begin()
+    harness.intake.clear()
+    assert harness.slots.busy == 2
+    assert harness.begin() == []
+    harness.slots.check()
