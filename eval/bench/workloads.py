@@ -36,7 +36,7 @@ MLPERF_MEAN, MLPERF_LEAST, MLPERF_MAX = 75, 4, 200
 SHARES = (0.30, 0.50, 0.70, 0.85, 0.95)  # of the saturated rate
 WARM_REQUESTS = 10
 LIVE_TRIES = 5  # numbers of streams
-LIVE_WARM_S = 2.0
+LIVE_WARM_S = 6.0
 DRAIN_S = 30.0  # how long the last arrivals are waited for
 
 

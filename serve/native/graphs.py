@@ -373,9 +373,10 @@ class GraphEncoder:
 def _capture(
     work: Callable[[], None], pool: Any, stream: torch.cuda.Stream
 ) -> torch.cuda.CUDAGraph:
-    """Run once, so that everything is compiled and planned, then record.
+    """Run once, so that everything is compiled and planned, then record, and replay once.
 
-    What is recorded on one stream shares the libraries' workspaces, on two it does not.
+    What is recorded on one stream shares the libraries' workspaces, on two it does not. The first
+    replay of a graph takes it to the device, for which no window is to wait.
     """
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -384,4 +385,7 @@ def _capture(
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool, stream=stream):
         work()
+    with torch.cuda.stream(stream):
+        graph.replay()
+    torch.cuda.current_stream().wait_stream(stream)
     return graph
