@@ -11,6 +11,7 @@ python -m eval words --config configs/demo.toml         are words where they are
 python -m eval long --config configs/demo.toml          an hour of long, difficult recordings
 python -m eval live --config configs/demo.toml          text while it is spoken, to a real server
 python -m eval gateway --config configs/demo.toml       what the gateway costs
+python -m eval plan --config … --load 400 --p99 0.5     GPUs for a load, their cost, autoscaling
 python -m eval trtllm-check                          does TensorRT-LLM do what we expect of it?
 """
 
@@ -28,6 +29,7 @@ from eval.corpora.layout import EXPECTED, UNDERSTOOD
 from eval.gateway import flags as gateway_flags
 from eval.live import flags as live_flags
 from eval.long import plan as long_plan
+from eval.plan import flags as plan_flags
 from eval.soak.plan import MINUTES, SCENARIOS
 from serve.errors import EarshotError
 
@@ -105,6 +107,9 @@ def _parser() -> argparse.ArgumentParser:
     live = commands.add_parser("live", help="live text: how late, how right")
     live_flags.add_arguments(live)
     live.set_defaults(command=_live)
+    plan = commands.add_parser("plan", help="how many GPUs a load needs, and what that costs")
+    plan_flags.add_arguments(plan)
+    plan.set_defaults(command=_plan)
     _add_long(commands.add_parser("long", help="long recordings: what is lost, repeated, made up"))
     check = commands.add_parser(
         "trtllm-check", help="on a machine with TensorRT-LLM: compare it with transformers"
@@ -293,6 +298,12 @@ def _gateway(options: argparse.Namespace) -> int:
     folder = options.output or Path("reports") / f"{config.name}-gateway"
     load, idle = (options.at_once, options.passes), (options.connections, options.seconds)
     return 0 if gateway(config, *load, *idle, folder, _tell).good else 1
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from eval.plan.run import plan  # noqa: PLC0415 - needs matplotlib, and loads torch
+
+    return plan(load_config(options.config), options, print, _tell)
 
 
 def _live(options: argparse.Namespace) -> int:

@@ -143,6 +143,7 @@ RULES = {
         "eval.files",
         "eval.machine",
     ),
+    "eval.plan": ("serve", "eval.arguments", "eval.config", "eval.files"),
     "eval.soak": ("serve", "eval.config", "eval.files", "eval.machine", "eval.processes"),
     "eval.trtllm": (
         "serve",

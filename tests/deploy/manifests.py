@@ -47,6 +47,9 @@ def expressions():
     dashboard = KUBERNETES / "components" / "monitoring" / "dashboard.json"
     for panel in json.loads(dashboard.read_text(encoding="utf-8"))["panels"]:
         yield from ((panel["title"], target["expr"]) for target in panel["targets"])
+    (adapter,) = documents(KUBERNETES / "components" / "hpa" / "adapter.yaml")
+    for rule in adapter["rules"]["external"]:
+        yield rule["name"]["as"], rule["seriesQuery"]
     for _, one in objects():
         if one["kind"] == "ScaledObject":
             yield from (

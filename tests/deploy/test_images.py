@@ -38,6 +38,7 @@ IN_THE_IMAGE = {
     "fsspec",  # and this
     "typing-extensions",  # and this
     "packaging",  # transformers needs it
+    "pyyaml",  # transformers
     "urllib3",  # requests, of transformers
     "pygments",  # rich, of nvidia-modelopt
     "tzdata",  # pandas, of datasets

@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from deploy.images import earshot
+from eval.plan.flags import POLICY
+from eval.plan.policy import read_policy
 from serve.config import ServerConfig, load_config
 from serve.gateway.upstream import pool as upstreams
 from serve.supervisor import gateway as supervised
@@ -169,6 +171,25 @@ def test_settings_are_keys_that_the_server_has():
     ServerConfig(**settings["server"])
 
 
+def test_the_autoscalers_say_the_same():
+    keda, hpa = the("ScaledObject")["spec"], the("HorizontalPodAutoscaler")["spec"]
+    assert keda["scaleTargetRef"]["name"] == hpa["scaleTargetRef"]["name"] == "earshot"
+    limits = (keda["minReplicaCount"], keda["maxReplicaCount"])
+    assert limits == (hpa["minReplicas"], hpa["maxReplicas"])
+    assert keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == hpa["behavior"]
+    (queue, windows), policy = hpa["metrics"], read_policy(ROOT / POLICY)
+    (adapter,) = documents(KUBERNETES / "components" / "hpa" / "adapter.yaml")
+    for metric, trigger, rule in zip(
+        (queue, windows), keda["triggers"], adapter["rules"]["external"], strict=True
+    ):
+        found = metric["external"]
+        assert found["target"]["type"] == trigger["metricType"]
+        assert found["metric"]["name"] == rule["name"]["as"]
+        assert rule["seriesQuery"] in trigger["metadata"]["query"]
+    assert queue["external"]["target"]["value"] == f"{1000 * policy.queue_s:.0f}m"
+    assert windows["external"]["target"]["averageValue"] == f"{policy.windows_per_s:g}"
+
+
 def test_every_file_is_part_of_something():
     for path in KUBERNETES.rglob("kustomization.yaml"):
         (made,) = documents(path)
@@ -178,5 +199,6 @@ def test_every_file_is_part_of_something():
         }
         for generator in made.get("configMapGenerator", ()):
             named |= {name.rpartition("=")[2] for name in generator["files"]}
-        here = {one.name for one in path.parent.iterdir()} - {"kustomization.yaml"}
+        others = {"kustomization.yaml", "adapter.yaml"}  # the latter is for a chart
+        here = {one.name for one in path.parent.iterdir()} - others
         assert here <= named, path

@@ -1,0 +1,147 @@
+"""`python -m eval plan`: GPUs for a load, what an hour of audio costs, and a day of autoscaling."""
+
+import argparse
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from eval.config import Config
+from eval.files import write_json, write_text
+from eval.plan.day import arrivals_per_s
+from eval.plan.measured import REQUEST_S, Measured, find_measured
+from eval.plan.plot import draw
+from eval.plan.policy import Policy, read_policy
+from eval.plan.sweep import ALIKE, Outcome, Simulation, candidates, choose, fixed
+from serve.errors import ConfigError
+
+Progress = Callable[[str], None]
+
+
+def plan(config: Config, options: argparse.Namespace, say: Progress, progress: Progress) -> int:
+    """Run the command; returns the exit status.
+
+    Raises:
+        ConfigError: something is needed that nobody has measured or told.
+    """
+    beam_size = options.beam_size or config.transcriber.beam_size
+    measured = find_measured(config, options.measured, beam_size)
+    if options.simulate and options.provision_s is None:
+        raise ConfigError(
+            "--simulate needs --provision-s: how long your cluster takes from the call for a pod "
+            "to its container's start (a GPU's node, image and volume); nothing here can know it"
+        )
+    for line in steady(measured, options.load, options.p99, options.price):
+        say(line)
+    if not options.simulate:
+        return 0
+    return _simulate(config, measured, options, say, progress)
+
+
+def steady(measured: Measured, load: float, p99_s: float, price: float | None) -> list[str]:
+    """What an even load needs, in lines."""
+    each = measured.most_per_s(p99_s)
+    gpus = math.ceil(load / each)
+    audio_hours = load * REQUEST_S  # an hour
+    at_s = float(measured.latency_s([load / gpus], "p99")[0])
+    lines = [
+        f"measured  {measured.source}: {measured.conditions}",
+        f"a GPU     {each:.0f} requests of {REQUEST_S:g} s a second with a p99 of {p99_s:g} s "
+        f"({each / measured.saturated_per_s:.0%} of {measured.saturated_per_s:.0f} at most)",
+        f"GPUs      {gpus} for {load:g} requests a second, {load / gpus:.0f} each, p99 "
+        f"{at_s:.3f} s; one more if one may fail",
+        f"audio     {audio_hours:.0f} hours an hour, {audio_hours / gpus:.0f} for a GPU hour",
+    ]
+    if measured.server_s is None:
+        lines.append("          of the runtime alone: the file lacks what the server adds")
+    if price is None:
+        lines.append("cost      give --price, of a GPU for an hour")
+    else:
+        lines.append(f"cost      {price * gpus / audio_hours:.5f} for an hour of audio")
+    return lines
+
+
+def _simulate(
+    config: Config,
+    measured: Measured,
+    options: argparse.Namespace,
+    say: Progress,
+    progress: Progress,
+) -> int:
+    if measured.start_s is None:
+        raise ConfigError(
+            f"{measured.source} has no figure of the workload start, so how long a server takes "
+            "until it is ready is not known; bench it, too"
+        )
+    policy = read_policy(options.policy)
+    gpu = measured.slower(options.slower)
+    days = [arrivals_per_s(options.load, options.seed + day) for day in range(options.days)]
+    start_s = options.provision_s + measured.start_s
+    pending = config.transcriber.max_pending
+    simulation = Simulation(gpu, days, start_s, pending, options.p99)
+    scaled = simulation.outcomes([policy, *candidates(policy, measured)], progress)
+    always = simulation.least_fixed(policy, progress)
+    fewer = simulation.outcome(fixed(policy, max(1, always.policy.least - 1)))
+    chosen = choose(scaled, policy, options.p99)
+    conditions = (
+        f"{options.days} days of {options.load:g} requests of {REQUEST_S:g} s a second on average "
+        f"(at most {max(day.max() for day in days):.0f}), seed {options.seed}; a pod is ready "
+        f"{start_s:.0f} s after it is called for, of which {options.provision_s:g} until its "
+        f"container starts; it holds {pending} requests (transcriber.max_pending)"
+    )
+    if options.slower != 1:
+        conditions += f"; GPUs take {options.slower:g} times as long as measured"
+    table = "\n".join(_table([*scaled, fewer, always], policy, options.p99, options.price))
+    verdict = _verdict(chosen, policy, options.policy, options.p99)
+    folder = options.output or Path("reports") / f"{config.name}-plan"
+    write_text(folder / "plan.md", f"{conditions}.\n\n{table}\n\n{verdict}\n")
+    write_json(folder / "plan.json", {"conditions": conditions, "rows": [*map(_row, scaled)]})
+    shown = [one for one in (chosen, scaled[-1], always) if one is not None]
+    title = f"{options.load:g} requests/s on average, pods ready after {start_s:.0f} s"
+    draw(folder / "day.png", [one.days[0] for one in shown], options.p99, title)
+    say(
+        f"\n{conditions}\n\n{table}\n\n{verdict}\n"
+        f"The report: {folder / 'plan.md'}, with a picture beside it"
+    )
+    return 0 if chosen is not None else 1
+
+
+def _table(
+    outcomes: list[Outcome], deployed: Policy, p99_s: float, price: float | None
+) -> list[str]:
+    """As Markdown."""
+    cost = "" if price is None else " an hour of audio |"
+    lines = [
+        f"| policy | p99 | its worst minute | minutes over {p99_s:g} s | refused | GPU hours a day "
+        f"| most GPUs |{cost}",
+        "|---|---|---|---|---|---|---|" + "---|" * bool(cost),
+    ]
+    for one in outcomes:
+        mark = " **(deployed)**" if one.policy == deployed else ""
+        line = (
+            f"| {one.policy.name}{mark} | {one.p99_s:.2f} s | "
+            f"{max(day.worst_minute_s for day in one.days):.2f} s | "
+            f"{max(day.minutes_over for day in one.days)} | {one.refused:.3%} | "
+            f"{one.gpu_hours:.0f} | {max(day.most for day in one.days)} |"
+        )
+        if price is not None:
+            line += f" {price * one.gpu_hours / one.audio_hours:.5f} |"
+        lines.append(line)
+    return lines
+
+
+def _verdict(chosen: Outcome | None, deployed: Policy, path: Path, p99_s: float) -> str:
+    if chosen is None:
+        return f"None of these policies holds a p99 of {p99_s:g} s; more GPUs at all times would."
+    text = f"Fewest GPU hours that hold {p99_s:g} s on every day: {chosen.policy.name}"
+    if chosen.policy == deployed:
+        return f"{text}, which {path} has (policies within {ALIKE:.0%} of it count as alike)."
+    return f"{text}; {path} has {deployed.name}."
+
+
+def _row(outcome: Outcome) -> dict[str, object]:
+    return {
+        "policy": outcome.policy.name,
+        "p99_s": outcome.p99_s,
+        "refused": outcome.refused,
+        "gpu_hours": outcome.gpu_hours,
+    }

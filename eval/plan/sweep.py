@@ -1,0 +1,130 @@
+"""Which thresholds a day's replay speaks for."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from eval.plan.measured import Measured
+from eval.plan.policy import Policy
+from eval.plan.replay import Array, Day, replay
+
+SHARES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of the windows that a GPU decodes at most
+QUEUES_S = (0.03, 0.1, 0.3, 1.0)
+MOST_REFUSED = 1e-4  # share of a day's requests
+ALIKE = 0.01  # GPU hours that differ by no more than this share do not decide
+
+Progress = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a policy made of some days."""
+
+    policy: Policy
+    days: tuple[Day, ...]
+
+    @property
+    def p99_s(self) -> float:
+        """Of the worst day."""
+        return max(day.p99_s for day in self.days)
+
+    @property
+    def refused(self) -> float:
+        """Share of requests on the worst day."""
+        return max(day.refused for day in self.days)
+
+    @property
+    def gpu_hours(self) -> float:
+        """Of a day, on average."""
+        return sum(day.gpu_hours for day in self.days) / len(self.days)
+
+    @property
+    def audio_hours(self) -> float:
+        """Answered in a day, on average."""
+        return sum(day.audio_hours for day in self.days) / len(self.days)
+
+    def holds(self, p99_s: float) -> bool:
+        """Whether p99 was this or less on each day, and next to nothing refused."""
+        return self.p99_s <= p99_s and self.refused <= MOST_REFUSED
+
+
+def with_share(policy: Policy, measured: Measured, share: float) -> Policy:
+    """The same with another target of windows: so much of what a GPU decodes at most."""
+    return dataclasses.replace(policy, windows_per_s=round(share * measured.saturated_per_s))
+
+
+def candidates(policy: Policy, measured: Measured) -> Iterator[Policy]:
+    """The policy with other targets, and by each of the two alone."""
+    for share in SHARES:
+        yield with_share(policy, measured, share)
+    for queue_s in QUEUES_S:
+        if queue_s != policy.queue_s:
+            yield dataclasses.replace(policy, queue_s=queue_s)
+    yield dataclasses.replace(policy, queue_s=None)
+    yield dataclasses.replace(policy, windows_per_s=None)
+
+
+def fixed(policy: Policy, gpus: int) -> Policy:
+    """So many GPUs at all times."""
+    return dataclasses.replace(policy, least=gpus, most=gpus, queue_s=None, windows_per_s=None)
+
+
+class Simulation:
+    """Days, and what is the same for all policies.
+
+    Args:
+        measured: one GPU.
+        days: arrivals of each (requests a second), by minute.
+        start_s: from the call for a replica to its first request.
+        most_pending: requests that a replica takes in.
+        p99_s: what is wanted.
+    """
+
+    def __init__(
+        self,
+        measured: Measured,
+        days: Sequence[Array],
+        start_s: float,
+        most_pending: int,
+        p99_s: float,
+    ) -> None:
+        self._measured = measured
+        self._days = days
+        self._limits = (start_s, most_pending, p99_s)
+        self._p99_s = p99_s
+
+    def outcome(self, policy: Policy) -> Outcome:
+        """What a policy makes of the days."""
+        days = (replay(self._measured, policy, day, *self._limits) for day in self._days)
+        return Outcome(policy, tuple(days))
+
+    def outcomes(self, policies: Iterable[Policy], progress: Progress) -> list[Outcome]:
+        """The same of several, each once."""
+        found = []
+        for policy in dict.fromkeys(policies):
+            progress(f"replaying {len(self._days)} days: {policy.name}")
+            found.append(self.outcome(policy))
+        return found
+
+    def least_fixed(self, policy: Policy, progress: Progress) -> Outcome:
+        """The fewest GPUs that hold p99 on each day without autoscaling."""
+        peak = max(float(day.max()) for day in self._days) / self._measured.saturated_per_s
+        gpus = max(1, round(peak / 2))
+        while True:
+            progress(f"replaying {len(self._days)} days: {gpus} GPUs all day")
+            found = self.outcome(fixed(policy, gpus))
+            if found.holds(self._p99_s):
+                return found
+            gpus += 1
+
+
+def choose(outcomes: Sequence[Outcome], deployed: Policy, p99_s: float) -> Outcome | None:
+    """The one that holds p99 for the fewest GPU hours, or the deployed one if it is as good.
+
+    None: none holds it.
+    """
+    good = [one for one in outcomes if one.holds(p99_s)]
+    if not good:
+        return None
+    most = (1 + ALIKE) * min(one.gpu_hours for one in good)
+    alike = [one for one in good if one.gpu_hours <= most]
+    return min(alike, key=lambda one: (one.policy != deployed, one.gpu_hours))
