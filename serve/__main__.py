@@ -78,7 +78,11 @@ def _parser() -> argparse.ArgumentParser:
     triton.set_defaults(run=_triton)
     _add_config(triton)
     _add_open(triton)
-    triton.add_argument("--log", type=Path, help="keep the server's log in this file")
+    triton.add_argument(
+        "--log",
+        type=Path,
+        help="keep the server's log in this file; of several engines in FILE.0, FILE.1",
+    )
 
     gateway = commands.add_parser(
         "gateway",

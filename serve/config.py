@@ -55,7 +55,9 @@ SECTIONS_OF_OTHERS = ("build", "eval")
 class RuntimeConfig(RuntimeSections):
     """How the runtime executes an engine. What one runtime alone knows has a section of its own."""
 
-    device: Device = "cpu"  # "cpu", "cuda" or "cuda:N"
+    # "cpu", "cuda" or "cuda:N". Several, "cuda:0,1", "cuda:*" or "cpu,cpu", are for servers, which
+    # have an engine on each; the numbers below are of each. See serve/devices.py.
+    device: Device = "cpu"
     slots: Count = 8  # windows that decode at the same time
     # Sequences that decode at the same time, of all windows together: a greedy window takes one, a
     # beam of 5 takes five. 0 = one for each slot, so no beams.
@@ -64,7 +66,7 @@ class RuntimeConfig(RuntimeSections):
     # guessing measures slower than decoding without, it is left alone.
     draft_tokens: Annotated[int, Field(ge=0, le=16)] = 0
     encoder_batch: Count = 4  # most windows encoded in one go
-    threads: CountOrNone = 0  # CPU threads for compute; 0 = every core
+    threads: CountOrNone = 0  # CPU threads for compute; 0 = every core, or its share of several
     kernels: Kernels = "auto"  # "triton" where the device is CUDA, else "torch"
     cuda_graph: bool = False  # replay CUDA graphs: needs a CUDA device with triton kernels
     memory_share: Share = 0.9  # of a GPU's memory that may be taken

@@ -60,8 +60,19 @@ ModelName = Annotated[
     ),
 ]
 Device = Annotated[
-    str, text_that(re.compile(r"cpu|cuda(:[0-9]{1,3})?").fullmatch, '"cpu", "cuda" or "cuda:N"')
+    str,
+    text_that(
+        lambda text: _is_device(text),
+        '"cpu", "cuda" or "cuda:N"; or several, each once: "cuda:0,1", "cuda:*"; "cpu,cpu"',
+    ),
 ]
+
+
+def _is_device(text: str) -> bool:
+    if not re.fullmatch(r"cpu(,cpu)*|cuda(:([0-9]{1,3}(,[0-9]{1,3})*|\*))?", text):
+        return False
+    numbers = [int(number) for number in re.findall(r"\d+", text)]
+    return len(set(numbers)) == len(numbers)
 
 
 def _is_ipv4(text: str) -> bool:

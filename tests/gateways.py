@@ -20,6 +20,7 @@ from tritonclient.grpc import service_pb2
 from serve.config import Config, LiveConfig, ServerConfig, TranscriberConfig
 from serve.gateway.run import Gateway
 from serve.gateway.upstream.calls import SERVICE
+from serve.gateway.upstream.own import OwnEngine
 from serve.supervisor.run import free_ports
 from serve.triton import wire
 from tests.fake_upstream import FakeTriton
@@ -67,8 +68,8 @@ class Running:
         self.channel = self._exits.enter_context(grpc.insecure_channel(self.grpc))
 
     async def _start(self):
-        cancels = None if self._alone else self.triton
-        gateway = Gateway(self.config, self.folder, cancels)
+        engines = [] if self._alone else [OwnEngine("cpu", self.folder, self.triton)]
+        gateway = Gateway(self.config, self.folder, engines)
         await gateway.start()
         return gateway
 

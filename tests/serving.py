@@ -59,8 +59,8 @@ LONG = audio_file(75.0)
 def outcomes(server):
     """Requests by outcome, as the metrics page counts them."""
     page = urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10).read().decode()
-    found = re.findall(r'^earshot_requests_total\{outcome="(\w+)"\} (\d+)', page, re.MULTILINE)
-    found.append(("pending", re.search(r"^earshot_pending_requests (\d+)", page, re.M)[1]))
+    found = re.findall(r'^earshot_requests_total\{.*outcome="(\w+)"\} (\d+)', page, re.MULTILINE)
+    found.append(("pending", re.search(r"^earshot_pending_requests\{.*\} (\d+)", page, re.M)[1]))
     return {name: int(value) for name, value in found}
 
 

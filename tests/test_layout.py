@@ -39,6 +39,7 @@ RULES = {
         *("serve.codec", "serve.errors", "serve.fields", "serve.messages"),
         "serve.runtime.table",
     ),
+    "serve.devices": ("serve.config", "serve.errors"),
     "serve.clips": ("serve.codec", "serve.errors", "serve.files"),
     "serve.keys": ("serve.codec", "serve.errors", "serve.fields"),
     "serve.hub": ("serve.engine", "serve.errors"),
@@ -53,7 +54,7 @@ RULES = {
     # Below the config, which takes the sections of the runtimes from it.
     "serve.runtime.table": ("serve.trtllm.config",),
     "serve.runtime.triton_model": (),
-    "serve.runtime.open": (*CONTRACTS, "serve.runtime"),
+    "serve.runtime.open": (*CONTRACTS, "serve.devices", "serve.runtime"),
     "serve.native.kernels": CONTRACTS,
     "serve.native.rules": (*CONTRACTS, "serve.native.kernels.launch"),
     "serve.native": RUNTIME,
@@ -78,6 +79,7 @@ RULES = {
     "serve.gateway": (
         *CONTRACTS,
         "serve.codec",
+        "serve.devices",
         "serve.keys",
         # What does not load torch: the gateway's process is small.
         "serve.speech.activity",
@@ -87,7 +89,7 @@ RULES = {
         "serve.triton",
     ),
     # Starts Triton and the gateway; knows the latter by its command line alone.
-    "serve.supervisor": (*CONTRACTS, "serve.triton"),
+    "serve.supervisor": (*CONTRACTS, "serve.devices", "serve.triton"),
     "serve.live": (*CONTRACTS, "serve.files", "serve.gateway.live", "serve.speech"),
     "serve.outputs": ("serve.errors", "serve.speech.formats"),
     "serve.options": CONTRACTS,

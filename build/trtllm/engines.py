@@ -20,6 +20,7 @@ from build.trtllm import COMPARED_BY as COMPARED_BY
 from build.trtllm.weights import CONFIG_FILE, HALVES, write_checkpoint
 from build.writer import Log, Made, disk_errors
 from serve.config import Precision
+from serve.devices import first_of
 from serve.engine import Dims, Engine
 from serve.errors import ConfigError, EngineError, UnavailableError
 from serve.trtllm.limits import (
@@ -137,7 +138,7 @@ def check(config: Config) -> None:
 def commands(dims: Dims, config: Config) -> list[list[str]]:
     """Both runs of the builder, for whatever GPU."""
     limits = planned_limits(dims, config, "1.2", Gpu("any", (0, 0)))
-    return list(commands_for(dims, limits, config.runtime.device).values())
+    return list(commands_for(dims, limits, first_of(config.runtime).device).values())
 
 
 def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> Made:
@@ -156,7 +157,7 @@ def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> Made
         EngineError: the builder failed, or the disk did.
     """
     precision = config.build.precision
-    version, gpu = library_version(), find_gpu(config.runtime.device)
+    version, gpu = library_version(), find_gpu(first_of(config.runtime).device)
     check_precision(precision, gpu)
     if shutil.which(BUILDER) is None:
         raise UnavailableError(
@@ -175,7 +176,9 @@ def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> Made
             work / "checkpoint",
             lambda path: log(f"wrote {path.relative_to(work)} ({path.stat().st_size:,} bytes)"),
         )
-    for half, command in commands_for(checkpoint.dims, limits, config.runtime.device).items():
+    for half, command in commands_for(
+        checkpoint.dims, limits, first_of(config.runtime).device
+    ).items():
         log(shlex.join(command))
         _run(half, command, work, log)
     limits = built_limits(folder, checkpoint.dims, limits, log)
@@ -190,7 +193,7 @@ def is_current(engine: Engine, checkpoint: Checkpoint, config: Config) -> bool:
     Raises:
         UnavailableError: the library or the GPU is missing.
     """
-    version, gpu = library_version(), find_gpu(config.runtime.device)
+    version, gpu = library_version(), find_gpu(first_of(config.runtime).device)
     planned = planned_limits(checkpoint.dims, config, version, gpu)
     try:
         built = limits_of(engine)

@@ -21,6 +21,7 @@ from eval.config import Config
 from eval.files import write_json
 from eval.machine import missing_packages
 from eval.random_whisper.engine import RandomEngine, write_engine
+from serve.devices import names_of
 from serve.errors import ConfigError, UnavailableError
 
 SERVER_PACKAGES = ("pytriton", "soundfile", "tritonclient")  # beyond what the runtime needs
@@ -52,6 +53,11 @@ def check(config: Config, plan: Plan) -> None:
     device = config.runtime.device
     if not device.startswith("cuda"):
         raise ConfigError(f'bench needs runtime.device = "cuda", got {device!r}')
+    if len(names_of(device)) > 1 or device.endswith("*"):
+        raise ConfigError(
+            f"bench measures one GPU, got runtime.device = {device!r}; name one, such as cuda:0, "
+            "or measure several by `python -m eval scale`"
+        )
     if (torch.device(device).index or 0) >= torch.cuda.device_count():
         raise UnavailableError(
             f"runtime.device = {device!r}, but torch sees {torch.cuda.device_count()} CUDA "

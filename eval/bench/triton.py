@@ -156,8 +156,11 @@ def _counters(server: Server) -> dict[str, float]:
     except OSError as error:
         reason = server.failure() or f"its metrics cannot be read: {error}"
         raise UnavailableError(f"the server is in trouble: {reason}") from error
-    found = dict(re.findall(r"^earshot_(\w+)_total (\S+)", page, re.MULTILINE))
-    return {name: float(found[name]) for name in _COUNTED}
+    counted = "|".join(_COUNTED)
+    found = dict.fromkeys(_COUNTED, 0.0)  # of all engines together
+    for name, value in re.findall(rf"^earshot_({counted})_total{{.*}} (\S+)", page, re.MULTILINE):
+        found[name] += float(value)
+    return found
 
 
 def _settled(server: Server) -> dict[str, float]:
@@ -186,9 +189,12 @@ def _check(before: dict[str, float], after: dict[str, float], answers: int, toke
 
 def _cpu_s(server: Server) -> dict[str, float]:
     """CPU seconds so far of the server and of the process that has the engine."""
-    root = psutil.Process(server.pid)
-    models = [sum(child.cpu_times()[:2]) for child in root.children()]
-    return {"tritonserver": sum(root.cpu_times()[:2]), "its models": sum(models)}
+    roots = [psutil.Process(pid) for pid in server.pids]
+    models = [sum(child.cpu_times()[:2]) for root in roots for child in root.children()]
+    return {
+        "tritonserver": sum(sum(root.cpu_times()[:2]) for root in roots),
+        "its models": sum(models),
+    }
 
 
 def _kernels() -> int:

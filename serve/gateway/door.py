@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tritonclient.grpc import service_pb2
@@ -20,7 +20,7 @@ from serve.gateway.refusals import Refusal
 from serve.gateway.streams import Streams
 from serve.gateway.uploads import Uploads
 from serve.gateway.upstream.exchange import Exchange
-from serve.gateway.upstream.own import Cancels
+from serve.gateway.upstream.own import OwnEngine
 from serve.gateway.upstream.pool import Upstreams
 from serve.gateway.visits import Visit
 
@@ -33,13 +33,13 @@ class Door:
     Args:
         config: the whole configuration.
         folder: of the run.
-        cancels: ends requests of this run's Triton whose clients have gone; None: it has none.
+        engines: of the run.
 
     Raises:
         ConfigError: the keys or the upstreams cannot be used.
     """
 
-    def __init__(self, config: Config, folder: Path, cancels: Cancels | None) -> None:
+    def __init__(self, config: Config, folder: Path, engines: Sequence[OwnEngine]) -> None:
         self.config = config
         self.models = Models(config)
         self.callers = Callers(config.server)
@@ -47,7 +47,7 @@ class Door:
         self.uploads = Uploads(self.admission)
         self.streams = Streams(config.live)
         self.metrics = Metrics(self.admission, self.streams)
-        self.upstreams = Upstreams(config, self.models, folder, cancels, self.metrics.upstreams)
+        self.upstreams = Upstreams(config, self.models, folder, engines, self.metrics.upstreams)
         self.upload_timeout_s = config.server.upload_timeout_s
         self._drain_s = config.server.drain_timeout_s
 
@@ -134,6 +134,13 @@ class Door:
     async def ready(self, model: str | None = None) -> bool:
         """Whether a request that came now would be answered: for a model, or for any."""
         return not self.admission.draining and await self.upstreams.ready(model)
+
+    async def engines(self) -> dict[str, dict[str, bool]]:
+        """Which of several engines of this run are ready, by their devices; empty for one."""
+        own = self.upstreams.own
+        if len(own) < 2:
+            return {}
+        return {"engines": {one.name: await one.ready(self.models.default) for one in own}}
 
     async def server_metadata(self) -> service_pb2.ServerMetadataResponse:
         """Name and version of Triton, and those of its extensions that are offered.

@@ -12,7 +12,6 @@ how long. The metrics have an address of their own besides.
 """
 
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
@@ -32,7 +31,6 @@ from serve.gateway.envelope import raw_parts
 from serve.gateway.headers import with_headers
 from serve.gateway.limits import EXPANSION, Ticket
 from serve.gateway.live.route import Live
-from serve.gateway.metrics import whole_page
 from serve.gateway.openai import docs
 from serve.gateway.openai.routes import build_openai_app
 from serve.gateway.page.routes import page_routes
@@ -52,15 +50,17 @@ _PAGE_POLICY = {
     "frame-ancestors 'none'"
 }
 Endpoint = Callable[[Request], Awaitable[Response]]
+WholePage = Callable[[], Awaitable[bytes]]
+"""Gives the page of metrics."""
 
 
-def build_app(door: Door, folder: Path | None, state: State) -> ASGIApp:
+def build_app(door: Door, metrics: WholePage, state: State) -> ASGIApp:
     """The application for clients; `state` is what the page shows of the server."""
     api = _Api(door)
     routes: list[BaseRoute] = [
         *page_routes(state, door.callers),
         Route("/health", api.health),
-        Route("/metrics", _metrics(door, folder, needs_key=True)),
+        Route("/metrics", _metrics(door, metrics, needs_key=True)),
         Route("/docs", _docs),
         Route("/openapi.json", _openapi),
         Route("/v2", api.server_metadata),
@@ -80,9 +80,9 @@ def build_app(door: Door, folder: Path | None, state: State) -> ASGIApp:
     return _app(routes, door)
 
 
-def build_metrics_app(door: Door, folder: Path | None) -> ASGIApp:
-    """The application for Prometheus; `folder` is the run's, None where it has no Triton."""
-    return _app([Route("/metrics", _metrics(door, folder))], door)
+def build_metrics_app(door: Door, metrics: WholePage) -> ASGIApp:
+    """The application for Prometheus."""
+    return _app([Route("/metrics", _metrics(door, metrics))], door)
 
 
 def _app(routes: list[BaseRoute], door: Door) -> ASGIApp:
@@ -92,12 +92,12 @@ def _app(routes: list[BaseRoute], door: Door) -> ASGIApp:
     return with_headers(app, door.config.server)
 
 
-def _metrics(door: Door, folder: Path | None, needs_key: bool = False) -> Endpoint:
+def _metrics(door: Door, metrics: WholePage, needs_key: bool = False) -> Endpoint:
     async def page(request: Request) -> Response:
         if needs_key:
             door.callers.identify(request.headers.get("authorization"))
         return Response(
-            await whole_page(folder, door.metrics),
+            await metrics(),
             media_type="text/plain; version=0.0.4; charset=utf-8",
         )
 
@@ -118,7 +118,8 @@ class _Api:
 
     async def health(self, request: Request) -> Response:
         ready = await self._door.ready()
-        return JSONResponse({"status": "ok" if ready else "unavailable"}, 200 if ready else 503)
+        found = {"status": "ok" if ready else "unavailable", **await self._door.engines()}
+        return JSONResponse(found, 200 if ready else 503)
 
     async def live(self, request: Request) -> Response:
         return Response()

@@ -8,7 +8,7 @@ import logging
 import socket
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from pathlib import Path
 from typing import Protocol
 
@@ -72,7 +72,7 @@ class LiveMetrics:
 
 
 class UpstreamMetrics:
-    """What is counted of the servers behind the gateway, by name; `own` is this run's Triton.
+    """What is counted of the servers behind the gateway, by name; this run's are named by device.
 
     Args:
         registry: where.
@@ -200,27 +200,56 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-async def whole_page(folder: Path | None, own: Metrics) -> bytes:
+async def whole_page(folder: Path, tritons: Mapping[str, Path], own: Metrics) -> bytes:
     """The page, without the parts that cannot be had now.
 
     Args:
-        folder: of the run; None: it has no Triton.
+        folder: of the run.
+        tritons: their folders, by their devices.
         own: the gateway's part.
     """
-    parts = []
-    if folder is not None:
+    pages = {}
+    for device, triton in tritons.items():
         try:
-            parts.append(await tritons_page(folder))
+            pages[device] = await tritons_page(triton)
         except OSError as error:
-            logger.warning("Triton's metrics cannot be had: %s", error)
-        with contextlib.suppress(OSError):  # before the supervisor has written one
-            parts.append((folder / SUPERVISOR_PAGE).read_bytes())
+            logger.warning("the metrics of Triton of %s cannot be had: %s", device, error)
+    parts = [joined(pages)]
+    with contextlib.suppress(OSError):  # before the supervisor has written one, or without one
+        parts.append((folder / SUPERVISOR_PAGE).read_bytes())
     parts.append(own.page())
     return b"".join(part if part.endswith(b"\n") else part + b"\n" for part in parts if part)
 
 
+def joined(pages: Mapping[str, bytes]) -> bytes:
+    """The pages of several Tritons as one, each number with a label of its device.
+
+    In Prometheus's text format all lines of a metric stand together, its description first.
+    """
+    metrics: dict[str, tuple[list[str], list[str]]] = {}  # by name: description, numbers
+    for device, page in pages.items():
+        description, numbers = metrics.setdefault("", ([], []))
+        for line in page.decode().splitlines():
+            if line.startswith("# "):
+                description, numbers = metrics.setdefault(line.split(" ", 3)[2], ([], []))
+                if line not in description:
+                    description.append(line)
+            elif line:
+                numbers.append(_with_device(line, device))
+    lines = [line for found in metrics.values() for part in found for line in part]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _with_device(line: str, device: str) -> str:
+    name, brace, rest = line.partition("{")
+    if brace:
+        return f'{name}{{device="{device}",{rest}'
+    name, _, value = line.partition(" ")
+    return f'{name}{{device="{device}"}} {value}'
+
+
 async def tritons_page(folder: Path) -> bytes:
-    """Triton's part of the page.
+    """The page of one Triton, in this folder.
 
     Raises:
         OSError: Triton is away.

@@ -1,27 +1,30 @@
 """The gateway's life: listen, answer, drain, end."""
 
 import asyncio
+import contextlib
 import functools
 import logging
 import resource
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
 from prometheus_client import disable_created_metrics
 
 from serve.config import Config, load_config
+from serve.devices import names_of
 from serve.errors import UnavailableError
 from serve.gateway import memory
 from serve.gateway.door import Door
 from serve.gateway.http import build_app, build_metrics_app
 from serve.gateway.listen import HttpServer, grpc_credentials, listening_socket
-from serve.gateway.metrics import tritons_page
+from serve.gateway.metrics import tritons_page, whole_page
 from serve.gateway.page.state import State
 from serve.gateway.rpc import Methods, server_options
-from serve.gateway.upstream.own import Cancels
+from serve.gateway.upstream.own import OwnEngine
 from serve.triton.cancels import CancelClient
-from serve.triton.folder import CONFIG, RELAY_SOCKET, run_folder
+from serve.triton.folder import CONFIG, RELAY_SOCKET, engine_folders, run_folder
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -38,7 +41,7 @@ class Gateway:
     Args:
         config: the whole configuration.
         folder: of the run, with Triton's sockets.
-        cancels: ends requests of the run's Triton whose clients have gone; None: it has none.
+        engines: of the run.
 
     Raises:
         UnavailableError: it cannot listen.
@@ -46,18 +49,19 @@ class Gateway:
             requests could be given to.
     """
 
-    def __init__(self, config: Config, folder: Path, cancels: Cancels | None) -> None:
+    def __init__(self, config: Config, folder: Path, engines: Sequence[OwnEngine]) -> None:
         server = config.server
-        self._door = Door(config, folder, cancels)
-        tritons = None if cancels is None else folder
-        page = None if tritons is None else functools.partial(tritons_page, tritons)
-        self._state = State(self._door, config, page)
+        self._door = Door(config, folder, engines)
+        tritons = {engine.device: engine.folder for engine in engines}
+        pages = [functools.partial(tritons_page, triton) for triton in tritons.values()]
+        self._state = State(self._door, config, pages)
+        whole = functools.partial(whole_page, folder, tritons, self._door.metrics)
         connections = server.max_inflight + _SPARE_CONNECTIONS
         self._http = [
             HttpServer(app, listening_socket(server, key), server, connections)
             for key, app in (
-                ("http_port", build_app(self._door, tritons, self._state)),
-                ("metrics_port", build_metrics_app(self._door, tritons)),
+                ("http_port", build_app(self._door, whole, self._state)),
+                ("metrics_port", build_metrics_app(self._door, whole)),
             )
         ]
         options = server_options(self._door.admission.max_request_bytes, connections)
@@ -106,11 +110,13 @@ def serve_folder(folder: Path) -> int:
     """
     config = load_config(folder / CONFIG)
     _prepare()
-    cancels = CancelClient(folder / RELAY_SOCKET)
-    try:
-        return asyncio.run(_serve(config, folder, cancels))
-    finally:
-        cancels.close()
+    with contextlib.ExitStack() as stack:
+        engines = []
+        names = names_of(config.runtime.device)
+        for name, own in zip(names, engine_folders(folder, len(names)), strict=True):
+            cancels = stack.enter_context(contextlib.closing(CancelClient(own / RELAY_SOCKET)))
+            engines.append(OwnEngine(name, own, cancels))
+        return asyncio.run(_serve(config, folder, engines))
 
 
 def serve_alone(config: Config) -> int:
@@ -124,7 +130,7 @@ def serve_alone(config: Config) -> int:
     """
     _prepare()
     with run_folder() as folder:
-        return asyncio.run(_serve(config, folder, None))
+        return asyncio.run(_serve(config, folder, ()))
 
 
 def _prepare() -> None:
@@ -137,11 +143,11 @@ def _prepare() -> None:
     disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-async def _serve(config: Config, folder: Path, cancels: Cancels | None) -> int:
+async def _serve(config: Config, folder: Path, engines: Sequence[OwnEngine]) -> int:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    gateway = Gateway(config, folder, cancels)
+    gateway = Gateway(config, folder, engines)
     await gateway.start()
     await stop.wait()
     loop.remove_signal_handler(signal.SIGINT)

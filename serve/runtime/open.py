@@ -5,6 +5,7 @@ import pkgutil
 from typing import Any
 
 from serve.config import RuntimeConfig
+from serve.devices import first_of
 from serve.engine import Engine
 from serve.errors import ConfigError
 from serve.runtime.protocol import Runtime
@@ -13,13 +14,13 @@ from serve.runtime.triton_model import Infer
 
 
 def open_runtime(engine: Engine, config: RuntimeConfig) -> Runtime:
-    """Start the runtime that the engine's manifest names.
+    """Start the runtime that the engine's manifest names, on the first of the configured devices.
 
     Raises:
         ConfigError: the configuration says what the runtime would pass over.
         UnavailableError: the runtime or device is not usable on this machine.
     """
-    runtime: Runtime = _entry(_row_of(engine, config).open)(engine, config)
+    runtime: Runtime = _entry(_row_of(engine, config).open)(engine, first_of(config))
     return runtime
 
 

@@ -39,10 +39,16 @@ class Part:
         title: what people call it.
         launch: starts it; raises an EarshotError where that fails at once.
         start_timeout_s: how long it may take to be ready.
+        needed: whether the server ends with it. While it does not, it is started again for ever.
     """
 
     def __init__(
-        self, name: str, title: str, launch: Callable[[], Running], start_timeout_s: float
+        self,
+        name: str,
+        title: str,
+        launch: Callable[[], Running],
+        start_timeout_s: float,
+        needed: Callable[[], bool] = lambda: True,
     ) -> None:
         self.name = name
         self.restarts = 0
@@ -51,7 +57,8 @@ class Part:
         self._title = title
         self._launch = launch
         self._start_timeout_s = start_timeout_s
-        self._ever_ready = False
+        self._needed = needed
+        self.ever_ready = False
         self._ready = False  # this process has been
         self._failed_starts = 0  # in a row
         self._delay_s = _FIRST_DELAY_S
@@ -92,7 +99,7 @@ class Part:
         self.up = running.ready()
         age_s = time.monotonic() - self._started
         if self.up:
-            self._ready = self._ever_ready = True
+            self._ready = self.ever_ready = True
             self._failed_starts = 0
             if age_s > _SETTLED_S:
                 self._delay_s = _FIRST_DELAY_S
@@ -112,9 +119,9 @@ class Part:
         self.running = None
         if not self._ready:
             self._failed_starts += 1
-        if not self._ever_ready:
+        if not self.ever_ready:
             raise reason
-        if self._failed_starts >= MAX_FAILED_STARTS:
+        if self._failed_starts >= MAX_FAILED_STARTS and self._needed():
             raise EarshotError(f"gave up after {self._failed_starts} starts in a row: {reason}")
         self.restarts += 1
         logger.warning("%s; it is started again in %g s", reason, self._delay_s)

@@ -1,5 +1,14 @@
 """A server for the length of a `with` block: Triton, the gateway before it, and who watches both.
 
+Of several devices each has a Triton of its own, with the engine in a process of its own, and the
+gateway gives a request to the one that has the fewest. One Triton with an instance of `whisper` for
+each device would have fewer processes, but it ends as a whole when one of them does, with the
+requests of all; it gives a request to any instance that is idle, and ours always are, for they
+answer later; and a process that sees all GPUs takes memory on each.
+
+The first engine starts alone, and compiles and keeps the kernels that the others then find; these
+start side by side.
+
 One thread, the supervisor, starts and ends all processes, because a process that is to die with
 its starter dies with the thread that started it.
 """
@@ -10,15 +19,17 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from serve.config import Config, ServerConfig
+from serve.devices import counted, places_of
 from serve.errors import DeadlineError, EarshotError
 from serve.supervisor.gateway import Gateway, address, check_ports, is_ready
 from serve.supervisor.part import Part
-from serve.triton.folder import SUPERVISOR_PAGE, run_folder
-from serve.triton.server import TritonLaunch, TritonServer, prepare
+from serve.triton.folder import CONFIG, SUPERVISOR_PAGE, engine_folders, run_folder
+from serve.triton.server import TritonLaunch, TritonServer, config_to_toml, prepare
 
 logger = logging.getLogger("earshot")
 
@@ -29,7 +40,9 @@ _LOOK_S = 0.1
 class Server:
     """A server that was started, and its supervisor."""
 
-    def __init__(self, folder: Path, config: Config, launch: TritonLaunch, log_path: Path) -> None:
+    def __init__(
+        self, folder: Path, config: Config, launches: Mapping[str, TritonLaunch], log_path: Path
+    ) -> None:
         server = config.server
         self.http = address(server.host, server.http_port)
         self.grpc = address(server.host, server.grpc_port)
@@ -37,16 +50,19 @@ class Server:
         self.log_path = log_path
         self.folder = folder
         self._tls = bool(server.tls_certificate)
-        self._triton = Part(
-            "server", _TRITON, lambda: launch.start(log_path), server.start_timeout_s
-        )
+        self._start_timeout_s = server.start_timeout_s
+        self._several = len(launches) > 1
+        self._engines = {
+            name: self._engine(name, launch, number)
+            for number, (name, launch) in enumerate(launches.items())
+        }
         self._gateway = Part(
             "gateway",
             "the gateway",
             lambda: Gateway(folder, server, log_path),
             server.start_timeout_s,
         )
-        self._parts = (self._triton, self._gateway)
+        self._parts = (*self._engines.values(), self._gateway)
         self._page = ""
         self._error: EarshotError | None = None
         self._complete = True  # every request that was accepted has been answered
@@ -55,14 +71,26 @@ class Server:
         self._killed = threading.Event()
         self._thread = threading.Thread(target=self._supervise, name="earshot-supervisor")
 
+    def _engine(self, name: str, launch: TritonLaunch, number: int) -> Part:
+        """A Triton with an engine, which has a log of its own where there are several."""
+        log = Path(f"{self.log_path}.{number}") if self._several else self.log_path
+        log.write_bytes(b"")
+        return Part(
+            "server",
+            f"{_TRITON} of {name}" if self._several else _TRITON,
+            lambda: launch.start(log),
+            self._start_timeout_s,
+            lambda: not any(part.up for part in self._engines.values()),
+        )
+
     @property
-    def pid(self) -> int:
-        """Of tritonserver; another one after a restart.
+    def pids(self) -> tuple[int, ...]:
+        """Of tritonserver, of each that runs; others after a restart.
 
         Raises:
-            EarshotError: it does not run just now.
+            EarshotError: none does just now.
         """
-        return self._running_triton().pid
+        return tuple(triton.pid for triton in self._tritons())
 
     @property
     def restarts(self) -> int:
@@ -80,18 +108,20 @@ class Server:
 
     def peak_memory_bytes(self) -> int:
         """Largest resident memory of Triton and its models, each at its own peak."""
-        return self._running_triton().peak_memory_bytes()
+        return sum(triton.peak_memory_bytes() for triton in self._tritons())
 
     def failure(self) -> str | None:
         """Why the server was given up; None while it runs or is being started again."""
         return None if self._error is None else str(self._error)
 
-    def start(self, timeout_s: float) -> None:
-        """Start it and wait until it is ready.
+    def start(self) -> None:
+        """Start it and wait until all of it is ready.
 
         Raises:
             EarshotError: it did not start; the message says why.
         """
+        # The first of several engines is waited for before the others begin.
+        timeout_s = self._start_timeout_s * (1 + self._several)
         end = time.monotonic() + timeout_s
         self._thread.start()
         while not (self._ready.is_set() and is_ready(self.http, self._tls)):
@@ -126,9 +156,10 @@ class Server:
         if self._thread.is_alive():
             self._thread.join()
 
-    def _running_triton(self) -> TritonServer:
-        running = self._triton.running
-        if not isinstance(running, TritonServer):
+    def _tritons(self) -> list[TritonServer]:
+        found = [part.running for part in self._engines.values()]
+        running = [triton for triton in found if isinstance(triton, TritonServer)]
+        if not running:
             raise EarshotError(f"{_TRITON} does not run; {self.failure() or 'it starts again'}")
         return running
 
@@ -138,7 +169,7 @@ class Server:
         try:
             self._publish()
             while not self._stopping.wait(_LOOK_S):
-                for part in self._parts:
+                for part in self._due_parts():
                     part.look()
                 self._publish()
                 if all(part.up for part in self._parts):
@@ -154,24 +185,41 @@ class Server:
             for part in self._parts:
                 part.kill()
 
+    def _due_parts(self) -> Sequence[Part]:
+        """All of them once the first engine has been ready, which others start after."""
+        first = next(iter(self._engines.values()))
+        return self._parts if first.ever_ready else (first, self._gateway)
+
     def _drain(self) -> None:
         """The gateway first: it answers what it has accepted, for which it needs Triton."""
         if isinstance(self._gateway.running, Gateway):
             self._complete = self._gateway.running.drain()
-        if isinstance(self._triton.running, TritonServer):
-            self._triton.running.stop()
+        running = [part.running for part in self._engines.values()]
+        with ThreadPoolExecutor(len(running)) as pool:
+            list(pool.map(TritonServer.stop, [o for o in running if isinstance(o, TritonServer)]))
+
+    @property
+    def _works(self) -> bool:
+        return self._gateway.up and any(part.up for part in self._engines.values())
 
     def _publish(self) -> None:
         """Write what the metrics page says of the supervisor, where it has changed."""
-        restarts = "".join(
-            f'earshot_restarts_total{{part="{part.name}"}} {part.restarts}\n'
-            for part in self._parts
-        )
+        engines = self._engines.items()
         page = (
             "# HELP earshot_restarts_total Times that a process had to be started again\n"
-            f"# TYPE earshot_restarts_total counter\n{restarts}"
-            "# HELP earshot_up Whether the server and the gateway both work\n"
-            f"# TYPE earshot_up gauge\nearshot_up {int(all(part.up for part in self._parts))}\n"
+            "# TYPE earshot_restarts_total counter\n"
+            + "".join(
+                f'earshot_restarts_total{{part="{part.name}",device="{name}"}} {part.restarts}\n'
+                for name, part in engines
+            )
+            + f'earshot_restarts_total{{part="gateway"}} {self._gateway.restarts}\n'
+            "# HELP earshot_up Whether the gateway and at least one engine work\n"
+            f"# TYPE earshot_up gauge\nearshot_up {int(self._works)}\n"
+            "# HELP earshot_engine_up Whether the engine of a device works\n"
+            "# TYPE earshot_engine_up gauge\n"
+            + "".join(
+                f'earshot_engine_up{{device="{name}"}} {int(part.up)}\n' for name, part in engines
+            )
         )
         if page != self._page:
             new = self.folder / f"{SUPERVISOR_PAGE}.new"
@@ -189,7 +237,8 @@ def running_server(
     Args:
         config: addresses and limits; passed on to the model and the gateway.
         engine: the engine's folder; None takes `config.engine`.
-        log_path: file for the logs of both; None keeps them only while the server runs.
+        log_path: file for the logs of both; None keeps them only while the server runs. Of
+            several engines each has a file of its own beside it, whose name ends in its number.
 
     Raises:
         UnavailableError: the machine lacks what the server needs, or a port is taken.
@@ -197,18 +246,34 @@ def running_server(
         EarshotError: the server did not start; the message says why.
     """
     check_ports(config.server)
-    config = _from_here(config)
+    config = _from_here(dataclasses.replace(config, runtime=counted(config.runtime)))
     with run_folder() as folder:
         log = (log_path or folder / "server.log").absolute()
         log.write_bytes(b"")
-        launch = prepare(folder, config, engine or config.engine)
-        server = Server(folder, config, launch, log)
+        launches = _prepare(folder, config, engine or config.engine)
+        server = Server(folder, config, launches, log)
         try:
-            server.start(config.server.start_timeout_s)
+            server.start()
             yield server
             server.stop()
         finally:
             server.kill()
+
+
+def _prepare(folder: Path, config: Config, engine: str) -> dict[str, TritonLaunch]:
+    """Write what the gateway and each engine read; what starts the engines, by their devices.
+
+    Raises:
+        EarshotError: see `prepare`.
+    """
+    places = places_of(config.runtime)
+    (folder / CONFIG).write_text(config_to_toml(config), encoding="utf-8")
+    launches = {}
+    for place, own in zip(places, engine_folders(folder, len(places)), strict=True):
+        own.mkdir(mode=0o700, exist_ok=True)
+        one = dataclasses.replace(config, runtime=place.runtime)
+        launches[place.name] = prepare(own, one, engine, place.environment, len(places))
+    return launches
 
 
 def _from_here(config: Config) -> Config:

@@ -1,5 +1,7 @@
 """A run's own folder: what lies in it, and under which names.
 
+Of several engines each has a folder in it, with the sockets and signs of life of its Triton.
+
 One is made for each start, mode 0700: the sockets in it are reached by its user alone. Whoever
 made it holds a lock there for as long as it lives, so that the next start knows which folders
 nobody will come back for.
@@ -31,8 +33,18 @@ _PREFIX = "earshot-"
 _LOCK = "lock"
 
 
+def engine_folders(run: Path, count: int) -> tuple[Path, ...]:
+    """Where each of a run's engines has its sockets; of a single one that is the run's own folder.
+
+    Their names are different for all runs and engines: shared memory is named after them.
+    """
+    if count == 1:
+        return (run,)
+    return tuple(run / f"{run.name}-{number:03}" for number in range(count))
+
+
 def grpc_target(folder: Path) -> str:
-    """What a gRPC channel to this run's Triton is opened with."""
+    """What a gRPC channel to the Triton of this folder is opened with."""
     return f"unix:{folder / GRPC_SOCKET}:{GRPC_PORT}"
 
 
@@ -57,12 +69,12 @@ def run_folder() -> Iterator[Path]:
 
 
 def shared_memory(folder: Path) -> list[Path]:
-    """The shared-memory regions of a run."""
+    """The shared-memory regions of a run, or of one of its engines."""
     return list(SHARED_MEMORY.glob(f"{folder.name}*"))
 
 
 def remove_shared_memory(folder: Path) -> None:
-    """Remove the regions of a run none of whose processes lives."""
+    """Remove these regions; none of the processes lives that had them."""
     for region in shared_memory(folder):
         region.unlink(missing_ok=True)
 

@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tomli_w
@@ -65,8 +65,21 @@ class TritonLaunch:
         return TritonServer(self.folder, self.config.server, child)
 
 
-def prepare(folder: Path, config: Config, engine: str) -> TritonLaunch:
-    """Write what Triton and the models read into the run's folder.
+def prepare(
+    folder: Path,
+    config: Config,
+    engine: str,
+    environment: Mapping[str, str] | None = None,
+    count: int = 1,
+) -> TritonLaunch:
+    """Write what Triton and the models read into their folder.
+
+    Args:
+        folder: the run's own, or that of one of its engines.
+        config: the whole configuration, with one device.
+        engine: the engine's folder.
+        environment: what its processes have beside this one's.
+        count: how many engines the run has.
 
     Raises:
         UnavailableError: the machine lacks what the server needs.
@@ -77,7 +90,7 @@ def prepare(folder: Path, config: Config, engine: str) -> TritonLaunch:
         raise UnavailableError(
             f"{folder} is too long a path for the sockets in it; set TMPDIR to a shorter folder"
         )
-    _require_shared_memory(config.server)
+    _require_shared_memory(config.server, count)
     toml = folder / names.CONFIG
     toml.write_text(config_to_toml(config), encoding="utf-8")
     repository = write_repository(folder, toml, Path(engine), config.runtime)
@@ -96,7 +109,8 @@ def prepare(folder: Path, config: Config, engine: str) -> TritonLaunch:
         f"--metrics-port={names.METRICS_PORT}",
         f"--exit-timeout-secs={_EXIT_S}",
     )
-    return TritonLaunch(folder, config, command, installation.environment())
+    whole = {**installation.environment(), **(environment or {})}
+    return TritonLaunch(folder, config, command, whole)
 
 
 def config_to_toml(config: Config) -> str:
@@ -218,19 +232,24 @@ def _tail(log: Sequence[str]) -> str:
     return "\n".join(log[-5:])
 
 
-def _require_shared_memory(server: ServerConfig) -> None:
+def _require_shared_memory(server: ServerConfig, count: int) -> None:
     """Refuse a machine whose shared memory cannot hold the requests that may be in flight.
+
+    Args:
+        server: says how many these are, of all engines together.
+        count: how many engines there are.
 
     Raises:
         UnavailableError: too little of it is free.
     """
     status = os.statvfs(names.SHARED_MEMORY)
     free = status.f_bavail * status.f_frsize // _MIB
-    needed = server.max_inflight_mb + _REGIONS_MIB
+    regions = count * _REGIONS_MIB
+    needed = server.max_inflight_mb + regions
     if free < needed:
         raise UnavailableError(
             f"{names.SHARED_MEMORY} has {free} MiB free, and requests pass through it: expected "
-            f"{needed} MiB, which is server.max_inflight_mb and {_REGIONS_MIB} more; enlarge it "
+            f"{needed} MiB, which is server.max_inflight_mb and {regions} more; enlarge it "
             f"(containers: --shm-size {needed}m and more) or set a smaller server.max_inflight_mb"
         )
 

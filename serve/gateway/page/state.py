@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -32,7 +32,7 @@ _LOOKS = round(WINDOW_S / INTERVAL_S)
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """What one look at the metrics found."""
+    """What one look at the metrics of an engine found."""
 
     # Since the engine started; None: it has not been seen yet.
     audio_s: float | None = None  # of the requests that were answered
@@ -49,16 +49,17 @@ class State:
     Args:
         door: the gateway's, which knows how long its requests took.
         config: names the product, its defaults and its limits.
-        page: Triton's page of metrics; an OSError where Triton is away. None: there is no Triton.
+        pages: of each engine, the page of metrics of its Triton; an OSError where that is away.
     """
 
     def __init__(
-        self, door: Door, config: Config, page: Callable[[], Awaitable[bytes]] | None
+        self, door: Door, config: Config, pages: Sequence[Callable[[], Awaitable[bytes]]]
     ) -> None:
         self._door = door
         self._config = config
-        self._page = page
-        self._looks: deque[Look] = deque([Look()], maxlen=_LOOKS + 1)
+        self._pages = pages
+        # Of each engine.
+        self._looks = [deque([Look()], maxlen=_LOOKS + 1) for _ in pages]
         self._ready = False
         self.found = self._tell()
         """What the last look found, as the page reads it."""
@@ -78,31 +79,35 @@ class State:
     async def look(self) -> None:
         """Look now."""
         self._ready = await self._door.ready()
-        try:
-            page = await self._page() if self._page is not None else b""
-        except OSError:
-            page = b""
-        self._looks.append(look_at(page, self._looks[-1]))
+        for read, looks in zip(self._pages, self._looks, strict=True):
+            try:
+                page = await read()
+            except OSError:
+                page = b""
+            looks.append(look_at(page, looks[-1]))
         self.found = self._tell()
 
     def _tell(self) -> dict[str, Any]:
-        looks = list(self._looks)
-        last = looks[-1]
-        audio_s = _rises(look.audio_s for look in looks)
-        busy_s = sum(_rises(look.busy_s for look in looks))
+        last = [looks[-1] for looks in self._looks if looks[-1].offers]  # of those that are there
+        offers = last[0].offers if last else None
+        audio_s = [sum(rises) for rises in zip(*map(_heard, self._looks), strict=True)]
+        busy_s = max(map(_busy_s, self._looks), default=0.0)
         server, transcriber = self._config.server, self._config.transcriber
         return {
             "name": self._config.name,
             "status": self._status(),
-            "offers": last.offers,
+            "offers": offers,
             "defaults": {
                 "beam_size": transcriber.beam_size,
                 "vad": transcriber.vad,
                 "mode": transcriber.mode,
             },
             "limits": {"request_bytes": server.max_request_mb * 2**20},
-            "now": last.offers
-            and {"queue": last.queue, "slots_busy": last.slots_busy, "slots": last.slots},
+            "now": offers
+            and {
+                name: sum(getattr(look, name) for look in last)
+                for name in ("queue", "slots_busy", "slots")
+            },
             "upstreams": [
                 {
                     "name": one.name,
@@ -169,6 +174,16 @@ def _offers(labels: dict[str, str]) -> dict[str, Any]:
         "beams": int(labels["beams"]),
         "words": labels["words"] == "true",
     }
+
+
+def _heard(looks: Iterable[Look]) -> list[float]:
+    """Seconds of audio that an engine answered from each look to the next."""
+    return _rises(look.audio_s for look in looks)
+
+
+def _busy_s(looks: Iterable[Look]) -> float:
+    """For how long an engine had requests."""
+    return sum(_rises(look.busy_s for look in looks))
 
 
 def _rises(counter: Iterable[float | None]) -> list[float]:

@@ -1,9 +1,10 @@
-"""Triton of this run, behind its Unix socket.
+"""A Triton of this run, behind its Unix socket; there is one for each device.
 
 A call of Triton's is never cancelled, for Triton 24.10 keeps a call whose cancel meets its end.
 A request whose client goes is cancelled by its key instead, and its call is read to its end.
 """
 
+import dataclasses
 import functools
 import logging
 import time
@@ -26,9 +27,6 @@ from serve.triton.heartbeat import STALE_S
 
 logger = logging.getLogger("earshot.gateway")
 
-OWN = "own"
-"""Its name."""
-
 
 class Cancels(Protocol):
     """Names requests and cancels them; `serve.triton.cancels.CancelClient`."""
@@ -44,22 +42,31 @@ class Cancels(Protocol):
         """End the request of this key."""
 
 
+@dataclasses.dataclass(frozen=True)
+class OwnEngine:
+    """One of this run's engines, as its gateway finds it."""
+
+    device: str  # its name
+    folder: Path  # with the sockets of its Triton
+    cancels: Cancels  # ends requests whose clients have gone
+
+
 class OwnTriton:
-    """This run's Triton; see `Server`.
+    """A Triton of this run; see `Server`.
 
     Args:
-        folder: of the run.
-        cancels: ends requests whose clients have gone.
+        engine: where it is.
         model: the product that it serves.
     """
 
-    def __init__(self, folder: Path, cancels: Cancels, model: str) -> None:
-        self.name = OWN
+    def __init__(self, engine: OwnEngine, model: str) -> None:
+        folder = engine.folder
+        self.name = engine.device
         self.models: tuple[str, ...] = (model,)
         self.inflight = 0
         self._heartbeats = [folder / name for name in HEARTBEATS]
-        self._uploads = folder / uploads.UPLOADS
-        self._cancels = cancels
+        self._uploads = uploads.make_folder(folder)
+        self._cancels = engine.cancels
         self._channel = Channel(
             grpc.aio.insecure_channel(grpc_target(folder), options=CHANNEL_OPTIONS)
         )

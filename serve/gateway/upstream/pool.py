@@ -22,7 +22,7 @@ from serve.gateway.models import Models, Target
 from serve.gateway.refusals import Refusal
 from serve.gateway.upstream.delivery import Delivery
 from serve.gateway.upstream.exchange import Exchange
-from serve.gateway.upstream.own import Cancels, OwnTriton
+from serve.gateway.upstream.own import OwnEngine, OwnTriton
 from serve.gateway.upstream.remote import Remote
 from serve.gateway.upstream.server import Outgoing, Server
 from serve.triton import uploads
@@ -37,7 +37,7 @@ class Upstreams:
         config: names them.
         models: its models.
         folder: of the run.
-        cancels: ends requests of this run's own Triton; None: it has none.
+        engines: this run's own.
         metrics: where requests are counted.
 
     Raises:
@@ -49,15 +49,15 @@ class Upstreams:
         config: Config,
         models: Models,
         folder: Path,
-        cancels: Cancels | None,
+        engines: Sequence[OwnEngine],
         metrics: UpstreamMetrics,
     ) -> None:
         self.uploads = uploads.make_folder(folder)
         """Where large audio is spooled; see `serve.triton.uploads`."""
-        own = [] if cancels is None else [OwnTriton(folder, cancels, models.default)]
+        self.own = tuple(OwnTriton(engine, models.default) for engine in engines)
         stall_s = config.server.stall_timeout_s
         remotes = [Remote(one, stall_s) for one in config.upstreams]
-        self.servers: tuple[Server, ...] = (*own, *remotes)
+        self.servers: tuple[Server, ...] = (*self.own, *remotes)
         self._models = models
         self._metrics = metrics
         self._limit_s = config.transcriber.request_timeout_s + _GRACE_S

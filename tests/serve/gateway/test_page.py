@@ -12,6 +12,7 @@ from serve.config import Config
 from serve.gateway.door import Door
 from serve.gateway.page import state
 from serve.gateway.page.state import State
+from serve.gateway.upstream.own import OwnEngine
 from tests.gateways import json_request
 
 WEB = Path(state.__file__).parent / "web"
@@ -41,23 +42,32 @@ def metrics(audio_s, busy_s, **more):
     ).encode()
 
 
+def reader(pages):
+    """What reads an engine's page, a look after the other."""
+    found = iter(pages)
+
+    async def page():
+        if (one := next(found)) is None:
+            raise ConnectionError("away")
+        return one
+
+    return page
+
+
 @pytest.fixture
 def told(tmp_path):
-    """Tell what the state is after looks that find these pages; None: Triton is away."""
+    """Tell what the state is after looks that find these pages; None: Triton is away.
 
-    def told(*pages, took_s=()):
+    `others`: pages of other engines, for as many looks.
+    """
+
+    def told(*pages, others=(), took_s=()):
         async def run():
-            door = Door(Config(), tmp_path, SimpleNamespace(connected=False))
+            away = SimpleNamespace(connected=False)
+            door = Door(Config(), tmp_path, [OwnEngine("cpu", tmp_path, away)])
             door.ready = ready
             door.metrics.recent_s = lambda window_s: list(took_s)
-            found = iter(pages)
-
-            async def page():
-                if (one := next(found)) is None:
-                    raise ConnectionError("away")
-                return one
-
-            looking = State(door, Config(), page)
+            looking = State(door, Config(), [reader(pages), *map(reader, others)])
             for _ in pages:
                 await looking.look()
             await door.upstreams.close()
@@ -88,6 +98,15 @@ def test_an_engine_that_started_again_counts_from_the_start(told):
     found = told(metrics(100, 10), None, metrics(12, 3))
     assert found["history"]["audio_per_s"] == [0.0, 0.0, 12 / state.INTERVAL_S]
     assert found["recent"]["rtfx"] == 4.0
+
+
+def test_several_engines_are_told_of_as_one(told):
+    away = [None, None, None]
+    other = [metrics(500, 50), None, metrics(8, 2)]  # it started again
+    found = told(metrics(100, 10), metrics(160, 13), metrics(190, 14), others=[away, other])
+    assert found["now"] == {"queue": 2, "slots_busy": 4, "slots": 8}
+    assert found["history"]["audio_per_s"] == [0.0, 20.0, round(38 / 3, 2)]
+    assert found["recent"]["rtfx"] == 98 / 4  # both were at work in the same seconds
 
 
 def test_nothing_is_made_up_while_the_engine_is_away(told):

@@ -12,7 +12,9 @@ from pathlib import Path
 import grpc
 import pytest
 import tomli_w
+from prometheus_client.parser import text_string_to_metric_families
 
+from serve.gateway.metrics import joined
 from serve.gateway.upstream.calls import SERVICE
 from serve.supervisor.run import free_ports
 from serve.triton.uploads import UPLOADS
@@ -65,6 +67,20 @@ def test_the_page_has_all_parts(running):
     assert 'earshot_gateway_requests_total{key="",route="grpc",status="OK"} 1.0' in page
     assert re.search(r'earshot_gateway_request_seconds_count\{route="grpc"\} 1\.0', page)
     assert 'earshot_gateway_audio_seconds_total{key="",route="grpc"} 1.5' in page
+
+
+def test_the_pages_of_several_engines_are_one_page():
+    cpu = b'# HELP a of all\n# TYPE a counter\na 1\n# HELP b of b\n# TYPE b gauge\nb{x="1"} 2\n'
+    gpu = b'# HELP b of b\n# TYPE b gauge\nb{x="1"} 3\nb{x="2"} 4\n'
+    page = joined({"cpu": cpu, "cuda:1": gpu}).decode()
+    families = {one.name: one.samples for one in text_string_to_metric_families(page)}
+    assert [(one.labels, one.value) for one in families["b"]] == [
+        ({"device": "cpu", "x": "1"}, 2),
+        ({"device": "cuda:1", "x": "1"}, 3),
+        ({"device": "cuda:1", "x": "2"}, 4),
+    ]
+    assert page.count("# HELP b of b\n") == page.count("# TYPE b gauge\n") == 1
+    assert 'a{device="cpu"} 1\n' in page
 
 
 class Process:

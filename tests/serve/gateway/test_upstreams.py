@@ -17,6 +17,7 @@ from serve.config import Config, UpstreamConfig
 from serve.errors import ConfigError
 from serve.gateway.door import Door
 from serve.gateway.upstream.calls import SERVICE
+from serve.gateway.upstream.own import OwnEngine
 from serve.keys import ENVIRONMENT, hash_of
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, inputs, json_request, message, until
@@ -334,7 +335,8 @@ def test_it_shows_its_key_and_keeps_quarrels_about_it_to_itself(start, tmp_path,
 )
 def test_configs_that_cannot_be(tmp_path, upstreams, alone, told):
     async def door():
-        Door(Config(upstreams=upstreams), tmp_path, None if alone else object())
+        own = [] if alone else [OwnEngine("cpu", tmp_path, object())]
+        Door(Config(upstreams=upstreams), tmp_path, own)
 
     with pytest.raises(ConfigError, match=told):
         asyncio.run(door())

@@ -141,6 +141,17 @@ def test_it_is_given_up_after_starts_in_a_row_of_which_none_was_ready(part, star
     assert all(process.killed == 1 for process in started)
 
 
+def test_one_of_several_is_never_given_up_while_others_work(part, started, clock):
+    part._needed = lambda: False
+    make_ready(part, started)
+    for _ in range(2 * MAX_FAILED_STARTS):
+        fail(part, started, clock, "the device is gone")
+    part._needed = lambda: True
+    started[-1].reason = "the device is gone"
+    with pytest.raises(EarshotError, match="gave up after 10 starts"):
+        part.look()
+
+
 def test_a_start_that_succeeds_ends_the_row(part, started, clock):
     make_ready(part, started)
     for _ in range(3):

@@ -99,7 +99,7 @@ def test_both_models_share_the_run_and_this_code(repository, folder):
             "relay": str(folder / "relay.sock"),
             "failure": str(folder / "failure"),
             "alive": str(folder / alive),
-            "backend_model": "",
+            "decodes": "",
         }
         code = repository / name / "1"
         assert "class TritonPythonModel" in (code / "model.py").read_text(encoding="utf-8")

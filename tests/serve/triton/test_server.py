@@ -351,7 +351,7 @@ def test_metrics_tell_what_was_done(server, client):
     client.transcribe(LONG)
     settled(server)
     page = urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10).read().decode()
-    values = dict(re.findall(r"^(earshot_\w+) (\S+)$", page, re.MULTILINE))
+    values = dict(re.findall(r'^(earshot_\w+){device="cpu"} (\S+)$', page, re.MULTILINE))
     for name in ("windows_total", "tokens_total", "audio_seconds_total", "busy_seconds_total"):
         assert float(values[f"earshot_{name}"]) > 0, name
     for name in ("encode_seconds_total", "decode_seconds_total", "batch_size", "rtfx"):

@@ -1,0 +1,122 @@
+"""A server with several engines: who gets what, and what becomes of the rest where one dies."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import signal
+import urllib.request
+
+import psutil
+import pytest
+
+from serve.errors import EarshotError, UnavailableError
+from serve.messages import Finished, Request
+from serve.supervisor.gateway import is_ready
+from serve.supervisor.run import running_server
+from serve.triton.client import Client
+from tests.serving import CLIP, LONG, audio_file, wait_until
+
+pytestmark = pytest.mark.server
+DEVICES = ["cpu-0", "cpu-1"]
+
+
+@pytest.fixture(scope="module")
+def server(nano_config):
+    config = nano_config()
+    runtime = dataclasses.replace(config.runtime, device="cpu,cpu")
+    with running_server(dataclasses.replace(config, runtime=runtime)) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server):
+    with Client(server.grpc, timeout_s=120) as client:
+        yield client
+
+
+def counts(server, name):
+    """A metric by device."""
+    page = urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10).read().decode()
+    found = re.findall(rf'^earshot_{name}{{.*device="([\w-]+)".*}} (\d+)', page, re.MULTILINE)
+    return {device: int(value) for device, value in found}
+
+
+def health(server):
+    with urllib.request.urlopen(f"http://{server.http}/health", timeout=10) as answer:
+        return json.load(answer)
+
+
+def ending(call):
+    """What a call ended with: its answer's length, or the kind of its error."""
+    try:
+        return call.result().duration
+    except EarshotError as error:
+        return type(error)
+
+
+def engine_of(server, number):
+    """The process that has an engine."""
+    (pid,) = [
+        child.pid
+        for child in psutil.Process(server.pids[number]).children()
+        if "whisper_0_0" in child.cmdline()
+    ]
+    return pid
+
+
+def test_requests_spread_over_the_engines(server, client):
+    before = counts(server, "accepted_total")
+    assert list(before) == DEVICES
+    assert {ending(call) for call in [client.start(Request(audio=LONG)) for _ in range(8)]} == {75}
+    wait_until(
+        lambda: sum(counts(server, "accepted_total").values()) >= sum(before.values()) + 8,
+        "they are not counted",
+    )
+    after = counts(server, "accepted_total")
+    assert min(after[device] - before[device] for device in DEVICES) >= 3
+    assert health(server) == {"status": "ok", "engines": dict.fromkeys(DEVICES, True)}
+
+
+def test_one_that_dies_is_avoided_and_comes_back(server, client):
+    before = counts(server, "restarts_total")
+    request = Request(audio=audio_file(119.0))
+    streams = [client.stream(request) for _ in range(4)]
+    with contextlib.ExitStack() as stack:
+        calls = [client.start(request) for _ in range(24)]
+        for stream in streams:
+            stack.callback(stream.close)
+            next(stream)  # they have begun
+        wait_until(lambda: min(counts(server, "pending_requests").values()) > 3, "none arrived")
+        os.kill(engine_of(server, 1), signal.SIGKILL)
+        wait_until(lambda: not health(server)["engines"]["cpu-1"], "it is not missed")
+        assert is_ready(server.http)
+        assert client.transcribe(CLIP).duration == 1.0
+        # What has not begun to answer the other engine answers.
+        assert {ending(call) for call in calls} <= {119.0, UnavailableError}
+        ends = [ending_of(stream) for stream in streams]
+    assert {Finished, UnavailableError} == set(ends)
+    wait_until(lambda: all(health(server)["engines"].values()), "it did not come back", 120.0)
+    both = dict.fromkeys(DEVICES, 1)
+    wait_until(lambda: counts(server, "engine_up") == both, "the supervisor does not see it")
+    restarts = counts(server, "restarts_total")
+    assert restarts == {**before, "cpu-1": before["cpu-1"] + 1}
+    assert server.failure() is None
+
+
+def ending_of(stream):
+    try:
+        return type(list(stream)[-1])
+    except EarshotError as error:
+        return type(error)
+
+
+def test_the_end_waits_for_what_either_has_accepted(server, client):
+    calls = [client.start(Request(audio=LONG)) for _ in range(8)]
+    wait_until(lambda: min(counts(server, "pending_requests").values()) > 1, "none arrived")
+    family = [*server.pids, engine_of(server, 0), engine_of(server, 1)]
+    server.stop()
+    assert {ending(call) for call in calls} == {75.0}
+    assert not any(map(psutil.pid_exists, family))
+    assert not is_ready(server.http)
