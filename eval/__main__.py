@@ -5,6 +5,7 @@ python -m eval score reports/demo                    score kept predictions agai
 python -m eval compare OLD/report.json NEW/report.json
 python -m eval demo --config configs/demo.toml       the bundled clips through a real server
 python -m eval bench --config configs/large-v3-turbo.toml   speed on one GPU
+python -m eval scale --config configs/large-v3-turbo.toml   one server on one GPU and on all
 python -m eval soak --config configs/demo.toml       attack a real server: what survives?
 python -m eval same-tokens --config configs/demo.toml   do we search as CTranslate2 does?
 python -m eval words --config configs/demo.toml         are words where they are?
@@ -82,6 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="speed of the native runtime on one GPU")
     bench_flags.add_arguments(bench)
     bench.set_defaults(command=_bench)
+    scale = commands.add_parser("scale", help="throughput of a server on one GPU and on several")
+    bench_flags.add_scale_arguments(scale)
+    scale.set_defaults(command=_scale)
     _add_soak(commands.add_parser("soak", help="attack a real server, scenario by scenario"))
     _add_same_tokens(
         commands.add_parser(
@@ -289,6 +293,14 @@ def _bench(options: argparse.Namespace) -> int:
     finally:  # an error or Ctrl-C keeps what was measured
         print("\n".join(record.lines()), flush=True)
     return 0
+
+
+def _scale(options: argparse.Namespace) -> int:
+    from eval.bench import scale  # noqa: PLC0415 - loads torch
+
+    load = bench_flags.load_of(options)
+    found = scale.run(load_config(options.config), load, options.json, _tell)
+    return 0 if found.good else 1
 
 
 def _gateway(options: argparse.Namespace) -> int:

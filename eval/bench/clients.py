@@ -8,9 +8,11 @@ and what is passed on is small.
 import contextlib
 import dataclasses
 import io
+import itertools
 import multiprocessing
 import os
 import time
+from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from multiprocessing.synchronize import Event
 
@@ -24,7 +26,6 @@ from serve.triton.client import Client
 STALL_S = 120.0  # nothing was answered for so long: the server is stuck
 MOST_PROCESSES = 6
 _RATE = 16_000
-_CLIPS = 4  # different ones in each process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Answer:
 
     ended_s: float  # by the monotonic clock, which all processes of a machine share
     latency_s: float
+    spec: RequestSpec
 
 
 def wav(seconds: float, seed: int) -> bytes:
@@ -65,7 +67,7 @@ def timed_request(client: Client, audio: bytes, spec: RequestSpec) -> Answer:
             f"an answer of {len(transcript.text)} characters to {transcript.duration:.3f} s of "
             f"sound; expected text for {spec.seconds} s"
         )
-    return Answer(ended, ended - began)
+    return Answer(ended, ended - began, spec)
 
 
 def processes_for(requests: int) -> int:
@@ -78,21 +80,25 @@ class Clients:
 
     Args:
         address: of the server's gRPC endpoint.
-        spec: of each request.
+        specs: of the requests, which each process sends in turn, a clip of its own for each.
         in_flight: requests in flight at any time.
+        processes: how many keep them so.
     """
 
-    def __init__(self, address: str, spec: RequestSpec, in_flight: int) -> None:
+    def __init__(
+        self, address: str, specs: Sequence[RequestSpec], in_flight: int, processes: int
+    ) -> None:
         self.answered = 0
+        self.tokens = 0  # of the answers
         self._stop = multiprocessing.get_context("spawn").Event()
         self._running: list[ChildProcess] = []
         self._children = contextlib.ExitStack()
-        count = processes_for(in_flight)
-        for i in range(count):
-            threads = in_flight // count + (i < in_flight % count)
-            arguments = (address, spec, threads, i, self._stop)
+        for i in range(processes):
+            threads = in_flight // processes + (i < in_flight % processes)
+            arguments = (address, tuple(specs), threads, i, self._stop)
             child = ChildProcess(f"client process {i}", _keep_in_flight, arguments, log=None)
             self._running.append(self._children.enter_context(child))
+        self.pids = tuple(child.pid for child in self._running)
 
     def __enter__(self) -> "Clients":
         """Itself; leaving the block ends the processes."""
@@ -123,6 +129,7 @@ class Clients:
                 else:
                     found.append(answer)
         self.answered += len(found)
+        self.tokens += sum(answer.spec.tokens for answer in found)
         return found
 
     def finish(self) -> None:
@@ -137,18 +144,25 @@ class Clients:
 
 
 def _keep_in_flight(
-    send: Send, address: str, spec: RequestSpec, threads: int, seed: int, stop: Event
+    send: Send,
+    address: str,
+    specs: tuple[RequestSpec, ...],
+    threads: int,
+    seed: int,
+    stop: Event,
 ) -> None:
     """A client process's work: `threads` requests in flight until told to stop.
 
     Raises:
         EarshotError: a request failed, or its answer is wrong; the others are not waited for.
     """
-    clips = [wav(spec.seconds, seed * _CLIPS + i) for i in range(_CLIPS)]
+    clips = [(wav(spec.seconds, seed * len(specs) + i), spec) for i, spec in enumerate(specs)]
 
-    def request_loop(client: Client, number: int) -> None:
-        while not stop.is_set():
-            send(timed_request(client, clips[number % _CLIPS], spec))
+    def request_loop(client: Client, first: int) -> None:
+        for number in itertools.count(first):
+            if stop.is_set():
+                return
+            send(timed_request(client, *clips[number % len(clips)]))
 
     with Client(address) as client:
         pool = ThreadPoolExecutor(threads)

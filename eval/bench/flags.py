@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from eval.arguments import add_config, counts, names, positive, seconds
-from eval.bench.plan import WORKLOADS, Plan
+from eval.bench.plan import WORKLOADS, Load, Plan
 from serve.fields import MAX_BEAMS
 
 _OF_PLAN = (
@@ -62,6 +62,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     # Former versions demanded it. Old command lines go on working.
     add("--random-weights", action="store_true", help=argparse.SUPPRESS)
+
+
+def add_scale_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of `python -m eval scale`."""
+    add_config(parser)
+    add, load = parser.add_argument, Load()
+    add(
+        "--device", action="append", metavar="DEVICE", dest="devices",
+        help="as runtime.device has it; once for each server; default: "
+        f"{' and '.join(load.devices)}",
+    )  # fmt: skip
+    add(
+        "--clients", type=positive, default=load.clients, metavar="N",
+        help="requests in flight for each engine; default: %(default)s",
+    )  # fmt: skip
+    add(
+        "--seconds", type=seconds, default=load.seconds, metavar="S",
+        help="of each figure, without its warm-up; default: %(default)g",
+    )  # fmt: skip
+    add(
+        "--shortest", type=seconds, default=load.shortest_s, metavar="S",
+        help="of the clips; default: %(default)g",
+    )  # fmt: skip
+    add("--longest", type=seconds, default=load.longest_s, metavar="S", help="default: %(default)g")
+    add("--slots", type=positive, default=load.slots, metavar="N", help="default: as configured")
+    add(
+        "--beam-size", type=int, choices=range(1, MAX_BEAMS + 1), default=load.beam_size,
+        metavar="N", help=f"of every request; 1 to {MAX_BEAMS}; default: %(default)s, greedy",
+    )  # fmt: skip
+    add("--json", type=Path, metavar="FILE", help="keep the figures here too")
+
+
+def load_of(options: argparse.Namespace) -> Load:
+    """What was asked for of `python -m eval scale`."""
+    return Load(
+        tuple(options.devices or Load.devices),
+        options.clients,
+        options.seconds,
+        options.shortest,
+        options.longest,
+        options.slots,
+        options.beam_size,
+    )
 
 
 def plan_of(options: argparse.Namespace, peers: tuple[str, ...]) -> Plan:

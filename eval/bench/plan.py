@@ -48,6 +48,19 @@ class Plan:
         return [name for name, fit in fits.items() if fit and name in self.workloads]
 
 
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """What `python -m eval scale` sends to which servers."""
+
+    devices: tuple[str, ...] = ("cuda:0", "cuda:*")  # a server on each in turn
+    clients: int = 256  # requests in flight for each engine
+    seconds: float = 20.0  # of each figure, its warm-up apart
+    shortest_s: float = 10.0  # of audio
+    longest_s: float = 30.0
+    slots: int = 0  # of each engine; 0 = as configured
+    beam_size: int = 1  # of every request
+
+
 def configured(config: Config, plan: Plan) -> Config:
     """The configuration with the plan's beam as the default and a row for each beam."""
     search = dataclasses.replace(config.transcriber, beam_size=plan.beam_size, best_of=1)

@@ -27,6 +27,7 @@ from serve.triton.client import Client
 SYSTEM = "earshot, through Triton"
 _PUBLISHED_S = 1.2  # the server's counters are renewed once a second
 _SETTLE_S = 30.0  # how long they may go on changing
+_CLIPS = 4  # different ones in each client process
 _COUNTED = ("windows", "retries", "tokens")
 
 
@@ -97,8 +98,9 @@ def _throughput(
     progress(
         f"throughput through Triton: {in_flight} requests in flight from {processes} processes"
     )
-    before, kept = _settled(server), list[Answer]()
-    with Clients(server.grpc, RequestSpec(WINDOW_S, THROUGHPUT_TOKENS), in_flight) as clients:
+    before, kept = settled(server), list[Answer]()
+    specs = [RequestSpec(WINDOW_S, THROUGHPUT_TOKENS)] * _CLIPS
+    with Clients(server.grpc, specs, in_flight, processes) as clients:
         while clients.answered < 2 * in_flight:
             clients.answers()
         busy, began = _cpu_s(server), time.monotonic()
@@ -106,8 +108,7 @@ def _throughput(
             kept += clients.answers()
         busy = {name: _cpu_s(server)[name] - spent for name, spent in busy.items()}
         clients.finish()
-        answered = clients.answered
-    _check(before, _settled(server), answered, THROUGHPUT_TOKENS)
+    check_counters(before, settled(server), clients.answered, clients.tokens)
     rate = len(kept) / wall_s
     p50, p99 = _percentiles(kept)
     figures = {"windows_per_s": rate, "seconds": wall_s, "p50_ms": p50, "p99_ms": p99}
@@ -125,11 +126,12 @@ def _throughput(
 def _latency(server: Server, requests: int, progress: Progress) -> Measurement:
     """One clip of 10 s at a time."""
     progress("one request at a time through Triton")
-    spec, before = RequestSpec(REQUEST_S, REQUEST_TOKENS), _settled(server)
+    spec, before = RequestSpec(REQUEST_S, REQUEST_TOKENS), settled(server)
     audio = wav(REQUEST_S, 0)
     with Client(server.grpc) as client:
         answers = [timed_request(client, audio, spec) for _ in range(WARM_REQUESTS + requests)]
-    _check(before, _settled(server), len(answers), REQUEST_TOKENS)
+    tokens = len(answers) * REQUEST_TOKENS
+    check_counters(before, settled(server), len(answers), tokens)
     p50, p99 = _percentiles(answers[WARM_REQUESTS:])
     detail = f"p50 of {requests}, p99 {p99:.2f}; 10 s of sound as WAV, {REQUEST_TOKENS} tokens"
     figures = {"p50_ms": p50, "p99_ms": p99, "requests": requests}
@@ -163,8 +165,13 @@ def _counters(server: Server) -> dict[str, float]:
     return found
 
 
-def _settled(server: Server) -> dict[str, float]:
-    """The same, once it does not change any more."""
+def settled(server: Server) -> dict[str, float]:
+    """What the server says it has done, once it does not change any more.
+
+    Raises:
+        DeadlineError: it goes on changing.
+        EarshotError: it is not there any more, or is not the one that began.
+    """
     end, last = time.monotonic() + _SETTLE_S, _counters(server)
     while time.monotonic() < end:
         time.sleep(_PUBLISHED_S)
@@ -175,14 +182,16 @@ def _settled(server: Server) -> dict[str, float]:
     raise DeadlineError(f"the server still works {_SETTLE_S:.0f} s after its last request: {last}")
 
 
-def _check(before: dict[str, float], after: dict[str, float], answers: int, tokens: int) -> None:
-    """Each request was one window, decoded once, to its full length.
+def check_counters(
+    before: dict[str, float], after: dict[str, float], answers: int, tokens: int
+) -> None:
+    """Each request was one window, decoded once, to its full length: so many tokens in all.
 
     Raises:
         EarshotError: the server's counters say otherwise.
     """
     found = {name: after[name] - before[name] for name in _COUNTED}
-    expected = {"windows": answers, "retries": 0, "tokens": answers * tokens}
+    expected = {"windows": answers, "retries": 0, "tokens": tokens}
     if found != expected:
         raise EarshotError(f"{answers} answers cost the server {found}; expected {expected}")
 

@@ -50,6 +50,6 @@ def test_clients_without_a_server_say_so():
     (port,) = free_ports("127.0.0.1", 1)
     with (
         pytest.raises(UnavailableError, match=f"127.0.0.1:{port}"),
-        Clients(f"127.0.0.1:{port}", RequestSpec(0.1, 3), 2) as clients,
+        Clients(f"127.0.0.1:{port}", [RequestSpec(0.1, 3)], 2, 1) as clients,
     ):
         clients.answers()

@@ -48,10 +48,10 @@ def test_every_id_of_the_made_up_vocabulary_has_a_text(folder):
 def test_counters_that_do_not_fit_the_answers_are_refused():
     before = {"windows": 1.0, "retries": 0.0, "tokens": 224.0}
     after = {"windows": 11.0, "retries": 0.0, "tokens": 264.0}
-    triton._check(before, after, answers=10, tokens=4)
+    triton.check_counters(before, after, answers=10, tokens=40)
     for wrong in ({"tokens": 263.0}, {"windows": 12.0}, {"retries": 1.0}):
         with pytest.raises(EarshotError, match="10 answers cost the server"):
-            triton._check(before, {**after, **wrong}, answers=10, tokens=4)
+            triton.check_counters(before, {**after, **wrong}, answers=10, tokens=40)
 
 
 def test_the_served_config_tries_once_and_has_room(cpu_config):

@@ -1,0 +1,279 @@
+"""One server on one device and on several: throughput of each, and the host's share of it.
+
+What is timed is what a client sees: WAV files of noise go in by KServe over gRPC through the
+gateway, text comes out. A closed loop keeps the same number of requests in flight for each engine.
+The engine has random weights and forced lengths (see `eval.random_whisper`), so that nothing has to
+be fetched and every window is decoded once, to the number of tokens that speech of its length has.
+"""
+
+import dataclasses
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+from eval.bench.clients import Answer, Clients, RequestSpec
+from eval.bench.plan import Load, Plan, Progress, configured
+from eval.bench.run import on_disk
+from eval.bench.table import machine, percentiles_ms, software
+from eval.bench.triton import check_counters, served, settled
+from eval.bench.workloads import release_memory
+from eval.config import Config
+from eval.files import write_json
+from eval.random_whisper.engine import random_engine
+from eval.random_whisper.shapes import published_shape
+from serve.codec import to_json
+from serve.config import RuntimeConfig
+from serve.devices import counted, first_of, names_of
+from serve.errors import ConfigError
+from serve.supervisor.run import Server, running_server
+
+LEAST = 0.975  # of the first figure's throughput, for each engine
+LENGTHS = 16  # different ones
+TOKENS_PER_S = 128 / 30  # as in the bench's throughput
+_PROCESSES = 4  # of clients, for each engine
+_GATEWAY, _ENGINE = "gateway", "engine"
+
+
+def specs_of(load: Load) -> list[RequestSpec]:
+    """Requests whose lengths lie evenly between the shortest and the longest."""
+    step = (load.longest_s - load.shortest_s) / (LENGTHS - 1)
+    lengths = [round(4 * (load.shortest_s + i * step)) / 4 for i in range(LENGTHS)]
+    return [RequestSpec(length, round(length * TOKENS_PER_S)) for length in lengths]
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """What a server made of the load."""
+
+    device: str
+    engines: int
+    rtfx: float  # seconds of audio, before padding, for each second
+    requests_per_s: float
+    seconds: float
+    p50_ms: float
+    p99_ms: float
+    cores: dict[str, float]  # that were busy, by kind of process; those of its kind together
+    cpu_s_per_audio_hour: dict[str, float]
+    busiest_thread: dict[str, float]  # of a kind's processes, its share of a core
+
+    @property
+    def server_cores(self) -> float:
+        """Cores that the server kept busy, its clients apart."""
+        return sum(cores for kind, cores in self.cores.items() if kind != "clients")
+
+    def __str__(self) -> str:
+        """A line of the report."""
+        cores = ", ".join(f"{kind} {value:.2f}" for kind, value in self.cores.items())
+        threads = ", ".join(f"{kind} {value:.2f}" for kind, value in self.busiest_thread.items())
+        return (
+            f"{self.device}: {self.rtfx:.0f} RTFx on {self.engines} engines, "
+            f"{self.requests_per_s:.1f} requests/s, p50 {self.p50_ms:.0f} ms, "
+            f"p99 {self.p99_ms:.0f} ms; cores busy: {cores}; busiest thread: {threads}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaling:
+    """How throughput grew with the engines, and where the host would end that."""
+
+    figures: tuple[Figure, ...]
+    # Throughput of the last figure by that of the first, and by that and the ratio of engines.
+    ratio: float
+    efficiency: float
+    cores: int
+    # Engines whose load would keep the gateway's busiest thread, one of an engine's process, and
+    # all cores just busy, by the last figure; more would wait for the host.
+    gateway_thread_binds_above: float
+    cores_bind_above: float
+
+    @property
+    def good(self) -> bool:
+        """Whether each engine adds as much as it has to."""
+        return self.efficiency >= LEAST
+
+    def __str__(self) -> str:
+        """Lines of the report."""
+        last = self.figures[-1]
+        return (
+            f"{self.ratio:.3f} x the throughput with {last.engines} engines, "
+            f"{100 * self.efficiency:.1f} % of what as many single ones had\n"
+            f"the gateway's busiest thread has a core's work at "
+            f"{self.gateway_thread_binds_above:.1f} engines, the server's processes that of "
+            f"{self.cores} cores at {self.cores_bind_above:.1f}"
+        )
+
+
+def run(config: Config, load: Load, path: Path | None, progress: Progress) -> Scaling:
+    """Measure servers on the devices of the load, one after another, and print what was found.
+
+    Args:
+        config: how to run and serve an engine, and which shape it has; its device is the load's.
+        load: what is sent to which servers.
+        path: the figures are kept there too; None: nowhere.
+        progress: gets a line at a time.
+
+    Raises:
+        ConfigError: the load or the shape is none that can be measured.
+        EarshotError: a server did not start, a request failed, or the answers are not those of the
+            windows that were sent.
+    """
+    check_load(load)
+    runtime = dataclasses.replace(config.runtime, slots=load.slots or config.runtime.slots)
+    plan = Plan(slots=(runtime.slots,), beam_size=load.beam_size)
+    config = configured(dataclasses.replace(config, runtime=runtime), plan)
+    each = [counted(dataclasses.replace(config.runtime, device=one)) for one in load.devices]
+    first = dataclasses.replace(config, runtime=first_of(each[0]))
+    engine = random_engine(published_shape(config.build.checkpoint), config.build.precision)
+    with on_disk(engine, first, progress) as folder:
+        release_memory(first.runtime.device)
+        found = measure_scaling(config, folder, each, load, progress)
+    heading = {
+        "config": config.name,
+        "machine": machine(first.runtime.device),
+        "versions": software(),
+        "settings": {**dataclasses.asdict(load), "runtime": config.runtime},
+    }
+    whole = {**heading, "scaling": found, "good": found.good}
+    if path is not None:
+        write_json(path, whole)
+    progress(str(found))
+    print(to_json(whole), flush=True)  # noqa: T201 - the command's result
+    return found
+
+
+def measure_scaling(
+    config: Config,
+    folder: Path,
+    each: Sequence[RuntimeConfig],
+    load: Load,
+    progress: Progress,
+) -> Scaling:
+    """Start a server with each of these runtimes in turn and put the load on it.
+
+    Args:
+        config: how to serve.
+        folder: an engine with end-of-text suppressed, as `write_engine` writes it.
+        each: how to run it, `counted`; the first is what the last is compared with.
+        load: what is sent.
+        progress: gets a line at a time.
+
+    Raises:
+        EarshotError: see `run`.
+    """
+    figures = []
+    for runtime in each:
+        one = dataclasses.replace(config, runtime=runtime)
+        figures.append(_measure(one, folder, load, progress))
+        progress(str(figures[-1]))
+    return scaling_of(figures, os.cpu_count() or 1)
+
+
+def scaling_of(figures: Sequence[Figure], cores: int) -> Scaling:
+    """What the figures say of more engines, on a host of so many cores."""
+    first, last = figures[0], figures[-1]
+    ratio = last.rtfx / first.rtfx
+    return Scaling(
+        tuple(figures),
+        ratio,
+        ratio * first.engines / last.engines,
+        cores,
+        last.engines / last.busiest_thread[_GATEWAY],
+        last.engines * cores / last.server_cores,
+    )
+
+
+def check_load(load: Load) -> None:
+    """Refuse what is not one window.
+
+    Raises:
+        ConfigError: the lengths are not between 1 and 30 s, or not in order.
+    """
+    if not 1 <= load.shortest_s <= load.longest_s <= 30:
+        raise ConfigError(
+            f"clips of {load.shortest_s:g} to {load.longest_s:g} s; expected lengths between 1 and "
+            "30 s, the shorter first: each is one window"
+        )
+
+
+def _measure(config: Config, folder: Path, load: Load, progress: Progress) -> Figure:
+    engines = len(names_of(config.runtime.device))
+    in_flight = engines * load.clients
+    one_try = served(config, in_flight)
+    room = dataclasses.replace(
+        one_try.server,
+        max_inflight=max(config.server.max_inflight, in_flight),
+        max_inflight_mb=max(config.server.max_inflight_mb, 2 * in_flight),
+    )
+    with running_server(dataclasses.replace(one_try, server=room), str(folder)) as server:
+        processes = max(1, min(_PROCESSES * engines, (os.cpu_count() or 1) // 2, in_flight))
+        progress(
+            f"{config.runtime.device}: {in_flight} requests in flight from {processes} processes"
+        )
+        before = settled(server)
+        with Clients(server.grpc, specs_of(load), in_flight, processes) as clients:
+            while clients.answered < 2 * in_flight:
+                clients.answers()
+            kept, meter, began = list[Answer](), _Meter(server, clients), time.monotonic()
+            while (wall_s := time.monotonic() - began) < load.seconds:
+                kept += clients.answers()
+            cores, threads = meter.cores(wall_s)
+            clients.finish()
+        check_counters(before, settled(server), clients.answered, clients.tokens)
+    audio_s = sum(answer.spec.seconds for answer in kept)
+    latency = percentiles_ms([answer.latency_s for answer in kept])
+    return Figure(
+        config.runtime.device,
+        engines,
+        audio_s / wall_s,
+        len(kept) / wall_s,
+        wall_s,
+        latency["p50_ms"],
+        latency["p99_ms"],
+        cores,
+        {kind: 3600 * busy * wall_s / audio_s for kind, busy in cores.items()},
+        threads,
+    )
+
+
+class _Meter:
+    """Processor time from when it is made on: of the server's processes, and of its clients."""
+
+    def __init__(self, server: Server, clients: Clients) -> None:
+        self._processes = list(_processes(server, clients))
+        self._began = self._spent()
+
+    def cores(self, wall_s: float) -> tuple[dict[str, float], dict[str, float]]:
+        """Cores that were busy meanwhile, and the share of one that the busiest thread was."""
+        cores: dict[str, float] = {}
+        busiest: dict[str, float] = {}
+        for key, (spent, threads) in self._spent().items():
+            kind, began = key[0], self._began[key]
+            cores[kind] = cores.get(kind, 0.0) + (spent - began[0]) / wall_s
+            most = max(s - began[1].get(thread, 0.0) for thread, s in threads.items()) / wall_s
+            busiest[kind] = max(busiest.get(kind, 0.0), most)
+        return cores, busiest
+
+    def _spent(self) -> dict[tuple[str, int], tuple[float, dict[int, float]]]:
+        """Seconds so far by kind and process: of all of it, and by thread."""
+        found = {}
+        for kind, process in self._processes:
+            threads = {one.id: one.user_time + one.system_time for one in process.threads()}
+            found[kind, process.pid] = (sum(process.cpu_times()[:2]), threads)
+        return found
+
+
+def _processes(server: Server, clients: Clients) -> Iterator[tuple[str, psutil.Process]]:
+    """Of the server and its clients, by what they do."""
+    for pid in clients.pids:
+        yield "clients", psutil.Process(pid)
+    for process in psutil.Process().children():
+        if "serve.gateway" in process.cmdline():
+            yield _GATEWAY, process
+    for pid in server.pids:
+        triton = psutil.Process(pid)
+        yield "tritonserver", triton
+        for model in triton.children():
+            yield _ENGINE if "whisper_0_0" in model.cmdline() else "whisper_stream", model
