@@ -39,6 +39,7 @@ IN_THE_IMAGE = {
     "typing-extensions",  # and this
     "packaging",  # transformers needs it
     "pyyaml",  # transformers
+    "nvidia-ml-py",  # TensorRT-LLM
     "urllib3",  # requests, of transformers
     "pygments",  # rich, of nvidia-modelopt
     "tzdata",  # pandas, of datasets
