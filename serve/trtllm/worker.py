@@ -63,8 +63,8 @@ def serve(connection: Connection, on_hang_up: Callable[[], object]) -> None:
             refused=f"TensorRT-LLM cannot run the checkpoint in {settings['model']}: {error}",
         )
     else:
-        _tell(connection, ready=version)
-        asyncio.run(_Session(connection, on_hang_up, api, llm, settings["streaming"]).serve())
+        session = _Session(connection, on_hang_up, api, llm, settings["streaming"])
+        asyncio.run(session.serve(version))
     connection.close()
 
 
@@ -119,9 +119,10 @@ class _Session:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._outputs: dict[int, Any] = {}
 
-    async def serve(self) -> None:
-        """Answer until the other side hangs up."""
+    async def serve(self, version: str) -> None:
+        """Say that the library is ready, and answer until the other side hangs up."""
         self._loop = asyncio.get_running_loop()
+        self._tell(ready=version)
         threading.Thread(target=self._read, name="earshot-requests", daemon=True).start()
         await self._closing.wait()
         for request_id in list(self._tasks):

@@ -1,6 +1,8 @@
 """TensorRT-LLM's LLM API: what is asked of it, what is refused, and how failures end."""
 
 import dataclasses
+import json
+import multiprocessing
 import threading
 import time
 
@@ -23,7 +25,7 @@ from serve.transcriber.plan import Plan, plan_request
 from serve.trtllm import llm_api as trtllm_api
 from serve.trtllm import worker
 from serve.trtllm.config import TrtllmConfig
-from tests.fake_trtllm.install import copy_engine, install_api
+from tests.fake_trtllm.install import OnThread, copy_engine, install_api
 from tests.fakes import FakeRuntime, Play
 from tests.runtimes import LLM_API, run, samples_job
 
@@ -313,6 +315,14 @@ class TestFailures:
         assert "did not shut down within 0.1 s and is killed" in caplog.text
         wake.set()
         assert runtime._executor._process.wait(10) == 0
+
+    def test_a_server_that_goes_while_the_library_loads_leaves_nothing(self, engine, fake):
+        ours, theirs = multiprocessing.Pipe()
+        with ours, theirs:
+            process = OnThread(None, theirs)
+            ours.send_bytes(json.dumps(trtllm_api._settings(engine, settings())).encode())
+        assert process.wait(30) == 0
+        assert not fake.LLM.instances[-1]._thread.is_alive()
 
     def test_closing_ends_the_thread(self, opened, job):
         runtime, llm = opened()
