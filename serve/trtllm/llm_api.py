@@ -222,7 +222,8 @@ class LlmApiExecutor:
 
         Asked for where nothing is under way, too, and then finds out that the process is gone.
         """
-        self._check()
+        if not self._connection.closed:
+            self._check()
         return 0, 0, 0.0
 
     def close(self) -> None:
