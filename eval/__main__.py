@@ -29,6 +29,7 @@ from eval.config import Config, EvalConfig, load_config
 from eval.corpora.layout import EXPECTED, UNDERSTOOD
 from eval.gateway import flags as gateway_flags
 from eval.live import flags as live_flags
+from eval.long import flags as long_flags
 from eval.long import plan as long_plan
 from eval.plan import flags as plan_flags
 from eval.soak.plan import MINUTES, SCENARIOS
@@ -114,7 +115,9 @@ def _parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", help="how many GPUs a load needs, and what that costs")
     plan_flags.add_arguments(plan)
     plan.set_defaults(command=_plan)
-    _add_long(commands.add_parser("long", help="long recordings: what is lost, repeated, made up"))
+    long = commands.add_parser("long", help="long recordings: what is lost, repeated, made up")
+    long_flags.add_arguments(long)
+    long.set_defaults(command=_long)
     check = commands.add_parser(
         "trtllm-check", help="on a machine with TensorRT-LLM: compare it with transformers"
     )
@@ -141,29 +144,6 @@ def _add_soak(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("--output", type=Path, metavar="DIR", help="default: reports/<name of the config>-soak")
     parser.set_defaults(command=_soak)
-
-
-def _add_long(parser: argparse.ArgumentParser) -> None:
-    add_config(parser)
-    add_systems(parser, "default: all, " + ", ".join(long_plan.NAMES))
-    add = parser.add_argument
-    add(
-        "--minutes", type=positive, default=long_plan.MINUTES, metavar="M",
-        help="of recordings, at least; default: %(default)s",
-    )  # fmt: skip
-    add(
-        "--seed",
-        type=int,
-        default=long_plan.SEED,
-        metavar="N",
-        help="of them; default: %(default)s",
-    )
-    add(
-        "--again", action="store_true",
-        help="let these systems hear everything again; otherwise a run goes on where it ended",
-    )  # fmt: skip
-    add("--output", type=Path, metavar="DIR", help="default: reports/<name of the config>-long")
-    parser.set_defaults(command=_long)
 
 
 def _add_same_tokens(parser: argparse.ArgumentParser) -> None:

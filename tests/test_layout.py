@@ -141,6 +141,7 @@ RULES = {
     "eval.long": (
         "serve",
         "eval.accuracy",
+        "eval.arguments",
         "eval.config",
         "eval.files",
         "eval.machine",
