@@ -33,6 +33,7 @@ from eval.long import flags as long_flags
 from eval.long import plan as long_plan
 from eval.plan import flags as plan_flags
 from eval.soak.plan import MINUTES, SCENARIOS
+from eval.trtllm import flags as trtllm_flags
 from serve.errors import EarshotError
 
 INTERRUPTED = 130
@@ -121,10 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser(
         "trtllm-check", help="on a machine with TensorRT-LLM: compare it with transformers"
     )
-    check.add_argument(
-        "--python", default="", metavar="PATH",
-        help="of another environment that has release 1.3 or later; default: this one",
-    )  # fmt: skip
+    trtllm_flags.add_arguments(check)
     check.set_defaults(command=_trtllm_check)
     return parser
 
