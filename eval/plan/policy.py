@@ -69,6 +69,11 @@ def read_policy(path: Path) -> Policy:
             raise ConfigError(
                 f"{path} has the triggers {', '.join(targets)}; expected {QUEUE} and {WINDOWS}"
             )
+        if spec["minReplicaCount"] < 1:
+            raise ConfigError(
+                f"{path} has minReplicaCount = {spec['minReplicaCount']}; expected at least 1: "
+                "what a start from none costs its first requests is not replayed"
+            )
         return Policy(
             spec["minReplicaCount"],
             spec["maxReplicaCount"],

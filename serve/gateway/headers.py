@@ -3,6 +3,7 @@
 import logging
 import urllib.parse
 import uuid
+from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
@@ -28,11 +29,19 @@ _TLS = {"strict-transport-security": "max-age=31536000"}
 _READABLE = ("x-request-id", "retry-after")  # by pages of allowed origins
 
 
-def with_headers(app: ASGIApp, server: ServerConfig) -> ASGIApp:
+def with_headers(
+    app: ASGIApp, server: ServerConfig, leaving: Callable[[], bool] = lambda: False
+) -> ASGIApp:
     """An application whose responses name their requests, as what the log says of them does.
 
     Browsers' requests from pages of other hosts are refused, unless these are allowed; so is what
     is for a host that this server is not.
+
+    Args:
+        app: answers them.
+        server: says who is allowed.
+        leaving: whether the server drains: then each response is the last of its connection, so
+            that its client's next try reaches another server where there are several.
     """
     safe = dict(_SECURITY, **(_TLS if server.tls_certificate else {}))
     guarded = _with_hosts(_with_origins(app, server.allowed_origins), server)
@@ -45,6 +54,8 @@ def with_headers(app: ASGIApp, server: ServerConfig) -> ASGIApp:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = name
+                if leaving():
+                    headers["connection"] = "close"
                 for key, value in safe.items():
                     headers.setdefault(key, value)
             await send(message)

@@ -89,7 +89,7 @@ def _app(routes: list[BaseRoute], door: Door) -> ASGIApp:
     handlers: Any = {Refusal: _refused, HTTPException: _no_route, Exception: _failed}
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False
-    return with_headers(app, door.config.server)
+    return with_headers(app, door.config.server, lambda: door.admission.draining)
 
 
 def _metrics(door: Door, metrics: WholePage, needs_key: bool = False) -> Endpoint:

@@ -39,6 +39,9 @@ def server_options(max_request_bytes: int, max_inflight: int) -> list[tuple[str,
         ("grpc.max_concurrent_streams", max_inflight),
         ("grpc.server_handshake_timeout_ms", 10_000),
         ("grpc.max_connection_idle_ms", 600_000),
+        # Calls that have begun go on; the next ones take a new connection, for which a client looks
+        # anew who serves: so it finds servers that were added, and leaves those that drain.
+        ("grpc.max_connection_age_ms", 300_000),
         ("grpc.so_reuseport", 0),  # a second gateway must not share the port unnoticed
     ]
 

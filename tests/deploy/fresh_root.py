@@ -7,7 +7,8 @@ packages from on this machine can be named, to be there in the root, too. The Do
 instructions are carried out in that folder by chroot. What is made so is then run as
 deploy/kubernetes/base/deployment.yaml says: its user without capabilities, root read-only, only its
 volumes writable, the init container first; its probes are asked, a clip is transcribed with a key,
-and SIGTERM must end it with status 0. It has a network of its own, so that it meets nobody's ports.
+and SIGTERM must refuse what is new, answer what is under way, and end it with status 0. It has a
+network of its own, so that it meets nobody's ports.
 
 What differs from the image: the base is Debian 12 in place of NVIDIA's Ubuntu 24.04, which no
 package registry has, and so Python is 3.11 in place of 3.12; no cgroup bounds memory; no seccomp.
@@ -22,6 +23,7 @@ import ssl
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import yaml
@@ -30,7 +32,8 @@ from tests.deploy.dockerfiles import IMAGES, ROOT, copied, environment, instruct
 
 DOCKERFILE = IMAGES / "native.Dockerfile"
 BASE = ROOT / "deploy" / "kubernetes" / "base"
-CLIP, LANGUAGE = "tests/data/en_question.wav", "en"
+CLIP, LONG_CLIP = "tests/data/en_question.wav", "tests/data/en_long.mp3"
+LEAD_S = 0.5  # of the long one before SIGTERM; it takes seconds
 READY_S = 300
 SERVE = (sys.executable, "-m", "serve")
 
@@ -107,9 +110,23 @@ def live(root):
     print(f"ready after {time.monotonic() - began:.1f} s", flush=True)
     assert ask(server["readinessProbe"]) == ask(server["livenessProbe"]) == 200
     key = (root.parent / f"{root.name}.key").read_text(encoding="utf-8").strip()
-    assert transcript("wrong")["error"]["code"], "a wrong key was taken"
-    print("transcript:", transcript(key)["text"], flush=True)
-    process.send_signal(signal.SIGTERM)  # tini passes it on
+    assert transcript(CLIP, "wrong")["error"]["code"], "a wrong key was taken"
+    print("transcript:", transcript(CLIP, key)["text"], flush=True)
+    stop(process, key, server)
+
+
+def stop(process, key, server):
+    """SIGTERM while a request is under way, which must be answered."""
+    with ThreadPoolExecutor(1) as pool:
+        under_way = pool.submit(transcript, LONG_CLIP, key)
+        time.sleep(LEAD_S)
+        assert not under_way.done()
+        process.send_signal(signal.SIGTERM)  # tini passes it on
+        while ask(server["readinessProbe"]) == 200:
+            time.sleep(0.05)
+        assert not under_way.done()
+        assert "error" in transcript(CLIP, key), "taken in while it drains"
+        print("answered while it drained:", under_way.result()["text"][:60], flush=True)
     assert process.wait(60) == 0, process.returncode
     print("SIGTERM: status 0")
 
@@ -188,11 +205,11 @@ def ask(probe):
     return int(found.stdout)
 
 
-def transcript(key):
-    """What the server says of a clip."""
+def transcript(clip, key):
+    """What the server says of a clip, or why it does not."""
     found = subprocess.run(
-        ("curl", "-s", "-H", f"Authorization: Bearer {key}", "-F", f"file=@{ROOT / CLIP}", "-F",
-         f"language={LANGUAGE}", "http://127.0.0.1:8000/v1/audio/transcriptions"),
+        ("curl", "-s", "-H", f"Authorization: Bearer {key}", "-F", f"file=@{ROOT / clip}", "-F",
+         "language=en", "http://127.0.0.1:8000/v1/audio/transcriptions"),
         capture_output=True, timeout=120, check=True,
     )  # fmt: skip
     return json.loads(found.stdout)

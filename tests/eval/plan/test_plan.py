@@ -179,6 +179,10 @@ def test_a_file_that_is_no_scaled_object_is_refused(tmp_path, capsys):
     arguments += ["--simulate", "--provision-s", "1", "--policy", str(tmp_path / "scale.yaml")]
     assert main(["plan", *arguments]) == 2
     assert "is no ScaledObject" in capsys.readouterr().err
+    text = POLICY.read_text(encoding="utf-8").replace("minReplicaCount: 2", "minReplicaCount: 0")
+    (tmp_path / "scale.yaml").write_text(text, encoding="utf-8")
+    assert main(["plan", *arguments]) == 2
+    assert "minReplicaCount = 0; expected at least 1" in capsys.readouterr().err
 
 
 def test_the_command_writes_a_table_and_a_picture(tmp_path, capsys):
