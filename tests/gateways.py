@@ -23,6 +23,7 @@ from serve.gateway.upstream.calls import SERVICE
 from serve.gateway.upstream.own import OwnEngine
 from serve.supervisor.run import free_ports
 from serve.triton import wire
+from serve.triton.folder import engine_folders
 from tests.fake_upstream import FakeTriton
 
 WAIT_S = 20.0
@@ -31,7 +32,8 @@ WAIT_S = 20.0
 class Running:
     """A gateway that runs, what is behind it, and clients of it.
 
-    `name` is its model's; `alone`: it has no Triton, and its `triton` is nobody's.
+    `name` is its model's; `alone`: it has no Triton, and its `triton` is nobody's. `devices`: it
+    has a Triton on each, `tritons`, of which `triton` is the first.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Running:
         name="demo",
         upstreams=(),
         alone=False,
+        devices=("cpu",),
         **server,
     ):
         http, rpc, metrics = free_ports("127.0.0.1", 3)
@@ -58,7 +61,12 @@ class Running:
         self.metrics = f"127.0.0.1:{metrics}"
         self.folder = folder
         self._alone = alone
-        self.triton = FakeTriton(folder, triton_metrics)
+        self._devices = devices
+        folders = engine_folders(folder, len(devices))
+        for own in folders:
+            own.mkdir(exist_ok=True)
+        self.tritons = [FakeTriton(own, triton_metrics) for own in folders]
+        self.triton = self.tritons[0]
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -68,8 +76,11 @@ class Running:
         self.channel = self._exits.enter_context(grpc.insecure_channel(self.grpc))
 
     async def _start(self):
-        engines = [] if self._alone else [OwnEngine("cpu", self.folder, self.triton)]
-        gateway = Gateway(self.config, self.folder, engines)
+        engines = [
+            OwnEngine(device, triton.folder, triton)
+            for device, triton in zip(self._devices, self.tritons, strict=True)
+        ]
+        gateway = Gateway(self.config, self.folder, [] if self._alone else engines)
         await gateway.start()
         return gateway
 
@@ -82,7 +93,8 @@ class Running:
     def close(self):
         self._exits.close()
         self.run(self.gateway.close())
-        self.triton.close()
+        for triton in self.tritons:
+            triton.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

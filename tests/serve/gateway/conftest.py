@@ -20,10 +20,11 @@ def start(tmp_path_factory):
 
     yield start
     for running in started:
-        running.triton.release()
+        for triton in running.tritons:
+            triton.release()
         until(lambda running=running: running.door.admission.requests == 0)
         assert running.door.admission.bytes == 0
-        assert running.triton.cancelled_calls == 0
+        assert all(triton.cancelled_calls == 0 for triton in running.tritons)
         running.close()
 
 

@@ -168,6 +168,29 @@ def test_a_large_file_goes_to_another_machine_as_bytes(start, before):
     assert list(front.door.upstreams.uploads.iterdir()) == []
 
 
+def test_of_several_engines_the_next_gets_what_one_lost_with_its_file(start):
+    front = start(devices=("cuda:0", "cuda:1"))
+    first, second = front.tritons
+    audio = bytes(range(256)) * 2**13
+    # As Triton's calls end where it is killed.
+    lost = transcribe(front, "error:UNAVAILABLE Socket closed", file=audio)
+    assert lost[0] == 503  # both have had it
+    for triton in (first, second):
+        (file,) = triton.files.values()
+        assert file[: len(file)] == audio
+    calls = [front.call().future(message("wait")) for _ in range(4)]
+    until(lambda: len(first.waiting) == len(second.waiting) == 2)
+    first.beat(age_s=100.0)  # it stands still
+    assert transcribe(front)[0] == 200 and len(second.requests) == 4
+    health = json.loads(front.ask("GET", "/health")[2])
+    assert health == {"status": "ok", "engines": {"cuda:0": False, "cuda:1": True}}
+    assert 'takes_requests{model="demo",upstream="cuda:0"} 0.0' in front.page()
+    for triton in front.tritons:
+        triton.release()
+    assert all(call.result(WAIT_S) for call in calls)
+    assert list(front.door.upstreams.uploads.iterdir()) == []
+
+
 def test_gateways_may_stand_before_gateways(start, before):
     turbo = start(name="turbo")
     middle = start(upstreams=(UpstreamConfig(turbo.grpc, ("turbo",)),))
