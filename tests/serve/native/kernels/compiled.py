@@ -24,6 +24,8 @@ from serve.native.rules.state import new_state
 from tests.serve.native.rules.rows import DIMS, FACTS, picks_of
 
 HEADS, KEYS, D, CONTEXT = 3, 1500, 192, 448
+SHARED = {80: 166_912, 89: 101_376, 90: 232_448}
+"""Bytes of shared memory that one program may have, by compute capability."""
 made = collections.Counter()
 
 
@@ -51,6 +53,7 @@ def compile_only(capability):
         binary = run(self, *args, warmup=True, **kwargs)
         made[self.__name__] += 1
         assert binary.asm["cubin"]
+        assert binary.metadata.shared <= SHARED[capability], self.__name__
         return binary
 
     JITFunction.run = compiled
@@ -93,6 +96,12 @@ def layer(ops, count, several, source, int8):
     ops.logits(x, norm, words, torch.arange(min(count, 9)))
 
 
+def widest(ops, int8):
+    """The products that take the most shared memory: turbo's widths, many rows."""
+    for n_out, n_in in ((1280, 5120), (51866, 1280)):
+        ops._linear(torch.zeros(130, n_in).half(), matrix(n_out, n_in, int8))
+
+
 def choice(searching, drafted):
     """The choice of the next token of three rows."""
     cpu = torch.device("cpu")
@@ -108,6 +117,8 @@ def main(capability):
     layer(ops, 2, several=False, source=False, int8=True)
     layer(ops, 6, several=False, source=True, int8=False)
     layer(ops, 70, several=True, source=False, int8=True)
+    for int8 in (True, False):
+        widest(ops, int8)
     cache = torch.zeros(1, 2, 2, HEADS, KEYS, 64, dtype=torch.int8)
     x, slots = torch.zeros(1, KEYS, 2 * D).half(), torch.tensor([1])
     ops.store_cross(x, slots, cache, torch.zeros(1, 2, 2, HEADS, 64))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize("capability", ["80", "90"])
+@pytest.mark.parametrize("capability", ["89", "90"])  # 8.9 has less shared memory than 8.0
 def test_every_kernel_of_a_decoder_step_compiles_for_a_gpu(capability, tmp_path):
     env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     env.pop("TRITON_INTERPRET", None)
