@@ -1,14 +1,18 @@
 """The plan of a GPU's memory, on a GPU of made-up size."""
 
 import dataclasses
+import math
 import re
 
 import pytest
 import torch
 
+from eval.config import load_config
+from eval.random_whisper.shapes import published_shape
 from serve.config import RuntimeConfig
-from serve.engine import Dims
+from serve.engine import Dims, tensor_specs
 from serve.errors import UnavailableError
+from serve.native.decoder import Decoder
 from serve.native.memory import plan_memory
 
 GIB = 2**30
@@ -76,3 +80,28 @@ def test_the_error_names_the_most_slots_that_fit(each):
 def test_where_not_even_one_slot_fits_another_gpu_is_advised():
     with pytest.raises(UnavailableError, match="use a larger GPU or a smaller model"):
         plan_memory([Network()], dataclasses.replace(CONFIG, memory_share=0.15), 100)
+
+
+def on_24_gib(monkeypatch, name):
+    """The plan of a config as it is bundled, with an L4's or an RTX 4090's memory."""
+    config = load_config(f"configs/{name}.toml")
+    dims = published_shape(config.build.checkpoint).dims
+    specs = tensor_specs(dims, "int8").values()
+    weights = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (23 * GIB - weights, 24 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: weights)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: weights)
+    decoder = object.__new__(Decoder)
+    decoder.dims, decoder.dtype, decoder.device = dims, torch.float16, torch.device("cuda")
+    return plan_memory([decoder], config.runtime, config.runtime.rows)
+
+
+def test_turbo_as_it_is_bundled_fits_into_24_gib(monkeypatch):
+    plan = on_24_gib(monkeypatch, "large-v3-turbo")
+    assert 5 * GIB < plan.total < 12 * GIB
+
+
+def test_large_v3_as_it_is_bundled_does_not_and_the_error_says_what_does(monkeypatch):
+    expected = r"set runtime\.slots = (3\d|4\d) and runtime\.rows = \d+$"
+    with pytest.raises(UnavailableError, match=expected):
+        on_24_gib(monkeypatch, "large-v3")
