@@ -32,10 +32,17 @@ from serve.config import RuntimeConfig
 from serve.engine import Engine
 from serve.errors import ConfigError, DeviceError, UnavailableError
 from serve.runtime.protocol import Capabilities
+from serve.speech.features import SAMPLE_RATE
 from serve.speech.tokenizer import Tokenizer
 from serve.trtllm.config import OF_ENGINES, require_unset
 from serve.trtllm.limits import CHECKPOINT_FOLDER, Lengths, visible_gpu
-from serve.trtllm.runtime import ExecutorRequest, ExecutorResponse, TensorRTLLMRuntime, take_all
+from serve.trtllm.runtime import (
+    LENGTH_PENALTY,
+    ExecutorRequest,
+    ExecutorResponse,
+    TensorRTLLMRuntime,
+    take_all,
+)
 
 logger = logging.getLogger("earshot")
 
@@ -280,6 +287,8 @@ def _settings(engine: Engine, config: RuntimeConfig) -> dict[str, Any]:
         "slots": config.slots,
         "beam_width": own.beam_width,
         "streaming": own.beam_width == 1,
+        "length_penalty": LENGTH_PENALTY,
+        "sample_rate": SAMPLE_RATE,
         "window_tokens": engine.manifest.dims.n_audio_ctx,
         "encoder_batch": config.encoder_batch,
         "cuda_graph": config.cuda_graph,

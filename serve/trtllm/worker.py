@@ -24,11 +24,9 @@ import numpy.typing as npt
 from serve.errors import EarshotError
 from serve.trtllm.release import api_version
 
-SAMPLE_RATE = 16_000
 LAST_S = 60
 """After so long without the process that started it the kernel ends this one."""
 
-_LENGTH_PENALTY = 1.0  # of beams; the library's default is none
 _REASONS = {"stop": "eot", "length": "length", "cancelled": "cancelled"}
 
 Samples = npt.NDArray[np.float32]
@@ -63,7 +61,7 @@ def serve(connection: Connection, on_hang_up: Callable[[], object]) -> None:
             refused=f"TensorRT-LLM cannot run the checkpoint in {settings['model']}: {error}",
         )
     else:
-        session = _Session(connection, on_hang_up, api, llm, settings["streaming"])
+        session = _Session(connection, on_hang_up, api, llm, settings)
         asyncio.run(session.serve(version))
     connection.close()
 
@@ -108,13 +106,13 @@ class _Session:
         on_hang_up: Callable[[], object],
         api: Any,
         llm: Any,
-        streaming: bool,
+        settings: Mapping[str, Any],
     ) -> None:
         self._connection = connection
         self._on_hang_up = on_hang_up
         self._api = api
         self._llm = llm
-        self._streaming = streaming
+        self._settings = settings
         self._closing = asyncio.Event()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._outputs: dict[int, Any] = {}
@@ -159,10 +157,10 @@ class _Session:
         output = self._llm.generate_async(
             {
                 "prompt": request["prompt"],
-                "multi_modal_data": {"audio": [(samples, SAMPLE_RATE)]},
+                "multi_modal_data": {"audio": [(samples, self._settings["sample_rate"])]},
             },
             sampling_params=self._sampling(request["max_tokens"], request["beam_size"]),
-            streaming=self._streaming,
+            streaming=self._settings["streaming"],
         )
         self._outputs[request["id"]] = output
         sent = 0
@@ -178,7 +176,7 @@ class _Session:
         options: dict[str, Any] = {"temperature": 0.0}
         if beam_size > 1:
             options |= {"use_beam_search": True, "best_of": beam_size, "n": 1}
-            options["length_penalty"] = _LENGTH_PENALTY
+            options["length_penalty"] = self._settings["length_penalty"]
         else:
             options["logprobs"] = 1  # the likeliest, and the one that was sampled
         # The end of text is the library's to know, from the checkpoint.

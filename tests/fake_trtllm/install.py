@@ -112,6 +112,7 @@ def pretend(monkeypatch, folder, capability):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index=0: "Stand-in GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=0: capability)
 
