@@ -20,7 +20,8 @@ ENV PATH=/opt/venv/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 # What `serve` and `build` import, in the pinned releases; what these need in turn is pinned, too.
 COPY requirements.txt ./
 RUN python3 -m venv /opt/venv \
-    && python3 -m pip install --no-cache-dir --disable-pip-version-check -c requirements.txt \
+    && /opt/venv/bin/python3 -m pip install --no-cache-dir --disable-pip-version-check \
+      -c requirements.txt \
       av huggingface-hub "numpy<2" nvidia-pytriton onnxruntime packaging prometheus-client psutil \
       pydantic python-multipart safetensors soundfile soxr starlette tokenizers tomli-w torch tqdm \
       transformers "tritonclient[grpc,http]" uvicorn websockets

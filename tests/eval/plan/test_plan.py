@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from eval.__main__ import main
+from eval.bench import run as bench
+from eval.bench.plan import Plan
+from eval.bench.table import OURS, Measurement, refused
 from eval.config import load_config
 from eval.plan.day import arrivals_per_s
 from eval.plan.flags import POLICY
@@ -16,6 +19,7 @@ from eval.plan.policy import SYNC_S, Autoscaler, Policy, Step, read_policy
 from eval.plan.replay import replay
 from eval.plan.run import steady
 from eval.plan.sweep import SHARES, Simulation, choose, fixed, with_share
+from serve.errors import ConfigError
 
 CONFIG = "configs/large-v3-turbo.toml"
 TURBO = load_config(CONFIG)
@@ -71,22 +75,20 @@ def bench_file(tmp_path, change):
     return path
 
 
-def test_what_the_bench_writes_is_read(tmp_path):
-    def as_bench(table):
-        del table["conditions"]
-        table |= {"machine": {"device": "H200"}, "versions": {}}
-        for row in table["rows"]:
-            row |= {"ideal": None, "detail": "", "earshot_over_this": None}
-            if row["system"] == "earshot":
-                row["system"] = "earshot, 64 slots"
-        peer = {"workload": "latency", "system": "vllm", "value": 1.0, "figures": {}}
-        table["rows"].append(peer)
-
-    committed = find_measured(TURBO, None, 1)
-    found = find_measured(TURBO, bench_file(tmp_path, as_bench), 1)
-    assert dataclasses.replace(found, source="", conditions="") == dataclasses.replace(
-        committed, source="", conditions=""
-    )
+def test_what_the_bench_writes_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "machine", lambda device: {"device": "H200"})
+    path = tmp_path / "bench.json"
+    record = bench.Record(TURBO, Plan(), path)
+    rows = json.loads((COMMITTED / "large-v3-turbo.json").read_text(encoding="utf-8"))["rows"]
+    for row in rows:
+        row["system"] = row["system"].replace("earshot", "earshot, 64 slots", row["system"] == OURS)
+        record.add(Measurement(**row, ideal=None))
+    record.add(Measurement("latency", "vllm", 63.9, "ms", None))
+    record.add(refused("mlperf", OURS, "samples/s", ConfigError("no memory")))
+    record.finish()
+    committed, found = find_measured(TURBO, None, 1), find_measured(TURBO, path, 1)
+    apart = {"source": "", "conditions": ""}
+    assert dataclasses.replace(found, **apart) == dataclasses.replace(committed, **apart)
     assert found.conditions == "device H200"
     assert committed.server_s == pytest.approx(0.0062)
 
@@ -97,13 +99,13 @@ def test_what_the_bench_writes_is_read(tmp_path):
 )
 def test_figures_of_other_settings_are_refused(tmp_path, key, value):
     path = bench_file(tmp_path, lambda table: table["settings"]["runtime"].__setitem__(key, value))
-    with pytest.raises(Exception, match=f"runtime.{key} = {value!r}"):
+    with pytest.raises(ConfigError, match=f"runtime.{key} = {value!r}"):
         find_measured(TURBO, path, 1)
 
 
 def test_a_file_without_an_open_loop_is_refused(tmp_path):
     path = bench_file(tmp_path, lambda table: table.__setitem__("rows", table["rows"][:3]))
-    with pytest.raises(Exception, match="no figures of the workload open-loop"):
+    with pytest.raises(ConfigError, match="no figures of the workload open-loop"):
         find_measured(TURBO, path, 1)
 
 

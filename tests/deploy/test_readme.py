@@ -1,0 +1,35 @@
+"""deploy/README.md: what it names is there, and what it shows works."""
+
+import re
+import shlex
+
+from eval.__main__ import _parser
+from serve.keys import read_keys
+from tests.deploy.dockerfiles import ROOT
+from tests.deploy.manifests import DEPLOY, KUBERNETES
+
+TEXT = (DEPLOY / "README.md").read_text(encoding="utf-8")
+
+
+def test_paths_that_it_names_exist():
+    made = {"deploy/compose/keys.toml"}  # by its reader
+    named = set(re.findall(r"\b(?:deploy|tests|eval|configs)/[\w./-]*\w", TEXT)) - made
+    assert len(named) > 5
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    parts = set(re.findall(r"`((?:overlays|components)/[\w./-]*\w)", TEXT))
+    assert {"overlays/demo", "overlays/turbo", "components/hpa"} <= parts
+    assert [name for name in parts if not (KUBERNETES / name).exists()] == []
+
+
+def test_its_plan_can_be_asked_for():
+    (command,) = re.findall(r"^python -m eval (plan .*--price.*)$", TEXT, re.M)
+    _parser().parse_args(shlex.split(command))
+    (more,) = re.findall(r"^python -m eval plan … (.*)$", TEXT, re.M)
+    _parser().parse_args(shlex.split(f"{command} {more}"))
+
+
+def test_its_file_of_keys_is_one(tmp_path):
+    (toml,) = re.findall(r"```toml\n(.*?)```", TEXT, re.S)
+    path = tmp_path / "keys.toml"
+    path.write_text(re.sub(r'"what .*?"', f'"{"ab" * 32}"', toml), encoding="utf-8")
+    assert list(read_keys(path)) == ["alice"]
