@@ -24,7 +24,7 @@ from serve.trtllm.config import TrtllmConfig
 from tests.fake_trtllm.install import HERE, OnThread, copy_engine, install_api
 from tests.runtimes import TRTLLM, run, samples_job
 
-LACKS = ("pydantic", "tritonclient", "av", "serve.codec", "serve.config", "serve.engine")
+LACKS = ("tritonclient", "starlette", "tomli_w", "serve.codec", "serve.config", "serve.engine")
 SITE = f"""
 import sys
 
