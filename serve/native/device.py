@@ -1,5 +1,6 @@
 """The device that a runtime computes on."""
 
+import contextlib
 import os
 
 import torch
@@ -33,6 +34,11 @@ def open_device(config: RuntimeConfig) -> torch.device:
     if device.type == "cpu":
         torch.set_num_threads(config.threads or os.cpu_count() or 1)
     return device
+
+
+def current(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Inside, of several GPUs it is this one that work goes to which names none: kernels do not."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def check_graphs(device: torch.device, kernels: str) -> None:

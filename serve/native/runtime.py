@@ -23,7 +23,7 @@ from serve.errors import DeviceError, OptionError, UnavailableError
 from serve.fields import MAX_BEAMS
 from serve.native.alignment import Aligner, Said, pass_bytes
 from serve.native.decoder import Cache, Decoder
-from serve.native.device import check_graphs, open_device
+from serve.native.device import check_graphs, current, open_device
 from serve.native.drafting import Drafter, DraftLoop, open_draft
 from serve.native.graphs import EagerEncoder, EagerLoop, Encoder, GraphEncoder, GraphLoop, SlotLoop
 from serve.native.intake import Intake, SlotJob, Streams
@@ -70,7 +70,7 @@ class NativeRuntime:
         self._slots = Slots(config.slots, rows)
         self._streams = Streams.of(device) if config.cuda_graph and device.type == "cuda" else None
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), current(device):
                 self._load_network(engine, config, rows)
         except torch.OutOfMemoryError as error:
             raise UnavailableError(
@@ -201,7 +201,7 @@ class NativeRuntime:
         """End a job; see `Runtime.cancel`."""
         running = self._running.get(job_id)
         if running is not None:
-            with torch.cuda.stream(self._steps):
+            with current(self._device), torch.cuda.stream(self._steps):
                 self._state.finished[running.place.first_row : running.place.rows.stop] = True
             self._ended.append(Event(job_id, finished="cancelled"))
             self._release(running)
@@ -217,7 +217,7 @@ class NativeRuntime:
         """
         events, self._ended = self._ended, []
         try:
-            with torch.cuda.stream(self._steps):
+            with current(self._device), torch.cuda.stream(self._steps):
                 for begun in self._intake.begin(list(self._running.values())):
                     self._running[begun.job.id] = begun
                 if self._running:
@@ -252,7 +252,8 @@ class NativeRuntime:
         Returns:
             float32 (batch, time, n_vocab): logits after each token.
         """
-        return self._network.teacher_forced_logits(features, tokens, self._cross_kv)
+        with current(self._device):
+            return self._network.teacher_forced_logits(features, tokens, self._cross_kv)
 
     def close(self) -> None:
         """Drop every job; the memory goes with the object."""

@@ -78,6 +78,17 @@ def test_the_same_tokens_as_on_the_cpu(
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_the_last_of_several_gpus_says_the_same(way, int8_engine, expected, checkpoint, windows):
+    """Where there is one, it is the first."""
+    device = f"cuda:{torch.cuda.device_count() - 1}"
+    runtime = NativeRuntime(int8_engine, dataclasses.replace(WAYS[way], device=device))
+    jobs = [Job(i, w[2], prompt_of(checkpoint.facts, w[1])) for i, w in enumerate(windows[:4])]
+    for job_id, event in run(runtime, jobs).items():
+        assert event.tokens == expected["int8"][job_id].tokens
+    runtime.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_beams_say_what_they_say_on_the_cpu(way, int8_engine, checkpoint, windows):
     """Where another answer wins, the two are as good as equal."""
     found = []
