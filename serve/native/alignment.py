@@ -181,9 +181,11 @@ class Aligner:
     def warm_up(self) -> None:
         """Have kernels compiled and memory taken for a pass of every size; all rows are free."""
         most = max(1, _MOST_TOKENS // self._context)
-        for windows, tokens in ((1, 8), (1, 40), (most, self._context)):
+        sizes = ((1, 8, 0.3), (1, 40, 0.6), (1, 200, 1.0), (most, self._context, 1.0))
+        for windows, tokens, seen in sizes:
             event = Event(-1, (0,) * (tokens - 3))
-            job = Job(-1, self._ids, (self._facts.sot,), align_frames=self._frames)
+            frames = round(seen * self._frames)
+            job = Job(-1, self._ids, (self._facts.sot,), align_frames=frames)
             places = [Place(i, i, 1) for i in range(min(windows, len(self._ids), self._slots))]
             self.launch([Said(job, place, event) for place in places])
             self.collect(wait=True)

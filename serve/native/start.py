@@ -5,6 +5,7 @@ the language that it names takes its place in the prompt.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -19,7 +20,8 @@ from serve.native.rules.state import NOWHERE, Picks, RowState, new_state
 from serve.native.slots import Place
 from serve.runtime.protocol import Job
 
-_PROMPT_LENGTHS = (4, 100, 224)  # up to 64, launches overlap; from then on tiles differ
+# Their kernels differ: up to 64 rows by powers of two, then by tiles.
+_PROMPT_LENGTHS = (4, 24, 48, 100, 224)
 _SEED_STEP = 7_919  # between the samples of one window; any number but 0 gives other noise
 
 
@@ -74,11 +76,14 @@ class Starter:
                 self._feed_prompts(some)
 
     def warm_up(self) -> None:
-        """Have kernels compiled for prompts of every size, by feeding a row that is still free."""
-        for length in _PROMPT_LENGTHS:
-            span = Span(Place(0, 0, 1), 0, min(length, self._state.tokens.shape[1]))
+        """Have kernels compiled for prompts and guesses of every size, fed to a row still free."""
+        first = upload([0], self._device)
+        for length, alone in itertools.product(_PROMPT_LENGTHS, (False, True)):
+            span = Span(Place(0, 0, 1), 0, min(length, self._state.tokens.shape[1]), alone)
             feed = feed_of_spans(self._state.tokens, [span], self._device)
-            self._network.step(feed, self._cache, upload([span.end - 1], self._device))
+            wanted = upload(range(span.end) if alone else [span.end - 1], self._device)
+            logits = self._network.step(feed, self._cache, wanted)
+            self._advance(self._state, Picks(first, first), logits, drafted=alone)
 
     def _sot_at(self, job: Job) -> int:
         return job.prompt.index(self._rules.facts.sot)

@@ -14,9 +14,13 @@ from serve.native.kernels.launch import launch
 
 _TILE = 4096  # weights that a program holds: of all tokens in some frames
 _FRAMES = 512  # that a program averages
+# Kernels are compiled for these numbers, in place of any: who is compiled for waits.
+_TOKENS = (64, 256, 512)  # that a program may have
+_MOST_FRAMES = 2048
+_SIZES = ("n_heads", "n_tokens", "n_frames")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def sums_kernel(
     scores: tl.tensor, tokens: tl.tensor, frames: tl.tensor, sums: tl.tensor, n_heads: int,
     n_tokens: int, n_frames: int, block: tl.constexpr,
@@ -36,7 +40,7 @@ def sums_kernel(
         tl.store(sums + 2 * row + 1, tl.sum(tl.exp(x - peak), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def score_kernel(
     scores: tl.tensor, tokens: tl.tensor, frames: tl.tensor, sums: tl.tensor, n_heads: int,
     n_tokens: int, n_frames: int, least: tl.constexpr, tokens_padded: tl.constexpr,
@@ -101,7 +105,7 @@ def _median(row: tl.tensor, at: tl.tensor, last: tl.tensor) -> tl.tensor:
     return d
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def mean_kernel(
     scored: tl.tensor, tokens: tl.tensor, frames: tl.tensor, matrix: tl.tensor, n_heads: int,
     n_tokens: int, n_frames: int, block: tl.constexpr,
@@ -144,10 +148,11 @@ def smooth(
     sizes = (heads, n_tokens, n_frames)
     sums = torch.empty((windows, heads, n_tokens, 2), device=scores.device)
     matrix = torch.empty((windows, n_tokens, n_frames), device=scores.device)
-    padded = triton.next_power_of_2(n_tokens)
+    padded = next(most for most in _TOKENS if n_tokens <= most)
     block = max(16, _TILE // padded)
+    assert n_frames <= _MOST_FRAMES
     launch(sums_kernel, windows * heads * n_tokens)(
-        scores, tokens, frames, sums, *sizes, triton.next_power_of_2(n_frames), num_warps=4,
+        scores, tokens, frames, sums, *sizes, _MOST_FRAMES, num_warps=4,
     )  # fmt: skip
     launch(score_kernel, windows * heads, triton.cdiv(n_frames, block))(
         scores, tokens, frames, sums, *sizes, least, padded, block, num_warps=8,

@@ -11,13 +11,15 @@ import triton.language as tl
 
 from serve.native.kernels.launch import launch
 
+_LEAST_FRAMES = 512  # that the kernel is compiled for
+
 
 @triton.jit
 def _least(a: tl.tensor, b: tl.tensor) -> tl.tensor:
     return tl.minimum(a, b)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("n_rows", "n_frames"))
 def warp_kernel(
     matrix: tl.tensor, first: tl.tensor, count: tl.tensor, frames: tl.tensor, costs: tl.tensor,
     codes: tl.tensor, begins: tl.tensor, n_rows: int, n_frames: int, block: tl.constexpr,
@@ -79,7 +81,7 @@ def warp(
     """
     assert matrix.is_contiguous()
     windows, n_rows, n_frames = matrix.shape
-    block = triton.next_power_of_2(n_frames)
+    block = max(_LEAST_FRAMES, triton.next_power_of_2(n_frames))
     costs = torch.empty((windows, block + 1), dtype=torch.float64, device=matrix.device)
     codes = torch.empty((windows, n_rows, block), dtype=torch.int8, device=matrix.device)
     begins = torch.zeros((windows, n_rows), dtype=torch.int64, device=matrix.device)

@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
+import triton
 
 from eval.random_whisper.engine import random_engine
 from eval.random_whisper.shapes import published_shape
@@ -248,6 +249,31 @@ def test_a_window_may_be_cancelled_while_it_is_aligned(graphs, int8_engine, chec
                 break
         assert len(ended) == 1 and ended[0].job_id == turn
         assert (ended[0].finished == "cancelled") != (ended[0].alignment is not None)
+
+
+@pytest.mark.parametrize("rows", [CUDA.slots, ROWS])
+def test_nothing_is_compiled_in_service(rows, int8_engine, checkpoint, windows, monkeypatch):
+    """Who comes first would wait for it, and everybody with them."""
+    config = dataclasses.replace(CUDA, cuda_graph=True, cross_kv="int8", rows=rows)
+    runtime = NativeRuntime(int8_engine, config)
+    compiled = []
+    monkeypatch.setattr(
+        triton.knobs.compilation, "listener", lambda **facts: compiled.append(facts["src"].name)
+    )
+    facts, jobs = checkpoint.facts, []
+    for i, (_, language, features) in enumerate(windows):
+        heard = facts.languages[language] if i % 4 else DETECT_LANGUAGE
+        prompt = (facts.sot, heard, facts.transcribe)
+        if i % 5 == 0:
+            prompt = (facts.sot_prev, *range(50, 60 + 7 * i), *prompt)
+        options = BEAM if rows > CUDA.slots and i % 3 == 0 else OPTIONS[i % 2]
+        draft = tuple(range(300, 300 + 2 * i)) if i % 2 else ()
+        jobs.append(Job(i, features, prompt, options, draft=draft, align_frames=90 + 67 * i))
+    for job in jobs[:3]:
+        run(runtime, [job])
+    run(runtime, jobs[3:])
+    runtime.close()
+    assert compiled == []
 
 
 @pytest.mark.parametrize("precision", ["full", "fp8"])
