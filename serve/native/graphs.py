@@ -38,7 +38,7 @@ class Snapshot:
     """The rows as they were after some steps, for the host to read."""
 
     state: RowState
-    owners: list[tuple[Place, int]]  # (place, job id) at that time
+    owners: Sequence[tuple[Place, int]]  # (place, job id) at that time
 
 
 class SlotLoop(Protocol):

@@ -135,6 +135,8 @@ class Intake:
         Args:
             running: the windows that do so already, the oldest first.
         """
+        if not self._line and not self._batches:
+            return []
         decoding = [one.job for one in running]
         begun = self._encoded(busy=bool(running))
         # On a GPU two batches where they could fill the slots: one for every few steps would leave

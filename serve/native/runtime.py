@@ -201,8 +201,8 @@ class NativeRuntime:
         """End a job; see `Runtime.cancel`."""
         running = self._running.get(job_id)
         if running is not None:
-            with current(self._device), torch.cuda.stream(self._steps):
-                self._state.finished[running.place.first_row : running.place.rows.stop] = True
+            self._enter()
+            self._state.finished[running.place.first_row : running.place.rows.stop] = True
             self._ended.append(Event(job_id, finished="cancelled"))
             self._release(running)
         elif (self._aligner and self._aligner.drop(job_id)) or self._intake.remove(job_id):
@@ -217,14 +217,14 @@ class NativeRuntime:
         """
         events, self._ended = self._ended, []
         try:
-            with current(self._device), torch.cuda.stream(self._steps):
-                for begun in self._intake.begin(list(self._running.values())):
-                    self._running[begun.job.id] = begun
-                if self._running:
-                    self._step()
-                    events += self._collect()
-                if self._aligner:
-                    events += self._aligner.collect(wait=not self._running)
+            self._enter()
+            for begun in self._intake.begin(list(self._running.values())):
+                self._running[begun.job.id] = begun
+            if self._running:
+                self._step()
+                events += self._collect()
+            if self._aligner:
+                events += self._aligner.collect(wait=not self._running)
         except torch.AcceleratorError as error:
             raise DeviceError(f"{self._device} failed: {error}") from error
         return events
@@ -263,10 +263,17 @@ class NativeRuntime:
         for running in list(self._running.values()):
             self._release(running)
 
-    @property
-    def _steps(self) -> torch.cuda.Stream | None:
-        """The stream of what decodes; None: the current one."""
-        return self._streams.steps if self._streams else None
+    def _enter(self) -> None:
+        """Let this thread's work go to the runtime's GPU and stream, from now on.
+
+        To leave them after every poll would take as long as a tenth of a small model's step.
+        """
+        if self._device.type != "cuda":
+            return
+        if self._streams is None:
+            torch.cuda.set_device(self._device)
+        elif torch.cuda.current_stream() != self._streams.steps:
+            torch.cuda.set_stream(self._streams.steps)
 
     def _step(self) -> None:
         """Feed busy slots, all or only urgent ones, and choose what they say next."""

@@ -6,7 +6,7 @@ busy ones stay packed together, and a slot's rows stand side by side.
 
 import dataclasses
 import heapq
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Slots:
         self._row_is_free = [True] * rows
         self._places: dict[int, Place] = {}  # by job id
         self._resting: Collection[int] = ()
+        self._owners: Sequence[tuple[Place, int]] = ()
+        self._owners_version = 0  # of which these are
 
     @property
     def free(self) -> int:
@@ -61,10 +63,13 @@ class Slots:
         """Whether any job that does not rest owns more than one row."""
         return any(place.count > 1 for place, _ in self.owners())
 
-    def owners(self) -> list[tuple[Place, int]]:
+    def owners(self) -> Sequence[tuple[Place, int]]:
         """(place, job id) of every job that does not rest, in order of their slots."""
-        pairs = ((place, id) for id, place in self._places.items() if id not in self._resting)
-        return sorted(pairs, key=lambda pair: pair[0].slot)
+        if self._owners_version != self.version:
+            pairs = ((place, id) for id, place in self._places.items() if id not in self._resting)
+            self._owners = sorted(pairs, key=lambda pair: pair[0].slot)
+            self._owners_version = self.version
+        return self._owners
 
     def rest(self, jobs: Collection[int]) -> None:
         """Leave these jobs, and no others, out of the next steps; they keep what they own."""

@@ -20,8 +20,9 @@ from serve.native.rules.state import NOWHERE, Picks, RowState, new_state
 from serve.native.slots import Place
 from serve.runtime.protocol import Job
 
-# Their kernels differ: up to 64 rows by powers of two, then by tiles.
-_PROMPT_LENGTHS = (4, 24, 48, 100, 224)
+# Their kernels differ: one token, as of a prompt before its language; up to 64 rows by powers of
+# two, then by tiles.
+_PROMPT_LENGTHS = (1, 4, 24, 48, 100, 224)
 _SEED_STEP = 7_919  # between the samples of one window; any number but 0 gives other noise
 
 

@@ -83,7 +83,7 @@ def _live(state: Fields, row: tl.tensor, drafted: tl.constexpr) -> tl.tensor:
     return live
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=("logits",))  # they may begin at any row
 def _scan_kernel(
     logits: tl.tensor, pick_rows: tl.tensor, pick_at: tl.tensor, state: Fields,
     suppress: tl.tensor, begin: tl.tensor, sums: tl.tensor, ids: tl.tensor, tops: tl.tensor,
