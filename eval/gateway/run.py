@@ -24,6 +24,7 @@ from serve.supervisor.run import for_this_machine, running_server
 from serve.triton.folder import grpc_target
 
 LEAST = 0.95  # of the throughput straight to Triton
+DRAWS = 4000  # of a bootstrap
 
 Say = Callable[[str], object]
 
@@ -34,15 +35,17 @@ class Way:
 
     name: str
     rtfx: float  # median of the passes
-    share: float  # of what goes straight to Triton, the median of its passes' shares
+    share: float  # of what goes straight to Triton, by all passes together
+    interval: tuple[float, float]  # of the share, 95 %, by a bootstrap over rounds of passes
     gateway_ms: float  # of processor time of the gateway, for each request
     server_ms: float  # and of all processes, which other work on the machine disturbs less
 
     def __str__(self) -> str:
         """A line of the report."""
         return (
-            f"{self.name:20} {self.rtfx:6.1f} RTFx  {100 * self.share:6.1f} %  CPU a request: "
-            f"gateway {self.gateway_ms:.1f} ms, all {self.server_ms:.0f} ms"
+            f"{self.name:20} {self.rtfx:6.1f} RTFx  {100 * self.share:6.1f} % "
+            f"[{100 * self.interval[0]:.1f}, {100 * self.interval[1]:.1f}]  CPU a request: gateway "
+            f"{self.gateway_ms:.1f} ms, all {self.server_ms:.0f} ms"
         )
 
 
@@ -170,12 +173,22 @@ def measure_ways(
         Way(
             name,
             rtfx=audio_s / float(np.median(took)),
-            share=float(np.median(np.divide(straight, took))),
+            share=sum(straight) / sum(took),
+            interval=interval_of(straight, took),
             gateway_ms=1e3 * float(cpu_s[name][0]) / (passes * len(clips)),
             server_ms=1e3 * float(cpu_s[name][1]) / (passes * len(clips)),
         )
         for name, took in took_s.items()
     ]
+
+
+def interval_of(straight_s: Sequence[float], took_s: Sequence[float]) -> tuple[float, float]:
+    """Within which a way's share lies, 95 %; its passes are paired by their rounds."""
+    both = np.array([straight_s, took_s])
+    draws = np.random.default_rng(0).integers(both.shape[1], size=(DRAWS, both.shape[1]))
+    sums = both[:, draws].sum(axis=2)
+    low, high = np.percentile(sums[0] / sums[1], [2.5, 97.5])
+    return float(low), float(high)
 
 
 def _cpu_s(gateway: psutil.Process) -> npt.NDArray[np.float64]:

@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from eval.gateway.idle import KINDS, measure_idle
-from eval.gateway.run import Cost, Way, measure_ways
+from eval.gateway.run import Cost, Way, interval_of, measure_ways
 from eval.gateway.ways import KSERVE, OPENAI, TRITON, by_form, by_grpc
 from serve.clips import Clip
 from serve.errors import UnavailableError
@@ -48,6 +48,17 @@ def test_idle_connections_of_every_kind_are_there_at_once(running):
 
 
 def test_a_way_that_is_too_slow_is_not_good():
-    ways = (Way(TRITON, 20.0, 1.0, 0.0, 9.0), Way(KSERVE, 18.8, 0.94, 5.0, 9.6))
+    ways = (
+        Way(TRITON, 20.0, 1.0, (1.0, 1.0), 0.0, 9.0),
+        Way(KSERVE, 18.8, 0.94, (0.9, 0.98), 5.0, 9.6),
+    )
     assert not Cost(ways, ()).good
     assert Cost(ways[:1], ()).good
+
+
+def test_passes_are_paired_by_their_rounds():
+    """What slows a whole round down says nothing of the ways."""
+    straight = [10.0, 30.0, 12.0, 11.0]
+    assert interval_of(straight, [1.25 * s for s in straight]) == pytest.approx((0.8, 0.8))
+    low, high = interval_of(straight, [9.0, 33.0, 12.5, 10.0])
+    assert low < 63 / 64.5 < high
