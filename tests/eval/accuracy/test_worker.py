@@ -42,13 +42,20 @@ def clip_sets(folder, said):
     return {"heldout": write_clips(folder, HELDOUT), "timed": write_clips(folder, said)}
 
 
+@pytest.fixture
 def no_children():
-    # multiprocessing keeps one helper of its own for as long as this process lives
-    left = [child.cmdline() for child in psutil.Process().children()]
-    return not [line for line in left if "resource_tracker" not in " ".join(line)]
+    """Tells whether nothing is left of what was started since; other tests may have servers."""
+    before = psutil.Process().children()
+
+    def none_left():
+        # multiprocessing keeps one helper of its own for as long as this process lives
+        left = [child.cmdline() for child in psutil.Process().children() if child not in before]
+        return not [line for line in left if "resource_tracker" not in " ".join(line)]
+
+    return none_left
 
 
-def test_phases_threads_and_process_are_as_stated(tmp_path):
+def test_phases_threads_and_process_are_as_stated(tmp_path, no_children):
     result, rows = measured(tmp_path)
     assert result.settings["threads"] == result.settings["cores"] == "1"
     assert int(result.settings["pid"]) != os.getpid()
@@ -95,13 +102,13 @@ def test_tree_memory_includes_descendants():
     assert tree_memory_bytes(child.pid) == 0
 
 
-def test_the_systems_own_error_comes_back(tmp_path):
+def test_the_systems_own_error_comes_back(tmp_path, no_children):
     with pytest.raises(UnavailableError, match="needs a device that is not here"):
         measured(tmp_path, "missing")
     assert no_children()
 
 
-def test_a_dead_process_is_named_with_its_last_words(tmp_path):
+def test_a_dead_process_is_named_with_its_last_words(tmp_path, no_children):
     with pytest.raises(UnavailableError, match=r"fake ended early: opening fake; its log is .*log"):
         measured(tmp_path, said={"a.txt": "die"})
     assert no_children()
@@ -113,7 +120,7 @@ def test_a_bug_ends_the_system_and_is_logged(tmp_path):
     assert "Traceback" in (tmp_path / "logs" / "fake.log").read_text()
 
 
-def test_a_hanging_system_is_given_up(tmp_path, monkeypatch):
+def test_a_hanging_system_is_given_up(tmp_path, monkeypatch, no_children):
     monkeypatch.setattr(processes, "TERMINATE_TIMEOUT_S", 0.5)
     transcriber = dataclasses.replace(CONFIG.transcriber, request_timeout_s=0.5)
     config = dataclasses.replace(CONFIG, transcriber=transcriber)
@@ -122,7 +129,7 @@ def test_a_hanging_system_is_given_up(tmp_path, monkeypatch):
     assert no_children()
 
 
-def test_ctrl_c_leaves_no_process(tmp_path, monkeypatch):
+def test_ctrl_c_leaves_no_process(tmp_path, monkeypatch, no_children):
     monkeypatch.setattr(processes, "TERMINATE_TIMEOUT_S", 0.5)
     said = {"a.txt": "hang"}
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))

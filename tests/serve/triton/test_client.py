@@ -237,6 +237,8 @@ def test_only_a_stream_that_has_not_ended_is_cancelled(
     monkeypatch.setattr(triton_grpc.InferenceServerClient, "stop_stream", stop_stream)
     if ending == "refused":
         script.fail = (None, "AudioError: audio has 0 bytes")
+    if ending == "left early":
+        script.hold.clear()  # or its end may come first
     events = client.stream(Request(audio=b"audio"))
     if ending == "left early":
         next(events)
