@@ -1,8 +1,9 @@
-"""Serve engines: `python -m serve triton|gateway|transcribe|live|tensors|keys`; each has --help.
+"""Serve engines: `python -m serve triton|gateway|transcribe|bulk|live|tensors|keys`, with --help.
 
 python -m serve triton --config configs/demo.toml
 python -m serve gateway --config before-others.toml
 python -m serve transcribe --config configs/demo.toml --format srt talk.mp3
+python -m serve bulk --config configs/demo.toml --input recordings --output transcripts
 python -m serve live --config configs/demo.toml talk.mp3
 python -m serve tensors
 python -m serve keys new --name alice --file keys.toml
@@ -25,6 +26,7 @@ from typing import Any, get_args
 from tqdm import tqdm
 
 from serve import live
+from serve.bulk import command as bulk
 from serve.config import Config, load_config
 from serve.errors import ConfigError, EarshotError, FileError
 from serve.files import read_bytes
@@ -116,6 +118,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_cues(transcribe)
     add_options(transcribe)
+
+    many = commands.add_parser("bulk", help=bulk.TITLE, description=bulk.__doc__)
+    many.set_defaults(run=_bulk)
+    _add_config(many)
+    bulk.add_arguments(many)
 
     stream = commands.add_parser("live", help=live.TITLE, description=live.__doc__)
     stream.set_defaults(run=_live)
@@ -248,6 +255,10 @@ def _live(args: argparse.Namespace) -> int:
     scheme = "wss" if config.server.tls_certificate else "ws"
     server = f"{scheme}://{_address(config, config.server.http_port)}"
     return live.run(server, args, os.environ.get(_KEY), _say, _complain)
+
+
+def _bulk(args: argparse.Namespace) -> int:
+    return bulk.run(load_config(args.config), args, _complain)
 
 
 def _say(text: str) -> None:

@@ -91,6 +91,13 @@ RULES = {
     # Starts Triton and the gateway; knows the latter by its command line alone.
     "serve.supervisor": (*CONTRACTS, "serve.devices", "serve.triton"),
     "serve.live": (*CONTRACTS, "serve.files", "serve.gateway.live", "serve.speech"),
+    "serve.bulk": (
+        *CONTRACTS,
+        "serve.codec",
+        "serve.options",
+        "serve.speech.formats",
+        "serve.transcriber",
+    ),
     "serve.outputs": ("serve.errors", "serve.speech.formats"),
     "serve.options": CONTRACTS,
     "serve.__main__": ("serve",),
@@ -160,6 +167,7 @@ RULES = {
 # Packages that an interpreter without them must never be asked for, and who may.
 ONLY_IN = {
     "onnxruntime": ("serve.speech.activity",),
+    "ray": ("serve.bulk",),
     "triton": ("serve.native.kernels", "serve.native.rules"),
     "tensorrt_llm": ("serve.trtllm",),
     "transformers": ("serve.engine", "build", "eval"),

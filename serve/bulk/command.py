@@ -1,0 +1,161 @@
+"""Transcribe a folder, a manifest or an object store on all engines of a machine or a Ray cluster.
+
+Files go in shards, each of which is done as a whole or not at all: the same command after a kill
+does what is missing. A file that cannot be transcribed stands in OUTPUT/failed.jsonl with the
+reason, and the others go on; the exit status is then 1.
+"""
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from serve.config import Config
+from serve.errors import ConfigError
+from serve.messages import Request
+from serve.options import add_options, request_of
+
+if TYPE_CHECKING:
+    from serve.bulk.plan import Output, Shard
+    from serve.bulk.worker import Report
+
+TITLE = "transcribe many files, on one machine or a Ray cluster"
+FORMATS = ("jsonl", "parquet")
+
+Complain = Callable[[str], None]
+
+_LINE_EVERY_S = 30.0  # where the output is no terminal
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Let the command have its own, beside --config and --engine."""
+    add = parser.add_argument
+    add("--input", required=True, metavar="FOLDER|MANIFEST", help="a path or s3://…; a manifest "
+        "is JSONL with `file` in each line, relative to it")  # fmt: skip
+    add("--output", required=True, metavar="FOLDER", help="a path or s3://…")
+    add("--format", choices=FORMATS, default="jsonl", help="default: %(default)s")
+    add("--shard-files", type=int, default=100, metavar="N", help="files in a shard, which is lost "
+        "and done again where an engine dies; default: %(default)s")  # fmt: skip
+    add("--address", metavar="HOST:PORT", help="a Ray cluster's; without: this machine alone")
+    add("--cpus", type=int, metavar="N", help="cores of an engine; default: runtime.threads, else "
+        "4 or what there are; on GPUs 1")  # fmt: skip
+    add_options(parser)
+
+
+def run(config: Config, args: argparse.Namespace, complain: Complain) -> int:
+    """Transcribe what is not done yet; returns the exit status.
+
+    Args:
+        config: how engines run; `engine` is where each node has its folder.
+        args: of `add_arguments`.
+        complain: prints progress.
+
+    Raises:
+        EarshotError: the input, the output or an option is wrong, or shards are left.
+    """
+    # Other commands do without these and what they load.
+    from serve.bulk import plan, store  # noqa: PLC0415
+
+    for name, value in (("--shard-files", args.shard_files), ("--cpus", args.cpus)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} {value}; expected at least 1")
+    engine = str(Path(args.engine or config.engine).absolute())
+    request = request_of(b"", args)
+    output = plan.Output(store.full(args.output), args.format)
+    files, others = plan.find_files(store.full(args.input))
+    shards = plan.shards_of(files, args.shard_files)
+    plan.keep_or_compare(
+        output,
+        {
+            "input": plan.digest_of(files),
+            "files": len(files),
+            "shard_files": args.shard_files,
+            "format": args.format,
+            "engine": engine,
+            "options": {**dataclasses.asdict(request), "audio": None},
+            "transcriber": dataclasses.asdict(config.transcriber),
+        },
+    )
+    done = output.done()
+    missing = [shard for shard in shards if shard.number not in done]
+    passed = f"; {others} files of other kinds are passed over" if others else ""
+    complain(f"{len(files)} files in {len(shards)} shards, of which {len(done)} are done{passed}\n")
+    if missing:
+        config = dataclasses.replace(config, engine=engine)
+        _do(missing, config, request, output, args, complain)
+    failed = output.gather_failed()
+    if failed:
+        complain(f"{failed} of {len(files)} files failed: {output.folder}/failed.jsonl\n")
+    return 1 if failed else 0
+
+
+def _do(
+    shards: "list[Shard]",
+    config: Config,
+    request: Request,
+    output: "Output",
+    args: argparse.Namespace,
+    complain: Complain,
+) -> None:
+    """Do some shards and show how far it is."""
+    from serve.bulk import cluster  # noqa: PLC0415 - loads Ray and torch
+
+    progress = Progress(sum(len(shard.files) for shard in shards), complain)
+    with cluster.connected(args.address):
+        engines = cluster.engines_of(config, args.cpus)
+        complain(f"{engines.count} engines {config.engine}, of {engines.num_cpus} cores each\n")
+        for report in cluster.transcribe(shards, engines, request, output):
+            progress.add(report)
+    progress.end()
+
+
+class Progress:
+    """How far a run is, shown on a terminal all the time and elsewhere every half minute.
+
+    Args:
+        files: so many are to be done.
+        complain: prints text.
+    """
+
+    def __init__(self, files: int, complain: Complain) -> None:
+        self._files, self._complain = files, complain
+        self._done, self._failed, self._audio_s = 0, 0, 0.0
+        self._start_s = time.monotonic()
+        self._first_s = float("inf")  # when the first engine began
+        self._shown_s = self._start_s
+        self._terminal = sys.stderr.isatty()
+
+    def add(self, report: "Report") -> None:
+        """Count a shard that is done."""
+        now = time.monotonic()
+        self._first_s = min(self._first_s, now - report.seconds)
+        self._done += report.files
+        self._failed += report.failed
+        self._audio_s += report.audio_s
+        if self._terminal:
+            self._complain(f"\r{self._line(now)}\x1b[K")
+        elif now - self._shown_s >= _LINE_EVERY_S:
+            self._complain(f"{self._line(now)}\n")
+            self._shown_s = now
+
+    def end(self) -> None:
+        """Show what it came to."""
+        now = time.monotonic()
+        begin = "\r\x1b[K" if self._terminal else ""
+        self._complain(
+            f"{begin}{self._line(now)}, {now - self._start_s:.1f} s in all, "
+            f"{self._first_s - self._start_s:.1f} of them before the first engine began\n"
+        )
+
+    def _line(self, now_s: float) -> str:
+        worked_s = max(now_s - self._first_s, 1e-3)
+        left_s = (self._files - self._done) * worked_s / max(self._done, 1)
+        hours, minutes = divmod(round(left_s / 60), 60)
+        return (
+            f"{self._done} of {self._files} files, {self._failed} set aside, "
+            f"{self._audio_s / 3600:.2f} h of audio in {worked_s:.1f} s, "
+            f"{self._audio_s / worked_s:.1f} RTFx, {hours}:{minutes:02d} h left"
+        )

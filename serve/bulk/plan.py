@@ -1,0 +1,151 @@
+"""What a run has to do: its files in shards, and what is done of them.
+
+A shard is so many files in the order of their names, or of the manifest; its number is its name. It
+is done when its file of transcripts is there, which is written last and as a whole: whoever runs
+the same again does what is missing. `run.json` keeps what the run was asked, so that another run
+never mixes with it.
+
+    OUTPUT/run.json
+    OUTPUT/transcripts/000000.jsonl   or .parquet: a line or row for each file transcribed
+    OUTPUT/failed/000000.jsonl        `file` and `error` of the others, where there are any
+    OUTPUT/failed.jsonl               all of them, at the end: a manifest of what to try again
+"""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import PurePosixPath
+from typing import Any, Literal
+
+from pyarrow import fs
+
+from serve.bulk import store
+from serve.codec import from_json, to_json
+from serve.errors import ConfigError
+
+Format = Literal["jsonl", "parquet"]
+
+# What a folder is searched for; a manifest may name anything.
+SUFFIXES = frozenset(
+    ".3gp .aac .aif .aiff .amr .au .caf .flac .m4a .mka .mkv .mov .mp3 .mp4 .mpeg .mpga .oga .ogg "
+    ".opus .wav .webm .wma".split()
+)
+_NEEDED = "expected a folder of audio, or a manifest: JSONL with `file` in each line"
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """Some of the files, whose transcripts go into one file."""
+
+    number: int
+    files: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """Where a run writes."""
+
+    folder: str
+    format: Format
+
+    def transcripts(self, number: int) -> str:
+        """The file of a shard's transcripts."""
+        return f"{self.folder}/transcripts/{number:06d}.{self.format}"
+
+    def failed(self, number: int) -> str:
+        """The file that names what failed in a shard."""
+        return f"{self.folder}/failed/{number:06d}.jsonl"
+
+    def done(self) -> set[int]:
+        """The numbers of the shards that are done."""
+        names = store.names_in(f"{self.folder}/transcripts")
+        suffix = f".{self.format}"
+        return {int(name.removesuffix(suffix)) for name in names if name.endswith(suffix)}
+
+    def gather_failed(self) -> int:
+        """Write `failed.jsonl` from what the shards wrote; returns how many files it names."""
+        parts = store.names_in(f"{self.folder}/failed")
+        lines = b"".join(store.read(f"{self.folder}/failed/{name}") for name in parts)
+        store.write(f"{self.folder}/failed.jsonl", lines)
+        return lines.count(b"\n")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Line:
+    file: str
+
+
+def find_files(name: str) -> tuple[list[str], int]:
+    """The files that an input names, and how many others a folder holds.
+
+    Args:
+        name: a folder, or a manifest, whose lines name files relative to it.
+
+    Raises:
+        ConfigError: there is none, a line of it is wrong, or a file stands in it twice.
+    """
+    kind = store.kind_of(name)
+    if kind == fs.FileType.NotFound:
+        raise ConfigError(f"there is no {name}; {_NEEDED}")
+    if kind == fs.FileType.Directory:
+        names = store.names_in(name)
+        files = [file for file in names if PurePosixPath(file).suffix.lower() in SUFFIXES]
+        others, folder = len(names) - len(files), name
+    else:
+        files, others, folder = _listed(name), 0, store.parent(name)
+    if not files:
+        raise ConfigError(f"{name} holds no audio; {_NEEDED}")
+    return [store.join(folder, file) for file in files], others
+
+
+def _listed(manifest: str) -> list[str]:
+    """The files that a manifest names, each once."""
+    try:
+        lines = store.read(manifest, _NEEDED).decode().split("\n")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{manifest} is not UTF-8; {_NEEDED}") from error
+    files: dict[str, int] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        file = from_json(_Line, line, f"{manifest}:{number}", advice=_NEEDED, extra="ignore").file
+        if file in files:
+            raise ConfigError(f"{manifest}:{number}: {file} stands in line {files[file]}, too")
+        files[file] = number
+    return list(files)
+
+
+def shards_of(files: list[str], size: int) -> list[Shard]:
+    """The files in shards of so many."""
+    starts = range(0, len(files), size)
+    return [Shard(i, tuple(files[start : start + size])) for i, start in enumerate(starts)]
+
+
+def digest_of(files: list[str]) -> str:
+    """SHA-256 of the names, which tells whether an input is the same."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.encode(errors="surrogateescape") + b"\n")
+    return digest.hexdigest()
+
+
+def keep_or_compare(output: Output, asked: dict[str, Any]) -> None:
+    """Keep what this run is asked, or compare it with what is kept.
+
+    Raises:
+        ConfigError: the folder holds a run that was asked something else.
+    """
+    name = f"{output.folder}/run.json"
+    asked = json.loads(to_json(asked))
+    if not store.exists(name):
+        if output.done():
+            raise ConfigError(f"{output.folder} has transcripts and no run.json; name another")
+        store.write(name, to_json(asked, indent=2).encode())
+        return
+    kept = from_json(dict[str, Any], store.read(name), name, advice="name another --output")
+    for key in sorted(asked.keys() | kept.keys()):
+        if kept.get(key) != asked.get(key):
+            raise ConfigError(
+                f"{output.folder} holds another run, of {key} = {to_json(kept.get(key))} where "
+                f"this one has {to_json(asked.get(key))}; name another --output, or ask the same"
+            )

@@ -1,0 +1,153 @@
+"""Files by name, wherever they lie: in a folder of this machine, or in an object store.
+
+A name is a path or has a scheme. pyarrow knows s3://, gs://, abfs:// and hdfs://; what it does not
+know is asked of fsspec. Keys and endpoints come from the environment, as these libraries say.
+"""
+
+import functools
+import uuid
+from pathlib import Path
+
+import fsspec
+from pyarrow import ArrowException, fs
+
+from serve.errors import FileError, shown
+
+_BY_PYARROW = ("gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+
+
+def full(name: str) -> str:
+    """The name from anywhere: a path without a scheme becomes absolute."""
+    return name.rstrip("/") if "://" in name else str(Path(name).absolute())
+
+
+def join(folder: str, name: str) -> str:
+    """A file of a folder; a name that stands for itself stays as it is."""
+    if "://" in name or name.startswith("/"):
+        return name
+    return f"{folder.rstrip('/')}/{name}"
+
+
+def parent(name: str) -> str:
+    """The folder that a file lies in."""
+    return name.rpartition("/")[0]
+
+
+def read(name: str, advice: str = "name a file that exists and that you may read") -> bytes:
+    """A file's content.
+
+    Raises:
+        FileError: it cannot be read.
+    """
+    store, path = _located(name)
+    try:
+        with store.open_input_stream(path, compression=None) as file:
+            content: bytes = file.read()
+    except (OSError, ArrowException) as error:
+        raise FileError(f"cannot read {name}: {_reason(error)}; {advice}") from error
+    return content
+
+
+def write(name: str, content: bytes) -> None:
+    """Write a file so that it is there as a whole or not at all; an older one is replaced.
+
+    Raises:
+        FileError: it cannot be written.
+    """
+    store, path = _located(name)
+    folder, _, last = path.rpartition("/")
+    partial = f"{folder}/.{last}.{uuid.uuid4().hex}"
+    try:
+        store.create_dir(folder, recursive=True)
+        with store.open_output_stream(partial, compression=None) as file:
+            file.write(content)
+        store.move(partial, path)
+    except (OSError, ArrowException) as error:
+        raise FileError(
+            f"cannot write {name}: {_reason(error)}; name another --output that you may write to"
+        ) from error
+
+
+def delete(name: str) -> None:
+    """Delete a file if it is there.
+
+    Raises:
+        FileError: it cannot be deleted.
+    """
+    if exists(name):
+        store, path = _located(name)
+        try:
+            store.delete_file(path)
+        except OSError as error:
+            raise FileError(f"cannot delete {name}: {_reason(error)}") from error
+
+
+def exists(name: str) -> bool:
+    """Whether there is a file of this name; see `kind_of`."""
+    return bool(kind_of(name) == fs.FileType.File)
+
+
+def kind_of(name: str) -> fs.FileType:
+    """What a name stands for: a file, a folder or nothing.
+
+    Raises:
+        FileError: its store cannot be asked.
+    """
+    store, path = _located(name)
+    try:
+        return store.get_file_info(path).type
+    except (OSError, ArrowException) as error:
+        raise FileError(f"cannot reach {name}: {_reason(error)}") from error
+
+
+def names_in(folder: str) -> list[str]:
+    """All files in a folder and the folders in it, relative to it, in order; hidden ones left out.
+
+    Raises:
+        FileError: it cannot be listed.
+    """
+    store, path = _located(folder)
+    try:
+        found = store.get_file_info(fs.FileSelector(path, recursive=True, allow_not_found=True))
+    except (OSError, ArrowException) as error:
+        raise FileError(f"cannot list {folder}: {_reason(error)}") from error
+    start = len(path.rstrip("/")) + 1
+    names = (info.path[start:] for info in found if info.type == fs.FileType.File)
+    return sorted(name for name in names if not name.rpartition("/")[2].startswith("."))
+
+
+def _located(name: str) -> tuple[fs.FileSystem, str]:
+    """The file system of a name, and its path there."""
+    scheme, mark, rest = name.partition("://")
+    if not mark or scheme == "file":
+        return fs.LocalFileSystem(), rest if mark else str(Path(name).absolute())
+    bucket, _, key = rest.partition("/")
+    # A key may hold what no URI may, so that the bucket alone is read as one.
+    store, base = _opened(scheme, bucket)
+    return store, f"{base.rstrip('/')}/{key}".rstrip("/")
+
+
+@functools.lru_cache(maxsize=64)
+def _opened(scheme: str, bucket: str) -> tuple[fs.FileSystem, str]:
+    address = f"{scheme}://{bucket}"
+    try:
+        if scheme == "s3":  # by its URI it would ask Amazon where the bucket is, whoever has it
+            return fs.S3FileSystem(), bucket
+        if scheme in _BY_PYARROW:
+            store, base = fs.FileSystem.from_uri(address)
+        else:
+            found, base = fsspec.core.url_to_fs(f"{address}/")
+            store = fs.PyFileSystem(fs.FSSpecHandler(found))
+    except (OSError, ValueError, ImportError, ArrowException) as error:
+        raise FileError(
+            f"cannot reach {shown(address)}: {_reason(error)}; expected a folder or a store that "
+            "pyarrow or fsspec reaches, such as s3://bucket/folder"
+        ) from error
+    return store, base
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, on one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.partition(". Detail:")[0].partition("\n")[0]
+    return " ".join(str(error).split()) or type(error).__name__

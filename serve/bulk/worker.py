@@ -1,0 +1,165 @@
+"""What an actor holds: an engine, and how a shard becomes a file of transcripts."""
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pyarrow
+from pyarrow import parquet
+
+from serve.bulk import store
+from serve.bulk.plan import Format, Output
+from serve.codec import to_json
+from serve.config import Config
+from serve.errors import (
+    CancelledError,
+    DeviceError,
+    EarshotError,
+    OptionError,
+    OverloadedError,
+)
+from serve.messages import Request, Transcript
+from serve.speech.formats import render
+from serve.transcriber.open import open_transcriber
+
+_RETRY_S = 0.1  # between two tries of a request for which there is no room yet
+
+_WORD = {"start": "f8", "end": "f8", "word": "str", "probability": "f8"}
+_SEGMENT = {"start": "f8", "end": "f8", "text": "str"}
+_SCORES = {
+    "avg_logprob": "f8",
+    "no_speech_prob": "f8",
+    "temperature": "f8",
+    "compression_ratio": "f8",
+    "language": "str",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What became of a shard."""
+
+    number: int
+    files: int  # transcribed or set aside
+    failed: int = 0  # of these
+    audio_s: float = 0.0  # transcribed
+    seconds: float = 0.0  # that it took
+    undone: str = ""  # why it has to be done again, by another process
+    refused: str = ""  # why no shard can be done, by anybody
+
+
+class Worker:
+    """Transcribes shards, two at a time, so that the engine is busy while one of them ends.
+
+    Args:
+        config: which engine runs, and how.
+        request: what is asked of each file; its audio is replaced.
+        output: where transcripts go.
+    """
+
+    def __init__(self, config: Config, request: Request, output: Output) -> None:
+        self._request, self._output = request, output
+        self._patience_s = config.transcriber.request_timeout_s
+        self._pool = ThreadPoolExecutor(config.runtime.slots)
+        self._device_failed = False
+        self._refused = ""
+        try:
+            self._transcriber = open_transcriber(config)
+        except EarshotError as error:
+            # Told by each shard: what an actor's start raises is a stack trace to the caller.
+            self._refused = f"{error} (on {os.uname().nodename})"
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Do a shard, unless it is done: a row of a `Shard` in, one of a `Report` out."""
+        return dataclasses.asdict(self._do(int(row["number"]), list(row["files"])))
+
+    def _do(self, number: int, files: list[str]) -> Report:
+        began = time.monotonic()
+        if self._refused:
+            return Report(number, 0, refused=self._refused)
+        if self._device_failed:
+            os._exit(1)  # only a new process has a device that works
+        if store.exists(self._output.transcripts(number)):
+            return Report(number, len(files))
+        lines: list[str] = []
+        failed: list[dict[str, str]] = []
+        audio_s = 0.0
+        answers = [self._pool.submit(self._transcribe, file) for file in files]
+        for file, answer in zip(files, answers, strict=True):
+            try:
+                transcript = answer.result()
+            except OptionError as error:
+                return Report(number, 0, refused=_given_up(str(error), answers))
+            except (DeviceError, CancelledError) as error:
+                self._device_failed = True
+                return Report(number, 0, undone=_given_up(str(error), answers))
+            except EarshotError as error:
+                failed.append({"file": file, "error": str(error)})
+            else:
+                lines.append(render(transcript, file, "json"))
+                audio_s += transcript.duration
+        self._write(number, lines, failed)
+        return Report(number, len(files), len(failed), audio_s, time.monotonic() - began)
+
+    def _transcribe(self, file: str) -> Transcript:
+        """One file; waits while others take up the room for audio."""
+        request = dataclasses.replace(self._request, audio=store.read(file))
+        until_s = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return self._transcriber.transcribe(request)
+            except OverloadedError:
+                if time.monotonic() > until_s:
+                    raise
+                time.sleep(_RETRY_S)
+
+    def _write(self, number: int, lines: list[str], failed: list[dict[str, str]]) -> None:
+        """Write what failed, then the transcripts, which say that the shard is done."""
+        name = self._output.failed(number)
+        if failed:
+            store.write(name, "".join(f"{to_json(one)}\n" for one in failed).encode())
+        else:
+            store.delete(name)  # of a try that was not finished
+        store.write(self._output.transcripts(number), _encoded(lines, self._output.format))
+
+
+def _given_up(reason: str, answers: Sequence[Future[Transcript]]) -> str:
+    """The reason, after what is not begun was called off."""
+    for answer in answers:
+        answer.cancel()
+    return reason
+
+
+def _encoded(lines: Sequence[str], format: Format) -> bytes:
+    """Transcripts, each a line of JSON, as a file's content."""
+    if format == "jsonl":
+        return "".join(lines).encode()
+    table = pyarrow.Table.from_pylist([json.loads(line) for line in lines], schema=_schema())
+    content = pyarrow.BufferOutputStream()
+    parquet.write_table(table, content)
+    return bytes(content.getvalue())
+
+
+def _schema() -> pyarrow.Schema:
+    """The columns of Parquet, the same in each shard: what `render` gives."""
+    segment = {
+        **_types(_SEGMENT),
+        "tokens": pyarrow.list_(pyarrow.int32()),
+        **_types(_SCORES),
+        "words": pyarrow.list_(_struct(_types(_WORD))),
+        "token_logprobs": pyarrow.list_(_struct(_types({"token": "str", "logprob": "f8"}))),
+    }
+    texts = _types({"file": "str", "text": "str", "language": "str", "duration": "f8"})
+    return pyarrow.schema({**texts, "segments": pyarrow.list_(_struct(segment))})
+
+
+def _types(names: dict[str, str]) -> dict[str, pyarrow.DataType]:
+    return {name: pyarrow.type_for_alias(alias) for name, alias in names.items()}
+
+
+def _struct(fields: dict[str, pyarrow.DataType]) -> pyarrow.DataType:
+    return pyarrow.struct(list(fields.items()))

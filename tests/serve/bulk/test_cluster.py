@@ -1,0 +1,168 @@
+"""The command as a user has it, on Ray: every file once, whoever is killed."""
+
+import collections
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+from pyarrow import parquet
+from ray.cluster_utils import Cluster
+
+from serve.__main__ import main
+from serve.triton.server import config_to_toml
+from tests.serving import audio_file, wait_until
+
+ROOT = Path(__file__).parents[3]
+WAIT_S = 180
+FILES = 40
+SHARD = 2
+
+
+@pytest.fixture(scope="module")
+def ray_folder():
+    """Where Ray has its sockets, whose names must be short; at the end nothing of it runs."""
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
+    yield folder
+    wait_until(lambda: not running(folder), "processes of Ray are left")
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def cluster(ray_folder):
+    """A head that works nothing and two nodes with a core each, all processes of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # whatever token this user has
+        patch.setenv("RAY_TMPDIR", ray_folder)
+        head = {"num_cpus": 0}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            for _ in range(2):
+                cluster.add_node(num_cpus=1)
+            cluster.wait_for_nodes()
+            yield cluster
+        finally:
+            cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def command(nano_config, ray_folder, tmp_path_factory):
+    """Starts the command on as many files; the last two are no audio."""
+    folder = tmp_path_factory.mktemp("bulk")
+    clip = audio_file(1.0)
+    (folder / "in").mkdir()
+    for number in range(FILES):
+        content = b"no audio" if number >= FILES - 2 else clip
+        (folder / "in" / f"{number:03d}.wav").write_bytes(content)
+    toml = folder / "nano.toml"
+    toml.write_text(config_to_toml(nano_config()), encoding="utf-8")
+
+    @contextlib.contextmanager
+    def start(output, *arguments):
+        words = ["--config", toml, "--input", folder / "in", "--output", output]
+        words += ["--shard-files", SHARD, *arguments]
+        environment = {**os.environ, "RAY_TMPDIR": ray_folder}
+        if "--address" not in arguments:
+            environment.pop("RAY_AUTH_MODE", None)
+        run = subprocess.Popen(
+            [sys.executable, "-m", "serve", "bulk", *map(str, words)],
+            cwd=ROOT,
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            yield run
+        finally:
+            run.kill()
+            run.communicate(timeout=WAIT_S)
+
+    return start
+
+
+def running(folder):
+    """Processes that were started to have their files in a folder of Ray's."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it has ended, or is another's
+            if process.environ().get("RAY_TMPDIR") == folder:
+                found.append(process)
+    return found
+
+
+def shards(output):
+    return sorted((output / "transcripts").glob("[0-9]*"))
+
+
+def check_every_file_once(files):
+    expected = {f"{number:03d}.wav" for number in range(FILES)}
+    assert collections.Counter(Path(file).name for file in files) == dict.fromkeys(expected, 1)
+
+
+def names(path):
+    return [json.loads(line)["file"] for line in path.read_text().splitlines()]
+
+
+def test_a_node_that_is_killed_half_way_loses_no_file_and_doubles_none(cluster, command, tmp_path):
+    with command(tmp_path, "--address", cluster.address) as run:
+        wait_until(lambda: len(shards(tmp_path)) >= 4, "nothing is done", WAIT_S)
+        cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+        assert len(shards(tmp_path)) < FILES // SHARD  # or this would prove nothing
+        _, errors = run.communicate(timeout=WAIT_S)
+    assert run.returncode == 1, errors
+    assert "Traceback" not in errors
+    assert f"2 of {FILES} files failed: {tmp_path}/failed.jsonl" in errors
+    failed = names(tmp_path / "failed.jsonl")
+    assert [Path(file).name for file in failed] == [f"{FILES - 2:03d}.wav", f"{FILES - 1:03d}.wav"]
+    check_every_file_once([*failed, *(file for shard in shards(tmp_path) for file in names(shard))])
+
+
+def test_a_run_here_that_is_killed_goes_on_where_it_ended(command, ray_folder, tmp_path):
+    before = {process.pid for process in running(ray_folder)}
+    with command(tmp_path, "--format", "parquet", "--cpus", "1") as run:
+        wait_until(lambda: len(shards(tmp_path)) >= 4, "nothing is done", WAIT_S)
+        run.send_signal(signal.SIGKILL)
+        run.communicate(timeout=WAIT_S)
+    wait_until(
+        lambda: not {process.pid for process in running(ray_folder)} - before,
+        "what the run started outlives it",
+    )
+    done = {path: path.stat().st_mtime_ns for path in shards(tmp_path)}
+    assert len(done) < FILES // SHARD
+    with command(tmp_path, "--format", "parquet", "--cpus", "1") as run:
+        _, errors = run.communicate(timeout=WAIT_S)
+    assert run.returncode == 1, errors
+    assert f"{FILES // SHARD} shards, of which {len(done)} are done" in errors
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    heard = parquet.read_table(tmp_path / "transcripts").column("file").to_pylist()
+    check_every_file_once([*heard, *names(tmp_path / "failed.jsonl")])
+
+
+def test_an_option_that_cannot_be_honoured_ends_the_run(cluster, command, tmp_path):
+    with command(tmp_path, "--address", cluster.address, "--language", "xx") as run:
+        _, errors = run.communicate(timeout=WAIT_S)
+    assert run.returncode == 1
+    assert "error: language 'xx' is unknown" in errors and "Traceback" not in errors
+    assert shards(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "address, status, message",
+    [
+        ("nonsense", 2, "--address nonsense; expected HOST:PORT; start a cluster with"),
+        ("127.0.0.1:1", 1, "no Ray cluster at 127.0.0.1:1: [Errno 111] Connection refused"),
+    ],
+)
+def test_an_address_without_a_cluster_is_told_at_once(tmp_path, capsys, address, status, message):
+    (tmp_path / "a.wav").touch()
+    (tmp_path / "some.toml").write_text("")
+    words = ["--config", tmp_path / "some.toml", "--input", tmp_path, "--output", tmp_path / "out"]
+    assert main(["bulk", *map(str, words), "--address", address]) == status
+    assert f"error: {message}" in capsys.readouterr().err
