@@ -272,7 +272,7 @@ class NativeRuntime:
             return
         if self._streams is None:
             torch.cuda.set_device(self._device)
-        elif torch.cuda.current_stream() != self._streams.steps:
+        elif torch.cuda.current_stream().cuda_stream != self._streams.steps.cuda_stream:
             torch.cuda.set_stream(self._streams.steps)
 
     def _step(self) -> None:
