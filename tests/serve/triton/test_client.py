@@ -227,13 +227,20 @@ def test_only_a_stream_that_has_not_ended_is_cancelled(
     client, script, monkeypatch, ending, cancels
 ):
     """A cancel that meets the end of its request can make Triton 24.10 keep it for ever."""
-    seen = []
+    started, seen = [], []
+    start = triton_grpc.InferenceServerClient.start_stream
     stop = triton_grpc.InferenceServerClient.stop_stream
 
+    def start_stream(self, *arguments, **options):
+        started.append(self)
+        start(self, *arguments, **options)
+
     def stop_stream(self, cancel_requests=False):
-        seen.append(cancel_requests)
+        if self in started:  # one of another test's may be collected meanwhile
+            seen.append(cancel_requests)
         stop(self, cancel_requests)
 
+    monkeypatch.setattr(triton_grpc.InferenceServerClient, "start_stream", start_stream)
     monkeypatch.setattr(triton_grpc.InferenceServerClient, "stop_stream", stop_stream)
     if ending == "refused":
         script.fail = (None, "AudioError: audio has 0 bytes")
