@@ -40,10 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--update-s", type=seconds, default=Plan.update_s, metavar="S",
         help="of the live workload: between two decodings of a stream; default: %(default)g",
     )  # fmt: skip
-    add(
-        "--beam-size", type=int, choices=range(1, MAX_BEAMS + 1), default=Plan.beam_size,
-        metavar="N", help=f"of every request; 1 to {MAX_BEAMS}; default: %(default)s, greedy",
-    )  # fmt: skip
+    _add_beam_size(parser, Plan.beam_size)
     add(
         "--requests", type=positive, default=Plan.requests, metavar="N",
         help="of the latency workload, through Triton too; default: %(default)s",
@@ -87,11 +84,15 @@ def add_scale_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("--longest", type=seconds, default=load.longest_s, metavar="S", help="default: %(default)g")
     add("--slots", type=positive, default=load.slots, metavar="N", help="default: as configured")
-    add(
-        "--beam-size", type=int, choices=range(1, MAX_BEAMS + 1), default=load.beam_size,
-        metavar="N", help=f"of every request; 1 to {MAX_BEAMS}; default: %(default)s, greedy",
-    )  # fmt: skip
+    _add_beam_size(parser, load.beam_size)
     add("--json", type=Path, metavar="FILE", help="keep the figures here too")
+
+
+def _add_beam_size(parser: argparse.ArgumentParser, default: int) -> None:
+    parser.add_argument(
+        "--beam-size", type=int, choices=range(1, MAX_BEAMS + 1), default=default, metavar="N",
+        help=f"of every request; 1 to {MAX_BEAMS}; default: %(default)s, greedy",
+    )  # fmt: skip
 
 
 def load_of(options: argparse.Namespace) -> Load:

@@ -167,7 +167,7 @@ class Session:
     def live(self, plan: Plan) -> Iterator[Measurement]:
         """As many streams as words are final in time of; what each number of them met before it."""
         search = Search(plan.streams, LIVE_TRIES)
-        self._streams(plan.streams, plan.update_s, LIVE_WARM_S)  # kernels are compiled meanwhile
+        self._streams(plan.streams, plan.update_s, LIVE_WARM_S)  # caches fill meanwhile
         for count in search.counts():
             row = self._live(count, plan)
             search.note(count, row.figures["p95_ms"] <= HELD_MS)
