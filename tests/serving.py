@@ -56,12 +56,23 @@ CLIP = audio_file(1.0)
 LONG = audio_file(75.0)
 
 
+def metrics_page(server):
+    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as answer:
+        return answer.read().decode()
+
+
 def outcomes(server):
     """Requests by outcome, as the metrics page counts them."""
-    page = urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10).read().decode()
+    page = metrics_page(server)
     found = re.findall(r'^earshot_requests_total\{.*outcome="(\w+)"\} (\d+)', page, re.MULTILINE)
     found.append(("pending", re.search(r"^earshot_pending_requests\{.*\} (\d+)", page, re.M)[1]))
     return {name: int(value) for name, value in found}
+
+
+def accepted(server):
+    """Requests accepted so far; a counter, so that none that is soon answered is missed."""
+    found = re.findall(r"^earshot_accepted_total\{.*\} (\d+)", metrics_page(server), re.MULTILINE)
+    return sum(map(int, found))
 
 
 def settled(server):

@@ -24,7 +24,7 @@ from serve.triton.folder import ALIVE, shared_memory
 from serve.triton.heartbeat import STALE_S
 from serve.triton.processes import is_alive, live_children
 from serve.triton.server import config_to_toml
-from tests.serving import CLIP, LONG, audio_file, outcomes, wait_until
+from tests.serving import CLIP, LONG, accepted, audio_file, outcomes, wait_until
 
 pytestmark = pytest.mark.server
 ROOT = Path(__file__).parents[3]
@@ -107,10 +107,11 @@ def error_of(call):
 
 
 def test_a_model_that_dies_is_started_again(survivor, caplog):
-    before = restarts(survivor)
+    before, requests = restarts(survivor), accepted(survivor)
     with Client(survivor.grpc, timeout_s=120) as client:
-        calls = [client.start(Request(audio=audio_file(119.0))) for _ in range(20)]
-        wait_until(lambda: outcomes(survivor)["pending"] > 5, "no request arrived")
+        request = Request(audio=audio_file(119.0))
+        calls = [client.start(request) for _ in range(20)]
+        wait_until(lambda: accepted(survivor) > requests + 5, "no request arrived")
         os.kill(whisper_of(survivor), signal.SIGKILL)
         assert {error_of(call) for call in calls} <= {UnavailableError, None}
         wait_until(lambda: not is_ready(survivor.http), "ready without a model")
@@ -261,8 +262,10 @@ def test_what_the_drain_could_not_answer_is_said(nano_config):
         running_server(nano_config(drain_timeout_s=0.05)) as server,
         Client(server.grpc, timeout_s=120) as client,
     ):
-        calls = [client.start(Request(audio=audio_file(119.0))) for _ in range(40)]
-        wait_until(lambda: outcomes(server)["pending"] > 10, "no request arrived")
+        before = accepted(server)
+        request = Request(audio=audio_file(119.0))
+        calls = [client.start(request) for _ in range(60)]
+        wait_until(lambda: accepted(server) > before + 5, "no request arrived")
         server.stop()
     assert OverloadedError in {error_of(call) for call in calls}, "told to try again"
 

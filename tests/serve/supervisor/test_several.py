@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -16,7 +17,7 @@ from serve.messages import Finished, Request
 from serve.supervisor.gateway import is_ready
 from serve.supervisor.run import running_server
 from serve.triton.client import Client
-from tests.serving import CLIP, LONG, audio_file, wait_until
+from tests.serving import CLIP, LONG, audio_file, metrics_page, wait_until
 
 pytestmark = pytest.mark.server
 DEVICES = ["cpu-0", "cpu-1"]
@@ -25,8 +26,10 @@ DEVICES = ["cpu-0", "cpu-1"]
 @pytest.fixture(scope="module")
 def server(nano_config):
     config = nano_config()
+    transcriber = dataclasses.replace(config.transcriber, max_audio_s=500.0)
     runtime = dataclasses.replace(config.runtime, device="cpu,cpu")
-    with running_server(dataclasses.replace(config, runtime=runtime)) as server:
+    config = dataclasses.replace(config, runtime=runtime, transcriber=transcriber)
+    with running_server(config) as server:
         yield server
 
 
@@ -38,8 +41,8 @@ def client(server):
 
 def counts(server, name):
     """A metric by device."""
-    page = urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10).read().decode()
-    found = re.findall(rf'^earshot_{name}{{.*device="([\w-]+)".*}} (\d+)', page, re.MULTILINE)
+    pattern = rf'^earshot_{name}{{.*device="([\w-]+)".*}} (\d+)'
+    found = re.findall(pattern, metrics_page(server), re.MULTILINE)
     return {device: int(value) for device, value in found}
 
 
@@ -81,14 +84,16 @@ def test_requests_spread_over_the_engines(server, client):
 
 def test_one_that_dies_is_avoided_and_comes_back(server, client):
     before = counts(server, "restarts_total")
-    request = Request(audio=audio_file(119.0))
-    streams = [client.stream(request) for _ in range(4)]
+    # So long that none has ended once all have begun.
+    long = Request(audio=audio_file(480.0, "MP3"))
+    streams = [client.stream(long) for _ in range(4)]
     with contextlib.ExitStack() as stack:
-        calls = [client.start(request) for _ in range(24)]
+        short = Request(audio=audio_file(119.0))
+        calls = [client.start(short) for _ in range(24)]
         for stream in streams:
             stack.callback(stream.close)
-            next(stream)  # they have begun
-        wait_until(lambda: min(counts(server, "pending_requests").values()) > 3, "none arrived")
+        with ThreadPoolExecutor(len(streams)) as pool:
+            list(pool.map(next, streams))  # they have begun
         os.kill(engine_of(server, 1), signal.SIGKILL)
         wait_until(lambda: not health(server)["engines"]["cpu-1"], "it is not missed")
         assert is_ready(server.http)
@@ -113,10 +118,15 @@ def ending_of(stream):
 
 
 def test_the_end_waits_for_what_either_has_accepted(server, client):
-    calls = [client.start(Request(audio=LONG)) for _ in range(8)]
-    wait_until(lambda: min(counts(server, "pending_requests").values()) > 1, "none arrived")
+    before = counts(server, "accepted_total")
+    request = Request(audio=audio_file(119.0))
+    calls = [client.start(request) for _ in range(40)]
+    wait_until(
+        lambda: all(counts(server, "accepted_total")[name] > before[name] + 3 for name in DEVICES),
+        "none arrived",
+    )
     family = [*server.pids, engine_of(server, 0), engine_of(server, 1)]
     server.stop()
-    assert {ending(call) for call in calls} == {75.0}
+    assert {ending(call) for call in calls} == {119.0}
     assert not any(map(psutil.pid_exists, family))
     assert not is_ready(server.http)

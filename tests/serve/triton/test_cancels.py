@@ -7,7 +7,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from serve.triton import wire
 from serve.triton.cancels import CancelClient
 from serve.triton.folder import RELAY_SOCKET, grpc_target
-from tests.serving import WAIT_S, audio_file, outcomes, settled, wait_until
+from tests.serving import WAIT_S, accepted, audio_file, settled, wait_until
 
 pytestmark = pytest.mark.server
 
@@ -38,9 +38,10 @@ def named_request(model, key):
 
 def test_a_call_ends_with_its_key(server, stub, cancels):
     """One of many, so that it surely waits when its cancel comes."""
-    before, keys = settled(server), [cancels.new_key() for _ in range(30)]
+    before, requests = settled(server), accepted(server)
+    keys = [cancels.new_key() for _ in range(60)]
     calls = [stub.ModelInfer.future(named_request(wire.MODEL, key), timeout=WAIT_S) for key in keys]
-    wait_until(lambda: outcomes(server)["pending"], "they never arrived")
+    wait_until(lambda: accepted(server) > requests + 5, "they never arrived")
     for key in keys:
         cancels.cancel(key)
     for call in calls:
