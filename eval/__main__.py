@@ -12,6 +12,7 @@ python -m eval words --config configs/demo.toml         are words where they are
 python -m eval long --config configs/demo.toml          an hour of long, difficult recordings
 python -m eval live --config configs/demo.toml          text while it is spoken, to a real server
 python -m eval gateway --config configs/demo.toml       what the gateway costs
+python -m eval bulk --config configs/demo.toml          what Ray costs, beside a plain loop
 python -m eval plan --config … --load 400 --p99 0.5     GPUs for a load, their cost, autoscaling
 python -m eval trtllm-check                          does TensorRT-LLM do what we expect of it?
 """
@@ -25,6 +26,7 @@ from pathlib import Path
 from eval.accuracy.normalize import DEFAULT, NORMALIZERS
 from eval.arguments import add_config, add_systems, counts, positive
 from eval.bench import flags as bench_flags
+from eval.bulk import flags as bulk_flags
 from eval.config import Config, EvalConfig, load_config
 from eval.corpora.layout import EXPECTED, UNDERSTOOD
 from eval.gateway import flags as gateway_flags
@@ -110,6 +112,9 @@ def _parser() -> argparse.ArgumentParser:
     gateway = commands.add_parser("gateway", help="what the gateway costs, beside Triton alone")
     gateway_flags.add_arguments(gateway)
     gateway.set_defaults(command=_gateway)
+    bulk = commands.add_parser("bulk", help="many files by Ray, beside a plain loop")
+    bulk_flags.add_arguments(bulk)
+    bulk.set_defaults(command=_bulk)
     live = commands.add_parser("live", help="live text: how late, how right")
     live_flags.add_arguments(live)
     live.set_defaults(command=_live)
@@ -288,6 +293,16 @@ def _gateway(options: argparse.Namespace) -> int:
     folder = options.output or Path("reports") / f"{config.name}-gateway"
     load, idle = (options.at_once, options.passes), (options.connections, options.seconds)
     return 0 if gateway(config, *load, *idle, folder, _tell).good else 1
+
+
+def _bulk(options: argparse.Namespace) -> int:
+    from eval.bulk.run import measure  # noqa: PLC0415 - needs pyarrow
+
+    config = load_config(options.config)
+    folder = options.output or Path("reports") / f"{config.name}-bulk"
+    cost = measure(config, options.manifest, options.times, options.passes, folder, _tell)
+    print(f"{cost}\nThe figures: {folder / 'bulk.json'}")
+    return 0 if cost.good else 1
 
 
 def _plan(options: argparse.Namespace) -> int:

@@ -22,6 +22,9 @@ def pytest_addoption(parser):
     parser.addoption(
         "--require-programs", action="store_true", help="fail where a test's program is missing"
     )
+    parser.addoption(
+        "--bulk-files", type=int, default=40, metavar="N", help="that `serve bulk` is tested with"
+    )
 
 
 def pytest_configure(config):

@@ -128,6 +128,15 @@ RULES = {
         "eval.processes",
         "eval.random_whisper",
     ),
+    "eval.bulk": (
+        "serve",
+        "eval.arguments",
+        "eval.config",
+        "eval.corpora",
+        "eval.files",
+        "eval.machine",
+        "eval.processes",
+    ),
     "eval.gateway": (
         "serve",
         "eval.arguments",

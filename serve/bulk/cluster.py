@@ -27,7 +27,8 @@ from serve.messages import Request
 
 _IN_HAND = 2  # shards that an engine has at a time
 _BLOCKS = 5_000  # of a data set; with more shards than that a block has several
-_USELESS = 3  # passes in a row that get nothing done, after which a run ends
+_TOGETHER = 2  # passes; what is left then is done file by file, to find one that ends its process
+_USELESS = 3  # passes in a row that change nothing, after which a run ends
 _CPUS = 4  # of an engine on a processor, if nobody says otherwise and the nodes have so many
 _REACH_S = 10.0  # longest that a cluster's head may take to answer
 _ADVICE = "start a cluster with `ray start --head`, or leave --address out"
@@ -69,7 +70,9 @@ def connected(address: str | None) -> Iterator[None]:
         ) from error
     try:
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # the end of the run tells it
-        yield
+        # Where a process ends, Ray prints a paragraph; the progress counts what is tried again.
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            yield
     finally:
         ray.shutdown()
 
@@ -119,40 +122,49 @@ def engines_of(config: Config, cpus: int | None) -> Engines:
 def transcribe(
     shards: list[Shard], engines: Engines, request: Request, output: Output
 ) -> Iterator[Report]:
-    """Do all shards; gives a report of each, in the order of their ends.
+    """Do all shards; gives a report of each, in the order of their ends, and of what was undone.
 
     Raises:
         EarshotError: no engine can be opened, an option cannot be honoured, or shards are left that
             nobody can do.
     """
     useless, reason = 0, "its process ended, as for want of memory or with its node"
+    passes = 0
+    before: list[tuple[int, dict[str, int]]] = []
     while shards:
-        for report in _pass(shards, engines, request, output):
+        alone = passes >= _TOGETHER
+        for report in _pass(shards, alone, engines, request, output):
             if report.refused:
                 raise EarshotError(report.refused)
             reason = report.undone or reason
             if not report.undone:
                 yield report
         done = output.done()
-        left = [shard for shard in shards if shard.number not in done]
-        useless = useless + 1 if len(left) == len(shards) else 0
-        if useless == _USELESS:
+        shards = [shard for shard in shards if shard.number not in done]
+        yield from (Report(shard.number, undone=reason) for shard in shards)
+        now = [(shard.number, output.tries(shard.number)) for shard in shards]
+        useless = useless + 1 if now == before else 0
+        if shards and useless == _USELESS:
             raise EarshotError(
-                f"{len(left)} shards are left that could not be done, such as "
-                f"{left[0].number:06d}, which begins with {left[0].files[0]}: {reason}; the others "
-                "are done, and the same command tries what is left once more"
+                f"{len(shards)} shards are left that could not be done, such as "
+                f"{shards[0].number:06d}, which begins with {shards[0].files[0]}: {reason}; the "
+                "others are done, and the same command tries what is left once more"
             )
-        shards = left
+        passes, before = passes + 1, now
 
 
 def _pass(
-    shards: list[Shard], engines: Engines, request: Request, output: Output
+    shards: list[Shard], alone: bool, engines: Engines, request: Request, output: Output
 ) -> Iterator[Report]:
-    """Each shard once, if its actor lives; see the module's docstring."""
+    """Each shard once, if its actor lives; see the module's docstring.
+
+    Alone, an engine has one file at a time, so that it is known which one ends its process.
+    """
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.max_errored_blocks = -1  # of actors that died
-    rows = [{"number": shard.number, "files": list(shard.files)} for shard in shards]
+    in_hand = 1 if alone else _IN_HAND
+    rows = [{"number": one.number, "files": list(one.files), "alone": alone} for one in shards]
     data = ray.data.from_items(rows, override_num_blocks=min(len(rows), _BLOCKS))
     count = min(engines.count, len(rows))
     with warnings.catch_warnings():
@@ -166,8 +178,8 @@ def _pass(
                 min_size=1,
                 max_size=count,
                 initial_size=count,
-                max_tasks_in_flight_per_actor=_IN_HAND,
-                max_concurrent_calls_per_actor=_IN_HAND,
+                max_tasks_in_flight_per_actor=in_hand,
+                max_concurrent_calls_per_actor=in_hand,
                 enable_true_multi_threading=True,
             ),
             num_cpus=engines.num_cpus,

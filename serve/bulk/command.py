@@ -122,16 +122,19 @@ class Progress:
 
     def __init__(self, files: int, complain: Complain) -> None:
         self._files, self._complain = files, complain
-        self._done, self._failed, self._audio_s = 0, 0, 0.0
+        self._done, self._failed, self._again, self._audio_s = 0, 0, 0, 0.0
         self._start_s = time.monotonic()
         self._first_s = float("inf")  # when the first engine began
         self._shown_s = self._start_s
         self._terminal = sys.stderr.isatty()
 
     def add(self, report: "Report") -> None:
-        """Count a shard that is done."""
+        """Count a shard that is done, or has to be done again."""
         now = time.monotonic()
-        self._first_s = min(self._first_s, now - report.seconds)
+        if report.undone:
+            self._again += 1
+        else:
+            self._first_s = min(self._first_s, now - report.seconds)
         self._done += report.files
         self._failed += report.failed
         self._audio_s += report.audio_s
@@ -154,8 +157,9 @@ class Progress:
         worked_s = max(now_s - self._first_s, 1e-3)
         left_s = (self._files - self._done) * worked_s / max(self._done, 1)
         hours, minutes = divmod(round(left_s / 60), 60)
+        again = f"{self._again} shards tried again, " if self._again else ""
         return (
-            f"{self._done} of {self._files} files, {self._failed} set aside, "
+            f"{self._done} of {self._files} files, {self._failed} set aside, {again}"
             f"{self._audio_s / 3600:.2f} h of audio in {worked_s:.1f} s, "
             f"{self._audio_s / worked_s:.1f} RTFx, {hours}:{minutes:02d} h left"
         )

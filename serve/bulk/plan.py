@@ -9,11 +9,14 @@ never mixes with it.
     OUTPUT/transcripts/000000.jsonl   or .parquet: a line or row for each file transcribed
     OUTPUT/failed/000000.jsonl        `file` and `error` of the others, where there are any
     OUTPUT/failed.jsonl               all of them, at the end: a manifest of what to try again
+    OUTPUT/tries/000000.json          of a shard that is done file by file, for its process ended:
+                                      how often each file was in hand when it did
 """
 
 import dataclasses
 import hashlib
 import json
+import re
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
@@ -59,8 +62,25 @@ class Output:
     def done(self) -> set[int]:
         """The numbers of the shards that are done."""
         names = store.names_in(f"{self.folder}/transcripts")
-        suffix = f".{self.format}"
-        return {int(name.removesuffix(suffix)) for name in names if name.endswith(suffix)}
+        found = (re.fullmatch(rf"(\d{{6,}})\.{self.format}", name) for name in names)
+        return {int(match[1]) for match in found if match}
+
+    def tries(self, number: int) -> dict[str, int]:
+        """How often files of a shard were in hand when their process ended."""
+        name = self._tries(number)
+        if not store.exists(name):
+            return {}
+        return from_json(dict[str, int], store.read(name), name, advice="delete it")
+
+    def keep_tries(self, number: int, tries: dict[str, int]) -> None:
+        """Keep them; without any there is nothing to keep."""
+        if tries:
+            store.write(self._tries(number), to_json(tries).encode())
+        else:
+            store.delete(self._tries(number))
+
+    def _tries(self, number: int) -> str:
+        return f"{self.folder}/tries/{number:06d}.json"
 
     def gather_failed(self) -> int:
         """Write `failed.jsonl` from what the shards wrote; returns how many files it names."""

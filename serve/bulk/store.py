@@ -5,6 +5,7 @@ know is asked of fsspec. Keys and endpoints come from the environment, as these 
 """
 
 import functools
+import os
 import uuid
 from pathlib import Path
 
@@ -13,6 +14,11 @@ from pyarrow import ArrowException, fs
 
 from serve.errors import FileError, shown
 
+_NO_FILE = {
+    fs.FileType.NotFound: "there is none",
+    fs.FileType.Directory: "it is a folder",
+    fs.FileType.Unknown: "it is no ordinary file",
+}
 _BY_PYARROW = ("gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 
 
@@ -33,16 +39,23 @@ def parent(name: str) -> str:
     return name.rpartition("/")[0]
 
 
-def read(name: str, advice: str = "name a file that exists and that you may read") -> bytes:
-    """A file's content.
+def read(
+    name: str,
+    advice: str = "name a file that exists and that you may read",
+    most_bytes: int | None = None,
+) -> bytes:
+    """A file's content, or of one that is longer than that one byte more.
 
     Raises:
         FileError: it cannot be read.
     """
+    kind = kind_of(name)
+    if kind != fs.FileType.File:  # a pipe would keep its reader waiting
+        raise FileError(f"cannot read {name}: {_NO_FILE[kind]}; {advice}")
     store, path = _located(name)
     try:
         with store.open_input_stream(path, compression=None) as file:
-            content: bytes = file.read()
+            content: bytes = file.read(None if most_bytes is None else most_bytes + 1)
     except (OSError, ArrowException) as error:
         raise FileError(f"cannot read {name}: {_reason(error)}; {advice}") from error
     return content
@@ -131,8 +144,8 @@ def _located(name: str) -> tuple[fs.FileSystem, str]:
 def _opened(scheme: str, bucket: str) -> tuple[fs.FileSystem, str]:
     address = f"{scheme}://{bucket}"
     try:
-        if scheme == "s3":  # by its URI it would ask Amazon where the bucket is, whoever has it
-            return fs.S3FileSystem(), bucket
+        if scheme == "s3":
+            return _s3(), bucket
         if scheme in _BY_PYARROW:
             store, base = fs.FileSystem.from_uri(address)
         else:
@@ -144,6 +157,18 @@ def _opened(scheme: str, bucket: str) -> tuple[fs.FileSystem, str]:
             "pyarrow or fsspec reaches, such as s3://bucket/folder"
         ) from error
     return store, base
+
+
+def _s3() -> fs.FileSystem:
+    """By the environment; by its URI pyarrow would ask Amazon where a bucket is, whoever has it."""
+    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")  # as Amazon's own libraries take them
+    endpoint = next((os.environ[name] for name in names if os.environ.get(name)), None)
+    if endpoint is None:
+        return fs.S3FileSystem()
+    scheme, mark, address = endpoint.partition("://")
+    if not mark or scheme not in ("http", "https"):
+        raise ValueError(f"the endpoint is {shown(endpoint)}; expected http://… or https://…")
+    return fs.S3FileSystem(scheme=scheme, endpoint_override=address.rstrip("/"))
 
 
 def _reason(error: Exception) -> str:

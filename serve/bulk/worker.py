@@ -1,11 +1,13 @@
 """What an actor holds: an engine, and how a shard becomes a file of transcripts."""
 
+import contextlib
 import dataclasses
+import functools
 import json
 import os
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow
@@ -16,16 +18,24 @@ from serve.bulk.plan import Format, Output
 from serve.codec import to_json
 from serve.config import Config
 from serve.errors import (
+    AudioError,
+    AudioLimitError,
     CancelledError,
     DeviceError,
     EarshotError,
     OptionError,
     OverloadedError,
+    shown,
 )
 from serve.messages import Request, Transcript
 from serve.speech.formats import render
+from serve.transcriber.audio import MIB
 from serve.transcriber.open import open_transcriber
 
+Answer = tuple[str, Callable[[], Transcript]]
+"""A file, and what gives or raises what became of it."""
+
+_MOST_ENDS = 2  # of a process while it transcribed a file alone, which may have another reason once
 _RETRY_S = 0.1  # between two tries of a request for which there is no room yet
 
 _WORD = {"start": "f8", "end": "f8", "word": "str", "probability": "f8"}
@@ -44,7 +54,7 @@ class Report:
     """What became of a shard."""
 
     number: int
-    files: int  # transcribed or set aside
+    files: int = 0  # transcribed or set aside
     failed: int = 0  # of these
     audio_s: float = 0.0  # transcribed
     seconds: float = 0.0  # that it took
@@ -63,6 +73,7 @@ class Worker:
 
     def __init__(self, config: Config, request: Request, output: Output) -> None:
         self._request, self._output = request, output
+        self._max_audio_mb = config.transcriber.max_audio_mb
         self._patience_s = config.transcriber.request_timeout_s
         self._pool = ThreadPoolExecutor(config.runtime.slots)
         self._device_failed = False
@@ -74,40 +85,75 @@ class Worker:
             self._refused = f"{error} (on {os.uname().nodename})"
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Do a shard, unless it is done: a row of a `Shard` in, one of a `Report` out."""
-        return dataclasses.asdict(self._do(int(row["number"]), list(row["files"])))
+        """Do a shard, unless it is done: a row of a `Shard` in, one of a `Report` out.
 
-    def _do(self, number: int, files: list[str]) -> Report:
-        began = time.monotonic()
+        With `alone` its files are done one by one, so that one that ends its process is found.
+        """
+        number, files = int(row["number"]), list(row["files"])
         if self._refused:
-            return Report(number, 0, refused=self._refused)
+            return dataclasses.asdict(Report(number, refused=self._refused))
         if self._device_failed:
             os._exit(1)  # only a new process has a device that works
-        if store.exists(self._output.transcripts(number)):
-            return Report(number, len(files))
+        try:
+            if store.exists(self._output.transcripts(number)):
+                return dataclasses.asdict(Report(number, len(files)))
+            answers = self._one_by_one(number, files) if row["alone"] else self._together(files)
+            with contextlib.closing(answers):
+                return dataclasses.asdict(self._do(number, answers))
+        except EarshotError as error:  # of the output, or of what is asked
+            return dataclasses.asdict(Report(number, refused=str(error)))
+
+    def _do(self, number: int, answers: Iterable[Answer]) -> Report:
+        began = time.monotonic()
         lines: list[str] = []
         failed: list[dict[str, str]] = []
         audio_s = 0.0
-        answers = [self._pool.submit(self._transcribe, file) for file in files]
-        for file, answer in zip(files, answers, strict=True):
+        for file, answer in answers:
             try:
-                transcript = answer.result()
-            except OptionError as error:
-                return Report(number, 0, refused=_given_up(str(error), answers))
+                transcript = answer()
+            except OptionError:
+                raise
             except (DeviceError, CancelledError) as error:
                 self._device_failed = True
-                return Report(number, 0, undone=_given_up(str(error), answers))
+                return Report(number, undone=str(error))
             except EarshotError as error:
                 failed.append({"file": file, "error": str(error)})
             else:
                 lines.append(render(transcript, file, "json"))
                 audio_s += transcript.duration
         self._write(number, lines, failed)
-        return Report(number, len(files), len(failed), audio_s, time.monotonic() - began)
+        count = len(lines) + len(failed)
+        return Report(number, count, len(failed), audio_s, time.monotonic() - began)
+
+    def _together(self, files: Sequence[str]) -> Generator[Answer, None, None]:
+        """All files at once, as fast as the engine takes them."""
+        answers = [self._pool.submit(self._transcribe, file) for file in files]
+        try:
+            for file, answer in zip(files, answers, strict=True):
+                yield file, answer.result
+        finally:
+            for answer in answers:  # what is not begun where the shard is given up
+                answer.cancel()
+
+    def _one_by_one(self, number: int, files: Sequence[str]) -> Generator[Answer, None, None]:
+        """One file after another; what was in hand too often when a process ended fails."""
+        tries = self._output.tries(number)
+        for file in files:
+            if tries.get(file, 0) < _MOST_ENDS:
+                self._output.keep_tries(number, {**tries, file: tries.get(file, 0) + 1})
+                yield file, functools.partial(self._transcribe, file)
+            else:
+                yield file, functools.partial(_refuse, file)
 
     def _transcribe(self, file: str) -> Transcript:
         """One file; waits while others take up the room for audio."""
-        request = dataclasses.replace(self._request, audio=store.read(file))
+        audio = store.read(file, most_bytes=self._max_audio_mb * MIB)
+        if len(audio) > self._max_audio_mb * MIB:
+            raise AudioLimitError(
+                f"{shown(file)} has more than the {self._max_audio_mb} MiB that "
+                "transcriber.max_audio_mb allows; cut it, compress it, or lower its rate"
+            )
+        request = dataclasses.replace(self._request, audio=audio)
         until_s = time.monotonic() + self._patience_s
         while True:
             try:
@@ -124,14 +170,15 @@ class Worker:
             store.write(name, "".join(f"{to_json(one)}\n" for one in failed).encode())
         else:
             store.delete(name)  # of a try that was not finished
+        self._output.keep_tries(number, {})
         store.write(self._output.transcripts(number), _encoded(lines, self._output.format))
 
 
-def _given_up(reason: str, answers: Sequence[Future[Transcript]]) -> str:
-    """The reason, after what is not begun was called off."""
-    for answer in answers:
-        answer.cancel()
-    return reason
+def _refuse(file: str) -> Transcript:
+    raise AudioError(
+        f"{shown(file)} ended the process that transcribed it {_MOST_ENDS} times, as for want of "
+        "memory; expected audio that fits beside the engine"
+    )
 
 
 def _encoded(lines: Sequence[str], format: Format) -> bytes:

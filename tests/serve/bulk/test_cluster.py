@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -14,16 +15,15 @@ from pathlib import Path
 import psutil
 import pytest
 from pyarrow import parquet
-from ray.cluster_utils import Cluster
 
+from eval.processes import kill
 from serve.__main__ import main
 from serve.triton.server import config_to_toml
 from tests.serving import audio_file, wait_until
 
 ROOT = Path(__file__).parents[3]
 WAIT_S = 180
-FILES = 40
-SHARD = 2
+SHARDS = 20
 
 
 @pytest.fixture(scope="module")
@@ -37,40 +37,70 @@ def ray_folder():
 
 @pytest.fixture(scope="module")
 def cluster(ray_folder):
-    """A head that works nothing and two nodes with a core each, all processes of their own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")  # whatever token this user has
-        patch.setenv("RAY_TMPDIR", ray_folder)
-        head = {"num_cpus": 0}
-        cluster = Cluster(initialize_head=True, head_node_args=head)
+    """Two nodes; see `nodes`."""
+    environment = {**os.environ, "RAY_TMPDIR": ray_folder}
+    environment["RAY_AUTH_MODE"] = "disabled"  # whatever token this user has
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.serve.bulk.nodes", "2"],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
         try:
-            for _ in range(2):
-                cluster.add_node(num_cpus=1)
-            cluster.wait_for_nodes()
-            yield cluster
+            yield Nodes(process, said(process, "address").split()[1])
         finally:
-            cluster.shutdown()
+            process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(WAIT_S)
+            kill(running(ray_folder))
+
+
+@dataclasses.dataclass(frozen=True)
+class Nodes:
+    process: subprocess.Popen
+    address: str
+
+    def kill_one(self):
+        self.process.stdin.write("kill\n")
+        self.process.stdin.flush()
+        said(self.process, "killed")
+
+
+def said(process, word):
+    """The line that begins with a word; what Ray says besides is passed over."""
+    line = next((line for line in process.stdout if line.startswith(word)), None)
+    assert line, f"the cluster ended without {word}"
+    return line
 
 
 @pytest.fixture(scope="module")
-def command(nano_config, ray_folder, tmp_path_factory):
-    """Starts the command on as many files; the last two are no audio."""
+def count(pytestconfig):
+    """How many files there are, of which the last two are no audio."""
+    return pytestconfig.getoption("--bulk-files")
+
+
+@pytest.fixture(scope="module")
+def command(nano_config, ray_folder, tmp_path_factory, count):
+    """Starts the command on the files."""
     folder = tmp_path_factory.mktemp("bulk")
     clip = audio_file(1.0)
     (folder / "in").mkdir()
-    for number in range(FILES):
-        content = b"no audio" if number >= FILES - 2 else clip
-        (folder / "in" / f"{number:03d}.wav").write_bytes(content)
+    for number in range(count):
+        content = b"no audio" if number >= count - 2 else clip
+        (folder / "in" / f"{number}.wav").write_bytes(content)
     toml = folder / "nano.toml"
     toml.write_text(config_to_toml(nano_config()), encoding="utf-8")
 
     @contextlib.contextmanager
     def start(output, *arguments):
         words = ["--config", toml, "--input", folder / "in", "--output", output]
-        words += ["--shard-files", SHARD, *arguments]
+        words += ["--shard-files", count // SHARDS, *arguments]
         environment = {**os.environ, "RAY_TMPDIR": ray_folder}
-        if "--address" not in arguments:
-            environment.pop("RAY_AUTH_MODE", None)
+        if "--address" in arguments:
+            environment["RAY_AUTH_MODE"] = "disabled"  # as the cluster's
         run = subprocess.Popen(
             [sys.executable, "-m", "serve", "bulk", *map(str, words)],
             cwd=ROOT,
@@ -101,8 +131,8 @@ def shards(output):
     return sorted((output / "transcripts").glob("[0-9]*"))
 
 
-def check_every_file_once(files):
-    expected = {f"{number:03d}.wav" for number in range(FILES)}
+def check_every_file_once(files, count):
+    expected = {f"{number}.wav" for number in range(count)}
     assert collections.Counter(Path(file).name for file in files) == dict.fromkeys(expected, 1)
 
 
@@ -110,24 +140,28 @@ def names(path):
     return [json.loads(line)["file"] for line in path.read_text().splitlines()]
 
 
-def test_a_node_that_is_killed_half_way_loses_no_file_and_doubles_none(cluster, command, tmp_path):
+def test_a_node_that_is_killed_half_way_loses_no_file_and_doubles_none(
+    cluster, command, count, tmp_path
+):
     with command(tmp_path, "--address", cluster.address) as run:
-        wait_until(lambda: len(shards(tmp_path)) >= 4, "nothing is done", WAIT_S)
-        cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
-        assert len(shards(tmp_path)) < FILES // SHARD  # or this would prove nothing
-        _, errors = run.communicate(timeout=WAIT_S)
+        wait_until(lambda: len(shards(tmp_path)) >= 4, "nothing is done", WAIT_S + count)
+        cluster.kill_one()
+        assert len(shards(tmp_path)) < SHARDS  # or this would prove nothing
+        _, errors = run.communicate(timeout=WAIT_S + count)
     assert run.returncode == 1, errors
     assert "Traceback" not in errors
-    assert f"2 of {FILES} files failed: {tmp_path}/failed.jsonl" in errors
+    assert f"2 of {count} files failed: {tmp_path}/failed.jsonl" in errors
     failed = names(tmp_path / "failed.jsonl")
-    assert [Path(file).name for file in failed] == [f"{FILES - 2:03d}.wav", f"{FILES - 1:03d}.wav"]
-    check_every_file_once([*failed, *(file for shard in shards(tmp_path) for file in names(shard))])
+    assert [Path(file).name for file in failed] == [f"{count - 2}.wav", f"{count - 1}.wav"]
+    check_every_file_once(
+        [*failed, *(file for shard in shards(tmp_path) for file in names(shard))], count
+    )
 
 
-def test_a_run_here_that_is_killed_goes_on_where_it_ended(command, ray_folder, tmp_path):
+def test_a_run_here_that_is_killed_goes_on_where_it_ended(command, count, ray_folder, tmp_path):
     before = {process.pid for process in running(ray_folder)}
     with command(tmp_path, "--format", "parquet", "--cpus", "1") as run:
-        wait_until(lambda: len(shards(tmp_path)) >= 4, "nothing is done", WAIT_S)
+        wait_until(lambda: len(shards(tmp_path)) >= 4, "nothing is done", WAIT_S + count)
         run.send_signal(signal.SIGKILL)
         run.communicate(timeout=WAIT_S)
     wait_until(
@@ -135,14 +169,14 @@ def test_a_run_here_that_is_killed_goes_on_where_it_ended(command, ray_folder, t
         "what the run started outlives it",
     )
     done = {path: path.stat().st_mtime_ns for path in shards(tmp_path)}
-    assert len(done) < FILES // SHARD
+    assert len(done) < SHARDS
     with command(tmp_path, "--format", "parquet", "--cpus", "1") as run:
         _, errors = run.communicate(timeout=WAIT_S)
     assert run.returncode == 1, errors
-    assert f"{FILES // SHARD} shards, of which {len(done)} are done" in errors
+    assert f"{SHARDS} shards, of which {len(done)} are done" in errors
     assert {path: path.stat().st_mtime_ns for path in done} == done
     heard = parquet.read_table(tmp_path / "transcripts").column("file").to_pylist()
-    check_every_file_once([*heard, *names(tmp_path / "failed.jsonl")])
+    check_every_file_once([*heard, *names(tmp_path / "failed.jsonl")], count)
 
 
 def test_an_option_that_cannot_be_honoured_ends_the_run(cluster, command, tmp_path):

@@ -1,6 +1,8 @@
 """Which files a run has, in which shards, and what it refuses; no Ray."""
 
+import http.server
 import json
+import threading
 
 import pytest
 
@@ -76,6 +78,7 @@ def test_what_is_done_is_told_by_whole_files_of_transcripts(tmp_path):
     store.write(output.transcripts(12), b"")
     (tmp_path / "transcripts" / ".000013.parquet.abc").touch()  # somebody died writing it
     store.write(output.failed(14), b"")
+    (tmp_path / "transcripts" / "notes.parquet").touch()
     assert output.done() == {12}
 
 
@@ -116,3 +119,39 @@ def test_a_mistake_is_one_line_and_status_2(folder, tmp_path, capsys, arguments,
     errors = capsys.readouterr().err
     assert message.format(**names) in errors
     assert len(errors.splitlines()) == 1
+
+
+def test_s3_is_where_the_environment_says(monkeypatch):
+    """A server of one object, as pyarrow asks for it."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            there = self.path == "/calls/a%20b.wav"
+            self.send_response(200 if there else 404)
+            self.send_header("Content-Length", "5" if there else "0")
+            self.end_headers()
+            if there and self.command == "GET":
+                self.wfile.write(b"audio")
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}/")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        store._opened.cache_clear()
+        try:
+            assert store.read("s3://calls/a b.wav") == b"audio"
+            with pytest.raises(FileError, match="there is none"):
+                store.read("s3://calls/c.wav")
+            store._opened.cache_clear()
+            monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "localhost:9000")
+            with pytest.raises(FileError, match=r"'localhost:9000'; expected http://"):
+                store.read("s3://calls/a b.wav")
+        finally:
+            store._opened.cache_clear()
+            server.shutdown()

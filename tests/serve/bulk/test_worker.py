@@ -1,6 +1,7 @@
 """How a shard becomes a file: what is set aside, what is done again, what ends a run; no Ray."""
 
 import json
+import os
 
 import pytest
 from pyarrow import parquet
@@ -8,7 +9,7 @@ from pyarrow import parquet
 from serve.bulk import worker
 from serve.bulk.plan import Output
 from serve.bulk.worker import Worker
-from serve.config import Config
+from serve.config import Config, TranscriberConfig
 from serve.errors import DeviceError, EngineError, OptionError, OverloadedError
 from serve.messages import Request
 from tests.fakes import FakeTranscriber
@@ -42,7 +43,9 @@ def start(tmp_path, monkeypatch):
         transcriber = Scripted(raises)
         monkeypatch.setattr(worker, "open_transcriber", lambda config: transcriber)
         output = Output(str(tmp_path / "out"), format)
-        return Worker(Config(), Request(b"", language="es"), output), output, transcriber
+        config = Config(transcriber=TranscriberConfig(max_audio_mb=1))
+        do = Worker(config, Request(b"", language="es"), output)
+        return lambda row: do({"alone": False, **row}), output, transcriber
 
     return start
 
@@ -100,6 +103,47 @@ def test_a_device_that_fails_leaves_the_shard_to_a_new_process(start, files, mon
         do({"number": 1, "files": files})
 
 
+class ProcessEnds(BaseException):
+    """Nothing is done after it."""
+
+
+def test_a_file_that_ends_its_process_twice_is_found_and_set_aside(start, files):
+    row = {"number": 3, "files": files, "alone": True}
+    for _ in range(2):
+        do, output, _ = start({b"b": ProcessEnds()})
+        with pytest.raises(ProcessEnds):
+            do(row)
+        assert output.done() == set()
+    assert output.tries(3) == {files[2]: 2}
+    do, _, _ = start({b"b": ProcessEnds()})
+    report = do(row)
+    assert (report["files"], report["failed"], report["refused"]) == (5, 3, "")
+    failed = {line["file"]: line["error"] for line in lines(output.failed(3))}
+    assert set(failed) == {files[1], files[2], files[3]}
+    assert "ended the process that transcribed it 2 times" in failed[files[2]]
+    assert output.done() == {3} and output.tries(3) == {}
+
+
+def test_what_is_no_file_or_too_long_is_set_aside_unread(start, tmp_path):
+    pipe, long = tmp_path / "pipe", tmp_path / "long"
+    os.mkfifo(pipe)
+    long.touch()
+    os.truncate(long, 1 << 40)
+    do, output, transcriber = start()
+    do({"number": 0, "files": [str(pipe), str(tmp_path), str(long)]})
+    errors = [line["error"] for line in lines(output.failed(0))]
+    expected = ["it is no ordinary file", "it is a folder", "more than the 1 MiB that"]
+    assert all(text in error for text, error in zip(expected, errors, strict=True))
+    assert transcriber.requests == []
+
+
+def test_an_output_that_takes_nothing_ends_the_run(start, files, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "transcripts").touch()  # where a folder should be
+    do, _, _ = start()
+    assert "name another --output" in do({"number": 0, "files": files})["refused"]
+
+
 def test_an_option_that_cannot_be_honoured_sets_no_file_aside(start, files):
     do, output, _ = start({b"a": OptionError("language 'xx' is unknown")})
     assert do({"number": 0, "files": files})["refused"] == "language 'xx' is unknown"
@@ -112,7 +156,9 @@ def test_an_engine_that_cannot_be_opened_is_told_by_each_shard(monkeypatch, tmp_
 
     monkeypatch.setattr(worker, "open_transcriber", fail)
     do = Worker(Config(), Request(b""), Output(str(tmp_path), "jsonl"))
-    assert do({"number": 0, "files": ["a"]})["refused"].startswith("no engine at /no (on ")
+    assert do({"number": 0, "files": ["a"], "alone": False})["refused"].startswith(
+        "no engine at /no (on "
+    )
 
 
 def test_shards_of_parquet_have_the_same_columns_even_with_nothing_in_them(start, files):

@@ -1,0 +1,67 @@
+"""What is tried again, how, and when no more; the passes are played, no Ray."""
+
+import pytest
+
+from serve.bulk import cluster, store
+from serve.bulk.cluster import Engines, transcribe
+from serve.bulk.plan import Output, Shard
+from serve.bulk.worker import Report
+from serve.config import Config
+from serve.errors import EarshotError
+from serve.messages import Request
+
+SHARDS = [Shard(number, (f"{number}a", f"{number}b")) for number in range(3)]
+
+
+@pytest.fixture
+def played(tmp_path, monkeypatch):
+    """Runs all shards by a function that plays what one is; gives the reports and the passes."""
+    output = Output(str(tmp_path), "jsonl")
+    passes = []
+
+    def run(play):
+        def one_pass(shards, alone, *_):
+            passes.append((alone, [shard.number for shard in shards]))
+            for shard in shards:
+                yield from play(shard, alone, output)
+
+        monkeypatch.setattr(cluster, "_pass", one_pass)
+        return list(transcribe(SHARDS, Engines(1, Config(), 1, 0), Request(b""), output))
+
+    return run, passes
+
+
+def do(shard, output):
+    output.keep_tries(shard.number, {})
+    store.write(output.transcripts(shard.number), b"")
+    return Report(shard.number, len(shard.files))
+
+
+def test_what_ends_its_process_is_done_file_by_file_until_it_is_found(played):
+    run, passes = played
+
+    def play(shard, alone, output):
+        tries = output.tries(shard.number)
+        if shard.number != 1 or tries.get("1b") == 2:
+            yield do(shard, output)
+        elif alone:
+            output.keep_tries(1, {"1b": tries.get("1b", 0) + 1})
+
+    reports = run(play)
+    assert passes == [(False, [0, 1, 2]), (False, [1]), (True, [1]), (True, [1]), (True, [1])]
+    assert [report.number for report in reports if report.undone] == [1, 1, 1, 1]
+    assert sum(report.files for report in reports) == 6
+
+
+def test_what_nobody_can_do_ends_the_run_and_is_named(played):
+    run, passes = played
+
+    def play(shard, alone, output):
+        if shard.number == 0:
+            yield do(shard, output)
+        else:
+            yield Report(shard.number, undone="the device is gone")
+
+    with pytest.raises(EarshotError, match=r"2 shards are left .*000001, .*1a: the device is gone"):
+        run(play)
+    assert [numbers for _, numbers in passes] == [[0, 1, 2], [1, 2], [1, 2], [1, 2]]
