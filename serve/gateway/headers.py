@@ -93,12 +93,19 @@ def _with_origins(app: ASGIApp, allowed: tuple[str, ...]) -> ASGIApp:
         origin = headers.get("origin")
         if origin is None or origin in allowed:
             await shared(scope, receive, send)
-        elif urllib.parse.urlsplit(origin).netloc == headers.get("host"):
+        elif _is_of(origin, headers.get("host")):
             await app(scope, receive, send)  # a page of this server's own
         else:
             await _refuse(_foreign(origin), scope, receive, send)
 
     return checked
+
+
+def _is_of(origin: str, host: str | None) -> bool:
+    try:
+        return urllib.parse.urlsplit(origin).netloc == host
+    except ValueError:  # brackets that hold no address
+        return False
 
 
 async def _refuse(response: JSONResponse, scope: Scope, receive: Receive, send: Send) -> None:

@@ -5,11 +5,12 @@ The types of the package `openai` (`openai.types.realtime`) are the measure.
 
 import binascii
 import dataclasses
-import json
 import secrets
 import time
 from collections.abc import Mapping
 from typing import Any
+
+import pydantic_core
 
 from serve.errors import shown
 from serve.gateway.live.settings import HYPOTHESIS, Settings, as_session
@@ -60,8 +61,8 @@ def read_event(text: str) -> Asked:
         EventError: it is not an event of a transcription session.
     """
     try:
-        event = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        event = pydantic_core.from_json(text)
+    except ValueError as error:
         raise EventError(f"the message is not JSON: {error}", "invalid_json") from None
     if not isinstance(event, dict):
         raise EventError(f"the message is {shown(event)}; expected an object", "invalid_event")

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
@@ -76,10 +77,14 @@ async def received_form(
 
 
 def _check_headers(request: Request) -> None:
-    kind = request.headers.get("content-type", "")
-    if kind.partition(";")[0].strip().lower() != "multipart/form-data":
-        found = f"the body's type is {kind[:60]!r}" if kind else "the body has no type"
+    header = request.headers.get("content-type", "")
+    kind, options = parse_options_header(header)
+    if kind != b"multipart/form-data":
+        found = f"the body's type is {header[:60]!r}" if header else "the body has no type"
         raise refusals.media_type(f"{found}; {_EXPECTED}")
+    charset = options.get(b"charset", b"utf-8").decode("latin-1")
+    if charset.lower() != "utf-8":  # others may stand for what is no text
+        raise refusals.media_type(f"the form's charset is {charset[:60]!r}; expected utf-8")
     if request.headers.get("content-encoding", "identity") != "identity":
         raise refusals.media_type("the body has a Content-Encoding; send it as it is")
 

@@ -87,6 +87,8 @@ def test_what_is_wrong_is_refused_with_what_was_expected(changes, message):
         ('{"type": "input_audio_buffer.append"}', "missing_required_parameter", "audio is missing"),
         ('{"type": "input_audio_buffer.clear", "x": 1}', "unknown_parameter", "unknown key 'x'"),
         ('{"type": "input_audio_buffer.clear", "event_id": 1}', "invalid_value", "event_id = 1"),
+        ('{"type": "input_audio_buffer.clear", "event_id": "\\ud800"}', "invalid_json", "not JSON"),
+        ('{"type": ' + "[" * 900 + "]" * 900 + "}", "invalid_json", "not JSON"),
     ],
 )
 def test_what_is_no_event_is_refused(text, code, message):

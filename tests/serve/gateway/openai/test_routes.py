@@ -63,6 +63,7 @@ def test_forms_that_cannot_be_read(shared, body, param, told):
         {"content-type": "application/json"},
         {"content-type": "application/x-www-form-urlencoded"},
         {**FORM, "content-encoding": "gzip"},
+        {"content-type": f"{FORM['content-type']}; charset=utf-7"},
     ],
 )
 def test_bodies_of_another_kind(shared, headers):
