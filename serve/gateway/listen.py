@@ -197,13 +197,22 @@ class _PatientProtocol(H11Protocol):
 
 
 class _WatchedWebSocket(WebSocketsSansIOProtocol):
-    """Tells its application that the connection is lost, even while that receives nothing."""
+    """Tells its application that the connection is lost, even while that receives nothing.
+
+    Pings of a client that takes nothing are not answered: the answers would pile up.
+    """
 
     def handle_connect(self, event: Any) -> None:
         self.lost = asyncio.Event()
         super().handle_connect(event)
         if hasattr(self, "scope"):  # the handshake was right
             cast(dict[str, Any], self.scope)[LOST] = self.lost
+
+    def handle_ping(self) -> None:
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            self.conn.data_to_send()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -41,7 +41,7 @@ class _Upload:
     refusal: Refusal | None = None
 
     def give_up(self, refusal: Refusal) -> None:
-        if self.refusal is None:
+        if self.refusal is None and not self.limit.expired():
             self.refusal = refusal
             self.limit.reschedule(0)
 

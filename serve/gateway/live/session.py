@@ -27,7 +27,7 @@ from serve.gateway.live.utterance import Said, Utterance, Window
 from serve.gateway.metrics import LiveMetrics
 from serve.gateway.refusals import Refusal
 from serve.messages import Samples, Transcript
-from serve.speech.activity import Detector, Options
+from serve.speech.activity import FRAME, Detector, Options
 from serve.speech.rate import SAMPLE_RATE
 
 logger = logging.getLogger("earshot.gateway")
@@ -40,6 +40,7 @@ BEHIND_S = 10.0
 _PAUSE_S = 0.2  # of quiet after which an utterance may be whole: it is decoded at once
 _LONG_S = 5.0  # of audio that is decoded whatever is heard in it
 _BLOCK_S = 0.5  # of audio that is heard in one go
+_ARRIVALS = 4096  # that are remembered, at least a frame apart
 _TRIES = 3  # of a decoding that the server has no room for
 _SHORTEST = SAMPLE_RATE // 10  # samples of an utterance that a client commits
 
@@ -335,7 +336,6 @@ class Session:
     def _done(self, utterance: Utterance) -> None:
         with contextlib.suppress(ValueError):
             self._queue.remove(utterance)
-        self._arrivals.forget(utterance.end)
         self._progress.set()
 
     async def _tell(self, utterance: Utterance, said: Said) -> None:
@@ -349,25 +349,23 @@ class Session:
 
 
 class _Arrivals:
-    """When which sample of a stream came."""
+    """When which sample of a stream came, of the last minutes: a client may send one by one."""
 
     def __init__(self) -> None:
         self.samples = 0
-        self._known: list[tuple[int, float]] = [(0, _now_s())]
+        self._known = collections.deque([(0, _now_s())], maxlen=_ARRIVALS)
 
     def note(self, samples: int, at_s: float) -> None:
-        """So many have come by now."""
+        """So many have come by now; what is less than a frame has come with those after it."""
         self.samples = samples
+        if len(self._known) > 1 and samples - self._known[-2][0] < FRAME:
+            self._known.pop()
         self._known.append((samples, at_s))
 
     def at(self, sample: int) -> float:
         """When it had come."""
         index = bisect.bisect_left(self._known, (sample, -math.inf))
         return self._known[min(index, len(self._known) - 1)][1]
-
-    def forget(self, until: int) -> None:
-        """Samples before this one are not asked for any more."""
-        del self._known[: max(0, bisect.bisect_left(self._known, (until, -math.inf)) - 1)]
 
 
 def _options(settings: Settings) -> Options:

@@ -1,12 +1,17 @@
 """gRPC messages on their way in: slow ones, and more than there is room for."""
 
+import asyncio
 import os
 import socket
+import time
 
 import grpc
 import pytest
 
-from serve.gateway import uploads
+from serve.config import ServerConfig
+from serve.gateway import refusals, uploads
+from serve.gateway.limits import Admission
+from serve.gateway.refusals import Refusal
 from serve.gateway.upstream.calls import SERVICE
 from tests.gateways import WAIT_S, message, until
 
@@ -110,6 +115,29 @@ def test_draining_gives_up_what_is_not_whole(start):
     assert running.run(running.gateway.drain())
     slow.read_until(b"is stopping")
     slow.socket.close()
+
+
+def test_what_is_given_up_may_have_run_out_of_time_in_that_moment():
+    class Silent:
+        def peer(self):
+            return ""
+
+        async def read(self):
+            await asyncio.sleep(WAIT_S)
+
+    async def receive():
+        loop = asyncio.get_running_loop()
+        found = uploads.Uploads(Admission(ServerConfig()), lambda peers: {})
+        upload = asyncio.create_task(found.receive(Silent(), 0.01))
+        await asyncio.sleep(0)
+        ended = loop.create_future()
+        loop.call_later(0.02, lambda: ended.set_result(found.end_all(refusals.failed())))
+        time.sleep(0.05)  # the loop stands still, and both happen in its next turn
+        with pytest.raises(Refusal, match="upload_timeout_s"):
+            await upload
+        await ended
+
+    asyncio.run(receive())
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

@@ -1,5 +1,6 @@
 """Sessions over a gateway, with a stand-in for Triton that hears a word a second."""
 
+import asyncio
 import base64
 import contextlib
 import json
@@ -17,6 +18,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from serve.config import LiveConfig
+from serve.gateway.live.session import _Arrivals
 from serve.gateway.live.settings import HYPOTHESIS
 from serve.keys import add_key, hash_of, new_key
 from tests.fake_upstream import inputs_of
@@ -265,6 +267,36 @@ def test_a_client_that_vanishes_leaves_nothing_behind(talk):
     assert triton.cancelled == triton.ended
     until(lambda: client.running.door.admission.requests == 0)
     assert "earshot_live_streams 0.0" in client.running.page()
+
+
+def test_pings_of_a_client_that_takes_nothing_are_not_kept(start, loud_is_speech):
+    running = start(live=LIVE)
+    host, _, port = running.http.rpartition(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(
+            b"GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
+            b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        assert client.recv(12) == b"HTTP/1.1 101"
+        ping = bytes([0x89, 0x80 | 125, 0, 0, 0, 0]) + bytes(125)
+        for _ in range(128):
+            client.sendall(ping * 1000)
+        (connection,) = running.gateway._http[0].server_state.connections
+        assert connection.transport.get_write_buffer_size() < 2**20
+
+
+def test_samples_that_come_one_by_one_leave_no_list_of_themselves():
+    async def arrive():
+        arrivals = _Arrivals()
+        for count in range(1, 10**6, 7):
+            arrivals.note(count, count / 16_000)
+        return arrivals
+
+    arrivals = asyncio.run(arrive())
+    assert len(arrivals._known) < 10_000
+    for sample in (500_000, 999_000):
+        assert arrivals.at(sample) == pytest.approx(sample / 16_000, abs=0.04)
 
 
 def test_a_silent_client_and_a_long_session_are_ended(talk):
