@@ -56,6 +56,8 @@ class Stream:
         self._error_is_status = metadata.get(_TRITON_ERROR) == "true"
         self._writing = asyncio.Lock()
         self._requests: set[asyncio.Task[None]] = set()
+        # Of a client that takes no answers no more is read than could have been let in.
+        self._room = asyncio.Semaphore(door.admission.max_requests)
 
     async def run(self) -> None:
         """Answer requests until the client has no more.
@@ -88,12 +90,24 @@ class Stream:
             if message is None:
                 return
             wait_s = _IDLE_S
+            await self._room.acquire()
             task = group.create_task(self._answer(message))
             self._requests.add(task)
-            task.add_done_callback(self._requests.discard)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._requests.discard(task)
+        self._room.release()
 
     async def _answer(self, message: bytes) -> None:
         """Answer one request; raises its refusal where that is to be the stream's status."""
+        answering = self._answered(message)
+        del message  # what was refused is not counted, and its client may take no answers
+        if error := await answering:
+            await self._write(error)
+
+    async def _answered(self, message: bytes) -> bytes | None:
+        """Pass a request's answers on; the error that it ends with, if it does."""
         try:
             with self._door.account("grpc_stream", authorization(self._context)) as visit:
                 exchange = self._send(message, visit)
@@ -102,10 +116,11 @@ class Stream:
         except Refusal as refusal:
             if self._error_is_status:
                 raise
-            await self._write(_error_message(refusal))
+            return _error_message(refusal)
         except Exception:
             logger.exception("a request failed in the gateway")
-            await self._write(_error_message(refusals.failed()))
+            return _error_message(refusals.failed())
+        return None
 
     def _send(self, message: bytes, visit: Visit) -> Exchange:
         ticket = self._door.admission.admit()

@@ -1,12 +1,15 @@
 """The gateway over gRPC, by calls of raw bytes and by tritonclient."""
 
+import asyncio
 import queue
+import tracemalloc
 
 import grpc
 import pytest
 import tritonclient.grpc as triton_grpc
 from tritonclient.grpc import service_pb2
 
+from serve.gateway.rpc_stream import Stream
 from serve.gateway.upstream.calls import SERVICE
 from serve.triton import wire
 from serve.triton.client import Client
@@ -106,6 +109,49 @@ def test_a_client_that_goes_cancels_by_key_and_the_call_is_drained(running, meth
     assert running.triton.cancelled == [key]
     assert running.triton.cancelled_calls == 0
     until(lambda: 'reason="client_gone"} 1.0' in running.page())
+
+
+def test_who_takes_no_answers_is_read_no_further_and_takes_no_memory(start):
+    """What it sends is refused, and so not counted: it must not stay until that can be told."""
+    running, size, most = start(max_inflight=5), 2**23, 5
+
+    class Deaf:
+        sent = 0
+
+        def peer(self):
+            return ""
+
+        def invocation_metadata(self):
+            return ()
+
+        async def read(self):
+            await asyncio.sleep(0 if self.sent < 3 * most else WAIT_S)
+            self.sent += 1
+            return bytes([0xF]) * size  # no request
+
+        async def write(self, answer):
+            await asyncio.sleep(WAIT_S)
+
+    async def kept(context):
+        before, _ = tracemalloc.get_traced_memory()
+        stream = asyncio.create_task(Stream(running.door, context).run())
+        async with asyncio.timeout(WAIT_S):
+            while context.sent <= most:
+                await asyncio.sleep(0)
+        for _ in range(100):  # turns of the loop, in which more would come
+            await asyncio.sleep(0)
+        after, _ = tracemalloc.get_traced_memory()
+        stream.cancel()
+        await asyncio.wait((stream,))
+        return after - before
+
+    deaf = Deaf()
+    tracemalloc.start()
+    try:
+        assert running.run(kept(deaf)) < 2 * size
+    finally:
+        tracemalloc.stop()
+    assert deaf.sent == most + 1
 
 
 def test_a_clients_deadline_counts_as_going(running):
