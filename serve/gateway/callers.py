@@ -175,7 +175,7 @@ class Callers:
             found = os.stat(self._path) if self._path else None
         except OSError:
             found = None
-        return (found.st_ino, found.st_mtime_ns, found.st_size) if found else ()
+        return (found.st_ino, found.st_ctime_ns, found.st_size) if found else ()
 
     def _read(self) -> None:
         keys = dict(self._fixed)

@@ -1,5 +1,7 @@
 """Who may call, and how often."""
 
+import os
+
 import pytest
 
 from serve.config import ServerConfig
@@ -68,6 +70,19 @@ def test_a_file_is_read_again_when_it_changes(path, clock, caplog):
     assert "the keys stay as they were" in caplog.text
     path.write_text("")
     clock.now_s += 1
+    assert refused(callers.identify, "Bearer a").status == "UNAUTHENTICATED"
+
+
+def test_a_file_that_keeps_its_age_and_size_is_read_again(path, clock):
+    """As where a copy takes its original's age, or where who may read the file is changed."""
+    callers = Callers(ServerConfig(keys_file=str(path)), clock)
+    before = path.stat()
+    path.write_text(path.read_text().replace(hash_of("a"), hash_of("b")))
+    while path.stat().st_ctime_ns == before.st_ctime_ns:  # the system's clock ticks
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    clock.now_s += 1
+    assert callers.identify("Bearer b").name == "alice"
     assert refused(callers.identify, "Bearer a").status == "UNAUTHENTICATED"
 
 
