@@ -27,6 +27,7 @@ WINDOW_S = 300.0
 
 _PREFIX = "earshot_"
 _INFO = f"{_PREFIX}engine_info"
+_COUNTED = {"audio_seconds_total", "busy_seconds_total", "queue_depth", "busy_slots", "slots"}
 _LOOKS = round(WINDOW_S / INTERVAL_S)
 
 
@@ -155,7 +156,7 @@ def look_at(page: bytes, before: Look) -> Look:
             found[sample.name.removeprefix(_PREFIX)] = sample.value
             if sample.name == _INFO:
                 offers = _offers(sample.labels)
-    if offers is None:
+    if offers is None or not found.keys() >= _COUNTED:  # it starts or ends, one by one
         return dataclasses.replace(before, queue=0, slots_busy=0, offers=None)
     return Look(
         audio_s=found["audio_seconds_total"],

@@ -109,6 +109,14 @@ def test_several_engines_are_told_of_as_one(told):
     assert found["recent"]["rtfx"] == 98 / 4  # both were at work in the same seconds
 
 
+def test_an_engine_that_has_told_only_a_part_yet_counts_as_away(told):
+    """Triton's metrics come and go one by one."""
+    part = re.sub(rb"\nearshot_(slots|audio).*", b"", metrics(100, 10))
+    found = told(metrics(100, 10), part, metrics(160, 13))
+    assert found["now"] == {"queue": 1, "slots_busy": 2, "slots": 4}
+    assert found["history"]["audio_per_s"][-2:] == [0.0, 60 / state.INTERVAL_S]
+
+
 def test_nothing_is_made_up_while_the_engine_is_away(told):
     found = told(None)
     assert (found["status"], found["now"], found["offers"]) == ("starting", None, None)
