@@ -43,6 +43,7 @@ class Engines:
     config: Config
     num_cpus: int
     num_gpus: int
+    room: bool = True  # whether other work on the cluster leaves it to one of them now
 
 
 @contextlib.contextmanager
@@ -115,8 +116,10 @@ def engines_of(config: Config, cpus: int | None) -> Engines:
             f"no node of the Ray cluster has {wanted}{each} cores; the most that one has is "
             f"{max([0, *cores])}; expected fewer --cpus, or another runtime.device"
         )
-    whole = dataclasses.replace(config, runtime=runtime)
-    return Engines(count, whole, each, int(runtime.device == "cuda"))
+    whole, gpus = dataclasses.replace(config, runtime=runtime), int(runtime.device == "cuda")
+    free = ray.available_resources()
+    room = free.get("CPU", 0) >= each and free.get("GPU", 0) >= gpus
+    return Engines(count, whole, each, gpus, room)
 
 
 def transcribe(

@@ -106,7 +106,12 @@ def _do(
     progress = Progress(sum(len(shard.files) for shard in shards), complain)
     with cluster.connected(args.address):
         engines = cluster.engines_of(config, args.cpus)
-        complain(f"{engines.count} engines {config.engine}, of {engines.num_cpus} cores each\n")
+        complain(
+            f"{engines.count} engines {config.engine}, of {engines.num_cpus} cores each, open now; "
+            f"files count by shards of {args.shard_files}\n"
+        )
+        if not engines.room:
+            complain("other work has the whole cluster; waiting for its end\n")
         for report in cluster.transcribe(shards, engines, request, output):
             progress.add(report)
     progress.end()

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from serve.__main__ import main
-from serve.bulk import store
+from serve.bulk import command, store
 from serve.bulk.plan import Output, Shard, find_files, keep_or_compare, shards_of
 from serve.errors import ConfigError, FileError
 
@@ -155,3 +155,11 @@ def test_s3_is_where_the_environment_says(monkeypatch):
         finally:
             store._opened.cache_clear()
             server.shutdown()
+
+
+def test_where_packages_are_missing_they_are_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command, "_NEEDED", ("json", "no_such_package"))
+    (tmp_path / "some.toml").touch()
+    words = ["--config", tmp_path / "some.toml", "--input", tmp_path, "--output", tmp_path]
+    assert main(["bulk", *map(str, words)]) == 2
+    assert "not installed here: no_such_package; expected" in capsys.readouterr().err
