@@ -181,9 +181,9 @@ class ServerConfig:
     drain_timeout_s: SecondsOrNone = 30.0
     max_request_mb: Count = 256  # MiB of one request; an hour of 16 kHz WAV is 110
     # MiB of all requests between their arrival and their answer. Each byte of them is there about
-    # 7 times for a moment: 3 times in the gateway and 4 times further down (Triton, shared memory,
-    # the model). So 1024 may want 7 GB beside the engine; with 4 GB for everything, set 400. Files
-    # of more than 1 MiB in forms count once, and lie on disk.
+    # 6 times for a moment: in the gateway, Triton, shared memory, the model. So 1024 may want 6 GB
+    # beside the engine; with 4 GB for everything, set 400: SECURITY.md, "Memory". Files of more
+    # than 1 MiB in forms count once, and lie on disk.
     max_inflight_mb: Count = 1024
     max_inflight: Count = 1024  # requests between their arrival and their answer
     # What clients of OpenAI's API may write for `model` beside the product's own name.

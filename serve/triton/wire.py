@@ -100,7 +100,7 @@ INPUTS = _by_name(
 OUTPUTS = _by_name(
     TensorSpec("TEXT", "BYTES", (1,), "the whole text, or that of one segment"),
     TensorSpec("SEGMENTS", "BYTES", (1,), "JSON list; fields of serve.messages.Segment"),
-    TensorSpec("LANGUAGE", "BYTES", (1,), "code; left out where nobody speaks and none was named"),
+    TensorSpec("LANGUAGE", "BYTES", (1,), "code; left out if nobody was heard and none was named"),
     TensorSpec("LANGUAGE_PROB", "FP32", (1,), "left out where the request named the language"),
     TensorSpec("DURATION", "FP64", (1,), "seconds of audio; up to the last of CLIP_TIMESTAMPS"),
     TensorSpec("TIMINGS", "BYTES", (1,), "JSON object; fields of serve.messages.Timings, seconds"),

@@ -13,7 +13,7 @@ from serve.speech.languages import LANGUAGE_NAMES
 
 _SEEKS_PER_S = 100  # Whisper's frames of 10 ms
 _AUDIO_TOKENS_PER_S = 50  # positions of Whisper's encoder
-_NO_LANGUAGE = "unknown"  # where nobody speaks
+_NO_LANGUAGE = "unknown"  # where nobody was heard, so nothing decoded
 
 
 def body(transcript: Transcript, asked: Asked) -> tuple[str, str]:
