@@ -7,6 +7,7 @@ reason, and the others go on; the exit status is then 1.
 
 import argparse
 import dataclasses
+import importlib.util
 import sys
 import time
 from collections.abc import Callable
@@ -27,6 +28,7 @@ FORMATS = ("jsonl", "parquet")
 
 Complain = Callable[[str], None]
 
+_NEEDED = ("fsspec", "pyarrow", "ray")  # the images for TensorRT-LLM are without
 _LINE_EVERY_S = 30.0  # where the output is no terminal
 
 
@@ -56,6 +58,12 @@ def run(config: Config, args: argparse.Namespace, complain: Complain) -> int:
     Raises:
         EarshotError: the input, the output or an option is wrong, or shards are left.
     """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"serve bulk needs packages that are missing here: {', '.join(missing)}; expected "
+            "those of requirements.txt, which the native image has"
+        )
     # Other commands do without these and what they load.
     from serve.bulk import plan, store  # noqa: PLC0415
 
@@ -80,12 +88,12 @@ def run(config: Config, args: argparse.Namespace, complain: Complain) -> int:
         },
     )
     done = output.done()
-    missing = [shard for shard in shards if shard.number not in done]
+    left = [shard for shard in shards if shard.number not in done]
     passed = f"; {others} files of other kinds are passed over" if others else ""
     complain(f"{len(files)} files in {len(shards)} shards, of which {len(done)} are done{passed}\n")
-    if missing:
+    if left:
         config = dataclasses.replace(config, engine=engine)
-        _do(missing, config, request, output, args, complain)
+        _do(left, config, request, output, args, complain)
     failed = output.gather_failed()
     if failed:
         complain(f"{failed} of {len(files)} files failed: {output.folder}/failed.jsonl\n")

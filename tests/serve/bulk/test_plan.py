@@ -162,4 +162,4 @@ def test_where_packages_are_missing_they_are_named(tmp_path, capsys, monkeypatch
     (tmp_path / "some.toml").touch()
     words = ["--config", tmp_path / "some.toml", "--input", tmp_path, "--output", tmp_path]
     assert main(["bulk", *map(str, words)]) == 2
-    assert "not installed here: no_such_package; expected" in capsys.readouterr().err
+    assert "missing here: no_such_package; expected" in capsys.readouterr().err
