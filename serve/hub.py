@@ -66,15 +66,13 @@ def checkpoint_folder(name: str, with_weights: bool = True) -> tuple[Path, str]:
 
 
 def _download(hub_id: str, revision: str | None, patterns: Iterable[str]) -> Path:
-    import huggingface_hub  # noqa: PLC0415 - serving does without it
+    from huggingface_hub import errors, snapshot_download  # noqa: PLC0415 - serving does without
 
     # A proxy's refusal or a torn connection comes as the HTTP client's own error, whichever
     # client this release of huggingface_hub uses; everything else is an OSError or ValueError.
-    http_error: type[Exception] = vars(huggingface_hub.errors)["HTTPError"]
+    http_error: type[Exception] = vars(errors)["HTTPError"]
     try:
-        folder = huggingface_hub.snapshot_download(
-            hub_id, revision=revision, allow_patterns=list(patterns)
-        )
+        folder = snapshot_download(hub_id, revision=revision, allow_patterns=list(patterns))
     except (http_error, OSError, ValueError) as error:
         raise CheckpointError(
             f"{hub_id} is no folder here, and {_reason(hub_id, revision, error)}"
