@@ -1,6 +1,7 @@
 """Child processes: start one, receive what it sends, and end it with everything below it.
 
-A child gets a session of its own, so Ctrl-C reaches only the parent, which then ends the child.
+A child gets a session of its own, so Ctrl-C reaches only the parent, which then ends the child. One
+whose parent is killed ends by itself.
 What it writes to stdout and stderr goes to a log file, whose last line is told when it dies.
 """
 
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from multiprocessing import connection
 from multiprocessing.connection import Connection
@@ -196,6 +198,7 @@ def _child(
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     signal.signal(signal.SIGTERM, _terminate)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     lock = threading.Lock()
 
     def send(message: Any) -> None:
@@ -208,6 +211,17 @@ def _child(
         send(error)
     else:
         send(None)
+
+
+def _end_with_parent() -> None:
+    """Wait for the parent's end, of which nobody told, and end all below it and this process."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # this is a child
+    parent.join()
+    kill(descendants(os.getpid()))
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(TERMINATE_TIMEOUT_S)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _terminate(_signal: int, _frame: FrameType | None) -> None:

@@ -17,6 +17,7 @@ from eval import processes
 from eval.processes import ChildProcess, run_tool, wait_for_any
 from serve.errors import AudioError, DeadlineError, EarshotError, UnavailableError
 
+ROOT = Path(__file__).parents[2]
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
@@ -153,6 +154,25 @@ def test_ctrl_c_of_the_terminal_does_not_reach_a_child():
     with child(own_session) as running:
         session, pid = running.receive(60)
     assert session == pid != os.getsid(0)
+
+
+def test_a_child_does_not_outlive_a_parent_that_is_killed(tmp_path):
+    code = (
+        "import sys, time; from eval.processes import ChildProcess\n"
+        "from tests.eval.test_processes import sleep_with_descendants\n"
+        "if __name__ == '__main__':\n"
+        "    child = ChildProcess('one', sleep_with_descendants, (), None)\n"
+        "    found = child.receive(60); print(child.pid, *found[:2], flush=True); time.sleep(600)\n"
+    )
+    script = tmp_path / "parent.py"
+    script.write_text(code)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, str(script)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        family = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+        parent.kill()
+    _, alive = psutil.wait_procs(family, 60)
+    assert len(family) == 3 and alive == []
 
 
 def test_of_several_children_the_ready_ones_are_found():
