@@ -41,7 +41,7 @@ class _Decoding:
     windows: Generator[Window | None, None, None] = dataclasses.field(init=False)
     begun: int = 0  # windows that are decoded, or that a worker decodes
     taken: int = 0  # of these, submitted
-    working: bool = False  # a worker has it
+    working: bool = False  # a worker has it, or frees it
     whole: bool = False  # nothing is left to decode
     gone: bool = False  # nobody wants the rest
 
@@ -124,19 +124,19 @@ class Intake:
                 return
             self._turns.remove(active.id)
             self._ahead -= decoding.held_ahead
-            decoding.gone = True
+            unused = self._give_up(decoding)
             self._wake()
-        self._free([decoding])
+        if unused:
+            decoding.windows.close()
 
     def close(self) -> None:
         """Let the workers stop at their next block, and begin nothing."""
         with self._lock:
             self._closed = True
             self._turns.clear()
-            ended = list(self._decodings.values())
-            for decoding in ended:
-                decoding.gone = True
-        self._free(ended)
+            unused = [one for one in self._decodings.values() if self._give_up(one)]
+        for decoding in unused:
+            decoding.windows.close()
         self._workers.shutdown(wait=False)
 
     def held_ids(self) -> set[int]:
@@ -150,11 +150,14 @@ class Intake:
             return sum(decoding.held for decoding in self._decodings.values())
 
     @staticmethod
-    def _free(ended: list[_Decoding]) -> None:
-        """Free the decoders of what is gone; one that a worker has, it frees at the next block."""
-        for decoding in ended:
-            if not decoding.working:
-                decoding.windows.close()
+    def _give_up(decoding: _Decoding) -> bool:
+        """Nobody wants it; whether whoever notes that is to free its audio. The lock is held.
+
+        What a worker has, it frees at the next block: two must not do so at the same time.
+        """
+        unused = not (decoding.working or decoding.gone)
+        decoding.gone = True
+        return unused
 
     def _windows(
         self, active: ActiveRequest, request: Request, stopped: Callable[[], bool]
@@ -229,15 +232,14 @@ class Intake:
     def _put_back(self, decoding: _Decoding, window: Window | EarshotError | None) -> None:
         """Note what a worker made of a request, and free its audio if that was all."""
         with self._lock:
-            decoding.working = False
             if window is None:
                 self._take_back(decoding)
             else:
                 decoding.whole = isinstance(window, EarshotError) or window.last
+            decoding.working = decoding.gone or decoding.whole  # while it frees it, and after
             if not decoding.gone:
                 self._let_wait(decoding)
-            unwanted = decoding.gone or decoding.whole
-        if unwanted:
+        if decoding.working:
             decoding.windows.close()
 
 

@@ -261,6 +261,33 @@ def test_closing_ends_what_is_decoded_at_the_next_block(alone, monkeypatch):
     assert (len(blocks), alone.said) == (1, [])
 
 
+def test_a_request_may_end_while_a_worker_frees_its_audio(alone, monkeypatch):
+    """As one does at its last window, in which nobody speaks, and others as the server stops."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def blocks(*_):
+        try:
+            yield np.zeros(SAMPLE_RATE, np.float32)
+        finally:
+            begun.set()
+            assert go_on.wait(WAIT_S)
+
+    monkeypatch.setattr("serve.speech.audio.from_samples", blocks)
+    monkeypatch.setattr("serve.transcriber.intake.cut", cut_at_each_block)
+    active = make_active(0)
+    alone.intake.add(active, SECOND)
+    assert begun.wait(WAIT_S)
+    alone.intake.release(active)
+    alone.intake.close()
+    go_on.set()
+    alone.settle()
+
+
+def cut_at_each_block(blocks):
+    for block in blocks:
+        yield Window(0.0, block, last=True)
+
+
 def freed(samples):
     gc.collect()
     return samples() is None
