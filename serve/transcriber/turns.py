@@ -15,6 +15,7 @@ T = TypeVar("T")
 Rank = tuple[int, ...]
 
 _LONGEST_WAIT_EVERY = 4
+_SPARE = 64  # of those that have left, so many need no looking for
 
 
 class Turns(Generic[T]):
@@ -50,6 +51,9 @@ class Turns(Generic[T]):
         assert id not in self._waiting, f"{id} waits already"
         self._waiting[id] = (rank, who)
         heapq.heappush(self._by_rank, (rank, id))
+        if len(self._by_rank) > 2 * len(self._waiting) + _SPARE:
+            self._by_rank = [(rank, id) for id, (rank, _) in self._waiting.items()]
+            heapq.heapify(self._by_rank)
 
     def remove(self, id: int) -> None:
         """Let somebody wait no longer; unknown ids do nothing."""

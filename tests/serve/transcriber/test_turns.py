@@ -31,6 +31,15 @@ def test_every_fourth_turn_is_that_of_the_longest_wait():
     assert [turns.pop() for _ in range(9)] == [1, 2, 3, 0, 4, 6, 7, 5, 8]
 
 
+def test_who_has_gone_is_forgotten_though_others_always_go_first():
+    random.seed(0)
+    turns = waiting(*[0] * 50)
+    for id in range(50, 10_000):
+        turns.pop()
+        turns.add(id, (0, random.random()), id)
+    assert len(turns._by_rank) < 300
+
+
 def test_nobody_starves_beside_a_stream_of_new_ones():
     turns = waiting(100, 200)
     popped = []
