@@ -20,8 +20,12 @@ MAX_CHUNKS = 1000
 
 _RIFF_HEADER = 12  # "RIFF" or "FORM", the file's size, "WAVE" or "AIFF"
 _OGG_HEADER = 27  # before the table of segments, of one byte each
+_OGG_STREAM = slice(14, 18)  # of a page: whose it is
 _OGG_PAGE = _OGG_HEADER + 255 + 255 * 255  # the longest
 _ID3_HEADER = 10
+_ID3V1 = 128  # a tag behind an MP3
+_XING = struct.Struct(">4xIII")  # flags, and what they tell of: frames, bytes
+_XING_FRAMES, _XING_BYTES = 1, 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,20 +85,54 @@ def _chunk(audio: Bytes, name: bytes, layout: str) -> tuple[int, int]:
 
 def last_ogg_page_is_whole(audio: Bytes) -> bool:
     """Whether an OGG file ends with a complete page, as far as the page's own header tells."""
+    page = _last_ogg_page(audio)
+    if len(page) < _OGG_HEADER:
+        return False
+    segments = page[_OGG_HEADER - 1]
+    lengths = page[_OGG_HEADER : _OGG_HEADER + segments]
+    return _OGG_HEADER + segments + sum(lengths) <= len(page)
+
+
+def ogg_has_several_streams(audio: Bytes) -> bool:
+    """Whether an OGG file begins and ends with different streams, one behind the other mostly."""
+    page = _last_ogg_page(audio)
+    return len(page) >= _OGG_HEADER and page[_OGG_STREAM] != audio[_OGG_STREAM]
+
+
+def _last_ogg_page(audio: Bytes) -> bytes:
+    """From where an OGG file's last page begins; nothing where none does."""
     end = audio[max(0, len(audio) - _OGG_PAGE) : len(audio)]
     at = end.rfind(b"OggS")
-    if at < 0 or at + _OGG_HEADER > len(end):
-        return False
-    segments = end[at + _OGG_HEADER - 1]
-    lengths = end[at + _OGG_HEADER : at + _OGG_HEADER + segments]
-    return at + _OGG_HEADER + segments + sum(lengths) <= len(end)
+    return end[at:] if at >= 0 else b""
 
 
 def mp3_states_its_length(audio: Bytes) -> bool:
     """Whether an MP3's first frame says how many frames follow (a Xing or Info header)."""
+    _, tag = _xing(audio)
+    return bool(tag)
+
+
+def mp3_goes_on(audio: Bytes) -> bool:
+    """Whether another MP3 follows where the first one ends, as its first frame says."""
+    begin, tag = _xing(audio)
+    if len(tag) < _XING.size:
+        return False
+    flags, frames, size = _XING.unpack(tag[: _XING.size])
+    if not flags & _XING_BYTES:
+        return False
+    end = begin + (size if flags & _XING_FRAMES else frames)
+    if audio[end : end + 3] == b"TAG":
+        end += _ID3V1
+    head = audio[end : end + 3]
+    return head == b"ID3" or (len(head) == 3 and head[0] == 0xFF and head[1] >= 0xE0)
+
+
+def _xing(audio: Bytes) -> tuple[int, bytes]:
+    """Where an MP3's first frame begins, and its Xing or Info header; empty where there is none."""
     at = 0
     if audio[:3] == b"ID3" and len(audio) >= _ID3_HEADER:
         a, b, c, d = audio[6:10]  # the tag's size in four bytes of seven bits
         at = _ID3_HEADER + (a << 21 | b << 14 | c << 7 | d)
     frame = audio[at : at + 64]
-    return b"Xing" in frame or b"Info" in frame
+    place = max(frame.find(b"Xing"), frame.find(b"Info"))
+    return at, frame[place:] if place >= 0 else b""

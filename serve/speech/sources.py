@@ -1,8 +1,8 @@
 """Audio files, opened by the library that knows them, as blocks of what is in them.
 
 libsndfile reads WAV, AIFF, FLAC, OGG and MP3; FFmpeg, through PyAV, reads MP4, M4A, WebM, AAC,
-AU, and WAV streams without a length. Libraries get the file through a meter, which ends it for them
-where reading has cost too much; what they raise is theirs.
+AU, WAV streams without a length, and OGG or MP3 files one behind the other. Libraries get the file
+through a meter, which ends it for them where reading has cost too much; what they raise is theirs.
 """
 
 import math
@@ -23,10 +23,11 @@ BLOCK_VALUES = 1 << 16  # samples decoded at a time, all channels together
 
 _CHUNKED_FORMATS = ("WAV", "WAVEX", "AIFF")
 _SNDFILE_FORMATS = (*_CHUNKED_FORMATS, "FLAC", "OGG", "MP3")
+_JOINED = {"OGG": containers.ogg_has_several_streams, "MP3": containers.mp3_goes_on}
+"""Whether a file of a format is several, one behind the other."""
 # NOTE: FFmpeg knows formats that are lists of files and addresses to open. A client must not make
 # the server open anything, so only these formats are tried and no protocol may be used.
 _FFMPEG_FORMATS = "mov,matroska,aac,ogg,flac,wav,au,mpegts"
-_FFMPEG_OPTIONS = {"format_whitelist": _FFMPEG_FORMATS, "protocol_whitelist": "none"}
 _FFMPEG_TOLERANCE_S = 0.25
 
 
@@ -77,7 +78,11 @@ def open_source(audio: containers.Bytes, meter: Meter) -> Source:
     if file.format not in _SNDFILE_FORMATS or endless:
         file.close()
         return _FFmpeg(audio, meter)
-    return _SndFile(audio, file)
+    found = _SndFile(audio, file)
+    if file.format in _JOINED and _JOINED[file.format](audio):
+        found.close()  # libsndfile would read the first alone
+        return _FFmpeg(audio, meter, file.format.lower())
+    return found
 
 
 class _Pcm16:
@@ -167,10 +172,13 @@ class _FFmpeg:
     tolerance_s = _FFMPEG_TOLERANCE_S
     present_s: float | None = None
 
-    def __init__(self, audio: containers.Bytes, meter: Meter) -> None:
+    def __init__(
+        self, audio: containers.Bytes, meter: Meter, formats: str = _FFMPEG_FORMATS
+    ) -> None:
+        options = {"format_whitelist": formats, "protocol_whitelist": "none"}
         try:
             self._file = av.open(
-                MeteredFile(audio, meter), "r", options=_FFMPEG_OPTIONS, metadata_errors="ignore"
+                MeteredFile(audio, meter), "r", options=options, metadata_errors="ignore"
             )
         except (av.FFmpegError, ValueError) as error:
             head = audio[:8].hex(" ")
@@ -203,16 +211,26 @@ class _FFmpeg:
 
     def blocks(self) -> Iterator[Samples]:
         # NOTE: not planar: PyAV reads past the end of a planar frame of more than 8 channels.
-        to_float = av.AudioResampler(format="flt")
-        for frame in self._file.decode(self._stream):
+        to_float, layout = av.AudioResampler(format="flt"), ""
+        for frame in self._frames():
             if frame.sample_rate != self.rate:
                 raise AudioError(
                     f"audio changes from {self.rate} to {frame.sample_rate} samples a second; "
                     "expected one rate"
                 )
+            if frame.layout.name != layout:  # as a broadcast's does: the next part is stereo
+                to_float, layout = av.AudioResampler(format="flt"), frame.layout.name
             for part in to_float.resample(frame):
                 values: Samples = part.to_ndarray()  # type: ignore[assignment]
                 yield values.reshape(part.samples, -1)
+
+    def _frames(self) -> Iterator[av.AudioFrame]:
+        for packet in self._file.demux(self._stream):
+            try:
+                yield from packet.decode()  # type: ignore[misc]
+            except av.InvalidDataError:
+                if self._file.format.name != "mp3":
+                    raise  # between two MP3 it is the second's tag, say: libsndfile resumes, too
 
     def close(self) -> None:
         self._file.close()

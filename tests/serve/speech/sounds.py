@@ -22,17 +22,19 @@ def encode(samples: np.ndarray, fmt: str, subtype: str | None = None, rate: int 
     return file.getvalue()
 
 
-def encode_ffmpeg(fmt: str, codec: str, rate: int = 48_000, **options: str) -> bytes:
+def encode_ffmpeg(
+    fmt: str, codec: str, rate: int = 48_000, layout: str = "stereo", **options: str
+) -> bytes:
     """The tone in a format that libsndfile cannot write."""
     file = io.BytesIO()
     with av.open(file, "w", format=fmt, options=options) as container:
-        stream = container.add_stream(codec, rate=rate, layout="stereo")
+        stream = container.add_stream(codec, rate=rate, layout=layout)
         frame = av.AudioFrame.from_ndarray(
             (tone(rate)[None] * 32767).astype(np.int16), format="s16", layout="mono"
         )
         frame.sample_rate = rate
         resampler = av.AudioResampler(
-            format=stream.format, layout="stereo", rate=rate, frame_size=stream.frame_size or 1024
+            format=stream.format, layout=layout, rate=rate, frame_size=stream.frame_size or 1024
         )
         for part in [*resampler.resample(frame), *resampler.resample(None)]:
             part.pts = None

@@ -119,6 +119,33 @@ def test_what_is_not_plain_16_bit_wav_is_left_to_the_libraries(at: int, value: i
     assert containers.pcm16(bytes(data)) is None
 
 
+def test_a_streams_channels_may_change():
+    """As where one broadcast is recorded behind another."""
+    parts = [encode_ffmpeg("adts", "aac", layout=layout) for layout in ("mono", "stereo", "mono")]
+    samples = decode(b"".join(parts), LIMIT_S)
+    assert len(samples) / RATE == pytest.approx(3 * SECONDS, abs=0.3)
+    loud = [np.abs(samples[int(at * RATE) :][:RATE]).max() for at in (1.0, 4.0, 7.0)]
+    assert loud == pytest.approx([0.5, 0.5 / np.sqrt(2), 0.5], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "subtype", "between"),
+    [
+        ("OGG", "VORBIS", b""),
+        ("OGG", "OPUS", b""),
+        ("MP3", None, b""),
+        ("MP3", None, b"TAG" + bytes(125)),
+        ("MP3", None, b"ID3\x04\0\0\0\0\x02\x05" + bytes(261)),
+    ],
+)
+def test_files_behind_each_other_are_all_heard(fmt: str, subtype: str | None, between: bytes):
+    """As in a recording of web radio, or after `cat`; libsndfile reads the first alone."""
+    parts = [encode(tone(), fmt, subtype) for _ in range(3)]
+    samples = decode(between.join(parts), LIMIT_S)
+    assert len(samples) / RATE == pytest.approx(3 * SECONDS, abs=0.3)
+    assert np.abs(samples[round(7 * RATE) :][:RATE]).max() == pytest.approx(0.5, rel=0.1)
+
+
 def test_channels_are_averaged():
     stereo = np.stack([tone(), np.zeros_like(tone())], axis=1)
     assert_is_tone(decode(encode(stereo, "WAV", "FLOAT"), LIMIT_S), level=0.25)
