@@ -227,7 +227,7 @@ class _FFmpeg:
     def _frames(self) -> Iterator[av.AudioFrame]:
         for packet in self._file.demux(self._stream):
             try:
-                yield from packet.decode()  # type: ignore[misc]
+                yield from packet.decode()
             except av.InvalidDataError:
                 if self._file.format.name != "mp3":
                     raise  # between two MP3 it is the second's tag, say: libsndfile resumes, too

@@ -63,7 +63,7 @@ class Server:
             server.start_timeout_s,
         )
         self._parts = (*self._engines.values(), self._gateway)
-        self._page = ""
+        self._page = self._unwritten = ""
         self._error: EarshotError | None = None
         self._complete = True  # every request that was accepted has been answered
         self._ready = threading.Event()
@@ -222,9 +222,18 @@ class Server:
             )
         )
         if page != self._page:
-            new = self.folder / f"{SUPERVISOR_PAGE}.new"
+            self._write(page)
+
+    def _write(self, page: str) -> None:
+        new = self.folder / f"{SUPERVISOR_PAGE}.new"
+        try:
             new.write_text(page, encoding="utf-8")
             new.replace(self.folder / SUPERVISOR_PAGE)
+        except OSError as error:  # the disk is full, say: the next look tries again
+            if page != self._unwritten:
+                logger.warning("the supervisor's metrics stay as they were: %s", error)
+            self._unwritten = page
+        else:
             self._page = page
 
 

@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -33,6 +34,7 @@ _METRICS_TIMEOUT_S = 2.0
 # Nothing of ours is pending when Triton is told to end: the gateway has seen to that. What it waits
 # for then are requests that it never lets go, and all that time goes by before it ends.
 _EXIT_S = 3
+_TELLING_S = 1.0  # that a process may take to write why it cannot go on
 _STOP_S = 5.0  # until it is killed; the models are closed in it
 
 # What a client of the models does not call. They can be called with this header alone, whose name
@@ -139,8 +141,8 @@ class TritonServer:
 
     def failure(self) -> str | None:
         """Why it cannot go on; None while it can, or may become ready."""
-        with contextlib.suppress(FileNotFoundError):
-            return (self._folder / names.FAILURE).read_text(encoding="utf-8") or None
+        if told := self._told():
+            return told
         status = self._child.status()
         if status is not None:
             return f"it ended with status {status}: {cause(self._child.log())}"
@@ -185,6 +187,16 @@ class TritonServer:
 
     def _silent_s(self) -> float:
         return max(pulse.silent_s() for pulse in self._pulses)
+
+    def _told(self) -> str | None:
+        """What the process that has the engine says of its failure."""
+        path = self._folder / names.FAILURE
+        with contextlib.suppress(FileNotFoundError):
+            since_s = time.time() - path.stat().st_mtime
+            told = path.read_text(encoding="utf-8")
+            if told or since_s > _TELLING_S:  # where the disk is full it says nothing
+                return told or "a model's process cannot go on; its log says why"
+        return None
 
     def _breakdown(self) -> str | None:
         """What went wrong below a server that still runs."""

@@ -16,9 +16,9 @@ from serve.errors import EarshotError, UnavailableError
 from serve.messages import Request
 from serve.triton import server as server_module
 from serve.triton.client import Client
-from serve.triton.folder import grpc_target, run_folder, shared_memory
+from serve.triton.folder import FAILURE, grpc_target, run_folder, shared_memory
 from serve.triton.processes import is_alive, live_children
-from serve.triton.server import cause, config_to_toml, prepare
+from serve.triton.server import TritonServer, cause, config_to_toml, prepare
 from tests.serving import CLIP, WAIT_S, wait_until
 
 BLOCK = 4096
@@ -77,6 +77,19 @@ CAUSES = {
 @pytest.mark.parametrize("line, told", CAUSES.values(), ids=CAUSES)
 def test_a_log_gives_its_cause_and_not_its_noise(line, told):
     assert cause([NOISE, line, LAST]) == told
+
+
+def test_a_failure_counts_though_it_could_not_be_written_down(tmp_path):
+    """As where the disk is full."""
+    child = SimpleNamespace(pid=os.getpid(), status=lambda: None)
+    triton = TritonServer(tmp_path, ServerConfig(), child)
+    failure = tmp_path / FAILURE
+    failure.touch()
+    assert triton.failure() is None  # it may be writing
+    os.utime(failure, (0, 0))
+    assert "its log says why" in triton.failure()
+    failure.write_text("the device failed")
+    assert triton.failure() == "the device failed"
 
 
 # ---------------------------------------------------------------- a real one
