@@ -195,6 +195,7 @@ class Session:
             self._open.add(frame.samples, frame.speech)
         self._heard += len(frame.samples)
         if vad is None:
+            self._recent.clear()
             return
         self._recent.append(frame.samples)
         while sum(map(len, self._recent)) - len(self._recent[0]) > _samples(vad.prefix_padding_ms):

@@ -14,16 +14,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from openai import OpenAI
+from prometheus_client import CollectorRegistry
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from serve.config import LiveConfig
-from serve.gateway.live.session import _Arrivals
+from serve.gateway.live.session import Session, _Arrivals
 from serve.gateway.live.settings import HYPOTHESIS
+from serve.gateway.metrics import LiveMetrics
 from serve.keys import add_key, hash_of, new_key
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, until
-from tests.serve.gateway.live.conftest import LIVE, Talk, sound
+from tests.serve.gateway.live.conftest import LIVE, LoudIsSpeech, Talk, sound
 
 ROOT = Path(__file__).parents[4]
 SPEECH, QUIET = sound(3.3), sound(1.0, level=0.0)
@@ -111,6 +113,36 @@ def test_a_client_may_say_itself_where_an_utterance_ends(talk):
     client.say("input_audio_buffer.commit")
     assert client.until(".completed")["transcript"] == "one two"
     assert not any("speech" in event["type"] for event in client.events)
+
+
+def test_an_utterance_begins_with_the_audio_right_before_it():
+    """Not with older one, where its client has said itself for a while where utterances end."""
+
+    async def ignore(event):
+        pass
+
+    async def hear():
+        metrics = LiveMetrics(CollectorRegistry(), ())
+        stream = Session(LIVE, str, None, ignore, float, LoudIsSpeech(), metrics)
+
+        async def say(kind, **fields):
+            await stream.handle(json.dumps({"type": kind, **fields}))
+
+        vad = {"type": "server_vad"}
+        spoken = [(vad, sound(0.5, level=0.005)), (None, SPEECH + QUIET), (vad, sound(0.1, 0.0))]
+        for turns, data in [*spoken, (vad, SPEECH)]:
+            changes = {"audio": {"input": {"turn_detection": turns}}}
+            await say("session.update", session=changes)
+            audio = base64.b64encode(data).decode()
+            await say("input_audio_buffer.append", audio=audio)
+            if turns is None:
+                await say("input_audio_buffer.commit")
+        return stream._open.window().samples
+
+    samples = asyncio.run(hear())
+    begins = int(np.argmax(np.abs(samples) > 0.01))
+    assert 0 < begins < 0.3 * 16_000
+    assert np.abs(samples[: begins - 100]).max(initial=0.0) < 0.003
 
 
 def test_what_is_cleared_is_not_heard_of_again(talk):
