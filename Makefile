@@ -54,7 +54,7 @@ demo: demo-engine
 
 # Side by side in the order of the files, of which the last are the quickest.
 test: demo-engine
-	@$(RUN) -m pytest --numprocesses $(PROCESSES) --dist loadgroup --no-loadscope-reorder $(OPTIONS)
+	@$(RUN) -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder $(OPTIONS)
 
 test-gpu: setup
 	@$(RUN) -m pytest -m gpu --require-gpu

@@ -44,11 +44,7 @@ def pytest_runtest_setup(item):
         end("; ".join(map(how_to_get, missing)))
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(config, items):
-    for item in items:  # each file's tests run in one process, and all that share the server
-        group = "server" if "server" in item.fixturenames else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
     if config.getoption("--require-gpu"):
         return
     gpu = [item for item in items if item.get_closest_marker("gpu")]
