@@ -50,7 +50,8 @@ class FakeTriton:
 
     # ---------------------------------------------------------------- for tests
 
-    def beat(self, age_s=0.0):
+    def beat(self, age_s=-3600.0):
+        """A sign of life so old; from the future it is one for as long as any test takes."""
         for name in HEARTBEATS:
             path = self.folder / name
             path.touch()

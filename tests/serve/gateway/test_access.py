@@ -43,7 +43,6 @@ def shared(tmp_path_factory):
         keys_file=str(folder / "keys.toml"),
         allowed_origins=("https://example.org",),
     )
-    running.triton.beat(age_s=-3600)
     yield running
     running.close()
 

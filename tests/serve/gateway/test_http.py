@@ -274,7 +274,7 @@ def test_while_triton_is_away_requests_are_refused(running):
 def test_it_is_not_ready_when_a_models_process_stands_still(running, file):
     ready = "/v2/health/ready"
     assert running.ask("GET", ready)[0] == 200
-    running.triton.beat(age_s=2)
+    running.triton.beat(age_s=1)
     assert running.ask("GET", ready)[0] == 200
     running.triton.beat(age_s=5)
     assert running.ask("GET", ready)[0] == 503

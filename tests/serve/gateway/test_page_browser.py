@@ -88,7 +88,6 @@ def gateway(tmp_path_factory):
     running = Running(
         tmp_path_factory.mktemp("run"), 600.0, triton_metrics=metrics(10, 1), max_request_mb=4
     )
-    running.triton.beat(age_s=-3600)  # it does so for as long as any test takes
     running.run(running.gateway._state.look())
     with contextlib.closing(running):
         yield running

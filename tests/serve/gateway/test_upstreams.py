@@ -29,8 +29,6 @@ FORM = {"content-type": "multipart/form-data; boundary=x"}
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch):
     monkeypatch.setattr("serve.gateway.upstream.remote._INTERVAL_S", 0.02)
-    # The stand-ins beat once.
-    monkeypatch.setattr("serve.gateway.upstream.own.STALE_S", 60.0)
 
 
 @pytest.fixture

@@ -73,7 +73,6 @@ class Talk:
 @pytest.fixture
 def loud_is_speech(monkeypatch):
     monkeypatch.setattr("serve.gateway.live.route.Detector", LoudIsSpeech)
-    monkeypatch.setattr("serve.gateway.upstream.own.STALE_S", 60.0)  # the stand-in beats once
 
 
 @pytest.fixture

@@ -331,15 +331,16 @@ def test_samples_that_come_one_by_one_leave_no_list_of_themselves():
         assert arrivals.at(sample) == pytest.approx(sample / 16_000, abs=0.04)
 
 
-def test_a_silent_client_and_a_long_session_are_ended(talk):
-    client = talk(live=LiveConfig(idle_timeout_s=0.3))
-    with pytest.raises(ConnectionClosed):
-        client.next(), client.next()
-    assert (client.socket.close_code, client.events[-1]["error"]["code"]) == (1001, "session_idle")
-    client = talk(live=LiveConfig(max_session_s=0.5))
-    with pytest.raises(ConnectionClosed):
-        client.next(), client.next()
-    assert client.events[-1]["error"]["code"] == "session_expired"
+@pytest.mark.parametrize(
+    ("limit", "code"), [("idle_timeout_s", "session_idle"), ("max_session_s", "session_expired")]
+)
+def test_a_silent_client_and_a_long_session_are_ended(start, loud_is_speech, limit, code):
+    running = start(live=LiveConfig(**{limit: 0.3}))
+    with connect(f"ws://{running.http}/v1/realtime") as socket:
+        client = Talk(socket)
+        with pytest.raises(ConnectionClosed):
+            client.until("nothing")
+    assert (client.socket.close_code, client.events[-1]["error"]["code"]) == (1001, code)
 
 
 def test_more_streams_than_may_be_are_refused(talk):

@@ -9,7 +9,6 @@ from tests.gateways import WAIT_S, Running
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
     running = Running(tmp_path_factory.mktemp("run"), 600.0, max_request_mb=4)
-    running.triton.beat(age_s=-3600)  # it does so for as long as any test takes
     yield running
     assert running.door.admission.bytes == running.door.admission.requests == 0
     assert running.triton.cancelled_calls == 0
