@@ -108,9 +108,11 @@ def _is_good(url: str, tls: bool) -> bool:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     scheme = "https" if tls else "http"
+    # By a name that it always has, whatever server.allowed_hosts says.
+    request = urllib.request.Request(f"{scheme}://{url}", headers={"Host": "localhost"})
     with (
         contextlib.suppress(OSError, http.client.HTTPException),
-        urllib.request.urlopen(f"{scheme}://{url}", timeout=_LOOK_S, context=context) as answer,
+        urllib.request.urlopen(request, timeout=_LOOK_S, context=context) as answer,
     ):
         return bool(answer.status == 200)
     return False

@@ -184,6 +184,11 @@ def test_listed_names_may_be_called():
         assert may_be_called(server, "asr.Example:443")
 
 
+def test_a_gateway_that_names_its_hosts_is_found_by_whoever_started_it(start):
+    running = start(host="0.0.0.0", open=True, allowed_hosts=("asr.example.org",))
+    assert is_live(f"0.0.0.0:{running.config.server.http_port}")
+
+
 def test_a_page_whose_name_was_made_to_point_here_is_refused(shared):
     """Its origin equals the host that it asks, as only this server's own page's should."""
     for path in ("/", "/v1/models", "/v2/health/live", "/metrics"):
