@@ -4,8 +4,8 @@ What keeps a session from opening is an HTTP answer, as of any other address bel
 that ends by the server's will ends with an event `error` and one of these codes:
 
     1001  it has said nothing, or has lasted, for too long
-    1008  too many of its events were wrong, its key has had its audio of this minute, or there is
-          no room for what it sends
+    1008  too many of its events were wrong, its key has had its audio of this minute or is known no
+          more, or there is no room for what it sends
     1011  the server failed
     1012  the server stops; what had come in was answered
 """
@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from serve.codec import to_json
-from serve.errors import EarshotError, shown
+from serve.errors import AccessError, EarshotError, shown
 from serve.gateway import refusals
 from serve.gateway.door import Door
 from serve.gateway.limits import Ticket
@@ -177,6 +177,7 @@ class Live:
 
     async def _take_in(self, session: Session, websocket: WebSocket, ticket: Ticket) -> _End | None:
         limit_s = self._door.config.live.idle_timeout_s
+        authorization = _authorization(websocket)
         while True:
             try:
                 async with asyncio.timeout(limit_s):
@@ -190,9 +191,11 @@ class Live:
             try:
                 text = message.get("text") or ""
                 held.charge(_COPIES * len(text))
+                self._door.callers.identify(authorization)  # its key may have been taken back
                 await session.handle(text)
             except Refusal as refusal:
-                kind = "rate_limit_error"
+                denied = isinstance(refusal.error, AccessError)
+                kind = "invalid_request_error" if denied else "rate_limit_error"
                 return _End(1008, refusal.reason, str(refusal), kind)
             except TooManyErrors:
                 said = f"{MAX_ERRORS} events were wrong; the session is closed"

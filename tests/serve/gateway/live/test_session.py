@@ -417,6 +417,24 @@ def test_keys_are_told_as_programs_and_as_browsers_do(start, loud_is_speech, tmp
         assert "audio_s_per_minute" in client.events[-1]["error"]["message"]
 
 
+def test_a_key_that_is_taken_back_ends_its_stream(start, loud_is_speech, tmp_path, monkeypatch):
+    monkeypatch.setattr("serve.gateway.callers._LOOK_S", 0.0)
+    path, key = tmp_path / "keys.toml", new_key()
+    add_key(path, "alice", {"sha256": hash_of(key)})
+    running = start(live=LIVE, keys_file=str(path))
+    headers = {"Authorization": f"Bearer {key}"}
+    with connect(f"ws://{running.http}/v1/realtime", additional_headers=headers) as socket:
+        client = Talk(socket)
+        client.audio(sound(1.0, level=0.0))
+        client.set(transcription={"language": "en"})
+        client.until("session.updated")
+        path.write_text("")
+        client.audio(sound(1.0, level=0.0))
+        with pytest.raises(ConnectionClosed):
+            client.until("nothing")
+    assert (socket.close_code, client.events[-1]["error"]["code"]) == (1008, "unauthenticated")
+
+
 def test_nothing_of_the_engines_is_loaded_into_the_gateway():
     """Its process is small."""
     code = "import serve.gateway.run, sys; print({'torch', 'openai'} & set(sys.modules))"
