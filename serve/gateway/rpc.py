@@ -25,7 +25,7 @@ from serve.gateway.visits import Visit
 logger = logging.getLogger("earshot.gateway")
 
 
-def server_options(max_request_bytes: int, max_inflight: int) -> list[tuple[str, int]]:
+def server_options(max_request_bytes: int, max_connections: int) -> list[tuple[str, int]]:
     """What the gRPC server is made with."""
     return [
         ("grpc.max_receive_message_length", max_request_bytes + MAX_STRUCTURE_BYTES),
@@ -36,7 +36,8 @@ def server_options(max_request_bytes: int, max_inflight: int) -> list[tuple[str,
         ("grpc.http2.lookahead_bytes", FRAME_BYTES),
         # Identity alone: a message's size would not tell what it becomes. gRPC refuses others.
         ("grpc.compression_enabled_algorithms_bitset", 1),
-        ("grpc.max_concurrent_streams", max_inflight),
+        ("grpc.max_concurrent_streams", max_connections),
+        ("grpc.max_allowed_incoming_connections", max_connections),
         ("grpc.server_handshake_timeout_ms", 10_000),
         ("grpc.max_connection_idle_ms", 600_000),
         # Calls that have begun go on; the next ones take a new connection, for which a client looks

@@ -1,7 +1,9 @@
 """The gateway over gRPC, by calls of raw bytes and by tritonclient."""
 
 import asyncio
+import contextlib
 import queue
+import socket
 import tracemalloc
 
 import grpc
@@ -152,6 +154,21 @@ def test_who_takes_no_answers_is_read_no_further_and_takes_no_memory(start):
     finally:
         tracemalloc.stop()
     assert deaf.sent == most + 1
+
+
+def test_no_more_connections_than_requests_and_some(start, monkeypatch):
+    monkeypatch.setattr("serve.gateway.run._SPARE_CONNECTIONS", 3)
+    running = start(max_inflight=4)
+    host, _, port = running.grpc.rpartition(":")
+    with contextlib.ExitStack() as stack:
+        answered = 0
+        for _ in range(20):
+            client = stack.enter_context(socket.create_connection((host, int(port)), WAIT_S))
+            with contextlib.suppress(OSError):
+                client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+                answered += bool(client.recv(9))
+    assert answered == 7
+    assert running.call()(message(), wait_for_ready=True, timeout=WAIT_S)
 
 
 def test_a_clients_deadline_counts_as_going(running):
