@@ -208,6 +208,16 @@ class _WatchedWebSocket(WebSocketsSansIOProtocol):
         if hasattr(self, "scope"):  # the handshake was right
             cast(dict[str, Any], self.scope)[LOST] = self.lost
 
+    def send_receive_event_to_app(self) -> None:
+        if self.curr_msg_data_type == "text":
+            try:
+                b"".join(self.frames).decode()
+            except UnicodeDecodeError:  # of which uvicorn would log where it was found
+                self.conn.send_close(1007)
+                self.handle_parser_exception()
+                return
+        super().send_receive_event_to_app()
+
     def handle_ping(self) -> None:
         if self.writable.is_set():
             super().handle_ping()

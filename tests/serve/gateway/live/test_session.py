@@ -235,6 +235,16 @@ def test_a_flood_of_wrong_events_ends_the_session(talk):
     assert client.events[-1]["error"]["code"] == "too_many_errors"
 
 
+def test_text_that_is_none_ends_the_session_and_leaves_no_trace(talk, caplog):
+    client = talk()
+    client.socket.socket.sendall(bytes([0x81, 0x82, 0, 0, 0, 0, 0xFF, 0xFE]))
+    with pytest.raises(ConnectionClosed):
+        client.next()
+    assert client.socket.close_code == 1007
+    until(lambda: client.running.door.admission.requests == 0)
+    assert "Traceback" not in caplog.text
+
+
 def test_a_message_that_is_too_large_ends_the_session(talk):
     client = talk()
     with pytest.raises(ConnectionClosed):
