@@ -28,7 +28,7 @@ FORMATS = ("jsonl", "parquet")
 
 Complain = Callable[[str], None]
 
-_NEEDED = ("fsspec", "pyarrow", "ray")  # the images for TensorRT-LLM are without
+_NEEDED = ("fsspec", "pyarrow", "ray")  # not in every image
 _LINE_EVERY_S = 30.0  # where the output is no terminal
 
 
