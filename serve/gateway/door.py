@@ -115,8 +115,7 @@ class Door:
         What has not ended within the configured time is ended then.
         """
         self.admission.start_draining()
-        stopping = refusals.overloaded("the server is stopping; try again later", "draining")
-        self.uploads.end_all(stopping)
+        self.uploads.end_all(refusals.stopping())
         self.streams.end_all()
         if await self.admission.wait_until_empty(self._drain_s):
             return True

@@ -86,7 +86,7 @@ class Admission:
             Refusal: the server drains, or too many are under way.
         """
         if self._draining:
-            raise refusals.overloaded("the server is stopping; try again later", "draining")
+            raise refusals.stopping()
         if self.requests >= self.max_requests and not self.make_room():
             raise refusals.overloaded(
                 f"{self.requests} requests are under way, as many as may be "

@@ -87,6 +87,11 @@ def overloaded(message: str, reason: str) -> Refusal:
     return Refusal(OverloadedError(message), reason=reason)
 
 
+def stopping() -> Refusal:
+    """The server takes nothing more."""
+    return overloaded("the server is stopping; try again later", "draining")
+
+
 def key_limit(limit: str, name: str, wait_s: float) -> Refusal:
     """A key has had all that it may have for now."""
     refusal = overloaded(f"the key {name} has used up its {limit}; try again later", "key_limit")

@@ -91,6 +91,8 @@ class Stream:
                 return
             wait_s = _IDLE_S
             await self._room.acquire()
+            if self._door.admission.draining:  # since the message came
+                raise refusals.stopping()
             task = group.create_task(self._answer(message))
             self._requests.add(task)
             task.add_done_callback(self._ended)

@@ -11,6 +11,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 from tritonclient.grpc import service_pb2
 
+from serve.gateway.refusals import Refusal
 from serve.gateway.rpc_stream import Stream
 from serve.gateway.upstream.calls import SERVICE
 from serve.triton import wire
@@ -132,9 +133,10 @@ def test_who_takes_no_answers_is_read_no_further_and_takes_no_memory(start):
             return bytes([0xF]) * size  # no request
 
         async def write(self, answer):
-            await asyncio.sleep(WAIT_S)
+            await self.takes.wait()
 
     async def kept(context):
+        context.takes = asyncio.Event()
         before, _ = tracemalloc.get_traced_memory()
         stream = asyncio.create_task(Stream(running.door, context).run())
         async with asyncio.timeout(WAIT_S):
@@ -143,17 +145,20 @@ def test_who_takes_no_answers_is_read_no_further_and_takes_no_memory(start):
         for _ in range(100):  # turns of the loop, in which more would come
             await asyncio.sleep(0)
         after, _ = tracemalloc.get_traced_memory()
-        stream.cancel()
-        await asyncio.wait((stream,))
-        return after - before
+        sent = context.sent
+        running.door.admission.start_draining()
+        context.takes.set()
+        with pytest.raises(Refusal, match="is stopping"):
+            await asyncio.wait_for(stream, WAIT_S / 2)
+        return after - before, sent
 
     deaf = Deaf()
     tracemalloc.start()
     try:
-        assert running.run(kept(deaf)) < 2 * size
+        taken, sent = running.run(kept(deaf))
     finally:
         tracemalloc.stop()
-    assert deaf.sent == most + 1
+    assert taken < 2 * size and sent == most + 1
 
 
 def test_no_more_connections_than_requests_and_some(start, monkeypatch):
