@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eval.accuracy.normalize import DEFAULT, NORMALIZERS
-from eval.arguments import add_config, add_systems, counts, positive
+from eval.arguments import add_config, add_output, add_systems, counts, output_of, positive
 from eval.bench import flags as bench_flags
 from eval.bulk import flags as bulk_flags
 from eval.config import Config, EvalConfig, load_config
@@ -145,7 +145,7 @@ def _add_soak(parser: argparse.ArgumentParser) -> None:
         help="of requests while memory is watched; the other scenarios end by themselves; "
         "default: %(default)s",
     )  # fmt: skip
-    add("--output", type=Path, metavar="DIR", help="default: reports/<name of the config>-soak")
+    add_output(parser, "soak")
     parser.set_defaults(command=_soak)
 
 
@@ -178,7 +178,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("--concurrency", type=positive, metavar="N", help="calls at a time under load")
     add("--repeats", type=positive, metavar="N", help="timed passes")
-    add("--output", type=Path, metavar="DIR", help="default: reports/<name of the config>")
+    add_output(parser)
     _add_normalizer(parser)
     parser.set_defaults(command=_run)
 
@@ -220,7 +220,7 @@ def _run(options: argparse.Namespace) -> int:
     from eval.accuracy.run import run  # noqa: PLC0415 - bench needs none of its packages
 
     config = _with_flags(load_config(options.config), options)
-    folder = options.output or Path("reports") / config.name
+    folder = output_of(options, config.name)
     run(config, options.config, folder, _tell)
     return _write_report(folder, (), options.normalizer)
 
@@ -290,7 +290,7 @@ def _gateway(options: argparse.Namespace) -> int:
     from eval.gateway.run import gateway  # noqa: PLC0415 - needs the server's packages
 
     config = load_config(options.config)
-    folder = options.output or Path("reports") / f"{config.name}-gateway"
+    folder = output_of(options, config.name, "gateway")
     load, idle = (options.at_once, options.passes), (options.connections, options.seconds)
     return 0 if gateway(config, *load, *idle, folder, _tell).good else 1
 
@@ -299,7 +299,7 @@ def _bulk(options: argparse.Namespace) -> int:
     from eval.bulk.run import measure  # noqa: PLC0415 - needs pyarrow
 
     config = load_config(options.config)
-    folder = options.output or Path("reports") / f"{config.name}-bulk"
+    folder = output_of(options, config.name, "bulk")
     cost = measure(config, options.manifest, options.times, options.passes, folder, _tell)
     print(f"{cost}\nThe figures: {folder / 'bulk.json'}")
     return 0 if cost.good else 1
@@ -315,7 +315,7 @@ def _live(options: argparse.Namespace) -> int:
     from eval.live.run import HEADING, live  # noqa: PLC0415 - needs jiwer, and loads torch
 
     config = load_config(options.config)
-    folder = options.output or Path("reports") / f"{config.name}-live"
+    folder = output_of(options, config.name, "live")
     levels = live(config, options.streams, options.clips, folder, _tell)
     print("\n".join([HEADING, *map(str, levels)]))
     print(f"\nThe figures: {folder / 'live.json'}")
@@ -328,7 +328,7 @@ def _soak(options: argparse.Namespace) -> int:
     from eval.soak.run import soak  # noqa: PLC0415 - loads torch and gRPC
 
     config = load_config(options.config)
-    folder = options.output or Path("reports") / f"{config.name}-soak"
+    folder = output_of(options, config.name, "soak")
     good = soak(config, tuple(options.scenarios or ()), options.minutes, folder, _tell)
     print((folder / "soak.md").read_text(encoding="utf-8").partition("\n## ")[0])
     print(f"The whole report: {folder / 'soak.md'}")
@@ -377,7 +377,7 @@ def _long(options: argparse.Namespace) -> int:
     from eval.long import report, run  # noqa: PLC0415 - needs jiwer
 
     config = load_config(options.config)
-    folder = options.output or Path("reports") / f"{config.name}-long"
+    folder = output_of(options, config.name, "long")
     run.run_long(
         config, options.config, options.systems or long_plan.NAMES, minutes=options.minutes,
         seed=options.seed, again=options.again, folder=folder, tell=_tell,

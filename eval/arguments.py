@@ -2,11 +2,27 @@
 
 import argparse
 import math
+from pathlib import Path
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
     """Which product."""
     parser.add_argument("--config", required=True, metavar="TOML", help="such as configs/demo.toml")
+
+
+def add_output(parser: argparse.ArgumentParser, kind: str = "") -> None:
+    """Where the command of this kind writes; see `output_of`."""
+    where = _reports("<name of the config>", kind)
+    parser.add_argument("--output", type=Path, metavar="DIR", help=f"default: {where}")
+
+
+def output_of(options: argparse.Namespace, name: str, kind: str = "") -> Path:
+    """The folder that was named, else the config's own for this kind of command."""
+    return options.output or _reports(name, kind)
+
+
+def _reports(name: str, kind: str) -> Path:
+    return Path("reports") / (f"{name}-{kind}" if kind else name)
 
 
 def add_systems(parser: argparse.ArgumentParser, default: str) -> None:

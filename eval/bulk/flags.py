@@ -1,9 +1,8 @@
 """The flags of `python -m eval bulk`."""
 
 import argparse
-from pathlib import Path
 
-from eval.arguments import add_config, positive
+from eval.arguments import add_config, add_output, positive
 from eval.config import EvalConfig
 
 TIMES = 1
@@ -26,4 +25,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--passes", type=positive, default=PASSES, metavar="N",
         help="of all files each way, in turn; default: %(default)s",
     )  # fmt: skip
-    add("--output", type=Path, metavar="DIR", help="default: reports/<name of the config>-bulk")
+    add_output(parser, "bulk")

@@ -19,12 +19,12 @@ from eval.corpora.find import find_clips
 from eval.files import write_json
 from eval.machine import machine_facts, versions
 from eval.processes import ChildProcess, Send
+from serve.bulk.command import SHARD_FILES
 from serve.bulk.plan import Output, shards_of
 from serve.errors import EarshotError
 from serve.messages import Request
 
 LEAST = 0.9  # of the loop's throughput, opening the engines apart
-SHARD_FILES = 100  # as `serve bulk` has them
 
 Say = Callable[[str], object]
 
@@ -152,7 +152,7 @@ def by_bulk(send: Send, config: Config, files: Sequence[str]) -> None:
         engine = os.path.abspath(config.engine)
         engines = cluster.engines_of(dataclasses.replace(config, engine=engine), None)
         shards = shards_of(list(files), SHARD_FILES)
-        first, failed = time.monotonic() + 1e9, 0
+        first, failed = float("inf"), 0
         output = Output(folder, "jsonl")
         for report in cluster.transcribe(shards, engines, Request(b""), output):
             first = min(first, time.monotonic() - report.seconds)

@@ -1,9 +1,8 @@
 """The flags of `python -m eval gateway`."""
 
 import argparse
-from pathlib import Path
 
-from eval.arguments import add_config, positive, seconds
+from eval.arguments import add_config, add_output, positive, seconds
 
 AT_ONCE = 8
 PASSES = 5
@@ -31,4 +30,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=seconds, default=IDLE_S, metavar="S",
         help="for which they do so; default: %(default)s",
     )  # fmt: skip
-    add("--output", type=Path, metavar="DIR", help="default: reports/<name of the config>-gateway")
+    add_output(parser, "gateway")

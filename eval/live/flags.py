@@ -1,9 +1,8 @@
 """The flags of `python -m eval live`."""
 
 import argparse
-from pathlib import Path
 
-from eval.arguments import add_config, counts, positive
+from eval.arguments import add_config, add_output, counts, positive
 
 STREAMS = (1, 4)
 CLIPS = 6
@@ -21,4 +20,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--clips", type=positive, default=CLIPS, metavar="N",
         help="that each stream plays, at the pace of speech; default: %(default)s",
     )  # fmt: skip
-    add("--output", type=Path, metavar="DIR", help="default: reports/<name of the config>-live")
+    add_output(parser, "live")

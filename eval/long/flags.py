@@ -1,9 +1,8 @@
 """The flags of `python -m eval long`."""
 
 import argparse
-from pathlib import Path
 
-from eval.arguments import add_config, add_systems, positive
+from eval.arguments import add_config, add_output, add_systems, positive
 from eval.long.plan import MINUTES, NAMES, SEED
 
 
@@ -21,4 +20,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--again", action="store_true",
         help="let these systems hear everything again; otherwise a run goes on where it ended",
     )  # fmt: skip
-    add("--output", type=Path, metavar="DIR", help="default: reports/<name of the config>-long")
+    add_output(parser, "long")

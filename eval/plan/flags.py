@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from eval.arguments import add_config, positive, seconds
+from eval.arguments import add_config, add_output, positive, seconds
 from serve.fields import MAX_BEAMS
 
 POLICY = Path("deploy/kubernetes/components/keda/scale.yaml")
@@ -51,4 +51,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("--days", type=positive, default=DAYS, metavar="N", help="default: %(default)s")
     add("--seed", type=int, default=0, metavar="N", help="of the first day; default: %(default)s")
-    add("--output", type=Path, metavar="DIR", help="default: reports/<name of the config>-plan")
+    add_output(parser, "plan")

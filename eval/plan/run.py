@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+from eval.arguments import output_of
 from eval.config import Config
 from eval.files import write_json, write_text
 from eval.plan.day import arrivals_per_s
@@ -92,7 +93,7 @@ def _simulate(
         conditions += f"; GPUs take {options.slower:g} times as long as measured"
     table = "\n".join(_table([*scaled, fewer, always], policy, options.p99, options.price))
     verdict = _verdict(chosen, policy, options.policy, options.p99)
-    folder = options.output or Path("reports") / f"{config.name}-plan"
+    folder = output_of(options, config.name, "plan")
     write_text(folder / "plan.md", f"{conditions}.\n\n{table}\n\n{verdict}\n")
     write_json(folder / "plan.json", {"conditions": conditions, "rows": [*map(_row, scaled)]})
     shown = [one for one in (chosen, scaled[-1], always) if one is not None]

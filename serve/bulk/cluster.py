@@ -145,7 +145,8 @@ def transcribe(
         done = output.done()
         shards = [shard for shard in shards if shard.number not in done]
         yield from (Report(shard.number, undone=reason) for shard in shards)
-        now = [(shard.number, output.tries(shard.number)) for shard in shards]
+        # Only what is done file by file has tries to look for.
+        now = [(shard.number, output.tries(shard.number) if alone else {}) for shard in shards]
         useless = useless + 1 if now == before else 0
         if shards and useless == _USELESS:
             raise EarshotError(

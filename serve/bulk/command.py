@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from serve.bulk.worker import Report
 
 TITLE = "transcribe many files, on one machine or a Ray cluster"
+SHARD_FILES = 100  # if nobody says otherwise
 FORMATS = ("jsonl", "parquet")
 
 Complain = Callable[[str], None]
@@ -39,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "is JSONL with `file` in each line, relative to it")  # fmt: skip
     add("--output", required=True, metavar="FOLDER", help="a path or s3://…")
     add("--format", choices=FORMATS, default="jsonl", help="default: %(default)s")
-    add("--shard-files", type=int, default=100, metavar="N", help="files in a shard, which is lost "
-        "and done again where an engine dies; default: %(default)s")  # fmt: skip
+    add("--shard-files", type=int, default=SHARD_FILES, metavar="N", help="files in a shard, which "
+        "is lost and done again where an engine dies; default: %(default)s")  # fmt: skip
     add("--address", metavar="HOST:PORT", help="a Ray cluster's; without: this machine alone")
     add("--cpus", type=int, metavar="N", help="cores of an engine; default: runtime.threads, else "
         "4 or what there are; on GPUs 1")  # fmt: skip

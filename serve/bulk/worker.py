@@ -89,19 +89,22 @@ class Worker:
 
         With `alone` its files are done one by one, so that one that ends its process is found.
         """
-        number, files = int(row["number"]), list(row["files"])
+        found = self._report(int(row["number"]), list(row["files"]), row["alone"])
+        return dataclasses.asdict(found)
+
+    def _report(self, number: int, files: Sequence[str], alone: bool) -> Report:
         if self._refused:
-            return dataclasses.asdict(Report(number, refused=self._refused))
+            return Report(number, refused=self._refused)
         if self._device_failed:
             os._exit(1)  # only a new process has a device that works
         try:
             if store.exists(self._output.transcripts(number)):
-                return dataclasses.asdict(Report(number, len(files)))
-            answers = self._one_by_one(number, files) if row["alone"] else self._together(files)
+                return Report(number, len(files))
+            answers = self._one_by_one(number, files) if alone else self._together(files)
             with contextlib.closing(answers):
-                return dataclasses.asdict(self._do(number, answers))
+                return self._do(number, answers)
         except EarshotError as error:  # of the output, or of what is asked
-            return dataclasses.asdict(Report(number, refused=str(error)))
+            return Report(number, refused=str(error))
 
     def _do(self, number: int, answers: Iterable[Answer]) -> Report:
         began = time.monotonic()

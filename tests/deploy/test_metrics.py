@@ -1,13 +1,12 @@
 """Rules, dashboard and autoscaling name metrics and labels that a running server has."""
 
 import re
-import urllib.request
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.deploy.manifests import expressions, labels_of, recorded
-from tests.serving import CLIP
+from tests.serving import CLIP, metrics_page
 
 # What Prometheus and its operator add to each sample.
 ADDED = {"namespace", "pod", "instance"}
@@ -17,8 +16,7 @@ ADDED = {"namespace", "pod", "instance"}
 def page(server, client):
     """Names of the samples on a server's page that has answered, and all of their labels."""
     client.transcribe(CLIP)
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=30) as answer:
-        families = list(text_string_to_metric_families(answer.read().decode()))
+    families = list(text_string_to_metric_families(metrics_page(server)))
     names, labels = set(), set(ADDED)
     for family in families:
         suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}

@@ -1,6 +1,5 @@
 """What Ray costs beside a plain loop: both ways hear the same files; what counts as good."""
 
-import dataclasses
 import json
 
 import pytest
@@ -13,9 +12,7 @@ from tests.serving import audio_file
 
 @pytest.fixture
 def config(nano_config):
-    served = nano_config()
-    fields = {field.name: getattr(served, field.name) for field in dataclasses.fields(served)}
-    return Config(**fields)
+    return Config(**vars(nano_config()))
 
 
 def manifest(folder, *files):

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
 
 import psutil
@@ -25,7 +24,7 @@ from serve.triton.folder import ALIVE, shared_memory
 from serve.triton.heartbeat import STALE_S
 from serve.triton.processes import is_alive, live_children
 from serve.triton.server import config_to_toml
-from tests.serving import CLIP, LONG, accepted, audio_file, outcomes, wait_until
+from tests.serving import CLIP, LONG, accepted, audio_file, metrics_page, outcomes, wait_until
 
 pytestmark = pytest.mark.server
 ROOT = Path(__file__).parents[3]
@@ -85,7 +84,7 @@ def survivor(nano_config):
 
 def restarts(server):
     """By part, as the metrics page has them."""
-    page = urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10).read().decode()
+    page = metrics_page(server)
     found = re.findall(r'^earshot_restarts_total\{part="(\w+)".*\} (\d+)', page, re.MULTILINE)
     return {name: int(value) for name, value in found}
 

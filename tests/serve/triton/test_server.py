@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,6 +35,7 @@ from tests.serving import (
     accepted,
     audio_file,
     http_inputs,
+    metrics_page,
     outcomes,
     settled,
     wait_until,
@@ -361,7 +361,7 @@ def test_200_mixed_requests_of_which_a_fifth_is_cancelled_all_end_once(server, c
 def test_metrics_tell_what_was_done(server, client):
     client.transcribe(LONG)
     settled(server)
-    page = urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10).read().decode()
+    page = metrics_page(server)
     values = dict(re.findall(r'^(earshot_\w+){device="cpu"} (\S+)$', page, re.MULTILINE))
     for name in ("windows_total", "tokens_total", "audio_seconds_total", "busy_seconds_total"):
         assert float(values[f"earshot_{name}"]) > 0, name
