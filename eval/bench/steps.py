@@ -84,10 +84,8 @@ def _feed(slots: int, rows: int, n_text_ctx: int, device: torch.device) -> Feed:
         slots=each,
         first=each * rows,
         count=torch.full_like(each, rows),
-        alone=torch.zeros_like(each).bool(),
         most=rows,
         direct=rows == 1,
-        together=rows > 1,
     )
     ids = torch.zeros((len(everyone), n_text_ctx), dtype=torch.int64, device=device)
     source = None if rows == 1 else everyone.int()[:, None].repeat(1, n_text_ctx)

@@ -197,4 +197,4 @@ class Decoder:
 def one_each(slots: torch.Tensor) -> Groups:
     """Groups of one feed each, for int64 `slots` (n,)."""
     each = torch.arange(len(slots), device=slots.device)
-    return Groups(slots, each, torch.ones_like(slots), torch.zeros_like(slots).bool(), 1)
+    return Groups(slots, each, torch.ones_like(slots), 1)

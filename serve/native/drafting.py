@@ -233,8 +233,7 @@ class DraftLoop(EagerLoop):
         before: list[int] = self._state.position[rows].tolist()
         self._drafter.guess(self._state, owners, before, count)
         spans = [
-            Span(place, at, at + count + 1, alone=True)
-            for (place, _), at in zip(owners, before, strict=True)
+            Span(place, at, at + count + 1) for (place, _), at in zip(owners, before, strict=True)
         ]
         feed = feed_of_spans(self._state.tokens, spans, device)
         logits = self._network.step(feed, self._cache)

@@ -24,7 +24,6 @@ class Span:
     place: Place
     begin: int
     end: int
-    alone: bool = False  # each position gives the bits that it would give in a step of its own
 
 
 def one_token_each(places: Sequence[Place], device: torch.device) -> tuple[torch.Tensor, Groups]:
@@ -51,9 +50,7 @@ def feed_of_spans(ids: torch.Tensor, spans: Sequence[Span], device: torch.device
     rows = [span.place.first_row for span in spans for _ in range(span.begin, span.end)]
     positions = [at for span in spans for at in range(span.begin, span.end)]
     counts = [span.end - span.begin for span in spans]
-    groups = _groups(
-        [span.place.slot for span in spans], counts, device, [span.alone for span in spans]
-    )
+    groups = _groups([span.place.slot for span in spans], counts, device)
     return Feed(
         ids=ids,
         rows=upload(rows, device),
@@ -65,15 +62,11 @@ def feed_of_spans(ids: torch.Tensor, spans: Sequence[Span], device: torch.device
     )
 
 
-def _groups(
-    slots: list[int], counts: list[int], device: torch.device, alone: Sequence[bool] = ()
-) -> Groups:
+def _groups(slots: list[int], counts: list[int], device: torch.device) -> Groups:
     firsts = list(itertools.accumulate(counts, initial=0))[:-1]
     return Groups(
         slots=upload(slots, device),
         first=upload(firsts, device),
         count=upload(counts, device),
-        alone=upload(alone or [False] * len(slots), device).bool(),
         most=max(counts),
-        together=min(counts) > 1 and not any(alone),
     )

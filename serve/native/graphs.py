@@ -105,13 +105,7 @@ class _Kind(enum.Enum):
 
     DIRECT = "row i is slot i: no window may ever have several rows"
     SINGLE = "one row each"
-    SEVERAL = "several rows each"
-    MIXED = "one row or several"
-
-    @property
-    def several(self) -> bool:
-        """Whether rows search and share slots."""
-        return self in (_Kind.SEVERAL, _Kind.MIXED)
+    SEVERAL = "one row or several, which search and share slots"
 
 
 class GraphLoop:
@@ -149,7 +143,7 @@ class GraphLoop:
         self._stream = stream
         self._slot_bytes = cache.cross.nbytes // slots
         self._works: dict[tuple[_Kind, int], Callable[[int], None]] = {}  # gets a number of steps
-        kinds = {_Kind.MIXED: rows, _Kind.SEVERAL: rows, _Kind.SINGLE: slots}
+        kinds = {_Kind.SEVERAL: rows, _Kind.SINGLE: slots}
         for kind, most in ({_Kind.DIRECT: slots} if rows == slots else kinds).items():
             spans = [span for span in SPANS if span < most] + [most]
             for span in reversed(spans):  # the largest first: the others fit in its memory
@@ -158,7 +152,7 @@ class GraphLoop:
                     for _ in range(steps):
                         feed = self._feed(span, kind)
                         logits = network.step(feed, cache)
-                        advance[kind.several](state, Picks(feed.rows, feed.rows), logits)
+                        advance[kind is _Kind.SEVERAL](state, Picks(feed.rows, feed.rows), logits)
 
                 self._works[kind, span] = work
         # Three: one being copied into, one being read, one between them.
@@ -186,13 +180,11 @@ class GraphLoop:
             slots=slots,
             first=first,
             count=count,
-            alone=torch.zeros_like(slots).bool(),
-            most=MAX_BEAMS if kind.several else 1,
+            most=MAX_BEAMS if kind is _Kind.SEVERAL else 1,
             direct=kind is _Kind.DIRECT,
-            together=kind is _Kind.SEVERAL,
         )
         rows = torch.arange(span, device=first.device)
-        source = state.source if kind.several else None
+        source = state.source if kind is _Kind.SEVERAL else None
         length = state.tokens.shape[1]
         return Feed(state.tokens, rows, state.position[:span], groups, source, False, length)
 
@@ -211,7 +203,7 @@ class GraphLoop:
         self._mirrors.rotate(-1)
         mirror.packed.copy_(self._state.packed, non_blocking=True)
         mirror.tokens[:span].copy_(self._state.tokens[:span], non_blocking=True)
-        if kind.several:
+        if kind is _Kind.SEVERAL:
             mirror.best_tokens[:span].copy_(self._state.best_tokens[:span], non_blocking=True)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
@@ -221,10 +213,8 @@ class GraphLoop:
     def _kind_of(self, slots: Slots) -> _Kind:
         if slots.rows == slots.slots:
             return _Kind.DIRECT
-        counts = [place.count for place, _ in slots.owners()]
-        if max(counts) == 1 and slots.span <= slots.slots:
-            return _Kind.SINGLE
-        return _Kind.SEVERAL if min(counts) > 1 else _Kind.MIXED
+        single = slots.span <= slots.slots and not slots.several
+        return _Kind.SINGLE if single else _Kind.SEVERAL
 
     def _update_table(self, slots: Slots) -> None:
         """Tell the device who owns which rows now."""
@@ -244,8 +234,9 @@ class GraphLoop:
         Steps beyond a window's end cost the next window time. With few slots, which are seldom all
         busy, that is worse than a launch for every step.
         """
-        few = _FEW_SLOTS * MAX_BEAMS if kind.several else _FEW_SLOTS
-        slots = max(1, span // _FEWEST_BEAMS if kind.several else span)
+        several = kind is _Kind.SEVERAL
+        few = _FEW_SLOTS * MAX_BEAMS if several else _FEW_SLOTS
+        slots = max(1, span // _FEWEST_BEAMS if several else span)
         enough = math.ceil(_LAUNCH_BYTES / (slots * self._slot_bytes))
         return 1 if span <= few else min(self._steps, enough)
 

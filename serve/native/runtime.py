@@ -271,7 +271,7 @@ class NativeRuntime:
         if self._device.type != "cuda":
             return
         if self._streams is None:
-            torch.cuda.set_device(self._device)
+            torch.cuda.set_device(self._device.index or 0)
         elif torch.cuda.current_stream().cuda_stream != self._streams.steps.cuda_stream:
             torch.cuda.set_stream(self._streams.steps)
 

@@ -79,12 +79,12 @@ class Starter:
     def warm_up(self) -> None:
         """Have kernels compiled for prompts and guesses of every size, fed to a row still free."""
         first = upload([0], self._device)
-        for length, alone in itertools.product(_PROMPT_LENGTHS, (False, True)):
-            span = Span(Place(0, 0, 1), 0, min(length, self._state.tokens.shape[1]), alone)
+        for length, drafted in itertools.product(_PROMPT_LENGTHS, (False, True)):
+            span = Span(Place(0, 0, 1), 0, min(length, self._state.tokens.shape[1]))
             feed = feed_of_spans(self._state.tokens, [span], self._device)
-            wanted = upload(range(span.end) if alone else [span.end - 1], self._device)
+            wanted = upload(range(span.end) if drafted else [span.end - 1], self._device)
             logits = self._network.step(feed, self._cache, wanted)
-            self._advance(self._state, Picks(first, first), logits, drafted=alone)
+            self._advance(self._state, Picks(first, first), logits, drafted=drafted)
 
     def _sot_at(self, job: Job) -> int:
         return job.prompt.index(self._rules.facts.sot)
@@ -116,7 +116,7 @@ class Starter:
             lasts.append(fed - 1)
             guesses = self._guesses(one)
             if guesses:
-                spans.append(Span(one.place, end, end + guesses, alone=True))
+                spans.append(Span(one.place, end, end + guesses))
             drafts.append(list(range(fed, fed + guesses)))
             fed += guesses
         wanted = [*starts, *lasts, *(at for feeds in drafts for at in feeds)]

@@ -15,7 +15,7 @@ import triton
 from serve.engine import HEAD_DIM
 from serve.native.kernels import definition
 from serve.native.kernels.attention import append_kernel, embed_kernel, self_attention_kernel
-from serve.native.kernels.cross import cross_attention_kernel, cross_tiles_kernel, quantize_kernel
+from serve.native.kernels.cross import RUNS, cross_kernel, cross_stream_kernel
 from serve.native.kernels.definition import LAYER_NORM_EPS, CrossKV, Matrix, Norm
 from serve.native.kernels.feed import Feed, Groups
 from serve.native.kernels.launch import launch
@@ -25,16 +25,17 @@ from serve.native.kernels.linear import (
     many_rows_kernel,
     norm_kernel,
 )
+from serve.native.kernels.store import quantize_kernel
 
 FEW_ROWS = 64  # up to here a linear layer may end unfinished
 _FEWEST_ROWS = 8  # up to here the vocabulary's too
 _DEEP = 2560  # from so deep on, a part is 512 deep, else 256
 _VOCABULARY = 8192  # from so many outputs on, there is work for everyone without parts
 _NARROW = 1280  # up to so many outputs, there are few programs
-_CROSS_SPLIT = 128  # keys per program of cross-attention
+_CROSS_RUN = {torch.int8: 64, torch.float16: 32}  # keys that a warp of cross-attention takes
 _TILE = 16  # feeds of a slot that the matrix unit takes at a time
-_TILE_SPLIT = 256  # keys per program then; no fewer than above, or the workspace is too small
-_TILE_WARPS = 4
+_STREAMED = 8  # feeds of a slot up to which programs of cross-attention go from split to split
+_STREAM_WARPS, _STREAM_REGISTERS = 12, 168  # of a multiprocessor, and of a thread
 _ROOM = 1152  # feeds for which cross-attention has a workspace, at least; more take turns
 _ENOUGH = 1024  # programs; where there are fewer, a large group's tiles go to several
 _SELF_BLOCK = 128  # keys per turn of self-attention
@@ -88,9 +89,12 @@ class TritonOps:
         self._on_gpu = device.type == "cuda"
         # Dependent launches came with compute capability 9.0.
         self._overlapping = self._on_gpu and torch.cuda.get_device_capability(device) >= (9, 0)
-        self._splits = triton.cdiv(n_keys, _CROSS_SPLIT)
+        self._processors = 1
+        if self._on_gpu:
+            self._processors = torch.cuda.get_device_properties(device).multi_processor_count
         self._room = max(rows, _ROOM)
-        cross = self._room * heads * self._splits
+        splits = triton.cdiv(n_keys, RUNS * min(_CROSS_RUN.values()))
+        cross = self._room * heads * splits
         self._partial = torch.empty(cross * HEAD_DIM, dtype=torch.float32, device=device)
         self._stats = torch.empty(cross * 2, dtype=torch.float32, device=device)
         self._arrived = torch.zeros(self._room * heads, dtype=torch.int32, device=device)
@@ -250,43 +254,53 @@ class TritonOps:
         return out
 
     def cross_attention(self, q: Flow, cross: CrossKV, groups: Groups) -> torch.Tensor:
-        """See `definition.cross_attention`.
+        """See `definition.cross_attention`; what a feed gets depends on nothing but its slot.
 
-        What several feeds of a slot get is computed by other kernels than what one gets, and may
-        differ in its last bits, unless the group's feeds are to be `alone`.
+        Triton's interpreter knows no Gluon: under it this is plain torch.
         """
-        _, heads, n_keys, head_dim = cross.k.shape
-        numbers, scale, bias, parts, quantized = _unfinished(q)
-        feeds = numbers.shape[-2]
-        assert cross.k.is_contiguous() and cross.v.is_contiguous()
-        assert triton.cdiv(n_keys, _CROSS_SPLIT) == self._splits
-        int8 = cross.k_scale is not None
-        out = torch.empty((feeds, heads * head_dim), dtype=q.dtype, device=cross.k.device)
-        pdl = self._overlaps(feeds)
+        if not self._on_gpu:
+            return definition.cross_attention(self.finish(q), cross, groups)
+        feeds = q.parts.shape[1] if isinstance(q, Pending) else len(q)
+        width = cross.k.shape[1] * cross.k.shape[3]
+        out = torch.empty((feeds, width), dtype=q.dtype, device=cross.k.device)
         assert not groups.direct or (groups.most == 1 and feeds <= self._room)
-        pairs = len(groups.slots) * heads
         for begin in range(0, feeds, self._room):
-            end = min(begin + self._room, feeds)
-            arguments = (
-                numbers, scale, bias, cross.k, cross.v, cross.k_scale if int8 else numbers,
-                cross.v_scale if int8 else numbers, groups.slots, groups.first, groups.count,
-                groups.alone, out, self._partial, self._stats, self._arrived, feeds, begin, end,
-                heads, n_keys, head_dim, parts, quantized, int8, self._on_gpu, pdl,
-            )  # fmt: skip
-            if not groups.together:
-                launch(cross_attention_kernel, self._splits, pairs)(
-                    *arguments, _CROSS_SPLIT, self._splits, triton.next_power_of_2(self._splits),
-                    groups.most > 1, groups.direct, num_warps=2 if int8 else 4, launch_pdl=pdl,
-                )  # fmt: skip
-            if groups.most > 1:
-                splits = triton.cdiv(n_keys, _TILE_SPLIT)
-                tiles = triton.cdiv(min(groups.most, end - begin), _TILE)
-                sharing = min(tiles, triton.cdiv(_ENOUGH, splits * pairs))
-                launch(cross_tiles_kernel, splits, pairs, sharing)(
-                    *arguments, _TILE_SPLIT, splits, _TILE, num_warps=_TILE_WARPS, num_stages=1,
-                    launch_pdl=pdl,
-                )  # fmt: skip
+            self._attend_across(q, cross, groups, out, begin, min(begin + self._room, feeds))
         return out
+
+    def _attend_across(
+        self, q: Flow, cross: CrossKV, groups: Groups, out: torch.Tensor, begin: int, end: int
+    ) -> None:
+        """Cross-attention of feeds `begin` to `end`, for which the workspace has room."""
+        _, heads, n_keys, _ = cross.k.shape
+        numbers, scale, bias, parts, quantized = _unfinished(q)
+        int8 = cross.k_scale is not None
+        k, v = (x.view(torch.int32) if int8 else x for x in (cross.k, cross.v))
+        assert k.is_contiguous() and v.is_contiguous()
+        pdl = self._overlaps(len(out))
+        run = _CROSS_RUN[cross.k.dtype]
+        splits = triton.cdiv(n_keys, run * RUNS)
+        arguments = (
+            numbers, scale, bias, k, v, cross.k_scale if int8 else numbers,
+            cross.v_scale if int8 else numbers, groups.slots, groups.first, groups.count, out,
+            self._partial, self._stats, self._arrived, len(out), begin, end, heads, n_keys,
+        )  # fmt: skip
+        options = (parts, quantized, int8, pdl, groups.direct, run, splits)
+        pairs = len(groups.slots) * heads
+        items, resident = splits * pairs, _STREAM_WARPS * self._processors
+        if groups.most <= _STREAMED and 2 * items > resident:
+            programs = triton.cdiv(items, triton.cdiv(items, resident))  # as many splits each
+            launch(cross_stream_kernel, programs)(
+                *arguments, items, *options, num_warps=1, maxnreg=_STREAM_REGISTERS,
+                launch_pdl=pdl,
+            )  # fmt: skip
+            return
+        tiles = triton.cdiv(min(groups.most, end - begin), _TILE)
+        sharing = min(tiles, triton.cdiv(_ENOUGH, items))
+        launch(cross_kernel, splits, pairs, sharing)(
+            *arguments, *options, 8 if groups.most <= 8 else _TILE, num_warps=RUNS,
+            launch_pdl=pdl,
+        )  # fmt: skip
 
     def store_cross(
         self,

@@ -14,13 +14,9 @@ class Groups:
     slots: torch.Tensor  # int64 (groups,)
     first: torch.Tensor  # int64: index of its first feed; the others follow it
     count: torch.Tensor  # int64: how many; 0 = no group
-    # bool: several feeds give the bits that each would give alone, as an exact draft needs.
-    alone: torch.Tensor
     most: int  # no count is larger
-    # What the host knows and kernels need not look up: that group i is feed i of slot i, alone;
-    # that every group has several feeds which need not be alone.
+    # What the host knows and kernels need not look up: that group i is feed i of slot i, alone.
     direct: bool = False
-    together: bool = False
 
     @functools.cached_property
     def runs(self) -> list[tuple[int, int, int, int]]:

@@ -104,7 +104,7 @@ def test_the_smallest_graph_that_reaches_every_busy_row_is_replayed(monkeypatch,
     assert [len(feed.rows) for feed in network.feeds] == [span] * steps
     feed = network.feeds[-1]
     assert (feed.source, feed.several, feed.groups.most) == (None, False, 1)
-    assert (feed.groups.direct, feed.groups.together) == (True, False)
+    assert feed.groups.direct
     assert feed.groups.first[:jobs].tolist() == list(range(jobs))
     assert feed.groups.count.tolist() == [1] * jobs + [0] * (span - jobs)
     assert not any(choice.searching)
@@ -136,7 +136,6 @@ def test_windows_of_several_rows_take_the_graphs_that_search(monkeypatch, counts
     assert len(feed.rows) == span
     assert feed.source is not None
     assert (feed.groups.most, feed.groups.direct) == (8, False)
-    assert feed.groups.together == (min(counts) > 1)
     assert feed.groups.count.tolist()[: len(counts)] == counts
     assert not feed.groups.count[len(counts) :].any()
     assert all(choice.searching)

@@ -65,7 +65,7 @@ def feeds(count, several, source):
     rows = torch.arange(count)
     groups = Groups(
         torch.tensor([0, 1]), torch.tensor([0, 1]), torch.tensor([1, count - 1]),
-        torch.tensor([False, False]), max(1, count - 1),
+        max(1, count - 1),
     )  # fmt: skip
     ids = torch.zeros((count, CONTEXT), dtype=torch.int64)
     table = torch.zeros((count, CONTEXT), dtype=torch.int32) if source else None
@@ -114,8 +114,9 @@ def main(capability):
     compile_only(capability)
     ops = TritonOps(torch.device("cpu"), 8, HEADS, KEYS)
     ops._on_gpu, ops._overlapping = True, capability >= 90  # as its launches would be there
-    layer(ops, 2, several=False, source=False, int8=True)
-    layer(ops, 6, several=False, source=True, int8=False)
+    for ops._processors in (1, 100):
+        layer(ops, 2, several=False, source=False, int8=True)
+        layer(ops, 6, several=False, source=True, int8=False)
     layer(ops, 70, several=True, source=False, int8=True)
     for int8 in (True, False):
         widest(ops, int8)

@@ -32,11 +32,9 @@ def matrix_of(random, n_out, depth, dtype, int8, bias=True):
 
 
 def groups_of(*groups, most=None):
-    """Groups from (slot, first feed, count), and "alone" behind them where they are."""
-    columns = list(zip(*((*group, False)[:4] for group in groups), strict=True))
-    slots, first, count = (torch.tensor(column, device=DEVICE) for column in columns[:3])
-    alone = torch.tensor([bool(mark) for mark in columns[3]], device=DEVICE)
-    return Groups(slots, first, count, alone, most or max(columns[2]))
+    """Groups from (slot, first feed, count)."""
+    columns = [torch.tensor(column, device=DEVICE) for column in zip(*groups, strict=True)]
+    return Groups(*columns, most or int(columns[2].max()))
 
 
 def feed_of(rows, positions, ids=None, source=None, several=False):
