@@ -48,6 +48,14 @@ def counts(text: str) -> tuple[int, ...]:
     return tuple(positive(number) for number in text.split(","))
 
 
+def share(text: str) -> float:
+    """A number from 0 to 1."""
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return value
+
+
 def seconds(text: str) -> float:
     """A time above 0."""
     value = float(text)

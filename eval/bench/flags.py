@@ -3,13 +3,13 @@
 import argparse
 from pathlib import Path
 
-from eval.arguments import add_config, counts, names, positive, seconds
-from eval.bench.plan import WORKLOADS, Load, Plan
+from eval.arguments import add_config, counts, names, positive, seconds, share
+from eval.bench.plan import DRAFT_TOKENS, WORKLOADS, Load, Plan
 from serve.fields import MAX_BEAMS
 
 _OF_PLAN = (
-    *("workloads", "slots", "seconds", "streams", "update_s", "beam_size", "requests", "ablate"),
-    "through_triton",
+    *("workloads", "slots", "seconds", "streams", "update_s", "beam_size", "draft_acceptance"),
+    *("requests", "ablate", "through_triton"),
 )
 
 
@@ -41,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the live workload: between two decodings of a stream; default: %(default)g",
     )  # fmt: skip
     _add_beam_size(parser, Plan.beam_size)
+    add(
+        "--draft-acceptance", type=share, metavar="P",
+        help="with a draft decoder of two layers, of whose guesses this share is right, 0 to 1; "
+        f"runtime.draft_tokens of them a turn, or {DRAFT_TOKENS}; default: without a draft",
+    )  # fmt: skip
     add(
         "--requests", type=positive, default=Plan.requests, metavar="N",
         help="of the latency workload, through Triton too; default: %(default)s",

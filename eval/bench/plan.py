@@ -23,6 +23,10 @@ Progress = Callable[[str], None]
 """Gets a line on each stage."""
 
 
+DRAFT_LAYERS = 2  # of the draft decoder, as distil-large-v3 has
+DRAFT_TOKENS = 3  # a turn, where the configuration names none
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """What to run; the command's flags have these defaults."""
@@ -35,6 +39,7 @@ class Plan:
     streams: int = 150  # of live text; so many are tried first
     update_s: float = 0.75  # between two decodings of what one of them says
     beam_size: int = 1  # of every request; 1 = greedy, whatever the configuration's default is
+    draft_acceptance: float | None = None  # of a draft decoder's guesses; None: there is none
     requests: int = 200  # counted of the latency workload, through Triton too
     ablate: bool = False
     through_triton: bool = False
@@ -62,10 +67,13 @@ class Load:
 
 
 def configured(config: Config, plan: Plan) -> Config:
-    """The configuration with the plan's beam as the default and a row for each beam."""
+    """The configuration with the plan's beam as the default, a row for each beam, and drafts."""
     search = dataclasses.replace(config.transcriber, beam_size=plan.beam_size, best_of=1)
     config = dataclasses.replace(config, transcriber=search)
-    return dataclasses.replace(config, runtime=with_slots(config, config.runtime.slots))
+    runtime = with_slots(config, config.runtime.slots)
+    if plan.draft_acceptance is not None:
+        runtime = dataclasses.replace(runtime, draft_tokens=runtime.draft_tokens or DRAFT_TOKENS)
+    return dataclasses.replace(config, runtime=runtime)
 
 
 def with_slots(config: Config, slots: int) -> RuntimeConfig:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from eval.bench.acceptance import accepting
 from eval.bench.energy import joules_so_far
 from eval.bench.floor import Ceilings, Floor
 from eval.bench.live import HELD_MS, RIGHT, LiveLoad, Search, Streams
@@ -47,22 +48,31 @@ class Session:
         engine: with end-of-text suppressed.
         config: how to run it.
         ceilings: of the machine.
+        acceptance: the share of its draft's guesses that is right, if it has one.
 
     Raises:
         UnavailableError: the machine cannot run it so.
     """
 
     def __init__(
-        self, engine: Engine, config: RuntimeConfig, ceilings: Ceilings, progress: Progress
+        self,
+        engine: Engine,
+        config: RuntimeConfig,
+        ceilings: Ceilings,
+        progress: Progress,
+        acceptance: float | None = None,
     ) -> None:
         self._engine = engine
         self.config = config
         self._progress = progress
         self._floor = Floor(engine.manifest, config, ceilings)
         self._system = system_name(config)
+        if acceptance is not None:
+            self._system += f", drafts of {config.draft_tokens} with {100 * acceptance:g} % right"
         held = release_memory(config.device)
         began = time.perf_counter()
-        self.runtime = NativeRuntime(engine, config)
+        with accepting(acceptance):
+            self.runtime = NativeRuntime(engine, config)
         self.open_s = time.perf_counter() - began
         self.held_bytes = release_memory(config.device) - held
         progress(f"{self.runtime.description}; ready after {self.open_s:.1f} s")
@@ -267,7 +277,7 @@ def _with_slots(
         return
     runtime = with_slots(config, slots)
     try:
-        session = Session(engine, runtime, ceilings, progress)
+        session = Session(engine, runtime, ceilings, progress, plan.draft_acceptance)
     except UnavailableError as error:
         yield refused("opening", system_name(runtime), "s", error)
         return

@@ -22,6 +22,7 @@ from serve.engine import (
     TOKENIZER_FILE,
     WEIGHTS_FILE,
     Dims,
+    Draft,
     Engine,
     FileFacts,
     Manifest,
@@ -46,7 +47,9 @@ class RandomEngine(Engine):
         """Random tensors as `Engine.load_weights` gives them."""
         generator = torch.Generator(device).manual_seed(0)
         weights = {}
-        for name, spec in tensor_specs(self.manifest.dims, self.manifest.precision).items():
+        manifest = self.manifest
+        specs = tensor_specs(manifest.dims, manifest.precision, manifest.draft)
+        for name, spec in specs.items():
             if spec.dtype == torch.int8:
                 value = torch.randint(
                     -127, 128, spec.shape, generator=generator, device=device, dtype=torch.int8
@@ -67,8 +70,8 @@ class RandomEngine(Engine):
         return (torch.arange(n_mels)[:, None] == band).float() * _BAND_WEIGHT
 
 
-def random_engine(shape: Shape, precision: Precision) -> RandomEngine:
-    """The engine of a multilingual shape."""
+def random_engine(shape: Shape, precision: Precision, draft_layers: int = 0) -> RandomEngine:
+    """The engine of a multilingual shape, with a draft of so many layers if it is to have one."""
     ids, dims = special_ids(shape), shape.dims
     first_timestamp = ids["<|0.00|>"]
     allowed_timestamps = range(first_timestamp, first_timestamp + MAX_INITIAL_TIMESTAMP_INDEX + 1)
@@ -90,6 +93,9 @@ def random_engine(shape: Shape, precision: Precision) -> RandomEngine:
         1, "native", precision, dims, facts, Source("random", "0" * 64), {}, {}, {}, 0,
         None, {},
     )  # fmt: skip
+    if draft_layers:
+        draft = Draft(manifest.source, draft_layers, dims.n_text_ffn)
+        manifest = dataclasses.replace(manifest, draft=draft)
     return RandomEngine(Path(), manifest, shape)
 
 

@@ -16,7 +16,6 @@ import torch
 
 from serve.config import RuntimeConfig
 from serve.engine import Engine, draft_dims
-from serve.errors import UnavailableError
 from serve.native.decoder import Cache, Decoder
 from serve.native.feeds import Span, feed_of, feed_of_spans, one_token_each, upload
 from serve.native.graphs import EagerLoop, Snapshot
@@ -38,19 +37,10 @@ HOLD = 1000  # turns for which the quicker one is kept then
 def open_draft(
     engine: Engine, config: RuntimeConfig, network: Whisper, weights: Weights
 ) -> Decoder | None:
-    """The engine's second decoder, if it has one and `runtime.draft_tokens` wants it.
-
-    Raises:
-        UnavailableError: drafting cannot be done as configured; the message says what to do.
-    """
+    """The engine's second decoder, if it has one and `runtime.draft_tokens` wants it."""
     draft = engine.manifest.draft
     if draft is None or config.draft_tokens == 0:
         return None
-    if config.cuda_graph:
-        raise UnavailableError(
-            f"runtime.draft_tokens = {config.draft_tokens} and {engine.path} holds a draft, but "
-            "CUDA graphs have no drafting; set cuda_graph = false, or draft_tokens = 0"
-        )
     dims = draft_dims(engine.manifest.dims, draft)
     return Decoder(dims, weights, network.device, network.dtype, network.ops, "draft")
 

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 import torch
 
-from serve.engine import Dims
 from serve.fields import MAX_BEAMS
 from serve.native.decoder import Cache, Decoder
 from serve.native.feeds import feed_of, one_token_each, upload
@@ -25,6 +24,7 @@ from serve.native.network import Whisper
 from serve.native.rules.choose import Advance
 from serve.native.rules.state import Picks, RowState, new_state
 from serve.native.slots import Place, Slots
+from serve.native.turns import DraftTurns
 from serve.speech.features import N_FRAMES
 
 _FEW_SLOTS = 2  # up to so many slots, the next request gains more than launches cost
@@ -119,6 +119,7 @@ class GraphLoop:
         steps: per launch.
         slots: how many there are.
         stream: on which launches will be; the device keeps its priority.
+        turns: what rows that do not search take in place of single steps, if there is a draft.
     """
 
     def __init__(
@@ -130,8 +131,10 @@ class GraphLoop:
         steps: int,
         slots: int,
         stream: torch.cuda.Stream,
+        turns: DraftTurns | None = None,
     ) -> None:
-        self._referenced = (network, cache, advance)  # graphs hold bare addresses of their memory
+        # Graphs hold bare addresses of their memory.
+        self._referenced = (network, cache, advance, turns)
         self._state = state
         self._steps = steps
         self._device = cache.device
@@ -143,6 +146,9 @@ class GraphLoop:
         self._stream = stream
         self._slot_bytes = cache.cross.nbytes // slots
         self._works: dict[tuple[_Kind, int], Callable[[int], None]] = {}  # gets a number of steps
+        self._turns = turns
+        self.drafted = self.right = 0  # guesses so far, and those that were what the rules chose
+        self._seen: dict[int, int] = {}  # by job: its position when it was last looked at
         kinds = {_Kind.SEVERAL: rows, _Kind.SINGLE: slots}
         for kind, most in ({_Kind.DIRECT: slots} if rows == slots else kinds).items():
             spans = [span for span in SPANS if span < most] + [most]
@@ -150,6 +156,9 @@ class GraphLoop:
 
                 def work(steps: int, span: int = span, kind: _Kind = kind) -> None:
                     for _ in range(steps):
+                        if turns is not None and kind is not _Kind.SEVERAL:
+                            turns.take(*self._table[:, :span])
+                            continue
                         feed = self._feed(span, kind)
                         logits = network.step(feed, cache)
                         advance[kind is _Kind.SEVERAL](state, Picks(feed.rows, feed.rows), logits)
@@ -229,7 +238,7 @@ class GraphLoop:
         self._table.copy_(table.view_as(self._table))
 
     def _steps_of(self, span: int, kind: _Kind) -> int:
-        """Steps of a launch, long enough for the host to prepare the next.
+        """Steps of a launch, long enough for the host to prepare the next; one turn with guesses.
 
         Steps beyond a window's end cost the next window time. With few slots, which are seldom all
         busy, that is worse than a launch for every step.
@@ -238,7 +247,8 @@ class GraphLoop:
         few = _FEW_SLOTS * MAX_BEAMS if several else _FEW_SLOTS
         slots = max(1, span // _FEWEST_BEAMS if several else span)
         enough = math.ceil(_LAUNCH_BYTES / (slots * self._slot_bytes))
-        return 1 if span <= few else min(self._steps, enough)
+        drafted = self._turns is not None and not several
+        return 1 if span <= few or drafted else min(self._steps, enough)
 
     def read_snapshot(self) -> Snapshot | None:
         """See `SlotLoop.read_snapshot`."""
@@ -246,7 +256,22 @@ class GraphLoop:
             return None
         copied, snapshot = self._launched.popleft()
         copied.synchronize()
+        if self._turns is not None:
+            self._count_guesses(self._turns.count, snapshot)
         return snapshot
+
+    def _count_guesses(self, most: int, snapshot: Snapshot) -> None:
+        """Note how many guesses were right, of windows that are seen again and go on."""
+        now = {job: int(snapshot.state.position[place.first_row]) for place, job in snapshot.owners}
+        for place, job in snapshot.owners:
+            if (
+                job in self._seen
+                and place.count == 1
+                and not snapshot.state.finished[place.first_row]
+            ):
+                self.drafted += most
+                self.right += now[job] - self._seen[job] - 1
+        self._seen = now
 
 
 class Encoder(Protocol):
@@ -320,9 +345,14 @@ class GraphEncoder:
     """CUDA graphs of 1, 2, 4, ... windows up to `most`, to be replayed on `stream`."""
 
     def __init__(
-        self, network: Whisper, cache: Cache, dims: Dims, most: int, stream: torch.cuda.Stream
+        self,
+        network: Whisper,
+        decoders: Sequence[tuple[Decoder, Cache]],
+        most: int,
+        stream: torch.cuda.Stream,
     ) -> None:
-        self._referenced = (network, cache)  # graphs hold bare addresses of their memory
+        dims = network.dims
+        self._referenced = (network, decoders)  # graphs hold bare addresses of their memory
         self._stream = stream
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._inputs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # windows, and their slots
@@ -332,9 +362,11 @@ class GraphEncoder:
             self._inputs[count] = features, torch.arange(count, device=network.device)
 
     def _encode(self, count: int) -> None:
-        network, cache = self._referenced
+        network, decoders = self._referenced
         features, slots = self._inputs[count]
-        network.fill_cross(network.encode(features), cache, slots)
+        encoded = network.encode(features)
+        for decoder, cache in decoders:
+            decoder.fill_cross(encoded, cache, slots)
 
     def rehearse(self) -> None:
         """Launch every kernel that will be captured."""

@@ -36,6 +36,7 @@ from serve.native.rules.state import RowState, new_state
 from serve.native.slots import Place, Slots
 from serve.native.start import Starter
 from serve.native.stopwatch import Stopwatch, total
+from serve.native.turns import DraftTurns
 from serve.runtime.protocol import Capabilities, Event, FinishReason, Gauges, Job, Scores
 from serve.speech.features import N_FRAMES
 
@@ -65,7 +66,7 @@ class NativeRuntime:
             )
         self._facts = facts
         self._dims = dims
-        self._drafting: DraftLoop | None = None
+        self._drafting: DraftLoop | GraphLoop | None = None
         self._device = device
         self._slots = Slots(config.slots, rows)
         self._streams = Streams.of(device) if config.cuda_graph and device.type == "cuda" else None
@@ -107,7 +108,9 @@ class NativeRuntime:
         dims, device, slots = self._dims, self._device, config.slots
         on_gpu = device.type == "cuda"
         dtype = torch.float16 if on_gpu else torch.float32
-        ops = choose(config.kernels, device, dims, rows, config.encoder_precision)
+        drafted = engine.manifest.draft is not None
+        feeds = rows * (1 + config.draft_tokens * drafted)
+        ops = choose(config.kernels, device, dims, feeds, config.encoder_precision)
         weights = engine.load_weights(device)
         network = Whisper(dims, weights, device, dtype, ops)
         draft = open_draft(engine, config, network, weights)
@@ -128,23 +131,31 @@ class NativeRuntime:
         starter = Starter(network, cache, self._state, rules, advance[several])
         self._loop: SlotLoop = EagerLoop(network, cache, self._state, advance[several])
         filled: list[tuple[Decoder, Cache]] = [(network, cache)]
+        turns: DraftTurns | None = None
         if draft is not None:
-            drafter = Drafter(draft, draft.new_cache(slots, rows, config.cross_kv), rules)
-            filled.append((draft, drafter.cache))
+            second = draft.new_cache(slots, rows, config.cross_kv)
+            filled.append((draft, second))
+            turns = DraftTurns(
+                *(network, cache, self._state, advance[False], draft, second),
+                *(rules.suppress, config.draft_tokens),
+            )
             self._loop = self._drafting = DraftLoop(
                 *(network, cache, self._state, advance[several]),
-                *(rules, drafter, config.draft_tokens),
+                *(rules, Drafter(draft, second, rules), config.draft_tokens),
             )
         batch = min(config.encoder_batch, slots)
         encoder: Encoder = EagerEncoder(network, filled, config.encoder_batch)
         if config.cuda_graph:
             check_graphs(device, ops.name)
             assert self._streams is not None
-            encoder = GraphEncoder(network, cache, dims, batch, self._streams.encoder)
-            self._loop = GraphLoop(
+            encoder = GraphEncoder(network, filled, batch, self._streams.encoder)
+            self._loop = loop = GraphLoop(
                 *(network, cache, self._state, advance, config.steps_per_sync, slots),
-                self._streams.steps,
+                *(self._streams.steps, turns),
             )
+            if draft is not None:  # it knows the prompts from the start: no host looks after it
+                self._drafting = loop
+                starter = Starter(network, cache, self._state, rules, advance[several], filled[1])
         heads = self._facts.alignment_heads
         self._aligner = Aligner(network, cache, self._facts, rows) if heads else None
         if on_gpu:

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import torch
 
 from serve.engine import DETECT_LANGUAGE
-from serve.native.decoder import Cache
+from serve.native.decoder import Cache, Decoder
 from serve.native.feeds import Span, feed_of_spans, upload
+from serve.native.kernels.feed import Feed
 from serve.native.network import Whisper
 from serve.native.rules.choose import Advance
 from serve.native.rules.definition import Rules
@@ -47,6 +48,7 @@ class Starter:
         network, cache, state: of the same slots and rows.
         rules: the checkpoint's.
         advance: chooses tokens by them.
+        draft: a second decoder that is to know the prompts, and its caches.
     """
 
     def __init__(
@@ -56,8 +58,10 @@ class Starter:
         state: RowState,
         rules: Rules,
         advance: Advance,
+        draft: tuple[Decoder, Cache] | None = None,
     ) -> None:
         self._network = network
+        self._draft = draft
         self._cache = cache
         self._state = state
         self._rules = rules
@@ -83,8 +87,15 @@ class Starter:
             span = Span(Place(0, 0, 1), 0, min(length, self._state.tokens.shape[1]))
             feed = feed_of_spans(self._state.tokens, [span], self._device)
             wanted = upload(range(span.end) if drafted else [span.end - 1], self._device)
-            logits = self._network.step(feed, self._cache, wanted)
+            logits = self._step(feed, wanted)
             self._advance(self._state, Picks(first, first), logits, drafted=drafted)
+
+    def _step(self, feed: Feed, wanted: torch.Tensor) -> torch.Tensor:
+        """Logits after the wanted feeds; the second decoder, if there is one, is fed the same."""
+        if self._draft is not None:
+            decoder, cache = self._draft
+            decoder.step(feed, cache, wanted[:1])
+        return self._network.step(feed, self._cache, wanted)
 
     def _sot_at(self, job: Job) -> int:
         return job.prompt.index(self._rules.facts.sot)
@@ -93,7 +104,7 @@ class Starter:
         spans = [Span(one.place, 0, self._sot_at(one.job) + 1) for one in begun]
         ends = [sum(span.end for span in spans[: i + 1]) - 1 for i in range(len(spans))]
         feed = feed_of_spans(self._state.tokens, spans, self._device)
-        logits = self._network.step(feed, self._cache, upload(ends, self._device))
+        logits = self._step(feed, upload(ends, self._device))
         self._note_start(begun, logits)
 
     def _note_start(self, begun: Sequence[Begun], logits: torch.Tensor) -> None:
@@ -121,7 +132,7 @@ class Starter:
             fed += guesses
         wanted = [*starts, *lasts, *(at for feeds in drafts for at in feeds)]
         feed = feed_of_spans(self._state.tokens, spans, self._device)
-        logits = self._network.step(feed, self._cache, upload(wanted, self._device))
+        logits = self._step(feed, upload(wanted, self._device))
         if noting:
             self._note_start(noting, logits[: len(noting)])
         self._choose(begun, logits[len(noting) :], [len(feeds) for feeds in drafts])

@@ -3,13 +3,15 @@
 import dataclasses
 
 import pytest
+import torch
 
 from build.checkpoint import Network, open_checkpoint
 from serve.config import RuntimeConfig
 from serve.engine import DETECT_LANGUAGE, Source
-from serve.errors import UnavailableError
 from serve.native.drafting import HOLD, TRIAL, Pace
+from serve.native.graphs import EagerLoop, Snapshot
 from serve.native.runtime import NativeRuntime
+from serve.native.turns import DraftTurns
 from serve.runtime.protocol import DecodingOptions, Job
 from tests.checkpoints import NANO, random_weights, write_engine, write_hf
 from tests.runtimes import mel_job
@@ -171,10 +173,50 @@ def test_an_engine_without_a_draft_decodes_as_ever(engine, engine_with, jobs):
     assert "DraftLoop, drafts of up to 4 tokens" in described
 
 
-def test_drafts_in_graphs_are_refused(engine_with):
-    config = dataclasses.replace(CONFIG, cuda_graph=True)
-    with pytest.raises(UnavailableError, match="set cuda_graph = false, or draft_tokens = 0"):
-        NativeRuntime(engine_with(whole), config)
+class TurnLoop(EagerLoop):
+    """Takes the turns that a CUDA graph would record, one a launch."""
+
+    def __init__(self, drafting, turns):
+        super().__init__(drafting._network, drafting._cache, drafting._state, drafting._advance)
+        self._turns, self.taken = turns, 0
+
+    def launch(self, slots):
+        owners, self.taken = slots.owners(), self.taken + 1
+        table = torch.zeros((3, slots.span), dtype=torch.int64)
+        for i, (place, _) in enumerate(owners):
+            table[:, i] = torch.tensor((place.slot, place.first_row, 1))
+        self._turns.take(*table)
+        self._snapshot = Snapshot(self._state, owners)
+        return 1
+
+
+@pytest.mark.parametrize("kind", [whole, only_last_layer])
+def test_the_device_alone_takes_turns_with_the_same_answer(kind, engine_with, jobs, expected):
+    runtime = NativeRuntime(engine_with(kind), CONFIG)
+    eager = runtime._drafting
+    drafter = eager._drafter
+    second = (drafter.decoder, drafter.cache)
+    turns = DraftTurns(
+        *(eager._network, eager._cache, eager._state, eager._advance, *second),
+        *(drafter._suppress, MOST),
+    )
+    runtime._loop = TurnLoop(eager, turns)
+    runtime._intake._starter._draft = second
+    sampled = DecodingOptions(temperature=0.8, seed=3, max_tokens=20)
+    cut = DecodingOptions(max_tokens=400)  # up to the end of the context
+    some = [dataclasses.replace(job, options=sampled) for job in jobs[:2]]
+    some += [dataclasses.replace(jobs[2], id=jobs[2].id + 50, options=cut)]
+    plain = run(
+        NativeRuntime(engine_with(whole), dataclasses.replace(CONFIG, draft_tokens=0)), some
+    )
+    ended = run(runtime, jobs)
+    for job_id, event in expected[0].items():
+        found = ended[job_id]
+        assert (found.tokens, found.finished) == (event.tokens, event.finished)
+        assert found.scores.avg_logprob == pytest.approx(event.scores.avg_logprob, abs=1e-4)
+    assert (runtime._loop.taken < 0.5 * expected[1]) == (kind is whole)
+    for job_id, event in run(runtime, some).items():
+        assert event.tokens == plain[job_id].tokens
 
 
 def turns(pace, busy, count, seconds, tokens):

@@ -19,6 +19,7 @@ from serve.runtime.protocol import DecodingOptions, Job
 from serve.speech.words import handovers
 from tests.checkpoints import write_engine
 from tests.serve.native.decoding import prompt_of, run
+from tests.serve.native.test_drafting import only_last_layer, whole, write_drafted
 
 pytestmark = pytest.mark.gpu
 CUDA = RuntimeConfig(device="cuda", slots=16, encoder_batch=8)
@@ -134,6 +135,35 @@ def test_a_draft_changes_no_bit(options, graphs, int8_engine, checkpoint, window
             )
             assert event.scores.avg_logprob == plain[job_id].scores.avg_logprob
     assert runtime.gauges().steps < 3 * steps  # the right guesses saved theirs
+
+
+@pytest.mark.parametrize("rows", [CUDA.slots, ROWS])
+@pytest.mark.parametrize("kind", [whole, only_last_layer])
+def test_a_draft_decoder_in_graphs_changes_no_bit(kind, rows, checkpoint, windows, tmp_path):
+    """Greedy and sampled windows together, some with a search beside them where there are rows."""
+    engine = write_drafted(checkpoint, kind, tmp_path / "engine")
+    config = dataclasses.replace(CUDA, encoder_batch=1, cuda_graph=True, rows=rows)
+    choices = OPTIONS[:3] if rows > CUDA.slots else OPTIONS[:2]
+    jobs = []
+    for i, (_, language, features) in enumerate(windows):
+        asked = prompt_of(checkpoint.facts, language)
+        asked = (asked[0], DETECT_LANGUAGE, *asked[2:]) if i % 5 == 0 else asked
+        jobs.append(Job(i, features, asked, choices[i % len(choices)]))
+    found = []
+    for most in (0, 3):
+        runtime = NativeRuntime(engine, dataclasses.replace(config, draft_tokens=most))
+        found.append(run(runtime, jobs))
+        gauges = runtime.gauges()
+        runtime.close()
+    plain, drafted = found
+    for job_id, event in drafted.items():
+        before = plain[job_id]
+        assert (event.tokens, event.finished) == (before.tokens, before.finished)
+        assert event.scores.avg_logprob == before.scores.avg_logprob
+        assert event.scores.no_speech_prob == before.scores.no_speech_prob
+    assert 0 < gauges.drafted_right <= gauges.drafted
+    if kind is whole and rows == CUDA.slots:  # the sampled ones, and the rules, differ from guesses
+        assert gauges.drafted_right > 0.3 * gauges.drafted
 
 
 @pytest.mark.parametrize("graphs", [False, True])

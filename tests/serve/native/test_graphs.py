@@ -196,7 +196,7 @@ def test_an_eager_loop_feeds_the_rows_of_busy_slots_and_reads_no_further_than_th
 
 def test_encoder_batches_are_powers_of_two_and_the_most():
     network = Network()
-    encoder = GraphEncoder(network, Cache(), DIMS, 6, None)
+    encoder = GraphEncoder(network, [(network, Cache())] * 2, 6, None)
     encoder.capture()
     assert [encoder.batch_of(waiting) for waiting in (1, 2, 3, 4, 5, 6, 50)] == [
         1,
@@ -209,7 +209,7 @@ def test_encoder_batches_are_powers_of_two_and_the_most():
     ]
     windows = [torch.full((DIMS.n_mels, 3000), float(i)) for i in range(2)]
     encoder.encode(windows, [7, 3])
-    assert network.batches == [(2, [7, 3])]
+    assert network.batches == [(2, [7, 3])] * 2  # for each decoder
 
 
 def test_an_eager_encoder_takes_what_waits_up_to_its_most():
