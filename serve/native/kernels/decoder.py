@@ -92,6 +92,7 @@ class TritonOps:
         self._processors = 1
         if self._on_gpu:
             self._processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._most = rows
         self._room = max(rows, _ROOM)
         splits = triton.cdiv(n_keys, RUNS * min(_CROSS_RUN.values()))
         cross = self._room * heads * splits
@@ -119,8 +120,15 @@ class TritonOps:
         return total, out
 
     def store(self, matrix: Matrix) -> Matrix:
-        """See `definition.store`; the kernels read matrices as they are."""
-        return matrix
+        """See `definition.store`; what products of many rows read, float16, is kept beside int8.
+
+        They are bound by arithmetic, and int8 has to be made float16 by every program anew: bits
+        are the same, the time a third less. Measured, and so kept, from Hopper on.
+        """
+        many = self._most > FEW_ROWS and len(matrix.weight) < _VOCABULARY
+        if matrix.scale is None or not (self._overlapping and many):
+            return matrix
+        return dataclasses.replace(matrix, wide=matrix.weight.half())
 
     def norm_linear(self, x: Flow, params: Norm, matrix: Matrix) -> Flow:
         """See `definition.norm_linear`; x is (rows, in)."""
@@ -216,10 +224,11 @@ class TritonOps:
         n_out = matrix.weight.shape[0]
         assert x.is_contiguous()
         out = torch.empty((rows, n_out), dtype=dtype, device=x.device)
-        tile = tile_of(rows, n_out, depth)
+        weight = matrix.weight if matrix.wide is None else matrix.wide
+        tile = (tile_of if matrix.wide is None else wide_tile_of)(rows, n_out, depth)
         pdl = self._overlaps(rows)
         launch(many_rows_kernel, triton.cdiv(rows, tile.block_m), triton.cdiv(n_out, tile.block_n))(
-            x, matrix.weight, matrix.weight if matrix.scale is None else matrix.scale,
+            x, weight, weight if matrix.scale is None else matrix.scale,
             x if matrix.bias is None else matrix.bias, x if residual is None else residual, out,
             rows, n_out, depth, part_of(depth), matrix.scale is not None,
             matrix.bias is not None, gelu, residual is not None, tile.block_m, tile.block_n,
@@ -351,6 +360,18 @@ def tile_of(rows: int, n_out: int, depth: int) -> Tile:
         return Tile(16, 128, turn, 4, 3) if rows <= 16 else Tile(min(128, width), 64, turn, 4, 3)
     most = 32 if n_out <= _NARROW and rows <= 128 else 64
     return Tile(min(most, width), 64, turn, 4, 4)
+
+
+def wide_tile_of(rows: int, n_out: int, depth: int) -> Tile:
+    """The same for weights that are kept in float16."""
+    part = part_of(depth)
+    if n_out <= _NARROW and rows <= 128:
+        return Tile(32, 64, min(128, part), 4, 4)
+    if depth >= _DEEP:
+        return Tile(64, 64, min(128, part), 4, 4)
+    if rows >= (1024 if n_out <= _NARROW else 512):
+        return Tile(128, 128, min(64, part), 8, 4)
+    return Tile(64, 64, min(64, part), 4, 5)
 
 
 def part_of(depth: int) -> int:

@@ -31,11 +31,13 @@ class Matrix:
     """A linear layer: weight (out, in) and bias (out,) or None, in the compute dtype.
 
     With `scale`, float32 (out,), the weight is int8 and each row stands for weight * scale.
+    `wide`, where operations keep it, is that weight in float16, still to be scaled.
     """
 
     weight: torch.Tensor
     bias: torch.Tensor | None
     scale: torch.Tensor | None = None
+    wide: torch.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)

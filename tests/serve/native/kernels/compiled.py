@@ -98,8 +98,9 @@ def layer(ops, count, several, source, int8):
 
 def widest(ops, int8):
     """The products that take the most shared memory: turbo's widths, many rows."""
-    for n_out, n_in in ((1280, 5120), (51866, 1280)):
-        ops._linear(torch.zeros(130, n_in).half(), matrix(n_out, n_in, int8))
+    for n_out, n_in in ((1280, 5120), (51866, 1280), (3840, 1280)):
+        for rows in (130, 600):
+            ops._linear(torch.zeros(rows, n_in).half(), ops.store(matrix(n_out, n_in, int8)))
 
 
 def choice(searching, drafted):
@@ -112,7 +113,7 @@ def choice(searching, drafted):
 
 def main(capability):
     compile_only(capability)
-    ops = TritonOps(torch.device("cpu"), 8, HEADS, KEYS)
+    ops = TritonOps(torch.device("cpu"), 600, HEADS, KEYS)
     ops._on_gpu, ops._overlapping = True, capability >= 90  # as its launches would be there
     for ops._processors in (1, 100):
         layer(ops, 2, several=False, source=False, int8=True)
