@@ -31,6 +31,7 @@ FEW_ROWS = 64  # up to here a linear layer may end unfinished
 _FEWEST_ROWS = 8  # up to here the vocabulary's too
 _DEEP = 2560  # from so deep on, a part is 512 deep, else 256
 _VOCABULARY = 8192  # from so many outputs on, there is work for everyone without parts
+_WIDE_VOCABULARY = 256  # rows from which on their product is bound by arithmetic, too
 _NARROW = 1280  # up to so many outputs, there are few programs
 _CROSS_RUN = {torch.int8: 64, torch.float16: 32}  # keys that a warp of cross-attention takes
 _TILE = 16  # feeds of a slot that the matrix unit takes at a time
@@ -38,7 +39,7 @@ _STREAMED = 8  # feeds of a slot up to which programs of cross-attention go from
 _STREAM_WARPS, _STREAM_REGISTERS = 12, 168  # of a multiprocessor, and of a thread
 _ROOM = 1152  # feeds for which cross-attention has a workspace, at least; more take turns
 _ENOUGH = 1024  # programs; where there are fewer, a large group's tiles go to several
-_SELF_BLOCK = 128  # keys per turn of self-attention
+_SELF_BLOCK, _SELF_WARPS = 32, 1  # keys per turn of self-attention
 _FINISH_BLOCK = 512  # outputs per program
 _QUANTIZE_BLOCK = 128  # positions per turn
 
@@ -125,8 +126,9 @@ class TritonOps:
         They are bound by arithmetic, and int8 has to be made float16 by every program anew: bits
         are the same, the time a third less. Measured, and so kept, from Hopper on.
         """
-        many = self._most > FEW_ROWS and len(matrix.weight) < _VOCABULARY
-        if matrix.scale is None or not (self._overlapping and many):
+        if matrix.scale is None or not self._overlapping:
+            return matrix
+        if self._most < (FEW_ROWS + 1 if len(matrix.weight) < _VOCABULARY else _WIDE_VOCABULARY):
             return matrix
         return dataclasses.replace(matrix, wide=matrix.weight.half())
 
@@ -224,8 +226,9 @@ class TritonOps:
         n_out = matrix.weight.shape[0]
         assert x.is_contiguous()
         out = torch.empty((rows, n_out), dtype=dtype, device=x.device)
-        weight = matrix.weight if matrix.wide is None else matrix.wide
-        tile = (tile_of if matrix.wide is None else wide_tile_of)(rows, n_out, depth)
+        weight, tile = matrix.weight, tile_of(rows, n_out, depth)
+        if matrix.wide is not None and (n_out < _VOCABULARY or rows >= _WIDE_VOCABULARY):
+            weight, tile = matrix.wide, wide_tile_of(rows, n_out, depth)
         pdl = self._overlaps(rows)
         launch(many_rows_kernel, triton.cdiv(rows, tile.block_m), triton.cdiv(n_out, tile.block_n))(
             x, weight, weight if matrix.scale is None else matrix.scale,
@@ -257,8 +260,8 @@ class TritonOps:
             )  # fmt: skip
         launch(self_attention_kernel, heads, feeds)(
             *common, feed.rows if source is None else source, out, feeds, heads, n_ctx, head_dim,
-            _SELF_BLOCK, parts, quantized, source is not None, not feed.several, pdl, num_warps=4,
-            launch_pdl=pdl,
+            _SELF_BLOCK, parts, quantized, source is not None, not feed.several, pdl,
+            num_warps=_SELF_WARPS, launch_pdl=pdl,
         )  # fmt: skip
         return out
 
@@ -365,6 +368,9 @@ def tile_of(rows: int, n_out: int, depth: int) -> Tile:
 def wide_tile_of(rows: int, n_out: int, depth: int) -> Tile:
     """The same for weights that are kept in float16."""
     part = part_of(depth)
+    if n_out >= _VOCABULARY:
+        even = rows % 128 == 0 or rows > 512
+        return Tile(128, 128, min(64, part), 8, 4) if even else Tile(64, 64, min(64, part), 4, 5)
     if n_out <= _NARROW and rows <= 128:
         return Tile(32, 64, min(128, part), 4, 4)
     if depth >= _DEEP:
