@@ -62,8 +62,8 @@ class RuntimeConfig(RuntimeSections):
     # Sequences that decode at the same time, of all windows together: a greedy window takes one, a
     # beam of 5 takes five. 0 = one for each slot, so no beams.
     rows: CountOrNone = 0
-    # Most tokens that the engine's draft, if it holds one, guesses at a time; 0 = none. Where
-    # guessing measures slower than decoding without, it is left alone.
+    # Most tokens that the engine's draft, if it holds one, guesses at a time; 0 = none. Without
+    # CUDA graphs it is left alone where guessing measures slower than decoding without.
     draft_tokens: Annotated[int, Field(ge=0, le=16)] = 0
     encoder_batch: Count = 4  # most windows encoded in one go
     threads: CountOrNone = 0  # CPU threads for compute; 0 = every core, or its share of several

@@ -4,7 +4,8 @@ Speculative decoding (Leviathan et al., 2023), for rows that are decoded greedil
 fed the last known token and the guesses of each row in one step, and the token rules choose
 position by position up to the first guess that is not what they choose. So the answer is that of
 single steps. Whether it is quicker depends on the network, on the machine and on how many windows
-decode: `Pace` measures both ways and takes the quicker one.
+decode: `Pace` measures both ways and takes the quicker one. For CUDA graphs `turns` has the same
+without the host.
 """
 
 import dataclasses
