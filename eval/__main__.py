@@ -257,9 +257,6 @@ def _compare(options: argparse.Namespace) -> int:
 def _bench(options: argparse.Namespace) -> int:
     # torch stays out of the memory that `run` measures
     from eval.bench import run as bench  # noqa: PLC0415
-    from eval.bench.plan import DRAFT_LAYERS  # noqa: PLC0415
-    from eval.random_whisper.engine import random_engine  # noqa: PLC0415
-    from eval.random_whisper.shapes import published_shape  # noqa: PLC0415
 
     if options.random_weights:
         _tell("--random-weights is not needed any more: the bench always makes its weights up")
@@ -267,10 +264,7 @@ def _bench(options: argparse.Namespace) -> int:
     peers = bench.installed_peers(_tell) if options.peers is None else options.peers
     plan = bench_flags.plan_of(options, peers)
     bench.check(config, plan)
-    shape, layers = published_shape(config.build.checkpoint), 0
-    if plan.draft_acceptance is not None:
-        layers = DRAFT_LAYERS
-    engine = random_engine(shape, config.build.precision, layers)
+    engine = bench.made_up(config, plan)
     record = bench.Record(config, plan, options.json)
     try:
         for measurement in bench.measurements(engine, config, plan, _tell):

@@ -13,14 +13,15 @@ import torch
 from eval.bench.ablate import run_ablation
 from eval.bench.floor import measure_ceilings
 from eval.bench.peers.run import PEERS, check_peers, measure_peer
-from eval.bench.plan import Plan, Progress, check_workloads, configured
+from eval.bench.plan import DRAFT_LAYERS, Plan, Progress, check_workloads, configured
 from eval.bench.steps import run_steps
 from eval.bench.table import OURS, Measurement, machine, ratio, refused, render, software
 from eval.bench.workloads import measure_start, release_memory, run_workloads, system_name
 from eval.config import Config
 from eval.files import write_json
 from eval.machine import missing_packages
-from eval.random_whisper.engine import RandomEngine, write_engine
+from eval.random_whisper.engine import RandomEngine, random_engine, write_engine
+from eval.random_whisper.shapes import published_shape
 from serve.devices import names_of
 from serve.errors import ConfigError, UnavailableError
 
@@ -69,6 +70,17 @@ def check(config: Config, plan: Plan) -> None:
         raise UnavailableError(
             f"--through-triton needs the packages {', '.join(missing)}, which are not installed"
         )
+
+
+def made_up(config: Config, plan: Plan) -> RandomEngine:
+    """An engine of the configured shape, with a draft if the plan wants one.
+
+    Raises:
+        ConfigError: the shape is not a published one.
+    """
+    shape = published_shape(config.build.checkpoint)
+    layers = 0 if plan.draft_acceptance is None else DRAFT_LAYERS
+    return random_engine(shape, config.build.precision, layers)
 
 
 def measurements(

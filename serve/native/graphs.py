@@ -1,7 +1,7 @@
-"""How decoder steps and encoder batches are run: one by one, or replayed from CUDA graphs.
+"""How decoder steps are run: one by one, or replayed from CUDA graphs.
 
-A CUDA graph is captured once per bucket (a number of rows or windows) when the runtime starts, all
-slots being free then. Replayed steps need no answer from the host: the device itself knows which
+A CUDA graph is captured once per bucket (a number of rows) when the runtime starts, all slots being
+free then. Replayed steps need no answer from the host: the device itself knows which
 rows have finished. So several are launched at a time, and what they did is read only after
 the next ones are launched; `SlotLoop.read_snapshot` hides the difference.
 """
@@ -12,12 +12,13 @@ import enum
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from serve.fields import MAX_BEAMS
-from serve.native.decoder import Cache, Decoder
+from serve.native.decoder import Cache
+from serve.native.device import capture
 from serve.native.feeds import feed_of, one_token_each, upload
 from serve.native.kernels.feed import Feed, Groups
 from serve.native.network import Whisper
@@ -25,7 +26,6 @@ from serve.native.rules.choose import Advance
 from serve.native.rules.state import Picks, RowState, new_state
 from serve.native.slots import Place, Slots
 from serve.native.turns import DraftTurns
-from serve.speech.features import N_FRAMES
 
 _FEW_SLOTS = 2  # up to so many slots, the next request gains more than launches cost
 _FEWEST_BEAMS = 2  # of a window that searches
@@ -179,7 +179,7 @@ class GraphLoop:
         pool = torch.cuda.graph_pool_handle()
         for (kind, span), work in self._works.items():
             steps = functools.partial(work, self._steps_of(span, kind))
-            self._graphs[kind, span] = _capture(steps, pool, self._stream)
+            self._graphs[kind, span] = capture(steps, pool, self._stream)
 
     def _feed(self, span: int, kind: _Kind) -> Feed:
         """The next token of each of the first rows, as views of what changes between replays."""
@@ -272,143 +272,3 @@ class GraphLoop:
                 self.drafted += most
                 self.right += now[job] - self._seen[job] - 1
         self._seen = now
-
-
-class Encoder(Protocol):
-    """Encodes windows and fills their slots' cross caches."""
-
-    def batch_of(self, waiting: int) -> int:
-        """How many of the waiting windows to encode in one go."""
-        ...
-
-    def encode(self, features: list[torch.Tensor], slots: list[int]) -> None:
-        """Encode windows, each (n_mels, frames), into slots; as many as `batch_of` said."""
-        ...
-
-
-SILENCE = -0.625
-"""Log-mel of digital silence beside speech whose loudest bin is 10 ** 1.5, and so 8 decades above.
-
-Where speech is louder or softer it is up to 0.2 more or less; the demo's text stays the same."""
-
-
-class EagerEncoder:
-    """Kernel by kernel, any number up to `most` at a time, for each decoder with its cache.
-
-    Of a short window only the audio is encoded; behind it stands what a window of silence gives.
-    """
-
-    def __init__(
-        self, network: Whisper, decoders: Sequence[tuple[Decoder, Cache]], most: int
-    ) -> None:
-        self._network = network
-        self._decoders = decoders
-        self._most = most
-        self._silence: list[torch.Tensor] = []  # of each decoder, once it is needed
-
-    def batch_of(self, waiting: int) -> int:
-        """See `Encoder.batch_of`."""
-        return min(waiting, self._most)
-
-    def encode(self, features: list[torch.Tensor], slots: list[int]) -> None:
-        """See `Encoder.encode`."""
-        for frames in {window.shape[-1] for window in features}:
-            alike = [i for i, window in enumerate(features) if window.shape[-1] == frames]
-            self._encode([features[i] for i in alike], [slots[i] for i in alike])
-
-    def _encode(self, features: list[torch.Tensor], slots: list[int]) -> None:
-        device = self._network.device
-        encoded = self._network.encode(torch.stack([window.to(device) for window in features]))
-        target = torch.tensor(slots, device=device)
-        for decoder, cache in self._decoders:
-            decoder.fill_cross(encoded, cache, target)
-        seen, whole = encoded.shape[1], self._network.dims.n_audio_ctx
-        if seen < whole:
-            for (_, cache), silence in zip(self._decoders, self._silent(), strict=True):
-                for slot in slots:
-                    cache.cross[:, :, slot, :, seen:] = silence[..., seen:, :]
-
-    def _silent(self) -> list[torch.Tensor]:
-        """What cross-attention reads of silence, (layers, 2, heads, n_audio_ctx, 64) each."""
-        if not self._silence:
-            dims, device = self._network.dims, self._network.device
-            shape = (1, dims.n_mels, 2 * dims.n_audio_ctx)
-            encoded = self._network.encode(torch.full(shape, SILENCE, device=device))
-            for decoder, _ in self._decoders:
-                cache = decoder.new_cache(1, 1)
-                decoder.fill_cross(encoded, cache, torch.zeros(1, dtype=torch.int64, device=device))
-                self._silence.append(cache.cross[:, :, 0])
-        return self._silence
-
-
-class GraphEncoder:
-    """CUDA graphs of 1, 2, 4, ... windows up to `most`, to be replayed on `stream`."""
-
-    def __init__(
-        self,
-        network: Whisper,
-        decoders: Sequence[tuple[Decoder, Cache]],
-        most: int,
-        stream: torch.cuda.Stream,
-    ) -> None:
-        dims = network.dims
-        self._referenced = (network, decoders)  # graphs hold bare addresses of their memory
-        self._stream = stream
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._inputs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # windows, and their slots
-        # The largest first: the others fit in its memory.
-        for count in sorted({most, *(2**i for i in range(10) if 2**i < most)}, reverse=True):
-            features = torch.zeros((count, dims.n_mels, N_FRAMES), device=network.device)
-            self._inputs[count] = features, torch.arange(count, device=network.device)
-
-    def _encode(self, count: int) -> None:
-        network, decoders = self._referenced
-        features, slots = self._inputs[count]
-        encoded = network.encode(features)
-        for decoder, cache in decoders:
-            decoder.fill_cross(encoded, cache, slots)
-
-    def rehearse(self) -> None:
-        """Launch every kernel that will be captured."""
-        for count in self._inputs:
-            self._encode(count)
-
-    def capture(self) -> None:
-        """Record the graphs; nothing can be encoded before."""
-        pool = torch.cuda.graph_pool_handle()
-        for count in self._inputs:
-            work = functools.partial(self._encode, count)
-            self._graphs[count] = _capture(work, pool, self._stream)
-
-    def batch_of(self, waiting: int) -> int:
-        """See `Encoder.batch_of`."""
-        return max(count for count in self._inputs if count <= waiting)
-
-    def encode(self, features: list[torch.Tensor], slots: list[int]) -> None:
-        """See `Encoder.encode`."""
-        batch, target = self._inputs[len(features)]
-        for row, window in zip(batch, features, strict=True):
-            row.copy_(window, non_blocking=True)
-        target.copy_(upload(slots, target.device))
-        self._graphs[len(features)].replay()
-
-
-def _capture(
-    work: Callable[[], None], pool: Any, stream: torch.cuda.Stream
-) -> torch.cuda.CUDAGraph:
-    """Run once, so that everything is compiled and planned, then record, and replay once.
-
-    What is recorded on one stream shares the libraries' workspaces, on two it does not. The first
-    replay of a graph takes it to the device, for which no window is to wait.
-    """
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        work()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, stream=stream):
-        work()
-    with torch.cuda.stream(stream):
-        graph.replay()
-    torch.cuda.current_stream().wait_stream(stream)
-    return graph

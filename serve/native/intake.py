@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from serve.native.graphs import Encoder
+from serve.native.encoders import Encoder
 from serve.native.order import Line, Turns
 from serve.native.slots import Place, Slots
 from serve.native.start import Begun, Starter, rows_of

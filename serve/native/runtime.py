@@ -25,7 +25,8 @@ from serve.native.alignment import Aligner, Said, pass_bytes
 from serve.native.decoder import Cache, Decoder
 from serve.native.device import check_graphs, current, open_device
 from serve.native.drafting import Drafter, DraftLoop, open_draft
-from serve.native.graphs import EagerEncoder, EagerLoop, Encoder, GraphEncoder, GraphLoop, SlotLoop
+from serve.native.encoders import EagerEncoder, Encoder, GraphEncoder
+from serve.native.graphs import EagerLoop, GraphLoop, SlotLoop
 from serve.native.intake import Intake, SlotJob, Streams
 from serve.native.kernels.choose import KernelsName, choose
 from serve.native.memory import plan_memory

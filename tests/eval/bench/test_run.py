@@ -91,7 +91,7 @@ def test_what_cannot_run_is_refused_at_once(flags, message, code, capsys, monkey
 def test_the_command_ends_with_a_table_and_a_line_of_json(config, engine, capsys, monkeypatch):
     monkeypatch.setattr("eval.__main__.load_config", lambda path: config)
     monkeypatch.setattr(run, "check", lambda *given: None)
-    monkeypatch.setattr("eval.random_whisper.engine.random_engine", lambda *_: engine)
+    monkeypatch.setattr("eval.bench.run.random_engine", lambda *_: engine)
     flags = "--config x --workloads start,latency --slots 2 --requests 2 --seconds 1"
     assert main(["bench", *flags.split(), "--peers="]) == 0
     out = capsys.readouterr().out.splitlines()

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from serve.native import graphs
-from serve.native.graphs import EagerEncoder, EagerLoop, GraphEncoder, GraphLoop
+from serve.native import encoders, graphs
+from serve.native.encoders import EagerEncoder, GraphEncoder
+from serve.native.graphs import EagerLoop, GraphLoop
 from serve.native.rules.state import RowState, new_state
 from serve.native.slots import Slots
 from tests.fake_trtllm.install import DIMS
@@ -70,7 +71,8 @@ class Choice:
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(graphs, "_capture", Graph)
+    monkeypatch.setattr(graphs, "capture", Graph)
+    monkeypatch.setattr(encoders, "capture", Graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "Event", Copied)
 

@@ -11,7 +11,7 @@ from build.verify import load_reference
 from serve.config import RuntimeConfig
 from serve.engine import DETECT_LANGUAGE, Dims, Source, mel_filters, tensor_kinds
 from serve.errors import OptionError, UnavailableError
-from serve.native.graphs import SILENCE
+from serve.native.encoders import SILENCE
 from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job
