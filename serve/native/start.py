@@ -24,6 +24,7 @@ from serve.runtime.protocol import Job
 # Their kernels differ: one token, as of a prompt before its language; up to 64 rows by powers of
 # two, then by tiles.
 _PROMPT_LENGTHS = (1, 4, 24, 48, 100, 224)
+_SHORT_PROMPT = 4
 _SEED_STEP = 7_919  # between the samples of one window; any number but 0 gives other noise
 
 
@@ -61,6 +62,7 @@ class Starter:
         draft: tuple[Decoder, Cache] | None = None,
     ) -> None:
         self._network = network
+        self._slots = cache.cross.shape[2]
         self._draft = draft
         self._cache = cache
         self._state = state
@@ -81,7 +83,8 @@ class Starter:
                 self._feed_prompts(some)
 
     def warm_up(self) -> None:
-        """Have kernels compiled for prompts and guesses of every size, fed to a row still free."""
+        """Have kernels compiled for prompts and guesses of every size, fed to rows still free."""
+        self._warm_up_together()
         first = upload([0], self._device)
         for length, drafted in itertools.product(_PROMPT_LENGTHS, (False, True)):
             span = Span(Place(0, 0, 1), 0, min(length, self._state.tokens.shape[1]))
@@ -89,6 +92,16 @@ class Starter:
             wanted = upload(range(span.end) if drafted else [span.end - 1], self._device)
             logits = self._step(feed, wanted)
             self._advance(self._state, Picks(first, first), logits, drafted=drafted)
+
+    def _warm_up_together(self) -> None:
+        """The same for short prompts of several windows: 2, 4, 8, ... that begin at a time."""
+        windows = 2
+        while windows <= self._slots:
+            spans = [Span(Place(i, i, 1), 0, _SHORT_PROMPT) for i in range(windows)]
+            feed = feed_of_spans(self._state.tokens, spans, self._device)
+            ends = range(_SHORT_PROMPT - 1, windows * _SHORT_PROMPT, _SHORT_PROMPT)
+            self._step(feed, upload(ends, self._device))
+            windows *= 2
 
     def _step(self, feed: Feed, wanted: torch.Tensor) -> torch.Tensor:
         """Logits after the wanted feeds; the second decoder, if there is one, is fed the same."""

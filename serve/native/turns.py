@@ -3,7 +3,9 @@
 What `drafting` does with the host's help is here done by the device alone, for the same answers.
 No host looks up how far each row has come: every turn the draft decoder is fed the last two known
 tokens, which catches up with whatever the turn before left out, and the rules choose as often as
-they could at most; rows whose guess was wrong, or that have finished, stay as they are.
+they could at most; rows whose guess was wrong, or that have finished, stay as they are. Single
+steps, which rows take beside a search, leave gaps in what the draft decoder knows: then its guesses
+are worse, and the answers the same.
 """
 
 from collections.abc import Callable

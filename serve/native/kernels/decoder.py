@@ -228,7 +228,7 @@ class TritonOps:
         out = torch.empty((rows, n_out), dtype=dtype, device=x.device)
         weight, tile = matrix.weight, tile_of(rows, n_out, depth)
         if matrix.wide is not None and (n_out < _VOCABULARY or rows >= _WIDE_VOCABULARY):
-            weight, tile = matrix.wide, wide_tile_of(rows, n_out, depth)
+            weight, tile = matrix.wide, wide_tile_of(rows, n_out, depth, self._most)
         pdl = self._overlaps(rows)
         launch(many_rows_kernel, triton.cdiv(rows, tile.block_m), triton.cdiv(n_out, tile.block_n))(
             x, weight, weight if matrix.scale is None else matrix.scale,
@@ -365,11 +365,15 @@ def tile_of(rows: int, n_out: int, depth: int) -> Tile:
     return Tile(min(most, width), 64, turn, 4, 4)
 
 
-def wide_tile_of(rows: int, n_out: int, depth: int) -> Tile:
-    """The same for weights that are kept in float16."""
-    part = part_of(depth)
+def wide_tile_of(rows: int, n_out: int, depth: int, most: int) -> Tile:
+    """The same for weights that are kept in float16.
+
+    Rows beyond the `most` of a step, as long prompts have, count as so many: no tile but those of
+    steps is to be compiled in service.
+    """
+    part, rows = part_of(depth), min(rows, most)
     if n_out >= _VOCABULARY:
-        even = rows % 128 == 0 or rows > 512
+        even = most % 128 == 0 or most > 512
         return Tile(128, 128, min(64, part), 8, 4) if even else Tile(64, 64, min(64, part), 4, 5)
     if n_out <= _NARROW and rows <= 128:
         return Tile(32, 64, min(128, part), 4, 4)

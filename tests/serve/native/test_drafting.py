@@ -202,6 +202,8 @@ def test_the_device_alone_takes_turns_with_the_same_answer(kind, engine_with, jo
     )
     runtime._loop = TurnLoop(eager, turns)
     runtime._intake._starter._draft = second
+    with torch.inference_mode():  # as on a GPU; it leaves nothing behind
+        runtime._intake._starter.warm_up()
     sampled = DecodingOptions(temperature=0.8, seed=3, max_tokens=20)
     cut = DecodingOptions(max_tokens=400)  # up to the end of the context
     some = [dataclasses.replace(job, options=sampled) for job in jobs[:2]]
