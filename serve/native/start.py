@@ -24,7 +24,7 @@ from serve.runtime.protocol import Job
 # Their kernels differ: one token, as of a prompt before its language; up to 64 rows by powers of
 # two, then by tiles.
 _PROMPT_LENGTHS = (1, 4, 24, 48, 100, 224)
-_SHORT_PROMPT = 4
+_SHORT_PROMPTS = (1, 4)
 _SEED_STEP = 7_919  # between the samples of one window; any number but 0 gives other noise
 
 
@@ -95,13 +95,12 @@ class Starter:
 
     def _warm_up_together(self) -> None:
         """The same for short prompts of several windows: 2, 4, 8, ... that begin at a time."""
-        windows = 2
-        while windows <= self._slots:
-            spans = [Span(Place(i, i, 1), 0, _SHORT_PROMPT) for i in range(windows)]
+        counts = [2**i for i in range(1, self._slots.bit_length())]
+        for windows, length in itertools.product(counts, _SHORT_PROMPTS):
+            spans = [Span(Place(i, i, 1), 0, length) for i in range(windows)]
             feed = feed_of_spans(self._state.tokens, spans, self._device)
-            ends = range(_SHORT_PROMPT - 1, windows * _SHORT_PROMPT, _SHORT_PROMPT)
+            ends = range(length - 1, windows * length, length)
             self._step(feed, upload(ends, self._device))
-            windows *= 2
 
     def _step(self, feed: Feed, wanted: torch.Tensor) -> torch.Tensor:
         """Logits after the wanted feeds; the second decoder, if there is one, is fed the same."""
