@@ -156,7 +156,7 @@ class GraphLoop:
 
                 def work(steps: int, span: int = span, kind: _Kind = kind) -> None:
                     for _ in range(steps):
-                        if turns is not None and kind is not _Kind.SEVERAL:
+                        if turns is not None and self._drafts(kind):
                             turns.take(*self._table[:, :span])
                             continue
                         feed = self._feed(span, kind)
@@ -167,7 +167,9 @@ class GraphLoop:
         # Three: one being copied into, one being read, one between them.
         mirror = new_state(rows, n_text_ctx, torch.device("cpu"))
         self._mirrors = collections.deque(mirror.pinned() for _ in "123")
-        self._launched: collections.deque[tuple[torch.cuda.Event, Snapshot]] = collections.deque()
+        # Of each launch: when it was copied, whether it was a drafted turn, and what it left.
+        launched: collections.deque[tuple[torch.cuda.Event, bool, Snapshot]] = collections.deque()
+        self._launched = launched
 
     def rehearse(self) -> None:
         """Launch every kernel that will be captured."""
@@ -216,7 +218,7 @@ class GraphLoop:
             mirror.best_tokens[:span].copy_(self._state.best_tokens[:span], non_blocking=True)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
-        self._launched.append((copied, Snapshot(mirror, slots.owners())))
+        self._launched.append((copied, self._drafts(kind), Snapshot(mirror, slots.owners())))
         return self._steps_of(bucket, kind)
 
     def _kind_of(self, slots: Slots) -> _Kind:
@@ -247,28 +249,28 @@ class GraphLoop:
         few = _FEW_SLOTS * MAX_BEAMS if several else _FEW_SLOTS
         slots = max(1, span // _FEWEST_BEAMS if several else span)
         enough = math.ceil(_LAUNCH_BYTES / (slots * self._slot_bytes))
-        drafted = self._turns is not None and not several
-        return 1 if span <= few or drafted else min(self._steps, enough)
+        return 1 if span <= few or self._drafts(kind) else min(self._steps, enough)
+
+    def _drafts(self, kind: _Kind) -> bool:
+        """Whether such windows take drafted turns."""
+        return self._turns is not None and kind is not _Kind.SEVERAL
 
     def read_snapshot(self) -> Snapshot | None:
         """See `SlotLoop.read_snapshot`."""
         if len(self._launched) < 2:
             return None
-        copied, snapshot = self._launched.popleft()
+        copied, drafted, snapshot = self._launched.popleft()
         copied.synchronize()
         if self._turns is not None:
-            self._count_guesses(self._turns.count, snapshot)
+            self._count_guesses(self._turns.count, drafted, snapshot)
         return snapshot
 
-    def _count_guesses(self, most: int, snapshot: Snapshot) -> None:
-        """Note how many guesses were right, of windows that are seen again and go on."""
-        now = {job: int(snapshot.state.position[place.first_row]) for place, job in snapshot.owners}
+    def _count_guesses(self, most: int, drafted: bool, snapshot: Snapshot) -> None:
+        """Note how many guesses of a turn were right, of windows that are seen again and go on."""
+        position, finished = snapshot.state.position.tolist(), snapshot.state.finished.tolist()
+        now = {job: position[place.first_row] for place, job in snapshot.owners}
         for place, job in snapshot.owners:
-            if (
-                job in self._seen
-                and place.count == 1
-                and not snapshot.state.finished[place.first_row]
-            ):
+            if drafted and job in self._seen and not finished[place.first_row]:
                 self.drafted += most
                 self.right += now[job] - self._seen[job] - 1
         self._seen = now

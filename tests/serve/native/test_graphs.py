@@ -220,3 +220,39 @@ def test_an_eager_encoder_takes_what_waits_up_to_its_most():
     assert [encoder.batch_of(waiting) for waiting in (1, 3, 9)] == [1, 3, 3]
     encoder.encode([torch.zeros(DIMS.n_mels, 3000)], [2])
     assert network.batches == [(1, [2])] * 2  # encoded once, filled for each decoder
+
+
+class Turns:
+    """Turns in which one guess of three is right."""
+
+    count = 3
+
+    def __init__(self, state):
+        self.state, self.spans = state, []
+
+    def take(self, slots, first, busy):
+        self.spans.append(len(slots))
+        self.state.position.add_(2)
+
+
+def test_windows_that_do_not_search_take_turns_and_guesses_are_counted(monkeypatch):
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(RowState, "pinned", lambda self: new_state(50, 16, cpu))
+    network, choice, state = Network(), Choice(), new_state(50, 16, cpu)
+    state.finished.fill_(False)
+    turns = Turns(state)
+    advances = {searching: choice.advance(searching) for searching in (False, True)}
+    loop = GraphLoop(network, Cache(), state, advances, 4, 10, None, turns)
+    loop.capture()
+    single, mixed = busy([1, 1, 1], 10, 50), busy([1, 5], 10, 50)
+    for _ in range(4):
+        assert loop.launch(single) == 1
+        loop.read_snapshot()
+    assert turns.spans == [4] * 4 and not network.feeds
+    assert (loop.drafted, loop.right) == (2 * 3 * 3, 2 * 3 * 1)  # of three snapshots two follow one
+    loop.discard_launched()
+    for _ in range(3):
+        loop.launch(mixed)
+        loop.read_snapshot()
+    assert len(turns.spans) == 4 and all(choice.searching)
+    assert (loop.drafted, loop.right) == (18, 6)
