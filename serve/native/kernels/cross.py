@@ -41,8 +41,9 @@ from serve.native.kernels.fragments import (
 RUNS = 4  # of a split
 _RUNS = gl.constexpr(RUNS)
 _LOG2_E = gl.constexpr(1.4426950408889634)
-_LARGER = gl.constexpr(128.0)  # queries of INT8 keys, so that none is too small for float16
-_SUBNORMAL = gl.constexpr(16777216.0)  # 2 ** 24: what INT8 is too small by, see `fragments`
+_LARGER = gl.constexpr(16.0)  # queries of INT8 keys: neither too small nor too large for float16
+# What INT8 is as float16, see `fragments`: too small by 2 ** 24, and raised by 128.
+_SUBNORMAL, _RAISED = gl.constexpr(16777216.0), gl.constexpr(128.0)
 
 
 @gluon.jit
@@ -93,9 +94,7 @@ def _query(
 
 
 @gluon.jit
-def _like(
-    x: gl.tensor, other: gl.tensor,
-) -> gl.tensor:  # fmt: skip
+def _like(x: gl.tensor, other: gl.tensor) -> gl.tensor:
     """x, broadcast to the shape of the other."""
     return x + gl.zeros_like(other).to(x.dtype)
 
@@ -236,7 +235,7 @@ def cross_kernel(
         layout: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [_RUNS, 1], [1, 0])
         peak, total, acc = _sum_of_runs(peaks, totals, accs, layout)
         if int8:
-            acc = acc * _SUBNORMAL - total[:, None] * 128.0
+            acc = acc * _SUBNORMAL - total[:, None] * _RAISED
         feed = start + gl.arange(0, rows, gl.SliceLayout(1, layout))
         line = ((feed - begin) * heads + head) * splits + split
         d = gl.arange(0, 64, gl.SliceLayout(0, layout))
@@ -376,7 +375,7 @@ def cross_stream_kernel(
             new_total = gl.convert_layout(new_total, line, assert_trivial=True)
             peak, total, acc = _add_run(peak, total, acc, new_peak, new_total, new)
         if int8:
-            acc = acc * _SUBNORMAL - gl.expand_dims(total, 2) * 128.0
+            acc = acc * _SUBNORMAL - gl.expand_dims(total, 2) * _RAISED
         head = item // splits % heads
         _store_part(partial, stats, peak, total, acc, low, high, begin, heads, item, splits)
         counter = arrived + (low - begin) * heads + head
