@@ -19,13 +19,14 @@ from serve.config import RuntimeConfig
 from serve.engine import Engine, draft_dims
 from serve.native.decoder import Cache, Decoder
 from serve.native.feeds import Span, feed_of, feed_of_spans, one_token_each, upload
-from serve.native.graphs import EagerLoop, Snapshot
+from serve.native.graphs import EagerLoop, GraphLoop, SlotLoop, Snapshot
 from serve.native.network import Whisper
 from serve.native.rules.choose import Advance
 from serve.native.rules.definition import Rules
 from serve.native.rules.state import Picks, RowState
 from serve.native.slots import Place, Slots
 from serve.native.stopwatch import Stopwatch
+from serve.native.turns import DraftTurns
 from serve.native.weights import Weights
 
 logger = logging.getLogger(__name__)
@@ -240,3 +241,40 @@ class DraftLoop(EagerLoop):
         self.drafted += count * len(before)
         self.right += sum(after) - sum(before) - len(before)
         return (sum(after) - sum(before)) / len(before)
+
+
+def open_loop(
+    config: RuntimeConfig,
+    network: Whisper,
+    cache: Cache,
+    state: RowState,
+    rules: Rules,
+    advance: dict[bool, Advance],
+    second: tuple[Decoder, Cache] | None,
+    stream: torch.cuda.Stream | None,
+) -> SlotLoop:
+    """What advances the slots as configured.
+
+    Args:
+        config: whether CUDA graphs are replayed, and how many tokens are guessed.
+        network, cache, state: of the same slots and rows.
+        rules: the checkpoint's.
+        advance: chooses tokens by them, by whether any row searches.
+        second: the decoder that guesses and its caches, if the engine has one.
+        stream: on which graphs will be replayed.
+    """
+    if not config.cuda_graph:
+        choose_next = advance[max(advance)]  # for searches too, where there are rows for any
+        common = (network, cache, state, choose_next)
+        if second is None:
+            return EagerLoop(*common)
+        return DraftLoop(*common, rules, Drafter(*second, rules), config.draft_tokens)
+    assert stream is not None
+    turns: DraftTurns | None = None
+    if second is not None:
+        turns = DraftTurns(
+            *(network, cache, state, advance[False], *second),
+            *(rules.suppress, config.draft_tokens),
+        )
+    steps, slots = config.steps_per_sync, config.slots
+    return GraphLoop(network, cache, state, advance, steps, slots, stream, turns)

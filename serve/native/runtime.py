@@ -24,9 +24,9 @@ from serve.fields import MAX_BEAMS
 from serve.native.alignment import Aligner, Said, pass_bytes
 from serve.native.decoder import Cache, Decoder
 from serve.native.device import check_graphs, current, open_device
-from serve.native.drafting import Drafter, DraftLoop, open_draft
+from serve.native.drafting import DraftLoop, open_draft, open_loop
 from serve.native.encoders import EagerEncoder, Encoder, GraphEncoder
-from serve.native.graphs import EagerLoop, GraphLoop, SlotLoop
+from serve.native.graphs import GraphLoop
 from serve.native.intake import Intake, SlotJob, Streams
 from serve.native.kernels.choose import KernelsName, choose
 from serve.native.memory import plan_memory
@@ -37,7 +37,6 @@ from serve.native.rules.state import RowState, new_state
 from serve.native.slots import Place, Slots
 from serve.native.start import Starter
 from serve.native.stopwatch import Stopwatch, total
-from serve.native.turns import DraftTurns
 from serve.runtime.protocol import Capabilities, Event, FinishReason, Gauges, Job, Scores
 from serve.speech.features import N_FRAMES
 
@@ -109,8 +108,9 @@ class NativeRuntime:
         dims, device, slots = self._dims, self._device, config.slots
         on_gpu = device.type == "cuda"
         dtype = torch.float16 if on_gpu else torch.float32
-        drafted = engine.manifest.draft is not None
-        feeds = rows * (1 + config.draft_tokens * drafted)
+        feeds = rows
+        if engine.manifest.draft is not None:  # one row a slot is verified, with its guesses
+            feeds = max(rows, slots * (1 + config.draft_tokens))
         ops = choose(config.kernels, device, dims, feeds, config.encoder_precision)
         weights = engine.load_weights(device)
         network = Whisper(dims, weights, device, dtype, ops)
@@ -129,34 +129,28 @@ class NativeRuntime:
             searches: choose_advance(ops.name, rules, rows, searches)
             for searches in {False, several}
         }
-        starter = Starter(network, cache, self._state, rules, advance[several])
-        self._loop: SlotLoop = EagerLoop(network, cache, self._state, advance[several])
         filled: list[tuple[Decoder, Cache]] = [(network, cache)]
-        turns: DraftTurns | None = None
+        second: tuple[Decoder, Cache] | None = None
         if draft is not None:
-            second = draft.new_cache(slots, rows, config.cross_kv)
-            filled.append((draft, second))
-            turns = DraftTurns(
-                *(network, cache, self._state, advance[False], draft, second),
-                *(rules.suppress, config.draft_tokens),
-            )
-            self._loop = self._drafting = DraftLoop(
-                *(network, cache, self._state, advance[several]),
-                *(rules, Drafter(draft, second, rules), config.draft_tokens),
-            )
+            second = draft, draft.new_cache(slots, rows, config.cross_kv)
+            filled.append(second)
         batch = min(config.encoder_batch, slots)
-        encoder: Encoder = EagerEncoder(network, filled, config.encoder_batch)
+        encoder: Encoder
         if config.cuda_graph:
             check_graphs(device, ops.name)
             assert self._streams is not None
             encoder = GraphEncoder(network, filled, batch, self._streams.encoder)
-            self._loop = loop = GraphLoop(
-                *(network, cache, self._state, advance, config.steps_per_sync, slots),
-                *(self._streams.steps, turns),
-            )
-            if draft is not None:  # it knows the prompts from the start: no host looks after it
-                self._drafting = loop
-                starter = Starter(network, cache, self._state, rules, advance[several], filled[1])
+        else:
+            encoder = EagerEncoder(network, filled, config.encoder_batch)
+        self._loop = loop = open_loop(
+            *(config, network, cache, self._state, rules, advance, second),
+            stream=self._streams.steps if self._streams else None,
+        )
+        if second is not None and isinstance(loop, (DraftLoop, GraphLoop)):
+            self._drafting = loop
+        # In graphs no host looks after the second decoder: it knows the prompts from the start.
+        prompted = second if config.cuda_graph else None
+        starter = Starter(network, cache, self._state, rules, advance[several], prompted)
         heads = self._facts.alignment_heads
         self._aligner = Aligner(network, cache, self._facts, rows) if heads else None
         if on_gpu:

@@ -83,24 +83,21 @@ class Starter:
                 self._feed_prompts(some)
 
     def warm_up(self) -> None:
-        """Have kernels compiled for prompts and guesses of every size, fed to rows still free."""
-        self._warm_up_together()
-        first = upload([0], self._device)
-        for length, drafted in itertools.product(_PROMPT_LENGTHS, (False, True)):
-            span = Span(Place(0, 0, 1), 0, min(length, self._state.tokens.shape[1]))
-            feed = feed_of_spans(self._state.tokens, [span], self._device)
-            wanted = upload(range(span.end) if drafted else [span.end - 1], self._device)
-            logits = self._step(feed, wanted)
-            self._advance(self._state, Picks(first, first), logits, drafted=drafted)
+        """Have kernels compiled for prompts and guesses of every size, fed to rows still free.
 
-    def _warm_up_together(self) -> None:
-        """The same for short prompts of several windows: 2, 4, 8, ... that begin at a time."""
+        Of one window any length, of several that begin at a time (2, 4, 8, ...) short ones.
+        """
         counts = [2**i for i in range(1, self._slots.bit_length())]
-        for windows, length in itertools.product(counts, _SHORT_PROMPTS):
+        together = itertools.product(counts, _SHORT_PROMPTS, (False,))
+        alone = itertools.product((1,), _PROMPT_LENGTHS, (False, True))
+        first, n_text_ctx = upload([0], self._device), self._state.tokens.shape[1]
+        for windows, longest, drafted in (*together, *alone):
+            length = min(longest, n_text_ctx)
             spans = [Span(Place(i, i, 1), 0, length) for i in range(windows)]
             feed = feed_of_spans(self._state.tokens, spans, self._device)
-            ends = range(length - 1, windows * length, length)
-            self._step(feed, upload(ends, self._device))
+            ends = range(0 if drafted else length - 1, windows * length, 1 if drafted else length)
+            logits = self._step(feed, upload(ends, self._device))
+            self._advance(self._state, Picks(first, first), logits, drafted=drafted)
 
     def _step(self, feed: Feed, wanted: torch.Tensor) -> torch.Tensor:
         """Logits after the wanted feeds; the second decoder, if there is one, is fed the same."""

@@ -35,7 +35,7 @@ _WIDE_VOCABULARY = 256  # rows from which on their product is bound by arithmeti
 _NARROW = 1280  # up to so many outputs, there are few programs
 _CROSS_RUN = {torch.int8: 64, torch.float16: 32}  # keys that a warp of cross-attention takes
 _TILE = 16  # feeds of a slot that the matrix unit takes at a time
-_STREAMED = 8  # feeds of a slot up to which programs of cross-attention go from split to split
+_HALF_TILE = 8  # so many take half of the work, and programs that go from split to split
 _STREAM_WARPS, _STREAM_REGISTERS = 12, 168  # of a multiprocessor, and of a thread
 _ROOM = 1152  # feeds for which cross-attention has a workspace, at least; more take turns
 _ENOUGH = 1024  # programs; where there are fewer, a large group's tiles go to several
@@ -126,9 +126,8 @@ class TritonOps:
         They are bound by arithmetic, and int8 has to be made float16 by every program anew: bits
         are the same, the time a third less. Measured, and so kept, from Hopper on.
         """
-        if matrix.scale is None or not self._overlapping:
-            return matrix
-        if self._most < (FEW_ROWS + 1 if len(matrix.weight) < _VOCABULARY else _WIDE_VOCABULARY):
+        kept = self._overlapping and _gains_from_wide(self._most, len(matrix.weight))
+        if matrix.scale is None or not kept:
             return matrix
         return dataclasses.replace(matrix, wide=matrix.weight.half())
 
@@ -227,7 +226,7 @@ class TritonOps:
         assert x.is_contiguous()
         out = torch.empty((rows, n_out), dtype=dtype, device=x.device)
         weight, tile = matrix.weight, tile_of(rows, n_out, depth)
-        if matrix.wide is not None and (n_out < _VOCABULARY or rows >= _WIDE_VOCABULARY):
+        if matrix.wide is not None and _gains_from_wide(rows, n_out):
             weight, tile = matrix.wide, wide_tile_of(rows, n_out, depth, self._most)
         pdl = self._overlaps(rows)
         launch(many_rows_kernel, triton.cdiv(rows, tile.block_m), triton.cdiv(n_out, tile.block_n))(
@@ -300,7 +299,7 @@ class TritonOps:
         options = (parts, quantized, int8, pdl, groups.direct, run, splits)
         pairs = len(groups.slots) * heads
         items, resident = splits * pairs, _STREAM_WARPS * self._processors
-        if groups.most <= _STREAMED and 2 * items > resident:
+        if groups.most <= _HALF_TILE and 2 * items > resident:
             programs = triton.cdiv(items, triton.cdiv(items, resident))  # as many splits each
             launch(cross_stream_kernel, programs)(
                 *arguments, items, *options, num_warps=1, maxnreg=_STREAM_REGISTERS,
@@ -309,9 +308,9 @@ class TritonOps:
             return
         tiles = triton.cdiv(min(groups.most, end - begin), _TILE)
         sharing = min(tiles, triton.cdiv(_ENOUGH, items))
+        height = _HALF_TILE if groups.most <= _HALF_TILE else _TILE
         launch(cross_kernel, splits, pairs, sharing)(
-            *arguments, *options, 8 if groups.most <= 8 else _TILE, num_warps=RUNS,
-            launch_pdl=pdl,
+            *arguments, *options, height, num_warps=RUNS, launch_pdl=pdl,
         )  # fmt: skip
 
     def store_cross(
@@ -363,6 +362,11 @@ def tile_of(rows: int, n_out: int, depth: int) -> Tile:
         return Tile(16, 128, turn, 4, 3) if rows <= 16 else Tile(min(128, width), 64, turn, 4, 3)
     most = 32 if n_out <= _NARROW and rows <= 128 else 64
     return Tile(min(most, width), 64, turn, 4, 4)
+
+
+def _gains_from_wide(rows: int, n_out: int) -> bool:
+    """Whether a product of so many rows is bound by arithmetic, and quicker with FP16 weights."""
+    return rows >= _WIDE_VOCABULARY if n_out >= _VOCABULARY else rows > FEW_ROWS
 
 
 def wide_tile_of(rows: int, n_out: int, depth: int, most: int) -> Tile:
