@@ -21,7 +21,7 @@ from serve.native.decoder import Cache, Decoder
 from serve.native.feeds import Span, feed_of, feed_of_spans, one_token_each, upload
 from serve.native.graphs import EagerLoop, GraphLoop, SlotLoop, Snapshot
 from serve.native.network import Whisper
-from serve.native.rules.choose import Advance
+from serve.native.rules.choose import Advance, Guess, choose_guess
 from serve.native.rules.definition import Rules
 from serve.native.rules.state import Picks, RowState
 from serve.native.slots import Place, Slots
@@ -52,13 +52,13 @@ class Drafter:
 
     Args:
         decoder, cache: the second decoder, and caches of its own for every slot and row.
-        rules: of which it keeps the suppressed tokens.
+        guess: writes its likeliest tokens.
     """
 
-    def __init__(self, decoder: Decoder, cache: Cache, rules: Rules) -> None:
+    def __init__(self, decoder: Decoder, cache: Cache, guess: Guess) -> None:
         self.decoder = decoder
         self.cache = cache
-        self._suppress = rules.suppress
+        self._guess = guess
         # By first row: whose it is, and that positions below are in the cache.
         self._known: dict[int, tuple[int, int]] = {}
 
@@ -78,7 +78,7 @@ class Drafter:
         rows, groups = one_token_each([place for place, _ in owners], device)
         at = upload(positions, device)
         for turn in range(1, count + 1):
-            state.tokens[rows, at + turn] = (logits + self._suppress).argmax(dim=-1)
+            self._guess(state, rows, logits, turn)
             if turn < count:
                 feed = feed_of(state, rows, groups, max(positions) + turn + 1)
                 feed = dataclasses.replace(feed, positions=at + turn)
@@ -263,18 +263,18 @@ def open_loop(
         second: the decoder that guesses and its caches, if the engine has one.
         stream: on which graphs will be replayed.
     """
+    guess = choose_guess(network.ops.name, rules)
     if not config.cuda_graph:
         choose_next = advance[max(advance)]  # for searches too, where there are rows for any
         common = (network, cache, state, choose_next)
         if second is None:
             return EagerLoop(*common)
-        return DraftLoop(*common, rules, Drafter(*second, rules), config.draft_tokens)
+        return DraftLoop(*common, rules, Drafter(*second, guess), config.draft_tokens)
     assert stream is not None
     turns: DraftTurns | None = None
     if second is not None:
         turns = DraftTurns(
-            *(network, cache, state, advance[False], *second),
-            *(rules.suppress, config.draft_tokens),
+            *(network, cache, state, advance[False], guess, *second, config.draft_tokens)
         )
     steps, slots = config.steps_per_sync, config.slots
     return GraphLoop(network, cache, state, advance, steps, slots, stream, turns)

@@ -157,7 +157,7 @@ class GraphLoop:
                 def work(steps: int, span: int = span, kind: _Kind = kind) -> None:
                     for _ in range(steps):
                         if turns is not None and self._drafts(kind):
-                            turns.take(*self._table[:, :span])
+                            turns.take(self._table, span)
                             continue
                         feed = self._feed(span, kind)
                         logits = network.step(feed, cache)

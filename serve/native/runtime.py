@@ -123,8 +123,7 @@ class NativeRuntime:
         self._cross_kv = config.cross_kv
         cache = network.new_cache(slots, rows, config.cross_kv)
         self._state = new_state(rows, dims.n_text_ctx, device)
-        rules = Rules(self._facts, dims, device)
-        several = rows > slots
+        rules, several = Rules(self._facts, dims, device), rows > slots
         advance = {
             searches: choose_advance(ops.name, rules, rows, searches)
             for searches in {False, several}
@@ -142,17 +141,19 @@ class NativeRuntime:
             encoder = GraphEncoder(network, filled, batch, self._streams.encoder)
         else:
             encoder = EagerEncoder(network, filled, config.encoder_batch)
+        stream = self._streams.steps if self._streams else None
         self._loop = loop = open_loop(
             *(config, network, cache, self._state, rules, advance, second),
-            stream=self._streams.steps if self._streams else None,
+            stream=stream,
         )
         if second is not None and isinstance(loop, (DraftLoop, GraphLoop)):
             self._drafting = loop
         # In graphs no host looks after the second decoder: it knows the prompts from the start.
         prompted = second if config.cuda_graph else None
-        starter = Starter(network, cache, self._state, rules, advance[several], prompted)
-        heads = self._facts.alignment_heads
-        self._aligner = Aligner(network, cache, self._facts, rows) if heads else None
+        starter = Starter(network, cache, self._state, rules, advance[several], prompted, stream)
+        self._aligner = (
+            Aligner(network, cache, self._facts, rows) if self._facts.alignment_heads else None
+        )
         if on_gpu:
             self._warm_up(ops.name, encoder, starter)
         self._intake = Intake(
@@ -183,7 +184,7 @@ class NativeRuntime:
                 for work in (*(one.rehearse for one in captured), *parts):
                     work()
             torch.cuda.empty_cache()
-        for work in (*(one.capture for one in captured), *parts):
+        for work in (*(one.capture for one in captured), starter.capture, *parts):
             work()
         torch.cuda.synchronize(self._device)  # what comes next is on other streams
 

@@ -15,6 +15,7 @@ from serve.native.decoder import Cache, Decoder
 from serve.native.feeds import Span, feed_of_spans, upload
 from serve.native.kernels.feed import Feed
 from serve.native.network import Whisper
+from serve.native.prompts import PromptGraph
 from serve.native.rules.choose import Advance
 from serve.native.rules.definition import Rules
 from serve.native.rules.state import NOWHERE, Picks, RowState, new_state
@@ -50,6 +51,7 @@ class Starter:
         rules: the checkpoint's.
         advance: chooses tokens by them.
         draft: a second decoder that is to know the prompts, and its caches.
+        stream: of a GPU on which short prompts are to be replayed from a CUDA graph, if any.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Starter:
         rules: Rules,
         advance: Advance,
         draft: tuple[Decoder, Cache] | None = None,
+        stream: torch.cuda.Stream | None = None,
     ) -> None:
         self._network = network
         self._slots = cache.cross.shape[2]
@@ -69,6 +72,7 @@ class Starter:
         self._rules = rules
         self._advance = advance
         self._device = network.device
+        self._graph = PromptGraph(state.tokens, self._launch, stream) if stream else None
 
     def start(self, begun: Sequence[Begun]) -> None:
         """Write the jobs' prompts and options into their rows, feed them, choose first tokens."""
@@ -96,10 +100,22 @@ class Starter:
             spans = [Span(Place(i, i, 1), 0, length) for i in range(windows)]
             feed = feed_of_spans(self._state.tokens, spans, self._device)
             ends = range(0 if drafted else length - 1, windows * length, 1 if drafted else length)
-            logits = self._step(feed, upload(ends, self._device))
+            logits = self._launch(feed, upload(ends, self._device))
             self._advance(self._state, Picks(first, first), logits, drafted=drafted)
 
-    def _step(self, feed: Feed, wanted: torch.Tensor) -> torch.Tensor:
+    def capture(self) -> None:
+        """Record the graph, if there is to be one; all rows are free."""
+        if self._graph is not None:
+            self._graph.capture()
+
+    def _step(self, spans: Sequence[Span], wanted: Sequence[int]) -> torch.Tensor:
+        """Feed spans; logits after the wanted feeds, float32 (wanted, n_vocab)."""
+        if self._graph is not None and self._graph.holds(spans, wanted):
+            return self._graph.step(spans[0], wanted)
+        feed = feed_of_spans(self._state.tokens, spans, self._device)
+        return self._launch(feed, upload(wanted, self._device))
+
+    def _launch(self, feed: Feed, wanted: torch.Tensor) -> torch.Tensor:
         """Logits after the wanted feeds; the second decoder, if there is one, is fed the same."""
         if self._draft is not None:
             decoder, cache = self._draft
@@ -112,9 +128,7 @@ class Starter:
     def _detect(self, begun: Sequence[Begun]) -> None:
         spans = [Span(one.place, 0, self._sot_at(one.job) + 1) for one in begun]
         ends = [sum(span.end for span in spans[: i + 1]) - 1 for i in range(len(spans))]
-        feed = feed_of_spans(self._state.tokens, spans, self._device)
-        logits = self._step(feed, upload(ends, self._device))
-        self._note_start(begun, logits)
+        self._note_start(begun, self._step(spans, ends))
 
     def _note_start(self, begun: Sequence[Begun], logits: torch.Tensor) -> None:
         leaders = upload([one.place.first_row for one in begun], self._device)
@@ -140,8 +154,7 @@ class Starter:
             drafts.append(list(range(fed, fed + guesses)))
             fed += guesses
         wanted = [*starts, *lasts, *(at for feeds in drafts for at in feeds)]
-        feed = feed_of_spans(self._state.tokens, spans, self._device)
-        logits = self._step(feed, upload(wanted, self._device))
+        logits = self._step(spans, wanted)
         if noting:
             self._note_start(noting, logits[: len(noting)])
         self._choose(begun, logits[len(noting) :], [len(feeds) for feeds in drafts])

@@ -8,15 +8,51 @@ steps, which rows take beside a search, leave gaps in what the draft decoder kno
 are worse, and the answers the same.
 """
 
-from collections.abc import Callable
+import dataclasses
+import itertools
 
 import torch
 
 from serve.native.decoder import Cache, Decoder
 from serve.native.kernels.feed import Feed, Groups
 from serve.native.network import Whisper
-from serve.native.rules.choose import Advance
+from serve.native.rules.choose import Advance, Guess
 from serve.native.rules.state import Picks, RowState
+
+
+@dataclasses.dataclass(frozen=True)
+class _Outline:
+    """What all turns of so many rows have in common; a captured constant costs a kernel a turn.
+
+    The feeds of a turn's steps stand in one tensor, behind each other: the last two known tokens
+    of every row, then one guess of every row for each further guess, then what is verified.
+    """
+
+    steps: list[slice]  # where the feeds of each step are; even, for kernels know their alignment
+    rows: torch.Tensor  # int64 (feeds,)
+    ahead: torch.Tensor  # int64 (feeds,): their positions, 0 being the next to be fed
+    last: torch.Tensor  # int64 (rows,): of the first step, whose logits are asked for
+    picks: list[Picks]  # for each choice of tokens
+
+    @staticmethod
+    def of(rows: int, guesses: int, device: torch.device) -> "_Outline":
+        """For turns of so many rows and guesses."""
+        spans = [(-1, 1), *((i, i + 1) for i in range(1, guesses)), (0, guesses + 1)]
+        steps, row_of, ahead = list[slice](), list[int](), list[int]()
+        for begin, end in spans:
+            feeds = list(itertools.product(range(rows), range(begin, end)))
+            steps.append(slice(len(row_of), len(row_of) + len(feeds)))
+            feeds += [(0, 0)] * (len(feeds) % 2)
+            row_of += [row for row, _ in feeds]
+            ahead += [at for _, at in feeds]
+        every = torch.arange(rows, device=device)
+        return _Outline(
+            steps=steps,
+            rows=torch.tensor(row_of, device=device),
+            ahead=torch.tensor(ahead, device=device),
+            last=every * 2 + 1,
+            picks=[Picks(every, every * (guesses + 1) + turn) for turn in range(guesses + 1)],
+        )
 
 
 class DraftTurns:
@@ -25,8 +61,8 @@ class DraftTurns:
     Args:
         network, cache, state: of the same slots and rows.
         advance: chooses tokens without the host, for rows that do not search.
+        guess: writes the draft decoder's likeliest tokens.
         decoder, draft_cache: the second decoder, and caches of its own, which hold the prompts.
-        suppress: float32 (n_vocab), -inf for tokens that are never guessed.
         count: guesses a turn.
     """
 
@@ -36,58 +72,60 @@ class DraftTurns:
         cache: Cache,
         state: RowState,
         advance: Advance,
+        guess: Guess,
         decoder: Decoder,
         draft_cache: Cache,
-        suppress: torch.Tensor,
         count: int,
     ) -> None:
         self._network = network
         self._cache = cache
         self._state = state
         self._advance = advance
+        self._guess = guess
         self._decoder = decoder
         self._draft_cache = draft_cache
-        self._suppress = suppress
         self.count = count
+        self._outlines: dict[int, _Outline] = {}
+        # Feeds a row of the steps: the first, those of further guesses, the one that verifies.
+        self._each = torch.tensor([2, 1, count + 1], device=state.tokens.device)[:, None, None]
 
-    def take(self, slots: torch.Tensor, first: torch.Tensor, busy: torch.Tensor) -> None:
-        """One turn of the first rows, as many as there are groups.
+    def take(self, table: torch.Tensor, rows: int) -> None:
+        """One turn of the first rows.
 
         Args:
-            slots, first, busy: int64 (n,): of each group its slot, its row, and 1; 0 = no group.
+            table: int64 (3, slots): of each group its slot, its row, and 1; 0 = no group.
+            rows: how many, and so groups; what is recorded is for so many.
         """
-        state, each = self._state, self.count + 1
-        position = state.position[: len(slots)].clone()
+        state, outline = self._state, self._outline(rows)
+        *guessing, verifying = self._feeds(outline, table, rows)
+        for turn, feed in enumerate(guessing, 1):
+            wanted = outline.last if turn == 1 else None
+            logits = self._decoder.step(feed, self._draft_cache, wanted)
+            self._guess(state, outline.picks[0].rows, logits, turn)
+        logits = self._network.step(verifying, self._cache)
+        state.trusted[:rows].fill_(True)
+        for picks in outline.picks:
+            self._advance(state, picks, logits, drafted=True)
 
-        def feed(begin: int, end: int) -> Feed:
-            """The tokens at positions from `begin` to before `end`, 0 being the next to be fed."""
-            count = end - begin
-            rows = torch.arange(len(slots), device=slots.device).repeat_interleave(count)
-            at = position[:, None] + torch.arange(begin, end, device=slots.device)
-            at = at.clamp(0, state.tokens.shape[1] - 1).flatten()
-            groups = Groups(slots, first * count, busy * count, count)
-            return Feed(state.tokens, rows, at, groups, None, count > 1, state.tokens.shape[1])
+    def _outline(self, rows: int) -> _Outline:
+        """Of turns of so many rows; made before the first of them is captured, as all run once."""
+        if rows not in self._outlines:
+            device = self._state.tokens.device
+            self._outlines[rows] = _Outline.of(rows, self.count, device)
+        return self._outlines[rows]
 
-        self._guess(position, feed)
-        logits = self._network.step(feed(0, each), self._cache)
-        rows = torch.arange(len(slots), device=slots.device)
-        state.trusted[: len(slots)].fill_(True)
-        for turn in range(each):
-            self._advance(state, Picks(rows, rows * each + turn), logits, drafted=True)
-
-    def _guess(self, position: torch.Tensor, feed: Callable[[int, int], Feed]) -> None:
-        """Write guesses behind the next token of every row."""
-        last = torch.arange(len(position), device=position.device) * 2 + 1
-        logits = self._decoder.step(feed(-1, 1), self._draft_cache, last)
-        for turn in range(1, self.count + 1):
-            self._write(position + turn, (logits + self._suppress).argmax(dim=-1))
-            if turn < self.count:
-                logits = self._decoder.step(feed(turn, turn + 1), self._draft_cache)
-
-    def _write(self, at: torch.Tensor, guesses: torch.Tensor) -> None:
-        """Put guesses at a position of every row; beyond the last one there is none."""
-        tokens = self._state.tokens[: len(at)]
-        place = at.clamp(max=tokens.shape[1] - 1)[:, None]
-        inside = (at < tokens.shape[1])[:, None]
-        known = tokens.gather(1, place)
-        tokens.scatter_(1, place, torch.where(inside, guesses[:, None], known))
+    def _feeds(self, outline: _Outline, table: torch.Tensor, rows: int) -> list[Feed]:
+        """What the steps of a turn are fed, from where the rows are now."""
+        state = self._state
+        n_ctx = state.tokens.shape[1]
+        at = state.position.index_select(0, outline.rows).add_(outline.ahead).clamp_(0, n_ctx - 1)
+        scaled = table[1:] * self._each  # (kinds of step, 2, slots)
+        kinds = [0, *[1] * (self.count - 1), 2]
+        feeds = []
+        for step, kind in zip(outline.steps, kinds, strict=True):
+            each = (2, 1, self.count + 1)[kind]
+            first, count = scaled[kind, :, :rows].unbind()
+            groups = Groups(table[0, :rows], first, count, each)
+            feed = Feed(state.tokens, outline.rows[step], at[step], groups, None, each > 1, n_ctx)
+            feeds.append(feed)
+        return feeds

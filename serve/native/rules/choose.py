@@ -18,6 +18,27 @@ class Advance(Protocol):
         ...
 
 
+class Guess(Protocol):
+    """Writes what a draft decoder guesses."""
+
+    def __call__(
+        self, state: RowState, rows: torch.Tensor, logits: torch.Tensor, ahead: int
+    ) -> None:
+        """See `Rules.guess`."""
+        ...
+
+
+def choose_guess(kernels: Literal["torch", "triton"], rules: Rules) -> Guess:
+    """The implementation that goes with a network's kernels."""
+    if kernels == "torch":
+        return rules.guess
+    from serve.native.rules.guess_kernel import (  # noqa: PLC0415 - only where triton is
+        TritonGuess,
+    )
+
+    return TritonGuess(rules).guess
+
+
 def choose_advance(
     kernels: Literal["torch", "triton"], rules: Rules, most: int, searching: bool
 ) -> Advance:

@@ -58,6 +58,20 @@ class Rules:
         state.language[rows] = language
         state.language_prob[rows] = prob
 
+    def guess(self, state: RowState, rows: torch.Tensor, logits: torch.Tensor, ahead: int) -> None:
+        """Write the likeliest token that is never suppressed so many places behind the rows' own.
+
+        Args:
+            state: its tokens are changed at `rows`, but for places beyond the last.
+            rows: int64 (m,).
+            logits: float32 (m, n_vocab), a draft decoder's.
+            ahead: 1 is the place of the next token.
+        """
+        place = state.position[rows] + ahead
+        inside = place < state.tokens.shape[1]
+        likeliest = (logits + self.suppress).argmax(dim=-1)
+        state.tokens[rows[inside], place[inside]] = likeliest[inside]
+
     def begin_draft(self, state: RowState, rows: torch.Tensor) -> None:
         """Trust what stands after the next token of some rows, int64 (m,), as far as it holds."""
         state.trusted.index_fill_(0, rows, True)

@@ -182,10 +182,10 @@ class TurnLoop(EagerLoop):
 
     def launch(self, slots):
         owners, self.taken = slots.owners(), self.taken + 1
-        table = torch.zeros((3, slots.span), dtype=torch.int64)
+        table = torch.zeros((3, slots.slots), dtype=torch.int64)
         for i, (place, _) in enumerate(owners):
             table[:, i] = torch.tensor((place.slot, place.first_row, 1))
-        self._turns.take(*table)
+        self._turns.take(table, slots.span)
         self._snapshot = Snapshot(self._state, owners)
         return 1
 
@@ -197,8 +197,8 @@ def test_the_device_alone_takes_turns_with_the_same_answer(kind, engine_with, jo
     drafter = eager._drafter
     second = (drafter.decoder, drafter.cache)
     turns = DraftTurns(
-        *(eager._network, eager._cache, eager._state, eager._advance, *second),
-        *(drafter._suppress, MOST),
+        *(eager._network, eager._cache, eager._state, eager._advance, drafter._guess),
+        *(*second, MOST),
     )
     runtime._loop = TurnLoop(eager, turns)
     runtime._intake._starter._draft = second

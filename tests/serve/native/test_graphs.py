@@ -230,8 +230,8 @@ class Turns:
     def __init__(self, state):
         self.state, self.spans = state, []
 
-    def take(self, slots, first, busy):
-        self.spans.append(len(slots))
+    def take(self, table, rows):
+        self.spans.append(rows)
         self.state.position.add_(2)
 
 

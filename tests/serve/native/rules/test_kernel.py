@@ -103,6 +103,27 @@ def test_the_choice_equals_the_rules_step_by_step(kernels):
     assert twin.best_is_ended[leaders].any()
 
 
+def test_a_guess_is_the_likeliest_token_that_is_not_suppressed(kernels):
+    """Of equals the first; behind the last place there is none."""
+    rules = Rules(FACTS, VOCAB, DEVICE)
+    guesser = kernels[3].TritonGuess(rules)
+    mine, twin = (new_state(18, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
+    rows = torch.tensor([4, 0, 17, 9], device=DEVICE)
+    generator = torch.Generator().manual_seed(3)
+    for state in (mine, twin):
+        state.position[rows] = torch.tensor([3, 0, VOCAB.n_text_ctx - 3, 40], device=DEVICE)
+    for ahead in (1, 2, 3):
+        logits = torch.randn((4, VOCAB.n_vocab), generator=generator)
+        logits[0, list(FACTS.suppress_tokens)] = 50.0
+        logits[1, [3000, 70, 2500]] = 9.0
+        logits = logits.to(DEVICE)
+        guesser.guess(mine, rows, logits, ahead)
+        rules.guess(twin, rows, logits, ahead)
+    assert torch.equal(mine.tokens, twin.tokens)
+    assert twin.tokens[0, 1:4].tolist() == [70, 70, 70]
+    assert twin.tokens[17].count_nonzero() == 2 and not twin.tokens[[1, 5]].any()
+
+
 def test_who_decodes_beside_a_row_changes_none_of_its_bits(kernels):
     rules = Rules(FACTS, VOCAB, DEVICE)
     together, alone = (new_state(18, VOCAB.n_text_ctx, DEVICE) for _ in range(2))

@@ -1,0 +1,51 @@
+"""`Rules.guess` as a Triton-language kernel: one program a row reads its logits once."""
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
+
+import torch
+import triton
+import triton.language as tl
+
+from serve.native.kernels.launch import launch
+from serve.native.rules.definition import Rules
+from serve.native.rules.state import RowState
+
+_BLOCK = 8192  # tokens a turn
+
+
+@triton.jit(do_not_specialize=("ahead",))
+def _guess_kernel(
+    logits: tl.tensor, suppress: tl.tensor, rows: tl.tensor, tokens: tl.tensor,
+    position: tl.tensor, ahead: int, n_vocab: int, n_ctx: int, block: tl.constexpr,
+) -> None:  # fmt: skip
+    line = tl.program_id(0).to(tl.int64) * n_vocab
+    row = tl.load(rows + tl.program_id(0)).to(tl.int64)
+    place = tl.load(position + row) + ahead
+    offset = tl.arange(0, block)
+    best = tl.full([block], float("-inf"), tl.float32)
+    found = tl.full([block], n_vocab, tl.int32)
+    for start in range(0, n_vocab, block):
+        id = start + offset
+        there = id < n_vocab
+        score = tl.load(logits + line + id, mask=there, other=float("-inf"))
+        score += tl.load(suppress + id, mask=there, other=0.0)
+        better = score > best
+        best = tl.where(better, score, best)
+        found = tl.where(better, id, found)
+    likeliest = tl.min(tl.where(best == tl.max(best, 0), found, n_vocab), 0)
+    if place < n_ctx:
+        tl.store(tokens + row * n_ctx + place, likeliest.to(tl.int64))
+
+
+class TritonGuess:
+    """Guesses under a checkpoint's rules."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._suppress = rules.suppress
+
+    def guess(self, state: RowState, rows: torch.Tensor, logits: torch.Tensor, ahead: int) -> None:
+        """See `Rules.guess`."""
+        assert logits.is_contiguous() and rows.is_contiguous()
+        launch(_guess_kernel, len(rows))(
+            logits, self._suppress, rows, state.tokens, state.position, ahead, logits.shape[1],
+            state.tokens.shape[1], _BLOCK, num_warps=16,
+        )  # fmt: skip
