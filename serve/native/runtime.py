@@ -180,7 +180,7 @@ class NativeRuntime:
                 compiled_together,
             )
 
-            with compiled_together():
+            with compiled_together(self._device):
                 for work in (*(one.rehearse for one in captured), *parts):
                     work()
             torch.cuda.empty_cache()

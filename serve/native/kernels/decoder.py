@@ -11,6 +11,7 @@ import dataclasses
 
 import torch
 import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from serve.engine import HEAD_DIM
 from serve.native.kernels import definition
@@ -24,15 +25,12 @@ from serve.native.kernels.linear import (
     finish_kernel,
     many_rows_kernel,
     norm_kernel,
+    wide_rows_kernel,
 )
 from serve.native.kernels.store import quantize_kernel
+from serve.native.kernels.tiles import FEW_ROWS, gains_from_wide, part_of, tile_of, wide_tile_of
 
-FEW_ROWS = 64  # up to here a linear layer may end unfinished
-_FEWEST_ROWS = 8  # up to here the vocabulary's too
-_DEEP = 2560  # from so deep on, a part is 512 deep, else 256
-_VOCABULARY = 8192  # from so many outputs on, there is work for everyone without parts
-_WIDE_VOCABULARY = 256  # rows from which on their product is bound by arithmetic, too
-_NARROW = 1280  # up to so many outputs, there are few programs
+_FEWEST_ROWS = 8  # up to here the vocabulary's linear layer may end unfinished too
 _CROSS_RUN = {torch.int8: 64, torch.float16: 32}  # keys that a warp of cross-attention takes
 _TILE = 16  # feeds of a slot that the matrix unit takes at a time
 _HALF_TILE = 8  # so many take half of the work, and programs that go from split to split
@@ -121,13 +119,13 @@ class TritonOps:
         return total, out
 
     def store(self, matrix: Matrix) -> Matrix:
-        """See `definition.store`; what products of many rows read, float16, is kept beside int8.
+        """See `definition.store`; the weights that products of many rows read are float16.
 
         They are bound by arithmetic, and int8 has to be made float16 by every program anew: bits
-        are the same, the time a third less. Measured, and so kept, from Hopper on.
+        are the same, the time a third less. They come by the bulk copy engine, and so from Hopper
+        on; smaller GPUs have less memory for both.
         """
-        kept = self._overlapping and _gains_from_wide(self._most, len(matrix.weight))
-        if matrix.scale is None or not kept:
+        if not (self._overlapping and gains_from_wide(self._most, len(matrix.weight))):
             return matrix
         return dataclasses.replace(matrix, wide=matrix.weight.half())
 
@@ -225,17 +223,34 @@ class TritonOps:
         n_out = matrix.weight.shape[0]
         assert x.is_contiguous()
         out = torch.empty((rows, n_out), dtype=dtype, device=x.device)
-        weight, tile = matrix.weight, tile_of(rows, n_out, depth)
-        if matrix.wide is not None and _gains_from_wide(rows, n_out):
-            weight, tile = matrix.wide, wide_tile_of(rows, n_out, depth, self._most)
-        pdl = self._overlaps(rows)
-        launch(many_rows_kernel, triton.cdiv(rows, tile.block_m), triton.cdiv(n_out, tile.block_n))(
-            x, weight, weight if matrix.scale is None else matrix.scale,
+        numbers = (
+            matrix.weight if matrix.scale is None else matrix.scale,
             x if matrix.bias is None else matrix.bias, x if residual is None else residual, out,
             rows, n_out, depth, part_of(depth), matrix.scale is not None,
-            matrix.bias is not None, gelu, residual is not None, tile.block_m, tile.block_n,
-            tile.turn, self._on_gpu, pdl, num_warps=tile.warps, num_stages=tile.stages,
-            launch_pdl=pdl,
+            matrix.bias is not None, gelu, residual is not None,
+        )  # fmt: skip
+        wide = matrix.wide is not None and gains_from_wide(rows, n_out)
+        # Of a long prompt's rows only as many count as a step has at most: no tile but those of
+        # steps is to be compiled in service.
+        tile = tile_of(rows, n_out, depth)
+        if wide:
+            tile = wide_tile_of(min(rows, self._most), n_out, depth)
+        shape = (tile.block_m, tile.block_n, tile.turn)
+        grid = (triton.cdiv(rows, tile.block_m), triton.cdiv(n_out, tile.block_n))
+        if wide:
+            assert matrix.wide is not None
+            launch(wide_rows_kernel, *grid)(
+                TensorDescriptor(x, [rows, depth], [depth, 1], [tile.block_m, tile.turn]),
+                TensorDescriptor(
+                    matrix.wide, [n_out, depth], [depth, 1], [tile.block_n, tile.turn]
+                ),
+                *numbers, *shape, num_warps=tile.warps, num_stages=tile.stages,
+            )  # fmt: skip
+            return out
+        pdl = self._overlaps(rows)
+        launch(many_rows_kernel, *grid)(
+            x, matrix.weight, *numbers, *shape, self._on_gpu, pdl, num_warps=tile.warps,
+            num_stages=tile.stages, launch_pdl=pdl,
         )  # fmt: skip
         return out
 
@@ -341,53 +356,3 @@ class TritonOps:
             triton.next_power_of_2(width),
         )  # fmt: skip
         return out
-
-
-@dataclasses.dataclass(frozen=True)
-class Tile:
-    """How `many_rows_kernel` is cut; no choice changes a result's bits."""
-
-    block_m: int  # rows per program
-    block_n: int  # outputs per program
-    turn: int  # depth per turn
-    warps: int
-    stages: int
-
-
-def tile_of(rows: int, n_out: int, depth: int) -> Tile:
-    """The tile that measured best on an H200."""
-    turn = min(128, part_of(depth))
-    width = max(16, triton.next_power_of_2(rows))
-    if n_out >= _VOCABULARY:
-        return Tile(16, 128, turn, 4, 3) if rows <= 16 else Tile(min(128, width), 64, turn, 4, 3)
-    most = 32 if n_out <= _NARROW and rows <= 128 else 64
-    return Tile(min(most, width), 64, turn, 4, 4)
-
-
-def _gains_from_wide(rows: int, n_out: int) -> bool:
-    """Whether a product of so many rows is bound by arithmetic, and quicker with FP16 weights."""
-    return rows >= _WIDE_VOCABULARY if n_out >= _VOCABULARY else rows > FEW_ROWS
-
-
-def wide_tile_of(rows: int, n_out: int, depth: int, most: int) -> Tile:
-    """The same for weights that are kept in float16.
-
-    Rows beyond the `most` of a step, as long prompts have, count as so many: no tile but those of
-    steps is to be compiled in service.
-    """
-    part, rows = part_of(depth), min(rows, most)
-    if n_out >= _VOCABULARY:
-        even = most % 128 == 0 or most > 512
-        return Tile(128, 128, min(64, part), 8, 4) if even else Tile(64, 64, min(64, part), 4, 5)
-    if n_out <= _NARROW and rows <= 128:
-        return Tile(32, 64, min(128, part), 4, 4)
-    if depth >= _DEEP:
-        return Tile(64, 64, min(128, part), 4, 4)
-    if rows >= (1024 if n_out <= _NARROW else 512):
-        return Tile(128, 128, min(64, part), 8, 4)
-    return Tile(64, 64, min(64, part), 4, 5)
-
-
-def part_of(depth: int) -> int:
-    """Depth of the parts in which a matrix is summed, whatever the number of rows."""
-    return min(512 if depth >= _DEEP else 256, depth & -depth)  # powers of two that divide it

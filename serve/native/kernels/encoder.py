@@ -16,24 +16,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from serve.native.kernels.definition import FP8_MAX, LAYER_NORM_EPS, Matrix, Norm, Scaled, linear
 from serve.native.kernels.launch import launch
+from serve.native.kernels.linear import exact_gelu
 
 _BLOCK_M, _BLOCK_N, _BLOCK_K, _GROUP = 128, 256, 64, 8  # of the GELU product; best of 11 timed
-
-
-@triton.jit
-def _gelu(x: tl.tensor) -> tl.tensor:
-    """Exact (erf) GELU: relu(x) - |x| * Phi(-|x|), log2 Phi by a polynomial to 3e-5 relative.
-
-    It holds up to 5.5, from where on the second term is below what FP16 can tell from 0.
-    """
-    a = tl.minimum(tl.abs(x), 5.5)
-    p = 2.63047306e-05 * a - 0.000663731116
-    p = p * a + 0.00750743576
-    p = p * a - 0.0520332727
-    p = p * a - 0.460232544
-    p = p * a - 1.15064213
-    p = p * a - 1.00002956
-    return tl.maximum(x, 0.0) - a * tl.math.exp2(p)
 
 
 @triton.jit
@@ -42,7 +27,7 @@ def _gelu_tile(
     gap: int, dtype: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     acc += tl.load(bias + n, mask=n < n_out, other=0.0).to(tl.float32)[None, :]
-    return tl.where((m % period < period - gap)[:, None], _gelu(acc), 0.0).to(dtype)
+    return tl.where((m % period < period - gap)[:, None], exact_gelu(acc), 0.0).to(dtype)
 
 
 @triton.jit(do_not_specialize=("rows", "period", "gap", "shift"))
@@ -127,7 +112,7 @@ def scale_rows_kernel(
     row = tl.program_id(0).to(tl.int64) * width
     y = tl.load(x + row + at, mask=inside, other=0.0).to(tl.float32)
     if gelu:
-        y = _gelu(y)
+        y = exact_gelu(y)
     _store_row(y, out, scale, at, inside, width, True, most)
 
 

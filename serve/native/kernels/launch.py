@@ -1,8 +1,8 @@
 """Launching kernels, or compiling many of them side by side first.
 
-The first launch of a kernel with new kinds of arguments compiles it, which takes some tenths of a
-second of one core. A runtime has dozens of them. So before it launches any, it goes through its
-work once without launching: see `compiled_together`.
+The first launch of a kernel with new kinds of arguments compiles it and the C function that hands
+its arguments over, which takes some tenths of a second of one core. A runtime has dozens of them.
+So before it launches any, it goes through its work once without launching: see `compiled_together`.
 """
 
 import concurrent.futures
@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 import triton
 
 _only_compiling = contextvars.ContextVar("only_compiling", default=False)
@@ -26,13 +27,34 @@ def launch(kernel: Any, *grid: int) -> Callable[..., Any]:
     return launcher
 
 
+class _Compilers(concurrent.futures.ThreadPoolExecutor):
+    """Threads that compile kernels and make them ready to be launched on a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(
+            os.cpu_count(), initializer=torch.cuda.set_device, initargs=(device.index or 0,)
+        )
+
+    def submit(
+        self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> concurrent.futures.Future[Any]:
+        """Compile by `fn`, which returns the kernel."""
+
+        def ready() -> Any:
+            kernel = fn(*args, **kwargs)
+            assert kernel.run  # a property: to read it builds the launcher and loads the kernel
+            return kernel
+
+        return super().submit(ready)
+
+
 @contextlib.contextmanager
-def compiled_together() -> Iterator[None]:
+def compiled_together(device: torch.device) -> Iterator[None]:
     """Inside, kernels are not launched, and so compute nothing; at the end all are compiled.
 
     Those that Triton has in its cache on the disk are loaded from there.
     """
-    threads = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
+    threads = _Compilers(device)
     with threads, triton.AsyncCompileMode(threads):
         before = _only_compiling.set(True)
         try:

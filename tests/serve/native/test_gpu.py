@@ -161,7 +161,9 @@ def test_a_draft_decoder_in_graphs_changes_no_bit(kind, rows, checkpoint, window
         assert (event.tokens, event.finished) == (before.tokens, before.finished)
         assert event.scores.avg_logprob == before.scores.avg_logprob
         assert event.scores.no_speech_prob == before.scores.no_speech_prob
-    assert 0 < gauges.drafted_right <= gauges.drafted
+    assert gauges.drafted_right <= gauges.drafted > 0
+    if rows == CUDA.slots:  # else turns beside a search leave gaps in what the draft decoder knows
+        assert gauges.drafted_right > 0
     if kind is whole and rows == CUDA.slots:  # the sampled ones, and the rules, differ from guesses
         assert gauges.drafted_right > 0.3 * gauges.drafted
 

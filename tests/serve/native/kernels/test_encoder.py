@@ -8,9 +8,16 @@ from serve.engine import Dims
 from serve.errors import UnavailableError
 from serve.native.kernels import definition
 from serve.native.kernels.choose import choose
-from tests.serve.native.kernels.parity import DEVICE, DTYPES, ON_GPU, close, matrix_of, norm_of
+from tests.serve.native.kernels.parity import (
+    DEVICE,
+    DTYPES,
+    GELU,
+    ON_GPU,
+    close,
+    matrix_of,
+    norm_of,
+)
 
-GELU = 5e-5  # the polynomial's error; below what FP16 can tell
 D, WIDE = (1280, 5120) if ON_GPU else (64, 192)
 BATCHES = [1, 3] if ON_GPU else [2]
 

@@ -10,7 +10,15 @@ from serve.engine import Dims
 from serve.errors import UnavailableError
 from serve.native.kernels import definition
 from serve.native.kernels.choose import choose
-from tests.serve.native.kernels.parity import DEVICE, DTYPES, ON_GPU, close, matrix_of, norm_of
+from tests.serve.native.kernels.parity import (
+    DEVICE,
+    DTYPES,
+    GELU,
+    ON_GPU,
+    close,
+    matrix_of,
+    norm_of,
+)
 
 ROWS = [1, 20, 33, 130] if ON_GPU else [1, 33]
 # (depth, outputs): tiny, wide, deep enough for a split, and a vocabulary
@@ -33,7 +41,7 @@ def test_linear_layers(ops, random, rows, depth, n_out, int8, dtype):
     bare = dataclasses.replace(matrix, bias=None)
     close(ops.finish(ops.norm_linear(x, norm, bare)), definition.norm_linear(x, norm, bare))
     hidden = ops.norm_linear_gelu(x, norm, matrix)
-    close(hidden, definition.norm_linear_gelu(x, norm, matrix))
+    close(hidden, definition.norm_linear_gelu(x, norm, matrix), GELU)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -52,7 +60,25 @@ def test_as_many_rows_as_a_batch_of_prompts_has(ops, random, int8, dtype):
     rows, depth, n_out = (1816, 1280, 5120) if ON_GPU else (290, 64, 5500)
     x, norm = random(rows, depth, dtype=dtype) + 3, norm_of(random, depth)
     matrix = matrix_of(random, n_out, depth, dtype, int8)
-    close(ops.norm_linear_gelu(x, norm, matrix), definition.norm_linear_gelu(x, norm, matrix))
+    close(ops.norm_linear_gelu(x, norm, matrix), definition.norm_linear_gelu(x, norm, matrix), GELU)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("int8", [True, False])
+@pytest.mark.parametrize("rows", [66, 130, 260, 390])
+def test_weights_that_are_kept_wide(ops, random, rows, int8, dtype):
+    """By the tiles of every size, with all that may follow the sums, or none of it."""
+    depth, n_out = (1280, 3840) if ON_GPU else (64, 1300)
+    x, norm = random(rows, depth, dtype=dtype) + 3, norm_of(random, depth)
+    residual = random(rows, n_out, dtype=dtype)
+    matrix = matrix_of(random, n_out, depth, dtype, int8)
+    kept = dataclasses.replace(matrix, wide=matrix.weight.to(dtype))
+    close(ops.norm_linear_gelu(x, norm, kept), definition.norm_linear_gelu(x, norm, matrix), GELU)
+    added = ops.linear_residual(x, kept, residual)
+    close(ops.finish(added), definition.linear_residual(x, matrix, residual))
+    words = matrix_of(random, 8300, depth, dtype, int8, bias=False)
+    kept = dataclasses.replace(words, wide=words.weight.to(dtype))
+    close(ops.logits(x, norm, kept), definition.logits(x, norm, words))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -132,7 +158,7 @@ def test_a_layer_gives_a_row_the_same_bits_in_any_company(ops, random, d, int8):
     everyone = block(x)
     kept = [ops.store(matrix) for matrix in (out, fc1, fc2)]
     bulk_copies = torch.cuda.get_device_capability() >= (9, 0)
-    assert all((matrix.wide is not None) == (int8 and bulk_copies) for matrix in kept)
+    assert all((matrix.wide is not None) == bulk_copies for matrix in kept)
     for rows in (65, 128, 300, 600, most):
         assert torch.equal(block(x[:rows], *kept), everyone[:rows])
     for rows in (1, 2, 8, 9, 16, 33, 64, 65, 128, 256, 300):
