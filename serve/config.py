@@ -72,8 +72,8 @@ class RuntimeConfig(RuntimeSections):
     memory_share: Share = 0.9  # of a GPU's memory that may be taken
     cross_kv: CrossPrecision = "full"  # keys and values of cross-attention; "int8": half the memory
     encoder_precision: EncoderPrecision = "full"  # "fp8": its products, on Hopper and later
-    # Windows that have been decoding for longer go before less than a full batch.
-    decode_target_s: SecondsOrNone = 0.05
+    # On a GPU: windows that have decoded for longer go first, while fewer wait than decode.
+    decode_target_s: SecondsOrNone = 0.005
     steps_per_sync: Count = 4  # with cuda_graph: decoder steps between two looks at what has ended
 
 

@@ -22,6 +22,7 @@ from serve.native.stopwatch import Stopwatch
 from serve.runtime.protocol import Job
 
 _AHEAD = 2  # batches in the encoder's hands, so that it need not wait for the host
+_BACKLOG = 3  # batches that wait are encoded first, however many windows decode
 
 
 @dataclasses.dataclass
@@ -146,7 +147,7 @@ class Intake:
                 break
             others = [*running, *begun]
             beside = self._beside and bool(others) and self._guessing()
-            if not (len(self._batches) < _AHEAD if beside else self._is_turn(others)):
+            if not (len(self._batches) < _AHEAD if beside else self._is_turn(others, decoding)):
                 break
             self._encode(decoding)
             if not beside:
@@ -168,12 +169,17 @@ class Intake:
         """Whether enough slots are free for what waits, or for a batch of it."""
         return self._fitting(decoding) >= min(1 if self.turns else self._batch, len(self._line))
 
-    def _is_turn(self, running: Sequence[SlotJob]) -> bool:
+    def _is_turn(self, running: Sequence[SlotJob], decoding: Sequence[Job]) -> bool:
         """Whether the encoder may hold up the windows that decode.
 
-        On a GPU, while less than a batch waits, those that have decoded for long come first.
+        On a GPU, if at least as many wait: it holds up `running` to bring on what waits, and to
+        decode one more window beside others costs little. Where all waiting ones would not find
+        places, the slots can be filled, and are.
         """
-        if self.turns or not running or len(self._line) >= self._batch:
+        waiting = len(self._line)
+        if self.turns or waiting >= min(len(running), _BACKLOG * self._batch):
+            return True
+        if self._fitting(decoding) < waiting:
             return True
         return time.perf_counter() - running[0].decode_began <= self._decode_target_s
 

@@ -110,19 +110,49 @@ def test_windows_without_guesses_are_waited_for(clock, monkeypatch):
     assert harness.starter.fed == [[1, 2], [3]]
 
 
-def test_less_than_a_batch_waits_while_others_have_decoded_for_long(clock):
+def test_fewer_than_decode_wait_while_those_have_decoded_for_long(clock):
     harness = Harness()
-    harness.add(1)
+    harness.add(1, 2, 3)
     harness.begin()
+    harness.add(4)
+    assert harness.begin() == [4]  # they have only begun
     clock.now = 0.1
-    harness.add(2, 3, 4)
+    harness.add(5, 6, 7)
     assert harness.begin() == []
-    harness.add(5)
-    assert harness.begin() == [2, 3, 4, 5]
-    harness.add(6)
+    harness.add(8)
+    assert harness.begin() == [5, 6, 7, 8]
+    clock.now = 0.2
+    harness.add(*range(9, 16))
     assert harness.begin() == []
     harness.end(1)
-    assert harness.begin() == [6]
+    assert harness.begin() == [9, 10, 11, 12]
+
+
+def test_three_batches_wait_for_nobody(clock):
+    harness = Harness(slots=64)
+    for first in range(0, 40, 4):
+        harness.add(*range(first, first + 4))
+        harness.begin()
+    clock.now = 0.1
+    harness.add(*range(100, 111))
+    assert harness.begin() == []
+    harness.add(111)
+    assert harness.begin() == [100, 101, 102, 103]
+    assert harness.begin() == []  # two batches are left, and four more decode
+
+
+def test_slots_that_can_all_be_filled_are(clock):
+    harness = Harness()
+    for first in range(0, 16, 4):
+        harness.add(*range(first, first + 4))
+        harness.begin()
+    clock.now = 0.1
+    harness.add(20, 21, 22, 23, 24)
+    assert harness.begin() == []
+    harness.end(0, 1, 2)
+    assert harness.begin() == []  # a whole batch has no place
+    harness.end(3)
+    assert harness.begin() == [20, 21, 22, 23]
 
 
 def test_guesses_are_encoded_beside_the_steps(clock, monkeypatch):
