@@ -41,7 +41,7 @@ class ShortPrompt:
         """What is fed, in that memory."""
         groups = Groups(self._slot, self._first, self._count, _FEEDS)
         ids = self._ids
-        return Feed(ids, self._rows, self._positions, groups, None, True, ids.shape[1])
+        return Feed(ids, self._rows, self._positions, groups, None, True, ids.shape[1], _FEEDS)
 
     @staticmethod
     def holds(spans: Sequence[Span], wanted: Sequence[int]) -> bool:

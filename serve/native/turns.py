@@ -126,6 +126,6 @@ class DraftTurns:
             each = (2, 1, self.count + 1)[kind]
             first, count = scaled[kind, :, :rows].unbind()
             groups = Groups(table[0, :rows], first, count, each)
-            feed = Feed(state.tokens, outline.rows[step], at[step], groups, None, each > 1, n_ctx)
-            feeds.append(feed)
+            rows_at = (outline.rows[step], at[step])
+            feeds.append(Feed(state.tokens, *rows_at, groups, None, each > 1, n_ctx, each))
         return feeds

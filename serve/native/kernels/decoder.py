@@ -38,6 +38,7 @@ _STREAM_WARPS, _STREAM_REGISTERS = 12, 168  # of a multiprocessor, and of a thre
 _ROOM = 1152  # feeds for which cross-attention has a workspace, at least; more take turns
 _ENOUGH = 1024  # programs; where there are fewer, a large group's tiles go to several
 _SELF_BLOCK, _SELF_WARPS = 32, 1  # keys per turn of self-attention
+_SELF_FEEDS = (1, 2, 3, 4)  # of a row, that may share a reading of its past
 _FINISH_BLOCK = 512  # outputs per program
 _QUANTIZE_BLOCK = 128  # positions per turn
 
@@ -267,14 +268,16 @@ class TritonOps:
         out = torch.empty((feeds, heads * head_dim), dtype=qkv.dtype, device=k_cache.device)
         pdl = self._overlaps(feeds)
         common = (numbers, scale, bias, k_cache, v_cache, feed.rows, feed.positions)
-        if feed.several:
+        together = max(count for count in _SELF_FEEDS if feed.each % count == 0)
+        apart = feed.several and together < max(feed.each, 2)  # a row's feeds, to several programs
+        if apart:
             launch(append_kernel, heads, feeds)(
                 *common, feeds, heads, n_ctx, head_dim, parts, quantized, pdl, num_warps=1,
                 launch_pdl=pdl,
             )  # fmt: skip
-        launch(self_attention_kernel, heads, feeds)(
+        launch(self_attention_kernel, heads, feeds // together)(
             *common, feed.rows if source is None else source, out, feeds, heads, n_ctx, head_dim,
-            _SELF_BLOCK, parts, quantized, source is not None, not feed.several, pdl,
+            _SELF_BLOCK, together, parts, quantized, source is not None, not apart, pdl,
             num_warps=_SELF_WARPS, launch_pdl=pdl,
         )  # fmt: skip
         return out

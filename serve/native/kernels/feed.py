@@ -55,6 +55,7 @@ class Feed:
     source: torch.Tensor | None
     several: bool  # whether any row is fed more than one position
     length: int  # every position is below it: what plain torch attends to
+    each: int = 1  # positions that each row is fed, if that is known to be the same for all
 
     @functools.cached_property
     def own_places(self) -> torch.Tensor:

@@ -29,6 +29,8 @@ NUMPY_WARNINGS = (
 def pytest_itemcollected(item):
     for warning in NUMPY_WARNINGS:
         item.add_marker(pytest.mark.filterwarnings(warning))
+    if "kernels" in getattr(item, "fixturenames", ()) and item.config.getoption("--require-gpu"):
+        item.add_marker(pytest.mark.gpu)  # elsewhere the interpreter runs them
 
 
 @pytest.fixture(scope="module")

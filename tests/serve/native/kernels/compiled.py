@@ -60,7 +60,7 @@ def compile_only(capability):
     triton.runtime.driver.set_active(NoDriver(capability))
 
 
-def feeds(count, several, source):
+def feeds(count, several, source, each):
     """So many feeds of two slots' rows."""
     rows = torch.arange(count)
     groups = Groups(
@@ -69,7 +69,7 @@ def feeds(count, several, source):
     )  # fmt: skip
     ids = torch.zeros((count, CONTEXT), dtype=torch.int64)
     table = torch.zeros((count, CONTEXT), dtype=torch.int32) if source else None
-    return Feed(ids, rows, torch.full_like(rows, 9), groups, table, several, 10)
+    return Feed(ids, rows, torch.full_like(rows, 9), groups, table, several, 10, each)
 
 
 def matrix(n_out, n_in, int8):
@@ -78,9 +78,9 @@ def matrix(n_out, n_in, int8):
     return Matrix(torch.zeros(n_out, n_in, dtype=kind), torch.zeros(n_out).half(), scale)
 
 
-def layer(ops, count, several, source, int8):
+def layer(ops, count, several, source, int8, each=1):
     """A layer of the decoder and the logits, for so many feeds."""
-    norm, feed = Norm(torch.ones(D), torch.zeros(D)), feeds(count, several, source)
+    norm, feed = Norm(torch.ones(D), torch.zeros(D)), feeds(count, several, source, each)
     own = [torch.zeros(count, CONTEXT, HEADS, 64).half() for _ in range(2)]
     kind = torch.int8 if int8 else torch.float16
     scales = [torch.ones(2, HEADS, 64) if int8 else None for _ in range(2)]
@@ -119,6 +119,7 @@ def main(capability):
         layer(ops, 2, several=False, source=False, int8=True)
         layer(ops, 6, several=False, source=True, int8=False)
     layer(ops, 70, several=True, source=False, int8=True)
+    layer(ops, 8, several=True, source=False, int8=True, each=4)
     for int8 in (True, False):
         widest(ops, int8)
     cache = torch.zeros(1, 2, 2, HEADS, KEYS, 64, dtype=torch.int8)

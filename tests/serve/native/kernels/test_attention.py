@@ -89,6 +89,22 @@ def test_several_positions_of_a_row_are_the_bits_of_single_steps(ops, random, tr
         assert torch.equal(alone[0], together[i]), (row, position)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("each", [2, 3, 4, 5, 6])
+def test_feeds_that_share_a_reading_are_the_bits_of_single_steps(ops, random, each, dtype):
+    """Of rows with no past, a short and a long one, and at the end of the context."""
+    begins = {3: 0, 0: 30, 1: 126, 4: CTX - each}
+    pairs = [(row, begin + i) for row, begin in begins.items() for i in range(each)]
+    feed = dataclasses.replace(feed_of(*zip(*pairs, strict=True), several=True), each=each)
+    qkv = random(len(pairs), 3 * D, dtype=dtype, spread=0.5)
+    caches = self_caches(random, 5, dtype)
+    together = check_self_attention(ops, qkv, caches, feed)
+    for i, (row, position) in enumerate(pairs):
+        one = feed_of([row], [position])
+        alone = ops.self_attention(qkv[i : i + 1].clone(), *caches, one)
+        assert torch.equal(alone[0], together[i]), (row, position)
+
+
 def cross_of(ops, random, slots, dtype, int8):
     """Keys and values of the second of two layers, stored in the last slot first."""
     kind = torch.int8 if int8 else dtype
