@@ -22,6 +22,10 @@ from serve.native.stopwatch import Stopwatch
 from serve.runtime.protocol import Job
 
 _AHEAD = 2  # batches in the encoder's hands, so that it need not wait for the host
+# On a GPU, batches between two launches of steps: with one, slots would stay empty that windows
+# leave; with all that wait, the windows of a backlog would begin and end together. Two, or of many
+# slots, of which a drafted turn ends more, one for so many.
+_SLOTS_A_BATCH = 128
 _BACKLOG = 3  # batches that wait are encoded first, however many windows decode
 
 
@@ -140,9 +144,7 @@ class Intake:
             return []
         decoding = [one.job for one in running]
         begun = self._encoded(busy=bool(running))
-        # On a GPU two batches where they could fill the slots: one for every few steps would leave
-        # slots empty, all at once would make every window of a backlog begin and end together.
-        for _ in range(1 if self.turns else 2):
+        for _ in range(1 if self.turns else max(2, self._slots.slots // _SLOTS_A_BATCH)):
             if not self._line or not self._fits(decoding):
                 break
             others = [*running, *begun]

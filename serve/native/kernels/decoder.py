@@ -38,7 +38,8 @@ _STREAM_WARPS, _STREAM_REGISTERS = 12, 168  # of a multiprocessor, and of a thre
 _ROOM = 1152  # feeds for which cross-attention has a workspace, at least; more take turns
 _ENOUGH = 1024  # programs; where there are fewer, a large group's tiles go to several
 _SELF_BLOCK, _SELF_WARPS = 32, 1  # keys per turn of self-attention
-_SELF_FEEDS = (1, 2, 3, 4)  # of a row, that may share a reading of its past
+_SELF_FEEDS = (1, 2, 3, 4)  # of a row, that may share a reading of its past where there are
+_SELF_PROGRAMS = 16  # of one feed each to a multiprocessor; fewer are quicker side by side
 _FINISH_BLOCK = 512  # outputs per program
 _QUANTIZE_BLOCK = 128  # positions per turn
 
@@ -268,7 +269,8 @@ class TritonOps:
         out = torch.empty((feeds, heads * head_dim), dtype=qkv.dtype, device=k_cache.device)
         pdl = self._overlaps(feeds)
         common = (numbers, scale, bias, k_cache, v_cache, feed.rows, feed.positions)
-        together = max(count for count in _SELF_FEEDS if feed.each % count == 0)
+        enough = feeds * heads >= _SELF_PROGRAMS * self._processors
+        together = max(i for i in _SELF_FEEDS if i == 1 or (enough and feed.each % i == 0))
         apart = feed.several and together < max(feed.each, 2)  # a row's feeds, to several programs
         if apart:
             launch(append_kernel, heads, feeds)(

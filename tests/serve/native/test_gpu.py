@@ -315,7 +315,8 @@ def test_a_window_is_encoded_to_the_same_bits_in_any_batch(precision):
     config = dataclasses.replace(CUDA, cuda_graph=True, slots=8, encoder_precision=precision)
     runtime = NativeRuntime(engine, config)
     encoder = runtime._intake._encoder
-    cache = encoder._referenced[1].cross
+    (_, cache), *_ = encoder._referenced[1]
+    cache = cache.cross
     generator = torch.Generator("cuda").manual_seed(0)
     shape = (8, engine.manifest.dims.n_mels, 3000)
     features = torch.randn(shape, generator=generator, device="cuda")

@@ -119,6 +119,7 @@ def main(capability):
         layer(ops, 2, several=False, source=False, int8=True)
         layer(ops, 6, several=False, source=True, int8=False)
     layer(ops, 70, several=True, source=False, int8=True)
+    ops._processors = 1  # few enough for feeds to share what they read
     layer(ops, 8, several=True, source=False, int8=True, each=4)
     for int8 in (True, False):
         widest(ops, int8)

