@@ -231,27 +231,20 @@ class TritonOps:
             rows, n_out, depth, part_of(depth), matrix.scale is not None,
             matrix.bias is not None, gelu, residual is not None,
         )  # fmt: skip
-        wide = matrix.wide is not None and gains_from_wide(rows, n_out)
-        # Of a long prompt's rows only as many count as a step has at most: no tile but those of
-        # steps is to be compiled in service.
-        tile = tile_of(rows, n_out, depth)
-        if wide:
+        wide = matrix.wide if gains_from_wide(rows, n_out) else None
+        if wide is not None:
+            # Of a long prompt's rows only as many count as a step has at most: no tile but those of
+            # steps is to be compiled in service.
             tile = wide_tile_of(min(rows, self._most), n_out, depth)
-        shape = (tile.block_m, tile.block_n, tile.turn)
-        grid = (triton.cdiv(rows, tile.block_m), triton.cdiv(n_out, tile.block_n))
-        if wide:
-            assert matrix.wide is not None
-            launch(wide_rows_kernel, *grid)(
+            launch(wide_rows_kernel, *tile.grid(rows, n_out))(
                 TensorDescriptor(x, [rows, depth], [depth, 1], [tile.block_m, tile.turn]),
-                TensorDescriptor(
-                    matrix.wide, [n_out, depth], [depth, 1], [tile.block_n, tile.turn]
-                ),
-                *numbers, *shape, num_warps=tile.warps, num_stages=tile.stages,
+                TensorDescriptor(wide, [n_out, depth], [depth, 1], [tile.block_n, tile.turn]),
+                *numbers, *tile.sizes, num_warps=tile.warps, num_stages=tile.stages,
             )  # fmt: skip
             return out
-        pdl = self._overlaps(rows)
-        launch(many_rows_kernel, *grid)(
-            x, matrix.weight, *numbers, *shape, self._on_gpu, pdl, num_warps=tile.warps,
+        tile, pdl = tile_of(rows, n_out, depth), self._overlaps(rows)
+        launch(many_rows_kernel, *tile.grid(rows, n_out))(
+            x, matrix.weight, *numbers, *tile.sizes, self._on_gpu, pdl, num_warps=tile.warps,
             num_stages=tile.stages, launch_pdl=pdl,
         )  # fmt: skip
         return out

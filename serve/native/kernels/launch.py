@@ -9,6 +9,7 @@ import concurrent.futures
 import contextlib
 import contextvars
 import functools
+import operator
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 import triton
 
+_launcher_of = operator.attrgetter("run")  # to read it builds the launcher and loads the kernel
 _only_compiling = contextvars.ContextVar("only_compiling", default=False)
 
 
@@ -42,7 +44,7 @@ class _Compilers(concurrent.futures.ThreadPoolExecutor):
 
         def ready() -> Any:
             kernel = fn(*args, **kwargs)
-            assert kernel.run  # a property: to read it builds the launcher and loads the kernel
+            _launcher_of(kernel)
             return kernel
 
         return super().submit(ready)

@@ -25,6 +25,15 @@ class Tile:
     warps: int
     stages: int
 
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """As kernels take them."""
+        return self.block_m, self.block_n, self.turn
+
+    def grid(self, rows: int, n_out: int) -> tuple[int, int]:
+        """Programs for so many rows and outputs."""
+        return triton.cdiv(rows, self.block_m), triton.cdiv(n_out, self.block_n)
+
 
 def part_of(depth: int) -> int:
     """Depth of the parts in which a matrix is summed, whatever the number of rows."""
