@@ -22,7 +22,7 @@ def _guess_kernel(
     place = tl.load(position + row) + ahead
     offset = tl.arange(0, block)
     best = tl.full([block], float("-inf"), tl.float32)
-    found = tl.full([block], n_vocab, tl.int32)
+    found = tl.zeros([block], tl.int32)  # a token even where nothing is a number
     for start in range(0, n_vocab, block):
         id = start + offset
         there = id < n_vocab
