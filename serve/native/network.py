@@ -13,7 +13,6 @@ from serve.config import CrossPrecision
 from serve.engine import Dims
 from serve.native.decoder import Decoder, one_each
 from serve.native.kernels.choose import Activation, EncoderOps, Ops, torch_only
-from serve.native.kernels.definition import encoder_attention
 from serve.native.kernels.feed import Feed
 from serve.native.weights import Attention, Loader, Mlp, Weights
 
@@ -40,7 +39,8 @@ def _encoder_layers(load: Loader, count: int, ops: EncoderOps[Any]) -> list[Enco
         mlp_shift = attn_shift + mlp.fc2.bias.float()
         out, fc2 = (dataclasses.replace(matrix, bias=None) for matrix in (attn.out, mlp.fc2))
         attn = dataclasses.replace(attn, qkv=ops.prepare(attn.qkv), out=ops.prepare(out))
-        mlp = dataclasses.replace(mlp, fc1=ops.prepare(mlp.fc1), fc2=ops.prepare(fc2))
+        fc1 = ops.prepare(mlp.fc1, mlp.norm)
+        mlp = dataclasses.replace(mlp, fc1=fc1, fc2=ops.prepare(fc2))
         layers.append(EncoderLayer(attn, mlp, attn_shift, mlp_shift))
     return layers
 
@@ -97,7 +97,8 @@ class Whisper(Decoder):
         normed: Activation,
     ) -> Activation:
         """An encoder layer but for its last product: `x` is updated, the wide layer returned."""
-        mixed = encoder_attention(ops.linear(normed, layer.attn.qkv), self.dims.n_audio_head)
+        qkv = ops.linear(normed, layer.attn.qkv)
+        mixed = ops.encoder_attention(qkv, self.dims.n_audio_head)
         normed = ops.add_linear_norm(x, mixed, layer.attn.out, layer.attn_shift, layer.mlp.norm)
         return ops.linear_gelu(normed, layer.mlp.fc1)
 

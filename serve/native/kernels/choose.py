@@ -75,7 +75,7 @@ class DecoderOps(Protocol[Flow]):
 class EncoderOps(Protocol[Activation]):
     """One implementation of the encoder's operations; see `definition` for each."""
 
-    def prepare(self, matrix: Matrix) -> Matrix:
+    def prepare(self, matrix: Matrix, norm: Norm | None = None) -> Matrix:
         """See `definition.prepare`."""
         ...
 
@@ -93,6 +93,10 @@ class EncoderOps(Protocol[Activation]):
 
     def linear_gelu(self, x: Activation, matrix: Matrix) -> Activation:
         """See `definition.linear_gelu`."""
+        ...
+
+    def encoder_attention(self, qkv: Tensor, n_head: int) -> Tensor:
+        """See `definition.encoder_attention`."""
         ...
 
     def add_linear_norm(

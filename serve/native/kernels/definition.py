@@ -31,13 +31,15 @@ class Matrix:
     """A linear layer: weight (out, in) and bias (out,) or None, in the compute dtype.
 
     With `scale`, float32 (out,), the weight is int8 and each row stands for weight * scale.
-    `wide`, where operations keep it, is that weight in float16, still to be scaled.
+    `wide`, where operations keep it, is that weight in float16, still to be scaled; `step`, float32
+    (), what FP8 outputs are to be divided by.
     """
 
     weight: torch.Tensor
     bias: torch.Tensor | None
     scale: torch.Tensor | None = None
     wide: torch.Tensor | None = None
+    step: torch.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +57,13 @@ def scaled(x: torch.Tensor) -> Scaled:
     return Scaled((value / scale[..., None]).to(torch.float8_e4m3fn), scale.flatten())
 
 
-def prepare(matrix: Matrix) -> Matrix:
-    """What the encoder's products read of a matrix: here, the matrix."""
+def prepare(matrix: Matrix, norm: Norm | None = None) -> Matrix:
+    """What the encoder's products read of a matrix: here, the matrix.
+
+    Args:
+        matrix: a linear layer.
+        norm: the layer norm before it, if GELU follows.
+    """
     return matrix
 
 

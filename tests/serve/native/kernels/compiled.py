@@ -1,4 +1,4 @@
-"""Compiles what a decoder step launches, for a compute capability, on a machine without a GPU.
+"""Compiles what a runtime launches, for a compute capability, on a machine without a GPU.
 
 A program by itself, for what is interpreted cannot be compiled in the same process. The operations
 run on a CPU's tensors, and each launch ends where the compiler has made its binary.
@@ -15,7 +15,9 @@ from triton.runtime.jit import JITFunction
 
 from serve.native.kernels.decoder import TritonOps
 from serve.native.kernels.definition import CrossKV, Matrix, Norm
+from serve.native.kernels.encoder import Fp8Encoder, TritonEncoder
 from serve.native.kernels.feed import Feed, Groups
+from serve.native.kernels.flash import flash_attention
 from serve.native.kernels.smooth import smooth
 from serve.native.kernels.warp import warp
 from serve.native.rules.definition import Rules
@@ -111,6 +113,16 @@ def choice(searching, drafted):
     chooser.advance(state, picks_of(3), torch.zeros(3, DIMS.n_vocab), drafted)
 
 
+def encoder():
+    """What is only there on Hopper: attention by two warpgroups, by three; products with GELU."""
+    for batch in (1, 8):
+        flash_attention(torch.zeros(batch, KEYS, 3 * D).half(), HEADS, 20)
+    cpu, norm = torch.device("cpu"), Norm(torch.ones(D), torch.zeros(D))
+    linear = Matrix(torch.zeros(4 * D, D).half(), torch.zeros(4 * D).half())
+    for made in (TritonEncoder(cpu), Fp8Encoder(cpu)):
+        made.linear_gelu(made.norm(torch.zeros(9, D).half(), norm), made.prepare(linear, norm))
+
+
 def main(capability):
     compile_only(capability)
     ops = TritonOps(torch.device("cpu"), 600, HEADS, KEYS)
@@ -130,6 +142,8 @@ def main(capability):
     warp(smooth(torch.zeros(2, 3, 9, KEYS), size, size, 1e-30), size - 9, size, size)
     choice(searching=False, drafted=True)
     choice(searching=True, drafted=False)
+    if capability == 90:
+        encoder()
     print(*sorted(made))
 
 

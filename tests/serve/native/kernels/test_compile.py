@@ -1,4 +1,4 @@
-"""The compiler must take every kernel of a decoder step; the interpreter forgives more."""
+"""The compiler must take every kernel; the interpreter forgives more."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.parametrize("capability", ["89", "90"])  # 8.9 has less shared memory than 8.0
-def test_every_kernel_of_a_decoder_step_compiles_for_a_gpu(capability, tmp_path):
+def test_every_kernel_compiles_for_a_gpu(capability, tmp_path):
     env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     env.pop("TRITON_INTERPRET", None)
     program = "tests.serve.native.kernels.compiled"
@@ -17,11 +17,11 @@ def test_every_kernel_of_a_decoder_step_compiles_for_a_gpu(capability, tmp_path)
     command = [sys.executable, "-m", program, capability]
     done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    bulk_copies = ["wide_rows_kernel"] if capability == "90" else []
-    assert done.stdout.split() == [
+    hopper = {"flash_kernel", "linear_gelu_kernel", "stream_norm_kernel", "wide_rows_kernel"}
+    assert set(done.stdout.split()) == {
         "_scan_kernel", "_settle_kernel", "append_kernel", "cross_kernel",
         "cross_stream_kernel", "embed_kernel", "few_rows_kernel", "finish_kernel",
         "many_rows_kernel", "mean_kernel", "norm_kernel", "quantize_kernel", "score_kernel",
         "self_attention_kernel", "sums_kernel", "warp_kernel",
-        *bulk_copies,
-    ]  # fmt: skip
+        *(hopper if capability == "90" else ()),
+    }  # fmt: skip

@@ -8,6 +8,7 @@ from serve.engine import Dims
 from serve.errors import UnavailableError
 from serve.native.kernels import definition
 from serve.native.kernels.choose import choose
+from serve.native.kernels.definition import Matrix
 from tests.serve.native.kernels.parity import (
     DEVICE,
     DTYPES,
@@ -57,6 +58,26 @@ def test_stem(encoder, random, batch, n_mels, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("batch", [1, 2, 8] if ON_GPU else [2])
+def test_attention(encoder, random, batch, dtype):
+    for time, heads in ((1500, 20), (128, 2), (70, 1)) if ON_GPU else ((30, 2),):
+        qkv = random(batch, time, 3 * heads * 64, dtype=dtype)
+        qkv[..., : heads * 64] *= 0.3  # as if 1 / 8 was in it
+        got = encoder.encoder_attention(qkv, heads)
+        close(got, definition.encoder_attention(qkv, heads))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_knows_its_own_window_alone(encoder, random, dtype):
+    """Bit for bit, and whatever the neighbours hold."""
+    time, heads = (1500, 20) if ON_GPU else (30, 2)
+    qkv = random(8 if ON_GPU else 3, time, 3 * heads * 64, dtype=dtype)
+    alone = encoder.encoder_attention(qkv[1:2].contiguous(), heads)
+    qkv[0], qkv[2] = float("nan"), float("inf")
+    assert torch.equal(encoder.encoder_attention(qkv, heads)[1:2], alone)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_the_residual_stream(encoder, random, dtype):
     x, y = random(2, 75, D, dtype=dtype), random(2, 75, WIDE, dtype=dtype)
     matrix = matrix_of(random, D, WIDE, dtype, False, bias=False)
@@ -73,19 +94,45 @@ def values(scaled):
     return scaled.values.float().view(-1, width) * scaled.scale[:, None]
 
 
+def test_what_fp8_outputs_can_reach(kernels, random):
+    """No row behind a layer norm gives more, however unlike the others it is."""
+    matrix, norm = matrix_of(random, 96, D, torch.float32, False), norm_of(random, D)
+    most = kernels[2].reach(matrix, norm)
+    rows = random(500, D, dtype=torch.float32)
+    rows[:96] = matrix.weight * norm.weight  # the worst for one output each
+    rows[96:200, :-1] = 0  # all in one number
+    found = definition.linear(definition.norm(rows, norm), matrix).abs().max()
+    assert 0.3 * most < found < most
+
+
 @pytest.mark.gpu  # FP8 needs a GPU of compute capability 9.0
 def test_fp8_rows_are_scaled_as_the_twin_says(kernels, random):
     encoder = kernels[2].Fp8Encoder(DEVICE)
     x, norm = random(2, 75, D, dtype=torch.float16), norm_of(random, D)
     for got, expected in (
         (encoder.norm(x, norm), definition.norm(x, norm)),
-        (kernels[2]._scale_rows(x, gelu=False), x),
-        (kernels[2]._scale_rows(x, gelu=True), torch.nn.functional.gelu(x)),
+        (kernels[2].scale_rows(x), x),
     ):
         twin = definition.scaled(expected)
         assert torch.allclose(got.scale, twin.scale, rtol=2e-3)
         error = (values(got) - values(twin)).norm() / values(twin).norm()
         assert float(error) < 0.01  # numbers that rounding to FP16 moved across an FP8 edge
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", BATCHES)
+def test_fp8_gelu(kernels, random, batch):
+    """One scale for all of it loses no more than a scale for each row would."""
+    encoder = kernels[2].Fp8Encoder(DEVICE)
+    norm, matrix = norm_of(random, D), matrix_of(random, WIDE, D, torch.float16, False)
+    prepared = encoder.prepare(matrix, norm)
+    x = encoder.norm(random(batch, 150, D, dtype=torch.float16), norm)
+    got = encoder.linear_gelu(x, prepared)
+    assert (got.scale == prepared.step).all()
+    weight = prepared.weight.float() * prepared.scale[:, None]
+    exact = definition.linear_gelu(values(x), Matrix(weight, matrix.bias.float()))
+    by_row = (values(definition.scaled(exact)) - exact).norm()
+    assert float((values(got) - exact).norm()) < 1.05 * float(by_row)
 
 
 @pytest.mark.gpu

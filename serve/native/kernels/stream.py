@@ -1,0 +1,136 @@
+"""Layer norms of the encoder's residual stream, and rows as FP8, as Triton-language kernels.
+
+A program is one warp and takes one row, in pieces that divide its width: thousands of rows keep a
+GPU busy, and nothing is spent on what would pad a row to a power of two.
+"""
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, assignment"
+
+import torch
+import triton
+import triton.language as tl
+
+from serve.native.kernels.definition import FP8_MAX, LAYER_NORM_EPS, Norm, Scaled
+from serve.native.kernels.launch import launch
+
+_MOST = 256  # numbers of a piece
+
+
+@triton.jit
+def _store_row(
+    row: tl.tuple, out: tl.tensor, scale: tl.tensor, width: tl.constexpr,
+    piece: tl.constexpr, fp8: tl.constexpr, most: tl.constexpr,
+) -> None:  # fmt: skip
+    """A row's pieces to `out`; as FP8 divided by a step, which is kept in `scale`."""
+    at = out + tl.program_id(0).to(tl.int64) * width + tl.arange(0, piece)
+    factor = 1.0
+    if fp8:
+        largest = tl.abs(row[0])
+        for i in tl.static_range(1, width // piece):
+            largest = tl.maximum(largest, tl.abs(row[i]))
+        step = tl.maximum(tl.max(largest, 0), 1e-12) / most
+        tl.store(scale + tl.program_id(0), step)
+        factor = 1.0 / step
+    for i in tl.static_range(width // piece):
+        tl.store(at + i * piece, (row[i] * factor).to(out.dtype.element_ty))
+
+
+@triton.jit
+def stream_norm_kernel(
+    x: tl.tensor, delta: tl.tensor, shift: tl.tensor, weight: tl.tensor, bias: tl.tensor,
+    out: tl.tensor, scale: tl.tensor, eps: tl.constexpr, width: tl.constexpr,
+    piece: tl.constexpr, has_delta: tl.constexpr, has_shift: tl.constexpr, fp8: tl.constexpr,
+    most: tl.constexpr,
+) -> None:  # fmt: skip
+    """One row of the stream: x += delta in place, then layer norm of x + shift, as `out.dtype`."""
+    at = tl.arange(0, piece)
+    begin = tl.program_id(0).to(tl.int64) * width + at
+    row = ()
+    total = tl.zeros([piece], tl.float32)
+    for i in tl.static_range(width // piece):
+        value = tl.load(x + begin + i * piece)
+        if has_delta:
+            value = value.to(tl.float32) + tl.load(delta + begin + i * piece)
+            value = value.to(x.dtype.element_ty)
+            tl.store(x + begin + i * piece, value)
+        value = value.to(tl.float32)
+        if has_shift:
+            value += tl.load(shift + at + i * piece)
+        total += value
+        row = row + (value,)  # noqa: RUF005 - Triton's language knows no unpacking
+    mean = tl.sum(total, 0) / width
+    squares = tl.zeros([piece], tl.float32)
+    for i in tl.static_range(width // piece):
+        centred = row[i] - mean
+        squares += centred * centred
+    rstd = 1.0 / tl.sqrt(tl.sum(squares, 0) / width + eps)
+    normed = ()
+    for i in tl.static_range(width // piece):
+        gain = tl.load(weight + at + i * piece)
+        y = (row[i] - mean) * rstd * gain + tl.load(bias + at + i * piece)
+        normed = normed + (y,)  # noqa: RUF005
+    _store_row(normed, out, scale, width, piece, fp8, most)
+
+
+@triton.jit
+def scale_rows_kernel(
+    x: tl.tensor, out: tl.tensor, scale: tl.tensor, width: tl.constexpr, piece: tl.constexpr,
+    most: tl.constexpr,
+) -> None:  # fmt: skip
+    """One row as FP8 with a scale."""
+    at = tl.program_id(0).to(tl.int64) * width + tl.arange(0, piece)
+    row = ()
+    for i in tl.static_range(width // piece):
+        row = row + (tl.load(x + at + i * piece).to(tl.float32),)  # noqa: RUF005
+    _store_row(row, out, scale, width, piece, True, most)
+
+
+def stream_norm(
+    x: torch.Tensor,
+    delta: torch.Tensor | None,
+    shift: torch.Tensor | None,
+    params: Norm,
+    out: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x += delta in place; layer norm of x + shift, in `out` with `scale` if given."""
+    assert x.is_contiguous() and (delta is None or delta.is_contiguous())
+    width = x.shape[-1]
+    out = torch.empty_like(x) if out is None else out
+    launch(stream_norm_kernel, x.numel() // width)(
+        x, x if delta is None else delta, x if shift is None else shift, params.weight,
+        params.bias, out, x if scale is None else scale, LAYER_NORM_EPS, width, _piece_of(width),
+        delta is not None, shift is not None, scale is not None, FP8_MAX, num_warps=1,
+    )  # fmt: skip
+    return out
+
+
+def scaled_stream_norm(
+    x: torch.Tensor, delta: torch.Tensor | None, shift: torch.Tensor | None, params: Norm
+) -> Scaled:
+    """The same as FP8."""
+    out = empty_scaled(x.shape, x.device)
+    stream_norm(x, delta, shift, params, out.values, out.scale)
+    return out
+
+
+def scale_rows(x: torch.Tensor) -> Scaled:
+    """See `definition.scaled`."""
+    assert x.is_contiguous()
+    width = x.shape[-1]
+    out = empty_scaled(x.shape, x.device)
+    launch(scale_rows_kernel, x.numel() // width)(
+        x, out.values, out.scale, width, _piece_of(width), FP8_MAX, num_warps=1,
+    )  # fmt: skip
+    return out
+
+
+def empty_scaled(shape: torch.Size, device: torch.device) -> Scaled:
+    """FP8 rows that are to be written."""
+    return Scaled(
+        torch.empty(shape, dtype=torch.float8_e4m3fn, device=device),
+        torch.empty(shape.numel() // shape[-1], dtype=torch.float32, device=device),
+    )
+
+
+def _piece_of(width: int) -> int:
+    return min(_MOST, width & -width)  # powers of two that divide it
