@@ -11,20 +11,21 @@ them.
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 
-from serve.engine import DETECT_LANGUAGE, HEAD_DIM, Dims, TokenizerFacts
+from serve.engine import DETECT_LANGUAGE, Dims, TokenizerFacts
 from serve.messages import Alignment
 from serve.native.decoder import Cache, Decoder
-from serve.native.feeds import Span, feed_of_spans, upload
+from serve.native.feeds import upload
+from serve.native.forced import MOST_TOKENS, MOST_WINDOWS, SIZES, Forced, ForcedStep
 from serve.native.kernels.choose import Ops
 from serve.native.slots import Place
 from serve.runtime.protocol import Event, Job
 
 MEDIAN_FRAMES = 7
-_MOST_TOKENS = 1100  # in one pass, as if all windows had as many as the longest: bounds memory
 _COPIES = {True: 3, False: 12}  # of all weights at a time; where kernels smooth, and elsewhere
 LEAST = 1e-30  # where no token attends, nothing is divided by 0
 _EXCHANGES = (  # a sorting network of 7, as far as its middle depends on it
@@ -43,28 +44,10 @@ class Said:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Forced:
-    """What a window's first row is fed, and which of it the alignment is of."""
-
-    event: Event  # waits for the alignment
-    place: Place
-    tokens: tuple[int, ...]
-    first: int  # index of the token that predicts the first one of prefix and text
-    prefix: tuple[int, ...]  # text that the prompt begins the window's with
-    text: tuple[int, ...]  # at least one
-    frames: int  # of audio
-
-    @property
-    def rows(self) -> int:
-        """How many lie one behind the other in the audio: of the prefix, of the text, after it."""
-        return len(self.prefix) + len(self.text) + 1
-
-
-@dataclasses.dataclass(frozen=True)
 class _Pass:
     """A pass under way on the device, and what it will have left on the host."""
 
-    windows: Sequence[_Forced]
+    windows: Sequence[Forced]
     token_probs: torch.Tensor  # float32, of each window's text, one behind the other
     # float32 (windows, tokens, frames): weights; or int64 (windows, tokens): where the tokens of
     # each window's text, and what follows it, begin
@@ -103,21 +86,31 @@ class Aligner:
         decoder, cache: of the same slots and rows.
         facts: the checkpoint's, with alignment heads.
         rows: how many there are.
+        stream: on which steps are replayed from CUDA graphs; without, they are launched.
     """
 
-    def __init__(self, decoder: Decoder, cache: Cache, facts: TokenizerFacts, rows: int) -> None:
-        self._decoder = decoder
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: Cache,
+        facts: TokenizerFacts,
+        rows: int,
+        stream: torch.cuda.Stream | None = None,
+    ) -> None:
+        self._ops = decoder.ops
         self._cache = cache
         self._facts = facts
         self._device = decoder.device
         self._context = decoder.dims.n_text_ctx
         self._frames = decoder.dims.n_audio_ctx
-        self._slots = cache.cross.shape[2]
-        self._ids = torch.zeros((rows, self._context), dtype=torch.int64, device=self._device)
-        self._heads: dict[int, torch.Tensor] = {}  # by layer
-        for layer in sorted({layer for layer, _ in facts.alignment_heads}):
-            heads = [head for its, head in facts.alignment_heads if its == layer]
-            self._heads[layer] = upload(heads, self._device)
+        self._most_windows = min(rows, cache.cross.shape[2], MOST_WINDOWS)
+        heads = sorted(facts.alignment_heads)
+        sizes = SIZES if stream is not None else ()
+        self._step = ForcedStep(decoder, cache, heads, facts.eot, rows, sizes)
+        self._stream = stream
+        self._layers, self._heads = (
+            upload(column, self._device) for column in zip(*heads, strict=True)
+        )
         # Warping keeps few of a GPU's processors busy, and decoder steps need not wait for it.
         self._aside: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
@@ -131,7 +124,8 @@ class Aligner:
         while windows:
             longest = itertools.accumulate((len(one.tokens) for one in windows), max)
             sizes = (count * length for count, length in enumerate(longest, start=1))
-            count = max(1, sum(size <= _MOST_TOKENS for size in sizes))
+            count = max(1, sum(size <= MOST_TOKENS for size in sizes))
+            count = min(count, MOST_WINDOWS)
             self._passes.append(self._begin(windows[:count]))
             windows = windows[count:]
         return [one.event for one in ended if not self._asks(one)]
@@ -149,8 +143,8 @@ class Aligner:
                 found.append(torch.empty(0))
                 continue
             window = self._forced(one)
-            sizes = (self._upload([size]) for size in (len(window.tokens), window.frames))
-            weights = smoothed(self._attended([window])[1], *sizes)[0]
+            _, scores, sizes = self._attended([window])
+            weights = smoothed(scores, sizes.tokens, sizes.frames)[0]
             rows = slice(window.first, window.first + window.rows)
             found.append(weights[:, rows, : window.frames])
         return found
@@ -178,22 +172,31 @@ class Aligner:
         self._passes.clear()
         self._dropped.clear()
 
+    def rehearse(self) -> None:
+        """Launch every kernel that will be captured."""
+        self._step.rehearse()
+
+    def capture(self) -> None:
+        """Record the graphs, if there are any; all rows are free."""
+        if self._stream is not None:
+            self._step.capture(self._stream)
+
     def warm_up(self) -> None:
         """Have kernels compiled and memory taken for a pass of every size; all rows are free."""
-        most = max(1, _MOST_TOKENS // self._context)
+        most = max(1, MOST_TOKENS // self._context)
         sizes = ((1, 8, 0.3), (1, 40, 0.6), (1, 200, 1.0), (most, self._context, 1.0))
         for windows, tokens, seen in sizes:
             event = Event(-1, (0,) * (tokens - 3))
             frames = round(seen * self._frames)
-            job = Job(-1, self._ids, (self._facts.sot,), align_frames=frames)
-            places = [Place(i, i, 1) for i in range(min(windows, len(self._ids), self._slots))]
+            job = Job(-1, torch.empty(0), (self._facts.sot,), align_frames=frames)
+            places = [Place(i, i, 1) for i in range(min(windows, self._most_windows))]
             self.launch([Said(job, place, event) for place in places])
             self.collect(wait=True)
 
     def _asks(self, one: Said) -> bool:
         return one.job.align_frames > 0 and any(t < self._facts.eot for t in one.event.tokens)
 
-    def _forced(self, one: Said) -> _Forced:
+    def _forced(self, one: Said) -> Forced:
         """What a window is fed: no previous text, no timestamps, and the language that was found.
 
         End of text, which is for the z-scores alone, may find no room.
@@ -211,7 +214,7 @@ class Aligner:
         text = tuple(token for token in one.event.tokens if token < facts.eot)
         tokens = (*start, facts.no_timestamps, *prefix, *text, facts.eot)
         assert len(tokens) <= self._context + 1, f"{len(text)} text tokens"
-        return _Forced(
+        return Forced(
             event=one.event,
             place=one.place,
             tokens=tokens[: self._context],
@@ -221,24 +224,19 @@ class Aligner:
             frames=min(one.job.align_frames, self._frames),
         )
 
-    def _begin(self, windows: Sequence[_Forced]) -> _Pass:
-        probs, scores = self._attended(windows)
-        tokens = self._upload(len(one.tokens) for one in windows)
-        frames = self._upload(one.frames for one in windows)
-        ops = self._decoder.ops
-        if ops.smooth is None:
-            matrix = smoothed(scores, tokens, frames).mean(dim=1)
+    def _begin(self, windows: Sequence[Forced]) -> _Pass:
+        probs, scores, sizes = self._attended(windows)
+        if self._ops.smooth is None:
+            matrix = smoothed(scores, sizes.tokens, sizes.frames).mean(dim=1)
         else:
-            matrix = ops.smooth(scores, tokens, frames, LEAST)
-        if ops.warp is None:
+            matrix = self._ops.smooth(scores, sizes.tokens, sizes.frames, LEAST)
+        if self._ops.warp is None:
             return self._copied(windows, probs, matrix)
-        first = self._upload(one.first for one in windows)
-        count = self._upload(one.rows for one in windows)
-        return self._copied(windows, probs, matrix, (first, count, frames))
+        return self._copied(windows, probs, matrix, (sizes.first, sizes.rows, sizes.frames))
 
     def _copied(
         self,
-        windows: Sequence[_Forced],
+        windows: Sequence[Forced],
         probs: torch.Tensor,
         found: torch.Tensor,
         sizes: tuple[torch.Tensor, ...] = (),
@@ -255,73 +253,55 @@ class Aligner:
         if self._aside is not None:
             self._aside.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._aside):  # of None nothing comes
-            if self._decoder.ops.warp is not None:
-                found = self._decoder.ops.warp(found, *sizes)
+            if self._ops.warp is not None:
+                found = self._ops.warp(found, *sizes)
             if self._device.type == "cuda":
                 probs, found = (_on_host(one) for one in (probs, found))
                 copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 copied.record()
         return _Pass(windows, probs, found, copied, held)
 
-    def _attended(self, windows: Sequence[_Forced]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Feed the windows' text; returns its tokens' probabilities, and `_scores`."""
-        lengths = [len(one.tokens) for one in windows]
-        begins = list(itertools.accumulate(lengths, initial=0))[:-1]
-        both = list(zip(windows, begins, strict=True))
-        spans = [Span(one.place, 0, len(one.tokens)) for one in windows]
-        feed = feed_of_spans(self._ids, spans, self._device)
-        self._ids[feed.rows, feed.positions] = self._upload(
-            t for one in windows for t in one.tokens
-        )
-        wanted = self._upload(
-            begin + one.first + len(one.prefix) + i
-            for one, begin in both
-            for i in range(len(one.text))
-        )
-        queries: dict[int, torch.Tensor] = {}
-        logits = self._decoder.step(feed, self._cache, wanted, queries)[:, : self._facts.eot]
-        text = self._upload(token for one in windows for token in one.text)
-        probs = (logits.gather(1, text[:, None])[:, 0] - logits.logsumexp(dim=1)).exp()
-        longest = max(lengths)
-        # Of a shorter window the last token stands for those that it lacks.
-        at = self._upload(
-            begin + min(i, len(one.tokens) - 1) for one, begin in both for i in range(longest)
-        )
-        scores = self._scores(
-            queries,
-            at.view(len(windows), longest),
-            self._upload(one.place.slot for one in windows),
-            max(one.frames for one in windows),
-        )
-        return probs, scores
-
-    def _upload(self, values: Iterable[int]) -> torch.Tensor:
-        return upload(list(values), self._device)
-
-    def _scores(
-        self, queries: dict[int, torch.Tensor], at: torch.Tensor, slots: torch.Tensor, frames: int
-    ) -> torch.Tensor:
-        """Queries of the alignment heads times keys of the windows' slots.
-
-        Args:
-            queries: by layer, (feeds, d).
-            at: int64 (windows, tokens), the feed that is a window's token.
-            slots: int64 (windows,).
-            frames: how many of each slot's.
+    def _attended(self, windows: Sequence[Forced]) -> tuple[torch.Tensor, torch.Tensor, "_Sizes"]:
+        """Feed the windows' text.
 
         Returns:
-            float32 (windows, heads, tokens, frames).
+            Its tokens' probabilities, float32 (n,); the scores of frames by alignment heads,
+            float32 (windows, heads, tokens, frames), of a shorter window its last token's for those
+            that it lacks; and the windows' sizes.
         """
-        scores = []
-        for layer, heads in self._heads.items():
-            cross = self._cache.cross_kv(layer)
-            where = (slots[:, None], heads)
-            keys = cross.k[(*where, slice(frames))].float()
-            if cross.k_scale is not None:
-                keys = keys * cross.k_scale[where][:, :, None]
-            query = queries[layer].view(len(queries[layer]), -1, HEAD_DIM)[at][:, :, heads]
-            scores.append(query.float().transpose(1, 2) @ keys.transpose(2, 3))
-        return torch.cat(scores, dim=1)
+        probs, queries = self._step.run(windows)
+        longest = max(len(one.tokens) for one in windows)
+        sizes = _sizes(windows, longest, self._device)
+        frames = max(one.frames for one in windows)
+        where = (self._layers, 0, sizes.slots[:, None], self._heads)
+        keys = self._cache.cross[(*where, slice(frames))].float()
+        if self._cache.cross_scale is not None:
+            keys = keys * self._cache.cross_scale[where][:, :, None]
+        query = queries[sizes.at].float().transpose(1, 2)
+        return probs, query @ keys.transpose(2, 3), sizes
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sizes:
+    """What kernels must know of each window of a pass: int64 (windows,), of one upload."""
+
+    slots: torch.Tensor
+    tokens: torch.Tensor  # that it is fed
+    frames: torch.Tensor
+    first: torch.Tensor  # as in `Forced`
+    rows: torch.Tensor
+    at: torch.Tensor  # (windows, tokens): the feeds that are its tokens, the last one repeated
+
+
+def _sizes(windows: Sequence[Forced], longest: int, device: torch.device) -> _Sizes:
+    lengths = np.array([len(one.tokens) for one in windows])
+    facts = [(one.place.slot, len(one.tokens), one.frames, one.first, one.rows) for one in windows]
+    begins = np.cumsum(lengths) - lengths
+    at = begins[:, None] + np.minimum(np.arange(longest), lengths[:, None] - 1)
+    numbers = upload(np.concatenate([np.array(facts).T.ravel(), at.ravel()]), device)
+    count = len(windows)
+    slots, tokens, frames, first, rows = numbers[: 5 * count].view(5, count).unbind()
+    return _Sizes(slots, tokens, frames, first, rows, numbers[5 * count :].view(count, longest))
 
 
 def _on_host(one: torch.Tensor) -> torch.Tensor:
@@ -331,7 +311,7 @@ def _on_host(one: torch.Tensor) -> torch.Tensor:
 def pass_bytes(dims: Dims, facts: TokenizerFacts, ops: Ops) -> int:
     """What the largest pass takes of a device's memory: logits, and weights while smoothed."""
     weights = _COPIES[ops.smooth is not None] * len(facts.alignment_heads) * dims.n_audio_ctx
-    return _MOST_TOKENS * (weights + 3 * dims.n_vocab) * 4 if facts.alignment_heads else 0
+    return MOST_TOKENS * (weights + 3 * dims.n_vocab) * 4 if facts.alignment_heads else 0
 
 
 def smoothed(scores: torch.Tensor, tokens: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:

@@ -4,16 +4,18 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from serve.native.kernels.feed import Feed, Groups
 from serve.native.rules.state import RowState
 from serve.native.slots import Place
 
 
-def upload(values: Sequence[int], device: torch.device) -> torch.Tensor:
+def upload(values: Sequence[int] | NDArray[np.int64], device: torch.device) -> torch.Tensor:
     """int64 (n,) on a device; to a GPU without waiting for it."""
-    found = torch.tensor(values, dtype=torch.int64)
+    found = torch.as_tensor(values, dtype=torch.int64)
     return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found
 
 

@@ -26,6 +26,7 @@ from serve.native.decoder import Cache, Decoder
 from serve.native.device import check_graphs, current, open_device
 from serve.native.drafting import DraftLoop, open_draft, open_loop
 from serve.native.encoders import EagerEncoder, Encoder, GraphEncoder
+from serve.native.forced import MOST_TOKENS
 from serve.native.graphs import GraphLoop
 from serve.native.intake import Intake, SlotJob, Streams
 from serve.native.kernels.choose import KernelsName, choose
@@ -108,9 +109,7 @@ class NativeRuntime:
         dims, device, slots = self._dims, self._device, config.slots
         on_gpu = device.type == "cuda"
         dtype = torch.float16 if on_gpu else torch.float32
-        feeds = rows
-        if engine.manifest.draft is not None:  # one row a slot is verified, with its guesses
-            feeds = max(rows, slots * (1 + config.draft_tokens))
+        feeds = self._most_feeds(engine, config, rows)
         ops = choose(config.kernels, device, dims, feeds, config.encoder_precision)
         weights = engine.load_weights(device)
         network = Whisper(dims, weights, device, dtype, ops)
@@ -151,9 +150,9 @@ class NativeRuntime:
         # In graphs no host looks after the second decoder: it knows the prompts from the start.
         prompted = second if config.cuda_graph else None
         starter = Starter(network, cache, self._state, rules, advance[several], prompted, stream)
-        self._aligner = (
-            Aligner(network, cache, self._facts, rows) if self._facts.alignment_heads else None
-        )
+        self._aligner = None
+        if self._facts.alignment_heads:
+            self._aligner = Aligner(network, cache, self._facts, rows, stream)
         if on_gpu:
             self._warm_up(ops.name, encoder, starter)
         self._intake = Intake(
@@ -168,11 +167,18 @@ class NativeRuntime:
         self.description += f"; {plan}" if plan else ""
         logger.info("%s", self.description)
 
+    def _most_feeds(self, engine: Engine, config: RuntimeConfig, rows: int) -> int:
+        """Of a step: a token of every row, a slot's guesses, or a pass that aligns text."""
+        feeds = rows
+        if engine.manifest.draft is not None:  # one row a slot is verified, with its guesses
+            feeds = max(rows, config.slots * (1 + config.draft_tokens))
+        return max(feeds, MOST_TOKENS) if self._facts.alignment_heads else feeds
+
     def _warm_up(self, kernels: KernelsName, encoder: Encoder, starter: Starter) -> None:
         """Compile and capture what a GPU is going to run, and take the memory for it."""
-        captured = [
-            one for one in (encoder, self._loop) if isinstance(one, (GraphEncoder, GraphLoop))
-        ]
+        may_be = (encoder, self._loop, self._aligner)
+        kinds = (GraphEncoder, GraphLoop, Aligner)
+        captured = [one for one in may_be if isinstance(one, kinds)]
         parts = [starter.warm_up]
         parts += [self._aligner.warm_up] if self._aligner else []
         if kernels == "triton":

@@ -121,6 +121,8 @@ class Ops:
     reads_int8: bool  # whether the decoder's matrices may stay int8
     decoder: DecoderOps[Any]
     encoder: EncoderOps[Any]
+    # See `definition.token_probability`.
+    token_probability: Callable[[Tensor, Tensor, int], Tensor] = definition.token_probability
     # (matrix, first, count, frames) -> begins; see `warp`. None: the host does it, of which
     # `serve.speech.words.handovers` is the definition.
     warp: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
@@ -210,6 +212,9 @@ def _triton(
         Pending,
         TritonOps,
     )
+    from serve.native.kernels.probability import (  # noqa: PLC0415 - only where triton is
+        token_probability,
+    )
     from serve.native.kernels.smooth import smooth  # noqa: PLC0415 - only where triton is
     from serve.native.kernels.warp import warp  # noqa: PLC0415 - only where triton is
 
@@ -221,6 +226,7 @@ def _triton(
         reads_int8=True,
         decoder=decoder,
         encoder=encoder,
+        token_probability=token_probability,
         warp=warp,
         smooth=smooth,
     )

@@ -324,3 +324,18 @@ def cross_attention(q: torch.Tensor, cross: CrossKV, groups: Groups) -> torch.Te
         mixed = _attend(query, k, v)
         out[feeds] = mixed.transpose(1, 2).reshape(slots * each, heads * head_dim)
     return out
+
+
+def token_probability(logits: torch.Tensor, text: torch.Tensor, below: int) -> torch.Tensor:
+    """How likely tokens are among those with lower ids than `below`.
+
+    Args:
+        logits: float32 (n, n_vocab).
+        text: int64 (n,), the tokens.
+        below: above each of them.
+
+    Returns:
+        float32 (n,).
+    """
+    among = logits[:, :below]
+    return (among.gather(1, text[:, None])[:, 0] - among.logsumexp(dim=1)).exp()

@@ -10,6 +10,7 @@ from serve.config import RuntimeConfig
 from serve.engine import DETECT_LANGUAGE
 from serve.errors import OptionError
 from serve.native.alignment import Aligner, Said, median_of_7, smoothed
+from serve.native.forced import MOST_WINDOWS, Forced, ForcedStep
 from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
 from serve.native.slots import Place
@@ -198,6 +199,48 @@ def test_of_a_window_that_is_dropped_nothing_is_heard(engine, jobs):
     assert aligner.collect(wait=True) == [] and not aligner.drop(0)
     silent = dataclasses.replace(ended[1], event=Event(1, (), "eot"))
     assert aligner.launch([silent]) == [silent.event]
+
+
+def test_steps_that_are_filled_up_find_the_same(engine):
+    """Whatever fills them, and leave the same keys; texts of any length, in any slots and rows."""
+    facts, dims = engine.manifest.tokenizer, engine.manifest.dims
+    network = Whisper(dims, engine.load_weights(), torch.device("cpu"), torch.float32)
+    generator = torch.Generator().manual_seed(2)
+    windows = [
+        Forced(Event(0), Place(2, 3, 1), (facts.sot, 5, 9, 8, 7, facts.eot), 2, (9,), (8, 7), 90),
+        Forced(Event(1), Place(0, 0, 1), (facts.sot, 6, 11, facts.eot), 1, (), (11,), 1500),
+    ]
+    found, caches = [], []
+    for sizes in ((), ((32, 4), (16, 2), (8, 3), (16, 1))):
+        cache = network.new_cache(3, 4)
+        cache.cross.copy_(torch.randn(cache.cross.shape, generator=generator.manual_seed(3)))
+        step = ForcedStep(network, cache, facts.alignment_heads, facts.eot, 4, sizes)
+        probs, queries = step.run(windows)
+        found.append((probs, queries[:10]))
+        caches.append(cache)
+    (probs, queries), filled = found
+    assert probs.shape == (3,) and (probs > 0).all() and (probs < 1).all()
+    torch.testing.assert_close((probs, queries), filled, atol=1e-5, rtol=1e-4)
+    for exact, other in (
+        (caches[0].self_k, caches[1].self_k),
+        (caches[0].self_v, caches[1].self_v),
+    ):
+        torch.testing.assert_close(exact, other, atol=1e-5, rtol=1e-4)
+
+
+def test_more_windows_than_a_step_takes_are_aligned_in_several(engine, jobs):
+    facts, dims = engine.manifest.tokenizer, engine.manifest.dims
+    network = Whisper(dims, engine.load_weights(), torch.device("cpu"), torch.float32)
+    count = MOST_WINDOWS + 3
+    aligner = Aligner(network, network.new_cache(count, count), facts, rows=count)
+    ended = [
+        Said(dataclasses.replace(jobs[0], id=id), Place(id, id, 1), Event(id, (7, 8 + id), "eot"))
+        for id in range(count)
+    ]
+    assert aligner.launch(ended) == []
+    events = aligner.collect(wait=True)
+    assert [event.job_id for event in events] == list(range(count))
+    assert all(event.alignment is not None for event in events)
 
 
 def test_an_engine_without_alignment_heads_says_so(engine, jobs):

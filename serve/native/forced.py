@@ -1,0 +1,184 @@
+"""The decoder step of a forced pass: windows' texts fed at once, replayed from CUDA graphs.
+
+A host needs longer to launch a step's kernels than a GPU to run them. So there is a graph for each
+of some numbers of feeds, and a pass takes the next larger one. What it has less, its last feed
+fills up: that is fed again at its own place, writes what it has written, and nobody asks for it.
+Where nothing is replayed, the same step is run at the size that is needed.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from serve.engine import HEAD_DIM
+from serve.native.decoder import Cache, Decoder
+from serve.native.device import capture
+from serve.native.feeds import upload
+from serve.native.kernels.feed import Feed, Groups
+from serve.native.slots import Place
+from serve.runtime.protocol import Event
+
+MOST_TOKENS = 1100  # in one pass, as if all windows had as many as the longest: bounds memory
+MOST_WINDOWS = 16
+# Feeds, and windows: of a graph each. The largest first: the others fit in its memory.
+SIZES = ((MOST_TOKENS, 16), (768, 16), (512, 16), (256, 8), (128, 8), (64, 4), (16, 2))
+
+
+@dataclasses.dataclass(frozen=True)
+class Forced:
+    """What a window's first row is fed, and which of it the alignment is of."""
+
+    event: Event  # waits for the alignment
+    place: Place
+    tokens: tuple[int, ...]
+    first: int  # index of the token that predicts the first one of prefix and text
+    prefix: tuple[int, ...]  # text that the prompt begins the window's with
+    text: tuple[int, ...]  # at least one
+    frames: int  # of audio
+
+    @property
+    def rows(self) -> int:
+        """How many lie one behind the other in the audio: of the prefix, of the text, after it."""
+        return len(self.prefix) + len(self.text) + 1
+
+
+class _Fed:
+    """What a step is fed and asked for, as views of one tensor.
+
+    Args:
+        size: feeds.
+        windows: groups of them, those that are not there with no feed.
+        most: no window has more feeds.
+        device: where.
+    """
+
+    def __init__(self, size: int, windows: int, most: int, device: torch.device) -> None:
+        self.size, self.windows, self.most = size, windows, most
+        self.numbers = torch.zeros(5 * size + 3 * windows, dtype=torch.int64, device=device)
+        parts = torch.split(self.numbers, [size] * 5 + [windows] * 3)
+        self.tokens, self.rows, self.positions, self.wanted, self.text = parts[:5]
+        self.slots, self.firsts, self.counts = parts[5:]
+
+
+class ForcedStep:
+    """Feeds texts to windows' first rows.
+
+    Args:
+        decoder, cache: of the same slots and rows.
+        alignment_heads: (layer, head) each, by layer.
+        eot: end of text; all text has lower ids.
+        rows: how many there are.
+        sizes: of the steps that are prepared; others are run as they come.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: Cache,
+        alignment_heads: Sequence[tuple[int, int]],
+        eot: int,
+        rows: int,
+        sizes: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self._decoder = decoder
+        self._cache = cache
+        self._eot = eot
+        self._device = decoder.device
+        self._context = decoder.dims.n_text_ctx
+        self._ids = torch.zeros((rows, self._context), dtype=torch.int64, device=self._device)
+        self._heads: dict[int, torch.Tensor] = {}  # by layer
+        for layer in sorted({layer for layer, _ in alignment_heads}):
+            heads = [head for its, head in alignment_heads if its == layer]
+            self._heads[layer] = upload(heads, self._device)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._fed: dict[int, _Fed] = {}  # by size: what graphs read
+        self._found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # what they leave
+        for size, windows in sizes:
+            self._fed[size] = _Fed(size, windows, size, self._device)
+
+    def rehearse(self) -> None:
+        """Launch every kernel that will be captured."""
+        for fed in self._fed.values():
+            self._step(fed)
+
+    def capture(self, stream: torch.cuda.Stream) -> None:
+        """Record the graphs, to be replayed on a stream; all rows are free."""
+        pool = torch.cuda.graph_pool_handle()
+        for size, fed in self._fed.items():
+            self._graphs[size] = capture(functools.partial(self._keep, fed), pool, stream)
+
+    def run(self, windows: Sequence[Forced]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Feed at most `MOST_WINDOWS` windows.
+
+        Returns:
+            float32 (n,), each text token's probability among text, window by window; and the
+            queries of alignment heads, (feeds, heads, 64), good until the next step.
+        """
+        texts, fed = sum(len(one.text) for one in windows), self._fed_of(windows)
+        fed.numbers.copy_(upload(_numbers(windows, fed.size, fed.windows), self._device))
+        if fed.size in self._graphs:
+            self._graphs[fed.size].replay()
+            probs, queries = self._found[fed.size]
+        else:
+            probs, queries = self._step(fed)
+        return probs[:texts].clone(), queries  # others than this stream read the first later
+
+    def _keep(self, fed: _Fed) -> None:
+        self._found[fed.size] = self._step(fed)
+
+    def _fed_of(self, windows: Sequence[Forced]) -> _Fed:
+        """The smallest that is prepared and holds some windows, or one of their size."""
+        feeds = sum(len(one.tokens) for one in windows)
+        fits = [fed for fed in self._fed.values() if fed.size >= feeds]
+        fits = [fed for fed in fits if fed.windows >= len(windows)]
+        if fits:
+            return min(fits, key=lambda fed: fed.size)
+        most = max(len(one.tokens) for one in windows)
+        return _Fed(feeds, len(windows), most, self._device)
+
+    def _step(self, fed: _Fed) -> tuple[torch.Tensor, torch.Tensor]:
+        self._ids[fed.rows, fed.positions] = fed.tokens
+        feed = Feed(
+            ids=self._ids,
+            rows=fed.rows,
+            positions=fed.positions,
+            groups=Groups(fed.slots, fed.firsts, fed.counts, fed.most),
+            source=None,  # a first row's past is its own until beams change places
+            several=True,
+            length=min(fed.most, self._context),
+        )
+        queries: dict[int, torch.Tensor] = {}
+        logits = self._decoder.step(feed, self._cache, fed.wanted, queries)
+        probs = self._decoder.ops.token_probability(logits, fed.text, self._eot)
+        found = [
+            queries[layer].view(fed.size, -1, HEAD_DIM).index_select(1, heads)
+            for layer, heads in self._heads.items()
+        ]
+        return probs, torch.cat(found, dim=1)
+
+
+def _numbers(windows: Sequence[Forced], size: int, most: int) -> NDArray[np.int64]:
+    """What `_Fed` holds of some windows, filled up to a size."""
+    lengths = [len(one.tokens) for one in windows]
+    begins = np.cumsum([0, *lengths[:-1]])
+    said = [
+        begin + one.first + len(one.prefix) + np.arange(len(one.text))
+        for one, begin in zip(windows, begins, strict=True)
+    ]
+    columns = [
+        np.concatenate([one.tokens for one in windows]),
+        np.repeat([one.place.first_row for one in windows], lengths),
+        np.concatenate([np.arange(length) for length in lengths]),
+        np.concatenate(said),
+        np.concatenate([one.text for one in windows]),
+    ]
+    filled = [np.pad(column, (0, size - len(column)), mode="edge") for column in columns]
+    # The feeds that fill up belong to the last window, or its keys would come to hold anything.
+    counts = [*lengths[:-1], lengths[-1] + size - sum(lengths)]
+    groups = ([one.place.slot for one in windows], begins, counts)
+    filled += [np.pad(column, (0, most - len(windows))) for column in groups]
+    return np.concatenate(filled)

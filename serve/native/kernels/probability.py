@@ -1,0 +1,42 @@
+"""`definition.token_probability` as a Triton-language kernel: each row's logits are read once."""
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
+
+import torch
+import triton
+import triton.language as tl
+
+from serve.native.kernels.launch import launch
+
+_BLOCK = 4096  # tokens a turn
+_NEVER = tl.constexpr(-1e30)  # of no token; unlike infinity it can be subtracted from itself
+
+
+@triton.jit(do_not_specialize=("below",))
+def probability_kernel(
+    logits: tl.tensor, text: tl.tensor, out: tl.tensor, n_vocab: int, below: int,
+    block: tl.constexpr,
+) -> None:  # fmt: skip
+    """One row: softmax of its first `below` logits, at its token."""
+    row = logits + tl.program_id(0).to(tl.int64) * n_vocab
+    offset = tl.arange(0, block)
+    most = tl.full([block], _NEVER, tl.float32)
+    total = tl.zeros([block], tl.float32)
+    for start in range(0, below, block):
+        value = tl.load(row + start + offset, mask=start + offset < below, other=_NEVER)
+        larger = tl.maximum(most, value)
+        total = total * tl.exp(most - larger) + tl.exp(value - larger)
+        most = larger
+    largest = tl.max(most, 0)
+    whole = tl.sum(total * tl.exp(most - largest), 0)
+    mine = tl.load(row + tl.load(text + tl.program_id(0)))
+    tl.store(out + tl.program_id(0), tl.exp(mine - largest) / whole)
+
+
+def token_probability(logits: torch.Tensor, text: torch.Tensor, below: int) -> torch.Tensor:
+    """See `definition.token_probability`."""
+    assert logits.is_contiguous() and text.is_contiguous()
+    out = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    launch(probability_kernel, len(logits))(
+        logits, text, out, logits.shape[1], below, _BLOCK, num_warps=8,
+    )  # fmt: skip
+    return out
