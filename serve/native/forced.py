@@ -25,7 +25,10 @@ from serve.runtime.protocol import Event
 MOST_TOKENS = 1100  # in one pass, as if all windows had as many as the longest: bounds memory
 MOST_WINDOWS = 16
 # Feeds, and windows: of a graph each. The largest first: the others fit in its memory.
-SIZES = ((MOST_TOKENS, 16), (768, 16), (512, 16), (256, 8), (128, 8), (64, 4), (16, 2))
+SIZES = (
+    *((MOST_TOKENS, 16), (896, 16), (768, 16), (640, 16), (512, 16)),
+    *((384, 8), (320, 8), (256, 8), (192, 8), (128, 8), (64, 4), (16, 2)),
+)
 
 
 @dataclasses.dataclass(frozen=True)
