@@ -141,6 +141,7 @@ class GraphLoop:
         rows, n_text_ctx = state.tokens.shape
         # Of each busy slot: itself, its first row and how many it has; the rest of it zeros.
         self._table = torch.zeros((3, slots), dtype=torch.int64, device=self._device)
+        self._rows = torch.arange(rows, device=self._device)  # to make it costs a kernel a step
         self._version = -1  # of the owners in the table
         self._graphs: dict[tuple[_Kind, int], torch.cuda.CUDAGraph] = {}
         self._stream = stream
@@ -194,10 +195,11 @@ class GraphLoop:
             most=MAX_BEAMS if kind is _Kind.SEVERAL else 1,
             direct=kind is _Kind.DIRECT,
         )
-        rows = torch.arange(span, device=first.device)
         source = state.source if kind is _Kind.SEVERAL else None
         length = state.tokens.shape[1]
-        return Feed(state.tokens, rows, state.position[:span], groups, source, False, length)
+        return Feed(
+            state.tokens, self._rows[:span], state.position[:span], groups, source, False, length
+        )
 
     def discard_launched(self) -> None:
         """See `SlotLoop.discard_launched`."""
