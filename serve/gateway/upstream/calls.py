@@ -161,7 +161,8 @@ async def _by_stream(
 ) -> AsyncIterator[bytes]:
     if not isinstance(message, bytes):
         message = await asyncio.to_thread(message)
-    with contextlib.suppress(asyncio.InvalidStateError):  # it has ended: read how
+    # The call may end before or while the message is sent: reading it says how.
+    with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.InternalError):
         await call.write(message)
         del message
         await call.done_writing()
