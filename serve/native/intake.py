@@ -176,8 +176,8 @@ class Intake:
         """Whether the encoder may hold up the windows that decode.
 
         On a GPU, if more wait: it holds up `running` to bring on what waits, and to decode one more
-        window beside others costs little. Where all waiting ones would not find
-        places, the slots can be filled, and are.
+        window beside others costs little. Where not all that wait would find places, the slots can
+        be filled, and are.
         """
         waiting = len(self._line)
         if self.turns or waiting >= min(_MORE * len(running), _BACKLOG * self._batch):
