@@ -9,6 +9,8 @@
 This is the contract between build, which writes the folder, and serve, which opens it strictly.
 """
 
+import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Iterator
@@ -190,7 +192,7 @@ def write_mel_filters(folder: Path, n_mels: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """An engine folder that has passed every check."""
+    """An engine folder that has passed every check, or does so before it is used."""
 
     path: Path
     manifest: Manifest
@@ -256,7 +258,40 @@ def open_engine(path: str | Path) -> Engine:
     Raises:
         EngineError: anything is not as the manifest says; the message names it.
     """
-    path = Path(path)
+    engine = _with_its_files(Path(path))
+    _check_hashes(engine)
+    return engine
+
+
+@contextlib.contextmanager
+def checked_meanwhile(path: str | Path) -> Iterator[Engine]:
+    """Open an engine folder whose hashes are checked while the block gets it ready.
+
+    A gigabyte takes most of a second. Only what is safe to read whatever it holds is read before it
+    is checked, so of compiled engines nothing is.
+
+    Raises:
+        EngineError: as `open_engine`; at the block's end, or in place of an error in it, which may
+            have come of a damaged file.
+    """
+    engine = _with_its_files(Path(path))
+    if engine.manifest.runtime != "native":
+        _check_hashes(engine)
+        yield engine
+        return
+    hashing = concurrent.futures.ThreadPoolExecutor(1, "earshot-hashes")
+    checked = hashing.submit(_check_hashes, engine)
+    hashing.shutdown(wait=False)
+    try:
+        yield engine
+    except Exception:
+        checked.result()
+        raise
+    checked.result()
+
+
+def _with_its_files(path: Path) -> Engine:
+    """An engine whose manifest is right, and whose files are there, in their sizes."""
     manifest_path = path / MANIFEST_FILE
     try:
         text = manifest_path.read_bytes()
@@ -275,6 +310,17 @@ def open_engine(path: str | Path) -> Engine:
     return Engine(path, manifest)
 
 
+def _check_hashes(engine: Engine) -> None:
+    for name, facts in engine.manifest.files.items():
+        file = engine.path / name
+        try:
+            found = sha256_of(file)
+        except OSError as error:
+            raise EngineError(f"cannot read {file}: {error.strerror}") from error
+        if found != facts.sha256:
+            raise EngineError(f"{file} fails its SHA-256; build the engine again")
+
+
 def _check_file(folder: Path, name: str, facts: FileFacts) -> None:
     file = folder / name
     if not file.is_file():
@@ -286,5 +332,3 @@ def _check_file(folder: Path, name: str, facts: FileFacts) -> None:
     size = file.stat().st_size
     if size != facts.bytes:
         raise EngineError(f"{file} has {size} bytes, the manifest says {facts.bytes}")
-    if sha256_of(file) != facts.sha256:
-        raise EngineError(f"{file} fails its SHA-256; build the engine again")

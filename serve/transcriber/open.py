@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from serve.config import Config, RuntimeConfig
-from serve.engine import Engine, open_engine
+from serve.engine import Engine, checked_meanwhile
 from serve.errors import ConfigError
 from serve.messages import Request
 from serve.runtime.open import open_runtime
@@ -31,20 +31,21 @@ def open_transcriber(
     Raises:
         EarshotError: any of this fails; whatever was opened is closed again.
     """
-    engine = open_engine(engine_path or config.engine)
-    runtime = start(engine, config.runtime)
-    owner: Runtime | Transcriber = runtime  # closes everything that is open
+    owner: Runtime | Transcriber | None = None  # closes everything that is open
     try:
-        if config.live.short_encoder and not runtime.capabilities.short_windows:
-            raise ConfigError(
-                f"live.short_encoder = true, but the runtime {runtime.capabilities.runtime} on "
-                f"{runtime.capabilities.device} encodes whole windows; expected false"
-            )
-        owner = transcriber = Transcriber(engine, runtime, config.transcriber)
-        if warm_up:
-            transcriber.transcribe(_warm_up_request(engine, runtime.capabilities))
+        with checked_meanwhile(engine_path or config.engine) as engine:
+            owner = runtime = start(engine, config.runtime)
+            if config.live.short_encoder and not runtime.capabilities.short_windows:
+                raise ConfigError(
+                    f"live.short_encoder = true, but the runtime {runtime.capabilities.runtime} on "
+                    f"{runtime.capabilities.device} encodes whole windows; expected false"
+                )
+            owner = transcriber = Transcriber(engine, runtime, config.transcriber)
+            if warm_up:
+                transcriber.transcribe(_warm_up_request(engine, runtime.capabilities))
     except BaseException:  # Ctrl-C as well
-        owner.close()
+        if owner is not None:
+            owner.close()
         raise
     return transcriber
 

@@ -1,12 +1,13 @@
 """Opening a transcriber: what is warmed up, and what is left when opening fails."""
 
+import contextlib
 import dataclasses
 
 import pytest
 
 import serve.transcriber.open
 from serve.config import Config, LiveConfig, RuntimeConfig, TranscriberConfig
-from serve.errors import ConfigError, EarshotError
+from serve.errors import ConfigError, EarshotError, EngineError
 from serve.speech.features import SAMPLE_RATE
 from serve.transcriber.loop import Transcriber
 from serve.transcriber.open import open_transcriber
@@ -24,11 +25,11 @@ class TestOpening(TranscriberTests):
         """Paths of the engines that are opened; each is the fake one."""
         paths = []
 
-        def open_engine(path):
+        def checked_meanwhile(path):
             paths.append(path)
-            return engine
+            return contextlib.nullcontext(engine)
 
-        monkeypatch.setattr(serve.transcriber.open, "open_engine", open_engine)
+        monkeypatch.setattr(serve.transcriber.open, "checked_meanwhile", checked_meanwhile)
         return paths
 
     @pytest.fixture
@@ -60,6 +61,21 @@ class TestOpening(TranscriberTests):
         config = dataclasses.replace(CONFIG, live=LiveConfig(short_encoder=True))
         with pytest.raises(ConfigError, match=r"live\.short_encoder = true, but the runtime fake"):
             open_transcriber(config, start=lambda *_: runtime)
+        assert runtime.closed
+
+    def test_a_runtime_is_closed_whose_engine_turns_out_to_be_damaged(
+        self, product, echo, monkeypatch, engine
+    ):
+        runtime, opened = product(echo)
+
+        @contextlib.contextmanager
+        def damaged(path):
+            yield engine
+            raise EngineError(f"{path} fails its SHA-256")
+
+        monkeypatch.setattr(serve.transcriber.open, "checked_meanwhile", damaged)
+        with pytest.raises(EngineError, match="fails its SHA-256"):
+            opened()
         assert runtime.closed
 
     @pytest.mark.parametrize("lacks", [{}, {"detect_language": False, "timestamps": False}])

@@ -388,9 +388,9 @@ def test_a_gateway_connects_again_under_another_name(engine, path):
         server = engine.serve(path)
         wait_until(lambda: client.connected, "it does not connect")
         names.add(client.new_key())
+        server.close()  # first: then there are no more sessions than those
         for session in list(server._sessions):
             session._channel.close()
-        server.close()
         wait_until(lambda: not client.connected, "it does not notice")
     assert len(names) == 2
     client.cancel(names.pop())  # nobody is there to hear it
