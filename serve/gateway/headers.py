@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve.config import ServerConfig
 from serve.errors import shown
 from serve.gateway import hosts
+from serve.gateway.listen import CROWDED
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -35,7 +36,7 @@ def with_headers(
     """An application whose responses name their requests, as what the log says of them does.
 
     Browsers' requests from pages of other hosts are refused, unless these are allowed; so is what
-    is for a host that this server is not.
+    is for a host that this server is not, and what comes while too many connections are open.
 
     Args:
         app: answers them.
@@ -44,7 +45,7 @@ def with_headers(
             that its client's next try reaches another server where there are several.
     """
     safe = dict(_SECURITY, **(_TLS if server.tls_certificate else {}))
-    guarded = _with_hosts(_with_origins(app, server.allowed_origins), server)
+    guarded = _with_room(_with_hosts(_with_origins(app, server.allowed_origins), server))
 
     async def named(scope: Scope, receive: Receive, send: Send) -> None:
         name = f"req_{uuid.uuid4().hex}"
@@ -66,6 +67,16 @@ def with_headers(
             logger.exception("request %s failed in the gateway", name)
 
     return named
+
+
+def _with_room(app: ASGIApp) -> ASGIApp:
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get(CROWDED, False):
+            await _refuse(_crowded(), scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return checked
 
 
 def _with_hosts(app: ASGIApp, server: ServerConfig) -> ASGIApp:
@@ -114,6 +125,16 @@ async def _refuse(response: JSONResponse, scope: Scope, receive: Receive, send: 
         await send({"type": "websocket.close", "code": 1008})
     else:
         await response(scope, receive, send)
+
+
+def _crowded() -> JSONResponse:
+    error = {
+        "message": "too many connections are open; try again",
+        "type": "server_error",
+        "param": None,
+        "code": "overloaded",
+    }
+    return JSONResponse({"error": error}, 503, {"Retry-After": "1", "Connection": "close"})
 
 
 def _foreign(origin: str) -> JSONResponse:

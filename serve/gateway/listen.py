@@ -26,6 +26,9 @@ MAX_MESSAGE_BYTES = 2**24
 LOST = "earshot.lost"
 """Key in a WebSocket's scope of the event that its connection is lost."""
 
+CROWDED = "earshot.crowded"
+"""Key in a scope of whether more connections are open than there may be."""
+
 _BACKLOG = 1024
 _KEEP_ALIVE_S = 60
 _PING_S = 10.0
@@ -85,7 +88,7 @@ class HttpServer(uvicorn.Server):
         listener: from `listening_socket`; closed with the server.
         server: says how patient it is with a connection without a request in work, and names the
             files for TLS.
-        max_connections: more are refused with status 503.
+        max_connections: beyond so many the application is told, which refuses.
 
     Raises:
         UnavailableError: the files for TLS cannot be used.
@@ -97,8 +100,12 @@ class HttpServer(uvicorn.Server):
         class Protocol(_PatientProtocol):
             patience = server.upload_timeout_s
 
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            scope[CROWDED] = len(self.server_state.connections) > max_connections
+            await app(scope, receive, send)
+
         config = uvicorn.Config(
-            _with_send_limit(app),
+            _with_send_limit(counted),
             http=Protocol,
             ws=_WatchedWebSocket,
             ws_max_size=MAX_MESSAGE_BYTES,
@@ -113,7 +120,6 @@ class HttpServer(uvicorn.Server):
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=max_connections,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_STOP_S,
             ssl_certfile=server.tls_certificate or None,

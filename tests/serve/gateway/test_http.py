@@ -1,5 +1,6 @@
 """The gateway over HTTP, by tritonclient and by hand."""
 
+import contextlib
 import gzip
 import json
 import socket
@@ -215,6 +216,20 @@ def test_requests_beyond_the_bytes_are_refused_with_a_time_to_wait(start):
         assert (status, headers["Retry-After"]) == (503, "1")
         assert json.loads(body)["error"].startswith("OverloadedError: ")
     until(lambda: running.door.admission.bytes == 0)
+
+
+def test_connections_beyond_the_limit_are_refused_with_a_time_to_wait(start):
+    running = start(max_inflight=1)
+    host, _, port = running.http.rpartition(":")
+    address = (host.strip("[]"), int(port))
+    with contextlib.ExitStack() as others:
+        for _ in range(1 + 256):
+            others.enter_context(socket.create_connection(address, timeout=WAIT_S))
+        until(lambda: running.ask("GET", "/v2/health/live")[0] == 503)
+        status, headers, body = running.ask("GET", "/v1/models")
+        assert (status, headers["Retry-After"], headers["Connection"]) == (503, "1", "close")
+        assert json.loads(body)["error"]["message"] == "too many connections are open; try again"
+    until(lambda: running.ask("GET", "/v2/health/live")[0] == 200)
 
 
 @pytest.mark.parametrize(
