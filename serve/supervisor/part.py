@@ -64,6 +64,7 @@ class Part:
         self._delay_s = _FIRST_DELAY_S
         self._due = 0.0  # when to start it
         self._started = 0.0
+        self._killed = False
 
     def look(self) -> None:
         """Start it if that is due, see whether it works, and end it if it cannot go on.
@@ -76,7 +77,11 @@ class Part:
             self._fail(reason)
 
     def kill(self) -> None:
-        """End it now."""
+        """End it now, and for good: that it has ended is no failure then."""
+        self._killed = True
+        self._end()
+
+    def _end(self) -> None:
         running = self.running
         if running is not None:
             running.kill()
@@ -115,8 +120,10 @@ class Part:
 
     def _fail(self, reason: EarshotError) -> None:
         self.up = False
-        self.kill()
+        self._end()
         self.running = None
+        if self._killed:  # by another thread, while this one looked
+            return
         if not self._ready:
             self._failed_starts += 1
         if not self.ever_ready:

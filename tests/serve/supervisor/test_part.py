@@ -160,3 +160,16 @@ def test_a_start_that_succeeds_ends_the_row(part, started, clock):
         started[-1].is_ready = True
         part.look()
     assert part.up
+
+
+def test_a_process_that_is_killed_while_it_is_looked_at_has_not_failed(part, started, caplog):
+    make_ready(part, started)
+
+    def failure():
+        part.kill()  # as another thread does, at any time
+        return "it ended"
+
+    started[-1].failure = failure
+    part.look()
+    assert (part.restarts, caplog.text) == (0, "")
+    assert started[-1].killed
