@@ -4,7 +4,9 @@ Follows OpenAI's `whisper/model.py`. The query's scale, 1/8 for 64-dimensional h
 is folded into its projection; query, key and value are one matrix.
 """
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -191,7 +193,18 @@ class Decoder:
             x = ops.linear_residual(mixed, layer.cross.out, x)
             hidden = ops.norm_linear_gelu(x, layer.mlp.norm, layer.mlp.fc1)
             x = ops.linear_residual(hidden, layer.mlp.fc2, x)
+        if queries is not None:  # an abridged decoder's stand for those of the layers left out
+            queries |= dict.fromkeys(range(len(queries), self.dims.n_text_layer), query)
         return ops.logits(x, self._norm, self._logits, wanted)
+
+    @contextlib.contextmanager
+    def abridged(self) -> Iterator[None]:
+        """Inside, there are two layers at most: further ones launch the same kernels again."""
+        whole, self._layers = self._layers, self._layers[:2]
+        try:
+            yield
+        finally:
+            self._layers = whole
 
 
 def one_each(slots: torch.Tensor) -> Groups:

@@ -214,10 +214,7 @@ class GraphLoop:
         self._graphs[kind, bucket].replay()
         mirror = self._mirrors[0]
         self._mirrors.rotate(-1)
-        mirror.packed.copy_(self._state.packed, non_blocking=True)
-        mirror.tokens[:span].copy_(self._state.tokens[:span], non_blocking=True)
-        if kind is _Kind.SEVERAL:
-            mirror.best_tokens[:span].copy_(self._state.best_tokens[:span], non_blocking=True)
+        mirror.follow(self._state, span, searched=kind is _Kind.SEVERAL)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
         self._launched.append((copied, self._drafts(kind), Snapshot(mirror, slots.owners())))

@@ -27,7 +27,6 @@ _AHEAD = 2  # batches in the encoder's hands, so that it need not wait for the h
 # slots, of which a drafted turn ends more, one for so many.
 _SLOTS_A_BATCH = 128
 _BACKLOG = 3  # batches that wait are encoded first, however many windows decode
-_MORE = 1.25  # times as many as decode must wait to hold these up: simulated best of 0.5 to 2
 
 
 @dataclasses.dataclass
@@ -175,12 +174,12 @@ class Intake:
     def _is_turn(self, running: Sequence[SlotJob], decoding: Sequence[Job]) -> bool:
         """Whether the encoder may hold up the windows that decode.
 
-        On a GPU, if more wait: it holds up `running` to bring on what waits, and to decode one more
-        window beside others costs little. Where not all that wait would find places, the slots can
-        be filled, and are.
+        On a GPU, if as many wait: it holds up `running` to bring on what waits, and to decode one
+        more window beside others costs little. Where not all that wait would find places, the slots
+        can be filled, and are.
         """
         waiting = len(self._line)
-        if self.turns or waiting >= min(_MORE * len(running), _BACKLOG * self._batch):
+        if self.turns or waiting >= min(len(running), _BACKLOG * self._batch):
             return True
         if self._fitting(decoding) < waiting:
             return True

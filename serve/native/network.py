@@ -3,8 +3,10 @@
 Follows OpenAI's `whisper/model.py`.
 """
 
+import contextlib
 import dataclasses
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -88,6 +90,16 @@ class Whisper(Decoder):
             )
         hidden = self._attend_and_widen(ops, last, x, normed)
         return ops.add_linear_last_norm(x, hidden, last.mlp.fc2, last.mlp_shift, self._encoder_norm)
+
+    @contextlib.contextmanager
+    def abridged(self) -> Iterator[None]:
+        """See `Decoder.abridged`; the encoder is as short."""
+        whole, self._encoder = self._encoder, self._encoder[:2]
+        try:
+            with super().abridged():
+                yield
+        finally:
+            self._encoder = whole
 
     def _attend_and_widen(
         self,

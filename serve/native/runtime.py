@@ -14,6 +14,7 @@ import dataclasses
 import logging
 import math
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -154,7 +155,7 @@ class NativeRuntime:
         if self._facts.alignment_heads:
             self._aligner = Aligner(network, cache, self._facts, rows, stream)
         if on_gpu:
-            self._warm_up(ops.name, encoder, starter)
+            self._warm_up(ops.name, decoders, encoder, starter)
         self._intake = Intake(
             *(encoder, starter, self._slots, batch, config.decode_target_s, device, self._streams),
             beside=self._streams is not None,
@@ -174,7 +175,9 @@ class NativeRuntime:
             feeds = max(rows, config.slots * (1 + config.draft_tokens))
         return max(feeds, MOST_TOKENS) if self._facts.alignment_heads else feeds
 
-    def _warm_up(self, kernels: KernelsName, encoder: Encoder, starter: Starter) -> None:
+    def _warm_up(
+        self, kernels: KernelsName, decoders: Sequence[Decoder], encoder: Encoder, starter: Starter
+    ) -> None:
         """Compile and capture what a GPU is going to run, and take the memory for it."""
         may_be = (encoder, self._loop, self._aligner)
         kinds = (GraphEncoder, GraphLoop, Aligner)
@@ -186,7 +189,7 @@ class NativeRuntime:
                 compiled_together,
             )
 
-            with compiled_together(self._device):
+            with compiled_together(self._device, *(one.abridged() for one in decoders)):
                 for work in (*(one.rehearse for one in captured), *parts):
                     work()
             torch.cuda.empty_cache()

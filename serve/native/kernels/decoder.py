@@ -19,7 +19,7 @@ from serve.native.kernels.attention import append_kernel, embed_kernel, self_att
 from serve.native.kernels.cross import RUNS, cross_kernel, cross_stream_kernel
 from serve.native.kernels.definition import LAYER_NORM_EPS, CrossKV, Matrix, Norm
 from serve.native.kernels.feed import Feed, Groups
-from serve.native.kernels.launch import launch
+from serve.native.kernels.launch import Overlap, launch
 from serve.native.kernels.linear import (
     few_rows_kernel,
     finish_kernel,
@@ -41,7 +41,7 @@ _SELF_BLOCK, _SELF_WARPS = 32, 1  # keys per turn of self-attention
 _SELF_FEEDS = (1, 2, 3, 4)  # of a row, that may share a reading of its past where there are
 _SELF_PROGRAMS = 16  # of one feed each to a multiprocessor; fewer are quicker side by side
 _FINISH_BLOCK = 512  # outputs per program
-_QUANTIZE_BLOCK = 128  # positions per turn
+_QUANTIZE_SHARE, _QUANTIZE_BLOCK = 32, 64  # channels of a program, positions of a load
 
 
 @dataclasses.dataclass
@@ -88,8 +88,7 @@ class TritonOps:
 
     def __init__(self, device: torch.device, rows: int, heads: int, n_keys: int) -> None:
         self._on_gpu = device.type == "cuda"
-        # Dependent launches came with compute capability 9.0.
-        self._overlapping = self._on_gpu and torch.cuda.get_device_capability(device) >= (9, 0)
+        self._overlap = Overlap.of(device)
         self._processors = 1
         if self._on_gpu:
             self._processors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -111,7 +110,7 @@ class TritonOps:
         rows = x.numel() // width
         out = torch.empty_like(x)
         total = x if delta is None else torch.empty_like(x)
-        pdl = self._overlaps(rows)
+        pdl = self._overlap.gains(rows)
         launch(norm_kernel, rows)(
             x, added, scale, bias, total, params.weight, params.bias, out, rows, LAYER_NORM_EPS,
             width, triton.next_power_of_2(width), parts, quantized,
@@ -127,7 +126,7 @@ class TritonOps:
         are the same, the time a third less. They come by the bulk copy engine, and so from Hopper
         on; smaller GPUs have less memory for both.
         """
-        if not (self._overlapping and gains_from_wide(self._most, len(matrix.weight))):
+        if not (self._overlap.possible and gains_from_wide(self._most, len(matrix.weight))):
             return matrix
         return dataclasses.replace(matrix, wide=matrix.weight.half())
 
@@ -171,7 +170,7 @@ class TritonOps:
     def _finish(self, x: Pending, gelu: bool) -> torch.Tensor:
         count, rows, n_out = x.parts.shape
         out = torch.empty((rows, n_out), dtype=x.dtype, device=x.parts.device)
-        pdl = self._overlaps(rows)
+        pdl = self._overlap.gains(rows)
         launch(finish_kernel, rows, triton.cdiv(n_out, _FINISH_BLOCK))(
             x.parts, x.scale, x.bias, out, rows, n_out, count, x.matrix.scale is not None,
             x.matrix.bias is not None, gelu, _FINISH_BLOCK, pdl, num_warps=4, launch_pdl=pdl,
@@ -202,16 +201,12 @@ class TritonOps:
         out = torch.empty(shape, dtype=torch.float32, device=x.device)
         packed = self._on_gpu and matrix.weight.dtype == torch.int8
         weight = matrix.weight.view(torch.int16) if packed else matrix.weight
-        pdl = self._overlaps(rows)
+        pdl = self._overlap.gains(rows)
         launch(few_rows_kernel, triton.cdiv(n_out, 64), shape[0])(
             x, weight, out, rows, n_out, depth, part, min(part, 256),
             max(16, triton.next_power_of_2(rows)), 64, packed, pdl, num_warps=4, launch_pdl=pdl,
         )  # fmt: skip
         return out
-
-    def _overlaps(self, rows: int) -> bool:
-        """Whether a launch may begin while the one before it ends."""
-        return self._overlapping and rows <= FEW_ROWS
 
     def _finished_linear(
         self,
@@ -242,7 +237,7 @@ class TritonOps:
                 *numbers, *tile.sizes, num_warps=tile.warps, num_stages=tile.stages,
             )  # fmt: skip
             return out
-        tile, pdl = tile_of(rows, n_out, depth), self._overlaps(rows)
+        tile, pdl = tile_of(rows, n_out, depth), self._overlap.gains(rows)
         launch(many_rows_kernel, *tile.grid(rows, n_out))(
             x, matrix.weight, *numbers, *tile.sizes, self._on_gpu, pdl, num_warps=tile.warps,
             num_stages=tile.stages, launch_pdl=pdl,
@@ -260,7 +255,7 @@ class TritonOps:
         assert source is None or source.is_contiguous()
         assert feed.rows.is_contiguous() and feed.positions.is_contiguous()
         out = torch.empty((feeds, heads * head_dim), dtype=qkv.dtype, device=k_cache.device)
-        pdl = self._overlaps(feeds)
+        pdl = self._overlap.gains(feeds)
         common = (numbers, scale, bias, k_cache, v_cache, feed.rows, feed.positions)
         enough = feeds * heads >= _SELF_PROGRAMS * self._processors
         together = max(i for i in _SELF_FEEDS if i == 1 or (enough and feed.each % i == 0))
@@ -301,7 +296,7 @@ class TritonOps:
         int8 = cross.k_scale is not None
         k, v = (x.view(torch.int32) if int8 else x for x in (cross.k, cross.v))
         assert k.is_contiguous() and v.is_contiguous()
-        pdl = self._overlaps(len(out))
+        pdl = self._overlap.gains(len(out))
         run = _CROSS_RUN[cross.k.dtype]
         splits = triton.cdiv(n_keys, run * RUNS)
         arguments = (
@@ -339,8 +334,9 @@ class TritonOps:
             return
         assert x.is_contiguous() and cache.is_contiguous() and scale.is_contiguous()
         layers, _, stack, heads, time, head_dim = cache.shape
-        launch(quantize_kernel, layers * 2 * heads, len(x))(
-            x, slots, cache, scale, stack, heads, time, head_dim, _QUANTIZE_BLOCK, num_warps=8,
+        launch(quantize_kernel, head_dim // _QUANTIZE_SHARE, layers * 2 * heads, len(x))(
+            x, slots, cache, scale, stack, heads, time, head_dim, _QUANTIZE_SHARE, _QUANTIZE_BLOCK,
+            triton.cdiv(time, _QUANTIZE_BLOCK), num_warps=8,
         )  # fmt: skip
 
     def embed(self, feed: Feed, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

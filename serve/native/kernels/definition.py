@@ -289,7 +289,7 @@ def store_cross(
         slots: int64 (windows,).
         cache: (layers, 2, slots, heads, n_audio_ctx, head_dim), written at `slots`.
         scale: float32 (layers, 2, slots, heads, head_dim); with it, each channel of a slot's head
-            is scaled by its largest number, and rounded (half away from zero) to int8.
+            is scaled by its largest number, and rounded (a half to even) to int8.
     """
     layers, _, _, heads, time, head_dim = cache.shape
     value = x.view(len(x), time, layers, 2, heads, head_dim).permute(2, 3, 0, 4, 1, 5)
@@ -297,7 +297,7 @@ def store_cross(
         step = value.float().abs().amax(dim=-2) / 127.0
         scale.index_copy_(2, slots, step)
         scaled = value.float() * (1.0 / step.clamp_min(1e-30))[..., None, :]
-        value = (scaled.abs() + 0.5).floor().copysign(scaled).clamp(-127, 127).to(torch.int8)
+        value = scaled.round().to(torch.int8)
     cache.index_copy_(2, slots, value)
 
 

@@ -8,6 +8,7 @@ So before it launches any, it goes through its work once without launching: see 
 import concurrent.futures
 import contextlib
 import contextvars
+import dataclasses
 import functools
 import operator
 import os
@@ -18,6 +19,7 @@ import torch
 import triton
 
 _launcher_of = operator.attrgetter("run")  # to read it builds the launcher and loads the kernel
+_MOST_OVERLAPPING = 64  # rows; with more, launches measured quicker one after the other
 _only_compiling = contextvars.ContextVar("only_compiling", default=False)
 
 
@@ -27,6 +29,23 @@ def launch(kernel: Any, *grid: int) -> Callable[..., Any]:
         return functools.partial(kernel.warmup, grid=grid)
     launcher: Callable[..., Any] = kernel[grid]
     return launcher
+
+
+@dataclasses.dataclass
+class Overlap:
+    """Whether launches may begin while the one before them ends, as Hopper's dependent ones do."""
+
+    possible: bool
+
+    @staticmethod
+    def of(device: torch.device) -> "Overlap":
+        """What a device can."""
+        able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+        return Overlap(able)
+
+    def gains(self, rows: int) -> bool:
+        """Whether a launch over so many rows does."""
+        return self.possible and rows <= _MOST_OVERLAPPING
 
 
 class _Compilers(concurrent.futures.ThreadPoolExecutor):
@@ -51,13 +70,21 @@ class _Compilers(concurrent.futures.ThreadPoolExecutor):
 
 
 @contextlib.contextmanager
-def compiled_together(device: torch.device) -> Iterator[None]:
+def compiled_together(
+    device: torch.device, *shortening: contextlib.AbstractContextManager[None]
+) -> Iterator[None]:
     """Inside, kernels are not launched, and so compute nothing; at the end all are compiled.
 
     Those that Triton has in its cache on the disk are loaded from there.
+
+    Args:
+        device: for which.
+        shortening: what is entered with it, for the work not to launch the same again and again.
     """
     threads = _Compilers(device)
-    with threads, triton.AsyncCompileMode(threads):
+    with threads, triton.AsyncCompileMode(threads), contextlib.ExitStack() as stack:
+        for one in shortening:
+            stack.enter_context(one)
         before = _only_compiling.set(True)
         try:
             yield

@@ -1,39 +1,45 @@
 """The INT8 store of cross-attention's keys and values, as a Triton-language kernel."""
-# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, assignment"
 
 import triton
 import triton.language as tl
+
+_ROUNDING = tl.constexpr(1.5 * 2**23)  # float32 of this size has whole numbers only
 
 
 @triton.jit
 def quantize_kernel(
     x: tl.tensor, slots: tl.tensor, out: tl.tensor, scale: tl.tensor, stack: int, heads: int,
-    time: int, head_dim: tl.constexpr, block: tl.constexpr,
+    time: int, head_dim: tl.constexpr, share: tl.constexpr, block: tl.constexpr,
+    blocks: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One head of one layer's keys or values of one window -> int8 and a scale per channel.
+    """`share` channels of one layer's keys or values of one window -> int8, and a scale each.
 
-    x is (windows, time, groups * heads, head_dim), out (groups, stack, heads, time, head_dim).
+    x is (windows, time, groups * heads * head_dim), out (groups, stack, heads, time, head_dim).
+    The memory is what takes time, so all of a channel is kept in registers and read once.
     """
-    column = tl.program_id(0)  # group * heads + head
-    window = tl.program_id(1)
-    wide = tl.num_programs(0) * head_dim
+    d = tl.program_id(0) * share + tl.arange(0, share)
+    head = tl.program_id(1)  # of all groups
+    window = tl.program_id(2)
+    width = tl.num_programs(1) * head_dim
     slot = tl.load(slots + window)
-    d = tl.arange(0, head_dim)
-    source = x + window.to(tl.int64) * time * wide + column * head_dim + d[None, :]
-    largest = tl.zeros([block, head_dim], dtype=tl.float32)
-    for start in range(0, time, block):
-        t = start + tl.arange(0, block)[:, None]
-        value = tl.load(source + t.to(tl.int64) * wide, mask=t < time, other=0.0)
-        largest = tl.maximum(largest, tl.abs(value.to(tl.float32)))
-    step = tl.max(largest, 0) / 127.0
+    t = tl.arange(0, block)[:, None]
+    source = x + window.to(tl.int64) * time * width + head * head_dim + d[None, :]
+    kept = ()
+    for i in tl.static_range(blocks):
+        at = i * block + t
+        kept = kept + (tl.load(source + at * width, mask=at < time, other=0.0),)  # noqa: RUF005 - Triton's language knows no unpacking
+    largest = tl.abs(kept[0])
+    for i in tl.static_range(1, blocks):
+        largest = tl.maximum(largest, tl.abs(kept[i]))
+    step = tl.max(largest, 0).to(tl.float32) / 127.0
     inverse = 1.0 / tl.maximum(step, 1e-30)  # a channel of zeros stays zeros
-    place = (column // heads * stack + slot) * heads + column % heads
+    place = (head // heads * stack + slot) * heads + head % heads
     tl.store(scale + place * head_dim + d, step)
     target = out + place.to(tl.int64) * time * head_dim + d[None, :]
-    for start in range(0, time, block):
-        t = start + tl.arange(0, block)[:, None]
-        value = tl.load(source + t.to(tl.int64) * wide, mask=t < time, other=0.0).to(tl.float32)
-        scaled = value * inverse[None, :]
-        rounded = tl.where(scaled >= 0.0, tl.floor(scaled + 0.5), tl.ceil(scaled - 0.5))
-        rounded = tl.minimum(tl.maximum(rounded, -127.0), 127.0)
-        tl.store(target + t * head_dim, rounded.to(tl.int8), mask=t < time)
+    for i in tl.static_range(blocks):
+        at = i * block + t
+        # The sum's lowest bits are the product, rounded to the nearest whole number, ties to even.
+        rounded = tl.math.fma(kept[i].to(tl.float32), inverse[None, :], _ROUNDING)
+        rounded = rounded.to(tl.int32, bitcast=True).to(tl.int8)
+        tl.store(target + at * head_dim, rounded, mask=at < time)

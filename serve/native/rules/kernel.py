@@ -9,8 +9,9 @@ adds the tiles up in order. A search is settled by its leader: `search_kernel.py
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from serve.native.kernels.launch import launch
+from serve.native.kernels.launch import Overlap, launch
 from serve.native.rules.definition import Rules
 from serve.native.rules.loops import EVERY, MATCH, PERIODS, REPEATS
 from serve.native.rules.search_kernel import Fields, fields_of, settle_search, total
@@ -90,9 +91,12 @@ def _scan_kernel(
     top_ids: tl.tensor, n_vocab: int, n_ctx: int,
     eot: tl.constexpr, no_timestamps: tl.constexpr, timestamp_begin: tl.constexpr,
     newest_first: tl.constexpr, tiles: tl.constexpr, text_tiles: tl.constexpr, block: tl.constexpr,
-    n_sums: tl.constexpr, keep: tl.constexpr, drafted: tl.constexpr,
+    n_sums: tl.constexpr, keep: tl.constexpr, drafted: tl.constexpr, pdl: tl.constexpr,
 ) -> None:  # fmt: skip
     """sums: see `_SUMS`; ids: best token; tops, top_ids: (picks, tiles, keep), the best first."""
+    if pdl:
+        gdc_launch_dependents()
+        gdc_wait()
     tile = tl.program_id(0)
     pick = tl.program_id(1)
     row = tl.load(pick_rows + pick)
@@ -154,8 +158,10 @@ def _settle_kernel(
     top_ids: tl.tensor, n_ctx: int, eot: tl.constexpr, timestamp_begin: tl.constexpr,
     tiles: tl.constexpr, text_tiles: tl.constexpr, tiles_padded: tl.constexpr,
     n_sums: tl.constexpr, keep: tl.constexpr, beams_padded: tl.constexpr,
-    ctx_padded: tl.constexpr, drafted: tl.constexpr,
+    ctx_padded: tl.constexpr, drafted: tl.constexpr, pdl: tl.constexpr,
 ) -> None:  # fmt: skip
+    if pdl:
+        gdc_wait()
     pick = tl.program_id(0)
     row = tl.load(pick_rows + pick)
     if _live(state, row, drafted):
@@ -261,6 +267,7 @@ class TritonChoice:
         self._text_tiles = triton.cdiv(begin, _TILE)
         self._tiles = self._text_tiles + triton.cdiv(n_vocab - begin, _TILE)
         self._keep = 2 * _WIDEST if searching else 0
+        self._overlap = Overlap.of(device)
         shape = (most, self._tiles)
         self._sums = torch.empty((*shape, _SUMS), dtype=torch.float32, device=device)
         self._ids = torch.empty(shape, dtype=torch.int32, device=device)
@@ -276,16 +283,18 @@ class TritonChoice:
         assert logits.is_contiguous() and n <= self._sums.shape[0]
         n_ctx = state.tokens.shape[1]
         fields = fields_of(state)
+        pdl = self._overlap.gains(n)
         launch(_scan_kernel, self._tiles, n)(
             logits, picks.rows, picks.at, fields, self._rules.suppress, self._rules.begin,
             self._sums, self._ids, self._tops, self._top_ids, n_vocab, n_ctx, facts.eot,
             facts.no_timestamps, facts.timestamp_begin,
             facts.timestamp_begin + facts.max_initial_timestamp_index, self._tiles,
-            self._text_tiles, _TILE, _SUMS, self._keep, drafted, num_warps=4,
+            self._text_tiles, _TILE, _SUMS, self._keep, drafted, pdl, num_warps=4, launch_pdl=pdl,
         )  # fmt: skip
         launch(_settle_kernel, n)(
             picks.rows, fields, self._sums, self._ids, self._tops, self._top_ids, n_ctx, facts.eot,
             facts.timestamp_begin, self._tiles, self._text_tiles,
             triton.next_power_of_2(self._tiles), _SUMS, self._keep, _WIDEST,
-            triton.next_power_of_2(n_ctx), drafted, num_warps=4 if self._keep else 1,
+            triton.next_power_of_2(n_ctx), drafted, pdl, num_warps=4 if self._keep else 1,
+            launch_pdl=pdl,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the token rules know of every row of the pool, in few tensors that one copy moves."""
+"""What the token rules know of every row of the pool, in memory that one copy moves."""
 
 import dataclasses
 import math
@@ -11,15 +11,13 @@ NOWHERE = 1 << 30  # a position that no sequence reaches
 
 @dataclasses.dataclass(frozen=True)
 class RowState:
-    """Every row's sequence and scores. All tensors but `packed` have one entry a row of the pool.
+    """Every row's sequence and scores. All tensors but `memory` have one entry a row of the pool.
 
     A slot's rows stand side by side, the leader first. What a slot has once stands at its leader:
     what was heard at start-of-transcript, and the best hypothesis of a search.
     """
 
-    packed: (
-        torch.Tensor
-    )  # uint8: the memory of all that follow but the tables, so one copy moves it
+    memory: torch.Tensor  # uint8, of all that follow: what has one entry a row, then the tables
     tokens: torch.Tensor  # int64 (rows, n_text_ctx): prompt, then what was sampled
     source: torch.Tensor  # int32 (rows, n_text_ctx): whose cache holds each position of its past
     best_tokens: torch.Tensor  # int64 (rows, n_text_ctx): as `tokens`, of the best ended hypothesis
@@ -52,12 +50,24 @@ class RowState:
 
     def to(self, device: torch.device) -> "RowState":
         """A copy on another device; from pinned memory, without waiting."""
-        tables = (table.to(device, non_blocking=True) for table in self._tables())
-        return _carved(self.packed.to(device, non_blocking=True), *tables)
+        return self._at(self.memory.to(device, non_blocking=True))
 
     def pinned(self) -> "RowState":
         """A copy in host memory that the device can read and write while the host goes on."""
-        return _carved(self.packed.pin_memory(), *(table.pin_memory() for table in self._tables()))
+        return self._at(self.memory.pin_memory())
+
+    def follow(self, other: "RowState", rows: int, *, searched: bool) -> None:
+        """Become what another is, without waiting where this one is pinned.
+
+        Args:
+            other: of as many rows.
+            rows: only so many, from the first on, have their tokens copied.
+            searched: whether their best hypotheses' tokens are copied, too.
+        """
+        end = self.tokens.storage_offset() * self.tokens.itemsize + self.tokens[:rows].nbytes
+        self.memory[:end].copy_(other.memory[:end], non_blocking=True)
+        if searched:
+            self.best_tokens[:rows].copy_(other.best_tokens[:rows], non_blocking=True)
 
     def put(self, rows: torch.Tensor, new: "RowState") -> None:
         """Let some rows begin anew.
@@ -74,11 +84,12 @@ class RowState:
         prompt = torch.arange(self.source.shape[1], device=rows.device) < new.prompt_len[:, None]
         self.source[rows] = torch.where(prompt, new.leader[:, None], rows[:, None]).int()
 
-    def _tables(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self.tokens, self.source, self.best_tokens
+    def _at(self, memory: torch.Tensor) -> "RowState":
+        """The same in other memory."""
+        return _carved(memory, *self.tokens.shape)
 
 
-_LAYOUT = {  # the widest first, so that each is aligned
+_LAYOUT = {  # the widest first, so that each is aligned; the tables stand behind them
     **dict.fromkeys(
         (
             "position",
@@ -117,14 +128,11 @@ _LAYOUT = {  # the widest first, so that each is aligned
 
 def new_state(rows: int, n_text_ctx: int, device: torch.device) -> RowState:
     """State of free rows, each of which would stand for itself and be decoded greedily."""
-    size = sum(dtype.itemsize for dtype in _LAYOUT.values())
-    own = torch.arange(rows, device=device)
     state = _carved(
-        torch.zeros(rows * size, dtype=torch.uint8, device=device),
-        torch.zeros((rows, n_text_ctx), dtype=torch.int64, device=device),
-        own.int()[:, None].repeat(1, n_text_ctx),
-        torch.zeros((rows, n_text_ctx), dtype=torch.int64, device=device),
+        torch.zeros(_bytes(rows, n_text_ctx), dtype=torch.uint8, device=device), rows, n_text_ctx
     )
+    own = torch.arange(rows, device=device)
+    state.source.copy_(own[:, None])
     state.leader.copy_(own)
     for one in (state.prompt_len, state.text_begin, state.beam, state.needed):
         one.fill_(1)
@@ -137,16 +145,33 @@ def new_state(rows: int, n_text_ctx: int, device: torch.device) -> RowState:
     return state
 
 
-def _carved(
-    packed: torch.Tensor, tokens: torch.Tensor, source: torch.Tensor, best_tokens: torch.Tensor
-) -> RowState:
+_TABLES = {"tokens": torch.int64, "best_tokens": torch.int64, "source": torch.int32}
+
+
+def _begin_of_tables(rows: int) -> int:
+    """Behind what has one entry a row, aligned as kernels like it."""
+    size = rows * sum(dtype.itemsize for dtype in _LAYOUT.values())
+    return size + -size % 16
+
+
+def _bytes(rows: int, n_text_ctx: int) -> int:
+    widths = sum(dtype.itemsize for dtype in _TABLES.values())
+    return _begin_of_tables(rows) + rows * n_text_ctx * widths
+
+
+def _carved(memory: torch.Tensor, rows: int, n_text_ctx: int) -> RowState:
     """The fields as views of their memory."""
     fields, begin = {}, 0
     for name, dtype in _LAYOUT.items():
-        end = begin + len(tokens) * dtype.itemsize
-        fields[name] = packed[begin:end].view(dtype)
+        end = begin + rows * dtype.itemsize
+        fields[name] = memory[begin:end].view(dtype)
         begin = end
-    return RowState(packed=packed, tokens=tokens, source=source, best_tokens=best_tokens, **fields)
+    begin = _begin_of_tables(rows)
+    for name, dtype in _TABLES.items():
+        end = begin + rows * n_text_ctx * dtype.itemsize
+        fields[name] = memory[begin:end].view(dtype).view(rows, n_text_ctx)
+        begin = end
+    return RowState(memory=memory, **fields)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ from serve.native.kernels.definition import CrossKV, Matrix, Norm
 from serve.native.kernels.encoder import Fp8Encoder, TritonEncoder
 from serve.native.kernels.feed import Feed, Groups
 from serve.native.kernels.flash import flash_attention
+from serve.native.kernels.launch import Overlap
 from serve.native.kernels.smooth import smooth
 from serve.native.kernels.warp import warp
 from serve.native.rules.definition import Rules
@@ -105,11 +106,12 @@ def widest(ops, int8):
             ops._linear(torch.zeros(rows, n_in).half(), ops.store(matrix(n_out, n_in, int8)))
 
 
-def choice(searching, drafted):
+def choice(searching, drafted, overlap):
     """The choice of the next token of three rows."""
     cpu = torch.device("cpu")
     state = new_state(3, DIMS.n_text_ctx, cpu)
     chooser = TritonChoice(Rules(FACTS, DIMS, cpu), 3, searching)
+    chooser._overlap = overlap
     chooser.advance(state, picks_of(3), torch.zeros(3, DIMS.n_vocab), drafted)
 
 
@@ -126,7 +128,7 @@ def encoder():
 def main(capability):
     compile_only(capability)
     ops = TritonOps(torch.device("cpu"), 600, HEADS, KEYS)
-    ops._on_gpu, ops._overlapping = True, capability >= 90  # as its launches would be there
+    ops._on_gpu, ops._overlap = True, Overlap(capability >= 90)  # as its launches would be there
     for ops._processors in (1, 100):
         layer(ops, 2, several=False, source=False, int8=True)
         layer(ops, 6, several=False, source=True, int8=False)
@@ -140,8 +142,8 @@ def main(capability):
     ops.store_cross(x, slots, cache, torch.zeros(1, 2, 2, HEADS, 64))
     size = torch.tensor([9, 9])
     warp(smooth(torch.zeros(2, 3, 9, KEYS), size, size, 1e-30), size - 9, size, size)
-    choice(searching=False, drafted=True)
-    choice(searching=True, drafted=False)
+    choice(searching=False, drafted=True, overlap=ops._overlap)
+    choice(searching=True, drafted=False, overlap=ops._overlap)
     if capability == 90:
         encoder()
     print(*sorted(made))
