@@ -81,10 +81,13 @@ def nano_config(nano_engine):
 
 
 @pytest.fixture(scope="session")
-def server(nano_config):
-    """A real server, the same for all tests."""
-    with running_server(nano_config()) as server:
+def server(nano_config, tmp_path_factory):
+    """A real server, the same for all tests, which none may break."""
+    log = tmp_path_factory.mktemp("server") / "server.log"
+    with running_server(nano_config(), log_path=log) as server:
         yield server
+        if server.restarts:
+            pytest.fail(f"the server was started again; its log: {log.read_text()[-4000:]}")
 
 
 @pytest.fixture(scope="session")
