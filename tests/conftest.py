@@ -1,6 +1,7 @@
 """What tests share: the choice of GPU tests, a small engine, and one running server."""
 
 import dataclasses
+import logging
 import os
 import signal
 
@@ -83,11 +84,16 @@ def nano_config(nano_engine):
 @pytest.fixture(scope="session")
 def server(nano_config, tmp_path_factory):
     """A real server, the same for all tests, which none may break."""
-    log = tmp_path_factory.mktemp("server") / "server.log"
+    folder = tmp_path_factory.mktemp("server")
+    log, reasons = folder / "server.log", folder / "restarts.log"
+    handler = logging.FileHandler(reasons)
+    logging.getLogger("earshot").addHandler(handler)
     with running_server(nano_config(), log_path=log) as server:
         yield server
         if server.restarts:
-            pytest.fail(f"the server was started again; its log: {log.read_text()[-4000:]}")
+            said = reasons.read_text()[-4000:], log.read_text()[-4000:]
+            pytest.fail("the server was started again: {}; its log: {}".format(*said))
+    logging.getLogger("earshot").removeHandler(handler)
 
 
 @pytest.fixture(scope="session")
