@@ -1,5 +1,6 @@
 """What a window's text attended to: against the definition on transformers' attentions."""
 
+import contextlib
 import dataclasses
 
 import pytest
@@ -226,6 +227,27 @@ def test_steps_that_are_filled_up_find_the_same(engine):
         (caches[0].self_v, caches[1].self_v),
     ):
         torch.testing.assert_close(exact, other, atol=1e-5, rtol=1e-4)
+
+
+def test_an_abridged_network_stands_for_the_whole(engine, monkeypatch):
+    """In shapes and kinds of work, not in numbers; that is enough for what is only compiled."""
+    facts, dims = engine.manifest.tokenizer, engine.manifest.dims
+    network = Whisper(dims, engine.load_weights(), torch.device("cpu"), torch.float32)
+    cache, features = network.new_cache(1, 1), torch.zeros(1, dims.n_mels, 3000)
+    window = Forced(Event(0), Place(0, 0, 1), (facts.sot, 6, facts.eot), 1, (), (6,), 90)
+    step = ForcedStep(network, cache, facts.alignment_heads, facts.eot, 1)
+    counts, shapes = [], []
+    for owner, name in ((network.ops.decoder, "cross_attention"), (network, "_attend_and_widen")):
+        work = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given, work=work: counts.append(1) or work(*given))
+    for scope in (network.abridged(), contextlib.nullcontext()):
+        with scope:
+            found = [network.encode(features), *step.run([window])]
+        shapes.append([tensor.shape for tensor in found])
+        counts.append(0)
+    split = counts.index(0)
+    assert split == 4 and len(counts) - split - 2 == dims.n_text_layer + dims.n_audio_layer
+    assert shapes[0] == shapes[1]
 
 
 def test_more_windows_than_a_step_takes_are_aligned_in_several(engine, jobs):
