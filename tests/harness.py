@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -52,6 +53,14 @@ class Client:
     def error(self):
         assert isinstance(self.terminal, Failed), self.terminal
         return self.terminal.error
+
+
+def clock_of(seconds):
+    """What a module has as `time` in a test that tells it the time, and nobody else.
+
+    A server that tests share is watched by a thread of this process.
+    """
+    return SimpleNamespace(monotonic=seconds)
 
 
 def noise(seconds, level=0.1):

@@ -327,3 +327,10 @@ def test_importing_does_no_work():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
+
+
+def test_no_test_tells_everybody_the_time():
+    """`module.time.monotonic` is the whole process's clock, and of servers that tests share."""
+    patched = re.compile(r"""setattr\(\s*["'][\w.]+\.time\.(monotonic|time)["']""")
+    tests = (ROOT / "tests").rglob("test_*.py")
+    assert [path.name for path in tests if patched.search(path.read_text("utf-8"))] == []

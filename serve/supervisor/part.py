@@ -40,6 +40,7 @@ class Part:
         launch: starts it; raises an EarshotError where that fails at once.
         start_timeout_s: how long it may take to be ready.
         needed: whether the server ends with it. While it does not, it is started again for ever.
+        clock: seconds that nobody sets.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Part:
         launch: Callable[[], Running],
         start_timeout_s: float,
         needed: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self.restarts = 0
@@ -58,6 +60,7 @@ class Part:
         self._launch = launch
         self._start_timeout_s = start_timeout_s
         self._needed = needed
+        self._clock = clock
         self.ever_ready = False
         self._ready = False  # this process has been
         self._failed_starts = 0  # in a row
@@ -87,7 +90,7 @@ class Part:
             running.kill()
 
     def _start_if_due(self) -> EarshotError | None:
-        now = time.monotonic()
+        now = self._clock()
         if now < self._due:
             return None
         self._started, self._ready = now, False
@@ -102,7 +105,7 @@ class Part:
         if reason is not None:
             return EarshotError(f"{self._title} {self._verb()}: {reason}")
         self.up = running.ready()
-        age_s = time.monotonic() - self._started
+        age_s = self._clock() - self._started
         if self.up:
             self._ready = self.ever_ready = True
             self._failed_starts = 0
@@ -132,5 +135,5 @@ class Part:
             raise EarshotError(f"gave up after {self._failed_starts} starts in a row: {reason}")
         self.restarts += 1
         logger.warning("%s; it is started again in %g s", reason, self._delay_s)
-        self._due = time.monotonic() + self._delay_s
+        self._due = self._clock() + self._delay_s
         self._delay_s = min(2 * self._delay_s, _LONGEST_DELAY_S)

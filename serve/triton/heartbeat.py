@@ -5,6 +5,7 @@ import select
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 INTERVAL_S = 1.0
@@ -65,12 +66,17 @@ class Pulse:
     """How long ago a file was last touched, by this process's own clock.
 
     Clocks that are set, as after a machine slept, must not look like silence.
+
+    Args:
+        path: of the file.
+        clock: seconds that nobody sets.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
+        self._clock = clock
         self._seen: int | None = None
-        self._since = time.monotonic()
+        self._since = clock()
 
     def silent_s(self) -> float:
         """Seconds since a look at the file found it touched anew; before that, since the first."""
@@ -79,5 +85,5 @@ class Pulse:
         except FileNotFoundError:
             touched = None
         if touched != self._seen:
-            self._seen, self._since = touched, time.monotonic()
-        return time.monotonic() - self._since
+            self._seen, self._since = touched, self._clock()
+        return self._clock() - self._since

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 
 from serve.errors import EarshotError, UnavailableError
-from serve.supervisor import part as part_module
 from serve.supervisor.part import MAX_FAILED_STARTS, Part
 
 
@@ -27,10 +26,9 @@ class FakeProcess:
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(part_module, "time", clock)
-    return clock
+def clock():
+    """Stands still until a test sets it."""
+    return SimpleNamespace(now=1000.0)
 
 
 @pytest.fixture
@@ -45,7 +43,7 @@ def part(clock, started):
         started.append(FakeProcess())
         return started[-1]
 
-    return Part("server", "The server", launch, start_timeout_s=20.0)
+    return Part("server", "The server", launch, 20.0, clock=lambda: clock.now)
 
 
 def make_ready(part, started):
@@ -88,7 +86,7 @@ def test_a_first_start_that_fails_is_the_end_and_says_why(part, started):
     assert started[0].killed == 1
 
 
-def test_a_refusal_to_start_keeps_its_class(clock):
+def test_a_refusal_to_start_keeps_its_class():
     def launch():
         raise UnavailableError("no room")
 

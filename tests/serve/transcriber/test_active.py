@@ -15,6 +15,7 @@ from serve.speech.windows import Window
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.plan import Plan
 from tests.fakes import fake_engine
+from tests.harness import clock_of
 
 CONFIG = TranscriberConfig(temperatures=(0.0, 0.5))
 SCORES = Scores(
@@ -134,7 +135,7 @@ def test_seeds_differ_by_window_and_temperature_alone(make):
 
 def test_the_first_job_starts_the_clock(make, monkeypatch):
     times = iter([7.0, 8.0])
-    monkeypatch.setattr("serve.transcriber.active.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("serve.transcriber.active.time", clock_of(lambda: next(times)))
     active = make()
     assert active.started_s is None
     active.mark_started()
@@ -162,7 +163,7 @@ def test_segments_wait_for_the_windows_before_them(make, finish, tokenizer):
 def test_the_answer_has_the_text_and_the_times(make, finish, tokenizer, monkeypatch):
     active = make(windows=2)
     times = iter([7.0, 9.0])
-    monkeypatch.setattr("serve.transcriber.active.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("serve.transcriber.active.time", clock_of(lambda: next(times)))
     active.mark_started()
     for index, text in enumerate(("one", "two")):
         finish(active, index, text)

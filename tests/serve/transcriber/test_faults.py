@@ -17,6 +17,7 @@ from tests.harness import (
     WAIT_S,
     Client,
     TranscriberTests,
+    clock_of,
     noise,
     quiescent,
     request,
@@ -280,9 +281,9 @@ class TestAHangingRuntime(TranscriberTests):
     ):
         transcriber = hang(request_timeout_s=timeout_s)
         last = transcriber._last_turn_s
-        monkeypatch.setattr("serve.transcriber.loop.time.monotonic", lambda: last + limit_s)
+        monkeypatch.setattr("serve.transcriber.loop.time", clock_of(lambda: last + limit_s))
         assert transcriber.healthy
-        monkeypatch.setattr("serve.transcriber.loop.time.monotonic", lambda: last + limit_s + 1)
+        monkeypatch.setattr("serve.transcriber.loop.time", clock_of(lambda: last + limit_s + 1))
         assert not transcriber.healthy
 
     def test_being_idle_for_long_is_healthy(self, start, echo, monkeypatch):

@@ -11,7 +11,7 @@ from serve.runtime.protocol import DecodingOptions
 from serve.transcriber.audio import MIB
 from serve.transcriber.ledger import Ledger
 from serve.transcriber.plan import Plan
-from tests.harness import WAIT_S
+from tests.harness import WAIT_S, clock_of
 
 PLAN = Plan((1,), "en", DecodingOptions(), False)
 
@@ -20,7 +20,7 @@ PLAN = Plan((1,), "en", DecodingOptions(), False)
 def clock(monkeypatch):
     """A clock that stands still until a test sets it."""
     now = [100.0]
-    monkeypatch.setattr("serve.transcriber.ledger.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("serve.transcriber.ledger.time", clock_of(lambda: now[0]))
     return now
 
 
