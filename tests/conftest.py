@@ -1,6 +1,7 @@
 """What tests share: the choice of GPU tests, a small engine, and one running server."""
 
 import dataclasses
+import io
 import logging
 import os
 import signal
@@ -84,16 +85,17 @@ def nano_config(nano_engine):
 @pytest.fixture(scope="session")
 def server(nano_config, tmp_path_factory):
     """A real server, the same for all tests, which none may break."""
-    folder = tmp_path_factory.mktemp("server")
-    log, reasons = folder / "server.log", folder / "restarts.log"
-    handler = logging.FileHandler(reasons)
+    log, reasons = tmp_path_factory.mktemp("server") / "server.log", io.StringIO()
+    handler = logging.StreamHandler(reasons)
     logging.getLogger("earshot").addHandler(handler)
-    with running_server(nano_config(), log_path=log) as server:
-        yield server
-        if server.restarts:
-            said = reasons.read_text()[-4000:], log.read_text()[-4000:]
-            pytest.fail("the server was started again: {}; its log: {}".format(*said))
-    logging.getLogger("earshot").removeHandler(handler)
+    try:
+        with running_server(nano_config(), log_path=log) as server:
+            yield server
+            if server.restarts:
+                said = reasons.getvalue()[-4000:], log.read_text()[-4000:]
+                pytest.fail("the server was started again: {}; its log: {}".format(*said))
+    finally:
+        logging.getLogger("earshot").removeHandler(handler)
 
 
 @pytest.fixture(scope="session")
