@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import fnmatch
 import inspect
 import pkgutil
 import re
@@ -334,3 +335,10 @@ def test_no_test_tells_everybody_the_time():
     patched = re.compile(r"""setattr\(\s*["'][\w.]+\.time\.(monotonic|time)["']""")
     tests = (ROOT / "tests").rglob("test_*.py")
     assert [path.name for path in tests if patched.search(path.read_text("utf-8"))] == []
+
+
+def test_no_folder_of_tests_is_left_out(pytestconfig):
+    left_out = pytestconfig.getini("norecursedirs")
+    tests = [path.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py")]
+    folders = {part for path in tests for part in path.parts[:-1]}
+    assert not [one for one in folders for pattern in left_out if fnmatch.fnmatch(one, pattern)]

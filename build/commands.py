@@ -1,0 +1,156 @@
+"""What `python -m build` does, by the names of its commands; `__main__` says what each is given."""
+
+import argparse
+import dataclasses
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from build import builders
+from build.builders import EngineBuilder
+from build.checkpoint import Checkpoint, open_checkpoint
+from build.config import Config, load_config
+from build.draft import with_draft
+from build.summary import summary
+from build.writer import write_manifest
+from serve.engine import Engine, TokenizerFacts, manifest_to_json, open_engine
+from serve.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    from build.verify import Recording
+
+
+def _engine(args: argparse.Namespace) -> None:
+    config = _overridden(load_config(args.config) if args.config else Config(), args)
+    builder = builders.builder_of(config)
+    _refuse_flags(builder, config, args)
+    builders.check(config)
+    checkpoint = open_checkpoint(config.build.checkpoint, config.build.tokenizer)
+    if config.build.draft:
+        checkpoint = with_draft(checkpoint, config.build.draft)
+    for note in checkpoint.notes:
+        print(f"note: {note}")
+    if args.dry_run:
+        _show(builder.commands(checkpoint.dims, config), config)
+        return
+    verified = builder.VERIFIES and not args.no_verify
+    if args.if_stale and builders.up_to_date(checkpoint, config, verified):
+        print(f"{config.engine} is up to date")
+        return
+    verify = _verifier(checkpoint, config, args) if verified else None
+    print(summary(builders.build_engine(checkpoint, config, tqdm.write, verify)))
+
+
+def _refuse_flags(builder: EngineBuilder, config: Config, args: argparse.Namespace) -> None:
+    """Refuse the flags that the builder would pass over."""
+    runtime = config.build.runtime
+    for flag in ("audio", "device"):
+        if getattr(args, flag) and not builder.VERIFIES:
+            raise ConfigError(
+                f"--{flag} is for comparing the engine with its checkpoint, which a build with "
+                f"build.runtime = {runtime!r} does not; `{builder.COMPARED_BY}` does it"
+            )
+
+
+def _show(commands: Sequence[Sequence[str]], config: Config) -> None:
+    if not commands:
+        runtime = config.build.runtime
+        raise ConfigError(f"--dry-run shows commands; build.runtime = {runtime!r} runs none")
+    for command in commands:
+        print(shlex.join(command))
+
+
+def _overridden(config: Config, args: argparse.Namespace) -> Config:
+    """The config with the flags that were given."""
+    names = ("checkpoint", "precision", "tokenizer", "draft")
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if given.get("checkpoint", config.build.checkpoint) != config.build.checkpoint:
+        given.setdefault("draft", "")  # the config's draft is for the config's checkpoint
+    build = dataclasses.replace(config.build, **given)
+    return dataclasses.replace(config, engine=args.engine or config.engine, build=build)
+
+
+def _recordings(args: argparse.Namespace, config: Config) -> list["Recording"]:
+    from build import verify  # noqa: PLC0415 - transformers takes seconds to load
+
+    manifest = Path(config.build.verify_clips)
+    if args.audio:
+        return verify.read_recordings(args.audio)
+    if args.config and manifest.is_file():
+        return verify.recordings_of(manifest)
+    return verify.synthetic_recordings()
+
+
+def _verifier(
+    checkpoint: Checkpoint, config: Config, args: argparse.Namespace
+) -> Callable[[Engine], None]:
+    """What compares an engine with its checkpoint and notes the deviation in its manifest."""
+    from build import verify  # noqa: PLC0415 - as above
+
+    recordings = _recordings(args, config)
+    device = args.device or "cpu"
+    # As the config serves, on the device where engine and checkpoint are compared.
+    graphs = config.runtime.cuda_graph and device != "cpu"
+    runtime = dataclasses.replace(config.runtime, device=device, cuda_graph=graphs)
+
+    def compare(engine: Engine) -> None:
+        names = ", ".join(recording.name for recording in recordings)
+        print(f"Verifying on {names}", file=sys.stderr)
+        deviation = verify.verify(engine, checkpoint, recordings, runtime)
+        measured = dataclasses.asdict(deviation)
+        manifest = dataclasses.replace(engine.manifest, verification=measured)
+        if not manifest.tokenizer.alignment_heads:
+            manifest = dataclasses.replace(manifest, tokenizer=_with_heads(engine, recordings))
+        write_manifest(engine.path, manifest)
+
+    return compare
+
+
+def _with_heads(engine: Engine, recordings: Sequence["Recording"]) -> TokenizerFacts:
+    """The facts of an engine whose checkpoint names no alignment heads, with measured ones."""
+    from build.heads import hear, measure_heads  # noqa: PLC0415 - as above
+
+    print("The checkpoint names no alignment heads, by which words are timed", file=sys.stderr)
+    heads = measure_heads(engine, hear(engine, recordings))
+    if heads:
+        print(f"measured, as [layer, head]: {[list(head) for head in heads]}", file=sys.stderr)
+    else:
+        print(
+            "no speech was heard that they could be measured on; words cannot be timed; name "
+            "recordings of speech with --audio",
+            file=sys.stderr,
+        )
+    return dataclasses.replace(engine.manifest.tokenizer, alignment_heads=heads)
+
+
+def _verify(args: argparse.Namespace) -> None:
+    config = load_config(args.config) if args.config else Config()
+    engine = open_engine(args.engine)
+    builder = builders.builder_for(engine.manifest.runtime)
+    if not builder.VERIFIES:
+        raise EngineError(
+            f"{engine.path} is a {engine.manifest.runtime} engine, whose weights only its own "
+            f"library reads; `{builder.COMPARED_BY}` compares it with transformers"
+        )
+    checkpoint = open_checkpoint(args.checkpoint or engine.manifest.source.id, args.tokenizer)
+    _verifier(checkpoint, config, args)(engine)
+    print(summary(open_engine(args.engine)))
+
+
+def _inspect(args: argparse.Namespace) -> None:
+    engine = open_engine(args.engine)
+    if args.json:
+        print(manifest_to_json(engine.manifest), end="")
+    else:
+        print(summary(engine))
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "engine": _engine,
+    "inspect": _inspect,
+    "verify": _verify,
+}
