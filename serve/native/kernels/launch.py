@@ -31,7 +31,7 @@ def launch(kernel: Any, *grid: int) -> Callable[..., Any]:
     return launcher
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Overlap:
     """Whether launches may begin while the one before them ends, as Hopper's dependent ones do."""
 

@@ -64,7 +64,7 @@ class RowState:
             rows: only so many, from the first on, have their tokens copied.
             searched: whether their best hypotheses' tokens are copied, too.
         """
-        end = self.tokens.storage_offset() * self.tokens.itemsize + self.tokens[:rows].nbytes
+        end = _begin_of_tables(len(self.tokens)) + self.tokens[:rows].nbytes
         self.memory[:end].copy_(other.memory[:end], non_blocking=True)
         if searched:
             self.best_tokens[:rows].copy_(other.best_tokens[:rows], non_blocking=True)
