@@ -10,6 +10,7 @@ is padded. One of its options has no part here: stretches need no longest length
 import dataclasses
 import functools
 import hashlib
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,7 @@ class Listener:
         self._held = np.zeros(0, np.float32)  # the latest audio
         self._held_from = 0  # its first sample in the whole audio
         self._judged = 0  # samples that have their probability; a whole number of frames
+        self._spoken: deque[tuple[int, int]] = deque()  # speech so far, without its margin
         self._kept: list[tuple[int, int]] = []  # what is worth decoding, apart from each other
         self._given = 0  # of that, what is before was given out
 
@@ -172,6 +174,15 @@ class Listener:
     def heard(self) -> int:
         """Samples that came."""
         return self._held_from + len(self._held)
+
+    def spoken(self, start: int, end: int) -> list[tuple[int, int]]:
+        """First sample, and the one after the last, of each stretch of speech in between.
+
+        As far as it is known; speech that ends before is forgotten.
+        """
+        while self._spoken and self._spoken[0][1] <= start:
+            self._spoken.popleft()
+        return [(max(a, start), min(b, end)) for a, b in self._spoken if a < end]
 
     def push(self, block: Samples) -> list[Speech]:
         """The speech that is known after one more block, in order."""
@@ -214,6 +225,9 @@ class Listener:
 
     def _keep(self, start: int, end: int) -> None:
         """Keep what is between, and the margin around it."""
+        if self._spoken and self._spoken[-1][0] == start:  # it goes on
+            self._spoken.pop()
+        self._spoken.append((start, end))
         start, end = max(0, start - self._options.pad), end + self._options.pad
         if self._kept and start <= self._kept[-1][1]:
             start, end = self._kept[-1][0], max(end, self._kept.pop()[1])

@@ -5,11 +5,13 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
+import numpy as np
+
 from serve.messages import Samples
 from serve.speech.activity import Listener
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from serve.speech.timeline import Pause
-from serve.speech.windows import Cutter, Window, cut
+from serve.speech.windows import Cutter, Window
 
 APART_S = 10.0
 """Seconds left out, after which another may speak, elsewhere, in another language."""
@@ -23,7 +25,7 @@ def cut_long(
 
     Args:
         blocks: float32 (n,) each, 16 kHz mono, in order.
-        listener: makes one for the audio, if it is long.
+        listener: makes one for the audio.
 
     Yields:
         As `cut`, or as `pack`.
@@ -35,7 +37,20 @@ def cut_long(
         if count > WINDOW_SAMPLES:
             yield from pack(itertools.chain(_emptied(held), blocks), listener())
             return
-    yield from cut(held)
+    yield from _heard(held, listener())
+
+
+def _heard(blocks: Iterable[Samples], listener: Listener) -> Iterator[Window]:
+    """The only window of audio that is no longer than one, with its speech."""
+    samples = np.concatenate([np.zeros(0, np.float32), *blocks])
+    listener.push(samples)
+    listener.finish()
+    voice = _seconds(listener.spoken(0, len(samples)))
+    yield Window(0.0, samples, last=True, voice=tuple(voice))
+
+
+def _seconds(stretches: Iterable[tuple[int, int]]) -> Iterator[tuple[float, float]]:
+    return ((start / SAMPLE_RATE, end / SAMPLE_RATE) for start, end in stretches)
 
 
 def _emptied(held: deque[Samples]) -> Iterator[Samples]:
@@ -59,7 +74,7 @@ def pack(blocks: Iterable[Samples], listener: Listener) -> Iterator[Window | Non
         Windows, and None where a minute of audio has given none. Without any speech it is one
         window that holds no samples.
     """
-    packer, waited = _Packer(listener.margin_s), 0
+    packer, waited = _Packer(listener), 0
     for block in blocks:
         waited += len(block)
         for speech in listener.push(block):
@@ -71,14 +86,14 @@ def pack(blocks: Iterable[Samples], listener: Listener) -> Iterator[Window | Non
             yield None
     for speech in listener.finish():
         yield from packer.push(speech.start, speech.samples)
-    yield from packer.finish(listener.heard)
+    yield from packer.finish()
 
 
 class _Packer:
     """Cuts speech, and knows where it came from; counts samples."""
 
-    def __init__(self, margin_s: float) -> None:
-        self._margin_s = margin_s
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
         self._cutter = Cutter()
         self._came = self._gone = 0  # speech that came, and that went into windows
         self._until = 0  # in the whole audio, where the speech that came ends
@@ -99,10 +114,10 @@ class _Packer:
         for window in self._cutter.push(samples):
             yield self._placed(window, 0)
 
-    def finish(self, heard: int) -> Iterator[Window]:
-        """Cut what is left of audio of so many samples."""
+    def finish(self) -> Iterator[Window]:
+        """Cut what is left, at the audio's end."""
         for window in self._cutter.finish():
-            yield self._placed(window, heard - self._until if window.last else 0)
+            yield self._placed(window, self._listener.heard - self._until if window.last else 0)
 
     def _placed(self, window: Window, after: int) -> Window:
         """A window of speech, placed in the whole audio; `after` samples follow it there."""
@@ -114,16 +129,34 @@ class _Packer:
         while self._pauses and self._pauses[0][0] < self._gone:
             inside.append(self._pauses.popleft())
         self._out += before
-        start_s = (begin + self._out) / SAMPLE_RATE
+        start = begin + self._out
         lost = sum(length for _, length in inside)
         self._out += lost
         return Window(
-            start_s,
+            start / SAMPLE_RATE,
             window.samples,
             window.last,
             pauses=tuple(
                 Pause((at - begin) / SAMPLE_RATE, length / SAMPLE_RATE) for at, length in inside
             ),
-            margin_s=self._margin_s,
+            margin_s=self._listener.margin_s,
             left_out_s=(before + lost + after) / SAMPLE_RATE,
+            voice=tuple(_seconds(self._voice(start, begin, inside))),
         )
+
+    def _voice(
+        self, start: int, begin: int, inside: Iterable[tuple[int, int]]
+    ) -> Iterator[tuple[int, int]]:
+        """The stretches of a window in which somebody speaks, in samples of the window.
+
+        Args:
+            start: of the window in the whole audio.
+            begin: of the window in the speech; it ends with what has gone into windows.
+            inside: the pauses in it, where in the speech, and how long.
+        """
+        at = 0
+        for place, length in (*inside, (self._gone, 0)):
+            end = start + place - begin - at
+            for first, last in self._listener.spoken(start, end):
+                yield first - start + at, last - start + at
+            start, at = end + length, place - begin

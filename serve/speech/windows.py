@@ -59,6 +59,9 @@ class Window:
     pauses: tuple[Pause, ...] = ()
     margin_s: float = 0.0  # see `Timeline`
     left_out_s: float = 0.0
+    # Start and end in seconds from the window's start of each stretch in which somebody speaks, in
+    # order; None where nobody listened.
+    voice: tuple[tuple[float, float], ...] | None = None
 
     @property
     def duration_s(self) -> float:

@@ -39,6 +39,18 @@ def packed(samples, size=30_000):
     return [window for window in pack(blocks(samples, size), listener()) if window is not None]
 
 
+def assert_voice_is_where_somebody_speaks(window):
+    """It holds all that is spoken; it begins and ends with it, or almost."""
+    heard = np.zeros(len(window.samples), bool)
+    for start_s, end_s in window.voice:
+        start, end = round(start_s * SAMPLE_RATE), round(end_s * SAMPLE_RATE)
+        assert not heard[max(0, start - 1) : end].any(), "stretches are apart from each other"
+        assert window.samples[start : start + FRAME].any()
+        assert window.samples[max(0, end - Options().min_silence - FRAME) : end].any()
+        heard[start:end] = True
+    assert heard[window.samples > 0].all()
+
+
 PARTS = st.lists(st.tuples(st.floats(0.1, 50.0), st.booleans()), min_size=1, max_size=8)
 
 
@@ -52,6 +64,7 @@ def test_all_speech_is_in_windows_that_know_where_it_was(parts, size):
     for window in windows:
         assert len(window.samples) <= WINDOW_SAMPLES
         assert all(pause.length_s < APART_S for pause in window.pauses)
+        assert_voice_is_where_somebody_speaks(window)
         for i in np.flatnonzero(window.samples)[::997]:
             time_s, expected = i / SAMPLE_RATE, (window.samples[i] - 1) / SAMPLE_RATE
             # Sample numbers are whole in float32 up to 2 ** 24, which is beyond this audio.
@@ -104,8 +117,23 @@ def test_without_speech_one_window_holds_nothing():
     assert all(window is None for window in found[:-1])
 
 
+def test_a_short_audio_is_one_window_that_tells_where_somebody_speaks():
+    samples = numbered([(2, False), (3, True), (10, False), (1, True), (0.5, False)])
+    (window,) = cut_long(blocks(samples), listener)
+    np.testing.assert_array_equal(window.samples, samples)
+    assert (window.start_s, window.last, window.left_out_s) == (0.0, True, 0.0)
+    assert_voice_is_where_somebody_speaks(window)
+    assert len(window.voice) == 2
+    (silence,) = cut_long(blocks(np.zeros(SECOND, np.float32)), listener)
+    assert (len(silence.samples), silence.voice) == (SECOND, ())
+    (nothing,) = cut_long([], listener)
+    assert (len(nothing.samples), nothing.voice) == (0, ())
+    (unheard,) = cut(blocks(samples))
+    assert unheard.voice is None
+
+
 @pytest.mark.parametrize("more", [0, 1])
-def test_only_audio_of_more_than_a_window_is_listened_to(more):
+def test_only_audio_of_more_than_a_window_is_packed(more):
     samples = np.zeros(WINDOW_SAMPLES + more, np.float32)
     (window,) = cut_long(blocks(samples), listener)
     assert len(window.samples) == (0 if more else WINDOW_SAMPLES)
