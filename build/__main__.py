@@ -2,7 +2,7 @@
 
 python -m build engine --config configs/demo.toml
 python -m build inspect engines/demo
-python -m build verify engines/demo --checkpoint build/demo/checkpoint
+python -m build verify engines/demo --checkpoint tests/fixture/checkpoint
 """
 
 import argparse

@@ -13,7 +13,7 @@ from serve.runtime.table import RuntimeName
 class BuildConfig:
     """How a checkpoint becomes an engine."""
 
-    checkpoint: Name = "build/demo/checkpoint"  # Hugging Face folder or hub id, or OpenAI .pt
+    checkpoint: Name = "tests/fixture/checkpoint"  # Hugging Face folder or hub id, or OpenAI .pt
     precision: Precision = "int8"
     runtime: RuntimeName = "native"  # one of serve/runtime/table.py
     tokenizer: NameOrNone = ""  # folder or hub id with tokenizer.json; needed for .pt only

@@ -104,7 +104,6 @@ RULES = {
     "serve.__main__": ("serve",),
     "build.config": ("serve.config", "serve.fields", "serve.runtime.table"),
     "build.trtllm": ("serve", "build.checkpoint", "build.config", "build.writer"),
-    "build.demo": ("serve", "build"),
     "build": ("serve",),
     "eval.files": ("serve.codec", "serve.errors", "serve.files"),
     "eval.machine": (),

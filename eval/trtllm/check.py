@@ -43,7 +43,7 @@ Compile = Callable[[Path], None]
 Tokens = list[list[int]]
 """Of each window, in the order of the jobs."""
 
-DONOR = Path("build/demo/checkpoint")  # gives the tokenizer
+DONOR = Path("tests/fixture/checkpoint")  # gives the tokenizer
 _CONTRACT = "tests/serve/runtime/test_contract.py"
 # Arguments of pytest: files, and what of them is about this runtime.
 CONTRACT_TESTS: dict[RuntimeName, tuple[str, ...]] = {

@@ -15,7 +15,7 @@ DATA = Path(__file__).parents[1] / "data"
 
 
 def test_the_heads_that_follow_speech_are_found(tmp_path):
-    checkpoint = open_checkpoint("build/demo/checkpoint")
+    checkpoint = open_checkpoint("tests/fixture/checkpoint")
     engine = write_engine(checkpoint, tmp_path / "engine")
     named = checkpoint.facts.alignment_heads
     heard = hear(engine, read_recordings([str(DATA / "en_two.wav"), str(DATA / "en_three.mp3")]))
@@ -28,7 +28,7 @@ def test_the_heads_that_follow_speech_are_found(tmp_path):
 
 
 def test_an_engine_with_measured_heads_is_what_its_checkpoint_makes(tmp_path):
-    checkpoint = open_checkpoint("build/demo/checkpoint")
+    checkpoint = open_checkpoint("tests/fixture/checkpoint")
     manifest = write_engine(checkpoint, tmp_path / "engine").manifest
     assert _stated(manifest, checkpoint) == checkpoint.facts
     unnamed = dataclasses.replace(

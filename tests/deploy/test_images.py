@@ -86,7 +86,7 @@ def test_the_native_image_has_all_that_it_imports():
     imported = set()
     for top in ("serve", "build"):
         for path in (ROOT / top).rglob("*.py"):
-            if {"maker", "trtllm"} & {*path.relative_to(ROOT).parts}:  # what the image is not for
+            if "trtllm" in path.relative_to(ROOT).parts:  # what the image is not for
                 continue
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Import):

@@ -24,6 +24,6 @@ def test_every_shape_is_the_published_one():
 def test_a_hub_id_names_its_shape():
     assert published_shape("openai/whisper-large-v3-turbo") == PUBLISHED["large-v3-turbo"]
     assert published_shape("distil-whisper/distil-large-v3") == PUBLISHED["distil-large-v3"]
-    for unknown in ("build/demo/checkpoint", "openai/whisper-tiny.en"):
+    for unknown in ("tests/fixture/checkpoint", "openai/whisper-tiny.en"):
         with pytest.raises(ConfigError, match=f"knows the shapes .*, not .* = '{unknown}'"):
             published_shape(unknown)

@@ -18,7 +18,7 @@ from tests.serve.native.decoding import features_of
 from tests.serve.native.kernels.parity import ON_GPU
 
 DATA = Path(__file__).parents[2] / "data"
-DEMO = "build/demo/checkpoint"
+DEMO = "tests/fixture/checkpoint"
 # NumPy's own words about what kernels do knowingly, when the interpreter runs them.
 NUMPY_WARNINGS = (
     "ignore:Conversion of an array with ndim > 0:DeprecationWarning",

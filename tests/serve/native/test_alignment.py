@@ -83,7 +83,7 @@ def runtime(engine):
 def reference():
     """The checkpoint in transformers, which shows its attentions."""
     model = transformers.WhisperForConditionalGeneration.from_pretrained(
-        "build/demo/checkpoint", attn_implementation="eager", dtype=torch.float32
+        "tests/fixture/checkpoint", attn_implementation="eager", dtype=torch.float32
     )
     return model.eval()
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from serve.messages import Alignment, Segment
 from serve.speech.words import FRAMES_PER_S, give_words, handovers, split_words, time_words
 
-CHECKPOINT = Path(__file__).parents[3] / "build" / "demo" / "checkpoint"
+CHECKPOINT = Path(__file__).parents[2] / "fixture" / "checkpoint"
 PIECES = tokenizers.Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
 EOT = PIECES.token_to_id("<|endoftext|>")
 PREPENDED, APPENDED = "\"'“¿([{-", "\"'.。,，!！?？:：”)]}、"

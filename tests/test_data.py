@@ -1,0 +1,92 @@
+"""What the tests are given: the small checkpoint and its draft, and clips that are as listed."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from tokenizers import Tokenizer
+
+from build.checkpoint import open_checkpoint
+from build.draft import with_draft
+from serve.clips import load_clips
+from serve.speech.audio import decode, whole
+from serve.speech.languages import LANGUAGE_NAMES
+from serve.speech.meter import Limits
+
+ROOT = Path(__file__).parent
+CHECKPOINT = ROOT / "fixture" / "checkpoint"
+DATA = ROOT / "data"
+RATE = 16_000
+
+
+def entries_of(folder):
+    lines = (folder / "manifest.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+# ---------------------------------------------------------------- the checkpoint
+
+
+def test_special_tokens_have_whispers_order():
+    tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+    tasks = ("translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps")
+    times = (f"{index * 0.02:.2f}" for index in range(1501))
+    words = ("endoftext", "startoftranscript", *LANGUAGE_NAMES, *tasks, *times)
+    ids = [tokenizer.token_to_id(f"<|{word}|>") for word in words]
+    assert ids == list(range(ids[0], tokenizer.get_vocab_size()))
+
+
+def test_weights_are_half_precision_and_small():
+    path = CHECKPOINT / "model.safetensors"
+    assert path.stat().st_size <= 24_000_000
+    with safe_open(path, "pt") as weights:
+        names = list(weights.keys())
+        assert {weights.get_slice(name).get_dtype() for name in names} == {"F16"}
+
+
+def test_transformers_opens_it():
+    transformers = pytest.importorskip("transformers")
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(CHECKPOINT)
+    tokenizer = transformers.WhisperTokenizerFast.from_pretrained(CHECKPOINT)
+    extractor = transformers.WhisperFeatureExtractor.from_pretrained(CHECKPOINT)
+    assert model.config.vocab_size == len(tokenizer)
+    assert extractor.feature_size == model.config.num_mel_bins == 80
+
+
+def test_the_draft_fits_it():
+    both = with_draft(open_checkpoint(CHECKPOINT), str(ROOT / "fixture" / "draft"))
+    assert both.draft.dims.n_text_layer == 1
+    assert not any(name.startswith("encoder.") for name in both.draft.tensors)
+
+
+# ---------------------------------------------------------------- clips
+
+
+def test_bundled_clips_have_every_format_rate_and_channels():
+    entries = entries_of(DATA)
+    assert {entry["format"] for entry in entries} == {"wav", "flac", "mp3", "ogg"}
+    assert {entry["channels"] for entry in entries} == {1, 2}
+    assert {8_000, 48_000} <= {entry["sample_rate"] for entry in entries}
+    for entry in entries:
+        assert entry["text"] == " ".join(segment["text"] for segment in entry["segments"])
+        times = [0.0, *(s[key] for s in entry["segments"] for key in ("start", "end"))]
+        assert times == sorted(times)
+
+
+@pytest.mark.parametrize("folder, within_s", [(DATA, 0.1), (DATA / "heldout", 0.01)])
+def test_every_clip_is_as_long_as_its_manifest_says(folder, within_s):
+    clips = load_clips(folder / "manifest.jsonl")
+    assert sum(clip.path.stat().st_size for clip in clips) < 4_000_000
+    for clip in clips:
+        samples = whole(decode(clip.path.read_bytes(), Limits(120.0)))
+        assert len(samples) / RATE == pytest.approx(clip.duration_s, abs=within_s), clip.file
+        assert not clip.text or np.abs(samples).max() > 0.1, clip.file
+
+
+def test_held_out_clips_are_all_listed_and_each_says_something_else():
+    clips = load_clips(DATA / "heldout" / "manifest.jsonl")
+    assert {clip.file for clip in clips} == {path.name for path in DATA.glob("heldout/*.opus")}
+    assert len({clip.text for clip in clips}) == len(clips)
+    assert min([clip.language for clip in clips].count(code) for code in ("en", "es")) >= 140
