@@ -1,6 +1,8 @@
 """What the tests are given: the small checkpoint and its draft, and clips that are as listed."""
 
+import hashlib
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +20,22 @@ from serve.speech.meter import Limits
 ROOT = Path(__file__).parent
 CHECKPOINT = ROOT / "fixture" / "checkpoint"
 DATA = ROOT / "data"
+HUMAN, SHARE_ALIKE = DATA / "human", DATA / "human-sharealike"
+HUMAN_TABLES = (HUMAN / "manifest.jsonl", HUMAN / "long.jsonl", SHARE_ALIKE / "manifest.jsonl")
+# What may stand beside Apache-2.0 code, and, in a folder of its own, what is passed on as it came.
+LICENCES = {
+    HUMAN: {"CC0-1.0", "public domain", "Apache-2.0", "CC-BY-3.0", "CC-BY-4.0", "AN4"},
+    SHARE_ALIKE: {"CC-BY-SA-3.0"},
+}
 RATE = 16_000
 
 
-def entries_of(folder):
-    lines = (folder / "manifest.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
+def entries_of(manifest):
+    return [json.loads(line) for line in manifest.read_text(encoding="utf-8").splitlines()]
+
+
+def samples_of(clip):
+    return whole(decode(clip.path.read_bytes(), Limits(400.0)))
 
 
 # ---------------------------------------------------------------- the checkpoint
@@ -65,7 +77,7 @@ def test_the_draft_fits_it():
 
 
 def test_bundled_clips_have_every_format_rate_and_channels():
-    entries = entries_of(DATA)
+    entries = entries_of(DATA / "manifest.jsonl")
     assert {entry["format"] for entry in entries} == {"wav", "flac", "mp3", "ogg"}
     assert {entry["channels"] for entry in entries} == {1, 2}
     assert {8_000, 48_000} <= {entry["sample_rate"] for entry in entries}
@@ -80,7 +92,7 @@ def test_every_clip_is_as_long_as_its_manifest_says(folder, within_s):
     clips = load_clips(folder / "manifest.jsonl")
     assert sum(clip.path.stat().st_size for clip in clips) < 4_000_000
     for clip in clips:
-        samples = whole(decode(clip.path.read_bytes(), Limits(120.0)))
+        samples = samples_of(clip)
         assert len(samples) / RATE == pytest.approx(clip.duration_s, abs=within_s), clip.file
         assert not clip.text or np.abs(samples).max() > 0.1, clip.file
 
@@ -90,3 +102,40 @@ def test_held_out_clips_are_all_listed_and_each_says_something_else():
     assert {clip.file for clip in clips} == {path.name for path in DATA.glob("heldout/*.opus")}
     assert len({clip.text for clip in clips}) == len(clips)
     assert min([clip.language for clip in clips].count(code) for code in ("en", "es")) >= 140
+
+
+# ---------------------------------------------------------------- people
+
+
+@pytest.mark.parametrize("table", HUMAN_TABLES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_people_are_heard_for_as_long_as_listed(table):
+    for clip in load_clips(table):
+        samples = samples_of(clip)
+        assert len(samples) / RATE == pytest.approx(clip.duration_s, abs=0.02), clip.file
+        assert clip.text and np.abs(samples).max() > 0.02, clip.file
+        assert (clip.duration_s > 30) == (table.stem == "long"), clip.file
+
+
+@pytest.mark.parametrize("folder", LICENCES, ids=lambda path: path.name)
+def test_every_voice_has_a_licence_that_may_stand_here_and_is_attributed(folder):
+    entries = [
+        entry for table in HUMAN_TABLES if table.parent == folder for entry in entries_of(table)
+    ]
+    assert {entry["file"] for entry in entries} == {path.name for path in folder.glob("*.ogg")}
+    assert {entry["licence"] for entry in entries} == LICENCES[folder]
+    assert all(entry["source"] for entry in entries)
+    attributed = re.findall(r"^\| `(.+?)` \|", (folder / "ATTRIBUTION.md").read_text("utf-8"), re.M)
+    assert sorted(attributed) == sorted({entry["group"] for entry in entries})
+
+
+def test_who_serves_to_choose_settings_serves_no_report():
+    """By speaker, or by clip where a group has one."""
+    entries = [entry for table in HUMAN_TABLES for entry in entries_of(table)]
+    speakers = {}
+    for entry in entries:
+        speakers.setdefault(entry["group"], set()).add(entry["speaker"])
+    for entry in entries:
+        alone = len(speakers[entry["group"]]) == 1
+        who = entry["file"] if alone else f"{entry['group']}/{entry['speaker']}"
+        odd = int(hashlib.sha256(who.encode()).hexdigest(), 16) % 2
+        assert entry["half"] == ("choose", "report")[odd], entry["file"]
