@@ -7,7 +7,8 @@
 #   make test-trtllm     the tests of TensorRT-LLM, with the versions that NVIDIA's image has, in an
 #                        environment of 8 GB of their own; PYTHON=python3.12
 #   make check           format, lint, types
-#   make build-engine    CONFIG=… [CHECKPOINT=… ENGINE=… PRECISION=int8|fp16 TOKENIZER=… DRAFT=…]
+#   make build-engine    CONFIG=… [CHECKPOINT=base|tiny.en|hub id|folder|.pt ENGINE=…
+#                        PRECISION=int8|fp16 TOKENIZER=… DRAFT=…]
 #   make serve           CONFIG=… [ENGINE=…]
 #   make transcribe      FILES="a.wav b.mp3" [FORMAT=text|srt|vtt|json LANGUAGE=en CONFIG=…
 #                        OPTIONS="--beam-size 5", any of `python -m serve transcribe --help`]

@@ -44,7 +44,11 @@ def _parser() -> argparse.ArgumentParser:
 
     engine = commands.add_parser("engine", help="build an engine from a checkpoint, and verify it")
     _add_config(engine, "settings to build with; flags below override it")
-    engine.add_argument("--checkpoint", help="Hugging Face folder or hub id, or OpenAI .pt file")
+    engine.add_argument(
+        "--checkpoint",
+        help="base or tiny.en, which are fetched; hub id; folder as Hugging Face's or "
+        "faster-whisper's; or OpenAI .pt file",
+    )
     engine.add_argument("--engine", help="folder to write; an engine there is replaced")
     engine.add_argument(
         "--precision", choices=get_args(Precision), help="int8 weights, or fp16 as they are"

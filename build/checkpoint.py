@@ -1,4 +1,4 @@
-"""Open a Whisper checkpoint: a Hugging Face folder or hub id, or an OpenAI `.pt`.
+"""Open a Whisper checkpoint: a folder of Hugging Face's or CTranslate2's, or an OpenAI `.pt`.
 
 Every tensor gets its name in `serve.engine`, through the table in `build.names`. A tensor that is
 missing, unknown or of another shape is an error that names it. Nothing is executed: pickles are
@@ -17,11 +17,20 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from build.ct2 import read_ct2
 from build.facts import read_json, read_tokenizer_files, tokenizer_facts
 from build.names import Naming, foreign_name
 from serve.engine import HEAD_DIM, TOKENIZER_FILE, Dims, Source, TokenizerFacts, tensor_kinds
 from serve.errors import CheckpointError
-from serve.hub import CONFIG, GENERATION_CONFIG, SMALL_FILES, WEIGHTS_OR_INDEX, checkpoint_folder
+from serve.hub import (
+    CONFIG,
+    CT2_WEIGHTS,
+    GENERATION_CONFIG,
+    SMALL_FILES,
+    WEIGHTS_OR_INDEX,
+    Found,
+    checkpoint_folder,
+)
 from serve.speech.features import N_FRAMES
 
 HF_DIMS = {  # our field: Hugging Face's key in config.json
@@ -44,7 +53,10 @@ _HF_FIXED = {  # what the architecture that we run requires of config.json, wher
     "scale_embedding": False,
     "tie_word_embeddings": True,
 }
-_TIED = "proj_out.weight"  # some Hugging Face checkpoints store the tied projection too
+_TIED = {  # the tied projection, where a checkpoint stores it too
+    "hf": "proj_out.weight",
+    "ct2": "decoder/projection/weight",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +64,7 @@ class Network:
     """A checkpoint's weights, which have passed every check.
 
     Attributes:
-        path: the local folder (Hugging Face) or file (OpenAI).
+        path: the local folder, or file (OpenAI).
         naming: whose format it is.
         dims: the network's sizes.
         tensors: by our name, dtype as stored (float16, bfloat16 or float32), mapped from disk
@@ -60,6 +72,7 @@ class Network:
         source: id as the user gave it (a hub id with its revision), and the SHA-256 of the weight
             files, concatenated in order of name.
         weight_bytes: size of the weight files.
+        found: says where it was found, if it was asked for by name.
     """
 
     path: Path
@@ -68,6 +81,7 @@ class Network:
     tensors: Mapping[str, torch.Tensor]
     source: Source
     weight_bytes: int
+    found: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +104,8 @@ def open_checkpoint(checkpoint: str, tokenizer: str = "") -> Checkpoint:
     """Open a checkpoint and check everything about it.
 
     Args:
-        checkpoint: Hugging Face folder or hub id, with or without @revision, or OpenAI `.pt` file.
+        checkpoint: name of a published one, hub id with or without @revision, folder of Hugging
+            Face's or CTranslate2's format, or OpenAI `.pt` file.
         tokenizer: folder or hub id with tokenizer.json and generation_config.json; a `.pt` needs
             it, and a folder's own files are used where it is empty.
 
@@ -104,7 +119,7 @@ def open_checkpoint(checkpoint: str, tokenizer: str = "") -> Checkpoint:
             f"{GENERATION_CONFIG} with `tokenizer` under [build] or --tokenizer"
         )
     network = open_network(checkpoint)
-    folder = checkpoint_folder(tokenizer, with_weights=False)[0] if tokenizer else network.path
+    folder = checkpoint_folder(tokenizer, with_weights=False).path if tokenizer else network.path
     tokens = read_tokenizer_files(folder)
     facts, notes = tokenizer_facts(tokens, network.dims, exact_vocab=bool(tokenizer))
     return Checkpoint(
@@ -122,24 +137,38 @@ def open_network(checkpoint: str, decoder_alone: bool = False) -> Network:
     Raises:
         CheckpointError: as in `open_checkpoint`.
     """
-    naming: Naming = "openai" if Path(checkpoint).is_file() else "hf"
-    if naming == "openai":
-        path, source_id = Path(checkpoint), checkpoint
-        files = [path]
-        dims, stored = _read_openai(path)
+    if Path(checkpoint).is_file():
+        found = Found(Path(checkpoint), checkpoint)
+        files = [found.path]
     else:
-        path, source_id = checkpoint_folder(checkpoint)
-        dims = _hf_dims(path)
-        files = _weight_files(path)
-        stored = _read_all(files)
+        found = checkpoint_folder(checkpoint)
+        files = _weight_files(found.path)
+    naming, dims, stored = _read(found.path, files)
+    source = Source(found.id, _sha256(files))
+    if found.sha256 not in (None, source.sha256):
+        raise CheckpointError(
+            f"{files[0]} is not {checkpoint} as it was published: its SHA-256 is {source.sha256}, "
+            f"expected {found.sha256}; remove {found.path} and try again"
+        )
     return Network(
-        path=path,
+        path=found.path,
         naming=naming,
         dims=dims,
-        tensors=_renamed(stored, dims, naming, str(path), decoder_alone),
-        source=Source(source_id, _sha256(files)),
+        tensors=_renamed(stored, dims, naming, str(found.path), decoder_alone),
+        source=source,
         weight_bytes=sum(file.stat().st_size for file in files),
+        found=found.where,
     )
+
+
+def _read(path: Path, files: list[Path]) -> tuple[Naming, Dims, dict[str, Any]]:
+    """Whose format a checkpoint has, its sizes, and its tensors by its own names."""
+    if files == [path]:
+        return "openai", *_read_openai(path)
+    if files == [path / CT2_WEIGHTS]:
+        sizes, stored = read_ct2(files[0])
+        return "ct2", _dims(sizes, str(files[0]), {field: field for field in sizes}), stored
+    return "hf", _hf_dims(path), _read_all(files)
 
 
 def _read_openai(path: Path) -> tuple[Dims, dict[str, Any]]:
@@ -153,7 +182,7 @@ def _read_openai(path: Path) -> tuple[Dims, dict[str, Any]]:
 
 
 def folder_files(folder: Path) -> list[Path]:
-    """The files of a Hugging Face folder that make the checkpoint, with one copy of the weights.
+    """The files of a folder that make the checkpoint, with one copy of the weights.
 
     Raises:
         CheckpointError: it holds no weights, or not all that its index names.
@@ -173,7 +202,7 @@ def _weights_or_index(folder: Path) -> Path:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The weight files of a Hugging Face folder, whole or sharded, in order of name."""
+    """The weight files of a folder, whole or sharded, in order of name."""
     found = _weights_or_index(folder)
     if found.suffix != ".json":
         return [found]
@@ -304,12 +333,12 @@ def _renamed(
 
 def _drop_tied(stored: dict[str, Any], naming: Naming, where: str) -> None:
     """Accept a stored vocabulary projection only where it is the embedding itself."""
-    embedding = foreign_name("decoder.tokens", naming)
-    if naming != "hf" or _TIED not in stored or embedding not in stored:
+    embedding, tied = foreign_name("decoder.tokens", naming), _TIED.get(naming)
+    if tied not in stored or embedding not in stored:
         return
-    if not torch.equal(stored.pop(_TIED), stored[embedding]):
+    if not torch.equal(stored.pop(tied), stored[embedding]):
         raise CheckpointError(
-            f"{where}: {_TIED} differs from {embedding}; Whisper ties them, and an engine holds "
+            f"{where}: {tied} differs from {embedding}; Whisper ties them, and an engine holds "
             "one matrix only"
         )
 

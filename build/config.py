@@ -13,7 +13,8 @@ from serve.runtime.table import RuntimeName
 class BuildConfig:
     """How a checkpoint becomes an engine."""
 
-    checkpoint: Name = "tests/fixture/checkpoint"  # Hugging Face folder or hub id, or OpenAI .pt
+    # Name of serve/published.py, hub id, Hugging Face's or CTranslate2's folder, or OpenAI .pt.
+    checkpoint: Name = "tests/fixture/checkpoint"
     precision: Precision = "int8"
     runtime: RuntimeName = "native"  # one of serve/runtime/table.py
     tokenizer: NameOrNone = ""  # folder or hub id with tokenizer.json; needed for .pt only

@@ -18,6 +18,7 @@ from serve.hub import CONFIG, GENERATION_CONFIG
 
 N_TIMESTAMPS = 1501  # 0.00 to 30.00 s in steps of 20 ms
 MAX_INITIAL_TIMESTAMP_INDEX = 50  # 1.0 s, the default of OpenAI's DecodingOptions
+_CT2_KEYS = {"suppress_ids": "suppress_tokens", "suppress_ids_begin": "begin_suppress_tokens"}
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 # OpenAI's `Whisper.is_multilingual` tells by the vocabulary's size; only theirs have these sizes.
 _OPENAI_ENGLISH_VOCAB = 51_864
@@ -32,7 +33,8 @@ class TokenizerFiles:
         folder: where they are, for messages.
         tokenizer_json: bytes of tokenizer.json, copied into the engine as they are.
         special: content -> id of its added tokens.
-        generation: generation_config.json over config.json; what neither holds is missing.
+        generation: generation_config.json over config.json, by Hugging Face's keys where
+            CTranslate2 has others; what neither holds is missing.
     """
 
     folder: Path
@@ -80,7 +82,8 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     generation: dict[str, Any] = {}
     for name in (CONFIG, GENERATION_CONFIG):
         if (folder / name).is_file():
-            generation |= {k: v for k, v in read_json(folder / name).items() if v is not None}
+            stated = {k: v for k, v in read_json(folder / name).items() if v is not None}
+            generation |= {_CT2_KEYS.get(key, key): value for key, value in stated.items()}
     return TokenizerFiles(folder, path.read_bytes(), special, generation)
 
 
@@ -283,5 +286,12 @@ def _languages(reader: _Reader, sot: int, translate: int) -> dict[str, int]:
     if not languages:
         raise CheckpointError(
             f"{reader.files.folder}: a multilingual checkpoint without language tokens"
+        )
+    known = sorted(languages.values())
+    ids = reader.files.generation.get("lang_ids", known)  # as CTranslate2 states them
+    if not isinstance(ids, list) or sorted(ids, key=repr) != sorted(known, key=repr):
+        raise CheckpointError(
+            f"{reader.files.folder}: lang_ids of {CONFIG} are not the ids of the {len(known)} "
+            f"languages in {TOKENIZER_FILE}; the files belong to different checkpoints"
         )
     return dict(sorted(languages.items(), key=lambda item: item[1]))

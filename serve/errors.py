@@ -4,6 +4,7 @@
     ├── ConfigError            a TOML file or a flag is wrong
     │   └── FileError          a file that one of them names cannot be read or written
     ├── CheckpointError        a checkpoint cannot be opened or is not Whisper
+    │   └── MissingCheckpointError  no place that was tried has it, or gives it now
     ├── EngineError            an engine folder is missing, damaged or of another format
     ├── UnavailableError       this machine lacks what the chosen runtime or server needs
     ├── RequestError           the client's fault; the message names the input
@@ -52,6 +53,10 @@ class FileError(ConfigError):
 
 class CheckpointError(EarshotError):
     """A checkpoint cannot be opened, or is not a Whisper checkpoint."""
+
+
+class MissingCheckpointError(CheckpointError):
+    """A checkpoint cannot be had; the message says why, of each place that was tried."""
 
 
 class EngineError(EarshotError):

@@ -33,6 +33,7 @@ __all__ = [
     "random_weights",
     "refusal",
     "special_ids",
+    "write_ct2",
     "write_engine",
     "write_hf",
     "write_json",
@@ -40,6 +41,7 @@ __all__ = [
     "write_tokenizer",
 ]
 
+TOKENIZER_FILES = ("tokenizer.json", "generation_config.json")
 NANO = Shape(64, 2, 1, languages=100, pieces=300)  # no published size: everything runs at once
 
 write_hf = write_checkpoint
@@ -88,6 +90,15 @@ def write_openai(path, shape, weights):
     state = {openai_name(name): tensor for name, tensor in weights.items()}
     torch.save({"dims": dims, "model_state_dict": state}, path)
     return path
+
+
+def write_ct2(source, target, precision="float16", copied=TOKENIZER_FILES):
+    """Have CTranslate2's own converter write a Hugging Face folder as faster-whisper's."""
+    from ctranslate2.converters import TransformersConverter  # noqa: PLC0415 - takes seconds
+
+    converter = TransformersConverter(str(source), copy_files=list(copied))
+    converter.convert(str(target), quantization=precision)
+    return target
 
 
 def edit_json(path, **changes):

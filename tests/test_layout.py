@@ -43,7 +43,9 @@ RULES = {
     "serve.devices": ("serve.config", "serve.errors"),
     "serve.clips": ("serve.codec", "serve.errors", "serve.files"),
     "serve.keys": ("serve.codec", "serve.errors", "serve.fields"),
-    "serve.hub": ("serve.engine", "serve.errors"),
+    "serve.published": (),
+    "serve.wheels": ("serve.errors", "serve.published"),
+    "serve.hub": ("serve.errors", "serve.published", "serve.wheels"),
     "serve.manifest": (
         *("serve.codec", "serve.config", "serve.errors", "serve.fields"),
         "serve.runtime.table",

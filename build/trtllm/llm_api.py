@@ -19,6 +19,7 @@ from serve.trtllm.limits import CHECKPOINT_FOLDER
 VERIFIES = False
 DRAFTS = False
 
+_FORMATS = {"openai": "an OpenAI checkpoint", "ct2": "CTranslate2's"}
 _KNOWN_BY_SOURCE = (".safetensors", ".bin")  # files that `Source.sha256` covers
 
 
@@ -83,8 +84,8 @@ def _sources(checkpoint: Checkpoint) -> list[Path]:
     """The files to copy, if the LLM API can load them."""
     if checkpoint.naming != "hf":
         raise CheckpointError(
-            f"{checkpoint.path} is an OpenAI checkpoint, but TensorRT-LLM's LLM API loads Hugging "
-            "Face folders; convert it with transformers, or build with build.runtime = 'native'"
+            f"{checkpoint.path} is {_FORMATS[checkpoint.naming]}, but TensorRT-LLM's LLM API loads "
+            "Hugging Face folders; name one, or build with build.runtime = 'native'"
         )
     sources = folder_files(checkpoint.path)
     names = {path.name for path in sources}

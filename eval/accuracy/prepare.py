@@ -61,7 +61,7 @@ def checkpoint_folder(config: Config) -> Path:
             f"transformers and faster-whisper need a Hugging Face checkpoint, got {name}; "
             "name the systems that can run with --systems"
         )
-    return hub.checkpoint_folder(name)[0]
+    return hub.checkpoint_folder(name).path
 
 
 def converted_folder(config: Config) -> Path:

@@ -106,7 +106,9 @@ def _found(config: Config, tell: Callable[[str], None]) -> dict[ClipSet, Found]:
 def _spelling(config: Config) -> Spelling:
     """The checkpoint's; none where it is not at hand or, as OpenAI's own files, brings none."""
     try:
-        return read_spelling(hub.checkpoint_folder(config.build.checkpoint, with_weights=False)[0])
+        return read_spelling(
+            hub.checkpoint_folder(config.build.checkpoint, with_weights=False).path
+        )
     except CheckpointError:
         return Spelling()
 

@@ -243,7 +243,7 @@ def test_malformed_json(folder):
 
 
 def test_nothing_there(tmp_path):
-    assert "expected a Hugging Face folder" in refusal(tmp_path / "nothing")
+    assert "expected a folder of Hugging Face's" in refusal(tmp_path / "nothing")
 
 
 SMALL = ("config.json", "generation_config.json", "tokenizer.json")

@@ -15,7 +15,15 @@ from serve.engine import WEIGHTS_FILE
 from serve.errors import AudioError, ConfigError, EngineError, FileError, UnavailableError
 from serve.native import runtime as native
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
-from tests.checkpoints import NANO, random_weights, write_engine, write_hf, write_json, write_openai
+from tests.checkpoints import (
+    NANO,
+    random_weights,
+    write_ct2,
+    write_engine,
+    write_hf,
+    write_json,
+    write_openai,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -37,11 +45,16 @@ def test_fp16_is_equal_and_int8_close(checkpoint, tmp_path, recordings):
     assert fp16.logits_relative < int8.logits_relative < 0.05
 
 
-def test_openai_checkpoints_too(nano_folder, checkpoint, tmp_path, recordings):
-    path = write_openai(tmp_path / "a.pt", NANO, random_weights(NANO))
-    openai = open_checkpoint(str(path), str(nano_folder))
-    engine = write_engine(openai, tmp_path / "engine", "fp16")
-    found = verify.verify(engine, openai, recordings)
+@pytest.mark.parametrize("naming", ["openai", "ct2"])
+def test_other_formats_too(nano_folder, checkpoint, tmp_path, recordings, naming):
+    if naming == "openai":
+        path = write_openai(tmp_path / "a.pt", NANO, random_weights(NANO))
+        other = open_checkpoint(str(path), str(nano_folder))
+    else:
+        other = open_checkpoint(str(write_ct2(nano_folder, tmp_path / "ct2")))
+    assert other.naming == naming
+    engine = write_engine(other, tmp_path / "engine", "fp16")
+    found = verify.verify(engine, other, recordings)
     expected = verify.verify(
         write_engine(checkpoint, tmp_path / "b", "fp16"), checkpoint, recordings
     )

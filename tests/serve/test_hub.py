@@ -1,11 +1,11 @@
 """serve.hub: which files are downloaded, for build and for eval, and what is said when none are."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
@@ -13,8 +13,8 @@ from build.checkpoint import open_checkpoint
 from build.config import BuildConfig
 from eval.accuracy import prepare
 from eval.config import Config
-from serve.errors import CheckpointError
-from serve.hub import checkpoint_folder
+from serve.errors import MissingCheckpointError
+from serve.hub import Found, checkpoint_folder
 from tests.checkpoints import NANO, random_weights, write_hf
 from tests.fake_hub import HUB_ID, REVISION, FakeHub
 
@@ -45,7 +45,7 @@ def hub(folder, tmp_path, monkeypatch):
 
 
 def for_build(name):
-    return checkpoint_folder(name)[0]
+    return checkpoint_folder(name).path
 
 
 def for_eval(name):
@@ -66,7 +66,7 @@ def test_a_pinned_id_is_split_and_one_copy_of_the_weights_comes(hub, download):
 
 
 def test_the_revision_found_is_remembered(hub):
-    assert checkpoint_folder(HUB_ID)[1] == PINNED
+    assert checkpoint_folder(HUB_ID) == Found(hub.cache, PINNED)
     assert hub.asked[0] == (HUB_ID, None)
 
 
@@ -83,13 +83,13 @@ def test_shards_come_with_their_index(hub, folder):
 def test_a_folder_here_needs_no_hub(hub, folder, monkeypatch):
     monkeypatch.chdir(folder.parent.parent)
     name = f"{folder.parent.name}/{folder.name}"  # which a hub id may look like
-    assert checkpoint_folder(name) == (folder.relative_to(folder.parent.parent), name)
+    assert checkpoint_folder(name) == Found(folder.relative_to(folder.parent.parent), name)
     assert hub.asked == []
 
 
 def test_what_is_neither_folder_nor_id(tmp_path):
     for name in ("whisper", "a/b/c", "someone/whisper@", "../x/y", ""):
-        with pytest.raises(CheckpointError, match="expected a Hugging Face folder"):
+        with pytest.raises(MissingCheckpointError, match="expected a folder of Hugging Face's"):
             checkpoint_folder(name or str(tmp_path / "nothing"))
 
 
@@ -113,32 +113,79 @@ FAILURES = {
         "has no revision 0123abc of it; https://huggingface.co/someone/whisper/commits lists",
     ),
     "offline": (
-        lambda: errors.LocalEntryNotFoundError("Cannot find\nan appropriate"),
-        "cannot be reached, nor does its cache here hold every file; without a network, give a",
+        lambda: errors.OfflineModeIsEnabled("Cannot reach it:\noffline mode"),
+        "does not give it (Cannot reach it:), nor does its cache here hold every file; without a",
+    ),
+    "silence": (
+        lambda: pytest.importorskip("httpx2").ReadTimeout("The read operation timed out"),
+        "does not give it (The read operation timed out), nor does its cache here hold every file",
     ),
     "disk": (lambda: OSError(28, "No space left on device"), "No space left on device"),
-    "name": (lambda: errors.HFValidationError("Repo id must not\n"), "Repo id must not; try again"),
+    "name": (lambda: errors.HFValidationError("Repo id must not\n"), "(Repo id must not), nor"),
     "proxy": (
         lambda: pytest.importorskip("httpx2").ProxyError("403 Forbidden"),
-        "cannot be had from the Hugging Face hub: 403 Forbidden; try again, or give a folder",
+        "the Hugging Face hub does not give it (403 Forbidden), nor does its cache here hold",
     ),
 }
 
 
 @pytest.mark.parametrize("download", [for_build, for_eval])
 @pytest.mark.parametrize("failure", FAILURES)
-def test_why_the_hub_gives_nothing_is_one_sentence(monkeypatch, failure, download):
+def test_why_the_hub_gives_nothing_is_one_sentence(hub, failure, download):
     make, words = FAILURES[failure]
-
-    def snapshot_download(repo_id, revision, allow_patterns):
-        raise make()
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    with pytest.raises(CheckpointError) as caught:
+    hub.failure = make()
+    with pytest.raises(MissingCheckpointError) as caught:
         download(PINNED)
     assert str(caught.value).startswith("someone/whisper is no folder here, and ")
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_in_the_cache_serves_where_the_hub_cannot_be_reached(hub):
+    found = checkpoint_folder(HUB_ID)
+    hub.failure = OSError("no route")
+    assert checkpoint_folder(HUB_ID) == found
+    (hub.cache / "model.safetensors").unlink()
+    assert checkpoint_folder(HUB_ID, with_weights=False) == found
+    with pytest.raises(MissingCheckpointError, match="nor does its cache here hold every file"):
+        checkpoint_folder(HUB_ID)
+
+
+def test_a_repository_that_was_withdrawn_is_not_taken_from_the_cache(hub):
+    checkpoint_folder(HUB_ID)
+    hub.failure = http(errors.RepositoryNotFoundError)
+    with pytest.raises(MissingCheckpointError, match="has none of that name"):
+        checkpoint_folder(HUB_ID)
+
+
+def test_a_commit_in_the_cache_is_not_asked_for(folder, tmp_path, monkeypatch):
+    commit = "0123456789" * 4
+    hub = FakeHub(folder, tmp_path / "cache")
+    hub.cache = tmp_path / "cache" / commit
+    shutil.copytree(folder, hub.cache)
+    hub.install(monkeypatch)
+    assert checkpoint_folder(f"{HUB_ID}@{commit}").path == hub.cache
+    assert not hub.asked
+
+
+def test_a_folder_of_faster_whisper_comes_whole(hub, folder):
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        (folder / name).unlink()
+    for name in ("model.bin", "vocabulary.txt"):
+        (folder / name).write_bytes(b"")
+    checkpoint_folder(HUB_ID)
+    assert {"model.bin", "vocabulary.txt", "config.json", "tokenizer.json"} <= {*hub.downloaded}
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("bse", "base"), ("tiny_en", "tiny.en"), ("openai/whisper-bas", "")]
+)
+def test_a_name_that_is_nearly_right(hub, name, meant):
+    hub.failure = http(errors.RepositoryNotFoundError)
+    expected = f"or one of base, tiny.en; did you mean {meant}?"
+    with pytest.raises(MissingCheckpointError) as caught:
+        checkpoint_folder(name)
+    assert str(caught.value).endswith(expected if meant else "; did you mean openai/whisper-base?")
 
 
 def test_without_a_network_and_no_stand_in(tmp_path):
@@ -153,6 +200,7 @@ def test_without_a_network_and_no_stand_in(tmp_path):
     )
     assert done.returncode == 1
     assert done.stderr.startswith("error: openai/whisper-large-v3-turbo is no folder here, and ")
+    assert "offline mode is enabled" in done.stderr
     assert done.stderr.endswith("without a network, give a folder\n")
 
 

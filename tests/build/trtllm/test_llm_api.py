@@ -21,7 +21,7 @@ from serve.runtime.open import open_runtime
 from serve.trtllm import llm_api
 from serve.trtllm.llm_api import check_config
 from serve.trtllm.release import api_version, library_version
-from tests.checkpoints import NANO, write_openai
+from tests.checkpoints import NANO, write_ct2, write_openai
 from tests.fake_hub import FakeHub
 from tests.fake_trtllm.install import (
     HERE,
@@ -140,6 +140,7 @@ def test_what_the_library_could_not_load_is_refused(checkpoint, tmp_path):
     opened = open_checkpoint(str(pickle), str(source))
     with pytest.raises(CheckpointError, match="is an OpenAI checkpoint"):
         copy_engine(opened, tmp_path / "engine")
+    refused(write_ct2(source, tmp_path / "ct2"), "is CTranslate2's")
     refused(source, "reads the checkpoint's own", tokenizer=str(source), error=ConfigError)
     (source / "preprocessor_config.json").unlink()
     refused(source, r"lacks preprocessor_config\.json")

@@ -1,0 +1,235 @@
+"""CTranslate2's `model.bin`, the weights in faster-whisper's folders: floating point, or INT8.
+
+Little endian: uint32 version, the specification's name, uint32 revision; then the variables and
+their aliases, each behind their uint32 count. A variable is name, uint8 rank, uint32 sizes, uint8
+type, uint32 bytes, data; an alias is two names. A name is uint16 bytes, which end with a zero.
+(ctranslate2, specs/model_spec.py.) The file is mapped, and what it says of sizes is checked before
+a tensor is made.
+"""
+
+import math
+import mmap
+import re
+import struct
+from collections.abc import Container, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from serve.errors import CheckpointError
+
+Tensors = dict[str, torch.Tensor]
+
+_VERSION = 6
+_SPEC = "WhisperSpec"
+_DTYPES = (
+    *(torch.float32, torch.int8, torch.int16, torch.int32, torch.float16),
+    torch.bfloat16,
+)
+_MOST_DIMENSIONS = 3
+_INT32 = struct.Struct("<I")
+# What the architecture that we run requires of settings, where they are stored.
+_SETTINGS = {
+    "decoder/activation": 3,  # GELU
+    "decoder/alibi": 0,
+    "decoder/alibi_use_positive_positions": 0,
+    "decoder/pre_norm": 1,
+    "decoder/scale_alibi": 0,
+    "decoder/scale_embeddings": 0,
+    "decoder/start_from_zero_embedding": 0,
+}
+_ANY_SETTING = ("decoder/alignment_heads", "decoder/alignment_layer")  # config.json names them
+_STACKED = {"/self_attention/linear_0": "qkv", "/attention/linear_1": "kv"}
+_READ = (torch.float32, torch.float16, torch.bfloat16)
+_SCALE = "_scale"
+_LAYER = re.compile(r"(encoder|decoder)/layer_(\d+)/")
+
+
+def read_ct2(path: Path) -> tuple[dict[str, Any], Tensors]:
+    """Read a Whisper `model.bin`.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The network's sizes by the names of `serve.engine.Dims`, None where the tensors do not
+        show one, and the tensors by the names of `build.names`: stacked matrices apart, INT8 as
+        float16.
+
+    Raises:
+        CheckpointError: the file cannot be read, is damaged, or is not Whisper.
+    """
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as whole:
+            stored, aliases = _Reader(path, whole).variables()
+    except (OSError, ValueError) as error:  # an empty file cannot be mapped
+        raise CheckpointError(f"cannot read {path}: {error}; is it damaged?") from error
+    tensors = _expanded(stored, path)
+    for alias, name in aliases.items():
+        if name in tensors:  # not a scale, which has been used
+            tensors[alias] = tensors[name]
+    tensors = dict(_apart(tensors, path))
+    settings = {name: tensors.pop(name).item() for name in list(tensors) if not tensors[name].dim()}
+    return _sizes(tensors, _heads(settings, path)), tensors
+
+
+class _Reader:
+    """Reads a mapped file from its start to its end."""
+
+    def __init__(self, path: Path, whole: mmap.mmap) -> None:
+        self._path = path
+        self._whole = whole
+        self._at = 0
+
+    def variables(self) -> tuple[Tensors, dict[str, str]]:
+        """Every variable, as stored, by its name, and the variables that aliases stand for."""
+        version = self._number()
+        if version != _VERSION:
+            raise self._error(f"its format is {version}; expected {_VERSION}")
+        spec = self._name()
+        if spec != _SPEC:
+            raise self._error(f"it holds a {spec}; expected a {_SPEC}")
+        self._number()  # the specification's revision: names and sizes tell all there is to know
+        stored: Tensors = {}
+        for _ in range(self._number()):
+            name = self._new_name(stored)
+            stored[name] = self._tensor(name)
+        aliases: dict[str, str] = {}
+        for _ in range(self._number()):
+            alias, name = self._new_name(stored, aliases), self._name()
+            if name not in stored:
+                raise self._error(f"{alias} stands for {name}, which is not there")
+            aliases[alias] = name
+        if self._at != len(self._whole):
+            raise self._error(f"{len(self._whole) - self._at:,} bytes follow its end")
+        return stored, aliases
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        rank = self._byte()
+        if rank > _MOST_DIMENSIONS:
+            raise self._error(f"{name} has {rank} dimensions; expected {_MOST_DIMENSIONS} at most")
+        shape = [self._number() for _ in range(rank)]
+        kind = self._byte()
+        if kind >= len(_DTYPES):
+            raise self._error(f"{name} is of type {kind}; expected one below {len(_DTYPES)}")
+        dtype = _DTYPES[kind]
+        size, expected = self._number(), math.prod(shape) * dtype.itemsize
+        if size != expected or not size:
+            raise self._error(f"{name} of shape {shape} has {size:,} bytes; expected {expected:,}")
+        start = self._take(size)
+        # A copy, since nothing in the file is aligned.
+        data = torch.frombuffer(self._whole, dtype=torch.uint8, count=size, offset=start).clone()
+        return data.view(dtype).reshape(shape)
+
+    def _take(self, size: int) -> int:
+        """Pass over some bytes; returns where they begin."""
+        start = self._at
+        if size > len(self._whole) - start:
+            raise self._error(
+                f"it ends after {len(self._whole):,} bytes, where {start + size:,} are needed at "
+                "least; is it truncated?"
+            )
+        self._at += size
+        return start
+
+    def _byte(self) -> int:
+        return self._whole[self._take(1)]
+
+    def _number(self) -> int:
+        number: int = _INT32.unpack_from(self._whole, self._take(_INT32.size))[0]
+        return number
+
+    def _name(self) -> str:
+        start = self._take(2)
+        size = int.from_bytes(self._whole[start : start + 2], "little")
+        start = self._take(size)
+        name, end = self._whole[start : start + size - 1], self._whole[start + size - 1]
+        if not size or end or not name.isascii():
+            raise self._error(f"no name stands at byte {start:,}")
+        return name.decode("ascii")
+
+    def _new_name(self, *known: Container[str]) -> str:
+        name = self._name()
+        if any(name in names for names in known):
+            raise self._error(f"{name} is there twice")
+        return name
+
+    def _error(self, problem: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self._path} is no CTranslate2 Whisper that can be read: {problem}"
+        )
+
+
+def _expanded(stored: Tensors, path: Path) -> Tensors:
+    """INT8 matrices divided by each row's scale, as float16; others and settings as they are."""
+    tensors = dict(stored)
+    for name, tensor in stored.items():
+        if not tensor.dim() or tensor.dtype in _READ:
+            continue
+        scale = stored.get(name + _SCALE)
+        if tensor.dtype != torch.int8 or scale is None or scale.shape != tensor.shape[:1]:
+            raise CheckpointError(
+                f"{path}: {name} is {tensor.dtype}; expected float32, float16, bfloat16, or int8 "
+                f"with {name}{_SCALE} for each of its rows"
+            )
+        tensors.pop(name + _SCALE)
+        tensors[name] = (tensor / scale.float().view(-1, *[1] * (tensor.dim() - 1))).half()
+    return tensors
+
+
+def _apart(tensors: Tensors, path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Queries, keys and values on their own, and no bias of keys, which Whisper has not."""
+    for name, tensor in tensors.items():
+        module, _, leaf = name.rpartition("/")
+        parts = next((p for stack, p in _STACKED.items() if module.endswith(stack)), "")
+        if not parts or not tensor.dim():
+            yield name, tensor
+            continue
+        if tensor.shape[0] % len(parts):
+            raise CheckpointError(
+                f"{path}: {name} has shape {list(tensor.shape)}; expected {len(parts)} equal parts"
+            )
+        for part, one in zip(parts, tensor.chunk(len(parts)), strict=True):
+            if part == "k" and leaf == "bias":
+                if bool(one.any()):
+                    raise CheckpointError(f"{path}: {name} adds to keys; Whisper's have no bias")
+                continue
+            yield f"{module}.{part}/{leaf}", one
+
+
+def _heads(settings: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The number of heads by side, once nothing asks for another architecture."""
+    heads = {side: settings.pop(f"{side}/num_heads", None) for side in ("encoder", "decoder")}
+    for name in settings.keys() - set(_ANY_SETTING):
+        expected = _SETTINGS.get(name, "none of that name")
+        if settings[name] != expected:
+            raise CheckpointError(f"{path}: {name} = {settings[name]}; expected {expected}")
+    return heads
+
+
+def _sizes(tensors: Tensors, heads: dict[str, Any]) -> dict[str, Any]:
+    """Sizes as the tensors show them; whether all fit each other is found out by their shapes."""
+
+    def size(name: str, dimension: int) -> int | None:
+        tensor = tensors.get(name)
+        if tensor is None or tensor.dim() <= dimension:
+            return None
+        return tensor.shape[dimension]
+
+    layers = {match.groups() for match in map(_LAYER.match, tensors) if match}
+    counts = {side: sum(of == side for of, _ in layers) for side in heads}
+    return {
+        "n_mels": size("encoder/conv1/weight", 1),
+        "n_audio_ctx": size("encoder/position_encodings/encodings", 0),
+        "n_audio_state": size("encoder/position_encodings/encodings", 1),
+        "n_audio_head": heads["encoder"],
+        "n_audio_layer": counts["encoder"],
+        "n_audio_ffn": size("encoder/layer_0/ffn/linear_0/weight", 0),
+        "n_vocab": size("decoder/embeddings/weight", 0),
+        "n_text_ctx": size("decoder/position_encodings/encodings", 0),
+        "n_text_state": size("decoder/embeddings/weight", 1),
+        "n_text_head": heads["decoder"],
+        "n_text_layer": counts["decoder"],
+        "n_text_ffn": size("decoder/layer_0/ffn/linear_0/weight", 0),
+    }
