@@ -132,6 +132,13 @@ class TranscriberConfig(SearchConfig, SpeechConfig):
     decode_workers: Count = 2  # threads that turn bytes into samples
     request_timeout_s: Seconds = 600.0  # a request that takes longer ends with an error
     max_tokens: Count = 224  # new tokens per window
+    # Codes of the languages that audio may be in, where a request names none: detection chooses
+    # among them. (): among all that the engine knows.
+    languages: tuple[Name, ...] = ()
+    # While the languages that were tried are together less likely than this, a window is decoded
+    # in the next one, too, and the likeliest text is taken; 0: the likeliest language is.
+    language_certainty: Annotated[Finite, Field(ge=0, le=1)] = 0.85
+    language_tries: Annotated[int, Field(ge=1, le=5)] = 2  # the most languages of a window
     # Whether requests may ask for English. Some checkpoints have the token, but never learnt it.
     translate: bool = True
     # Where a request does not say it: "parallel", its windows are decoded at the same time;

@@ -45,6 +45,8 @@ class Request:
     audio: bytes | AudioFile | Samples
     sample_rate: int | None = None  # Hz; needed with samples, not allowed with bytes
     language: str | None = None  # code such as "en"; None detects it
+    # Codes or names of the languages that it may be in, if it is to be detected; (): as configured.
+    languages: Sequence[str] = ()
     multilingual: bool = False  # the language is detected for each window of at most 30 s
     task: Task = "transcribe"
     # How the windows of long audio are decoded: all at once, or one after another, each with the

@@ -13,6 +13,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("request options")
     group.add_argument("--language", help="code such as en; detected where it is not given")
     group.add_argument(
+        "--languages",
+        type=_codes,
+        default=Request.languages,
+        metavar="CODE,CODE,…",
+        help="detect it among these; default: as in the config",
+    )
+    group.add_argument(
         "--multilingual", action="store_true", help="detect it for each window of at most 30 s"
     )
     group.add_argument(
@@ -95,6 +102,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     search.add_argument(
         "--no-repeat-ngram-size", type=int, help="never say so many tokens twice in a row; 0 is off"
     )
+
+
+def _codes(text: str) -> tuple[str, ...]:
+    """Texts between commas."""
+    return tuple(part.strip() for part in text.split(","))
 
 
 def _seconds(text: str) -> tuple[float, ...]:

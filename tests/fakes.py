@@ -28,6 +28,7 @@ CAPABILITIES = Capabilities(
     suppression=True,
     sampling=True,
     detect_language=True,
+    languages=True,
     no_speech_prob=True,
     token_logprobs=True,
     streaming=True,

@@ -19,6 +19,7 @@ from serve.native.order import Line, Turns
 from serve.native.slots import Place, Slots
 from serve.native.start import Begun, Starter, rows_of
 from serve.native.stopwatch import Stopwatch
+from serve.native.tries import Try
 from serve.runtime.protocol import Job
 
 _AHEAD = 2  # batches in the encoder's hands, so that it need not wait for the host
@@ -33,10 +34,12 @@ _BACKLOG = 3  # batches that wait are encoded first, however many windows decode
 class SlotJob:
     """A job that owns a slot."""
 
-    job: Job
+    asked: int  # id of the job that was submitted
+    job: Job  # that job, or one that tries another language in its place
     place: Place
     stopwatch: Stopwatch  # over the encoding of its batch
     decode_began: float
+    tries: tuple[Try, ...] = ()  # in languages that are likelier
 
 
 @dataclasses.dataclass
@@ -227,8 +230,14 @@ class Intake:
         if self._streams is not None:
             batch.stopwatch.hold(self._streams.steps)
         began = time.perf_counter()
+        self.feed(batch.begun)
+        return [
+            SlotJob(one.job.id, one.job, one.place, batch.stopwatch, began) for one in batch.begun
+        ]
+
+    def feed(self, begun: Sequence[Begun]) -> None:
+        """Feed the prompts of jobs whose audio is in their slots."""
         stopwatch = Stopwatch(self._device)
-        self._starter.start(batch.begun)
+        self._starter.start(begun)
         stopwatch.stop()
         self.prompting.append(stopwatch)
-        return [SlotJob(one.job, one.place, batch.stopwatch, began) for one in batch.begun]

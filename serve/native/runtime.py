@@ -11,8 +11,8 @@ Urgent windows are the first to get slots; what more a CPU does for them, `serve
 
 import collections
 import dataclasses
+import itertools
 import logging
-import math
 import time
 from collections.abc import Sequence
 
@@ -36,9 +36,10 @@ from serve.native.network import Whisper
 from serve.native.rules.choose import choose_advance
 from serve.native.rules.definition import Rules
 from serve.native.rules.state import RowState, new_state
-from serve.native.slots import Place, Slots
-from serve.native.start import Starter
+from serve.native.slots import Slots
+from serve.native.start import Begun, Starter
 from serve.native.stopwatch import Stopwatch, total
+from serve.native.tries import Try, best, best_sequence, next_try, try_of
 from serve.runtime.protocol import Capabilities, Event, FinishReason, Gauges, Job, Scores
 from serve.speech.features import N_FRAMES
 
@@ -81,7 +82,8 @@ class NativeRuntime:
                 f"runtime.rows = {rows} and runtime.encoder_batch = {config.encoder_batch}; "
                 f"lower them ({error})"
             ) from error
-        self._running: dict[int, SlotJob] = {}
+        self._running: dict[int, SlotJob] = {}  # by the id of the job that was submitted
+        self._try_ids = itertools.count(-1, -1)  # of jobs that nobody submitted
         self._stepping: collections.deque[Stopwatch] = collections.deque()
         self._ended: list[Event] = []  # cancelled before the next poll
         self._gauges = Gauges(0, 0, 0, 0, 0, 0, 0.0, 0.0)
@@ -101,6 +103,7 @@ class NativeRuntime:
             search_options=True,
             words=self._aligner is not None,
             drafts=True,
+            languages=facts.multilingual,
             short_windows=device.type == "cpu" and config.cross_kv == "full",
             urgent_first=True,
         )
@@ -142,6 +145,7 @@ class NativeRuntime:
         else:
             encoder = EagerEncoder(network, filled, config.encoder_batch)
         stream = self._streams.steps if self._streams else None
+        self._languages = rules.languages
         self._loop = loop = open_loop(
             *(config, network, cache, self._state, rules, advance, second),
             stream=stream,
@@ -235,7 +239,7 @@ class NativeRuntime:
         try:
             self._enter()
             for begun in self._intake.begin(list(self._running.values())):
-                self._running[begun.job.id] = begun
+                self._running[begun.asked] = begun
             if self._running:
                 self._step()
                 events += self._collect()
@@ -319,25 +323,41 @@ class NativeRuntime:
         if snapshot is None:
             return []
         finished = snapshot.state.finished.tolist()
+        running = {one.job.id: one for one in self._running.values()}
         ended = [
-            self._running[job_id]
+            running[job_id]
             for place, job_id in snapshot.owners
-            if all(finished[row] for row in place.rows) and job_id in self._running
+            if all(finished[row] for row in place.rows) and job_id in running
         ]
-        events = [self._finish(running, snapshot.state) for running in ended]
-        if self._aligner is None or not ended:
-            return events
+        return self._end(ended, snapshot.state) if ended else []
+
+    def _end(self, ended: Sequence[SlotJob], state: RowState) -> list[Event]:
+        """Let windows go whose sequences are complete, or let them try another language."""
+        said, again = list[Said](), list[Begun]()
+        for running in ended:
+            running.tries += (self._outcome(running, state),)
+            next_job = next_try(
+                running.job, running.tries, self._languages, next_id=next(self._try_ids)
+            )
+            if next_job is None:
+                said.append(Said(running.job, running.place, best(running.tries)))
+                self._release(running)
+            else:
+                place = self._slots.hand_over(running.job.id, next_job.id)
+                running.job = next_job
+                again.append(Begun(next_job, place))
+        if again:
+            self._intake.feed(again)
+        if self._aligner is None or not said:
+            return [one.event for one in said]
         stopwatch = Stopwatch(self._device)
-        said = [
-            Said(running.job, running.place, event)
-            for running, event in zip(ended, events, strict=True)
-        ]
         events = self._aligner.launch(said)
         stopwatch.stop()
         self._stepping.append(stopwatch)
         return events
 
-    def _finish(self, running: SlotJob, state: RowState) -> Event:
+    def _outcome(self, running: SlotJob, state: RowState) -> Try:
+        """What came of a window in one language."""
         leader = running.place.first_row
         sampled, logprob_sum = best_sequence(running.job, running.place, state, self._facts.eot)
         reason = self._reason(running.job, sampled)
@@ -351,9 +371,9 @@ class NativeRuntime:
             decode_s=time.perf_counter() - running.decode_began,
         )
         self._gauges = dataclasses.replace(self._gauges, tokens=self._gauges.tokens + len(sampled))
-        self._release(running)
         tokens = tuple(sampled[:-1] if reason == "eot" else sampled)
-        return Event(running.job.id, tokens, reason, scores)
+        event = Event(running.asked, tokens, reason, scores)
+        return try_of(event, logprob_sum, running.tries)
 
     def _reason(self, job: Job, sampled: list[int]) -> FinishReason:
         """Why a job's sequence ended: of all that may end one, only a loop comes before a limit."""
@@ -364,30 +384,6 @@ class NativeRuntime:
 
     def _release(self, running: SlotJob) -> None:
         self._slots.release(running.job.id)
-        del self._running[running.job.id]
+        del self._running[running.asked]
         if not self._running:
             self._loop.discard_launched()
-
-
-def best_sequence(job: Job, place: Place, state: RowState, eot: int) -> tuple[list[int], float]:
-    """What a finished job sampled, end of text included, and the sum of its log-probabilities.
-
-    Of several samples the one with the highest sum / length ** length_penalty, length without end
-    of text, as CTranslate2 ranks them.
-    """
-    begin, leader = len(job.prompt), place.first_row
-    if job.options.temperature == 0 and place.count > 1:
-        end = begin + int(state.best_length[leader])
-        ended = [eot] if state.best_is_ended[leader] else []
-        sampled = state.best_tokens[leader, begin:end].tolist() + ended
-        return sampled, float(state.best_logprob_sum[leader])
-
-    def rank(found: tuple[list[int], float]) -> float:
-        length = len(found[0]) - (found[0][-1] == eot)
-        return found[1] / length**job.options.length_penalty if length else -math.inf
-
-    def sample(row: int) -> tuple[list[int], float]:
-        end = int(state.position[row]) + 1
-        return state.tokens[row, begin:end].tolist(), float(state.logprob_sum[row])
-
-    return max(map(sample, place.rows), key=rank)

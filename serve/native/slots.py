@@ -99,6 +99,16 @@ class Slots:
         self.version += 1
         return place
 
+    def hand_over(self, job_id: int, next_id: int) -> Place:
+        """Give what a job owns to another one, which has nothing yet; the first has nothing then.
+
+        What was launched for the one is so told from what is for the other.
+        """
+        assert next_id not in self._places, f"job {next_id} has {self._places[next_id]} already"
+        self._places[next_id] = place = self._places.pop(job_id)
+        self.version += 1
+        return place
+
     def release(self, job_id: int) -> Place | None:
         """Free what a job owns and return it; None if the job owns nothing."""
         place = self._places.pop(job_id, None)

@@ -132,7 +132,17 @@ class Starter:
 
     def _note_start(self, begun: Sequence[Begun], logits: torch.Tensor) -> None:
         leaders = upload([one.place.first_row for one in begun], self._device)
-        self._rules.note_start(self._state, leaders, logits)
+        self._rules.note_start(self._state, leaders, logits, self._candidates(begun))
+
+    def _candidates(self, begun: Sequence[Begun]) -> torch.Tensor | None:
+        """Which languages each job may be in, as `Rules.note_start` takes it."""
+        if not any(one.job.detection.languages for one in begun):
+            return None
+        known = self._rules.languages
+        among = [one.job.detection.languages or known for one in begun]
+        rows = torch.tensor([[language in some for language in known] for some in among])
+        rows = rows.pin_memory() if self._device.type == "cuda" else rows
+        return rows.to(self._device, non_blocking=True)
 
     def _feed_prompts(self, begun: Sequence[Begun]) -> None:
         """Feed what is left of prompts, and the drafts; either all of the jobs have one or none."""

@@ -40,6 +40,7 @@ class Capabilities:
     words: bool = False  # honours `Job.align_frames`
     drafts: bool = False  # `Job.draft` saves steps; elsewhere it is ignored, which changes nothing
     short_windows: bool = False  # `Job.features` may have fewer frames than a window of 30 s
+    languages: bool = False  # honours `Detection.languages`
     urgent_first: bool = False  # of the jobs that wait, `Job.urgent` ones find a place first
     # Of engines built for certain beams: those `beam_size`s alone, and no `best_of`. (): all.
     beam_sizes: tuple[int, ...] = ()
@@ -56,6 +57,8 @@ class Capabilities:
         """As `refusal`, of everything that a job asks for."""
         if job.align_frames > 0 and not self.words:
             return f"the runtime {self.runtime} cannot align this engine's text; ask without"
+        if job.detection.languages and not self.languages:
+            return f"the runtime {self.runtime} cannot choose among some languages; ask without"
         return self.refusal(job.options)
 
     def _unable(self, name: str, value: float) -> str | None:
@@ -99,6 +102,18 @@ class DecodingOptions:
 
 
 @dataclasses.dataclass(frozen=True)
+class Detection:
+    """How one window's language is found, where its prompt holds DETECT_LANGUAGE."""
+
+    languages: tuple[int, ...] = ()  # token ids of those that it may be; (): any
+    # While the languages that were tried are together less likely than this, the window is decoded
+    # in the next one, too, and the likeliest text is the answer; a runtime that detects languages
+    # but does not look takes the likeliest language's.
+    certainty: float = 0.0
+    tries: int = 1  # the most languages that are
+
+
+@dataclasses.dataclass(frozen=True)
 class Job:
     """One window to decode."""
 
@@ -123,6 +138,7 @@ class Job:
     # The only window of its request: it goes before others where the runtime can. It changes when
     # jobs end, never how; a runtime with a scheduler of its own may ignore it.
     urgent: bool = False
+    detection: Detection = Detection()
 
 
 @dataclasses.dataclass(frozen=True)

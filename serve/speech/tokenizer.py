@@ -83,6 +83,18 @@ class Tokenizer:
         """Codes of the languages that the engine knows; only "en" if it is English-only."""
         return frozenset(self._facts.languages or {"en"})
 
+    def language_ids(self, languages: Sequence[str]) -> tuple[int, ...]:
+        """Tokens of languages, each once.
+
+        Args:
+            languages: codes or English names, in any case.
+
+        Raises:
+            OptionError: one is unknown.
+        """
+        codes = dict.fromkeys(map(self._known_language, languages))
+        return tuple(self._facts.languages[code] for code in codes)
+
     def language_code(self, token_id: int) -> str:
         """Code of a language token.
 

@@ -250,6 +250,7 @@ class Dispatcher:
             align_frames=active.align_frames(index),
             loop_tokens=loop_tokens,
             urgent=urgent,
+            detection=active.plan.detection,
         )
         with runtime_calls():
             self._runtime.submit(job)

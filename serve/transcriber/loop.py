@@ -72,8 +72,8 @@ class Transcriber:
 
     def __init__(self, engine: Engine, runtime: Runtime, config: TranscriberConfig) -> None:
         self.capabilities = runtime.capabilities
-        check_config(config, self.capabilities)
         self.tokenizer = Tokenizer.open(engine)
+        check_config(config, self.capabilities, self.tokenizer)
         self._n_text_ctx = engine.manifest.dims.n_text_ctx
         self._runtime = runtime
         self._config = config

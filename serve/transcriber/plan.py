@@ -15,10 +15,11 @@ from serve.config import (
 from serve.engine import DETECT_LANGUAGE
 from serve.errors import ConfigError, OptionError, shown
 from serve.messages import Mode, Request
-from serve.runtime.protocol import Capabilities, DecodingOptions
+from serve.runtime.protocol import Capabilities, DecodingOptions, Detection
 from serve.speech.stretches import Stretch
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber.audio import check_audio, is_number, stretches_of
+from serve.transcriber.detection import check_languages, detection_of, multilingual_of
 from serve.transcriber.prompts import (
     NO_TEXTS,
     Texts,
@@ -52,11 +53,15 @@ class Plan:
     mode: Mode = "parallel"
     texts: Texts = NO_TEXTS
     multilingual: bool = False  # each window has its own language
+    # How that is found, or the one of all.
+    detection: Detection = dataclasses.field(default_factory=Detection)
     stretches: tuple[Stretch, ...] = ()  # of the audio, which alone are decoded; (): all of it
     repetitive: float = math.inf  # compression ratio above which a window is decoded again
 
 
-def check_config(config: TranscriberConfig, capabilities: Capabilities) -> None:
+def check_config(
+    config: TranscriberConfig, capabilities: Capabilities, tokenizer: Tokenizer
+) -> None:
     """Refuse a configuration that contradicts itself, or that the runtime cannot honour.
 
     Raises:
@@ -86,6 +91,7 @@ def check_config(config: TranscriberConfig, capabilities: Capabilities) -> None:
     refusal = capabilities.refusal(config)
     if refusal is not None:
         raise ConfigError(f"transcriber.{refusal}")
+    check_languages(config, tokenizer, capabilities)
 
 
 def plan_request(
@@ -125,7 +131,8 @@ def plan_request(
     if refusal is not None:
         raise OptionError(refusal)
     texts = texts or no_texts(tokenizer, config)
-    multilingual = _multilingual(request, tokenizer, capabilities)
+    multilingual = multilingual_of(request, tokenizer, capabilities)
+    detection = detection_of(request, tokenizer, capabilities, config)
     start = tokenizer.prompt_ids(request.language, request.task, request.timestamps, "")
     if DETECT_LANGUAGE in start and not capabilities.detect_language:
         raise OptionError(
@@ -155,6 +162,7 @@ def plan_request(
         short_encoder=_short_encoder(request, capabilities),
         mode=mode,
         multilingual=multilingual,
+        detection=detection,
         texts=texts,
         repetitive=config.compression_ratio_threshold,
     )
@@ -166,25 +174,6 @@ def _check_task(request: Request, config: TranscriberConfig) -> None:
             "task = 'translate', but this server's engine was not trained to translate "
             "(transcriber.translate = false); ask for its own language, or another server"
         )
-
-
-def _multilingual(request: Request, tokenizer: Tokenizer, capabilities: Capabilities) -> bool:
-    """Whether each window has its own language."""
-    wanted = request.multilingual
-    if not isinstance(wanted, bool):
-        raise OptionError(f"multilingual = {shown(wanted)}; expected true or false")
-    if wanted and request.language is not None:
-        raise OptionError(
-            f"multilingual = true with language = {shown(request.language)}; expected one of them"
-        )
-    if wanted and not tokenizer.facts.multilingual:
-        raise OptionError("multilingual = true, but this engine is English-only; leave it out")
-    if wanted and not capabilities.detect_language:
-        raise OptionError(
-            f"multilingual = true, but the runtime {capabilities.runtime} cannot detect "
-            "languages; name one"
-        )
-    return wanted
 
 
 def _words(

@@ -12,7 +12,7 @@ An error's text is the name of its class in `serve.errors`, a colon and its mess
 
 import dataclasses
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 import numpy as np
@@ -58,6 +58,10 @@ INPUTS = _by_name(
     TensorSpec("SAMPLES", "FP32", (-1,), "instead of AUDIO: mono samples in [-1, 1]"),
     TensorSpec("SAMPLE_RATE", "INT32", (1,), "Hz; needed with SAMPLES, not allowed with AUDIO"),
     TensorSpec("LANGUAGE", "BYTES", (1,), 'code such as "en"; default: detected', 64),
+    TensorSpec(
+        *("LANGUAGES", "BYTES", (-1,)),
+        *("codes among which it is detected; default: as configured", 2**12),
+    ),
     TensorSpec("MULTILINGUAL", "BOOL", (1,), "detect it for each window; default: false"),
     TensorSpec("TASK", "BYTES", (1,), '"transcribe" (default) or "translate"', 64),
     TensorSpec("PROMPT", "BYTES", (1,), "text before the audio: names, spelling, style", 2**18),
@@ -198,13 +202,14 @@ def request_from_inputs(inputs: Mapping[str, Tensor], file: AudioFile | None = N
 def _option(name: str, tensor: Tensor) -> Any:
     """The value of an input."""
     datatype, limit = INPUTS[name].datatype, INPUTS[name].max_bytes
-    size = len(tensor[0]) if datatype == "BYTES" else tensor.nbytes
+    size = sum(map(len, tensor)) if datatype == "BYTES" else tensor.nbytes
     if limit is not None and size > limit:
         less = "less text" if datatype == "BYTES" else "fewer numbers"
         raise OptionError(f"{name} has {size} bytes; expected at most {limit}: send {less}")
+    many = INPUTS[name].dims == (-1,)
     if datatype == "BYTES":
-        return _text(name, tensor)
-    if INPUTS[name].dims == (-1,):
+        return tuple(_text(name, [text]) for text in tensor) if many else _text(name, tensor)
+    if many:
         return tuple(tensor.tolist())
     # FP32 by way of text, so that 0.2 is 0.2 and nothing beside it.
     return float(str(tensor[0])) if datatype == "FP32" else tensor[0].item()
@@ -297,6 +302,8 @@ def _tensors(specs: Mapping[str, TensorSpec], values: Mapping[str, Any]) -> dict
     for name, value in values.items():
         if value is not None:
             data = value.encode() if isinstance(value, str) else value
+            if isinstance(value, list) and specs[name].datatype == "BYTES":
+                data = [text.encode() for text in value]
             array = np.asarray(data, NUMPY_TYPES[specs[name].datatype])
             tensors[name] = np.ascontiguousarray(np.atleast_1d(array))
     return tensors
@@ -315,7 +322,7 @@ def _json(kind: type[T], name: str, output: Callable[[str], Tensor | None]) -> T
     return from_json(kind, text, f"the answer's {name}", error=EarshotError, advice=_OTHER_VERSION)
 
 
-def _text(name: str, tensor: Tensor) -> str:
+def _text(name: str, tensor: Sequence[bytes] | Tensor) -> str:
     try:
         return bytes(tensor[0]).decode()
     except UnicodeDecodeError as error:

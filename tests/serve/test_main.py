@@ -117,12 +117,13 @@ def test_options_reach_the_request(toml, files, fake):
     options = ["--language", "es", "--task", "translate", "--prompt", "Zoë", "--no-timestamps"]
     options += ["--word-timestamps", "--no-vad", "--mode", "sequential", "--hotwords", "Ångström"]
     options += ["--prefix", "Where", "--clip-timestamps", "0,1.5,2"]
-    options += ["--multilingual", "--token-logprobs"]
+    options += ["--multilingual", "--token-logprobs", "--languages", "es, en"]
     options += ["--temperature", "0.5", "--max-tokens", "7", "--short-encoder"]
     options += ["--beam-size", "5", "--patience", "2", "--length-penalty", "0.5", "--best-of", "4"]
     options += ["--repetition-penalty", "1.5", "--no-repeat-ngram-size", "3"]
     assert run(toml, *options, files["a.wav"]) == 0
     (request,) = fake.requests
+    assert request.languages == ("es", "en")
     assert (request.beam_size, request.patience, request.length_penalty) == (5, 2.0, 0.5)
     found = (request.best_of, request.repetition_penalty, request.no_repeat_ngram_size)
     assert found == (4, 1.5, 3)

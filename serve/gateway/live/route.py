@@ -217,6 +217,7 @@ class Live:
             window.samples,
             SAMPLE_RATE,
             language=window.language,
+            languages=window.languages,
             prompt=window.prompt,
             word_timestamps=True,
             vad=False,

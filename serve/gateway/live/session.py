@@ -213,7 +213,10 @@ class Session:
                 before = np.concatenate(list(self._recent))[-most:]
         wanted = self._settings.input.transcription
         start = self._heard - len(before)
-        self._open = Utterance(events.new_id("item"), start, wanted.language, wanted.prompt or "")
+        self._open = Utterance(
+            *(events.new_id("item"), start, wanted.language, wanted.prompt or ""),
+            tuple(wanted.languages or ()),
+        )
         self._open.add(before, speech=False)
         self._queue.append(self._open)
         self._pace.speech(_now_s())

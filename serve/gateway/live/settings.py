@@ -43,6 +43,7 @@ class Transcription:
 
     model: str | None = None  # None: the server's
     language: Language | None = None  # None: found in each utterance
+    languages: tuple[Language, ...] | None = None  # among these; None: as configured
     prompt: Annotated[str, Field(max_length=_MAX_PROMPT_CHARS)] | None = None
 
 
@@ -141,7 +142,7 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
             lambda value: value is not None,
             f"this server's models do not know {name}; leave it out",
         )
-        for name in ("delay", "keywords", "languages")
+        for name in ("delay", "keywords")
     ),
 )
 
@@ -161,6 +162,11 @@ def updated(settings: Settings, changes: Mapping[str, Any]) -> Settings:
         changed = from_table(Settings, table, "session", error=OptionError)
         if changed.input.format.type != "audio/pcm" and changed.input.format.rate is not None:
             raise OptionError("session: audio.input.format.rate is given; G.711 has 8 kHz always")
+        asked = changed.input.transcription
+        if asked.language is not None and asked.languages:
+            raise OptionError(
+                "session: audio.input.transcription.languages came beside language; expected one"
+            )
         return changed
     except OptionError as error:
         unknown = "unknown key" in str(error)

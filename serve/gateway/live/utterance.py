@@ -29,6 +29,7 @@ class Window:
     end: int
     prompt: str
     language: str | None
+    languages: tuple[str, ...]  # that it may have where `language` is None; (): as configured
     draft: tuple[int, ...]
 
 
@@ -48,9 +49,17 @@ class Utterance:
         start: its first sample.
         language: code; None: to be detected.
         prompt: text that precedes it.
+        languages: codes, one of which is to be detected; (): as configured.
     """
 
-    def __init__(self, item_id: str, start: int, language: str | None, prompt: str) -> None:
+    def __init__(
+        self,
+        item_id: str,
+        start: int,
+        language: str | None,
+        prompt: str,
+        languages: tuple[str, ...] = (),
+    ) -> None:
         self.item_id = item_id
         self.start = self.end = start
         self.spoken_until = start
@@ -61,6 +70,7 @@ class Utterance:
         self.text = ""
         """All that is final."""
         self._language = language
+        self._languages = languages
         self._prompt = prompt
         self._gone = ""  # final text whose audio is cut off
         self._audio: list[Samples] = []  # from `_begin` on
@@ -128,7 +138,9 @@ class Utterance:
         samples = np.concatenate(self._audio) if self._audio else np.zeros(0, np.float32)
         self._audio = [samples]
         prompt = f"{self._prompt} {self._gone}".strip()
-        return Window(samples, self._begin, self.end, prompt, self._language, self._draft)
+        languages = () if self._language else self._languages
+        where = samples, self._begin, self.end
+        return Window(*where, prompt, self._language, languages, self._draft)
 
     def take(self, window: Window, transcript: Transcript) -> Said:
         """What becomes final by the text of a window."""

@@ -98,8 +98,6 @@ _NO_SPEAKERS = "this server does not tell speakers apart; leave it out"
 _REFUSED = {
     "known_speaker_names": _NO_SPEAKERS,
     "known_speaker_references": _NO_SPEAKERS,
-    "languages": "name one with `language`, or none: it is detected, for each 30 s with "
-    "`multilingual`",
     "word_timestamps": "ask for timestamp_granularities[]=word with response_format=verbose_json",
     "token_logprobs": "ask for include[]=logprobs with response_format=json",
     "task": "translations have an address of their own, /v1/audio/translations",

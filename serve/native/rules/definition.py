@@ -29,9 +29,9 @@ class Rules:
         self.suppress = self._bias(dims.n_vocab, facts.suppress_tokens, device)
         self.begin = self._bias(dims.n_vocab, facts.begin_suppress_tokens, device)
         self._ids = torch.arange(dims.n_vocab, device=device)
-        self.languages = torch.tensor(
-            sorted(facts.languages.values()) or [facts.sot], device=device
-        )
+        self.languages = sorted(facts.languages.values()) or [facts.sot]
+        """Token ids."""
+        self._languages = torch.tensor(self.languages, device=device)
 
     @staticmethod
     def _bias(n_vocab: int, ids: tuple[int, ...], device: torch.device) -> torch.Tensor:
@@ -39,7 +39,13 @@ class Rules:
         bias[list(ids)] = NEVER
         return bias
 
-    def note_start(self, state: RowState, rows: torch.Tensor, logits: torch.Tensor) -> None:
+    def note_start(
+        self,
+        state: RowState,
+        rows: torch.Tensor,
+        logits: torch.Tensor,
+        candidates: torch.Tensor | None = None,
+    ) -> None:
         """Keep the no-speech probability and the likeliest language, which fills its place.
 
         Does not wait for the device.
@@ -48,10 +54,15 @@ class Rules:
             state: changed at `rows`.
             rows: int64 (m,), rows that were fed start-of-transcript.
             logits: float32 (m, n_vocab), what followed it.
+            candidates: bool (m, languages), of those in `languages` which a row may be in, and
+                among which its language's probability is; None: any.
         """
         logprobs = logits.log_softmax(dim=-1)
-        prob, index = logits[:, self.languages].softmax(dim=-1).max(dim=-1)
-        language = self.languages[index]
+        heard = logits[:, self._languages]
+        if candidates is not None:
+            heard = heard.masked_fill(~candidates, NEVER)
+        prob, index = heard.softmax(dim=-1).max(dim=-1)
+        language = self._languages[index]
         tokens = state.tokens[rows]
         state.tokens[rows] = torch.where(tokens == DETECT_LANGUAGE, language[:, None], tokens)
         state.no_speech_prob[rows] = logprobs[:, self.facts.no_speech].exp()

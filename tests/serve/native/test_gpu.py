@@ -15,7 +15,7 @@ from serve.engine import DETECT_LANGUAGE
 from serve.errors import UnavailableError
 from serve.native.runtime import NativeRuntime
 from serve.native.start import rows_of
-from serve.runtime.protocol import DecodingOptions, Job
+from serve.runtime.protocol import DecodingOptions, Detection, Job
 from serve.speech.words import handovers
 from tests.checkpoints import write_engine
 from tests.serve.native.decoding import prompt_of, run
@@ -182,7 +182,8 @@ def test_the_same_bits_in_any_company(rows, graphs, int8_engine, checkpoint, win
         prompt = (facts.sot, heard, facts.transcribe)
         if i % 4 == 3:
             prompt = (facts.sot_prev, *range(50, 150), *prompt)  # a long one
-        jobs.append(Job(i, features, prompt, choices[i % len(choices)]))
+        detection = Detection(certainty=1.0, tries=3) if i % 2 else Detection()
+        jobs.append(Job(i, features, prompt, choices[i % len(choices)], detection=detection))
     alone = {job.id: run(runtime, [job])[job.id] for job in jobs}
     again = []
     for job in jobs:  # the second time with guesses, which has them encoded beside the steps

@@ -14,7 +14,7 @@ from serve.errors import OptionError, UnavailableError
 from serve.native.encoders import SILENCE
 from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
-from serve.runtime.protocol import DecodingOptions, Job
+from serve.runtime.protocol import DecodingOptions, Detection, Job
 from serve.speech.features import WINDOW_SAMPLES, log_mel
 from tests.checkpoints import write_engine
 from tests.serve.native.decoding import prompt_of, run
@@ -148,7 +148,8 @@ def test_results_do_not_depend_on_the_company(checkpoint, runtime, windows):
         if i == 4:
             prompt = (facts.sot_prev, 300, 301, 302, *prompt)
         features = features[:, : [3000, 1200][i in (1, 4)]]
-        jobs.append(Job(i, features, prompt, options))
+        detection = Detection(certainty=1.0, tries=2) if i == 3 else Detection()
+        jobs.append(Job(i, features, prompt, options, detection=detection))
     alone = {job.id: run(runtime, [job])[job.id] for job in jobs}
 
     waiting = [dataclasses.replace(job, id=100 * turn + job.id) for turn in (1, 2) for job in jobs]

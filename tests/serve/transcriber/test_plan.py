@@ -48,10 +48,10 @@ def test_audio_that_is_too_large_is_refused(plan, as_file):
     plan(config=config, **too_large | {"audio": too_large["audio"][:-4]})
 
 
-def test_a_file_that_may_be_sent_must_fit_what_may_wait():
+def test_a_file_that_may_be_sent_must_fit_what_may_wait(tokenizer):
     with pytest.raises(ConfigError, match=r"max_audio_mb = 3 is more than .*max_pending_mb = 2"):
-        check_config(TranscriberConfig(max_audio_mb=3, max_pending_mb=2), CAPABILITIES)
-    check_config(TranscriberConfig(max_audio_mb=2, max_pending_mb=2), CAPABILITIES)
+        check_config(TranscriberConfig(max_audio_mb=3, max_pending_mb=2), CAPABILITIES, tokenizer)
+    check_config(TranscriberConfig(max_audio_mb=2, max_pending_mb=2), CAPABILITIES, tokenizer)
 
 
 def test_who_never_learnt_to_translate_does_not(plan):

@@ -14,6 +14,7 @@ INPUTS = [
     ("SAMPLES", "TYPE_FP32", [-1]),
     ("SAMPLE_RATE", "TYPE_INT32", [1]),
     ("LANGUAGE", "TYPE_STRING", [1]),
+    ("LANGUAGES", "TYPE_STRING", [-1]),
     ("MULTILINGUAL", "TYPE_BOOL", [1]),
     ("TASK", "TYPE_STRING", [1]),
     ("PROMPT", "TYPE_STRING", [1]),

@@ -22,6 +22,7 @@ from tests.serving import SEGMENT, TRANSCRIPT
 FULL = Request(
     audio=b"RIFF",
     language="en",
+    languages=("en", "Español"),
     multilingual=True,
     task="translate",
     mode="sequential",
@@ -60,7 +61,7 @@ def test_the_full_request_says_everything():
 def test_a_request_comes_back_as_it_was(request_):
     inputs = wire.request_to_inputs(request_)
     assert wire.request_from_inputs(inputs) == request_
-    for name, length in (("DRAFT", 2), ("CLIP_TIMESTAMPS", 3)):
+    for name, length in (("DRAFT", 2), ("CLIP_TIMESTAMPS", 3), ("LANGUAGES", 2)):
         assert inputs.pop(name, np.zeros(length)).shape == (length,)
     assert all(values.shape == (1,) for values in inputs.values())
 
@@ -109,6 +110,7 @@ def test_samples_keep_their_values():
         ({}, AudioError, "neither AUDIO nor SAMPLES"),
         ({"AUDIO": [b"x"], "SAMPLES": np.zeros(3)}, AudioError, "both AUDIO and SAMPLES"),
         ({"AUDIO": [b"x"], "TASK": [b"sing"]}, OptionError, "TASK = 'sing'; expected one of"),
+        ({"AUDIO": [b"x"], "LANGUAGES": [b"en", b"\xff"]}, OptionError, "LANGUAGES is not UTF-8"),
         ({"AUDIO": [b"x"], "PROMPT": [b"\xff"]}, OptionError, "PROMPT is not UTF-8"),
         (
             {"AUDIO": [b"x"], "PROMPT": [b"\xff" * (2**18 + 1)]},

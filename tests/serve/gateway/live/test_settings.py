@@ -66,6 +66,11 @@ def test_what_cannot_be_honoured_is_refused_by_name(changes, param):
         (input_of(turn_detection={"threshold": 1.5}), "threshold = 1.5; expected less than 1"),
         (input_of(turn_detection={"silence_duration_ms": -1}), "silence_duration_ms = -1"),
         (input_of(transcription={"language": "elvish"}), "language = 'elvish'; expected a code"),
+        (input_of(transcription={"languages": ["en", "elvish"]}), "'elvish'; expected a code"),
+        (
+            input_of(transcription={"languages": ["en"], "language": "de"}),
+            "transcription.languages came beside language; expected one",
+        ),
         (input_of(transcription="whisper-1"), "transcription = 'whisper-1'; expected a table"),
         ({"audio": 3}, "audio = 3; expected a table"),
     ],

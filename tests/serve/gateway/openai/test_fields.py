@@ -66,6 +66,13 @@ def test_keywords_are_hotwords():
     assert refused(*pairs, ("hotwords", "a"))[0] == "keywords"
 
 
+@pytest.mark.parametrize(
+    "pairs", [[("languages[]", "en"), ("languages[]", "German")], [("languages", "en, German")]]
+)
+def test_languages_are_those_that_may_be_heard(pairs):
+    assert read(*pairs).request.languages == ("en", "German")
+
+
 def test_an_empty_field_says_nothing():
     assert read(("language", ""), ("temperature", ""), ("model", "")) == read()
 
@@ -144,7 +151,6 @@ def test_subtitles_may_show_words():
         ([("response_format", "diarized_json")], "response_format", "speakers"),
         ([("known_speaker_names[]", "a")], "known_speaker_names", "speakers"),
         ([("known_speaker_references[]", "a")], "known_speaker_references", "speakers"),
-        ([("languages[]", "en")], "languages", "`language`"),
         ([("include[]", "speakers")], "include", "expected logprobs"),
         ([VERBOSE, ("include", "logprobs")], "include", "expected json"),
         ([("token_logprobs", "true")], "token_logprobs", "include[]=logprobs"),

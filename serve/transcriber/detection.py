@@ -1,0 +1,88 @@
+"""What a request says of languages that nobody has named: how many there are, and which may be."""
+
+from collections.abc import Sequence
+
+from serve.config import TranscriberConfig
+from serve.errors import ConfigError, OptionError, shown
+from serve.messages import Request
+from serve.runtime.protocol import Capabilities, Detection
+from serve.speech.tokenizer import Tokenizer
+
+
+def multilingual_of(request: Request, tokenizer: Tokenizer, capabilities: Capabilities) -> bool:
+    """Whether each window has its own language.
+
+    Raises:
+        OptionError: that contradicts another option, or cannot be found.
+    """
+    wanted = request.multilingual
+    if not isinstance(wanted, bool):
+        raise OptionError(f"multilingual = {shown(wanted)}; expected true or false")
+    if wanted and request.language is not None:
+        raise OptionError(
+            f"multilingual = true with language = {shown(request.language)}; expected one of them"
+        )
+    if wanted and not tokenizer.facts.multilingual:
+        raise OptionError("multilingual = true, but this engine is English-only; leave it out")
+    if wanted and not capabilities.detect_language:
+        raise OptionError(
+            f"multilingual = true, but the runtime {capabilities.runtime} cannot detect "
+            "languages; name one"
+        )
+    return wanted
+
+
+def detection_of(
+    request: Request, tokenizer: Tokenizer, capabilities: Capabilities, config: TranscriberConfig
+) -> Detection:
+    """How the language of a request is found, if it names none.
+
+    Raises:
+        OptionError: the languages that it may have are unknown, or contradict another option.
+    """
+    wanted = request.languages
+    if not isinstance(wanted, tuple | list) or not all(isinstance(one, str) for one in wanted):
+        raise OptionError(f"languages = {shown(wanted)}; expected a list of codes such as 'en'")
+    if wanted and request.language is not None:
+        raise OptionError(
+            f"languages = {shown(list(wanted))} with language = {shown(request.language)}; "
+            "expected one of them"
+        )
+    if refusal := _refusal(wanted, tokenizer, capabilities):
+        raise OptionError(refusal)
+    languages = tokenizer.language_ids(wanted or config.languages)
+    return Detection(languages, config.language_certainty, config.language_tries)
+
+
+def check_languages(
+    config: TranscriberConfig, tokenizer: Tokenizer, capabilities: Capabilities
+) -> None:
+    """Refuse configured languages that cannot be.
+
+    Raises:
+        ConfigError: names the key, and what to do.
+    """
+    if refusal := _refusal(config.languages, tokenizer, capabilities):
+        raise ConfigError(f"transcriber.{refusal}")
+    try:
+        tokenizer.language_ids(config.languages)
+    except OptionError as error:
+        raise ConfigError(f"transcriber.languages: {error}") from error
+
+
+def _refusal(
+    languages: Sequence[str], tokenizer: Tokenizer, capabilities: Capabilities
+) -> str | None:
+    """Why nothing can choose among some languages; None: something can."""
+    if not languages:
+        return None
+    if not tokenizer.facts.multilingual:
+        return (
+            f"languages = {shown(list(languages))}, but this engine is English-only; leave it out"
+        )
+    if not capabilities.languages:
+        return (
+            f"languages = {shown(list(languages))}, but the runtime {capabilities.runtime} cannot "
+            "choose among some languages; leave it out"
+        )
+    return None

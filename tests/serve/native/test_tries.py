@@ -1,0 +1,145 @@
+"""Languages of windows: among candidates, and several tried where it is unsure which it is."""
+
+import dataclasses
+import math
+
+import pytest
+
+from serve.config import RuntimeConfig
+from serve.engine import DETECT_LANGUAGE
+from serve.native.runtime import NativeRuntime
+from serve.native.tries import best, next_try, try_of
+from serve.runtime.protocol import DecodingOptions, Detection, Event, Job, Scores
+from tests.serve.native.decoding import run
+
+CONFIG = RuntimeConfig(slots=3, rows=9, encoder_batch=2, threads=1)
+ALL = Detection(certainty=1.0, tries=3)
+
+
+@pytest.fixture(scope="module")
+def runtime(engine):
+    runtime = NativeRuntime(engine, CONFIG)
+    yield runtime
+    runtime.close()
+
+
+@pytest.fixture(scope="module")
+def prompt(checkpoint):
+    return checkpoint.facts.sot, DETECT_LANGUAGE, checkpoint.facts.transcribe
+
+
+def job_of(windows, prompt, i, **fields):
+    return Job(i, windows[i][2], prompt, **fields)
+
+
+def heard(event):
+    return event.scores.language
+
+
+def test_only_candidates_are_detected(runtime, windows, prompt, checkpoint):
+    languages = checkpoint.facts.languages
+    some = tuple(languages[code] for code in ("fr", "de", "it"))
+    jobs = [
+        job_of(windows, prompt, 0),
+        job_of(windows, prompt, 1, detection=Detection(some)),
+        job_of(windows, prompt, 2, detection=Detection(some[:1])),
+    ]
+    ended = run(runtime, jobs)
+    assert heard(ended[0]) == languages[windows[0][1]]
+    assert heard(ended[1]) in some
+    assert (heard(ended[2]), ended[2].scores.language_prob) == (some[0], pytest.approx(1.0))
+
+
+def in_order(runtime, job):
+    """The likeliest languages of a window, their probabilities, and what is said in each."""
+    found, left = [], 1.0
+    for _ in range(3):
+        languages = [language for language, _, _ in found]
+        others = tuple(x for x in runtime._languages if x not in languages)
+        event = run(runtime, [dataclasses.replace(job, detection=Detection(others))])[job.id]
+        prob = left * event.scores.language_prob
+        found.append((event.scores.language, prob, event))
+        left -= prob
+    return found
+
+
+def joint(prob, event):
+    length = len(event.tokens) + (event.finished == "eot")
+    return math.log(prob) + event.scores.avg_logprob * length
+
+
+@pytest.mark.parametrize("beam_size", [1, 2])
+def test_the_likeliest_text_stays_with_its_language_counted_in(runtime, windows, prompt, beam_size):
+    options = DecodingOptions(beam_size=beam_size, max_tokens=60)
+    jobs = [job_of(windows, prompt, i, options=options, align_frames=100) for i in range(3)]
+    each = {job.id: in_order(runtime, job) for job in jobs}
+    tried = run(runtime, [dataclasses.replace(job, detection=ALL) for job in jobs])
+    for job in jobs:
+        ended = [found for found in each[job.id] if found[2].finished == "eot"] or each[job.id]
+        language, prob, event = max(ended, key=lambda found: joint(found[1], found[2]))
+        answer = tried[job.id]
+        assert (answer.tokens, heard(answer)) == (event.tokens, language)
+        assert answer.scores.language_prob == pytest.approx(prob, abs=1e-4)
+        assert answer.scores.avg_logprob == pytest.approx(event.scores.avg_logprob, abs=1e-4)
+        assert answer.alignment.token_probs == pytest.approx(event.alignment.token_probs, abs=1e-3)
+
+
+def test_a_window_that_is_sure_costs_nothing_more(runtime, windows, prompt):
+    plain = job_of(windows, prompt, 0)
+    before = runtime.gauges()
+    event = run(runtime, [plain])[0]
+    between = runtime.gauges()
+    sure = Detection(certainty=event.scores.language_prob - 0.01, tries=3)
+    again = run(runtime, [dataclasses.replace(plain, detection=sure)])[0]
+    after = runtime.gauges()
+    assert again.tokens == event.tokens
+    for name in ("tokens", "steps", "windows"):
+        spent = [getattr(g, name) for g in (before, between, after)]
+        assert spent[2] - spent[1] == spent[1] - spent[0], name
+
+
+def test_a_named_language_is_not_doubted(runtime, windows, prompt, checkpoint):
+    named = (prompt[0], checkpoint.facts.languages["es"], prompt[2])
+    jobs = [job_of(windows, named, 0), job_of(windows, named, 1, detection=ALL)]
+    tokens = runtime.gauges().tokens
+    ended = run(runtime, jobs)
+    assert heard(ended[1]) is None
+    assert runtime.gauges().tokens - tokens == sum(len(e.tokens) + 1 for e in ended.values())
+
+
+def test_tries_share_the_encoders_work(runtime, windows, prompt):
+    encoded = runtime.gauges().windows
+    run(runtime, [job_of(windows, prompt, i, detection=ALL) for i in range(2)])
+    assert runtime.gauges().windows - encoded == 2
+
+
+def test_a_window_that_tries_another_language_can_be_cancelled(engine, windows, prompt):
+    runtime = NativeRuntime(engine, CONFIG)
+    runtime.submit(job_of(windows, prompt, 0, detection=ALL))
+    while not (trying := [one.tries for one in runtime._running.values()]) or not trying[0]:
+        assert not runtime.poll(0.0)
+    runtime.cancel(0)
+    assert runtime.poll(0.0) == [Event(0, finished="cancelled")]
+    assert runtime.gauges().busy_slots == 0
+    runtime._slots.check()
+    runtime.close()
+
+
+def event_of(finished, language, prob):
+    return Event(7, (1, 2), finished, Scores(-0.5, 0.1, language, prob, 1.0, 2.0))
+
+
+def test_text_that_was_cut_short_is_worse_than_any_that_ended():
+    loop = try_of(event_of("loop", 10, 0.6), -1.0, ())
+    text = try_of(event_of("eot", 11, 0.5), -30.0, (loop,))
+    assert text.prob == pytest.approx(0.2)
+    assert best((loop, text)).scores.language == 11
+
+
+def test_tries_end_where_no_language_is_left():
+    job = Job(7, None, (1, DETECT_LANGUAGE), detection=Detection((10, 11), 1.0, 5), draft=(3,))
+    first = try_of(event_of("eot", 10, 0.6), -1.0, ())
+    again = next_try(job, (first,), (9, 10, 11), -1)
+    assert (again.id, again.detection.languages, again.draft) == (-1, (11,), ())
+    second = try_of(event_of("eot", 11, 1.0), -1.0, (first,))
+    assert next_try(again, (first, second), (9, 10, 11), -2) is None

@@ -1,0 +1,85 @@
+"""Languages that a request, or the config, leaves to be detected among."""
+
+import dataclasses
+
+import pytest
+
+from serve.config import TranscriberConfig
+from serve.engine import DETECT_LANGUAGE
+from serve.errors import ConfigError, OptionError
+from serve.runtime.protocol import Detection
+from tests.fakes import CAPABILITIES, fake_engine
+from tests.harness import TranscriberTests, noise, request
+
+DETECTED = {"language": None}
+
+
+class TestDetection(TranscriberTests):
+    """Through the transcriber."""
+
+    def detections(self, start, echo, options, **config):
+        transcriber, runtime = start(echo, **config)
+        transcriber.transcribe(request("so", audio=noise(70.0), **DETECTED | options))
+        assert len(runtime.jobs) > 1
+        return {job.detection for job in runtime.jobs if DETECT_LANGUAGE in job.prompt}
+
+    @pytest.mark.parametrize("each", [False, True])
+    def test_those_of_the_request_reach_the_runtime(self, start, echo, tokenizer, each):
+        asked = {"languages": ["German", "es", "DE"], "multilingual": each}
+        known = tokenizer.facts.languages
+        expected = Detection((known["de"], known["es"]), 0.25, 3)
+        config = {"language_certainty": 0.25, "language_tries": 3, "languages": ("fr",)}
+        assert self.detections(start, echo, asked, **config) == {expected}
+
+    def test_where_it_says_none_they_are_as_configured(self, start, echo, tokenizer):
+        french = (tokenizer.facts.languages["fr"],)
+        assert {x.languages for x in self.detections(start, echo, {}, languages=("fr",))} == {
+            french
+        }
+        usual = TranscriberConfig()
+        expected = Detection((), usual.language_certainty, usual.language_tries)
+        assert self.detections(start, echo, {}) == {expected}
+
+    def test_one_that_is_named_needs_not_be_among_those_configured(self, start, echo):
+        transcriber, runtime = start(echo, languages=("fr", "de"))
+        assert transcriber.transcribe(request("so", language="es")).language == "es"
+        assert DETECT_LANGUAGE not in runtime.jobs[0].prompt
+
+    @pytest.mark.parametrize(
+        ("able", "options", "message"),
+        [
+            ({}, {"languages": "en"}, "languages = 'en'; expected a list of codes"),
+            ({}, {"languages": ["en", 5]}, r"languages = \['en', 5\]; expected a list of codes"),
+            ({}, {"languages": ["en", "germn"]}, "'germn' is unknown; did you mean 'german'"),
+            (
+                {},
+                {"languages": ["en", "de"], "language": "en"},
+                r"languages = \['en', 'de'\] with language = 'en'; expected one of them",
+            ),
+            (
+                {"languages": False},
+                {"languages": ["en"]},
+                r"languages = \['en'\], but the runtime fake cannot choose among some languages",
+            ),
+        ],
+    )
+    def test_what_cannot_be_is_refused(self, start, echo, able, options, message):
+        transcriber, _ = start(echo, dataclasses.replace(CAPABILITIES, **able))
+        with pytest.raises(OptionError, match=message):
+            transcriber.transcribe(request(**DETECTED | options))
+
+    def test_an_english_only_engine_refuses_them(self, start, echo, tmp_path):
+        transcriber, _ = start(echo, on=fake_engine(tmp_path, multilingual=False))
+        with pytest.raises(OptionError, match=r"languages = \['en'\], but this engine is English"):
+            transcriber.transcribe(request(languages=["en"], **DETECTED))
+
+    @pytest.mark.parametrize(
+        ("able", "languages", "message"),
+        [
+            ({}, ("xx",), "transcriber.languages: language 'xx' is unknown"),
+            ({"languages": False}, ("en",), r"transcriber.languages = \['en'\], but the runtime"),
+        ],
+    )
+    def test_a_wrong_config_does_not_start(self, start, echo, able, languages, message):
+        with pytest.raises(ConfigError, match=message):
+            start(echo, dataclasses.replace(CAPABILITIES, **able), languages=languages)
