@@ -18,16 +18,21 @@ python -m eval trtllm-check                          does TensorRT-LLM do what w
 """
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from eval.accuracy.normalize import DEFAULT, NORMALIZERS
-from eval.arguments import add_config, add_output, add_systems, counts, output_of, positive
+from eval.accuracy import flags as accuracy_flags
+from eval.arguments import (
+    add_config,
+    add_output,
+    counts,
+    output_of,
+    positive,
+)
 from eval.bench import flags as bench_flags
 from eval.bulk import flags as bulk_flags
-from eval.config import Config, EvalConfig, load_config
+from eval.config import EvalConfig, load_config
 from eval.corpora.layout import EXPECTED, UNDERSTOOD
 from eval.gateway import flags as gateway_flags
 from eval.live import flags as live_flags
@@ -39,7 +44,6 @@ from eval.trtllm import flags as trtllm_flags
 from serve.errors import EarshotError
 
 INTERRUPTED = 130
-CLIPS = f"CLIPS is where recordings with references are: {EXPECTED}. Keys: {UNDERSTOOD}."
 
 _SENTENCES = 80  # spoken to measure words' times by
 
@@ -62,14 +66,16 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m eval", description="Systems x clips -> accuracy, latency, throughput."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_run(
-        commands.add_parser(
-            "run",
-            help="run the systems over the clips, write the report",
-            epilog=CLIPS,
-        )
+    run = commands.add_parser(
+        "run",
+        help="run the systems over the clips, write the report",
+        epilog=f"CLIPS is where recordings with references are: {EXPECTED}. Keys: {UNDERSTOOD}.",
     )
-    _add_score(commands.add_parser("score", help="score the predictions of a run again"))
+    accuracy_flags.add_run(run)
+    run.set_defaults(command=_run)
+    score = commands.add_parser("score", help="score the predictions of a run again")
+    accuracy_flags.add_score(score)
+    score.set_defaults(command=_score)
     both = commands.add_parser("compare", help="show two report.json side by side")
     both.add_argument("a", type=Path, metavar="A", help="report.json, or the folder that has it")
     both.add_argument("b", type=Path, metavar="B", help="the same of the other run")
@@ -160,68 +166,12 @@ def _add_same_tokens(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_same_tokens)
 
 
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    add_config(parser)
-    add_systems(parser, "default: the config's eval.systems")
-    add = parser.add_argument
-    add("--manifest", metavar="CLIPS", help="clips to score and to time; default: eval.manifest")
-    add(
-        "--heldout", metavar="CLIPS",
-        help="clips to score only, '' for none; default: eval.heldout",
-    )  # fmt: skip
-    add("--limit", type=positive, metavar="N", help="draw N clips of each; default: eval.limit")
-    add("--seed", type=int, metavar="N", help="of the draw; default: eval.seed")
-    add("--language", metavar="CODE", help="of clips whose references do not say it")
-    add(
-        "--full", action="store_true",
-        help="let every system hear the held-out clips and be timed; takes more than twice as long",
-    )  # fmt: skip
-    add("--concurrency", type=positive, metavar="N", help="calls at a time under load")
-    add("--repeats", type=positive, metavar="N", help="timed passes")
-    add_output(parser)
-    _add_normalizer(parser)
-    parser.set_defaults(command=_run)
-
-
-def _add_score(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, help="what `run` wrote, such as reports/demo")
-    add_systems(parser, "default: all of the run")
-    _add_normalizer(parser)
-    parser.set_defaults(command=_score)
-
-
-def _add_normalizer(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--normalizer", choices=NORMALIZERS, default=DEFAULT, help="default: %(default)s"
-    )
-
-
-def _with_flags(config: Config, options: argparse.Namespace) -> Config:
-    """The config with the flags that were given."""
-    flags = (
-        "systems",
-        "manifest",
-        "heldout",
-        "concurrency",
-        "repeats",
-        "limit",
-        "seed",
-        "language",
-    )
-    given = {flag: getattr(options, flag) for flag in flags if getattr(options, flag) is not None}
-    evaluation = dataclasses.replace(config.eval, **given)
-    if options.full:
-        everyone = evaluation.systems
-        evaluation = dataclasses.replace(evaluation, heldout_systems=everyone, timed=everyone)
-    return dataclasses.replace(config, eval=evaluation)
-
-
 def _run(options: argparse.Namespace) -> int:
     from eval.accuracy.run import run  # noqa: PLC0415 - bench needs none of its packages
 
-    config = _with_flags(load_config(options.config), options)
+    config = accuracy_flags.with_flags(load_config(options.config), options)
     folder = output_of(options, config.name)
-    run(config, options.config, folder, _tell)
+    run(config, options.config, folder, _tell, again=options.again)
     return _write_report(folder, (), options.normalizer)
 
 

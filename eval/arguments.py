@@ -43,6 +43,14 @@ def positive(text: str) -> int:
     return value
 
 
+def not_negative(text: str) -> int:
+    """A whole number from 0."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is below 0")
+    return value
+
+
 def counts(text: str) -> tuple[int, ...]:
     """Whole numbers above 0, between commas."""
     return tuple(positive(number) for number in text.split(","))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import build.config
 from serve.config import read_config
-from serve.fields import Count, CountOrNone, Finite, Name, NameOrNone
+from serve.fields import Count, CountOrNone, Finite, Name, NameOrNone, SecondsOrNone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,10 +14,17 @@ class EvalConfig:
 
     # A manifest, a folder or a data set of a hub; eval/corpora/find.py knows the layouts.
     manifest: Name = "tests/data/manifest.jsonl"  # scored, and timed
-    heldout: NameOrNone = "tests/data/heldout/manifest.jsonl"  # scored only; "" = none
+    # Scored only; "" = none. The same place as `manifest`: what of it was not drawn to be timed.
+    heldout: NameOrNone = "tests/data/heldout/manifest.jsonl"
     limit: CountOrNone = 0  # clips drawn from each of the two; 0 = all
+    timed_limit: CountOrNone = 0  # likewise, of `manifest` alone; 0 = as many as `limit` says
     seed: CountOrNone = 0  # of the draw
+    half: NameOrNone = ""  # of a manifest's two, whose clips alone are drawn; "" = both
     language: NameOrNone = ""  # code, of clips whose layout does not say it; "" = unknown
+    tell_language: bool = False  # whether every system is told the language of each clip
+    # The held-out clips of each speaker are joined to passages of at most so many seconds; 0 = not.
+    # A window costs the same however little is said in it, so this decides more in less time.
+    join_s: SecondsOrNone = 0.0
     systems: tuple[Name, ...] = (
         "earshot-triton",
         "earshot-int8",

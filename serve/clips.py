@@ -1,7 +1,10 @@
 """Audio files with what is said in them, as a manifest lists them.
 
 A manifest is JSONL, one clip a line: `file` (relative to the manifest), `text` (empty where nobody
-speaks), `language` (code, or null with an empty text) and `duration` (s); other keys are ignored.
+speaks), `language` (code, or null with an empty text) and `duration` (s). It may have `group`, what
+figures are told apart by, such as a corpus, `speaker`, of that group, and `half`, of the two that a
+manifest's speakers are split into: settings are chosen on one, figures are of the other. Other keys
+are ignored.
 """
 
 import dataclasses
@@ -24,6 +27,9 @@ class Clip:
     text: str  # the reference; empty where nobody speaks
     language: str | None
     duration_s: float
+    group: str = ""  # "" = none
+    speaker: str = ""  # "" = not known
+    half: str = ""  # "" = of neither
 
 
 def load_clips(manifest: str | Path) -> list[Clip]:
@@ -55,6 +61,9 @@ class _Line:
     text: str
     language: str | None
     duration: Annotated[float, Field(gt=0)]  # s
+    group: str | None = None
+    speaker: str | None = None
+    half: str | None = None
 
 
 def _clip(text: str, folder: Path, where: str) -> Clip:
@@ -64,4 +73,13 @@ def _clip(text: str, folder: Path, where: str) -> Clip:
     path = folder / line.file
     if not path.is_file():
         raise ConfigError(f"{where}: {path} does not exist")
-    return Clip(line.file, path, line.text, line.language or None, line.duration)
+    return Clip(
+        file=line.file,
+        path=path,
+        text=line.text,
+        language=line.language or None,
+        duration_s=line.duration,
+        group=line.group or "",
+        speaker=line.speaker or "",
+        half=line.half or "",
+    )

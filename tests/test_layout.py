@@ -121,6 +121,13 @@ RULES = {
         "eval.machine",
         "eval.processes",
     ),
+    # Command lines alone, which load nothing.
+    "eval.accuracy.flags": ("eval.accuracy.normalize", "eval.arguments", "eval.config"),
+    # A tool in a process of its own: it writes a checkpoint as another program reads it.
+    "eval.accuracy.ggml": (
+        *("build.checkpoint", "build.names", "serve.engine", "serve.errors"),
+        "eval.accuracy.prepare",
+    ),
     "eval.bench": (
         "serve",
         "eval.arguments",

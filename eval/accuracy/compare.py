@@ -16,7 +16,8 @@ _SPEEDS = (  # figure, where a Speed has it, factor, digits
     ("RTFx loaded", "rtfx_loaded", 1.0, 1),
 )
 _CONDITIONS = (  # what must be equal for figures to be comparable
-    *("manifest", "heldout", "clips", "audio_s", "limit", "seed", "language"),
+    *("manifest", "heldout", "clips", "audio_s", "limit", "timed_limit", "seed", "half"),
+    *("language", "tell_language", "join_s"),
     *("concurrency", "repeats", "threads", "machine"),
 )
 _Figure = tuple[float | None, int]  # None where it was not measured; digits to show

@@ -56,6 +56,8 @@ class TimedCall:
     prediction: Prediction | None  # None where the call failed
     error: str | None = None
     path: str | None = None  # of the audio
+    group: str = ""  # of the clip
+    key: str = ""  # of its audio and reference; see eval/accuracy/kept.py
 
     @property
     def text(self) -> str:
@@ -72,7 +74,7 @@ class SystemFacts:
     settings: dict[str, str]  # versions included
     start_s: float  # opening it until it is ready
     peak_memory_bytes: int  # resident set, the child and all its descendants together
-    rows: int  # lines of the predictions file: calls
+    rows: int  # calls that it answered in the process which these facts are of
 
 
 def ten_second_clip(clips: Iterable[Clip]) -> Clip | None:

@@ -4,13 +4,20 @@ A gap of two CERs over the same clips is known only to within its interval (pair
 clips, 95 %). So a gate has three outcomes: it passes where the whole interval is at most the limit,
 fails where the whole interval is above it, and is not decided in between: these clips cannot tell.
 So a gap at its limit fails in about one run of 40, and what is not decided never reads as passed.
+Each gate says how many clips it takes to decide a gap of the size that it found.
 """
 
 import dataclasses
 from collections.abc import Sequence
 
 from eval.accuracy.data import ClipSet
-from eval.accuracy.score import CONFIDENCE, SystemScore, gap_interval
+from eval.accuracy.score import (
+    CONFIDENCE,
+    Counts,
+    SystemScore,
+    clips_to_decide,
+    gap_interval,
+)
 from serve.config import Precision
 
 THEIR_DEFAULTS = ("faster-whisper-float32", "faster-whisper-int8")
@@ -37,7 +44,7 @@ def gates(
     max_gap_faster_whisper: float,
     max_gap_fp16: float,
 ) -> list[Gate]:
-    """Judge a run on each of its sets of clips.
+    """Judge a run, on all clips that those who are compared heard.
 
     Args:
         scores: of the systems that ran.
@@ -46,52 +53,84 @@ def gates(
         max_gap_fp16: points of CER by which INT8 may be above FP16.
     """
     found = {score.facts.name: score for score in scores}
-    judged = []
-    for clip_set in dict.fromkeys(name for score in scores for name in score.sets):
-        where = TITLES[clip_set]
-        # Behind Triton is the same transcriber, so the few clips are enough to see that it is.
-        through_triton = ["earshot-triton"] if clip_set == "timed" else []
-        for ours in (*through_triton, f"earshot-{precision}"):
-            name = f"CER of {ours} on {where} at most {max_gap_faster_whisper:g} points above"
-            name += " faster-whisper's default"
-            judged.append(
-                _gap_gate(name, ours, THEIR_DEFAULTS, max_gap_faster_whisper, found, clip_set)
-            )
-        name = f"CER of earshot-int8 on {where} at most {max_gap_fp16:g} points above earshot-fp16"
-        judged.append(
-            _gap_gate(name, "earshot-int8", ("earshot-fp16",), max_gap_fp16, found, clip_set)
-        )
+    default = f"earshot-{precision}"
+    theirs = [name for name in THEIR_DEFAULTS if name in found]
+    judged = [
+        _gap_gate("faster-whisper's default", default, theirs, max_gap_faster_whisper, found),
+        _gap_gate("earshot-fp16", "earshot-int8", ["earshot-fp16"], max_gap_fp16, found),
+        # Behind Triton is the same transcriber, so a few clips are enough to see that it is.
+        _gap_gate(f"{default} in process", "earshot-triton", [default], max_gap_fp16, found),
+    ]
     return [*judged, _error_gate(scores)]
 
 
 def _gap_gate(
-    name: str,
-    ours: str,
-    others: Sequence[str],
-    limit: float,
-    found: dict[str, SystemScore],
-    clip_set: ClipSet,
+    title: str, ours: str, others: Sequence[str], limit: float, found: dict[str, SystemScore]
 ) -> Gate:
-    """Judge `ours` against the most accurate of `others`, all of which must be there."""
-    missing = [
-        system
-        for system in (ours, *others)
-        if system not in found or clip_set not in found[system].sets
-    ]
-    if missing:
-        return Gate(name, None, f"{' and '.join(missing)} did not hear them in this run")
-    one = found[ours].sets[clip_set]
-    theirs = min(others, key=lambda other: found[other].sets[clip_set].overall.cer.counts.errors)
-    other = found[theirs].sets[clip_set]
-    if one.overall.cer.percent is None or other.overall.cer.percent is None:
-        return Gate(name, None, "no clip has a reference text")
-    low, high = gap_interval(list(one.by_clip.values()), list(other.by_clip.values()))
-    detail = (
-        f"{one.overall.cer.percent:.2f} % - {other.overall.cer.percent:.2f} % ({theirs}) = "
-        f"{one.overall.cer.percent - other.overall.cer.percent:+.2f} points "
-        f"[{low:+.2f}, {high:+.2f}] at {100 * CONFIDENCE:g} %"
-    )
-    return decided(name, detail, (low, high), limit, f"{one.overall.clips} clips")
+    """Judge `ours` against the most accurate of `others`; `title` is what they are."""
+    name = f"CER of {ours} at most {limit:g} points above {title}"
+    missing = [system for system in (ours, *others) if system not in found]
+    if missing or not others:
+        return Gate(name, None, f"{' and '.join(missing) or title} did not run")
+    gaps = [_Gap.of(found[ours], found[other]) for other in others]
+    known = [gap for gap in gaps if gap is not None]
+    if not known:
+        return Gate(name, None, "they heard no clip with a reference text together")
+    return max(known, key=lambda gap: gap.points).judged(name, limit)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Gap:
+    """How far apart two systems are on the clips that both heard."""
+
+    ours: float  # CER, percent
+    theirs: float
+    name: str  # of theirs
+    interval: tuple[float, float]  # of the difference, points
+    clips: int
+    equal: int  # of these, clips on which both made as many errors
+
+    @classmethod
+    def of(cls, ours: SystemScore, theirs: SystemScore) -> "_Gap | None":
+        """None where no clip that both heard has a text."""
+        pairs = [
+            (counts, theirs.sets[clip_set].by_clip[file])
+            for clip_set, heard in ours.sets.items()
+            if clip_set in theirs.sets
+            for file, counts in heard.by_clip.items()
+            if file in theirs.sets[clip_set].by_clip
+        ]
+        one, other = ([pair[side] for pair in pairs] for side in (0, 1))
+        totals = [sum(counts, Counts()) for counts in (one, other)]
+        if not pairs or not totals[0].length:
+            return None
+        rates = [100.0 * total.errors / total.length for total in totals]
+        return cls(
+            ours=rates[0],
+            theirs=rates[1],
+            name=theirs.facts.name,
+            interval=gap_interval(one, other),
+            clips=len(pairs),
+            equal=sum(a.errors == b.errors for a, b in pairs),
+        )
+
+    @property
+    def points(self) -> float:
+        return self.ours - self.theirs
+
+    def judged(self, name: str, limit: float) -> Gate:
+        low, high = self.interval
+        needed = clips_to_decide(self.points, self.interval, limit, self.clips)
+        sentence = (
+            f"{self.ours:.2f} % - {self.theirs:.2f} % ({self.name}) = {self.points:+.2f} points "
+            f"[{low:+.2f}, {high:+.2f}] at {100 * CONFIDENCE:g} % on {self.clips} clips, of which "
+            f"{self.equal} have as many errors with both; "
+        )
+        if needed is None:
+            sentence += "no number of clips tells a gap that is the limit from it"
+        else:
+            sentence += f"about {needed:,} such clips decide a gap of this size"
+        return decided(name, sentence, self.interval, limit, f"{self.clips}")
 
 
 def decided(name: str, detail: str, interval: tuple[float, float], limit: float, what: str) -> Gate:

@@ -23,8 +23,12 @@ class System:
 
     settings: dict[str, str]  # everything that decides its figures, versions included
 
-    def transcribe(self, audio: bytes) -> Prediction:
+    def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
         """The text of an audio file's bytes; called from several threads at once.
+
+        Args:
+            audio: a whole file.
+            language: code of what is spoken; None leaves the system to find out.
 
         Raises:
             EarshotError: this one call failed.
@@ -44,12 +48,14 @@ def drive(
     repeats: int,
     emit: Callable[[TimedCall], None],
     clip_set: ClipSet = "timed",
+    tell_language: bool = False,
 ) -> None:
     """Send every clip `repeats` times, each pass in its own shuffled order, without a gap.
 
     `emit` gets every timed call, in order of completion, never two at the same time. An expected
     error of a call becomes its `error`; any other exception ends the drive and is raised, a
-    FileError among them: a clip that cannot be read says nothing about the system.
+    FileError among them: a clip that cannot be read says nothing about the system. With
+    `tell_language` the system is told what language is spoken.
     """
     order = random.Random(SHUFFLE_SEED)
     calls = [
@@ -63,7 +69,8 @@ def drive(
     def call(clip: Clip, repeat: int) -> None:
         audio = read_bytes(clip.path)
         started = time.perf_counter()
-        prediction, error = _transcribe(system, audio)
+        told = (clip.language,) if tell_language and clip.language else ()
+        prediction, error = _transcribe(system, audio, *told)
         timed = TimedCall(
             file=clip.file,
             reference=clip.text,
@@ -78,6 +85,7 @@ def drive(
             prediction=prediction,
             error=error,
             path=str(clip.path),
+            group=clip.group,
         )
         with lock:
             emit(timed)
@@ -93,9 +101,11 @@ def drive(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _transcribe(system: System, audio: bytes) -> tuple[Prediction | None, str | None]:
+def _transcribe(
+    system: System, audio: bytes, *language: str
+) -> tuple[Prediction | None, str | None]:
     try:
-        return system.transcribe(audio), None
+        return system.transcribe(audio, *language), None
     except EarshotError as error:
         return None, f"{type(error).__name__}: {error}"
 

@@ -90,9 +90,9 @@ class EarshotTriton(System):
             **versions("nvidia-pytriton", "tritonclient", "torch"),
         }
 
-    def transcribe(self, audio: bytes) -> Prediction:
+    def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
         """One infer call."""
-        answer = self._client.transcribe(audio=audio)
+        answer = self._client.transcribe(audio=audio, language=language)
         self.server.require_unbroken()
         return _from_transcript(answer)
 
@@ -122,9 +122,10 @@ class EarshotInProcess(System):
             **versions("torch"),
         }
 
-    def transcribe(self, audio: bytes) -> Prediction:
+    def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
         """One request."""
-        return _from_transcript(self._transcriber.transcribe(Request(audio, **self._options)))
+        request = Request(audio, language=language, **self._options)
+        return _from_transcript(self._transcriber.transcribe(request))
 
     def close(self) -> None:
         """End the transcriber's thread."""

@@ -13,7 +13,13 @@ from typing import Any
 
 from eval.accuracy.data import Prediction, TimedText
 from eval.accuracy.load import System
-from eval.accuracy.prepare import checkpoint_folder, converted_folder, knows_languages
+from eval.accuracy.prepare import (
+    OPENAI_VOCABULARIES,
+    checkpoint_folder,
+    converted_folder,
+    knows_languages,
+    vocabulary_size,
+)
 from eval.config import Config
 from eval.machine import versions
 from serve.errors import AudioError, UnavailableError
@@ -59,7 +65,7 @@ class TransformersFp32(System):
             **versions("transformers", "torch"),
         }
 
-    def transcribe(self, audio: bytes) -> Prediction:
+    def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
         """Decode, cut, generate window by window."""
         from serve.speech import audio as audio_files  # noqa: PLC0415 - as above
         from serve.speech import windows  # noqa: PLC0415 - as above
@@ -67,10 +73,10 @@ class TransformersFp32(System):
 
         blocks = audio_files.decode(audio, Limits(self._config.transcriber.max_audio_s))
         segments: list[TimedText] = []
-        language = None
+        told = language
         for window in windows.cut(blocks):
             with self._lock:
-                code, pieces = self._window(window.samples)
+                code, pieces = self._window(window.samples, told)
             language = language or code
             segments += [
                 TimedText(window.start_s + p.start_s, window.start_s + p.end_s, p.text)
@@ -78,15 +84,16 @@ class TransformersFp32(System):
             ]
         return _from_segments(language, segments)
 
-    def _window(self, samples: Any) -> tuple[str | None, list[TimedText]]:
+    def _window(self, samples: Any, language: str | None) -> tuple[str | None, list[TimedText]]:
         """Language and timed text of one window; samples are float32 (n,), 16 kHz mono."""
         inputs = self._processor(samples, sampling_rate=16_000, return_tensors="pt")
         features = inputs.input_features.to(self._config.runtime.device)
         tokenizer = self._processor.tokenizer
-        options, code = dict(self._options), None
+        options, code = dict(self._options), language
         if self._model.generation_config.is_multilingual:
-            found = self._model.detect_language(features)[0].item()
-            code = tokenizer.decode(found).strip("<|>")
+            if code is None:
+                found = self._model.detect_language(features)[0].item()
+                code = tokenizer.decode(found).strip("<|>")
             options |= {"task": "transcribe", "language": code}
         out = self._model.generate(features, return_segments=True, **options)
         pieces = [
@@ -161,14 +168,14 @@ class FasterWhisper(System):
         """Whether the library sees a model that knows languages, and tells it one."""
         return bool(self._model.model.is_multilingual)
 
-    def transcribe(self, audio: bytes) -> Prediction:
+    def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
         """One transcription; the library decodes the file itself."""
         from av.error import FFmpegError  # noqa: PLC0415 - comes with faster-whisper
 
         try:
             # A copy, because the library adds to the list of suppressed tokens.
             options = copy.deepcopy(self._options)
-            pieces, info = self._transcribe(io.BytesIO(audio), **options)
+            pieces, info = self._transcribe(io.BytesIO(audio), language=language, **options)
         except FFmpegError as error:
             raise AudioError(f"faster-whisper cannot decode the audio: {error}") from error
         segments = [TimedText(piece.start, piece.end, piece.text, piece.seek) for piece in pieces]
@@ -201,8 +208,12 @@ def fair_options(config: Config) -> dict[str, Any]:
     """What faster-whisper has to be told of a checkpoint that is not OpenAI's.
 
     Its own list of suppressed tokens is OpenAI's, so it gets the checkpoint's, which a conversion
-    keeps in config.json; and the demo checkpoint stops early after text of earlier windows.
+    keeps in config.json; and small checkpoints that are not OpenAI's stop early after text of
+    earlier windows. A published one is told nothing but its own list.
     """
-    converted = (converted_folder(config) / "config.json").read_text(encoding="utf-8")
-    suppressed = list(json.loads(converted)["suppress_ids"] or [])
-    return {"condition_on_previous_text": False, "suppress_tokens": suppressed}
+    folder = converted_folder(config)
+    suppressed = json.loads((folder / "config.json").read_text(encoding="utf-8"))["suppress_ids"]
+    fair: dict[str, Any] = {"suppress_tokens": list(suppressed or [])}
+    if vocabulary_size(folder) not in OPENAI_VOCABULARIES:
+        fair["condition_on_previous_text"] = False
+    return fair

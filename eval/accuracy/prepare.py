@@ -1,4 +1,5 @@
-"""What systems need before they can start: engines, and the checkpoint as CTranslate2 reads it.
+"""What systems need before they can start: engines, and the checkpoint as CTranslate2 and
+whisper.cpp read it.
 
 Each is made by the tool that owns it, in a process of its own, so that nothing which it loads
 counts as a system's memory.
@@ -10,7 +11,9 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 from eval.config import Config
 from eval.processes import run_tool
@@ -20,11 +23,20 @@ from serve.errors import UnavailableError
 
 CACHE = Path(".cache") / "ctranslate2"
 """Converted checkpoints, by a hash of what made them; relative to the project's root."""
+GGML_CACHE = Path(".cache") / "ggml"
+"""Checkpoints as whisper.cpp reads them, likewise."""
+
+GgmlKind = Literal["f16", "q8_0"]
 
 PREPARE_TIMEOUT_S = 3600.0
 CONVERTED_VERSION = "3"  # a part of the cache's key; to be raised when the conversion changes
+GGML_VERSION = "1"  # likewise
+OPENAI_VOCABULARIES = (51_864, 51_865, 51_866)  # English; multilingual; large-v3 and turbo
+"""Sizes of the vocabularies of published checkpoints; no other checkpoint has one of these."""
 _CONVERT = "from ctranslate2.converters.transformers import main; main()"
 _SPARE_TOKEN = "<|startoflm|>"
+_CONVERTED_WEIGHTS = "model.bin"
+_CHECKPOINT_FILES = (".safetensors", ".bin", ".json")
 _TOKENIZER_FILES = ("tokenizer.json", "preprocessor_config.json")
 
 
@@ -59,7 +71,7 @@ def checkpoint_folder(config: Config) -> Path:
     if name.endswith(".pt") or Path(name).exists() or name.startswith((".", "/")):
         raise UnavailableError(
             f"transformers and faster-whisper need a Hugging Face checkpoint, got {name}; "
-            "name the systems that can run with --systems"
+            "leave these systems out with --without"
         )
     return hub.checkpoint_folder(name).path
 
@@ -67,13 +79,15 @@ def checkpoint_folder(config: Config) -> Path:
 def converted_folder(config: Config) -> Path:
     """Where the CTranslate2 form of the present checkpoint lies or will lie.
 
-    Its name depends on the weights, on the checkpoint's JSON files, on the release of CTranslate2
-    and on how we convert.
+    A checkpoint that is in this form is used as it is. Of any other the name depends on the
+    weights, on the checkpoint's JSON files, on the release of CTranslate2 and on how we convert.
 
     Raises:
         UnavailableError: the checkpoint holds no weights that it could be made from.
     """
     folder = checkpoint_folder(config)
+    if (folder / _CONVERTED_WEIGHTS).is_file():
+        return folder
     files = sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")])
     if not files:
         raise UnavailableError(f"no *.safetensors or pytorch_model*.bin in {folder}")
@@ -81,12 +95,55 @@ def converted_folder(config: Config) -> Path:
         if not path.is_file():
             raise UnavailableError(f"faster-whisper needs {path}, which does not exist")
     made_by = f"{CONVERTED_VERSION} {importlib.metadata.version('ctranslate2')}"
+    return CACHE / _digest(made_by, [*files, *sorted(folder.glob("*.json"))])
+
+
+def checkpoint_key(config: Config) -> str:
+    """A hash of the checkpoint's files; raises as `checkpoint_folder`."""
+    return _digest("", _checkpoint_files(config))
+
+
+def _checkpoint_files(config: Config) -> list[Path]:
+    folder = checkpoint_folder(config)
+    return sorted(path for path in folder.iterdir() if path.suffix in _CHECKPOINT_FILES)
+
+
+def _digest(made_by: str, files: Iterable[Path]) -> str:
     digest = hashlib.sha256(made_by.encode())
-    for path in [*files, *sorted(folder.glob("*.json"))]:
+    for path in files:
         digest.update(path.name.encode())
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
-    return CACHE / digest.hexdigest()[:24]
+    return digest.hexdigest()[:24]
+
+
+def ggml_file(config: Config, kind: GgmlKind) -> Path:
+    """Where the present checkpoint lies or will lie as whisper.cpp reads it.
+
+    Raises:
+        UnavailableError, CheckpointError: as `checkpoint_folder`.
+    """
+    return GGML_CACHE / f"{_digest(GGML_VERSION, _checkpoint_files(config))}-{kind}.bin"
+
+
+def prepare_ggml(config: Config, kind: GgmlKind) -> None:
+    """Write the checkpoint as whisper.cpp reads it, unless that was done before.
+
+    Raises:
+        EarshotError: it could not be written; the tool has said why.
+    """
+    target = ggml_file(config, kind)
+    if target.is_file():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_suffix(".partial")
+    command = [sys.executable, "-m", "eval.accuracy.ggml", str(checkpoint_folder(config))]
+    command += [config.build.tokenizer, str(partial), kind]
+    try:
+        run_tool(command, "writing the checkpoint for whisper.cpp", PREPARE_TIMEOUT_S)
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def prepare_converted(config: Config) -> None:
@@ -129,10 +186,15 @@ def mark_multilingual(folder: Path) -> None:
         raise UnavailableError(
             "CTranslate2 would take the checkpoint for English-only: its vocabulary has neither an "
             f"empty token nor {_SPARE_TOKEN} to make one of; leave faster-whisper out with "
-            "--systems"
+            "--without"
         )
     tokens[tokens.index(_SPARE_TOKEN)] = ""
     path.write_text(json.dumps(tokens, ensure_ascii=False), encoding="utf-8")
+
+
+def vocabulary_size(folder: Path) -> int:
+    """How many tokens a converted checkpoint has."""
+    return len(_vocabulary(folder))
 
 
 def knows_languages(folder: Path) -> bool:
@@ -141,5 +203,8 @@ def knows_languages(folder: Path) -> bool:
 
 
 def _vocabulary(folder: Path) -> list[str]:
-    tokens: list[str] = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
+    path = folder / "vocabulary.json"
+    if not path.is_file():  # of earlier releases, a token a line
+        return (folder / "vocabulary.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    tokens: list[str] = json.loads(path.read_text(encoding="utf-8"))
     return tokens

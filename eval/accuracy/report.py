@@ -4,7 +4,7 @@ The rules of comparison stand in the report itself, beside the numbers that foll
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +14,7 @@ from eval.accuracy.run import RunFacts
 from eval.accuracy.score import (
     BOOTSTRAP_SAMPLES,
     BOOTSTRAP_SEED,
+    Accuracy,
     Latency,
     Rate,
     SetScore,
@@ -24,27 +25,34 @@ from eval.accuracy.worker import MEMORY_SAMPLE_S
 from serve.codec import from_json, require_version, to_json
 from serve.files import read_text
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
+MOST_MISTAKES = 40  # clips in the table of errors
 GREEDY = "-greedy"  # how the names of systems end that search greedily
 
 Verdict = Literal["passed", "failed", "not decided"]
 
 RULES = (
     "Every system gets a file's bytes, in the same order, and returns the whole text; "
-    "decoding the audio is timed. No system is told the language. Each runs alone in its own "
-    "process, on the same CPU cores.",
+    "decoding the audio is timed. Either every system is told the language or none is: see "
+    "under the title. Each runs alone in its own process, on the same CPU cores.",
     "faster-whisper decodes with its own defaults (a beam of 5), or greedily where its name "
-    "says so, but for two things: the checkpoint's list of suppressed tokens in place of "
-    "OpenAI's, and no text of earlier windows in the prompt. "
-    "`faster-whisper-library-defaults` is without these two.",
+    "says so, but for the list of suppressed tokens, which is the checkpoint's, and, with "
+    "checkpoints that are not published ones, no text of earlier windows in the prompt. "
+    "`faster-whisper-library-defaults` is told nothing at all.",
+    "whisper.cpp decodes as its command line does (a beam of 5), in as many threads; it "
+    "computes one call at a time, and the package's build for pip is what is measured.",
     "CER and WER: jiwer; all edits of all clips / length of all references, spaces count as "
     'characters. Scored is a pass over all clips before any that is timed; "unstable" counts '
     "the clips whose text was not the same in every call. Text on a clip with an empty "
     "reference counts as insertions. Intervals: 95 %, percentile bootstrap over clips, "
     f"{BOOTSTRAP_SAMPLES} draws, seed {BOOTSTRAP_SEED}; the draws of two systems are paired.",
     "Gates: passed where the whole interval of a gap is at most the limit, failed where it is "
-    "above it as a whole, else not decided: the clips are too few to tell. faster-whisper's "
-    "default is the more accurate of float32 and int8 on those clips.",
+    "above it as a whole, else not decided: the clips are too few to tell. Each is judged on "
+    "all clips that both systems heard. How many clips decide a gap is told from the width of "
+    "its interval, which shrinks with the root of their number. faster-whisper's default is the "
+    "more accurate of float32 and int8, of those that ran.",
+    "Clips that cannot be decoded are given to nobody and count for nothing; so do those that "
+    "no system could read.",
     "Latency: file bytes handed over until the whole answer is there, waiting in queues "
     "included; percentiles over all calls. Jitter: deviation of the same clip's latency "
     "between passes, root mean square over clips, so that different lengths of clips do not "
@@ -65,6 +73,7 @@ class Report:
     normalizers: dict[str, str]  # what each does that texts were compared under
     systems: tuple[SystemScore, ...]
     gates: tuple[Gate, ...]
+    unheard: dict[str, str] = dataclasses.field(default_factory=dict)  # by file: why by nobody
 
     @property
     def verdict(self) -> Verdict:
@@ -153,14 +162,16 @@ def to_markdown(report: Report) -> str:
     run = report.run
     parts = [
         f"# Evaluation of {run.config_name}",
-        f"{run.started}; {_clips(run)}; {run.threads} CPU threads for every system, "
-        f"{run.repeats} timed passes.",
+        f"{run.started}; {_clips(run)}; {languages_text(run)}; {run.threads} CPU threads for "
+        f"every system, {run.repeats} timed passes.",
         gates_text(report.gates),
-        _normalizers(report),
-        *(part for clip_set in run.clips for part in _heard(clip_set, report.systems)),
+        *_unheard(report),
+        *(part for clip_set in run.clips for part in _heard(clip_set, report)),
         "## Speed and memory",
         _speed(report.systems, run),
         _ratios(report.systems, run),
+        "## Normalisers",
+        _normalizers(report),
         "## Rules",
         "\n".join(f"- {rule}" for rule in RULES),
         "## Machine",
@@ -183,16 +194,41 @@ def _clips(run: RunFacts) -> str:
     )
 
 
-def _heard(clip_set: ClipSet, systems: Sequence[SystemScore]) -> list[str]:
+def languages_text(run: RunFacts) -> str:
+    """Who knew what language is spoken."""
+    return f"the language is {'told to' if run.tell_language else 'found out by'} every system"
+
+
+def unread(report: Report) -> dict[str, str]:
+    """Clips that count for nothing, by file, and why."""
+    unreadable = [found.items() for found in report.run.unreadable.values()]
+    return {file: why for found in [*unreadable, report.unheard.items()] for file, why in found}
+
+
+def _unheard(report: Report) -> list[str]:
+    found = unread(report)
+    if not found:
+        return []
+    lines = [f"- `{file}`: {why}" for file, why in found.items()]
+    return [f"Clips that nobody can read, {len(found)}, which count for nothing:", "\n".join(lines)]
+
+
+def _heard(clip_set: ClipSet, report: Report) -> list[str]:
     """The part of report.md on one set of clips."""
-    title = TITLES[clip_set]
-    sets = {score.facts.name: score.sets[clip_set] for score in systems if clip_set in score.sets}
+    title = f"## Accuracy on {TITLES[clip_set]}"
+    sets = {
+        score.facts.name: score.sets[clip_set] for score in report.systems if clip_set in score.sets
+    }
     if not sets:
-        return [f"## Accuracy on {title}", "None of these systems heard them."]
+        return [title, "None of these systems heard them."]
+    by_language = {name: heard.by_language for name, heard in sets.items()}
+    by_group = {name: heard.by_group for name, heard in sets.items()}
     return [
-        f"## Accuracy on {title}",
+        title,
+        f"Normalised by `{report.normalizer}`:",
         _accuracy(sets),
-        _by_language(sets),
+        *_by("language", by_language),
+        *_by("group", by_group),
         "By normaliser, CER and WER:",
         _by_normalizer(sets),
         "Character errors:",
@@ -255,13 +291,26 @@ def _accuracy(sets: dict[str, SetScore]) -> str:
     return table([*header, "language right", "silent clips with text"], rows)
 
 
-def _by_language(sets: dict[str, SetScore]) -> str:
-    rows = [
-        [name, language, str(part.clips), percent(part.cer), percent(part.wer)]
-        for name, heard in sets.items()
-        for language, part in heard.by_language.items()
+def parts_rows(systems: Mapping[str, Mapping[str, Accuracy]]) -> list[list[str]]:
+    """Parts of a set, one a row: its name, its clips, and CER / WER in % of every system."""
+    first = next(iter(systems.values()))
+    return [
+        [name, str(found.clips), *(_both_rates(parts[name]) for parts in systems.values())]
+        for name, found in first.items()
     ]
-    return table(["system", "language", "clips", "CER [95 %]", "WER [95 %]"], rows)
+
+
+def _both_rates(found: Accuracy) -> str:
+    rates = (found.cer.percent, found.wer.percent)
+    return " / ".join("none" if rate is None else f"{rate:.1f}" for rate in rates)
+
+
+def _by(what: str, systems: Mapping[str, Mapping[str, Accuracy]]) -> list[str]:
+    """A table of one kind of parts, and what it shows; nothing where there are none."""
+    rows = parts_rows(systems)
+    if not rows:
+        return []
+    return [f"By {what}, CER / WER in %:", table([what, "clips", *systems], rows)]
 
 
 def _milliseconds(*seconds: float | None, otherwise: str = "none") -> str:
@@ -331,16 +380,18 @@ def _ratios(systems: Sequence[SystemScore], run: RunFacts) -> str:
 
 
 def _mistakes(sets: dict[str, SetScore]) -> str:
-    """Character errors per clip and system, where a system made any."""
-    files = [
-        file
+    """Character errors per clip and system, of the clips where systems made the most."""
+    errors = {
+        file: [heard.by_clip[file].errors for heard in sets.values()]
         for file in next(iter(sets.values())).by_clip
-        if any(heard.by_clip[file].errors for heard in sets.values())
-    ]
-    if not files:
+    }
+    wrong = [file for file, made in errors.items() if any(made)]
+    if not wrong:
         return "None: every clip was heard without an error by every system."
-    rows = [[file, *(str(heard.by_clip[file].errors) for heard in sets.values())] for file in files]
-    return table(["clip", *sets], rows)
+    worst = sorted(wrong, key=lambda file: -sum(errors[file]))[:MOST_MISTAKES]
+    rows = [[file, *map(str, errors[file])] for file in sorted(worst)]
+    more = f"Of {len(wrong)} clips those with the most:\n\n" if len(wrong) > len(worst) else ""
+    return more + table(["clip", *sets], rows)
 
 
 def settings_text(facts: SystemFacts) -> str:

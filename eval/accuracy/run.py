@@ -1,37 +1,46 @@
-"""Runs clips x systems and keeps the raw predictions, one folder a run:
+"""Runs clips x systems and keeps the raw predictions, one folder a run; a later run goes on there:
 
 run.json                     what was run: configuration, clips, machine
+clips.json                   every clip, with a hash of its audio and reference
 spelling.json                the checkpoint's spellings, for Whisper's English normaliser
-predictions/<system>.jsonl   every call, raw
-predictions/<system>.json    the system's settings, start-up time and peak memory
+predictions/                 what every system said; see eval/accuracy/kept.py
 logs/<system>.log            what the system's process wrote
 report.md, .html, .json      made from these alone, by `python -m eval run` and `score`
 """
 
 import dataclasses
 import datetime
-import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from tqdm import tqdm
 
 from eval.accuracy import systems
-from eval.accuracy.data import ClipSet, SystemFacts, TimedCall, read_calls, ten_second_clip
+from eval.accuracy.data import ClipSet, SystemFacts, TimedCall, ten_second_clip
+from eval.accuracy.estimate import Cost, estimate_lines, windows, windows_of
+from eval.accuracy.kept import ClipSets, Kept, Keys, keys_of, timed_key
 from eval.accuracy.normalize import Spelling, read_spelling
-from eval.accuracy.worker import ClipSets, calls_of, measure_system
+from eval.accuracy.passages import join_clips
+from eval.accuracy.worker import measure_system, timed_calls_of
 from eval.config import Config
-from eval.corpora.find import Found, find_clips
+from eval.corpora.find import Found, find_readable_clips
 from eval.files import read_json, write_json
 from eval.machine import machine_facts
 from serve import hub
+from serve.clips import Clip
 from serve.codec import to_json
 from serve.config import Precision
 from serve.errors import CheckpointError, ConfigError
+from serve.files import read_bytes
+from serve.speech.audio import decode
+from serve.speech.meter import Limits
 
 RUN_FILE = "run.json"
+CLIPS_FILE = "clips.json"
 SPELLING_FILE = "spelling.json"
+PROBED_CLIPS = 4  # that a system hears first, one after another, to see how long all will take
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,21 +66,63 @@ class RunFacts:
     max_cer_gap_fp16: float  # points
     machine: dict[str, str]
     limit: int = 0
+    timed_limit: int = 0
     seed: int = 0
+    half: str = ""
     language: str = ""
+    tell_language: bool = False
+    join_s: float = 0.0
     sources: dict[ClipSet, str] = dataclasses.field(default_factory=dict)  # what each place holds
+    unreadable: dict[ClipSet, dict[str, str]] = dataclasses.field(default_factory=dict)
 
 
 LoadedSystem = tuple[SystemFacts, list[TimedCall]]
+_GO_ON = "run again, which goes on where it ended, or name the systems that did with --systems"
 
 
-def run(config: Config, config_path: str, folder: Path, tell: Callable[[str], None]) -> None:
-    """Run every configured system over every clip; one finished system is kept before the next.
+@dataclasses.dataclass(frozen=True)
+class _Work:
+    """What one system is to hear in a run, and what of that is left."""
 
-    `tell` gets a line on each set of clips.
+    name: str
+    kept: Kept
+    clips: ClipSets
+    timed: Sequence[Clip]  # () where it is not timed, or was
+    timed_key: str
+    left: ClipSets
+    facts_before: SystemFacts | None
+
+    @property
+    def is_done(self) -> bool:
+        return not self.left and not self.timed and self.facts_before is not None
+
+    def windows(self, repeats: int) -> int:
+        """How many windows are left, timed phases included."""
+        scored = [clip for of_set in self.left.values() for clip in of_set]
+        timed = timed_calls_of(self.timed, repeats) if self.timed else []
+        return sum(map(windows_of, [*scored, *timed]))
+
+
+def run(
+    config: Config,
+    config_path: str,
+    folder: Path,
+    tell: Callable[[str], None],
+    *,
+    again: bool = False,
+) -> None:
+    """Run every configured system over every clip that it has not heard in this folder.
+
+    Args:
+        config: `eval` says what and how.
+        config_path: for those who build what is missing.
+        folder: of the run; what it holds of the same conditions is gone on with.
+        tell: gets a line on each set of clips, on what is left to do and how long that takes.
+        again: whether what was said before is dropped.
 
     Raises:
-        EarshotError: a clip, a system or something that it needs is missing, or a system failed.
+        EarshotError: a system or something that it needs is missing, or a system failed; no clip
+            can be read.
     """
     names = config.eval.systems
     systems.check(names, config)
@@ -81,26 +132,69 @@ def run(config: Config, config_path: str, folder: Path, tell: Callable[[str], No
     # Every system gets the same threads, ours too.
     runtime = dataclasses.replace(config.runtime, threads=config.eval.threads)
     config = dataclasses.replace(config, runtime=runtime)
-    sources = {name: of_set.summary for name, of_set in found.items()}
-    facts = _run_facts(config, clips, sources)
+    facts = _run_facts(config, found, folder)
+    keys = keys_of(clips)
+    works = [_work(name, config, clips, keys, folder, tell, again=again) for name in names]
     write_json(folder / RUN_FILE, facts)
+    write_json(folder / CLIPS_FILE, keys)
     write_json(folder / SPELLING_FILE, _spelling(config))
-    for name in names:
-        _run_system(name, config, clips, facts.id, folder)
+    left = [work for work in works if not work.is_done]
+    costs = {work.name: _probe(work, config, keys, facts.id, folder) for work in left}
+    left = [_work(one.name, config, clips, keys, folder, tell, again=False) for one in left]
+    for line in estimate_lines(
+        {work.name: (costs[work.name], work.windows(config.eval.repeats)) for work in left}
+    ):
+        tell(line)
+    for work in left:
+        _run_system(work, config, keys, facts.id, folder)
 
 
 def _found(config: Config, tell: Callable[[str], None]) -> dict[ClipSet, Found]:
     """The held-out clips go first: they are many, so a system is warm when the others come."""
-    of = config.eval
+    of, limits = config.eval, Limits(config.transcriber.max_audio_s)
     places: dict[ClipSet, str] = {"heldout": of.heldout, "timed": of.manifest}
-    found = {
-        name: find_clips(place, limit=of.limit, seed=of.seed, language=of.language)
-        for name, place in places.items()
-        if place
-    }
+    drawn = {"heldout": of.limit, "timed": of.timed_limit or of.limit}
+    found: dict[ClipSet, Found] = {}
+    for name, place in places.items():
+        if place:
+            found[name] = find_readable_clips(
+                place, read=lambda path: _decode(path, limits), limit=drawn[name], seed=of.seed,
+                language=of.language, half=of.half,
+            )  # fmt: skip
     for name, of_set in found.items():
         tell(f"{places[name]}: {of_set.summary}")
+        for file, reason in of_set.unreadable.items():
+            tell(f"cannot be read, so nobody is given it: {file}: {reason}")
+    if "heldout" in found and of.heldout == of.manifest:
+        found["heldout"] = _without(found["heldout"], found["timed"].clips)
+    if "heldout" in found and of.join_s:
+        found["heldout"] = _as_passages(found["heldout"], of.join_s, limits)
+        tell(f"{places['heldout']}: {found['heldout'].summary}")
     return found
+
+
+def _decode(path: Path, limits: Limits) -> None:
+    for _ in decode(read_bytes(path), limits):
+        pass
+
+
+def _without(found: Found, others: Sequence[Clip]) -> Found:
+    """What is timed is scored there; the same place need not give it twice."""
+    files = {clip.file for clip in others}
+    clips = [clip for clip in found.clips if clip.file not in files]
+    if not clips:
+        raise ConfigError(
+            "every clip was drawn to be timed, so none is left to be held out; draw fewer with "
+            "--timed-limit, or say --heldout ''"
+        )
+    summary = f"{found.summary}; {len(clips)} of these are not timed"
+    return Found(clips, summary, found.unreadable)
+
+
+def _as_passages(found: Found, longest_s: float, limits: Limits) -> Found:
+    clips = join_clips(found.clips, longest_s, limits)
+    summary = f"{found.summary}; joined to {len(clips)} passages of one speaker each, of at most "
+    return Found(clips, f"{summary}{longest_s:g} s", found.unreadable)
 
 
 def _spelling(config: Config) -> Spelling:
@@ -113,10 +207,11 @@ def _spelling(config: Config) -> Spelling:
         return Spelling()
 
 
-def _run_facts(config: Config, clips: ClipSets, sources: dict[ClipSet, str]) -> RunFacts:
+def _run_facts(config: Config, found: Mapping[ClipSet, Found], folder: Path) -> RunFacts:
+    clips = {name: of_set.clips for name, of_set in found.items()}
     ten_second = ten_second_clip(clips["timed"])
     return RunFacts(
-        id=uuid.uuid4().hex,
+        id=_id_of(folder),
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         config_name=config.name,
         precision=config.build.precision,
@@ -124,49 +219,124 @@ def _run_facts(config: Config, clips: ClipSets, sources: dict[ClipSet, str]) -> 
         audio_s={name: sum(clip.duration_s for clip in of_set) for name, of_set in clips.items()},
         ten_second_clip=ten_second.file if ten_second else None,
         machine=machine_facts(),
-        sources=sources,
+        sources={name: of_set.summary for name, of_set in found.items()},
+        unreadable={name: of_set.unreadable for name, of_set in found.items()},
         **vars(config.eval),
     )
 
 
-def _run_system(name: str, config: Config, clips: ClipSets, run_id: str, folder: Path) -> None:
-    """Measure one system and keep what it said; an interrupted one leaves `.partial` lines."""
-    path = folder / "predictions" / f"{name}.jsonl"
-    partial = path.with_name(path.name + ".partial")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    bar = tqdm(total=calls_of(name, clips, config), desc=f"{name:31}", unit="call")
-    with bar, partial.open("w", encoding="utf-8") as file:
+def _id_of(folder: Path) -> str:
+    """A folder keeps its id, so that what it holds can be gone on with."""
+    try:
+        return read_json(folder / RUN_FILE, RunFacts, "a run").id
+    except ConfigError:  # none yet, or of an earlier version
+        return uuid.uuid4().hex
+
+
+def _work(
+    name: str,
+    config: Config,
+    clips: ClipSets,
+    keys: Keys,
+    folder: Path,
+    tell: Callable[[str], None],
+    *,
+    again: bool,
+) -> _Work:
+    kept = Kept(folder, name)
+    if kept.go_on(systems.key_of(name, config), again=again):
+        tell(f"{name}: what it said before was said under other settings, so it hears all again")
+    only_timed: ClipSets = {"timed": clips["timed"]}
+    heard_by = clips if name in config.eval.heldout_systems else only_timed
+    left, facts = kept.left(heard_by, keys), kept.facts()
+    key = timed_key(clips["timed"], keys["timed"], config.eval.concurrency, config.eval.repeats)
+    is_timed = name not in config.eval.timed or kept.is_timed(key)
+    if not left and is_timed and facts is None:  # it ended after its last answer, before its facts
+        left = {"timed": clips["timed"][-1:]}
+    return _Work(
+        name=name,
+        kept=kept,
+        clips=heard_by,
+        timed=() if is_timed else clips["timed"],
+        timed_key=key,
+        left=left,
+        facts_before=facts,
+    )
+
+
+def _probe(work: _Work, config: Config, keys: Keys, run_id: str, folder: Path) -> Cost:
+    """Let a system hear a few of what is left, one after another, to see what a window costs.
+
+    What it says is kept as any other.
+    """
+    scored = [(name, clip) for name, of_set in work.left.items() for clip in of_set]
+    few = scored[:: max(1, len(scored) // PROBED_CLIPS)][:PROBED_CLIPS]
+    if not few:  # the timed phases alone are left
+        few = [("timed", clip) for clip in work.timed[:PROBED_CLIPS]]
+    alone = dataclasses.replace(config, eval=dataclasses.replace(config.eval, concurrency=1))
+    clips: dict[ClipSet, list[Clip]] = {}
+    for name, clip in few:
+        clips.setdefault(name, []).append(clip)
+    took: list[TimedCall] = []
+    with work.kept.scored_path.open("a", encoding="utf-8") as file:
 
         def keep(call: TimedCall) -> None:
-            file.write(to_json(call) + "\n")
-            file.flush()
-            bar.update()
+            took.append(call)
+            if scored:
+                _keep(file, call, keys)
 
         facts = measure_system(
-            name,
-            config,
-            clips,
-            run_id=run_id,
-            open_system=systems.open_system,
-            on_call=keep,
-            log=folder / "logs" / f"{name}.log",
-        )
-    os.replace(partial, path)
-    write_json(path.with_suffix(".json"), facts)
+            work.name, alone, clips, run_id=run_id, open_system=systems.open_system,
+            on_call=keep, log=folder / "logs" / f"{work.name}.log",
+        )  # fmt: skip
+    return Cost.of(facts.start_s, took)
+
+
+def _keep(file: TextIO, call: TimedCall, keys: Keys) -> None:
+    file.write(to_json(dataclasses.replace(call, key=keys[call.clip_set][call.file])) + "\n")
+    file.flush()
+
+
+def _run_system(work: _Work, config: Config, keys: Keys, run_id: str, folder: Path) -> None:
+    """Let one system hear what is left, and keep each answer."""
+    work.kept.facts_path.unlink(missing_ok=True)
+    timed: list[TimedCall] = []
+    bar = tqdm(
+        total=work.windows(config.eval.repeats),
+        desc=f"{work.name:31}",
+        unit="window",
+    )
+    with bar, work.kept.scored_path.open("a", encoding="utf-8") as file:
+
+        def keep(call: TimedCall) -> None:
+            if call.phase == "accuracy":
+                _keep(file, call, keys)
+            else:
+                timed.append(call)
+            bar.update(windows(call.duration_s))
+
+        facts = measure_system(
+            work.name, config, work.left, timed=work.timed, run_id=run_id,
+            open_system=systems.open_system, on_call=keep,
+            log=folder / "logs" / f"{work.name}.log",
+        )  # fmt: skip
+    if work.timed:
+        work.kept.keep_timed(timed, work.timed_key)
+    work.kept.finish(facts, work.facts_before)
 
 
 def load_run(folder: Path, names: tuple[str, ...]) -> tuple[RunFacts, list[LoadedSystem]]:
     """Read a run back; `names` chooses systems, none means all, in the order that they ran.
 
     Raises:
-        ConfigError: a file is missing or damaged, belongs to another run, or the systems did not
-            get the same clips; the message says what to do.
+        ConfigError: a file is missing or damaged, or a system did not hear all of its clips; the
+            message says what to do.
     """
     facts = read_json(folder / RUN_FILE, RunFacts, "a run")
-    loaded = [_load_system(folder, name, facts) for name in dict.fromkeys(names or facts.systems)]
-    for clip_set in facts.clips:
-        _check_same_clips(folder, clip_set, loaded)
-    return facts, loaded
+    keys = read_json(folder / CLIPS_FILE, Keys, "the clips of a run")
+    return facts, [
+        _load_system(folder, name, facts, keys) for name in dict.fromkeys(names or facts.systems)
+    ]
 
 
 def load_spelling(folder: Path) -> Spelling:
@@ -179,36 +349,18 @@ def load_spelling(folder: Path) -> Spelling:
     return read_json(path, Spelling, "spellings") if path.is_file() else Spelling()
 
 
-def _check_same_clips(folder: Path, clip_set: ClipSet, loaded: list[LoadedSystem]) -> None:
-    heard = {
-        system.name: {call.file for call in calls if call.clip_set == clip_set}
-        for system, calls in loaded
-    }
-    given = {name: files for name, files in heard.items() if files}
-    first = next(iter(given), None)
-    for name, files in given.items():
-        if first and files != given[first]:
-            raise ConfigError(f"{folder}: {name} and {first} were not given the same clips")
-
-
-def _load_system(folder: Path, name: str, run_facts: RunFacts) -> LoadedSystem:
-    path = folder / "predictions" / f"{name}.json"
+def _load_system(folder: Path, name: str, run_facts: RunFacts, keys: Keys) -> LoadedSystem:
     if name not in run_facts.systems:
         known = ", ".join(run_facts.systems)
         raise ConfigError(f"the run in {folder} did not include {name}; it had {known}")
-    if not path.is_file():
-        raise ConfigError(
-            f"{path} is missing, so {name} did not finish; run again, or name the systems that "
-            "did with --systems"
-        )
-    facts = read_json(path, SystemFacts, "a system's facts")
-    if facts.run != run_facts.id:
-        raise ConfigError(
-            f"{path} is of an earlier run, so {name} did not finish in this one; run again, or "
-            "name the systems that did with --systems"
-        )
-    predictions = path.with_suffix(".jsonl")
-    calls = read_calls(predictions)
-    if len(calls) != facts.rows:
-        raise ConfigError(f"{predictions} has {len(calls)} lines, expected {facts.rows}; run again")
-    return facts, calls
+    kept = Kept(folder, name)
+    facts = kept.facts()
+    if facts is None or facts.run != run_facts.id:
+        raise ConfigError(f"{name} did not finish in {folder}; {_GO_ON}")
+    only_timed: Keys = {"timed": keys["timed"]}
+    heard_by = keys if name in run_facts.heldout_systems else only_timed
+    calls = kept.heard(heard_by)
+    missing = sum(map(len, heard_by.values())) - len(calls)
+    if missing:
+        raise ConfigError(f"{name} did not hear {missing} clips in {folder}; {_GO_ON}")
+    return facts, [*calls, *(kept.timed_calls() if name in run_facts.timed else ())]

@@ -9,7 +9,8 @@ insertions. Intervals are percentile bootstraps over clips.
 import collections
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import jiwer
 import numpy as np
@@ -112,6 +113,7 @@ class SetScore:
     overall: Accuracy
     by_normalizer: dict[str, Accuracy]  # `overall` is one of them
     by_language: dict[str, Accuracy]
+    by_group: dict[str, Accuracy]  # of the clips that have one
     language_right: int
     language_of: int  # clips with speech whose language is known
     silent_clips: int
@@ -165,6 +167,28 @@ def rate(clips: Sequence[Counts]) -> Rate:
 def gap_interval(ours: Sequence[Counts], theirs: Sequence[Counts]) -> tuple[float, float]:
     """Bootstrap interval of the difference of two rates over the same clips, in points."""
     return _interval(_resampled(ours) - _resampled(theirs))
+
+
+def clips_to_decide(
+    gap: float, interval: tuple[float, float], limit: float, clips: int
+) -> int | None:
+    """How many clips like these would tell on which side of a limit a gap is, if it stays as it is.
+
+    The interval of a mean of paired differences shrinks with the root of their number.
+
+    Args:
+        gap: of two rates, in points.
+        interval: that `gap_interval` gave for it.
+        limit: in points.
+        clips: that the interval is of.
+
+    Returns:
+        None where the gap is the limit, which no number tells apart.
+    """
+    half, distance = (interval[1] - interval[0]) / 2, abs(limit - gap)
+    if half == 0:
+        return min(clips, 1)
+    return None if distance == 0 else math.ceil(clips * (half / distance) ** 2)
 
 
 def _resampled(clips: Sequence[Counts]) -> npt.NDArray[np.float64]:
@@ -282,18 +306,12 @@ def _score_set(
     silent = [call for call in calls if not call.reference.strip()]
     known = [call for call in spoken if call.language]
     by_normalizer = {name: accuracy(calls, way) for name, way in ways.items()}
-    languages = sorted({call.language or UNKNOWN_LANGUAGE for call in spoken})
     return SetScore(
         by_clip={call.file: char_counts(*compared_texts(call, normalize)) for call in calls},
         overall=by_normalizer[normalizer_name],
         by_normalizer=by_normalizer,
-        by_language={
-            language: accuracy(
-                [call for call in spoken if (call.language or UNKNOWN_LANGUAGE) == language],
-                normalize,
-            )
-            for language in languages
-        },
+        by_language=_by(spoken, lambda call: call.language or UNKNOWN_LANGUAGE, normalize),
+        by_group=_by([call for call in spoken if call.group], lambda call: call.group, normalize),
         language_right=sum(
             call.prediction is not None and call.prediction.language == call.language
             for call in known
@@ -303,6 +321,16 @@ def _score_set(
         silent_with_text=sum(bool(normalize(call.text, None)) for call in silent),
         misheard=misheard(calls, normalize),
     )
+
+
+def _by(
+    calls: Sequence[TimedCall], part: Callable[[TimedCall], str], normalize: Normalize
+) -> dict[str, Accuracy]:
+    """Error rates of each part, by its name."""
+    return {
+        name: accuracy([call for call in calls if part(call) == name], normalize)
+        for name in sorted({part(call) for call in calls})
+    }
 
 
 def _speed(calls: Sequence[TimedCall]) -> Speed | None:

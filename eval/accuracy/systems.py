@@ -1,22 +1,36 @@
 """The table of systems under test: how each is opened, and what it needs before.
 
-Every system gets a file's bytes and nothing else: no reference, no language. All are given the
-same number of CPU threads and fall back through Whisper's temperatures. A name says what is other
-than configured, or than faster-whisper's own defaults: `-greedy` has one beam.
+Every system's process imports this, so what is heavy is imported where it is needed.
+
+Every system gets a file's bytes and no reference; the language is told to all of them or to none.
+All are given the same number of CPU threads and fall back through Whisper's temperatures. A name
+says what is other than configured, or than a peer's own defaults: `-greedy` has one beam.
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from eval.accuracy.load import System
 from eval.accuracy.ours import EarshotInProcess, EarshotTriton, greedy
 from eval.accuracy.peers import FasterWhisper, TransformersFp32, fair_options
-from eval.accuracy.prepare import prepare_converted, prepare_engine
+from eval.accuracy.prepare import (
+    GgmlKind,
+    checkpoint_key,
+    engine_of,
+    prepare_converted,
+    prepare_engine,
+    prepare_ggml,
+)
+from eval.accuracy.whisper_cpp import WhisperCpp
 from eval.config import Config
-from eval.machine import missing_packages
+from eval.machine import missing_packages, versions
+from serve.codec import to_json
 from serve.config import Precision
 from serve.errors import ConfigError, UnavailableError
+from serve.files import read_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +41,7 @@ class Spec:
     packages: tuple[str, ...]  # by import name
     engine: Precision | None = None  # to be built before it starts; None = none
     converted: bool = False  # whether the checkpoint has to be converted before it starts
+    ggml: GgmlKind | None = None  # the checkpoint, as whisper.cpp reads it, likewise
 
 
 def specs(config: Config) -> dict[str, Spec]:
@@ -40,6 +55,9 @@ def specs(config: Config) -> dict[str, Spec]:
             return FasterWhisper(config, compute_type, fair_options(config) | options)
 
         return Spec(open_one, PEER_PACKAGES, converted=True)
+
+    def whisper_cpp(kind: GgmlKind) -> Spec:
+        return Spec(lambda: WhisperCpp(config, kind), ("pywhispercpp",), ggml=kind)
 
     one_row = {"beam_size": 1, "best_of": 1}
     return {
@@ -59,6 +77,8 @@ def specs(config: Config) -> dict[str, Spec]:
         "faster-whisper-library-defaults": Spec(
             lambda: FasterWhisper(config, "default", {}), PEER_PACKAGES, converted=True
         ),
+        "whisper.cpp-f16": whisper_cpp("f16"),
+        "whisper.cpp-q8_0": whisper_cpp("q8_0"),
         "transformers-fp32": Spec(lambda: TransformersFp32(config), ("transformers", "torch")),
     }
 
@@ -99,7 +119,7 @@ def check_specs(names: tuple[str, ...], known: Mapping[str, Spec]) -> None:
         for package in missing_packages(known[name].packages):
             raise UnavailableError(
                 f"{name} needs the package {package}, which is not installed; "
-                "install requirements.txt, or leave the system out with --systems"
+                "install requirements.txt, or leave the system out with --without"
             )
 
 
@@ -118,6 +138,42 @@ def prepare_specs(needed: Sequence[Spec], config: Config, config_path: str) -> N
         prepare_engine(config, config_path, precision)
     if any(spec.converted for spec in needed):
         prepare_converted(config)
+    for kind in sorted({spec.ggml for spec in needed if spec.ggml}):
+        prepare_ggml(config, kind)
+
+
+def key_of(name: str, config: Config) -> str:
+    """A hash of what decides what a system says: its settings, weights, packages and code.
+
+    What the system needs has to be there. Our code is all of serve; a peer's is how we call it.
+
+    Raises:
+        EarshotError: the checkpoint is not to be had.
+        FileError: a file cannot be read.
+    """
+    from serve.engine import MANIFEST_FILE  # noqa: PLC0415 - loads torch, which is not a peer's
+
+    spec, of = specs(config)[name], config.eval
+    facts = [name, of.threads, of.concurrency, of.tell_language, config.runtime.device]
+    if spec.engine:
+        manifest = Path(engine_of(config, spec.engine)) / MANIFEST_FILE
+        facts += [config.runtime, config.transcriber, versions("torch"), _hash([manifest])]
+        facts.append(_hash(sorted(Path("serve").rglob("*.py"))))
+    else:
+        facts += [versions(*_PEER_DISTRIBUTIONS), checkpoint_key(config)]
+        facts.append(_hash(Path(__file__).parent / code for code in _PEER_CODE))
+    return hashlib.sha256(to_json(facts).encode()).hexdigest()[:16]
+
+
+_PEER_DISTRIBUTIONS = ("faster-whisper", "ctranslate2", "transformers", "torch", "pywhispercpp")
+_PEER_CODE = ("peers.py", "prepare.py", "ggml.py", "whisper_cpp.py")
+
+
+def _hash(files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(read_bytes(path))
+    return digest.hexdigest()
 
 
 def open_system(name: str, config: Config) -> System:

@@ -1,8 +1,8 @@
 """Runs one system in a process of its own, so that memory, threads and crashes stay apart.
 
-The child pins itself to the CPU threads that every system gets, opens the system, sends all clips
-once for their texts, which also warms it up, and then drives the three timed phases where its speed
-is asked for; calls are sent to the parent one by one.
+The child pins itself to the CPU threads that every system gets, opens the system, sends the scored
+clips once for their texts, which also warms it up, and then drives the three timed phases where its
+speed is asked for; calls are sent to the parent one by one.
 The parent samples the memory of the child's process tree and gives up on a child that falls
 silent.
 """
@@ -12,12 +12,12 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
-from eval.accuracy.data import ClipSet, SystemFacts, TimedCall, ten_second_clip
+from eval.accuracy.data import ClipSet, Phase, SystemFacts, TimedCall, ten_second_clip
 from eval.accuracy.load import System, drive
 from eval.config import Config
 from eval.processes import ChildProcess, Send
@@ -32,7 +32,6 @@ ONE_CLIP_CALLS_PER_REPEAT = 3
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 OpenSystem = Callable[[str, Config], System]
-ClipSets = Mapping[ClipSet, list[Clip]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,20 +49,19 @@ class PeakMemory:
     bytes: int
 
 
-def calls_of(name: str, clips: ClipSets, config: Config) -> int:
-    """How many calls a whole run of one system makes."""
-    scored = sum(len(of_set) for of_set in _heard_by(name, clips, config).values())
-    if name not in config.eval.timed:
-        return scored
-    one_clip = ONE_CLIP_CALLS_PER_REPEAT if ten_second_clip(clips["timed"]) else 0
-    return scored + config.eval.repeats * (2 * len(clips["timed"]) + one_clip)
+def timed_calls_of(timed: Sequence[Clip], repeats: int) -> list[Clip]:
+    """The clip of every call that the timed phases make."""
+    ten_second = ten_second_clip(timed)
+    one_clip = [ten_second] * ONE_CLIP_CALLS_PER_REPEAT if ten_second else []
+    return repeats * [*timed, *one_clip, *timed]
 
 
 def measure_system(
     name: str,
     config: Config,
-    clips: ClipSets,
+    clips: Mapping[ClipSet, list[Clip]],
     *,
+    timed: Sequence[Clip] = (),
     run_id: str,
     open_system: OpenSystem,
     on_call: Callable[[TimedCall], None],
@@ -73,8 +71,9 @@ def measure_system(
 
     Args:
         name: of the system.
-        config: `eval` says whether it hears the held-out clips and whether it is timed.
-        clips: by set; `timed` must be there.
+        config: `eval` says how many calls at a time, and how often the timed phases are repeated.
+        clips: that are scored, by set.
+        timed: those that its speed is measured on afterwards, if any.
         run_id: of the run that it belongs to.
         open_system: opens it, in the child.
         on_call: gets every call as it ends.
@@ -86,7 +85,7 @@ def measure_system(
         DeadlineError: it said nothing for too long.
     """
     with _thread_environment(config.eval.threads):
-        child = ChildProcess(name, _run_phases, (name, config, clips, open_system), log)
+        child = ChildProcess(name, _run_phases, (name, config, clips, timed, open_system), log)
     with child, _sampled_memory(child.pid) as peak:
         ready, own_peak, calls = SystemReady({}, 0.0), 0, 0
         timeout_s = START_TIMEOUT_S
@@ -102,12 +101,6 @@ def measure_system(
                     on_call(message)
     memory_bytes = max(own_peak, peak[0])
     return SystemFacts(run_id, name, ready.settings, ready.start_s, memory_bytes, calls)
-
-
-def _heard_by(name: str, clips: ClipSets, config: Config) -> ClipSets:
-    if name in config.eval.heldout_systems:
-        return clips
-    return {"timed": clips["timed"]}
 
 
 @contextlib.contextmanager
@@ -155,31 +148,40 @@ def tree_memory_bytes(pid: int) -> int:
 
 
 def _run_phases(
-    send: Send, name: str, config: Config, clips: ClipSets, open_system: OpenSystem
+    send: Send,
+    name: str,
+    config: Config,
+    clips: Mapping[ClipSet, list[Clip]],
+    timed: Sequence[Clip],
+    open_system: OpenSystem,
 ) -> None:
     """The child's work: open the system and drive every phase."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: config.eval.threads])
     began = time.perf_counter()
     with contextlib.closing(open_system(name, config)) as system:
         send(SystemReady(dict(system.settings), time.perf_counter() - began))
-        many = config.eval.concurrency
-        for clip_set, of_set in _heard_by(name, clips, config).items():
+        for clip_set, of_set in clips.items():
             drive(
                 system, of_set, clip_set=clip_set, phase="accuracy",
-                concurrency=many, repeats=1, emit=send,
+                concurrency=config.eval.concurrency, repeats=1, emit=send,
+                tell_language=config.eval.tell_language,
             )  # fmt: skip
-        if name in config.eval.timed:
-            _drive_timed_phases(system, config, clips["timed"], send)
+        if timed:
+            _drive_timed_phases(system, config, timed, send)
     # Not getrusage's peak, which outlives exec: it begins at our starter's size.
     send(PeakMemory(peak_memory_bytes(os.getpid())))
 
 
-def _drive_timed_phases(system: System, config: Config, clips: list[Clip], send: Send) -> None:
-    many, repeats = config.eval.concurrency, config.eval.repeats
-    ten_second = ten_second_clip(clips)
+def _drive_timed_phases(system: System, config: Config, clips: Sequence[Clip], send: Send) -> None:
+    repeats, ten_second = config.eval.repeats, ten_second_clip(clips)
 
-    drive(system, clips, phase="alone", concurrency=1, repeats=repeats, emit=send)
+    def go(phase: Phase, clips: Sequence[Clip], concurrency: int, repeats: int) -> None:
+        drive(
+            system, clips, phase=phase, concurrency=concurrency, repeats=repeats, emit=send,
+            tell_language=config.eval.tell_language,
+        )  # fmt: skip
+
+    go("alone", clips, 1, repeats)
     if ten_second:
-        calls = ONE_CLIP_CALLS_PER_REPEAT * repeats
-        drive(system, [ten_second], phase="one_clip", concurrency=1, repeats=calls, emit=send)
-    drive(system, clips, phase="loaded", concurrency=many, repeats=repeats, emit=send)
+        go("one_clip", [ten_second], 1, ONE_CLIP_CALLS_PER_REPEAT * repeats)
+    go("loaded", clips, config.eval.concurrency, repeats)

@@ -1,17 +1,19 @@
 """Decides which layout a place has, checks what it lists, and draws clips from it.
 
 One pass over the entries, however many there are: kept are their names and those drawn, never
-their audio.
+their audio. Of entries with groups each group gives its share to a draw.
 """
 
 import collections
 import dataclasses
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import av
 import soundfile
+from tqdm import tqdm
 
 from eval.corpora.hub import PREFIX, open_hub
 from eval.corpora.layout import EXPECTED, Entry, Layout
@@ -19,7 +21,7 @@ from eval.corpora.librispeech import TRANSCRIPTS, LibriSpeech
 from eval.corpora.parquet import Parquet
 from eval.corpora.tables import CLIPS, Table, open_table
 from serve.clips import Clip
-from serve.errors import ConfigError, FileError
+from serve.errors import ConfigError, EarshotError, FileError
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")  # what is taken for references in a folder
 COMMON_VOICE = ("test.tsv", "validated.tsv")  # of its tables, the one that is taken
@@ -32,36 +34,83 @@ class Found:
 
     clips: list[Clip]
     summary: str
+    unreadable: dict[str, str] = dataclasses.field(default_factory=dict)  # why, by file
 
 
-def find_clips(place: str, *, limit: int = 0, seed: int = 0, language: str = "") -> Found:
+def find_clips(
+    place: str, *, limit: int = 0, seed: int = 0, language: str = "", half: str = ""
+) -> Found:
     """The clips of a place, or a draw from them.
 
     Args:
         place: a file, a folder, or a name of the Hugging Face hub: see `EXPECTED`.
-        limit: how many clips to draw, each equally likely; 0 is all.
+        limit: how many clips to draw, each equally likely; 0 is all. Where clips have groups, each
+            group gives its share, and a larger draw with the same seed holds the smaller ones.
         seed: of the draw.
         language: code, of clips whose layout does not say it; "" leaves it unknown.
+        half: of a manifest's two, whose clips alone are taken; "" is both.
 
     Raises:
         FileError: a file cannot be read.
         ConfigError: the layout is not known, or clips do not fit: no audio, no text, listed twice.
         UnavailableError: a hub or a package that the place needs is not there.
     """
-    layout = _layout(place)
-    chosen, total = _draw(layout, place, limit, seed)
-    layout.fetch(chosen)
-    clips = [
-        Clip(
-            file=entry.file,
-            path=entry.audio,
-            text=entry.text,
-            language=(entry.language or language or None) if entry.text else None,
-            duration_s=entry.duration_s or duration_s(entry.audio),
-        )
-        for entry in chosen
-    ]
+    layout, chosen, total = _drawn(place, limit, seed, half)
+    clips = [_clip(entry, language) for entry in chosen]
     return Found(clips, _summary(layout, clips, total, seed))
+
+
+def find_readable_clips(
+    place: str,
+    *,
+    read: Callable[[Path], None],
+    limit: int = 0,
+    seed: int = 0,
+    language: str = "",
+    half: str = "",
+) -> Found:
+    """As `find_clips`, but every clip is read once, and those that cannot be stand apart.
+
+    Args:
+        place: as in `find_clips`, as are the others.
+        read: decodes an audio file, or raises an EarshotError.
+
+    Raises:
+        ConfigError: as `find_clips`, or no clip can be read.
+        FileError, UnavailableError: as `find_clips`, but for the audio.
+    """
+    layout, chosen, total = _drawn(place, limit, seed, half)
+    clips, unreadable = list[Clip](), dict[str, str]()
+    for entry in tqdm(chosen, desc=f"reading {place}", unit="clip", leave=False):
+        try:
+            read(entry.audio)
+            clips.append(_clip(entry, language))
+        except EarshotError as error:
+            unreadable[entry.file] = str(error)
+    if not clips:
+        raise ConfigError(f"{place}: no clip can be read; {next(iter(unreadable.values()))}")
+    return Found(clips, _summary(layout, clips, total, seed), unreadable)
+
+
+def _drawn(place: str, limit: int, seed: int, half: str) -> tuple[Layout, list[Entry], int]:
+    """The layout of a place, what is drawn of it and is there now, and how many it has."""
+    layout = _layout(place)
+    chosen, total = _draw(layout, place, limit, seed, half)
+    layout.fetch(chosen)
+    return layout, chosen, total
+
+
+def _clip(entry: Entry, language: str) -> Clip:
+    return Clip(
+        file=entry.file,
+        path=entry.audio,
+        text=entry.text,
+        language=(entry.language or language or None) if entry.text else None,
+        duration_s=entry.duration_s or duration_s(entry.audio),
+        group=entry.group,
+        speaker=entry.speaker,
+        half=entry.half,
+    )
 
 
 def _layout(place: str) -> Layout:
@@ -113,27 +162,64 @@ def _parquet(place: Path, files: Sequence[Path]) -> Layout:
     return Parquet(names, LocalFileSystem(), f"{len(files)} Parquet files of {place.name}", key)
 
 
-def _draw(layout: Layout, place: str, limit: int, seed: int) -> tuple[list[Entry], int]:
-    """Entries in the layout's order, and how many it has; uniform, by reservoir (Algorithm R)."""
-    random_row = random.Random(seed)
-    chosen: list[tuple[int, Entry]] = []
+def _draw(layout: Layout, place: str, limit: int, seed: int, half: str) -> tuple[list[Entry], int]:
+    """Entries in the layout's order, and how many it has."""
     problems: dict[str, list[str]] = collections.defaultdict(list)
+    entries = (one for one in _checked(layout, problems) if not half or one.half == half)
+    first = next(entries, None)
+    if first is None:
+        of_half = f" of the half {half!r}" if half else ""
+        raise ConfigError(f"{place} lists no clips{of_half}")
+    every = itertools.chain([first], entries)
+    draw = _by_share if first.group and limit else _by_reservoir
+    chosen, total = draw(every, limit, seed)
+    if problems:
+        raise ConfigError(f"{place}: {_told(problems)}; correct these lines or take them out")
+    return chosen, total
+
+
+def _checked(layout: Layout, problems: dict[str, list[str]]) -> Iterator[Entry]:
+    """Every entry; what is wrong with one is added to `problems`."""
     seen: set[str] = set()
-    total = 0
     for entry in layout.entries():
         if problem := _problem(layout, entry, seen):
             problems[problem].append(f"{entry.where} ({entry.file or 'no name'})")
         seen.add(entry.file)
+        yield entry
+
+
+def _by_reservoir(entries: Iterable[Entry], limit: int, seed: int) -> tuple[list[Entry], int]:
+    """A uniform draw that holds no more entries than it draws (Algorithm R); 0 is all."""
+    random_row = random.Random(seed)
+    chosen: list[tuple[int, Entry]] = []
+    total = 0
+    for entry in entries:
         if limit == 0 or total < limit:
             chosen.append((total, entry))
         elif (place_in := random_row.randrange(total + 1)) < limit:
             chosen[place_in] = (total, entry)
         total += 1
-    if problems:
-        raise ConfigError(f"{place}: {_told(problems)}; correct these lines or take them out")
-    if not chosen:
-        raise ConfigError(f"{place} lists no clips")
     return [entry for _, entry in sorted(chosen, key=lambda pair: pair[0])], total
+
+
+def _by_share(entries: Iterable[Entry], limit: int, seed: int) -> tuple[list[Entry], int]:
+    """A draw in which every group has its share, whatever the limit.
+
+    The members of a group, shuffled, are spread evenly over 0 to 1; the draw is whoever is first.
+    """
+    every = list(entries)
+    groups: dict[str, list[int]] = collections.defaultdict(list)
+    for number, entry in enumerate(every):
+        groups[entry.group].append(number)
+    places: list[tuple[float, int]] = []
+    for group, members in groups.items():
+        draw = random.Random(f"{seed} {group}")
+        draw.shuffle(members)
+        places += [
+            ((rank + draw.random()) / len(members), number) for rank, number in enumerate(members)
+        ]
+    chosen = sorted(number for _, number in sorted(places)[:limit])
+    return [every[number] for number in chosen], len(every)
 
 
 def _problem(layout: Layout, entry: Entry, seen: set[str]) -> str | None:

@@ -97,8 +97,17 @@ class Manifest(Layout):
     def entries(self) -> Iterator[Entry]:
         """As `Layout.entries`."""
         for clip in self._clips:
-            where = clip.file
-            yield Entry(clip.file, clip.path, clip.text, clip.language, where, clip.duration_s)
+            yield Entry(
+                file=clip.file,
+                audio=clip.path,
+                text=clip.text,
+                language=clip.language,
+                where=clip.file,
+                duration_s=clip.duration_s,
+                group=clip.group,
+                speaker=clip.speaker,
+                half=clip.half,
+            )
 
     def may_be_silent(self) -> bool:
         """As `Layout.may_be_silent`."""

@@ -22,7 +22,7 @@ class FakeSystem:
         self._hung = False
         self._lock = threading.Lock()
 
-    def transcribe(self, audio):
+    def transcribe(self, audio, language="en"):
         with self._lock:
             self.running += 1
             self.most_running = max(self.most_running, self.running)
@@ -39,7 +39,7 @@ class FakeSystem:
         if text == "hang" and self._hung:
             time.sleep(60)
         self._hung |= text == "hang"
-        return Prediction(text, "en", (TimedText(0.0, 1.0, text),))
+        return Prediction(text, language, (TimedText(0.0, 1.0, text),))
 
     def close(self):
         self.closed = True
@@ -48,8 +48,8 @@ class FakeSystem:
 class DeafSystem(FakeSystem):
     """Hears no word of any audio."""
 
-    def transcribe(self, audio):
-        return super().transcribe(b"what")
+    def transcribe(self, audio, language="en"):
+        return super().transcribe(b"what", language)
 
 
 def open_fake_for_any_bytes(name, config):

@@ -18,6 +18,7 @@ from eval.accuracy import systems
 from eval.accuracy.data import read_calls
 from eval.accuracy.page import page
 from eval.bench.plan import Plan
+from serve.errors import AudioError
 from tests.eval.fakes import open_fake, open_fake_for_any_bytes
 
 NAMES = (
@@ -44,10 +45,19 @@ def config(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(systems, "open_system", open_fake)
     monkeypatch.setattr(systems, "prepare", lambda *_: None)
+    monkeypatch.setattr(systems, "key_of", lambda name, config: str(config.transcriber))
+    monkeypatch.setattr(run_module, "decode", decode_unless_bad)
     monkeypatch.setattr(processes, "TERMINATE_TIMEOUT_S", 0.5)
     for figure in ("accuracy_plot", "latency_plot", "memory_plot"):  # they take a second
         monkeypatch.setattr(page, figure, lambda *_: None)
     return path
+
+
+def decode_unless_bad(audio, limits):
+    """Clips here are no audio, but for their names and what fakes say."""
+    if audio == b"bad":
+        raise AudioError("AUDIO is bad")
+    return iter(())
 
 
 def run(config, *flags):
@@ -72,8 +82,17 @@ def test_run_writes_predictions_and_reports(config, capsys):
         assert {s["overall"]["cer"]["percent"] for s in found["sets"].values()} == {0.0}
         assert (found["speed"] is not None) == (name == "earshot-int8")
     assert sorted(p.name for p in (folder / "predictions").iterdir()) == sorted(
-        f"{name}.{ending}" for name in NAMES.split(",") for ending in ("json", "jsonl")
+        [
+            *(
+                f"{name}.{end}"
+                for name in NAMES.split(",")
+                for end in ("json", "jsonl", "key.json")
+            ),
+            "earshot-int8.timed.jsonl",
+        ]
     )
+    assert re.search(r"all that is left +about +0.\d minutes, if nothing else runs", out.err)
+    assert "earshot-int8 " in out.err and " windows of 0.0" in out.err
     assert report["run"]["repeats"] == 2
 
 
@@ -86,13 +105,13 @@ def test_score_again_after_predictions_changed(config, capsys):
     assert main(["score", str(folder)]) == 1
     out = capsys.readouterr()
     for bound in ("faster-whisper's default", "earshot-fp16"):
-        said = f"FAILED: CER of earshot-int8 on the timed clips at most 0.1 points above {bound}."
+        said = f"FAILED: CER of earshot-int8 at most 0.1 points above {bound}."
         assert said in out.err
     assert "CER of earshot-triton" not in out.err
     assert main(["score", str(folder), "--systems", "earshot-fp16"]) == 0
     out = capsys.readouterr()
     assert "**Not decided**" in out.out
-    assert "not decided: CER of earshot-triton on the timed clips" in out.err
+    assert "not decided: CER of earshot-triton at most 0.1 points above" in out.err
 
 
 def test_a_run_over_what_somebody_has(config, record):
@@ -156,16 +175,13 @@ def test_compare_takes_folders(config, capsys):
 def test_a_run_that_did_not_finish_is_not_scored_by_chance(config, capsys):
     _, folder = run(config)
     facts = folder / "predictions" / "earshot-fp16.json"
-    facts.write_text(facts.read_text().replace('"run": "', '"run": "0'))
-    assert main(["score", str(folder)]) == 2
-    assert "of an earlier run, so earshot-fp16 did not finish" in capsys.readouterr().err
     facts.unlink()
     assert main(["score", str(folder)]) == 2
-    assert "did not finish" in capsys.readouterr().err
+    assert "earshot-fp16 did not finish in " in capsys.readouterr().err
     rows = folder / "predictions" / "earshot-int8.jsonl"
     rows.write_text(rows.read_text().split("\n", 1)[1])
     assert main(["score", str(folder), "--systems", "earshot-int8"]) == 2
-    assert "lines, expected" in capsys.readouterr().err
+    assert "earshot-int8 did not hear 1 clips in " in capsys.readouterr().err
     (folder / "run.json").write_text('{"id": "x"}')
     assert main(["score", str(folder)]) == 2
     assert "run.json: started is missing; has id; expected a run" in capsys.readouterr().err
@@ -186,10 +202,88 @@ def test_ctrl_c_keeps_valid_lines(config, capsys, monkeypatch):
     code, folder = run(config, "--systems", "earshot-int8")
     assert code == 130
     assert "interrupted" in capsys.readouterr().err
-    kept = list((folder / "predictions").iterdir())
-    assert [path.name for path in kept] == ["earshot-int8.jsonl.partial"]
-    assert len(read_calls(kept[0])) >= 1
+    kept = folder / "predictions" / "earshot-int8.jsonl"
+    heard = len(read_calls(kept))
+    assert heard >= 1
     assert not (folder / "report.json").exists()
+    # A later run goes on there, what was being written when it ended is dropped.
+    monkeypatch.setattr(run_module, "to_json", original)
+    (config.parent / "b.txt").write_text("good bye")
+    before = kept.read_text()
+    with kept.open("a") as file:
+        file.write('{"file": "a')
+    code, _ = run(config, "--systems", "earshot-int8")
+    assert code == 0 and kept.read_text().startswith(before)
+
+
+def test_what_was_heard_is_not_heard_again(config, capsys):
+    """A larger draw adds clips; other settings drop what was said; --again does, too."""
+    two = ("--systems", "earshot-int8,earshot-fp16")
+    _, folder = run(config, *two, "--limit", "1")
+    kept = folder / "predictions" / "earshot-fp16.jsonl"
+    first = kept.read_text()
+    assert run(config, *two)[0] == 0
+    assert kept.read_text().startswith(first) and kept.read_text() != first
+    every = kept.read_text()
+    capsys.readouterr()
+    assert run(config, *two)[0] == 0
+    assert "nothing is left to be heard" in capsys.readouterr().err and kept.read_text() == every
+    config.write_text(config.read_text() + "[transcriber]\nbeam_size = 2\n")
+    assert run(config, *two)[0] == 0
+    said = "earshot-fp16: what it said before was said under other settings, so it hears all again"
+    assert said in capsys.readouterr().err
+    assert run(config, *two, "--again")[0] == 0
+    assert said not in capsys.readouterr().err and kept.read_text() != every
+
+
+def test_a_clip_whose_text_was_corrected_is_heard_again(config):
+    one = ("--systems", "earshot-int8", "--heldout", "")
+    _, folder = run(config, *one)
+    manifest = config.parent / "manifest.jsonl"
+    manifest.write_text(manifest.read_text().replace('"good bye"', '"good bya"'))
+    run(config, *one)
+    report = json.loads((folder / "report.json").read_text())
+    assert report["systems"][0]["sets"]["timed"]["by_clip"]["b.txt"]["substitutions"] == 1
+    calls = read_calls(folder / "predictions" / "earshot-int8.jsonl")
+    assert [call.file for call in calls].count("b.txt") == 2  # before and after
+
+
+def test_clips_that_nobody_can_read_stand_apart(config, capsys):
+    """One that cannot be decoded is given to nobody; one on which every system fails counts for
+    nothing."""
+    (config.parent / "a.txt").write_text("bad")
+    (config.parent / "b.txt").write_text("fail")
+    code, folder = run(config, "--systems", "earshot-int8,earshot-fp16", "--heldout", "")
+    assert "so nobody is given it: a.txt: AUDIO is bad" in capsys.readouterr().err
+    report = json.loads((folder / "report.json").read_text())
+    assert report["run"]["unreadable"] == {"timed": {"a.txt": "AUDIO is bad"}}
+    assert report["unheard"] == {"b.txt": "AudioError: AUDIO: cannot be decoded"}
+    assert report["systems"][0]["sets"]["timed"]["by_clip"].keys() == {"c.txt"}
+    assert report["gates"][-1]["passed"] is True and code == 0
+    text = (folder / "report.md").read_text()
+    assert "Clips that nobody can read, 2, which count for nothing:" in text
+    assert "- `b.txt`: AudioError" in text
+
+
+def test_systems_can_be_left_out(config):
+    _, folder = run(config, "--without", "earshot-triton,transformers-fp32")
+    report = json.loads((folder / "report.json").read_text())
+    left = [
+        name for name in NAMES.split(",") if name not in ("earshot-triton", "transformers-fp32")
+    ]
+    assert [s["facts"]["name"] for s in report["systems"]] == left
+
+
+def test_one_place_may_be_timed_in_part_and_held_out_for_the_rest(config, capsys):
+    place = str(config.parent / "manifest.jsonl")
+    flags = ("--heldout", place, "--timed-limit", "1", "--systems", "earshot-int8")
+    _, folder = run(config, *flags)
+    report = json.loads((folder / "report.json").read_text())
+    assert report["run"]["clips"] == {"heldout": 2, "timed": 1}
+    sets = report["systems"][0]["sets"].values()
+    assert len({file for found in sets for file in found["by_clip"]}) == 3
+    assert run(config, "--heldout", place)[0] == 2
+    assert "every clip was drawn to be timed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

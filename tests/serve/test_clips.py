@@ -27,6 +27,14 @@ def test_reads_clips_and_ignores_other_keys(tmp_path):
         ("b.wav", "", None, 5.0),
     ]
     assert clips[0].path == tmp_path / "a.wav"
+    assert (clips[0].group, clips[0].half) == ("", "")
+
+
+def test_reads_what_clips_are_told_apart_by(tmp_path):
+    (tmp_path / "a.wav").touch()
+    line = {**GOOD, "group": "en/readers", "half": "report"}
+    (clip,) = load_clips(manifest(tmp_path, line))
+    assert (clip.group, clip.half) == ("en/readers", "report")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,17 @@ from eval.accuracy.gates import TITLES
 from eval.accuracy.normalize import Normalize
 from eval.accuracy.page.clips import chooser, worst_clips
 from eval.accuracy.page.plots import accuracy_plot, latency_plot, memory_plot
-from eval.accuracy.report import GREEDY, RULES, Report, latency_text, percent, ratios
+from eval.accuracy.report import (
+    GREEDY,
+    RULES,
+    Report,
+    languages_text,
+    latency_text,
+    parts_rows,
+    percent,
+    ratios,
+    unread,
+)
 from eval.accuracy.score import Misheard, Rate, Speed, SystemScore
 from eval.files import write_text
 
@@ -64,6 +74,9 @@ def write_page(
             chooser=chooser(report),
             worst=worst_clips(report, calls, normalize),
             rules=RULES,
+            parts=_parts(report),
+            unread=unread(report),
+            languages=languages_text(report.run),
         )
     )
     write_text(path, page)
@@ -168,6 +181,23 @@ def _cards(report: Report) -> list[Card]:
     if ours.speed is not None:
         cards += _speed_cards(ours, ours.speed, theirs, report.run.concurrency)
     return cards
+
+
+def _parts(report: Report) -> dict[ClipSet, dict[str, tuple[list[str], list[list[str]]]]]:
+    """Of each set, by what it is divided: the systems, and a row for each part."""
+    found: dict[ClipSet, dict[str, tuple[list[str], list[list[str]]]]] = {}
+    for name in report.run.clips:
+        sets = {s.facts.name: s.sets[name] for s in report.systems if name in s.sets}
+        kinds = {
+            "language": {system: heard.by_language for system, heard in sets.items()},
+            "group": {system: heard.by_group for system, heard in sets.items()},
+        }
+        found[name] = {
+            kind: (list(sets), rows)
+            for kind, systems in kinds.items()
+            if systems and (rows := parts_rows(systems))
+        }
+    return found
 
 
 def _rates(scores: Sequence[SystemScore], clip_set: ClipSet) -> list[float]:

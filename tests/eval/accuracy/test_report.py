@@ -12,15 +12,20 @@ from tests.eval.accuracy.runs import report, score
 def test_markdown_states_figures_conditions_and_gates():
     text = to_markdown(report("hallo you"))
     for part in (
-        "**FAILED**: CER of earshot-int8 on the timed clips at most 0.2 points above earshot-fp16. "
-        "11.11 % - 0.00 % (earshot-fp16) = +11.11 points [+11.11, +11.11] at 95 %",
-        "passed: CER of earshot-int8 on the held-out clips at most 0.2 points above earshot-fp16",
-        "**not decided**: CER of earshot-int8 on the timed clips at most 0.3 points above faster-",
+        "**FAILED**: CER of earshot-int8 at most 0.2 points above earshot-fp16. "
+        "11.11 % - 0.00 % (earshot-fp16) = +11.11 points [+11.11, +11.11] at 95 % on 2 clips, of "
+        "which 1 have as many errors with both; about 1 such clips decide a gap of this size",
+        "the language is found out by every system",
         "the held-out clips: 1 of `h.jsonl`, 10.0 s; the timed clips: 2 of `m.jsonl`, 20.0 s",
         "## Accuracy on the held-out clips",
         "| 11.11 % [11.11, 11.11] |",
         "1/0/0 of 9",
         "Normaliser: `basic-v1`. Of all:\n\n- `basic-v1`: Unicode NFKC",
+        "By language, CER / WER in %:",
+        "|  11.1 / 50.0 |",
+        "By group, CER / WER in %:",
+        "| studio |     1 |  11.1 / 50.0 |",
+        "Clips that nobody can read, 1, which count for nothing:\n\n- `gone.wav`: it is gone",
         "- `whisper-english`: English as Whisper's EnglishTextNormalizer of transformers ",
         "| WER whisper-english |",
         "500 / 500 / 500",
@@ -104,9 +109,9 @@ def test_a_report_comes_back_from_its_file_or_folder(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", "has format version None, this Earshot reads 3; write it again with `python -m ev"),
+        ("{}", "has format version None, this Earshot reads 4; write it again with `python -m ev"),
         ('{"format_version": 1}', "has format version 1"),
-        ('{"format_version": 3}', "run is missing; has format_version; write it again with"),
+        ('{"format_version": 4}', "run is missing; has format_version; write it again with"),
         ("[", "is not JSON"),
     ],
 )

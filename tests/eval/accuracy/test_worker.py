@@ -10,26 +10,24 @@ import psutil
 import pytest
 
 from eval import processes
-from eval.accuracy.worker import calls_of, measure_system, tree_memory_bytes
+from eval.accuracy.worker import measure_system, timed_calls_of, tree_memory_bytes
 from eval.config import Config, EvalConfig
 from serve.errors import DeadlineError, UnavailableError
 from tests.eval.fakes import open_fake, write_clips
 
-CONFIG = Config(
-    eval=EvalConfig(
-        heldout_systems=("fake", "heldout"), timed=("fake",), concurrency=3, repeats=2, threads=1
-    )
-)
+CONFIG = Config(eval=EvalConfig(concurrency=3, repeats=2, threads=1))
 SAID = {"a.txt": "one", "b.txt": "two", "c.txt": ""}
 HELDOUT = {"h.txt": "three", "i.txt": "four"}
 
 
-def measured(tmp_path, name="fake", said=SAID, config=CONFIG, on_row=None):
+def measured(tmp_path, name="fake", said=SAID, config=CONFIG, on_row=None, is_timed=True):
     rows = []
+    clips = clip_sets(tmp_path, said)
     result = measure_system(
         name,
         config,
-        clip_sets(tmp_path, said),
+        clips,
+        timed=clips["timed"] if is_timed else (),
         run_id="r",
         open_system=open_fake,
         on_call=on_row or rows.append,
@@ -70,18 +68,31 @@ def test_phases_threads_and_process_are_as_stated(tmp_path, no_children):
     ]
     assert sorted(r.file for r in rows[:5]) == sorted([*HELDOUT, *SAID])
     assert {r.file for r in rows if r.phase == "one_clip"} == {"b.txt"}  # 6 s; c has no speech
-    assert result.rows == len(rows) == calls_of("fake", clip_sets(tmp_path, SAID), CONFIG)
+    timed = timed_calls_of(clip_sets(tmp_path, SAID)["timed"], CONFIG.eval.repeats)
+    assert result.rows == len(rows) == 5 + len(timed)
+    assert sorted(clip.file for clip in timed) == sorted(row.file for row in rows[5:])
     assert all(r.text == (SAID | HELDOUT)[r.file] for r in rows)
     assert "opening fake" in (tmp_path / "logs" / "fake.log").read_text()
     assert no_children()
 
 
 def test_a_system_that_is_not_timed_says_each_of_its_clips_once(tmp_path):
-    for name, clips in (("heldout", [*HELDOUT, *SAID]), ("other", [*SAID])):
-        result, rows = measured(tmp_path, name)
-        assert sorted(r.file for r in rows) == sorted(clips)
-        assert {r.phase for r in rows} == {"accuracy"}
-        assert result.rows == len(clips) == calls_of(name, clip_sets(tmp_path, SAID), CONFIG)
+    result, rows = measured(tmp_path, is_timed=False)
+    assert sorted(r.file for r in rows) == sorted([*HELDOUT, *SAID])
+    assert {r.phase for r in rows} == {"accuracy"} and result.rows == 5
+    assert {r.prediction.language for r in rows} == {"en"}
+
+
+def test_the_language_is_told_where_that_is_asked_for(tmp_path):
+    """A FakeSystem says the language that it was told, else English."""
+    config = dataclasses.replace(CONFIG, eval=dataclasses.replace(CONFIG.eval, tell_language=True))
+    rows = []
+    clips = [dataclasses.replace(clip, language="es") for clip in write_clips(tmp_path, HELDOUT)]
+    measure_system(
+        "fake", config, {"heldout": clips}, run_id="r", open_system=open_fake,
+        on_call=rows.append, log=tmp_path / "log",
+    )  # fmt: skip
+    assert {r.prediction.language for r in rows} == {"es"}
 
 
 def test_memory_belongs_to_one_system(tmp_path):

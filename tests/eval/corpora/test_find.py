@@ -2,8 +2,10 @@ import json
 
 import pytest
 
-from eval.corpora.find import find_clips
+from eval.corpora.find import find_clips, find_readable_clips
 from serve.errors import ConfigError, FileError
+from serve.speech.audio import decode
+from serve.speech.meter import Limits
 
 
 def texts(found):
@@ -104,6 +106,59 @@ def test_a_draw_is_repeatable_ordered_and_fair(tmp_path, record):
     found = find_clips(str(tmp_path), limit=3)
     assert "10 clips, 3 of them drawn with seed 0" in found.summary
     assert len(find_clips(str(tmp_path), limit=99).clips) == 10
+
+
+def manifest_of(folder, record, groups):
+    """A manifest with so many clips of each group, every other of the first half."""
+    lines = []
+    for group, count in groups.items():
+        for number in range(count):
+            file = f"{group}{number}.wav"
+            record(folder / file, 0.1)
+            half = ("choose", "report")[number % 2]
+            lines.append(
+                {"file": file, "text": "a", "language": "en", "duration": 0.1, "group": group,
+                 "half": half}
+            )  # fmt: skip
+    (folder / "manifest.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return str(folder)
+
+
+def test_each_group_gives_its_share_to_a_draw_and_larger_draws_hold_smaller_ones(tmp_path, record):
+    place = manifest_of(tmp_path, record, {"many": 20, "few": 10, "one": 1})
+    draws = {}
+    for limit in (3, 6, 12, 24):
+        clips = find_clips(place, limit=limit, seed=5).clips
+        draws[limit] = {clip.file for clip in clips}
+        many, few = (sum(clip.group == group for clip in clips) for group in ("many", "few"))
+        assert abs(many - limit * 20 / 31) <= 1.5 and abs(few - limit * 10 / 31) <= 1.5
+    assert draws[3] < draws[6] < draws[12] < draws[24]
+    others = [{c.file for c in find_clips(place, limit=3, seed=s).clips} for s in range(9)]
+    assert len(set(map(frozenset, others))) > 5
+
+
+def test_one_half_alone_may_be_taken(tmp_path, record):
+    place = manifest_of(tmp_path, record, {"a": 4, "b": 3})
+    clips = find_clips(place, half="report").clips
+    assert [clip.file for clip in clips] == ["a1.wav", "a3.wav", "b1.wav"]
+    with pytest.raises(ConfigError, match=r"lists no clips of the half 'other'"):
+        find_clips(place, half="other")
+
+
+def test_a_clip_that_cannot_be_read_stands_apart(tmp_path, record):
+    table_of(tmp_path, record, 3)
+    (tmp_path / "1.wav").write_bytes(b"no audio at all")
+
+    def read(path):
+        list(decode(path.read_bytes(), Limits(30.0)))
+
+    found = find_readable_clips(str(tmp_path), read=read)
+    assert [clip.file for clip in found.clips] == ["0.wav", "2.wav"]
+    assert list(found.unreadable) == ["1.wav"] and "is no audio file" in found.unreadable["1.wav"]
+    for name in ("0.wav", "2.wav"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ConfigError, match="no clip can be read; "):
+        find_readable_clips(str(tmp_path), read=read)
 
 
 def test_only_what_was_drawn_is_opened(tmp_path, record):

@@ -1,0 +1,148 @@
+"""What a system has said so far, in the folder of a run, so that a later run goes on from there.
+
+predictions/<system>.jsonl        every scored call, raw, each kept as soon as it is there
+predictions/<system>.timed.jsonl  the calls of the timed phases, all or none
+predictions/<system>.key.json     what these depend on: where it differs, they are dropped
+predictions/<system>.json         the system's facts, once it has heard everything
+"""
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from eval.accuracy.data import ClipSet, SystemFacts, TimedCall, read_calls
+from eval.files import read_json, write_json, write_text
+from serve.clips import Clip
+from serve.codec import to_json
+from serve.errors import ConfigError
+from serve.files import read_bytes
+
+ClipSets = Mapping[ClipSet, list[Clip]]
+Keys = dict[ClipSet, dict[str, str]]
+"""Of every clip of a run, by set and file: a hash of its audio and its reference."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """What predictions depend on; equal keys, equal conditions."""
+
+    system: str
+    timed: str = ""  # of the timed phases that were heard; "" = none yet
+
+
+def keys_of(clips: ClipSets) -> Keys:
+    """What tells a clip that was changed from the one before; raises FileError."""
+    return {name: {clip.file: _clip_key(clip) for clip in of_set} for name, of_set in clips.items()}
+
+
+def _clip_key(clip: Clip) -> str:
+    digest = hashlib.sha256(read_bytes(clip.path))
+    digest.update(f"{clip.text}\0{clip.language}\0{clip.group}\0{clip.duration_s}".encode())
+    return digest.hexdigest()[:16]
+
+
+class Kept:
+    """The predictions of one system in the folder of a run.
+
+    Args:
+        folder: of the run.
+        name: of the system.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        base = folder / "predictions" / name
+        self.name = name
+        self.scored_path = base.with_name(f"{name}.jsonl")
+        self.timed_path = base.with_name(f"{name}.timed.jsonl")
+        self.facts_path = base.with_name(f"{name}.json")
+        self._key_path = base.with_name(f"{name}.key.json")
+
+    def go_on(self, system_key: str, *, again: bool) -> bool:
+        """Get ready for a run under these conditions; drops what was heard under others.
+
+        Returns:
+            Whether something was dropped because its conditions were others.
+        """
+        self.scored_path.parent.mkdir(parents=True, exist_ok=True)
+        there = self.scored_path.is_file()
+        same = there and self._key().system == system_key
+        if not same or again:
+            for path in (self.scored_path, self.timed_path, self.facts_path):
+                path.unlink(missing_ok=True)
+            write_json(self._key_path, Key(system_key))
+        _drop_unfinished_line(self.scored_path)
+        return there and not same
+
+    def heard(self, keys: Keys) -> list[TimedCall]:
+        """The scored calls of these clips, as far as they were heard.
+
+        Raises:
+            FileError, ConfigError: as `read_calls`.
+        """
+        if not self.scored_path.is_file():
+            return []
+        found = {
+            (call.clip_set, call.file): call
+            for call in read_calls(self.scored_path)
+            if keys.get(call.clip_set, {}).get(call.file) == call.key
+        }
+        return list(found.values())
+
+    def left(self, clips: ClipSets, keys: Keys) -> ClipSets:
+        """What of some clips was not heard yet; sets of which nothing is left are not there."""
+        heard = {(call.clip_set, call.file) for call in self.heard(keys)}
+        left = {
+            name: [clip for clip in of_set if (name, clip.file) not in heard]
+            for name, of_set in clips.items()
+        }
+        return {name: of_set for name, of_set in left.items() if of_set}
+
+    def is_timed(self, timed_key: str) -> bool:
+        """Whether the timed phases were heard under these conditions."""
+        return self.timed_path.is_file() and self._key().timed == timed_key
+
+    def keep_timed(self, calls: Sequence[TimedCall], timed_key: str) -> None:
+        """Keep the calls of the timed phases."""
+        write_text(self.timed_path, "".join(to_json(call) + "\n" for call in calls))
+        write_json(self._key_path, dataclasses.replace(self._key(), timed=timed_key))
+
+    def facts(self) -> SystemFacts | None:
+        """What was measured of the system, where it has heard everything that it was given."""
+        if not self.facts_path.is_file():
+            return None
+        return read_json(self.facts_path, SystemFacts, "a system's facts")
+
+    def finish(self, facts: SystemFacts, before: SystemFacts | None) -> None:
+        """Keep what was measured; a part of the clips may need less memory than all of them."""
+        peak = max(facts.peak_memory_bytes, before.peak_memory_bytes if before else 0)
+        write_json(self.facts_path, dataclasses.replace(facts, peak_memory_bytes=peak))
+
+    def timed_calls(self) -> list[TimedCall]:
+        """The calls of the timed phases; none where it was not timed."""
+        return read_calls(self.timed_path) if self.timed_path.is_file() else []
+
+    def _key(self) -> Key:
+        """Of what is there; one that nothing fits where it is missing or damaged."""
+        try:
+            return read_json(self._key_path, Key, "what predictions depend on")
+        except ConfigError:
+            return Key("")
+
+
+def timed_key(
+    clips: Sequence[Clip], keys: Mapping[str, str], concurrency: int, repeats: int
+) -> str:
+    """What the timed phases depend on besides the system."""
+    facts = [f"{concurrency} {repeats}", *(keys[clip.file] for clip in clips)]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+
+
+def _drop_unfinished_line(path: Path) -> None:
+    """What a process was writing when it was killed is no prediction."""
+    path.touch()
+    text = path.read_bytes()
+    whole = text.rfind(b"\n") + 1
+    if whole < len(text):
+        os.truncate(path, whole)

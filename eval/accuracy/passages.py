@@ -1,0 +1,103 @@
+"""Clips of one speaker, joined to passages of nearly a window.
+
+A window costs an encoder 30 s of audio however little is said in it, and the fewer characters a
+system is given, the less sure is a difference of two systems. So passages tell more in less time.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import soundfile
+
+from serve.clips import Clip
+from serve.files import read_bytes
+from serve.messages import Samples
+from serve.speech.audio import decode
+from serve.speech.features import SAMPLE_RATE
+from serve.speech.meter import Limits
+
+CACHE = Path(".cache") / "passages"
+"""Joined audio, by a hash of what it was made of; relative to the project's root."""
+
+PAUSES_S = (0.3, 0.8)  # between clips, each equally likely
+_VERSION = "1"  # a part of the cache's key
+_UNSPACED = ("zh", "ja")  # languages whose sentences follow each other without a space
+
+
+def join_clips(clips: Sequence[Clip], longest_s: float, limits: Limits) -> list[Clip]:
+    """Join the clips of each speaker, in their order, as long as they last no longer together.
+
+    Clips without speech, and longer ones, stay as they are.
+
+    Args:
+        clips: that can be read.
+        longest_s: of a passage, pauses included.
+        limits: of what is decoded.
+
+    Raises:
+        FileError, AudioError: a clip cannot be read after all.
+    """
+    CACHE.mkdir(parents=True, exist_ok=True)
+    joined = []
+    by_speaker = sorted(clips, key=_speaker)
+    for _, of_speaker in itertools.groupby(by_speaker, key=_speaker):
+        for number, parts in enumerate(_packed(of_speaker, longest_s)):
+            joined.append(parts[0] if len(parts) == 1 else _joined(parts, number, limits))
+    return joined
+
+
+def _speaker(clip: Clip) -> tuple[str, str, str, str]:
+    return clip.group, clip.half, clip.language or "", clip.speaker
+
+
+def _packed(clips: Iterable[Clip], longest_s: float) -> Iterator[list[Clip]]:
+    passage: list[Clip] = []
+    for clip in clips:
+        together_s = sum(one.duration_s + PAUSES_S[1] for one in passage) + clip.duration_s
+        if passage and (together_s > longest_s or not clip.text or not passage[-1].text):
+            yield passage
+            passage = []
+        passage.append(clip)
+    if passage:
+        yield passage
+
+
+def _joined(parts: Sequence[Clip], number: int, limits: Limits) -> Clip:
+    audio = [read_bytes(part.path) for part in parts]
+    digest = hashlib.sha256(f"{_VERSION} {PAUSES_S}".encode())
+    for data in audio:
+        digest.update(hashlib.sha256(data).digest())
+    first = parts[0]
+    path = CACHE / f"{digest.hexdigest()[:24]}.flac"
+    if not path.is_file():
+        partial = path.with_suffix(".partial")
+        samples = _with_pauses([_samples(data, limits) for data in audio])
+        soundfile.write(partial, samples, SAMPLE_RATE, format="FLAC")
+        partial.replace(path)
+    speaker = "/".join(part for part in (first.group or "clips", first.speaker) if part)
+    return dataclasses.replace(
+        first,
+        file=f"{speaker} {number:03} ({len(parts)} clips from {first.file})",
+        path=path,
+        text=("" if first.language in _UNSPACED else " ").join(part.text for part in parts),
+        duration_s=float(soundfile.info(path).duration),
+    )
+
+
+def _samples(audio: bytes, limits: Limits) -> Samples:
+    return np.concatenate(list(decode(audio, limits)))
+
+
+def _with_pauses(parts: Sequence[Samples]) -> Samples:
+    """The parts with silence between them, as loud as they are; the pauses are always the same."""
+    draw = random.Random(_VERSION)
+    pieces = [parts[0]]
+    for part in parts[1:]:
+        pause = np.zeros(int(draw.uniform(*PAUSES_S) * SAMPLE_RATE), np.float32)
+        pieces += [pause, part]
+    return np.concatenate(pieces)
