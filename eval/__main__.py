@@ -9,6 +9,7 @@ python -m eval scale --config configs/large-v3-turbo.toml   one server on one GP
 python -m eval soak --config configs/demo.toml       attack a real server: what survives?
 python -m eval same-tokens --config configs/demo.toml   do we search as CTranslate2 does?
 python -m eval words --config configs/demo.toml         are words where they are?
+python -m eval variants --config configs/demo.toml      FP16, INT8, FP8 … side by side, on a GPU
 python -m eval long --config configs/demo.toml          an hour of long, difficult recordings
 python -m eval live --config configs/demo.toml          text while it is spoken, to a real server
 python -m eval gateway --config configs/demo.toml       what the gateway costs
@@ -32,7 +33,7 @@ from eval.arguments import (
 )
 from eval.bench import flags as bench_flags
 from eval.bulk import flags as bulk_flags
-from eval.config import EvalConfig, load_config
+from eval.config import load_config
 from eval.corpora.layout import EXPECTED, UNDERSTOOD
 from eval.gateway import flags as gateway_flags
 from eval.live import flags as live_flags
@@ -44,8 +45,6 @@ from eval.trtllm import flags as trtllm_flags
 from serve.errors import EarshotError
 
 INTERRUPTED = 130
-
-_SENTENCES = 80  # spoken to measure words' times by
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -105,16 +104,13 @@ def _parser() -> argparse.ArgumentParser:
     words = commands.add_parser(
         "words", help="compare times of words with faster-whisper's and the truth; their cost"
     )
-    add_config(words)
-    words.add_argument(
-        "--spoken", default=EvalConfig.heldout, metavar="JSONL",
-        help="texts that espeak-ng speaks; default: %(default)s",
-    )  # fmt: skip
-    words.add_argument(
-        "--sentences", type=positive, default=_SENTENCES, metavar="N",
-        help="of these; default: %(default)s",
-    )  # fmt: skip
+    accuracy_flags.add_words(words)
     words.set_defaults(command=_words)
+    variants = commands.add_parser(
+        "variants", help="one checkpoint in several precisions and searches, side by side"
+    )
+    accuracy_flags.add_variants(variants)
+    variants.set_defaults(command=_variants)
     gateway = commands.add_parser("gateway", help="what the gateway costs, beside Triton alone")
     gateway_flags.add_arguments(gateway)
     gateway.set_defaults(command=_gateway)
@@ -315,9 +311,22 @@ def _words(options: argparse.Namespace) -> int:
     from eval.accuracy.words import measure_words  # noqa: PLC0415 - needs torch
 
     config = load_config(options.config)
-    found = measure_words(config, options.config, options.spoken, int(options.sentences), print)
+    found = measure_words(
+        config, options.config, limit=options.limit, spoken=options.spoken,
+        sentences=options.sentences, tell=print,
+    )  # fmt: skip
     print("\n".join(found.lines()))
     return 0 if found.good else 1
+
+
+def _variants(options: argparse.Namespace) -> int:
+    from eval.accuracy.variants import VARIANTS, measure_variants  # noqa: PLC0415 - needs torch
+
+    config = accuracy_flags.variants_config(load_config(options.config), options)
+    folder = output_of(options, config.name, "variants")
+    print(measure_variants(config, options.variants or tuple(VARIANTS), folder, _tell))
+    print(f"\nAll figures: {folder / 'variants.json'}")
+    return 0
 
 
 def _long(options: argparse.Namespace) -> int:

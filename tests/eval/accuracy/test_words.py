@@ -31,6 +31,12 @@ def test_each_figure_must_be_as_wanted(worse):
     assert len(GOOD.lines()) == 3 and "97.0%" in GOOD.lines()[0]
 
 
+def test_what_was_not_measured_is_said_and_fails_nothing():
+    found = dataclasses.replace(GOOD, truths=0, ours_s=None, theirs_s=None)
+    assert found.good and "not measured" in found.lines()[1]
+    assert not dataclasses.replace(found, within=0.5).good
+
+
 @pytest.mark.needs_program("espeak-ng")
 def test_espeak_says_where_each_word_begins():
     espeak = Espeak()

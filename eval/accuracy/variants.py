@@ -1,0 +1,166 @@
+"""One checkpoint as Earshot computes it in several ways, each beside another over the same clips.
+
+Everything runs in this process, on the device that is asked for, from engines that are there, FP16
+and INT8, as `engine_of` in eval/accuracy/prepare.py names them; so it runs beside little but a GPU.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from eval.accuracy.data import SystemFacts, TimedCall
+from eval.accuracy.load import drive
+from eval.accuracy.normalize import DEFAULT
+from eval.accuracy.ours import EarshotInProcess, greedy
+from eval.accuracy.report import percent, table
+from eval.accuracy.score import SetScore, gap_interval, score_system
+from eval.config import Config
+from eval.corpora.find import find_clips
+from eval.files import write_json, write_text
+from serve.clips import Clip
+from serve.codec import to_json
+from serve.config import Precision
+from serve.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """How a checkpoint is computed."""
+
+    precision: Precision
+    beside: str  # the variant that its rate is held against
+    runtime: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # other than configured
+    greedy: bool = False
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of every request
+
+
+_INT8_KV = {"cross_kv": "int8", "encoder_precision": "full"}
+_FULL = {"cross_kv": "full", "encoder_precision": "full"}
+_FP8 = {"cross_kv": "int8", "encoder_precision": "fp8"}  # needs Hopper
+
+VARIANTS = {
+    "fp16": Variant("fp16", "fp16", _FULL),
+    "int8": Variant("int8", "fp16", _FULL),
+    "int8-kv8": Variant("int8", "fp16", _INT8_KV),
+    "int8-kv8-fp8": Variant("int8", "int8-kv8", _FP8),
+    "int8-words": Variant("int8", "int8", _FULL, options={"word_timestamps": True}),
+    "fp16-greedy": Variant("fp16", "fp16", _FULL, greedy=True),
+    "int8-greedy": Variant("int8", "fp16-greedy", _FULL, greedy=True),
+    "int8-kv8-greedy": Variant("int8", "fp16-greedy", _INT8_KV, greedy=True),
+    "int8-kv8-fp8-greedy": Variant("int8", "int8-kv8-greedy", _FP8, greedy=True),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Heard:
+    """What a variant made of the clips."""
+
+    calls: tuple[TimedCall, ...]
+    score: SetScore
+    took_s: float
+    failed: int  # calls
+
+
+def measure_variants(
+    config: Config, names: Sequence[str], folder: Path, tell: Callable[[str], None]
+) -> str:
+    """Let variants hear the clips of `eval.manifest`, keep what they say, and hold them together.
+
+    Args:
+        config: its engines, which have to be there, device, clips and calls at a time.
+        names: of the variants.
+        folder: gets `<variant>.jsonl`, its calls, and variants.json and .md.
+        tell: gets a line on each variant.
+
+    Returns:
+        A table in Markdown.
+
+    Raises:
+        ConfigError: a variant is not known, or an engine is missing or of another precision.
+        EarshotError: a clip or the device is not to be had.
+    """
+    for name in names:
+        if name not in VARIANTS:
+            raise ConfigError(f"unknown variant {name!r}; known: {', '.join(VARIANTS)}")
+    of = config.eval
+    found = find_clips(of.manifest, limit=of.limit, seed=of.seed, half=of.half)
+    tell(f"{of.manifest}: {found.summary}")
+    heard = {}
+    for name in names:
+        heard[name] = _hear(name, VARIANTS[name], config, found.clips)
+        lines = "".join(to_json(call) + "\n" for call in heard[name].calls)
+        write_text(folder / f"{name}.jsonl", lines)
+        tell(f"{name}: CER {percent(heard[name].score.overall.cer)}, {heard[name].took_s:.0f} s")
+    text = _table(heard)
+    write_json(folder / "variants.json", {name: one.score for name, one in heard.items()})
+    write_text(folder / "variants.md", f"{found.summary}\n\n{text}\n")
+    return text
+
+
+def _configured(config: Config, variant: Variant) -> Config:
+    config = greedy(config) if variant.greedy else config
+    runtime = dataclasses.replace(config.runtime, **variant.runtime)
+    return dataclasses.replace(config, runtime=runtime)
+
+
+def _hear(name: str, variant: Variant, config: Config, clips: Sequence[Clip]) -> Heard:
+    calls: list[TimedCall] = []
+    system = EarshotInProcess(_configured(config, variant), variant.precision, **variant.options)
+    began = time.perf_counter()
+    try:
+        with tqdm(total=len(clips), desc=f"{name:20}", unit="clip") as bar:
+
+            def keep(call: TimedCall) -> None:
+                calls.append(call)
+                bar.update()
+
+            drive(
+                system, clips, phase="accuracy", concurrency=config.eval.concurrency, repeats=1,
+                emit=keep, tell_language=config.eval.tell_language,
+            )  # fmt: skip
+    finally:
+        system.close()
+    facts = SystemFacts("", name, dict(system.settings), 0.0, 0, len(calls))
+    score = score_system(facts, calls, DEFAULT).sets["timed"]
+    failed = sum(call.error is not None for call in calls)
+    return Heard(tuple(calls), score, time.perf_counter() - began, failed)
+
+
+def _table(heard: Mapping[str, Heard]) -> str:
+    rows = [
+        [
+            name,
+            percent(one.score.overall.cer),
+            percent(one.score.overall.wer),
+            f"{one.score.language_right} of {one.score.language_of}",
+            *_beside(one, VARIANTS[name].beside, heard),
+            str(one.failed),
+            f"{one.took_s:.0f}",
+        ]
+        for name, one in heard.items()
+    ]
+    header = ["variant", "CER [95 %]", "WER [95 %]", "language right", "beside"]
+    return table([*header, "points of CER [95 %]", "equal texts", "failed", "s"], rows)
+
+
+def _beside(one: Heard, name: str, heard: Mapping[str, Heard]) -> list[str]:
+    """Whom it is held against, the paired gap, and how many texts are equal."""
+    other = heard.get(name)
+    if other is None:
+        return [name, "did not run", ""]
+    mine, theirs = (list(found.score.by_clip.values()) for found in (one, other))
+    low, high = gap_interval(mine, theirs)
+    rates = [found.score.overall.cer.percent for found in (one, other)]
+    texts = {call.file: call.text for call in other.calls}
+    equal = sum(texts[call.file] == call.text for call in one.calls)
+    if rates[0] is None or rates[1] is None:
+        return [name, "no text", str(equal)]
+    return [
+        name,
+        f"{rates[0] - rates[1]:+.2f} [{low:+.2f}, {high:+.2f}]",
+        f"{equal} of {len(one.calls)}",
+    ]
