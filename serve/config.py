@@ -158,7 +158,8 @@ class TranscriberConfig(SearchConfig, SpeechConfig):
     # request does not say it; 0 = none are. Words are timed for it.
     hallucination_silence_threshold: SecondsOrNone = 0.0
     # Whether what is not speech is left out before decoding, where a request does not say it: "on";
-    # "off"; "auto", in audio that is longer than a window of 30 s.
+    # "off"; "auto", in audio that is longer than a window of 30 s. With "auto" audio in which
+    # nobody speaks is left out whole, however short it is.
     vad: VoiceActivity = "auto"
 
 

@@ -23,6 +23,9 @@ def cut_long(
 ) -> Iterator[Window | None]:
     """Cut audio into windows, and leave out what is not speech if it is longer than one.
 
+    Audio that fits into one window is left whole where somebody speaks in it, however little; where
+    nobody does, nothing of it is left.
+
     Args:
         blocks: float32 (n,) each, 16 kHz mono, in order.
         listener: makes one for the audio.
@@ -41,12 +44,15 @@ def cut_long(
 
 
 def _heard(blocks: Iterable[Samples], listener: Listener) -> Iterator[Window]:
-    """The only window of audio that is no longer than one, with its speech."""
+    """The only window of audio that is no longer than one; without speech it holds no samples."""
     samples = np.concatenate([np.zeros(0, np.float32), *blocks])
     listener.push(samples)
     listener.finish()
-    voice = _seconds(listener.spoken(0, len(samples)))
-    yield Window(0.0, samples, last=True, voice=tuple(voice))
+    if voice := tuple(_seconds(listener.spoken(0, len(samples)))):
+        yield Window(0.0, samples, last=True, voice=voice)
+    else:
+        left_out_s = len(samples) / SAMPLE_RATE
+        yield Window(0.0, samples[:0], last=True, left_out_s=left_out_s, voice=())
 
 
 def _seconds(stretches: Iterable[tuple[int, int]]) -> Iterator[tuple[float, float]]:

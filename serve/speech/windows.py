@@ -33,6 +33,9 @@ from serve.speech.timeline import Pause, Timeline
 
 TIMESTAMP_STEP_S = 0.02  # between two neighbouring timestamp tokens
 
+HARDLY_SPOKEN_S = 0.5
+"""Of voice: with less, whether there are words is the model's to say."""
+
 _EARLIEST_CUT = WINDOW_SAMPLES // 2
 _SHORTEST_REST = SAMPLE_RATE  # samples; a last window of less holds too little to recognise
 _SURE_SAMPLES = WINDOW_SAMPLES + _SHORTEST_REST  # with so many, what follows moves no cut
@@ -67,6 +70,11 @@ class Window:
     def duration_s(self) -> float:
         """Seconds of audio, without padding."""
         return len(self.samples) / SAMPLE_RATE
+
+    @property
+    def voice_s(self) -> float | None:
+        """Seconds in which somebody speaks; None where nobody listened."""
+        return None if self.voice is None else sum(end - start for start, end in self.voice)
 
     @property
     def timeline(self) -> Timeline:
@@ -285,12 +293,25 @@ def loop_tokens(max_tokens: int, duration_s: float, threshold: float) -> int:
     return _LOOP_START + round(most * (1 - new))
 
 
-def judge(attempt: Attempt, config: TranscriberConfig, fixed_temperature: bool) -> Verdict:
+def judge(
+    attempt: Attempt,
+    config: TranscriberConfig,
+    fixed_temperature: bool,
+    voice_s: float | None = None,
+) -> Verdict:
     """Accept an attempt, call it silence, or ask for another at the next higher temperature.
 
-    One that was ended as a loop but does not compress as such goes on: the same temperature again.
-    Scores that are None skip their check. Where the client fixed the temperature, the attempt
-    stands as it is. After the highest one there is nothing left to try; see `best_attempt`.
+    It is silence where the model says so and either is unsure of the text or hardly a voice is
+    heard: of a "Thank you." that nobody said it is sure. An attempt that was ended as a loop but
+    does not compress as such goes on: the same temperature again. Scores that are None skip their
+    check. Where the client fixed the temperature, the attempt stands as it is. After the highest
+    one there is nothing left to try; see `best_attempt`.
+
+    Args:
+        attempt: of a window.
+        config: the thresholds.
+        fixed_temperature: by the client.
+        voice_s: seconds of the window in which somebody speaks; None: nobody listened.
     """
     repetitive = attempt.compression_ratio > config.compression_ratio_threshold
     if attempt.looped and not repetitive:
@@ -298,10 +319,11 @@ def judge(attempt: Attempt, config: TranscriberConfig, fixed_temperature: bool) 
     unsure = (
         attempt.avg_logprob is not None and attempt.avg_logprob < config.logprob_threshold
     )  # fmt: skip
+    hardly_spoken = voice_s is not None and voice_s < HARDLY_SPOKEN_S
     if (
         attempt.no_speech_prob is not None
         and attempt.no_speech_prob > config.no_speech_threshold
-        and (unsure or attempt.avg_logprob is None)
+        and (unsure or attempt.avg_logprob is None or hardly_spoken)
     ):
         return Verdict("silence")
     if fixed_temperature or not (unsure or repetitive):

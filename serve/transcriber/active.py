@@ -53,6 +53,7 @@ class _Span:
 
     timeline: Timeline
     duration_s: float
+    voice_s: float | None  # see `Window`
 
 
 @dataclasses.dataclass(eq=False)  # a request is equal to itself alone
@@ -125,7 +126,7 @@ class ActiveRequest:
         assert not self._all_came, f"request {self.id} has had its last window"
         if len(window.samples):  # there are none where nobody speaks
             self._waiting.append(window)
-            self._spans.append(_Span(window.timeline, window.duration_s))
+            self._spans.append(_Span(window.timeline, window.duration_s, window.voice_s))
         self._all_came = window.last
         self.duration_s += window.duration_s + window.left_out_s
 
@@ -200,7 +201,8 @@ class ActiveRequest:
             looped=looped,
             alignment=alignment,
         )
-        verdict = judge(attempt, config, self.plan.fixed_temperature)
+        voice_s = self._spans[index].voice_s
+        verdict = judge(attempt, config, self.plan.fixed_temperature, voice_s)
         if DETECT_LANGUAGE in self.prompt(index).ids:
             self._set_language(index, scores, tokenizer, silence=verdict.outcome == "silence")
         if verdict.outcome == "retry":

@@ -59,4 +59,5 @@ def _warm_up_request(engine: Engine, capabilities: Capabilities) -> Request:
         sample_rate=SAMPLE_RATE,
         language=named,
         timestamps=capabilities.timestamps,
+        vad=False,  # nobody speaks in it, and it is to be decoded
     )

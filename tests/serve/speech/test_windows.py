@@ -339,6 +339,22 @@ def test_judge(scores: dict[str, float], outcome: str, temperature: float | None
     assert verdict.temperature == temperature
 
 
+@pytest.mark.parametrize(
+    ("scores", "voice_s", "outcome"),
+    [
+        ({"no_speech": 0.7, "logprob": -0.5}, 0.3, "silence"),
+        ({"no_speech": 0.7, "logprob": -0.5}, 0.6, "accept"),
+        ({"no_speech": 0.7, "logprob": -0.5}, None, "accept"),  # nobody listened
+        ({"no_speech": 0.5, "logprob": -0.5}, 0.3, "accept"),  # a word can be short
+        ({"no_speech": None, "logprob": -0.5}, 0.3, "accept"),
+        ({"no_speech": 0.7, "logprob": -1.1}, 9.0, "silence"),
+    ],
+)
+def test_where_hardly_a_voice_is_heard_the_model_need_not_be_unsure(scores, voice_s, outcome):
+    for fixed in (False, True):
+        assert judge(attempt(**scores), CONFIG, fixed, voice_s).outcome == outcome
+
+
 def test_a_loop_counts_only_where_the_text_compresses_as_one():
     for fixed in (False, True):
         goes_on = Verdict("retry", 0.4)

@@ -84,7 +84,7 @@ class TestVoiceActivity(TranscriberTests):
     @pytest.mark.parametrize(
         ("configured", "asked", "seconds", "jobs"),
         [
-            *[("auto", None, 20, 1), ("auto", None, 40, 0), ("auto", True, 20, 0)],
+            *[("auto", None, 20, 0), ("auto", None, 40, 0), ("auto", True, 20, 0)],
             *[("auto", False, 20, 1), ("off", None, 20, 1), ("off", True, 20, 0)],
             *[("on", None, 20, 0), ("on", False, 20, 1)],
         ],
