@@ -182,15 +182,15 @@ class TestSequence(TranscriberTests):
         ],
     )
     def test_a_runtime_without_text_in_prompts_refuses_it_by_name(
-        self, start, echo, options, message
+        self, start, echo, tokenizer, options, message
     ):
         transcriber, _ = start(echo, MUTE)
         with pytest.raises(OptionError, match=message):
             transcriber.transcribe(request(**{"prompt": "", **options}))
         config = TranscriberConfig(mode="sequential")
         with pytest.raises(ConfigError, match=r'^transcriber\.mode = "sequential", but'):
-            check_config(config, MUTE)
-        check_config(config, CAPABILITIES)
+            check_config(config, MUTE, tokenizer)
+        check_config(config, CAPABILITIES, tokenizer)
 
     @pytest.mark.parametrize(
         ("options", "message"),
