@@ -84,17 +84,11 @@ def convert(
     errors: dict[str, LayerError] = {}
     for name in names:
         weight = weights[name]
-        quantized = {}
         if precision == "int8" and kinds[name] == "quantized":
-            quantized[name] = weight
+            result = quantize_rows(weight)
+            tensors[name] = result.codes
+            tensors[scale_name(name)] = finite(result.scale, name)
+            errors[name] = layer_error(weight, result)
         else:
             tensors[name] = finite(weight.half().contiguous(), name)
-        side, _, part = name.partition(".")
-        if precision == "int8" and part == "tokens":  # tied to the vocabulary projection
-            quantized[f"{side}.logits.weight"] = weight
-        for target, matrix in quantized.items():
-            result = quantize_rows(matrix)
-            tensors[target] = result.codes
-            tensors[scale_name(target)] = finite(result.scale, name)
-            errors[target] = layer_error(matrix, result)
     return tensors, errors

@@ -60,9 +60,9 @@ def tensor_kinds(
 ) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
     """Yield (name, shape, kind) of every tensor of a full-precision engine.
 
-    `quantized` marks the matrices that INT8 engines hold as int8 plus one scale per row. The
-    vocabulary projection is tied to `decoder.tokens`; see `tensor_specs`. A draft's tensors are
-    those of a decoder, and `draft` stands for it in their names.
+    `quantized` marks the matrices that INT8 engines hold as int8 plus one scale per row. One of
+    them is `decoder.tokens`, the embedding, which the vocabulary projection is tied to. A draft's
+    tensors are those of a decoder, and `draft` stands for it in their names.
     """
     d = dims.n_audio_state
     yield "encoder.conv1.weight", (d, dims.n_mels, 3), "plain"
@@ -87,7 +87,7 @@ def draft_dims(dims: Dims, draft: Draft) -> Dims:
 
 def _decoder(side: str, dims: Dims) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
     d = dims.n_text_state
-    yield f"{side}.tokens", (dims.n_vocab, d), "plain"
+    yield f"{side}.tokens", (dims.n_vocab, d), "quantized"
     yield f"{side}.positions", (dims.n_text_ctx, d), "plain"
     for i in range(dims.n_text_layer):
         prefix = f"{side}.layers.{i}"
@@ -119,7 +119,7 @@ def _mlp(prefix: str, d: int, ffn: int) -> Iterator[tuple[str, tuple[int, ...], 
 
 def scale_name(weight_name: str) -> str:
     """Name of the per-row scale that belongs to an int8 weight."""
-    return weight_name.removesuffix("weight") + "scale"
+    return weight_name.removesuffix(".weight") + ".scale"
 
 
 def tensor_specs(
@@ -127,17 +127,10 @@ def tensor_specs(
 ) -> dict[str, TensorSpec]:
     """Every tensor that weights.safetensors must hold, and nothing else.
 
-    fp16: all tensors float16; the vocabulary projection is `decoder.tokens` itself. int8: each
-    quantised matrix is int8 with a float16 `.scale` per row, and the vocabulary projection is
-    stored apart as `decoder.logits.weight` beside the float16 embedding; so is a draft's.
+    fp16: all tensors float16. int8: each quantised matrix is int8 with a float16 `.scale` per row.
     """
     specs: dict[str, TensorSpec] = {}
-    entries = list(tensor_kinds(dims, draft))
-    if precision == "int8":
-        rows_columns = (dims.n_vocab, dims.n_text_state)
-        for side in ("decoder",) if draft is None else ("decoder", "draft"):
-            entries.append((f"{side}.logits.weight", rows_columns, "quantized"))
-    for name, shape, kind in entries:
+    for name, shape, kind in tensor_kinds(dims, draft):
         if kind == "quantized" and precision == "int8":
             specs[name] = TensorSpec(shape, torch.int8)
             specs[scale_name(name)] = TensorSpec(shape[:1], torch.float16)

@@ -16,7 +16,7 @@ from serve.errors import EngineError, shown
 from serve.fields import Finite
 from serve.runtime.table import RuntimeName
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1 held an INT8 vocabulary twice, once in float16
 WEIGHTS_FILE = "weights.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
 HEAD_DIM = 64

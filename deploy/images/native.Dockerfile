@@ -42,7 +42,7 @@ COPY deploy/images/earshot.py ./
 ENV HF_HOME=/earshot/engines/.hub TRITON_CACHE_DIR=/earshot/cache HOME=/tmp
 RUN groupadd --gid 10001 earshot \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp earshot \
-    && mkdir -p engines cache && chown earshot: engines cache
+    && mkdir -p engines cache && chown earshot: engines cache && ln -s engines .cache
 USER 10001:10001
 ENV CONFIG=configs/large-v3-turbo.toml
 

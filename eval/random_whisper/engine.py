@@ -16,6 +16,7 @@ from eval.random_whisper.checkpoint import byte_alphabet, byte_level_tokenizer
 from eval.random_whisper.shapes import END, START, Shape, special_ids, special_tokens
 from serve.config import Precision
 from serve.engine import (
+    FORMAT_VERSION,
     MANIFEST_FILE,
     MEL_FILTERS_FILE,
     N_FREQUENCIES,
@@ -90,7 +91,7 @@ def random_engine(shape: Shape, precision: Precision, draft_layers: int = 0) -> 
         alignment_heads=_alignment_heads(dims),
     )  # fmt: skip
     manifest = Manifest(
-        1, "native", precision, dims, facts, Source("random", "0" * 64), {}, {}, {}, 0,
+        FORMAT_VERSION, "native", precision, dims, facts, Source("random", "0" * 64), {}, {}, {}, 0,
         None, {},
     )  # fmt: skip
     if draft_layers:

@@ -109,12 +109,12 @@ class Decoder:
         self.dtype = dtype
         self.ops = ops
         load = Loader(weights, device, dtype)
-        self._tokens = load.tensor(f"{side}.tokens")
+        self._tokens, logits = load.vocabulary(side, ops.reads_int8)
         self._text_positions = load.tensor(f"{side}.positions")
         self._layers = _layers(load, side, dims.n_text_layer, ops)
         self._cross_weight, self._cross_bias = load.cross_kv(side, dims.n_text_layer)
         self._norm = load.norm(f"{side}.norm")
-        self._logits = ops.decoder.store(load.logits(side, ops.reads_int8))
+        self._logits = ops.decoder.store(logits)
 
     def new_cache(self, slots: int, rows: int, cross_kv: CrossPrecision = "full") -> Cache:
         """Zeroed caches for `slots` windows and `rows` sequences."""

@@ -52,16 +52,24 @@ class Loader:
         offset = None
         if bias:
             offset = (self.tensor(f"{name}.bias", torch.float32) * factor).to(self._dtype)
-        stored = self._weights[f"{name}.weight"].to(self._device)
-        scale = self._weights.get(scale_name(f"{name}.weight"))
-        if scale is not None:
-            scale = scale.to(self._device).float()
-            if keep_int8:
-                return Matrix(stored, offset, scale * factor)
-        weight = stored.float()
-        if scale is not None:
-            weight = weight * scale[:, None]
-        return Matrix((weight * factor).to(self._dtype), offset)
+        stored, scale = self._stored(f"{name}.weight")
+        if scale is not None and keep_int8:
+            return Matrix(stored, offset, scale * factor)
+        return Matrix((_expanded(stored, scale) * factor).to(self._dtype), offset)
+
+    def vocabulary(self, side: str, keep_int8: bool) -> tuple[torch.Tensor, Matrix]:
+        """The embedding in the compute dtype, and the projection that is tied to it."""
+        stored, scale = self._stored(f"{side}.tokens")
+        tokens = _expanded(stored, scale).to(self._dtype)
+        if scale is not None and keep_int8:
+            return tokens, Matrix(stored, None, scale)
+        return tokens, Matrix(tokens, None)
+
+    def _stored(self, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """A matrix as stored, and where that is int8 the float32 scale of its rows."""
+        scale = self._weights.get(scale_name(name))
+        stored = self._weights[name].to(self._device)
+        return stored, None if scale is None else scale.to(self._device).float()
 
     def norm(self, name: str) -> Norm:
         """Layer norm parameters, float32."""
@@ -102,11 +110,10 @@ class Loader:
             biases += [torch.zeros_like(value.bias), value.bias]
         return torch.cat(weights), torch.cat(biases)
 
-    def logits(self, side: str, keep_int8: bool) -> Matrix:
-        """The vocabulary projection: its own INT8 matrix, or the embedding itself."""
-        if f"{side}.logits.weight" in self._weights:
-            return self.matrix(f"{side}.logits", bias=False, keep_int8=keep_int8)
-        return Matrix(self.tensor(f"{side}.tokens"), None)
+
+def _expanded(stored: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """What a matrix stands for, float32."""
+    return stored.float() if scale is None else stored.float() * scale[:, None]
 
 
 def _packed(query: Matrix, key: Matrix, value: Matrix) -> Matrix:

@@ -12,7 +12,7 @@ from build.config import BuildConfig, Config
 from build.draft import draft_facts, with_draft
 from build.quantize import quantize_rows
 from build.summary import summary
-from serve.engine import Draft, open_engine, tensor_specs
+from serve.engine import Draft, open_engine, scale_name, tensor_specs
 from serve.errors import CheckpointError, ConfigError
 from tests.checkpoints import NANO, edit_json, random_weights, write_engine, write_hf, write_openai
 
@@ -70,16 +70,18 @@ def test_an_engine_holds_the_drafts_decoder_beside_the_other(
     draft = Draft(both.draft.source, NANO.decoder_layers, NANO.width * 4)
     assert engine.manifest.draft == draft
     assert set(weights) == set(tensor_specs(main.dims, precision, draft))
-    assert torch.equal(weights["draft.tokens"], stored[TOKENS])
-    assert torch.equal(weights["decoder.tokens"], main.tensors["decoder.tokens"])
+    positions = stored["model.decoder.embed_positions.weight"]
+    assert torch.equal(weights["draft.positions"], positions)
+    assert torch.equal(weights["decoder.positions"], main.tensors["decoder.positions"])
     value = stored["model.decoder.layers.0.encoder_attn.v_proj.weight"]
-    if precision == "fp16":
-        assert torch.equal(weights["draft.layers.0.cross.v.weight"], value)
-    else:
-        for name, matrix in (("layers.0.cross.v", value), ("logits", stored[TOKENS])):
+    for name, matrix in (("layers.0.cross.v.weight", value), ("tokens", stored[TOKENS])):
+        if precision == "fp16":
+            assert torch.equal(weights[f"draft.{name}"], matrix)
+        else:
             expected = quantize_rows(matrix)
-            assert torch.equal(weights[f"draft.{name}.weight"], expected.codes)
-            assert torch.equal(weights[f"draft.{name}.scale"], expected.scale)
+            assert torch.equal(weights[f"draft.{name}"], expected.codes)
+            assert torch.equal(weights[scale_name(f"draft.{name}")], expected.scale)
+    if precision == "int8":
         assert "draft.layers.0.cross.v.weight" in engine.manifest.quantization
 
 

@@ -41,15 +41,15 @@ def test_int8_weights_are_close_and_plain_ones_equal(checkpoint, target):
     weights = engine.load_weights()
     for name, tensor in checkpoint.tensors.items():
         if name in engine.manifest.quantization:
-            scale = weights[name.removesuffix("weight") + "scale"].float()[:, None]
+            scale = weights[name.removesuffix(".weight") + ".scale"].float()[:, None]
             error = (weights[name] * scale - tensor.float()).abs().max()
             assert float(error) == pytest.approx(engine.manifest.quantization[name].max_abs)
             assert 0 < engine.manifest.quantization[name].relative < 0.01
         else:
             assert torch.equal(weights[name], tensor)
-    projection = quantize_rows(checkpoint.tensors["decoder.tokens"])
-    assert torch.equal(weights["decoder.logits.weight"], projection.codes)
-    assert torch.equal(weights["decoder.logits.scale"], projection.scale)
+    vocabulary = quantize_rows(checkpoint.tensors["decoder.tokens"])
+    assert torch.equal(weights["decoder.tokens"], vocabulary.codes)
+    assert torch.equal(weights["decoder.tokens.scale"], vocabulary.scale)
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp16"])

@@ -40,7 +40,7 @@ def test_every_fact_has_its_line(built):
     )
     assert lines == {
         "source": "someone/whisper (SHA-256 0123456789abcdef…)",
-        "runtime": "native, INT8 weights per output channel, format 1",
+        "runtime": "native, INT8 weights per output channel, format 2",
         "network": "0.4 M parameters; 2 encoder and 1 decoder layers, width 64, 1 heads; "
         "80 mel bins; vocabulary 1,909",
         "languages": "100, with translation to English",
@@ -87,6 +87,6 @@ def test_the_matrices_that_int8_costs_most_come_first(built):
 def test_fp16_and_english_only(built):
     english = dataclasses.replace(built.manifest.tokenizer, languages={})
     lines = dict(lines_of(built, precision="fp16", tokenizer=english, quantization={}))
-    assert lines["runtime"] == "native, FP16 weights, format 1"
+    assert lines["runtime"] == "native, FP16 weights, format 2"
     assert lines["languages"] == "English only"
     assert "INT8 error" not in lines
