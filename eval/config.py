@@ -55,6 +55,9 @@ class EvalConfig:
     concurrency: Count = 8
     repeats: Count = 2  # timed passes over the clips
     threads: Count = 2  # CPU threads given to every system
+    # Groups of clips on which the gates of accuracy are decided; () = all clips. What a network
+    # hardly hears it hears differently with every rounding, and that decides nothing.
+    gate_groups: tuple[Name, ...] = ()
     # Points of CER; a run fails where its clips show a larger gap, see eval/accuracy/gates.py.
     max_cer_gap_faster_whisper: Finite = 0.1
     max_cer_gap_fp16: Finite = 0.1

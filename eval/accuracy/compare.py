@@ -17,7 +17,7 @@ _SPEEDS = (  # figure, where a Speed has it, factor, digits
 )
 _CONDITIONS = (  # what must be equal for figures to be comparable
     *("manifest", "heldout", "clips", "audio_s", "limit", "timed_limit", "seed", "half"),
-    *("language", "tell_language", "join_s"),
+    *("language", "tell_language", "join_s", "gate_groups"),
     *("concurrency", "repeats", "threads", "machine"),
 )
 _Figure = tuple[float | None, int]  # None where it was not measured; digits to show

@@ -43,36 +43,43 @@ def gates(
     *,
     max_gap_faster_whisper: float,
     max_gap_fp16: float,
+    groups: Sequence[str] = (),
 ) -> list[Gate]:
-    """Judge a run, on all clips that those who are compared heard.
+    """Judge a run, on the clips that those who are compared heard.
 
     Args:
         scores: of the systems that ran.
         precision: of the configured engine, which says which of ours is the default.
         max_gap_faster_whisper: points of CER by which ours may be above faster-whisper.
         max_gap_fp16: points of CER by which INT8 may be above FP16.
+        groups: whose clips decide; () is all clips.
     """
     found = {score.facts.name: score for score in scores}
     default = f"earshot-{precision}"
     theirs = [name for name in THEIR_DEFAULTS if name in found]
-    judged = [
-        _gap_gate("faster-whisper's default", default, theirs, max_gap_faster_whisper, found),
-        _gap_gate("earshot-fp16", "earshot-int8", ["earshot-fp16"], max_gap_fp16, found),
+    pairs = [
+        ("faster-whisper's default", default, theirs, max_gap_faster_whisper),
+        ("earshot-fp16", "earshot-int8", ["earshot-fp16"], max_gap_fp16),
         # Behind Triton is the same transcriber, so a few clips are enough to see that it is.
-        _gap_gate(f"{default} in process", "earshot-triton", [default], max_gap_fp16, found),
+        (f"{default} in process", "earshot-triton", [default], max_gap_fp16),
     ]
-    return [*judged, _error_gate(scores)]
+    return [*(_gap_gate(*pair, found, groups) for pair in pairs), _error_gate(scores)]
 
 
 def _gap_gate(
-    title: str, ours: str, others: Sequence[str], limit: float, found: dict[str, SystemScore]
+    title: str,
+    ours: str,
+    others: Sequence[str],
+    limit: float,
+    found: dict[str, SystemScore],
+    groups: Sequence[str],
 ) -> Gate:
     """Judge `ours` against the most accurate of `others`; `title` is what they are."""
     name = f"CER of {ours} at most {limit:g} points above {title}"
     missing = [system for system in (ours, *others) if system not in found]
     if missing or not others:
         return Gate(name, None, f"{' and '.join(missing) or title} did not run")
-    gaps = [_Gap.of(found[ours], found[other]) for other in others]
+    gaps = [_Gap.of(found[ours], found[other], groups) for other in others]
     known = [gap for gap in gaps if gap is not None]
     if not known:
         return Gate(name, None, "they heard no clip with a reference text together")
@@ -91,14 +98,15 @@ class _Gap:
     equal: int  # of these, clips on which both made as many errors
 
     @classmethod
-    def of(cls, ours: SystemScore, theirs: SystemScore) -> "_Gap | None":
-        """None where no clip that both heard has a text."""
+    def of(cls, ours: SystemScore, theirs: SystemScore, groups: Sequence[str]) -> "_Gap | None":
+        """None where no clip of these groups that both heard has a text."""
         pairs = [
             (counts, theirs.sets[clip_set].by_clip[file])
             for clip_set, heard in ours.sets.items()
             if clip_set in theirs.sets
             for file, counts in heard.by_clip.items()
             if file in theirs.sets[clip_set].by_clip
+            and (not groups or heard.groups[file] in groups)
         ]
         one, other = ([pair[side] for pair in pairs] for side in (0, 1))
         totals = [sum(counts, Counts()) for counts in (one, other)]

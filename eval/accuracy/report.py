@@ -48,9 +48,10 @@ RULES = (
     f"{BOOTSTRAP_SAMPLES} draws, seed {BOOTSTRAP_SEED}; the draws of two systems are paired.",
     "Gates: passed where the whole interval of a gap is at most the limit, failed where it is "
     "above it as a whole, else not decided: the clips are too few to tell. Each is judged on "
-    "all clips that both systems heard. How many clips decide a gap is told from the width of "
-    "its interval, which shrinks with the root of their number. faster-whisper's default is the "
-    "more accurate of float32 and int8, of those that ran.",
+    "all clips that both systems heard, of the groups that decide where some are named. How many "
+    "clips decide a gap is told from the width of its interval, which shrinks with the root of "
+    "their number. faster-whisper's default is the more accurate of float32 and int8, of those "
+    "that ran.",
     "Clips that cannot be decoded are given to nobody and count for nothing; so do those that "
     "no system could read.",
     "Latency: file bytes handed over until the whole answer is there, waiting in queues "
@@ -165,6 +166,7 @@ def to_markdown(report: Report) -> str:
         f"{run.started}; {_clips(run)}; {languages_text(run)}; {run.threads} CPU threads for "
         f"every system, {run.repeats} timed passes.",
         gates_text(report.gates),
+        *([f"Decided on the clips of {', '.join(run.gate_groups)}."] if run.gate_groups else []),
         *_unheard(report),
         *(part for clip_set in run.clips for part in _heard(clip_set, report)),
         "## Speed and memory",

@@ -72,6 +72,7 @@ class RunFacts:
     language: str = ""
     tell_language: bool = False
     join_s: float = 0.0
+    gate_groups: tuple[str, ...] = ()
     sources: dict[ClipSet, str] = dataclasses.field(default_factory=dict)  # what each place holds
     unreadable: dict[ClipSet, dict[str, str]] = dataclasses.field(default_factory=dict)
 

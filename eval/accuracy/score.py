@@ -110,6 +110,7 @@ class SetScore:
     """What a system heard in one set of clips."""
 
     by_clip: dict[str, Counts]  # character edits of each clip, by file name
+    groups: dict[str, str]  # of each clip, by file name; "" = none
     overall: Accuracy
     by_normalizer: dict[str, Accuracy]  # `overall` is one of them
     by_language: dict[str, Accuracy]
@@ -308,6 +309,7 @@ def _score_set(
     by_normalizer = {name: accuracy(calls, way) for name, way in ways.items()}
     return SetScore(
         by_clip={call.file: char_counts(*compared_texts(call, normalize)) for call in calls},
+        groups={call.file: call.group for call in calls},
         overall=by_normalizer[normalizer_name],
         by_normalizer=by_normalizer,
         by_language=_by(spoken, lambda call: call.language or UNKNOWN_LANGUAGE, normalize),

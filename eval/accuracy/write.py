@@ -36,6 +36,7 @@ def write_report(folder: Path, names: tuple[str, ...], normalizer_name: str) -> 
         run.precision,
         max_gap_faster_whisper=run.max_cer_gap_faster_whisper,
         max_gap_fp16=run.max_cer_gap_fp16,
+        groups=run.gate_groups,
     )
     report = Report(run, normalizer_name, descriptions(spelling), scores, tuple(judged), unheard)
     write_text(folder / "report.json", report_to_json(report))

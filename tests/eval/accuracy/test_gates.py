@@ -149,6 +149,26 @@ def test_all_clips_that_both_heard_are_judged_together():
     assert "on 2 clips, of which 1 have as many errors with both" in found[1].detail
 
 
+def test_the_groups_that_are_named_decide():
+    """INT8 is worse on what nobody understands, and equal on what is clear."""
+    scores = [
+        score_system(
+            facts(name),
+            [
+                timed_call(f"{group}{n}", "a" * 100, heard, phase="accuracy", group=group)
+                for group, heard in (("clear", "a" * 99), ("murmur", "a" * right))
+                for n in range(9)
+            ],
+            "raw",
+        )
+        for name, right in (("earshot-int8", 40), ("earshot-fp16", 60))
+    ]
+    for groups, passed in (((), False), (("clear",), True), (("murmur",), False)):
+        found = gates(scores, "int8", max_gap_faster_whisper=0.1, max_gap_fp16=0.1, groups=groups)
+        assert found[1].passed is passed
+    assert "on 9 clips" in found[1].detail
+
+
 def test_clips_without_text_are_not_judged():
     silent = [
         score_system(facts(name), [timed_call("n", "", "", phase="accuracy")], "raw")
