@@ -27,6 +27,7 @@ STATS = Stats(
     timed_out=5,
     rejected=6,
     audio_s=40.0,
+    untold_s=21.0,
     busy_s=8.0,
     pending=9,
     queued=10,

@@ -5,8 +5,6 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-import numpy as np
-
 from serve.messages import Samples
 from serve.speech.activity import Listener
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
@@ -31,7 +29,7 @@ def cut_long(
         listener: makes one for the audio.
 
     Yields:
-        As `cut`, or as `pack`.
+        As `cut_heard`, or as `pack`.
     """
     blocks, held, count = iter(blocks), deque[Samples](), 0
     for block in blocks:
@@ -40,19 +38,36 @@ def cut_long(
         if count > WINDOW_SAMPLES:
             yield from pack(itertools.chain(_emptied(held), blocks), listener())
             return
-    yield from _heard(held, listener())
+    for window in cut_heard(held, listener()):
+        yield window if window.voice else _left_out(window)
 
 
-def _heard(blocks: Iterable[Samples], listener: Listener) -> Iterator[Window]:
-    """The only window of audio that is no longer than one; without speech it holds no samples."""
-    samples = np.concatenate([np.zeros(0, np.float32), *blocks])
-    listener.push(samples)
+def cut_heard(blocks: Iterable[Samples], listener: Listener) -> Iterator[Window]:
+    """Cut all of the audio into windows, as `cut` does, and tell where in each somebody speaks.
+
+    Args:
+        blocks: float32 (n,) each, 16 kHz mono, in order.
+        listener: tells what is speech; it knows more of the audio than the windows hold.
+    """
+    cutter = Cutter()
+    for block in blocks:
+        listener.push(block)
+        for window in cutter.push(block):
+            yield _with_voice(window, listener)
     listener.finish()
-    if voice := tuple(_seconds(listener.spoken(0, len(samples)))):
-        yield Window(0.0, samples, last=True, voice=voice)
-    else:
-        left_out_s = len(samples) / SAMPLE_RATE
-        yield Window(0.0, samples[:0], last=True, left_out_s=left_out_s, voice=())
+    for window in cutter.finish():
+        yield _with_voice(window, listener)
+
+
+def _left_out(window: Window) -> Window:
+    return dataclasses.replace(window, samples=window.samples[:0], left_out_s=window.duration_s)
+
+
+def _with_voice(window: Window, listener: Listener) -> Window:
+    start = round(window.start_s * SAMPLE_RATE)
+    spoken = listener.spoken(start, start + len(window.samples))
+    voice = ((first - start, last - start) for first, last in spoken)
+    return dataclasses.replace(window, voice=tuple(_seconds(voice)))
 
 
 def _seconds(stretches: Iterable[tuple[int, int]]) -> Iterator[tuple[float, float]]:

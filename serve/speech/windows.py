@@ -4,7 +4,8 @@ Nothing here calls a model. The rules for timestamps and for decoding again foll
 `whisper/transcribe.py`, with one difference: OpenAI decodes a recording from left to right and
 moves on to the last timestamp that it saw, so windows depend on each other. Here windows are cut
 beforehand at quiet places, so they can decode at the same time, and text after a window's last
-timestamp is kept instead of being decoded once more.
+timestamp is kept instead of being decoded once more; see `serve.speech.coverage` for speech of
+which there is no text.
 
 Where to cut: every window but the last ends between 15 s and 30 s after it began, in the longest
 pause found there. Loudness is the power of 20 ms frames averaged over 0.3 s, so that a gap inside
@@ -99,7 +100,8 @@ class Attempt:
     avg_logprob: float | None
     no_speech_prob: float | None
     temperature: float
-    compression_ratio: float  # of the text
+    compression_ratio: float  # of the whole text, or of the piece that repeats itself most
+    pieces: tuple[Piece, ...] = ()  # of the text
     looped: bool = False  # ended as a loop: more would have been sampled
     alignment: Alignment | None = None  # of the text, where words are asked for
 

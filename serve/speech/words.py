@@ -109,6 +109,20 @@ def handovers(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
     return np.array(begins)
 
 
+def of_first(alignment: Alignment, count: int, frames: int) -> Alignment:
+    """The alignment of a window's first text tokens in its first frames.
+
+    What comes after those tokens is one more row.
+    """
+    rows, matrix, begins = count + 1, alignment.matrix, alignment.begins
+    return Alignment(
+        token_probs=alignment.token_probs[:count],
+        matrix=None if matrix is None else matrix[: alignment.prefix + rows, :frames],
+        begins=None if begins is None else np.minimum(begins[:rows], frames),
+        prefix=alignment.prefix,
+    )
+
+
 def split_words(
     tokens: Sequence[int], decode: Decode, language: str
 ) -> tuple[list[str], list[int]]:

@@ -20,6 +20,7 @@ from serve.config import TranscriberConfig
 from serve.engine import DETECT_LANGUAGE, TokenizerFacts
 from serve.messages import Alignment, OnEvent, Segment, Timings, Transcript
 from serve.runtime.protocol import DecodingOptions, Scores
+from serve.speech.coverage import untold, untold_s
 from serve.speech.features import HOP_LENGTH, N_FRAMES, SAMPLE_RATE
 from serve.speech.hallucinations import without_hallucinations
 from serve.speech.timeline import Timeline
@@ -27,6 +28,7 @@ from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import (
     Attempt,
     Decoded,
+    Piece,
     Window,
     best_attempt,
     compression_ratio,
@@ -38,22 +40,25 @@ from serve.speech.windows import (
     stitch,
     written,
 )
-from serve.speech.words import FRAMES_PER_S, WindowWords, give_words, time_words
+from serve.speech.words import FRAMES_PER_S, WindowWords, give_words, of_first, time_words
 from serve.transcriber.languages import Languages
 from serve.transcriber.plan import Plan
 from serve.transcriber.prompts import Prompt, Prompts
 
 _SEEDS_PER_WINDOW = 1000
 _SILENCE_S = 1.0  # that the encoder sees behind the audio, at least
+_MOST_RESTS = 4  # times that what is left of a window is decoded
 
 
 @dataclasses.dataclass(frozen=True)
 class _Span:
-    """What is left of a window once it is submitted."""
+    """What stays known of a window."""
 
     timeline: Timeline
     duration_s: float
     voice_s: float | None  # see `Window`
+    number: int  # of the windows that the audio was cut into; a rest has that of its window
+    rests: int = 0  # so many times it is what was left of a window
 
 
 @dataclasses.dataclass(eq=False)  # a request is equal to itself alone
@@ -68,16 +73,24 @@ class ActiveRequest:
     ended: bool = False  # got its terminal event
     started_s: float | None = None  # monotonic time of the first job
     duration_s: float = 0.0  # of its audio, as far as that is decoded
+    untold_s: float = 0.0  # of voice in it, of which no text came
     submitted: int = 0  # windows
+    # Windows have their index by when they came, which for the rest of one is late.
     _segments: list[Segment] = dataclasses.field(default_factory=list)
-    _waiting: collections.deque[Window] = dataclasses.field(default_factory=collections.deque)
+    _waiting: collections.deque[tuple[int, Window]] = dataclasses.field(
+        default_factory=collections.deque
+    )
     _spans: list[_Span] = dataclasses.field(default_factory=list)  # of all windows that came
+    _order: list[int] = dataclasses.field(default_factory=list)  # their indices, by their time
+    _windows: dict[int, Window] = dataclasses.field(
+        default_factory=dict
+    )  # that are decoded, with voice
     _all_came: bool = False
     _failed: dict[int, list[Attempt]] = dataclasses.field(default_factory=dict)
     _decoded: dict[int, Decoded] = dataclasses.field(default_factory=dict)
     _untimed: set[int] = dataclasses.field(default_factory=set)  # decoded; words to be timed
     _words: dict[int, WindowWords] = dataclasses.field(default_factory=dict)
-    _stitched: int = 0  # windows whose segments are in `_segments`
+    _stitched: int = 0  # windows, the first of `_order`, whose segments are in `_segments`
     _spoken_until_s: float = 0.0  # where the words of those end
     _encode_s: float = 0.0
     _decode_s: float = 0.0
@@ -114,7 +127,7 @@ class ActiveRequest:
     def rank(self) -> tuple[int, int]:
         """Whose turn it is, lowest first: the short ones', then theirs who have had least."""
         had = 0 if self.is_short else 1 + self.submitted
-        return had, len(self._waiting[0].samples)
+        return had, len(self._waiting[0][1].samples)
 
     @property
     def complete(self) -> bool:
@@ -125,17 +138,22 @@ class ActiveRequest:
         """Take the next stretch of decoded audio."""
         assert not self._all_came, f"request {self.id} has had its last window"
         if len(window.samples):  # there are none where nobody speaks
-            self._waiting.append(window)
-            self._spans.append(_Span(window.timeline, window.duration_s, window.voice_s))
+            index = len(self._spans)
+            self._waiting.append((index, window))
+            self._order.append(index)
+            number = self._spans[self._order[-2]].number + 1 if index else 0
+            self._spans.append(_Span(window.timeline, window.duration_s, window.voice_s, number))
         self._all_came = window.last
         self.duration_s += window.duration_s + window.left_out_s
 
     def next_window(self) -> tuple[int, Window]:
         """Index of the next window to submit, and the window; `ready` must hold."""
         assert self.ready, f"request {self.id} has no window to submit"
-        index = self.submitted
         self.submitted += 1
-        return index, self._waiting.popleft()
+        index, window = self._waiting.popleft()
+        if window.voice:
+            self._windows[index] = window
+        return index, window
 
     def mark_started(self) -> None:
         """Note that the runtime has a window of it."""
@@ -148,7 +166,8 @@ class ActiveRequest:
         The seed depends on the window and the temperature alone, so the same request gets the same
         answer whenever and beside whatever it is sent.
         """
-        seed = index * _SEEDS_PER_WINDOW + round(temperature * (_SEEDS_PER_WINDOW - 1))
+        number = self._spans[index].number
+        seed = number * _SEEDS_PER_WINDOW + round(temperature * (_SEEDS_PER_WINDOW - 1))
         options = dataclasses.replace(self.plan.options, temperature=temperature, seed=seed)
         if temperature > 0:
             return dataclasses.replace(options, beam_size=1)
@@ -192,12 +211,18 @@ class ActiveRequest:
         """
         self._encode_s += scores.encode_s
         self._decode_s += scores.decode_s
+        pieces = split_segments(tokens, tokenizer.facts, self._spans[index].duration_s)
         attempt = Attempt(
             tokens=tokens,
+            pieces=tuple(pieces),
             avg_logprob=scores.avg_logprob,
             no_speech_prob=scores.no_speech_prob,
             temperature=temperature,
-            compression_ratio=compression_ratio(tokenizer.decode(tokens)),
+            # A loop of a sentence's length does not show in half a minute of text.
+            compression_ratio=max(
+                compression_ratio(tokenizer.decode(said))
+                for said in (tokens, *(piece.tokens for piece in pieces))
+            ),
             looped=looped,
             alignment=alignment,
         )
@@ -213,19 +238,38 @@ class ActiveRequest:
         if verdict.outcome == "give up":
             attempt = best_attempt([*failed, attempt], config)
         window = self._spans[index]
-        silent = verdict.outcome == "silence"
-        pieces = (
-            [] if silent else split_segments(attempt.tokens, tokenizer.facts, window.duration_s)
-        )
+        said = () if verdict.outcome == "silence" else attempt.pieces
+        kept, duration_s = self._told(index, said)
         self._decoded[index] = Decoded(
             timeline=window.timeline,
-            duration_s=window.duration_s,
+            duration_s=duration_s,
             attempt=attempt,
-            pieces=tuple(pieces),
+            pieces=kept,
             language=self._languages.own(index),
             given_up=verdict.outcome == "give up",
         )
         return None
+
+    def _told(self, index: int, pieces: tuple[Piece, ...]) -> tuple[tuple[Piece, ...], float]:
+        """The pieces that are kept, and how many seconds of the window they are of.
+
+        Where they leave voice untold, windows wait from there on.
+        """
+        window, span = self._windows.pop(index, None), self._spans[index]
+        if window is None:  # nobody has heard a voice in it
+            return pieces, span.duration_s
+        kept, left = untold(window, pieces) if span.rests < _MOST_RESTS else (len(pieces), [])
+        if not left:
+            self.untold_s += untold_s(window, pieces)
+        place = self._order.index(index) + 1
+        for one in reversed(left):
+            after = len(self._spans)
+            self._spans.append(
+                _Span(one.timeline, one.duration_s, one.voice_s, span.number, span.rests + 1)
+            )
+            self._order.insert(place, after)
+            self._waiting.appendleft((after, one))
+        return pieces[:kept], span.duration_s - sum(one.duration_s for one in left)
 
     def untimed_words(self, index: int, tokenizer: Tokenizer) -> Callable[[], WindowWords] | None:
         """What finds the words of a window that has just been decoded, if they are asked for.
@@ -243,6 +287,8 @@ class ActiveRequest:
         assert alignment is not None, "the runtime was asked for an alignment and gave none"
         self._untimed.add(index)
         text = [token for piece in window.pieces for token in piece.tokens]
+        frames = max(1, round(window.duration_s * FRAMES_PER_S))
+        alignment = of_first(alignment, len(text), frames)
         language = self._languages.of(index)
         logprobs = self.plan.tells_logprobs
         return functools.partial(time_words, alignment, text, tokenizer.decode, language, logprobs)
@@ -264,9 +310,12 @@ class ActiveRequest:
     def stitch_ready(self, tokenizer: Tokenizer) -> list[Segment]:
         """Segments that became final: of windows that are done and so are all before them."""
         segments: list[Segment] = []
-        while (window := self._decoded.get(self._stitched)) and self._stitched not in self._untimed:
+        for index in self._order[self._stitched :]:
+            window = self._decoded.get(index)
+            if window is None or index in self._untimed:
+                break
             found = stitch(window, tokenizer.decode)
-            if (words := self._words.pop(self._stitched, None)) is not None:
+            if (words := self._words.pop(index, None)) is not None:
                 begin_s = window.timeline.start_s
                 found = give_words(found, words, begin_s, self._spoken_until_s)
             found = spoken(self._settle(window, window.timeline.restore(found)))

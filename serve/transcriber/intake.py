@@ -18,9 +18,9 @@ from serve.errors import EarshotError
 from serve.messages import AudioFile, Request, Samples
 from serve.speech import activity, audio
 from serve.speech.meter import Limits
-from serve.speech.packing import cut_long, pack
+from serve.speech.packing import cut_heard, cut_long, pack
 from serve.speech.stretches import CutOne, cut_stretches
-from serve.speech.windows import Window, cut
+from serve.speech.windows import Window
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.audio import audio_bytes
 from serve.transcriber.guard import guarded
@@ -250,7 +250,7 @@ def _cutting(active: ActiveRequest) -> CutOne:
         return lambda blocks: pack(blocks, listener())
     if active.plan.vad == "auto":
         return lambda blocks: cut_long(blocks, listener)
-    return cut
+    return lambda blocks: cut_heard(blocks, listener())
 
 
 def _listener(active: ActiveRequest) -> activity.Listener:

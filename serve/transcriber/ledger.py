@@ -91,7 +91,9 @@ class Ledger:
             del self._pending[active.id]
             self._audio_bytes.pop(active.id, None)
             self._unanswered += 1
-            increments = {outcome: 1, "audio_s": active.duration_s if outcome == "ok" else 0.0}
+            increments: dict[str, float] = {outcome: 1}
+            if outcome == "ok":
+                increments |= {"audio_s": active.duration_s, "untold_s": active.untold_s}
             if not self._pending:
                 increments["busy_s"] = time.monotonic() - self._busy_since_s
             self._counters = self._counters.plus(**increments)

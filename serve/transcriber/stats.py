@@ -17,6 +17,7 @@ class Counters:
     timed_out: int = 0
     rejected: int = 0  # requests refused at once; not among the accepted
     audio_s: float = 0.0  # seconds of audio of the requests that ended ok, before padding
+    untold_s: float = 0.0  # seconds of voice in it, of which no text came
     busy_s: float = 0.0  # seconds of wall clock in which at least one request was pending
 
     @property

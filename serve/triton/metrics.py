@@ -37,6 +37,7 @@ FAMILIES = (
     Family("drafted_tokens_total", "counter", "Tokens guessed by the draft", ("drafted",)),
     Family("drafted_right_total", "counter", "Guesses that saved a step", ("drafted_right",)),
     Family("audio_seconds_total", "counter", "Audio answered, unpadded", ("audio_s",)),
+    Family("untold_seconds_total", "counter", "Voice of which no text came", ("untold_s",)),
     Family("busy_seconds_total", "counter", "Time with a request pending", ("busy_s",)),
     Family("encode_seconds_total", "counter", "Time spent encoding", ("encode_s",)),
     Family("decode_seconds_total", "counter", "Time spent decoding", ("decode_s",)),

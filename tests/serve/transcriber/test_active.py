@@ -124,7 +124,7 @@ def test_what_is_submitted_is_not_kept(make):
 
 
 def test_seeds_differ_by_window_and_temperature_alone(make):
-    active = make()
+    active = make(windows=40)
     seeds = [active.options(i, t).seed for i in range(40) for t in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)]
     assert len(set(seeds)) == len(seeds)
     assert active.options(0, 0.0).seed == 0

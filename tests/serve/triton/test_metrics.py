@@ -24,6 +24,7 @@ EXPECTED = {
     ("drafted_tokens_total", None): 18,
     ("drafted_right_total", None): 19,
     ("audio_seconds_total", None): 40.0,
+    ("untold_seconds_total", None): 21.0,
     ("busy_seconds_total", None): 8.0,
     ("encode_seconds_total", None): 16.0,
     ("decode_seconds_total", None): 17.0,

@@ -1,0 +1,119 @@
+"""Windows whose text ends before the voice in them does, through the transcriber."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from serve.errors import CancelledError
+from serve.speech import activity
+from serve.speech.activity import FRAME
+from tests.fakes import CAPABILITIES, Echo, Play
+from tests.harness import Client, TranscriberTests, noise, quiescent, request, until
+
+ABLE = dataclasses.replace(CAPABILITIES, words=True)
+
+
+class Ear:
+    """Hears speech wherever samples are not 0; stands for the model."""
+
+    def probabilities(self, samples):
+        return (np.abs(samples.reshape(-1, FRAME)).max(axis=1) > 0).astype(np.float32)
+
+
+class Reader:
+    """A script that says five words in five seconds, and then a timestamp, whatever comes."""
+
+    def __init__(self, tokenizer, seconds=5):
+        self._tokenizer = tokenizer
+        self._seconds = seconds
+
+    def __call__(self, job):
+        facts = self._tokenizer.facts
+        text = self._tokenizer.text_ids("prefix", " one two three four five", 99)
+        end = facts.timestamp_begin + 50 * self._seconds
+        tokens = (facts.timestamp_begin, *text, end, end)
+        return Play(tokens=tokens, text_below=facts.eot)
+
+
+@pytest.fixture(autouse=True)
+def ear(monkeypatch):
+    monkeypatch.setattr(activity, "Detector", Ear)
+
+
+class TestUntold(TranscriberTests):
+    """Over a fake runtime."""
+
+    @pytest.mark.parametrize("vad", ["auto", "on", "off"])
+    @pytest.mark.parametrize("mode", ["parallel", "sequential"])
+    def test_what_is_left_of_a_window_is_decoded_from_there(self, start, tokenizer, vad, mode):
+        transcriber, runtime = start(Reader(tokenizer), vad=vad, mode=mode)
+        answer = transcriber.transcribe(request(audio=noise(14.0)))
+        assert len(runtime.jobs) == 3
+        assert answer.text.split() == ["one", "two", "three", "four", "five"] * 3
+        starts = [segment.start for segment in answer.segments]
+        assert starts == sorted(starts) and starts[1:] == pytest.approx([5, 10], abs=0.5)
+        assert answer.duration == 14.0 and transcriber.stats().untold_s == 0
+        quiescent(transcriber, runtime)
+
+    def test_in_sequence_the_rest_knows_what_was_said(self, start, tokenizer):
+        transcriber, runtime = start(Reader(tokenizer), mode="sequential")
+        transcriber.transcribe(request(audio=noise(9.0)))
+        said = tokenizer.text_ids("prefix", " one two three four five", 99)
+        first, second = (job.prompt for job in runtime.jobs)
+        assert str(said)[1:-1] not in str(first) and str(said)[1:-1] in str(second)
+
+    def test_words_of_a_rest_follow_those_before_it(self, start, tokenizer):
+        transcriber, _ = start(Reader(tokenizer), ABLE)
+        answer = transcriber.transcribe(request(audio=noise(9.0), word_timestamps=True))
+        words = [word for segment in answer.segments for word in segment.words]
+        assert len(words) == 10 and words[5].start >= words[4].end
+        times = [time for word in words for time in (word.start, word.end)]
+        assert times == sorted(times) and times[-1] <= 9.0
+
+    def test_windows_of_one_request_stay_in_order(self, start, tokenizer):
+        transcriber, runtime = start(Reader(tokenizer, seconds=14), vad="off")
+        answer = transcriber.transcribe(request(audio=noise(100.0)))
+        starts = [segment.start for segment in answer.segments]
+        assert starts == sorted(starts) and len(starts) == len(runtime.jobs) > 4
+        quiescent(transcriber, runtime)
+
+    def test_it_ends_and_tells_what_stays_untold(self, start, tokenizer):
+        transcriber, runtime = start(Echo(tokenizer), vad="off")
+        answer = transcriber.transcribe(request("so", audio=noise(20.0)))
+        assert len(runtime.jobs) == 5, "of a window so much is decoded and no more"
+        assert answer.text == "so so so so so"
+        assert transcriber.stats().untold_s == pytest.approx(20.0 - 5.0, abs=1.5)
+        quiescent(transcriber, runtime)
+
+    def test_silence_asks_for_nothing(self, start, tokenizer):
+        transcriber, runtime = start(Echo(tokenizer), vad="off")
+        audio = np.concatenate([noise(1.0), np.zeros(19 * 16_000, np.float32)])
+        transcriber.transcribe(request("so", audio=audio))
+        assert len(runtime.jobs) == 1 and transcriber.stats().untold_s == 0
+
+    def test_a_loop_of_a_sentence_s_length_is_seen_in_a_long_text(self, start, tokenizer):
+        plain = " The quick brown fox jumps over a lazy dog while seven wizards hum nearby."
+        facts = tokenizer.facts
+        stamps = [facts.timestamp_begin + 50 * second for second in (0, 5, 10)]
+        text, loop = (tokenizer.text_ids("prefix", t, 300) for t in (plain, " O-" + "O-" * 30))
+        tokens = (stamps[0], *text, stamps[1], stamps[1], *loop, stamps[2])
+
+        def script(job):
+            return Play(tokens=tokens if job.options.temperature == 0 else (stamps[0], *text))
+
+        transcriber, runtime = start(script, temperatures=(0.0, 0.5))
+        answer = transcriber.transcribe(request(audio=noise(10.0)))
+        assert len(runtime.jobs) == 2 and answer.text == plain.strip()
+
+    def test_cancelled_while_a_rest_decodes(self, start, tokenizer):
+        class Slow(Reader):
+            def __call__(self, job):
+                return dataclasses.replace(super().__call__(job), delay=job.id * 10_000)
+
+        transcriber, runtime = start(Slow(tokenizer))
+        client = Client().send(transcriber, request(audio=noise(14.0)))
+        until(lambda: len(runtime.jobs) == 2)
+        client.handle.cancel()
+        assert isinstance(client.error, CancelledError)
+        quiescent(transcriber, runtime)
