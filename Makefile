@@ -1,6 +1,7 @@
 # Earshot: every target is a thin call of `python -m build|serve|eval`, each with its own --help.
 #
-#   make demo            set up, build the demo engine, serve it, transcribe the bundled clips
+#   make demo            set up, fetch Whisper base, build its engine, serve it, transcribe clips of
+#                        people; where base cannot be had, the small synthetic checkpoint
 #   make test            set up and run every test that needs no GPU, the real server included, in
 #                        two processes; PROCESSES=0: one after another; OPTIONS="-k words" chooses
 #   make test-gpu        the GPU tests; fails where there is no GPU
@@ -30,7 +31,7 @@ ifeq ($(origin RUN),command line)
 STAMP :=
 endif
 
-.PHONY: help setup demo demo-engine test test-gpu test-trtllm check format build-engine serve some-files transcribe eval clean
+.PHONY: help setup demo fixture-engine test test-gpu test-trtllm check format build-engine serve some-files transcribe eval clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -47,14 +48,14 @@ $(VENV)/.installed: requirements.txt
 		$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check triton==3.6.0
 	@touch $@
 
-demo-engine: setup
+demo: setup
+	@$(RUN) -m eval demo --config configs/base.toml --otherwise configs/demo.toml
+
+fixture-engine: setup
 	@$(RUN) -m build engine --config configs/demo.toml --if-stale
 
-demo: demo-engine
-	@$(RUN) -m eval demo --config configs/demo.toml
-
 # Side by side in the order of the files, of which the last are the quickest.
-test: demo-engine
+test: fixture-engine
 	@$(RUN) -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder $(OPTIONS)
 
 test-gpu: setup

@@ -6,6 +6,7 @@ compared position by position. The measured deviation, which goes into the manif
 the operations and precisions that serve.
 """
 
+import collections
 import dataclasses
 import difflib
 from collections.abc import Iterable, Sequence
@@ -32,7 +33,7 @@ from serve.speech.meter import Limits
 
 MAX_TOKENS = 64  # per window, end of text included
 _MAX_AUDIO_S = 3600.0
-_CLIPS_PER_LANGUAGE = 2
+_MOST_CLIPS = 4  # each costs transformers seconds of a CPU
 _MOST_SLOTS = 4
 _hf: Any = transformers  # its annotations are too incomplete for strict checking
 
@@ -111,26 +112,30 @@ def read_recordings(paths: Iterable[str]) -> list[Recording]:
 
 
 def recordings_of(manifest: Path) -> list[Recording]:
-    """Read, of a manifest's clips that fit one window, the longest two of each language.
+    """Read four of a manifest's clips that fit one window, of as many languages as there are.
+
+    The longest of each language come first, then the second of each, and so on.
 
     Raises:
         ConfigError: the manifest is malformed, or none of its clips with text fits one window.
         FileError: the manifest or a file cannot be read.
         AudioError: a file cannot be decoded.
     """
-    chosen: dict[str, list[str]] = {}
+    places: collections.Counter[str] = collections.Counter()  # taken, by language
+    ranked = []
     for clip in sorted(load_clips(manifest), key=lambda clip: -clip.duration_s):
         if clip.text and clip.language and clip.duration_s <= WINDOW_S:
-            chosen.setdefault(clip.language, []).append(str(clip.path))
-    if not chosen:
+            ranked.append((places[clip.language], clip.language, str(clip.path)))
+            places[clip.language] += 1
+    if not ranked:
         raise ConfigError(
             f"{manifest} lists no clip with text of at most {WINDOW_S} s to verify on; name "
             "audio with --audio, or build with --no-verify"
         )
     return [
         dataclasses.replace(recording, language=language)
-        for language, files in sorted(chosen.items())
-        for recording in read_recordings(files[:_CLIPS_PER_LANGUAGE])
+        for _, language, file in sorted(ranked)[:_MOST_CLIPS]
+        for recording in read_recordings([file])
     ]
 
 
@@ -216,14 +221,15 @@ def _reference(
         )
         # Whisper's own `generate` wraps this in a loop over windows that drops what it will hear
         # again in the next one; one window's tokens come from the loop underneath.
+        encoded = model.get_encoder()(features)
         ids = _hf.GenerationMixin.generate(
             model,
-            features,
+            encoder_outputs=encoded,
             decoder_input_ids=torch.tensor([prompt], device=device),
             logits_processor=[rules],
             max_new_tokens=min(MAX_TOKENS, checkpoint.dims.n_text_ctx - len(prompt)),
         )
-        logits = model(input_features=features, decoder_input_ids=ids[:, :-1]).logits[0]
+        logits = model(encoder_outputs=encoded, decoder_input_ids=ids[:, :-1]).logits[0]
         tokens = tuple(ids[0, len(prompt) :].tolist())
         logits = logits[len(prompt) - 1 :].float().cpu()
         windows.append(_Window(recording.name, features.cpu(), prompt, tokens, logits))

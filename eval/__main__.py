@@ -3,7 +3,7 @@
 python -m eval run --config configs/demo.toml        run the systems, write the report
 python -m eval score reports/demo                    score kept predictions again
 python -m eval compare OLD/report.json NEW/report.json
-python -m eval demo --config configs/demo.toml       the bundled clips through a real server
+python -m eval demo --config configs/base.toml       some clips through a real server
 python -m eval bench --config configs/large-v3-turbo.toml   speed on one GPU
 python -m eval scale --config configs/large-v3-turbo.toml   one server on one GPU and on all
 python -m eval soak --config configs/demo.toml       attack a real server: what survives?
@@ -86,8 +86,13 @@ def _parser() -> argparse.ArgumentParser:
         help="page with figures; default: %(default)s",
     )
     both.set_defaults(command=_compare)
-    show = commands.add_parser("demo", help="serve the engine and transcribe the bundled clips")
+    show = commands.add_parser(
+        "demo", help="build the engine unless it is there, serve it and transcribe some clips"
+    )
     add_config(show)
+    show.add_argument(
+        "--otherwise", metavar="TOML", help="the config where the checkpoint cannot be had"
+    )
     show.set_defaults(command=_demo)
     bench = commands.add_parser("bench", help="speed of the native runtime on one GPU")
     bench_flags.add_arguments(bench)
@@ -286,8 +291,8 @@ def _tell(line: str) -> None:
 def _demo(options: argparse.Namespace) -> int:
     from eval import demo  # noqa: PLC0415 - needs jiwer
 
-    config = load_config(options.config)
-    result = demo.demo(config, _tell)
+    paths = [options.config, *([options.otherwise] if options.otherwise else [])]
+    result = demo.demo(demo.prepared(paths, _tell), _tell)
     print()
     for line in demo.render(result):
         print(line)

@@ -13,6 +13,7 @@ class EvalConfig:
     """Which clips and which systems an evaluation compares."""
 
     # A manifest, a folder or a data set of a hub; eval/corpora/find.py knows the layouts.
+    demo: Name = "tests/data/manifest.jsonl"  # transcribed by `python -m eval demo`
     manifest: Name = "tests/data/manifest.jsonl"  # scored, and timed
     # Scored only; "" = none. The same place as `manifest`: what of it was not drawn to be timed.
     heldout: NameOrNone = "tests/data/heldout/manifest.jsonl"

@@ -1,10 +1,11 @@
-"""What `python -m eval demo` shows: bundled clips through a real server, with their figures."""
+"""What `python -m eval demo` shows: clips through a real server, with their figures."""
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from tqdm import tqdm
 
@@ -12,10 +13,12 @@ from eval.accuracy.data import TimedCall
 from eval.accuracy.load import drive, wall_s
 from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.ours import EarshotTriton
+from eval.accuracy.prepare import prepare_engine
 from eval.accuracy.score import Accuracy, accuracy, char_counts, compared_texts, latency, rtfx
-from eval.config import Config
+from eval.config import Config, load_config
 from eval.corpora.find import find_clips
 from serve.clips import Clip
+from serve.errors import MissingCheckpointError
 
 WIDTH = 100  # columns
 _MARGIN = " " * 4
@@ -35,6 +38,30 @@ class DemoResult:
         return sum(call.error is not None for call in self.calls)
 
 
+def prepared(paths: Sequence[str], say: Callable[[str], None]) -> Config:
+    """Build the engine of a config unless it is up to date.
+
+    Args:
+        paths: configs; each is there for want of the checkpoint of the one before.
+        say: gets a line where one takes another's place.
+
+    Raises:
+        EarshotError: a config is wrong, or the build failed; it has said why.
+        MissingCheckpointError: the last one's checkpoint cannot be had either.
+    """
+    for path, instead in itertools.pairwise(paths):
+        config = load_config(path)
+        try:
+            prepare_engine(config, path, config.build.precision)
+        except MissingCheckpointError:
+            say(f"Without {config.build.checkpoint}, so with {instead} in place of {path}:")
+        else:
+            return config
+    config = load_config(paths[-1])
+    prepare_engine(config, paths[-1], config.build.precision)
+    return config
+
+
 def demo(config: Config, say: Callable[[str], None]) -> DemoResult:
     """Start a server, send it every clip once, `concurrency` at a time, and stop it.
 
@@ -43,7 +70,7 @@ def demo(config: Config, say: Callable[[str], None]) -> DemoResult:
     Raises:
         EarshotError: a clip is missing or the server did not start.
     """
-    clips = find_clips(config.eval.manifest).clips
+    clips = find_clips(config.eval.demo).clips
     say(f"Starting Triton Inference Server with the engine {config.engine} …")
     with contextlib.closing(EarshotTriton(config)) as system:
         say(f"Ready: HTTP {system.server.http}, gRPC {system.server.grpc}")

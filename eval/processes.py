@@ -23,7 +23,12 @@ from typing import Any
 
 import psutil
 
-from serve.errors import DeadlineError, EarshotError, UnavailableError
+from serve.errors import (
+    DeadlineError,
+    EarshotError,
+    MissingCheckpointError,
+    UnavailableError,
+)
 
 FINISH_TIMEOUT_S = 60.0  # for a child whose work is done, to free what it holds
 TERMINATE_TIMEOUT_S = 20.0  # for a child that was told to stop, before it is killed
@@ -141,6 +146,7 @@ def run_tool(command: Sequence[str], what: str, timeout_s: float) -> None:
 
     Raises:
         EarshotError: it failed; it has said why.
+        MissingCheckpointError: it failed for want of a checkpoint, if it is one of this project's.
         DeadlineError: it took too long.
     """
     tool = subprocess.Popen(command, stdout=sys.stderr.fileno(), start_new_session=True)
@@ -151,7 +157,10 @@ def run_tool(command: Sequence[str], what: str, timeout_s: float) -> None:
     finally:
         _stop_tool(tool)
     if status != 0:
-        raise EarshotError(f"{what} failed with exit code {status}: {' '.join(command)}")
+        kind = (
+            MissingCheckpointError if status == MissingCheckpointError.exit_code else EarshotError
+        )
+        raise kind(f"{what} failed with exit code {status}: {' '.join(command)}")
 
 
 def _stop_tool(tool: subprocess.Popen[bytes]) -> None:

@@ -58,6 +58,8 @@ class CheckpointError(EarshotError):
 class MissingCheckpointError(CheckpointError):
     """A checkpoint cannot be had; the message says why, of each place that was tried."""
 
+    exit_code = 3
+
 
 class EngineError(EarshotError):
     """An engine folder is missing, damaged, or of another format."""

@@ -1,20 +1,29 @@
 """What tests share: the choice of GPU tests, a small engine, and one running server."""
 
 import dataclasses
+import fcntl
 import io
 import logging
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from build.checkpoint import open_checkpoint
-from serve.config import Config, RuntimeConfig, ServerConfig, TranscriberConfig
+from serve.clips import load_clips
+from serve.config import Config, RuntimeConfig, ServerConfig, TranscriberConfig, load_config
+from serve.errors import MissingCheckpointError
 from serve.supervisor.run import free_ports, running_server
 from serve.triton.client import Client
 from tests.checkpoints import NANO, random_weights, write_engine, write_hf
 from tests.programs import how_to_get, path_of
+
+BASE = "configs/base.toml"
+HUMAN = ("human/manifest.jsonl", "human/long.jsonl", "human-sharealike/manifest.jsonl")
 
 
 def pytest_addoption(parser):
@@ -22,7 +31,9 @@ def pytest_addoption(parser):
         "--require-gpu", action="store_true", help="run the tests marked gpu; fail without a GPU"
     )
     parser.addoption(
-        "--require-programs", action="store_true", help="fail where a test's program is missing"
+        "--require-programs",
+        action="store_true",
+        help="fail where a test's program, or the published checkpoint, is missing",
     )
     parser.addoption(
         "--bulk-files", type=int, default=40, metavar="N", help="that `serve bulk` is tested with"
@@ -47,11 +58,40 @@ def pytest_runtest_setup(item):
 
 
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if "base_engine" in item.fixturenames:
+            item.add_marker("published")
     if config.getoption("--require-gpu"):
         return
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     config.hook.pytest_deselected(items=gpu)
     items[:] = [item for item in items if item not in gpu]
+
+
+@pytest.fixture(scope="session")
+def base_engine(pytestconfig):
+    """Folder of configs/base.toml's engine, Whisper base in INT8, built unless it is up to date.
+
+    Its tests skip, saying so, where the checkpoint cannot be had; --require-programs fails them.
+    """
+    folder = Path(load_config(BASE).engine)
+    folder.parent.mkdir(exist_ok=True)
+    # `make demo` compares it with its checkpoint, which takes longer than all that tests it.
+    build = (*("-m", "build", "engine", "--config", BASE), "--if-stale", "--no-verify")
+    with (folder.parent / ".base-for-tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several processes run tests
+        done = subprocess.run([sys.executable, *build], capture_output=True, text=True, check=False)
+    if done.returncode == MissingCheckpointError.exit_code:
+        missing = pytestconfig.getoption("--require-programs")
+        (pytest.fail if missing else pytest.skip)(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="session")
+def human_clips():
+    """Clips of people by the names of their files, as the manifests in tests/data list them."""
+    return {clip.file: clip for table in HUMAN for clip in load_clips(Path("tests/data") / table)}
 
 
 @pytest.fixture(scope="session")

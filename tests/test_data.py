@@ -139,3 +139,11 @@ def test_who_serves_to_choose_settings_serves_no_report():
         who = entry["file"] if alone else f"{entry['group']}/{entry['speaker']}"
         odd = int(hashlib.sha256(who.encode()).hexdigest(), 16) % 2
         assert entry["half"] == ("choose", "report")[odd], entry["file"]
+
+
+def test_the_demo_has_people_of_many_languages_and_a_long_passage():
+    listed = {f"{t.parent.name}/{e['file']}": e for t in HUMAN_TABLES for e in entries_of(t)}
+    shown = entries_of(DATA / "demo.jsonl")
+    assert all(entry == {**listed[entry["file"]], "file": entry["file"]} for entry in shown)
+    assert len({entry["language"] for entry in shown}) >= 6 and len(shown) > 12
+    assert [entry["duration"] > 60 for entry in shown].count(True) == 1

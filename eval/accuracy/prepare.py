@@ -52,6 +52,7 @@ def prepare_engine(config: Config, config_path: str, precision: Precision) -> No
 
     Raises:
         EarshotError: the build failed; it has said why.
+        MissingCheckpointError: because the checkpoint cannot be had.
     """
     command = [sys.executable, "-m", "build", "engine", "--if-stale", "--config", config_path]
     command += ["--precision", precision, "--engine", engine_of(config, precision)]

@@ -160,8 +160,10 @@ def test_synthetic_recordings_are_the_same_every_time():
 
 def test_recordings_of_the_bundled_manifest():
     recordings = verify.recordings_of(Path("tests/data/manifest.jsonl"))
-    assert [recording.language for recording in recordings] == ["en", "en", "es", "es"]
+    assert [recording.language for recording in recordings] == ["en", "es", "en", "es"]
     assert all(0 < recording.samples.size <= WINDOW_SAMPLES for recording in recordings)
+    people = verify.recordings_of(Path("tests/data/demo.jsonl"))
+    assert [recording.language for recording in people] == ["de", "en", "es", "fr"]
 
 
 def test_audio_that_cannot_be_read(tmp_path):

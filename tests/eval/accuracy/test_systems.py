@@ -19,7 +19,7 @@ from eval.demo import DemoResult, demo, render
 from eval.long import systems as long_systems
 from serve.clips import load_clips
 from serve.config import TranscriberConfig
-from serve.errors import ConfigError, EarshotError, UnavailableError
+from serve.errors import ConfigError, EarshotError, MissingCheckpointError, UnavailableError
 from tests.eval.fakes import timed_call
 from tests.fakes import transcript
 
@@ -218,6 +218,23 @@ def test_a_failed_engine_build_is_said(config, monkeypatch):
         prepare.prepare_engine(config, "none.toml", "fp16")
 
 
+def test_another_config_is_shown_where_a_checkpoint_cannot_be_had(tmp_path, monkeypatch):
+    paths = [str(tmp_path / f"{name}.toml") for name in ("a", "b")]
+    for path in paths:
+        Path(path).write_text(f'[build]\ncheckpoint = "none-of-{Path(path).stem}"\n')
+    said = []
+    with pytest.raises(MissingCheckpointError, match=rf"exit code 3: .* --config {paths[1]} "):
+        demo_module.prepared(paths, said.append)
+    assert said == [f"Without none-of-a, so with {paths[1]} in place of {paths[0]}:"]
+
+    def build(config, path, precision):
+        said.append((path, precision))
+
+    monkeypatch.setattr(demo_module, "prepare_engine", build)
+    assert demo_module.prepared(paths, said.append).build.checkpoint == "none-of-a"
+    assert said[1:] == [(paths[0], "int8")]
+
+
 @pytest.mark.server
 def test_demo_sends_every_clip_and_stops_the_server(config, tmp_path):
     lines = Path("tests/data/manifest.jsonl").read_text().splitlines()
@@ -225,7 +242,7 @@ def test_demo_sends_every_clip_and_stops_the_server(config, tmp_path):
     manifest.write_text("\n".join(lines[:3]))
     for clip in load_clips("tests/data/manifest.jsonl")[:3]:
         (tmp_path / clip.file).write_bytes(clip.path.read_bytes())
-    evaluation = dataclasses.replace(config.eval, manifest=str(manifest))
+    evaluation = dataclasses.replace(config.eval, demo=str(manifest))
     stages = []
     result = demo(dataclasses.replace(config, eval=evaluation), stages.append)
     assert [r.file for r in result.calls] == [c.file for c in load_clips(manifest)]
