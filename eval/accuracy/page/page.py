@@ -21,7 +21,6 @@ from eval.accuracy.page.clips import chooser, worst_clips
 from eval.accuracy.page.plots import accuracy_plot, latency_plot, memory_plot
 from eval.accuracy.report import (
     GREEDY,
-    RULES,
     Report,
     languages_text,
     latency_text,
@@ -30,6 +29,7 @@ from eval.accuracy.report import (
     ratios,
     unread,
 )
+from eval.accuracy.rules import RULES
 from eval.accuracy.score import Misheard, Rate, Speed, SystemScore
 from eval.files import write_text
 
