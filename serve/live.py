@@ -3,10 +3,12 @@
 import argparse
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from serve.config import LiveConfig
 from serve.errors import ConfigError
 from serve.files import read_bytes
+from serve.options import codes
 
 TITLE = "stream a file to the running server, and see its text come word by word"
 FASTEST = 1000.0  # seconds of audio in a second
@@ -21,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--config", required=True, metavar="TOML", help="names the server's address")
     add("file", metavar="FILE", help="WAV, FLAC, MP3, OGG, …")
     add("--language", help="code such as en; found in each utterance without")
+    add("--languages", type=codes, metavar="CODE,CODE,…", help="it is found among these")
     add("--prompt", help="text before the audio: names, spelling, style")
     add(
         "--pace", type=float, default=1.0, metavar="X",
@@ -42,7 +45,11 @@ def run(server: str, args: argparse.Namespace, key: str | None, say: Say, compla
     """
     if not 0 <= args.pace <= FASTEST:
         raise ConfigError(f"--pace {args.pace:g}; expected 0 to {FASTEST:g} seconds in a second")
-    given = {"language": args.language, "prompt": args.prompt}
+    given = {
+        "language": args.language,
+        "languages": args.languages,
+        "prompt": args.prompt,
+    }
     transcription = {name: value for name, value in given.items() if value is not None}
     audio = read_bytes(args.file)
     return asyncio.run(_stream(server, audio, transcription, args.pace, key, say, complain))
@@ -51,7 +58,7 @@ def run(server: str, args: argparse.Namespace, key: str | None, say: Say, compla
 async def _stream(
     server: str,
     audio: bytes,
-    transcription: dict[str, str],
+    transcription: dict[str, Any],
     pace: float,
     key: str | None,
     say: Say,

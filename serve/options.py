@@ -14,7 +14,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--language", help="code such as en; detected where it is not given")
     group.add_argument(
         "--languages",
-        type=_codes,
+        type=codes,
         default=Request.languages,
         metavar="CODE,CODE,…",
         help="detect it among these; default: as in the config",
@@ -104,7 +104,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _codes(text: str) -> tuple[str, ...]:
+def codes(text: str) -> tuple[str, ...]:
     """Texts between commas."""
     return tuple(part.strip() for part in text.split(","))
 

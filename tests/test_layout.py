@@ -93,7 +93,13 @@ RULES = {
     ),
     # Starts Triton and the gateway; knows the latter by its command line alone.
     "serve.supervisor": (*CONTRACTS, "serve.devices", "serve.triton"),
-    "serve.live": (*CONTRACTS, "serve.files", "serve.gateway.live", "serve.speech"),
+    "serve.live": (
+        *CONTRACTS,
+        "serve.files",
+        "serve.gateway.live",
+        "serve.options",
+        "serve.speech",
+    ),
     "serve.bulk": (
         *CONTRACTS,
         "serve.codec",

@@ -46,7 +46,7 @@ async def transcribe_live(
     Args:
         server: ws://host:port of the gateway's HTTP, or wss:// where that has TLS.
         blocks: float32 (n,) each, 16 kHz mono.
-        transcription: of the session's settings: model, language, prompt.
+        transcription: of the session's settings: model, language, languages, prompt.
         key: an API key.
         pace: seconds of audio that are sent in a second; 0: as many as the server takes.
         wait_s: longest that the server may say nothing once all has been sent.

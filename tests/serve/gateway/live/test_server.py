@@ -38,6 +38,13 @@ def test_what_the_engine_does_not_take_is_told(talk):
     assert "holds the special token" in talk.until(".failed")["error"]["message"]
 
 
+def test_languages_reach_the_engine(talk):
+    talk.set(transcription={"languages": ["English"] * 1000}, turn_detection=None)
+    talk.audio(sound(1.0))
+    talk.say("input_audio_buffer.commit")
+    assert "LANGUAGES has 7000 bytes" in talk.until(".failed")["error"]["message"]
+
+
 def test_a_client_that_goes_leaves_nothing_behind(server, talk):
     before = settled(server)
     talk.set(turn_detection=None)
@@ -51,7 +58,7 @@ def test_a_client_that_goes_leaves_nothing_behind(server, talk):
 def test_the_command_streams_a_file(server, tmp_path, capsys):
     toml = tmp_path / "live.toml"
     toml.write_text(f"[server]\nhttp_port = {server.http.rpartition(':')[2]}\n")
-    assert main(["live", "--config", str(toml), "--language", "en", "--pace", "0", CLIP]) == 0
+    assert main(["live", "--config", str(toml), "--languages", "en,de", "--pace", "0", CLIP]) == 0
     assert capsys.readouterr().out.strip()
     assert main(["live", "--config", str(toml), "--language", "elvish", CLIP]) == 1
     assert "language = 'elvish'" in capsys.readouterr().err

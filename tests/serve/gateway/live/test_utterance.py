@@ -33,6 +33,14 @@ def finished(text, **given):
     return utterance
 
 
+def test_once_its_language_is_found_there_is_no_choice():
+    utterance = Utterance("first", 0, None, "", ("en", "de"))
+    utterance.add(np.full(3 * SAMPLE_RATE, 0.1, np.float32), speech=True)
+    window, _ = hear(utterance, "It rains all day")
+    assert (window.language, window.languages) == (None, ("en", "de"))
+    assert (utterance.window().language, utterance.window().languages) == ("en", ())
+
+
 def test_a_word_with_enough_audio_behind_it_is_final_by_one_hypothesis():
     utterance = spoken("first", 0.0, 2.25)  # words end at 0.4, 0.9, 1.4 and 1.9
     assert hear(utterance, "It rains all day")[1] == "It rains"
