@@ -11,6 +11,7 @@ python -m eval same-tokens --config configs/demo.toml   do we search as CTransla
 python -m eval words --config configs/demo.toml         are words where they are?
 python -m eval variants --config configs/demo.toml      FP16, INT8, FP8 … side by side, on a GPU
 python -m eval long --config configs/demo.toml          an hour of long, difficult recordings
+python -m eval invented --config configs/demo.toml      what is written where nobody speaks
 python -m eval live --config configs/demo.toml          text while it is spoken, to a real server
 python -m eval gateway --config configs/demo.toml       what the gateway costs
 python -m eval bulk --config configs/demo.toml          what Ray costs, beside a plain loop
@@ -36,6 +37,7 @@ from eval.bulk import flags as bulk_flags
 from eval.config import load_config
 from eval.corpora.layout import EXPECTED, UNDERSTOOD
 from eval.gateway import flags as gateway_flags
+from eval.invented import flags as invented_flags
 from eval.live import flags as live_flags
 from eval.long import flags as long_flags
 from eval.long import plan as long_plan
@@ -131,12 +133,20 @@ def _parser() -> argparse.ArgumentParser:
     long = commands.add_parser("long", help="long recordings: what is lost, repeated, made up")
     long_flags.add_arguments(long)
     long.set_defaults(command=_long)
+    _add_invented(
+        commands.add_parser("invented", help="short clips without speech: in how many is text?")
+    )
     check = commands.add_parser(
         "trtllm-check", help="on a machine with TensorRT-LLM: compare it with transformers"
     )
     trtllm_flags.add_arguments(check)
     check.set_defaults(command=_trtllm_check)
     return parser
+
+
+def _add_invented(parser: argparse.ArgumentParser) -> None:
+    invented_flags.add_arguments(parser)
+    parser.set_defaults(command=_invented)
 
 
 def _add_soak(parser: argparse.ArgumentParser) -> None:
@@ -350,6 +360,23 @@ def _long(options: argparse.Namespace) -> int:
     for line in gates.complaints(found.gates):
         _tell(line)
     return 1 if found.verdict == "failed" else 0
+
+
+def _invented(options: argparse.Namespace) -> int:
+    from eval.invented import run  # noqa: PLC0415 - needs jiwer
+
+    config = load_config(options.config)
+    folder = output_of(options, config.name, "invented")
+    scores = run.run_invented(
+        config, options.config, options.systems or invented_flags.NAMES,
+        speech=options.speech or config.eval.manifest, half=options.half, limit=options.limit,
+        seed=options.seed, folder=folder, tell=_tell,
+    )  # fmt: skip
+    print("\n".join(run.table(scores)))
+    found = run.complaints(scores)
+    for complaint in found:
+        _tell(complaint)
+    return 1 if found else 0
 
 
 def _trtllm_check(options: argparse.Namespace) -> int:

@@ -169,6 +169,16 @@ RULES = {
         "eval.files",
         "eval.machine",
     ),
+    "eval.invented": (
+        "serve",
+        "eval.accuracy",
+        "eval.arguments",
+        "eval.config",
+        "eval.corpora",
+        "eval.files",
+        "eval.long",
+        "eval.machine",
+    ),
     "eval.long": (
         "serve",
         "eval.accuracy",

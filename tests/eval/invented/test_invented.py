@@ -1,0 +1,126 @@
+"""Clips in which nobody speaks: the same for a seed, of every kind, and counted rightly."""
+
+import dataclasses
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from eval.accuracy.data import Prediction, SystemFacts, TimedCall
+from eval.config import Config
+from eval.corpora.find import find_clips
+from eval.invented import run
+from eval.invented.clips import HARD, NOBODY, SPOKEN, Kind, make
+from eval.invented.flags import NAMES
+from eval.long import systems
+from serve.errors import ConfigError, EarshotError
+from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
+
+SPEECH = "tests/data/human/manifest.jsonl"
+
+
+@pytest.fixture(scope="module")
+def speech():
+    return find_clips(SPEECH, limit=60).clips
+
+
+@pytest.fixture(scope="module")
+def made(speech):
+    return make(speech, 3)
+
+
+def test_all_kinds_are_there_and_fit_into_a_window(made):
+    assert {one.kind for one in made} == set(get_args(Kind)) == {*NOBODY, *HARD, *SPOKEN}
+    assert sum(one.kind in NOBODY for one in made) >= 70
+    for one in made:
+        assert 0 < len(one.samples) <= WINDOW_SAMPLES, one.kind
+        assert one.samples.dtype == np.float32
+        assert np.isfinite(one.samples).all() and np.abs(one.samples).max() <= 1.5
+        assert bool(one.text) == (one.kind in SPOKEN)
+
+
+def test_a_seed_draws_the_same_and_another_something_else(speech, made):
+    again = make(speech, 3)
+    assert [one.kind for one in again] == [one.kind for one in made]
+    for one, other in zip(again, made, strict=True):
+        np.testing.assert_array_equal(one.samples, other.samples)
+    drawn = ("noise", "hum", "keys", "music", "dialling")
+    others = {one.samples.tobytes() for one in make(speech, 4) if one.kind in drawn}
+    assert not others & {one.samples.tobytes() for one in made}
+
+
+def test_without_speech_there_is_nothing_to_cut_from(speech):
+    with pytest.raises(ConfigError, match="no clip of at most 9 s has a text"):
+        make([dataclasses.replace(clip, text="") for clip in speech], 0)
+
+
+def call(file, text, reference="", error=None):
+    prediction = None if error else Prediction(text, "en")
+    place = ("timed", "accuracy", 1, 0, 0.0, 0.1)
+    return TimedCall(file, reference, "en" if reference else None, 1.0, *place, prediction, error)
+
+
+def test_text_where_nobody_speaks_is_invented_and_words_may_be_lost():
+    score = run.score(
+        "ours",
+        [
+            *[call("noise/0.wav", "You"), call("noise/1.wav", " "), call("music/2.wav", "")],
+            *[call("cut words/3.wav", "so"), call("in noise/4.wav", "ab", "abcd")],
+            *[call("as they are/noise/5.ogg", "ef", "efgh"), call("in silence/6.wav", "xy", "x")],
+        ],
+    )
+    assert score.invented() == (1, 3)
+    assert (score.with_text["cut words"], score.clips["cut words"]) == (1, 1)
+    assert (score.spoken.deletions, score.spoken.insertions, score.spoken.length) == (2, 1, 5)
+    assert (score.people.deletions, score.people.length) == (2, 4)
+    assert "| ours | **33.3 %** |" in run.table([score])[-1]
+    assert "1 of 3 clips" in run.complaints([score])[0]
+    clean = dataclasses.replace(score, with_text=dict.fromkeys(score.with_text, 0))
+    assert run.complaints([clean, score]) == [], "it is the first that counts"
+
+
+@pytest.fixture
+def hear(monkeypatch, tmp_path):
+    """Runs it with systems that say what a function makes of a clip."""
+
+    def hear(say):
+        def measure(name, config, clips, on_call, **_):
+            for clip in clips["timed"]:
+                assert Path(clip.path).is_file()
+                on_call(dataclasses.replace(say(clip), reference=clip.text, language=clip.language))
+            return SystemFacts("run", name, {}, 0.0, 0, len(clips["timed"]))
+
+        monkeypatch.setattr(run, "measure_system", measure)
+        monkeypatch.setattr(run, "check_specs", lambda *_: None)
+        monkeypatch.setattr(run, "prepare_specs", lambda *_: None)
+        return run.run_invented(
+            Config(), "x.toml", NAMES[:2], speech=SPEECH, half="report", limit=5, seed=0,
+            folder=tmp_path, tell=lambda _: None,
+        )  # fmt: skip
+
+    return hear
+
+
+def test_systems_hear_all_clips_and_what_they_said_is_kept(hear, tmp_path):
+    ours, _ = hear(lambda clip: call(clip.file, clip.text))
+    text, of = ours.invented()
+    assert text == 0 and of > 80
+    assert ours.people.errors == ours.spoken.errors == 0 < ours.people.length
+    kept = (tmp_path / "predictions" / f"{NAMES[1]}.jsonl").read_text().splitlines()
+    assert len(kept) == sum(ours.clips.values()) + 5
+    assert "earshot-no-vad" in (tmp_path / "invented.md").read_text()
+    assert (tmp_path / "invented.json").is_file()
+    first = sorted((tmp_path / "clips" / "silence").iterdir())[0]
+    assert first.stat().st_size == 44 + 2 * round(0.05 * SAMPLE_RATE)
+
+
+def test_a_call_that_failed_is_no_silence(hear):
+    with pytest.raises(
+        EarshotError, match=r"earshot-parallel failed with silence/000\.wav: broken"
+    ):
+        hear(lambda clip: call(clip.file, "", error="broken"))
+
+
+def test_its_systems_are_those_of_long_recordings():
+    assert set(NAMES) <= set(systems.specs(Config()))
