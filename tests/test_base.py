@@ -17,7 +17,11 @@ MOST = 0.1  # of a clip's characters are wrong; at most 0.05 were, "15th" for "f
 def transcribe(base_engine):
     """What `configs/base.toml` makes of a clip."""
     with open_transcriber(load_config(BASE), str(base_engine)) as transcriber:
-        yield lambda clip: transcriber.transcribe(Request(audio=read_bytes(clip.path)))
+
+        def transcribe(clip, **options):
+            return transcriber.transcribe(Request(audio=read_bytes(clip.path), **options))
+
+        yield transcribe
 
 
 @pytest.mark.parametrize(
@@ -37,3 +41,16 @@ def test_it_understands_people(transcribe, human_clips, file):
     texts = (normalize(text, clip.language) for text in (clip.text, heard.text))
     counts = char_counts(*texts)
     assert counts.errors <= MOST * counts.length, heard.text
+
+
+def test_an_unsure_language_is_told_by_its_text(transcribe, human_clips):
+    clip = human_clips["nl_nathalie_nl_rhasspy_376.ogg"]  # before its text, Arabic is likelier
+    heard = transcribe(clip)
+    assert heard.language == "nl" and heard.language_prob < 0.5
+    assert heard.text == "Zij die oren hebben horen."
+
+
+def test_a_language_that_is_no_candidate_is_not_heard(transcribe, human_clips):
+    clip = human_clips["nl_nathalie_nl_rhasspy_376.ogg"]
+    heard = transcribe(clip, languages=["German", "nl", "en"])
+    assert heard.language == "nl" and heard.language_prob > 0.5
