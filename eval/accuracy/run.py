@@ -77,6 +77,9 @@ class RunFacts:
     unreadable: dict[ClipSet, dict[str, str]] = dataclasses.field(default_factory=dict)
 
 
+# Not those of [eval] that other commands read.
+_KEPT = {field.name for field in dataclasses.fields(RunFacts)}
+
 LoadedSystem = tuple[SystemFacts, list[TimedCall]]
 _GO_ON = "run again, which goes on where it ended, or name the systems that did with --systems"
 
@@ -222,7 +225,7 @@ def _run_facts(config: Config, found: Mapping[ClipSet, Found], folder: Path) -> 
         machine=machine_facts(),
         sources={name: of_set.summary for name, of_set in found.items()},
         unreadable={name: of_set.unreadable for name, of_set in found.items()},
-        **vars(config.eval),
+        **{name: value for name, value in vars(config.eval).items() if name in _KEPT},
     )
 
 
