@@ -4,6 +4,7 @@
 #                        people; where base cannot be had, the small synthetic checkpoint
 #   make test            set up and run every test that needs no GPU, the real server included, in
 #                        two processes; PROCESSES=0: one after another; OPTIONS="-k words" chooses
+#                        Whisper base is fetched for some of them, which else say that they skip
 #   make test-gpu        the GPU tests; fails where there is no GPU
 #   make test-trtllm     the tests of TensorRT-LLM, with the versions that NVIDIA's image has, in an
 #                        environment of 8 GB of their own; PYTHON=python3.12
@@ -16,7 +17,7 @@
 #   make eval            CONFIG=… [CLIPS=my/recordings OPTIONS="--limit 200", any of
 #                        `python -m eval run --help`]
 
-CONFIG ?= configs/demo.toml
+CONFIG ?= configs/base.toml
 PYTHON ?= python3
 FORMAT ?= text
 PROCESSES ?= 2
