@@ -5,6 +5,7 @@ What a recording is depends on the plan, the speech and this code alone. It is m
 .cache/long/<hash of all that>/manifest.jsonl, NN-kind-language.flac
 """
 
+import collections
 import dataclasses
 import hashlib
 import inspect
@@ -20,23 +21,21 @@ from eval.files import write_text
 from eval.long import script, sound, truth
 from eval.long.plan import Planned
 from eval.long.script import SNR_DB, Deck, Event, Sentence, write_script
-from eval.long.truth import Recording, read_manifest, recording, to_manifest
+from eval.long.truth import Recording, Stretch, read_manifest, recording, to_manifest
 from serve.codec import from_json
 from serve.errors import ConfigError
 from serve.files import read_bytes, read_text
 from serve.messages import Samples
 from serve.speech import audio
-from serve.speech.features import SAMPLE_RATE
+from serve.speech.features import SAMPLE_RATE, WINDOW_S
 from serve.speech.meter import Limits
 
 CACHE = Path(".cache") / "long"
-SPEECH = ("tests/data/manifest.jsonl", "tests/data/heldout/manifest.jsonl")
 MANIFEST = "manifest.jsonl"
 
 _SPEECH_DB = (-27.0, -20.0)  # of a sentence
 _ROOM_DB = (-75.0, -55.0)  # of a recording; pink
 _TONES_DB = (-30.0, -20.0)
-_LANGUAGES = ("en", "es")
 _LIMITS = Limits(600.0)  # of a clip of speech
 
 
@@ -53,6 +52,7 @@ def compose(
     seed: int,
     speech: Sequence[str],
     tell: Callable[[str], None],
+    half: str = "",
 ) -> Composed:
     """Make recordings, unless they are there.
 
@@ -60,15 +60,16 @@ def compose(
         planned: what each is like.
         seed: of everything that is drawn.
         speech: manifests of clips that are spoken.
+        half: of the clips, those alone that are of it; "" is all.
         tell: gets a line on each that is made.
 
     Raises:
         FileError: speech cannot be read.
         ConfigError: a manifest lists no speech in a language that is planned.
     """
-    folder = CACHE / _key(planned, seed, speech)
+    folder = CACHE / _key(planned, seed, speech, half)
     if not folder.is_dir():
-        sentences = [one for manifest in speech for one in read_sentences(manifest)]
+        sentences = [one for manifest in speech for one in read_sentences(manifest, half)]
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(
             prefix="composing-", dir=CACHE, ignore_cleanup_errors=True
@@ -78,9 +79,9 @@ def compose(
     return Composed(folder, tuple(read_manifest(folder / MANIFEST)))
 
 
-def _key(planned: Sequence[Planned], seed: int, speech: Sequence[str]) -> str:
+def _key(planned: Sequence[Planned], seed: int, speech: Sequence[str], half: str) -> str:
     """Of everything that recordings depend on; the clips themselves change with their manifest."""
-    digest = hashlib.sha256(repr((list(planned), seed)).encode())
+    digest = hashlib.sha256(repr((list(planned), seed, half)).encode())
     for module in (inspect.getmodule(_key), script, sound, truth):
         assert module is not None
         digest.update(inspect.getsource(module).encode())
@@ -103,10 +104,17 @@ class _Line:
     language: str | None
     duration: float
     segments: tuple[_Span, ...] | None = None  # None: the clip is one sentence
+    group: str = ""
+    speaker: str = ""
+    half: str = ""
 
 
-def read_sentences(manifest: str | Path) -> Iterator[Sentence]:
+def read_sentences(manifest: str | Path, half: str = "") -> Iterator[Sentence]:
     """The sentences of a manifest's clips: each a clip of its own, or a segment of a clip.
+
+    Args:
+        manifest: its path.
+        half: of whose clips alone; "" is all.
 
     Raises:
         FileError: the manifest cannot be read.
@@ -115,13 +123,16 @@ def read_sentences(manifest: str | Path) -> Iterator[Sentence]:
     manifest = Path(manifest)
     for number, text in enumerate(read_text(manifest, "expected clips").splitlines(), 1):
         line = from_json(_Line, text, f"{manifest}:{number}", extra="ignore")
+        if half and line.half != half:
+            continue
         spans = line.segments
         if spans is None:
             spans = (_Span(0.0, line.duration, line.text),)
+        speaker = f"{line.group}/{line.speaker}" if line.speaker else ""
         for span in spans if line.language is not None else ():
             assert line.language is not None
             file = str(manifest.parent / line.file)
-            yield Sentence(file, span.start, span.end, span.text, line.language)
+            yield Sentence(file, span.start, span.end, span.text, line.language, speaker)
 
 
 def _make(
@@ -131,7 +142,8 @@ def _make(
     folder: Path,
     tell: Callable[[str], None],
 ) -> None:
-    decks = {code: Deck([one for one in sentences if one.language == code]) for code in _LANGUAGES}
+    passages = [one for one in sentences if one.speaker and one.end_s > WINDOW_S]
+    decks = {code: Deck(some) for code, some in _by_language(sentences, passages).items()}
     library = _Library()
     recordings = []
     for number, one in enumerate(planned):
@@ -146,7 +158,24 @@ def _make(
         samples = render(events, library.samples, np.random.default_rng((own_seed, 1)))
         soundfile.write(folder / file, samples, SAMPLE_RATE, subtype="PCM_16")
         recordings.append(made)
+    for number, passage in enumerate(passages, len(planned)):
+        file = f"{number:02}-passage-{passage.language}.flac"
+        soundfile.write(folder / file, library.samples(passage), SAMPLE_RATE, subtype="PCM_16")
+        whole = Stretch("speech", 0.0, passage.end_s, passage.text, passage.language)
+        recordings.append(recording(file, "passage", seed, [whole]))
     write_text(folder / MANIFEST, to_manifest(recordings))
+
+
+def _by_language(
+    sentences: Sequence[Sentence], passages: Sequence[Sentence]
+) -> dict[str, list[Sentence]]:
+    """What can be said in each language: where speakers are known, by whoever said the most."""
+    speakers = collections.Counter((one.language, one.speaker) for one in sentences)
+    found: dict[str, list[Sentence]] = {}
+    for (code, speaker), _ in speakers.most_common():
+        said = [o for o in sentences if (o.language, o.speaker) == (code, speaker)]
+        found.setdefault(code, [one for one in said if one not in passages])
+    return found
 
 
 class _Library:

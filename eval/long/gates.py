@@ -9,10 +9,14 @@ from collections.abc import Sequence
 
 from eval.accuracy.gates import Gate, decided
 from eval.accuracy.score import CONFIDENCE, Counts, gap_interval
-from eval.long.plan import OUR_DEFAULT, RIVALS
-from eval.long.score import LongScore
+from eval.long.plan import OUR_DEFAULT, RIVALS, THEIRS, THEIRS_BATCHED
+from eval.long.score import Figures, LongScore
+from eval.long.truth import Kind
 
 MAX_LOST_GAP = 0.5  # points of words lost or added, in the sentences beside our cuts
+MAX_UNCOVERED = 0.5  # per cent of words lost or repeated in stretches, where people read clearly
+CLEAR: tuple[Kind, ...] = ("reading", "passage")
+THEIRS_ALL = (*THEIRS, *THEIRS_BATCHED)
 
 
 def long_gates(scores: Sequence[LongScore], max_cer_gap: float) -> list[Gate]:
@@ -30,6 +34,7 @@ def long_gates(scores: Sequence[LongScore], max_cer_gap: float) -> list[Gate]:
         judged.append(_cer_gate(name, ours, theirs, max_cer_gap))
         if name == OUR_DEFAULT:
             judged.append(_cut_gate(name, ours, theirs))
+            judged += coverage_gates(ours, [s for s in scores if s.name in THEIRS_ALL])
     answered = not any(score.errors for score in scores)
     return [*judged, Gate("every call answered", answered, _failures(scores))]
 
@@ -66,6 +71,37 @@ def _cut_gate(name: str, ours: LongScore | None, theirs: LongScore | None) -> Ga
     one, other = (_percent(sum(found, Counts())) for found in (mine, others))
     detail = _detail(one, other, theirs.name, gap)
     return decided(title, detail, gap, MAX_LOST_GAP, f"{len(pairs)} sentences")
+
+
+def coverage_gates(ours: LongScore | None, theirs: Sequence[LongScore]) -> list[Gate]:
+    """Of speech that people read: what is lost or comes twice, beside each kind's best of theirs.
+
+    A stretch that is lost is lost on every run, so these are counts without an interval.
+    """
+    judged = []
+    for kind in CLEAR if ours else ():
+        assert ours is not None
+        if kind not in ours.by_kind:
+            continue
+        mine = uncovered(ours.by_kind[kind])
+        others = {score.name: uncovered(score.by_kind[kind]) for score in theirs}
+        name = min(others, key=lambda one: others[one], default=None)
+        limit = MAX_UNCOVERED if name is None else min(MAX_UNCOVERED, others[name])
+        detail = f"{mine:.2f} %; faster-whisper's best: " + (
+            "not run" if name is None else f"{others[name]:.2f} % ({name})"
+        )
+        title = (
+            f"words of kind {kind} lost or repeated in stretches: at most {MAX_UNCOVERED:g} %, and "
+            "no more than faster-whisper's best"
+        )
+        judged.append(Gate(title, mine <= limit, detail))
+    return judged
+
+
+def uncovered(figures: Figures) -> float:
+    """Per cent of the words that are lost, or said twice, in stretches."""
+    counts = figures.wer.counts
+    return 100.0 * (figures.lost_in_stretches + figures.repeated) / counts.length
 
 
 def _missing(name: str, ours: LongScore | None) -> str:

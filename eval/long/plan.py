@@ -6,7 +6,7 @@ every row is the list of suppressed tokens; a row's options say the rest.
 """
 
 import dataclasses
-import math
+from collections.abc import Sequence
 from typing import Any
 
 from eval.long.truth import Kind
@@ -31,15 +31,32 @@ PLAN = (
     Planned("pauses", ("es",), 5.0),
     Planned("languages", ("es", "en"), 18.5),
 )
-MINUTES = math.floor(sum(planned.minutes for planned in PLAN))
+PEOPLE_PLAN = (
+    Planned("reading", ("en",), 5.0),
+    Planned("reading", ("de",), 5.0),
+    Planned("reading", ("nl",), 3.0),
+    Planned("noise", ("en",), 5.0),
+    Planned("languages", ("en", "de"), 7.0),
+)
+"""Of people, by name, of whom the most is there in a language; then come their long passages."""
 SEED = 0
 
 
-def plan(minutes: float) -> list[Planned]:
-    """The first of `PLAN` that together last so long; from its beginning again, if need be."""
+def minutes_of(rows: Sequence[Planned]) -> float:
+    """How long recordings last together."""
+    return sum(planned.minutes for planned in rows)
+
+
+def plan(rows: Sequence[Planned], minutes: float | None = None) -> list[Planned]:
+    """The first rows that together last so long; from the beginning again, if need be.
+
+    Args:
+        rows: in their order.
+        minutes: None: all rows, once.
+    """
     planned: list[Planned] = []
-    while sum(one.minutes for one in planned) < minutes:
-        planned.append(PLAN[len(planned) % len(PLAN)])
+    while minutes_of(planned) < (minutes_of(rows) if minutes is None else minutes):
+        planned.append(rows[len(planned) % len(rows)])
     return planned
 
 

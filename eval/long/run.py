@@ -22,8 +22,8 @@ from eval.accuracy.worker import measure_system
 from eval.config import Config
 from eval.files import read_json, write_json, write_text
 from eval.long import systems
-from eval.long.compose import SPEECH, Composed, compose
-from eval.long.plan import NAMES, plan
+from eval.long.compose import Composed, compose, read_sentences
+from eval.long.plan import NAMES, PEOPLE_PLAN, PLAN, plan
 from eval.long.truth import Recording, read_manifest, to_manifest
 from eval.machine import machine_facts
 from serve.codec import to_json
@@ -71,7 +71,7 @@ def run_long(
     config_path: str,
     names: tuple[str, ...],
     *,
-    minutes: float,
+    minutes: float | None,
     seed: int,
     again: bool,
     folder: Path,
@@ -83,7 +83,7 @@ def run_long(
         config: the product; `eval.threads` is what every system gets.
         config_path: for those who build what is missing.
         names: of the systems.
-        minutes: of recordings, at least.
+        minutes: of composed recordings, at least; None: of the whole plan.
         seed: of the recordings.
         again: whether what these systems said before is dropped.
         folder: of the run.
@@ -96,7 +96,10 @@ def run_long(
     known = systems.specs(config)
     check_specs(names, known)
     prepare_specs([known[name] for name in names], config, config_path)
-    composed = compose(plan(minutes), seed, SPEECH, tell)
+    speech = [place for place in (config.eval.manifest, config.eval.heldout) if place]
+    people = any(one.speaker for place in speech for one in read_sentences(place))
+    rows = plan(PEOPLE_PLAN if people else PLAN, minutes)
+    composed = compose(rows, seed, speech, tell, config.eval.half)
     config = _fair(config)
     facts = _resumed(config, seed, composed, folder)
     for name in names:

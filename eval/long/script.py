@@ -15,6 +15,7 @@ import numpy as np
 from eval.long.truth import Kind, Stretch, What
 
 PAUSE_S = (0.3, 8.0)  # between two sentences
+READING_PAUSE_S = (0.1, 1.5)
 SCENE = (6, 16)  # sentences
 BREAK_S: dict[What, tuple[float, float]] = {
     "silence": (20.0, 60.0),
@@ -32,7 +33,7 @@ _BREAKS: dict[Kind, dict[What, float]] = {
     "tones": {"silence": 0.2, "tones": 0.8},
     "languages": {"silence": 0.4, "noise": 0.3, "tones": 0.3},
 }
-_UNDER_NOISE: dict[Kind, float] = {"pauses": 0.0, "noise": 0.5, "tones": 0.0, "languages": 0.3}
+_UNDER_NOISE: dict[Kind, float] = {"noise": 0.5, "languages": 0.3}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Sentence:
     end_s: float
     text: str
     language: str
+    speaker: str = ""  # with the group; "" = unknown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,12 +113,12 @@ class _Script:
 
     def scene(self, language: str) -> None:
         """Some sentences with pauses between them, perhaps under noise."""
-        under_noise = self._rng.random() < _UNDER_NOISE[self._kind]
+        under_noise = self._rng.random() < _UNDER_NOISE.get(self._kind, 0.0)
         snr_db = round(float(self._rng.uniform(*SNR_DB)), 1) if under_noise else None
         for number in range(int(self._rng.integers(*SCENE, endpoint=True))):
             if number:
-                low, high = PAUSE_S  # most are short: half of them below 0.7 s
-                share = float(self._rng.random()) ** 2
+                low, high = READING_PAUSE_S if self._kind == "reading" else PAUSE_S
+                share = float(self._rng.random()) ** 2  # most are short
                 self._add("silence", low * (high / low) ** share, snr_db)
             sentence = self._decks[language].draw(self._rng)
             start_s, self.end_s = self.end_s, self.end_s + sentence.end_s - sentence.start_s
@@ -124,7 +126,10 @@ class _Script:
             self.events.append(Event(spoken, sentence))
 
     def pause(self) -> None:
-        """A break between two scenes."""
+        """A break between two scenes; a reading has none."""
+        if self._kind == "reading":
+            self.quiet(READING_PAUSE_S)
+            return
         chances = _BREAKS[self._kind]
         what = self._rng.choice(list(chances), p=list(chances.values()))
         self.quiet(AROUND_S)

@@ -13,14 +13,16 @@ from serve.clips import Clip
 from serve.codec import from_json, to_json
 from serve.files import read_text
 
-Kind = Literal["pauses", "noise", "tones", "languages"]
-"""What a recording is difficult for. All have pauses, of up to 8 s between sentences."""
+Kind = Literal["pauses", "noise", "tones", "languages", "reading", "passage"]
+"""What a recording is difficult for. All but the last two have pauses of up to 8 s."""
 
 KINDS: dict[Kind, str] = {
     "pauses": "one language, a quiet room, breaks of up to a minute",
     "noise": "one language, half of it under noise of 10 to 25 dB less, and noise alone",
     "tones": "one language, and between its sentences chords and melodies of 5 to 30 s",
     "languages": "changes its language every minute or so; breaks, noise and tones",
+    "reading": "one speaker, sentence after sentence, with pauses of 0.1 to 1.5 s",
+    "passage": "a recording as somebody made it",
 }
 
 What = Literal["speech", "silence", "noise", "tones"]

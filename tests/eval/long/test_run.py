@@ -1,6 +1,7 @@
 """The whole command over recordings of a minute, with systems that are not there."""
 
 import json
+import types
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ import soundfile
 from eval.__main__ import main
 from eval.accuracy.data import Prediction, SystemFacts, TimedText
 from eval.accuracy.load import System, drive
+from eval.accuracy.score import Counts, rate
 from eval.long import compose, run, systems
+from eval.long.gates import coverage_gates
 from eval.long.plan import OUR_DEFAULT, Planned
 from eval.long.truth import read_manifest
 from serve.errors import UnavailableError
@@ -46,12 +49,11 @@ def config(tmp_path, monkeypatch):
     manifest.write_text("\n".join(map(json.dumps, lines)))
     planned = [Planned("tones", ("en",), 0.5), Planned("languages", ("es", "en"), 0.5)]
     monkeypatch.setattr(compose, "CACHE", tmp_path / "cache")
-    monkeypatch.setattr(run, "SPEECH", (str(manifest),))
-    monkeypatch.setattr(run, "plan", lambda minutes: planned)
+    monkeypatch.setattr(run, "plan", lambda rows, minutes: planned)
     monkeypatch.setattr(run, "prepare_specs", lambda *_: None)
     monkeypatch.setattr(run, "measure_system", measure)
     path = tmp_path / "small.toml"
-    path.write_text("[eval]\nthreads = 1\n")
+    path.write_text(f'[eval]\nthreads = 1\nmanifest = "{manifest}"\nheldout = ""\n')
     return path
 
 
@@ -124,3 +126,22 @@ def test_mistakes_end_in_one_line(config, capsys):
     err = capsys.readouterr().err
     assert code == 2 and f"unknown system 'nobody'; known: {OUR_DEFAULT}" in err
     assert err.count("\n") == 1
+
+
+def _score(name, **lost):
+    """Of a system that lost so many of 200 words of each kind."""
+    words = rate([Counts(hits=200)])
+    figures = {
+        kind: types.SimpleNamespace(wer=words, lost_in_stretches=count, repeated=0)
+        for kind, count in lost.items()
+    }
+    return types.SimpleNamespace(name=name, by_kind=figures)
+
+
+@pytest.mark.parametrize(("ours", "theirs", "good"), [(0, 5, True), (2, 5, False), (1, 0, False)])
+def test_what_people_read_may_not_be_lost(ours, theirs, good):
+    mine, peer = _score(OUR_DEFAULT, reading=ours, noise=50), _score(PEER, reading=theirs, noise=0)
+    (gate,) = coverage_gates(mine, [peer])
+    assert gate.passed is good and f"{theirs / 2:.2f} % ({PEER})" in gate.detail
+    (alone,) = coverage_gates(mine, [])
+    assert alone.passed is (ours < 2) and "not run" in alone.detail
