@@ -143,7 +143,10 @@ def run(
     write_json(folder / CLIPS_FILE, keys)
     write_json(folder / SPELLING_FILE, _spelling(config))
     left = [work for work in works if not work.is_done]
-    costs = {work.name: _probe(work, config, keys, facts.id, folder) for work in left}
+    costs = {}
+    for work in left:
+        tell(f"{work.name} hears a few clips, to see how long all will take")
+        costs[work.name] = _probe(work, config, keys, facts.id, folder)
     left = [_work(one.name, config, clips, keys, folder, tell, again=False) for one in left]
     for line in estimate_lines(
         {work.name: (costs[work.name], work.windows(config.eval.repeats)) for work in left}
