@@ -5,8 +5,9 @@ Plain state without threads or a runtime; `serve.transcriber.loop` drives it.
 Windows come one by one as the audio is decoded. Those of a request become text at the same time,
 unless one's prompt is the text of those before it; see `serve.transcriber.prompts`. Where the
 language has to be found, the first window goes alone, and the others follow with the language that
-was found in it. A window of silence says nothing about the language, so then the next one goes
-alone as well. Where each window has a language of its own, they need not wait for each other.
+was found in it. A window of silence says nothing about the language, and one in which it is unsure
+too little for all of a recording, so then the next one goes alone as well. Where each window has a
+language of its own, they need not wait for each other.
 """
 
 import collections
@@ -303,9 +304,14 @@ class ActiveRequest:
     ) -> None:
         token = scores.language
         assert token is not None, "the runtime was asked for the language and named none"
-        self._languages.note(index, tokenizer.language_code(token), scores.language_prob)
-        if not silence:
+        code = tokenizer.language_code(token)
+        self._languages.note(index, code, scores.language_prob, silence)
+        if silence:
+            return
+        if self.plan.multilingual:
             self._prompts.set_language(index, token)
+        elif decided := self._languages.decided(self.plan.detection.certainty):
+            self._prompts.set_language(index, tokenizer.facts.languages[decided])
 
     def stitch_ready(self, tokenizer: Tokenizer) -> list[Segment]:
         """Segments that became final: of windows that are done and so are all before them."""

@@ -33,6 +33,56 @@ def test_without_it_all_windows_have_the_one_that_was_named_or_found():
     assert Languages("de", each=False).of_most({}) == ("de", None)
 
 
+def test_an_unsure_window_does_not_name_the_language_of_all():
+    found = Languages(None, each=False)
+    found.note(0, "zh", 0.6)
+    assert found.decided(0.85) is None and found.of(0) == "zh"
+    found.note(1, "en", 0.9)
+    assert found.decided(0.85) == "en"
+    assert (found.of(0), found.of(1), found.of(2)) == ("zh", "en", "en")
+    assert found.of_most({0: 9.0, 1: 1.0}) == ("en", 0.9)
+
+
+def test_after_some_unsure_windows_the_likeliest_is_taken():
+    found = Languages(None, each=False)
+    found.note(0, "nn", 0.99, silence=True)
+    for index, (code, prob) in enumerate([("zh", 0.5), ("en", 0.4), ("en", 0.45)], start=1):
+        assert found.decided(0.85) is None
+        found.note(index, code, prob)
+    assert found.decided(0.85) == "en" and found.of_most({}) == ("en", 0.45)
+    silent = Languages(None, each=False)
+    silent.note(0, "es", 0.9, silence=True)
+    assert silent.of_most({}) == ("es", 0.9)
+
+
+class Doubting:
+    """Is unsure and hears Spanish in the first window, then English for certain."""
+
+    def __init__(self, tokenizer):
+        self.languages = tokenizer.facts.languages
+        self.echo = Echo(tokenizer)
+        self.asked = []
+
+    def __call__(self, job):
+        self.asked.append(DETECT_LANGUAGE in job.prompt)
+        first = len(self.asked) == 1
+        code, prob = ("es", 0.5) if first else ("en", 0.95)
+        return dataclasses.replace(
+            self.echo(job), language=self.languages[code], language_prob=prob
+        )
+
+
+class TestUnsure(TranscriberTests):
+    """Through the transcriber."""
+
+    def test_the_next_window_is_asked_too(self, start, tokenizer):
+        script = Doubting(tokenizer)
+        transcriber, runtime = start(script, vad="off", language_certainty=0.85)
+        answer = transcriber.transcribe(request("so", audio=noise(100.0), language=None))
+        assert script.asked[:2] == [True, True] and not any(script.asked[2:])
+        assert answer.language == "en" and len(runtime.jobs) >= 4
+
+
 class Tower:
     """Windows that speak Spanish, English and German in turn, whatever is in their prompts."""
 
