@@ -23,7 +23,7 @@ from serve.gateway.live.events import Asked, Event, EventError
 from serve.gateway.live.pace import Pace
 from serve.gateway.live.settings import HYPOTHESIS, ServerVad, SettingError, Settings, updated
 from serve.gateway.live.sound import Inlet
-from serve.gateway.live.utterance import Said, Utterance, Window
+from serve.gateway.live.utterance import NOTHING, Said, Utterance, Window
 from serve.gateway.metrics import LiveMetrics
 from serve.gateway.refusals import Refusal
 from serve.messages import Samples, Transcript
@@ -297,13 +297,15 @@ class Session:
 
     async def _decode(self, utterance: Utterance) -> None:
         self._pace.began(_now_s())
-        if self._before is not None:  # and has not been heard with this one
+        if (
+            self._before is not None and not utterance.silent
+        ):  # and has not been heard with this one
             utterance.follow(self._before)
             self._before = None
         window = utterance.window()
         try:
             model = self._settings.input.transcription.model
-            transcript = await self._transcribe(model, window)
+            transcript = NOTHING if utterance.silent else await self._transcribe(model, window)
         except Refusal as refusal:
             self._metrics.updates.labels("failed").inc()
             self._tries += 1
@@ -323,7 +325,8 @@ class Session:
     async def _complete(self, utterance: Utterance) -> None:
         await self._tell(utterance, utterance.finish())
         self._done(utterance)
-        self._before = utterance
+        if not utterance.silent:
+            self._before = utterance
         self._metrics.changed.inc(utterance.changed)
         await self._send(events.completed(utterance.item_id, utterance.text, utterance.duration_s))
 

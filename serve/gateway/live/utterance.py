@@ -7,8 +7,9 @@ import dataclasses
 
 import numpy as np
 
+from serve.config import SpeechConfig
 from serve.gateway.live.agreement import Agreement
-from serve.messages import Samples, Transcript, Word
+from serve.messages import Samples, Timings, Transcript, Word
 from serve.speech.rate import SAMPLE_RATE
 
 TRIM_S = 9.0  # audio of more than that loses what has become text
@@ -16,6 +17,9 @@ BEFORE_S = 7.0  # of the audio before an utterance are heard again with it
 MOST_S = 28.0  # nor is it ever more than that: a window has 30 s
 SURE_S = 1.3  # of audio behind a word, with which one hypothesis is enough
 PROMPT_CHARS = 200  # of the text whose audio is gone
+
+NOTHING = Transcript("", None, None, 0.0, (), Timings(0.0, 0.0, 0.0, 0.0))
+"""What is said in silence, whatever a network writes of it."""
 
 _UNSURE_S = 2.0  # at the end of audio that must be cut, what may not be whole
 
@@ -69,6 +73,7 @@ class Utterance:
         self.ended = False
         self.text = ""
         """All that is final."""
+        self._spoken = 0  # samples
         self._language = language
         self._languages = languages
         self._prompt = prompt
@@ -82,6 +87,11 @@ class Utterance:
     def duration_s(self) -> float:
         """Seconds of audio."""
         return (self.end - self.start) / SAMPLE_RATE
+
+    @property
+    def silent(self) -> bool:
+        """Whether nobody has spoken in it so far, but for a moment that is too short for speech."""
+        return self._spoken / SAMPLE_RATE <= SpeechConfig.vad_min_speech_s
 
     @property
     def changed(self) -> int:
@@ -132,6 +142,7 @@ class Utterance:
         self.end += len(samples)
         if speech:
             self.spoken_until = self.end
+            self._spoken += len(samples)
 
     def window(self) -> Window:
         """What to decode now."""

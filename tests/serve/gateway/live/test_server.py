@@ -2,17 +2,27 @@
 
 import socket
 
+import numpy as np
 import pytest
+import soundfile
+import soxr
 from websockets.sync.client import connect
 
 from serve.__main__ import main
 from serve.errors import UnavailableError
 from tests.gateways import until
-from tests.serve.gateway.live.conftest import Talk, sound
+from tests.serve.gateway.live.conftest import RATE, Talk
 from tests.serving import outcomes, settled
 
 pytestmark = pytest.mark.server
 CLIP = "tests/data/en_question.wav"
+
+
+def spoken(seconds):
+    """PCM as it is sent, of somebody who speaks."""
+    samples, rate = soundfile.read(CLIP, dtype="float32")
+    samples = np.resize(soxr.resample(samples, rate, RATE), round(seconds * RATE))
+    return (samples * 32767).astype("<i2").tobytes()
 
 
 @pytest.fixture
@@ -24,7 +34,7 @@ def talk(server):
 
 def test_what_a_client_commits_becomes_text(talk):
     talk.set(transcription={"language": "en", "prompt": "Zoë"}, turn_detection=None)
-    talk.audio(sound(1.0))
+    talk.audio(spoken(1.0))
     talk.say("input_audio_buffer.commit")
     done = talk.until(".completed")
     assert done["transcript"] and talk.deltas(done["item_id"]) == done["transcript"]
@@ -33,14 +43,14 @@ def test_what_a_client_commits_becomes_text(talk):
 
 def test_what_the_engine_does_not_take_is_told(talk):
     talk.set(transcription={"prompt": "<|endoftext|>"}, turn_detection=None)
-    talk.audio(sound(1.0))
+    talk.audio(spoken(1.0))
     talk.say("input_audio_buffer.commit")
     assert "holds the special token" in talk.until(".failed")["error"]["message"]
 
 
 def test_languages_reach_the_engine(talk):
     talk.set(transcription={"languages": ["English"] * 1000}, turn_detection=None)
-    talk.audio(sound(1.0))
+    talk.audio(spoken(1.0))
     talk.say("input_audio_buffer.commit")
     assert "LANGUAGES has 7000 bytes" in talk.until(".failed")["error"]["message"]
 
@@ -48,7 +58,7 @@ def test_languages_reach_the_engine(talk):
 def test_a_client_that_goes_leaves_nothing_behind(server, talk):
     before = settled(server)
     talk.set(turn_detection=None)
-    talk.audio(sound(9.0))
+    talk.audio(spoken(9.0))
     until(lambda: outcomes(server)["pending"] or outcomes(server)["ok"] > before["ok"])
     talk.socket.socket.shutdown(socket.SHUT_RDWR)
     after = settled(server)

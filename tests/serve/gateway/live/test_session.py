@@ -111,8 +111,23 @@ def test_a_client_may_say_itself_where_an_utterance_ends(talk):
     assert (error["code"], error["event_id"]) == ("input_audio_buffer_commit_empty", "early")
     client.audio(bytes([0x55, 0xD5]) * 8_000)  # as quiet as A-law can be
     client.say("input_audio_buffer.commit")
+    assert client.until(".completed")["transcript"] == "", "nobody spoke"
+    assert not client.running.triton.requests
+    client.audio(bytes([0x2A, 0x2A, 0xAA, 0xAA]) * 4_000)  # as loud
+    client.say("input_audio_buffer.commit")
     assert client.until(".completed")["transcript"] == "one two"
     assert not any("speech" in event["type"] for event in client.events)
+
+
+def test_a_moment_is_no_speech_and_has_no_text(talk):
+    client = talk()
+    client.audio(sound(0.05) + QUIET)
+    assert client.until(".completed")["transcript"] == ""
+    client.audio(sound(5.5, level=0.0) + sound(0.05) + QUIET)
+    assert client.until(".completed")["transcript"] == ""
+    assert not client.running.triton.requests
+    client.audio(SPEECH + QUIET)
+    assert client.until(".completed")["transcript"] == "one two three four"
 
 
 def test_an_utterance_begins_with_the_audio_right_before_it():
