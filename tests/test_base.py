@@ -1,5 +1,6 @@
 """What Whisper base makes of people: what nobody could see on the small checkpoint."""
 
+import numpy as np
 import pytest
 
 from eval.accuracy.normalize import DEFAULT, normalizer
@@ -7,6 +8,9 @@ from eval.accuracy.score import char_counts
 from serve.config import load_config
 from serve.files import read_bytes
 from serve.messages import Request
+from serve.speech import audio
+from serve.speech.features import SAMPLE_RATE
+from serve.speech.meter import Limits
 from serve.transcriber.open import open_transcriber
 from tests.conftest import BASE
 
@@ -14,14 +18,19 @@ MOST = 0.1  # of a clip's characters are wrong; at most 0.05 were, "15th" for "f
 
 
 @pytest.fixture(scope="module")
-def transcribe(base_engine):
-    """What `configs/base.toml` makes of a clip."""
+def transcriber(base_engine):
     with open_transcriber(load_config(BASE), str(base_engine)) as transcriber:
+        yield transcriber
 
-        def transcribe(clip, **options):
-            return transcriber.transcribe(Request(audio=read_bytes(clip.path), **options))
 
-        yield transcribe
+@pytest.fixture(scope="module")
+def transcribe(transcriber):
+    """What `configs/base.toml` makes of a clip."""
+
+    def transcribe(clip, **options):
+        return transcriber.transcribe(Request(audio=read_bytes(clip.path), **options))
+
+    return transcribe
 
 
 @pytest.mark.parametrize(
@@ -54,3 +63,21 @@ def test_a_language_that_is_no_candidate_is_not_heard(transcribe, human_clips):
     clip = human_clips["nl_nathalie_nl_rhasspy_376.ogg"]
     heard = transcribe(clip, languages=["German", "nl", "en"])
     assert heard.language == "nl" and heard.language_prob > 0.5
+
+
+def test_a_network_invents_what_nobody_said_and_is_not_asked(transcriber):
+    silence = np.zeros(5 * SAMPLE_RATE, np.float32)
+    noise = np.random.default_rng(0).normal(0, 0.1, SAMPLE_RATE // 20).astype(np.float32)
+    for samples in (silence, noise):
+        asked = Request(samples, sample_rate=SAMPLE_RATE)
+        assert transcriber.transcribe(asked).segments == ()
+        undetected = Request(samples, sample_rate=SAMPLE_RATE, vad=False)
+        assert transcriber.transcribe(undetected).text == "You"
+
+
+def test_one_word_is_kept_however_quiet(transcriber, human_clips):
+    clip = human_clips["en_an4_train_an333-msrb-b.ogg"]
+    samples = audio.whole(audio.decode(read_bytes(clip.path), Limits(60)))
+    quiet = (samples * 0.01).astype(np.float32)
+    heard = transcriber.transcribe(Request(quiet, sample_rate=SAMPLE_RATE))
+    assert heard.text.strip(" .").lower() == "yes"
