@@ -62,6 +62,11 @@ def _parser() -> argparse.ArgumentParser:
         "--checkpoint than the config's, its draft is left out",
     )
     engine.add_argument(
+        "--calibrate",
+        action=argparse.BooleanOptionalAction,
+        help="compensate INT8 rounding on the speech of build.calibrate_clips",
+    )
+    engine.add_argument(
         "--if-stale", action="store_true", help="do nothing if the engine is up to date"
     )
     engine.add_argument(
@@ -104,7 +109,9 @@ def _add_audio(parser: argparse.ArgumentParser) -> None:
         help="compare on these; default: clips of the config's build.verify_clips, or, where "
         "there is none, a synthetic signal",
     )
-    parser.add_argument("--device", help="where to compare: cpu (default), cuda or cuda:N")
+    parser.add_argument(
+        "--device", help="where to calibrate and compare: cpu (default), cuda or cuda:N"
+    )
 
 
 if __name__ == "__main__":

@@ -39,6 +39,8 @@ class EngineBuilder(Protocol):
     """The command that compares them, as one types it."""
     DRAFTS: bool
     """Whether its engines can hold a draft, a second decoder."""
+    CALIBRATES: bool
+    """Whether it compensates rounding errors on calibration clips."""
 
     def check(self, config: Config) -> None:
         """Refuse a config that this builder cannot honour, before a checkpoint is opened.
@@ -96,6 +98,11 @@ def check(config: Config) -> None:
         raise ConfigError(
             f"build.draft = {build.draft!r}, but engines with build.runtime = {build.runtime!r} "
             'hold no draft; leave it out, or build with build.runtime = "native"'
+        )
+    if build.calibrate and not builder_of(config).CALIBRATES:
+        raise ConfigError(
+            f"build.calibrate = true, but build.runtime = {build.runtime!r} has its own builder "
+            'round the weights; leave it out, or build with build.runtime = "native"'
         )
     builder_of(config).check(config)
 

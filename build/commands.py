@@ -68,7 +68,7 @@ def _show(commands: Sequence[Sequence[str]], config: Config) -> None:
 
 def _overridden(config: Config, args: argparse.Namespace) -> Config:
     """The config with the flags that were given."""
-    names = ("checkpoint", "precision", "tokenizer", "draft")
+    names = ("checkpoint", "precision", "tokenizer", "draft", "calibrate", "device")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if given.get("checkpoint", config.build.checkpoint) != config.build.checkpoint:
         given.setdefault("draft", "")  # the config's draft is for the config's checkpoint
@@ -94,7 +94,7 @@ def _verifier(
     from build import verify  # noqa: PLC0415 - as above
 
     recordings = _recordings(args, config)
-    device = args.device or "cpu"
+    device = args.device or config.build.device
     # As the config serves, on the device where engine and checkpoint are compared.
     graphs = config.runtime.cuda_graph and device != "cpu"
     runtime = dataclasses.replace(config.runtime, device=device, cuda_graph=graphs)

@@ -1,17 +1,19 @@
 """Engines for our own runtime: one safetensors file, INT8 or FP16."""
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from safetensors.torch import save_file
 from tqdm import tqdm
 
+from build.calibrate import Moments, calibration_of, clip_windows, second_moments
 from build.checkpoint import Checkpoint
-from build.config import Config
+from build.config import BuildConfig, Config
 from build.draft import draft_facts, engine_tensors
-from build.quantize import layer_error, quantize_rows
+from build.quantize import Quantized, layer_error, quantize_compensated, quantize_rows
 from build.writer import Log, Made, disk_errors, finite
 from serve.config import Precision
 from serve.engine import (
@@ -24,7 +26,7 @@ from serve.engine import (
     tensor_kinds,
 )
 
-VERIFIES = DRAFTS = True
+VERIFIES = DRAFTS = CALIBRATES = True
 COMPARED_BY = "python -m build verify"
 
 Tensors = dict[str, torch.Tensor]
@@ -43,27 +45,44 @@ def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> Made
     """Convert the tensors, behind a progress bar, and write them.
 
     Raises:
+        FileError, ConfigError, AudioError: the clips to calibrate with cannot be had.
         CheckpointError: a tensor holds values that are not finite in float16.
         EngineError: the disk is full or fails.
     """
+    build = config.build
+    moments: Moments = {}
+    calibration = None
+    if _calibrates(build):
+        calibration = calibration_of(build.calibrate_clips)
+        windows = clip_windows(build.calibrate_clips)
+        moments = second_moments(checkpoint, windows, build.device)
     names = [name for name, _, _ in tensor_kinds(checkpoint.dims, draft_facts(checkpoint))]
     bar = tqdm(names, desc=f"Building {config.engine}", unit=" tensors", leave=False)
-    tensors, quantization = convert(checkpoint, config.build.precision, bar)
+    tensors, quantization = convert(checkpoint, build.precision, bar, moments)
     weights = folder / WEIGHTS_FILE
     with disk_errors(folder):
         save_file(tensors, weights)
         # save_file makes a private file; the server may run as another user than the build.
         shutil.copymode(folder / TOKENIZER_FILE, weights)
-    return Made(quantization=quantization)
+    return Made(quantization=quantization, calibration=calibration)
 
 
 def is_current(engine: Engine, checkpoint: Checkpoint, config: Config) -> bool:
-    """Always: checkpoint and precision, which every builder compares, decide everything."""
-    return True
+    """Whether it was calibrated likewise; the rest, which decides all, every builder compares."""
+    build = config.build
+    expected = calibration_of(build.calibrate_clips) if _calibrates(build) else None
+    return engine.manifest.calibration == expected
+
+
+def _calibrates(build: BuildConfig) -> bool:
+    return build.calibrate and build.precision == "int8"  # float16 weights are as they are
 
 
 def convert(
-    checkpoint: Checkpoint, precision: Precision, names: Iterable[str]
+    checkpoint: Checkpoint,
+    precision: Precision,
+    names: Iterable[str],
+    moments: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> tuple[Tensors, dict[str, LayerError]]:
     """Turn a checkpoint's tensors into an engine's, as `serve.engine.tensor_specs` lists them.
 
@@ -71,6 +90,8 @@ def convert(
         checkpoint: full-precision tensors.
         precision: "int8" or "fp16".
         names: every tensor's name, in any order; wrap it to show progress.
+        moments: of the inputs of matrices, as `second_moments` returns them; a matrix that has none
+            is rounded to nearest.
 
     Returns:
         The engine's tensors, and what quantising each matrix cost.
@@ -85,10 +106,17 @@ def convert(
     for name in names:
         weight = weights[name]
         if precision == "int8" and kinds[name] == "quantized":
-            result = quantize_rows(weight)
+            result = _quantized(weight, moments.get(name))
             tensors[name] = result.codes
             tensors[scale_name(name)] = finite(result.scale, name)
             errors[name] = layer_error(weight, result)
         else:
             tensors[name] = finite(weight.half().contiguous(), name)
     return tensors, errors
+
+
+def _quantized(weight: torch.Tensor, moment: torch.Tensor | None) -> Quantized:
+    if moment is None:
+        return quantize_rows(weight)
+    found = quantize_compensated(weight.to(moment.device), moment)
+    return Quantized(found.codes.cpu(), found.scale.cpu())

@@ -7,6 +7,7 @@ import torch
 from serve.engine import LayerError
 
 QMAX = 127
+_BLOCK = 128  # columns whose errors reach those behind them in one product
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,41 @@ def quantize_rows(weight: torch.Tensor) -> Quantized:
         weight: (rows, columns), any floating dtype.
     """
     weight = weight.float()
+    scale, divisor = _scales(weight)
+    return Quantized(_codes(weight, divisor[:, None]).to(torch.int8), scale)
+
+
+def quantize_compensated(weight: torch.Tensor, moment: torch.Tensor) -> Quantized:
+    """Round column after column, the error of each made up for by the columns still to come.
+
+    The scales are those of `quantize_rows`. Least change of the products with the inputs is sought:
+    GPTQ (Frantar et al. 2022, arXiv 2210.17323), with the columns of the most power first.
+
+    Args:
+        weight: (rows, columns), finite, any floating dtype.
+        moment: (columns, columns), sum of x xT over inputs x, positive definite; on the device of
+            the weight. A diagonal one gives what `quantize_rows` does.
+    """
+    weight = weight.float()
+    scale, divisor = _scales(weight)
+    order = moment.diagonal().argsort(descending=True, stable=True)
+    factor = _inverse_factor(moment[order][:, order])
+    rest = weight[:, order].T.contiguous()  # columns outermost
+    codes = torch.empty_like(rest)
+    for begin in range(0, len(rest), _BLOCK):
+        end = min(begin + _BLOCK, len(rest))
+        block, local = rest[begin:end], factor[begin:end, begin:end]
+        errors = torch.empty_like(block)
+        for i, column in enumerate(block):
+            codes[begin + i] = _codes(column, divisor)
+            errors[i] = (column - codes[begin + i] * divisor) / local[i, i]
+            block[i + 1 :].addr_(local[i, i + 1 :], errors[i], alpha=-1)
+        rest[end:].addmm_(factor[begin:end, end:].T, errors, alpha=-1)
+    return Quantized(codes[order.argsort()].T.contiguous().to(torch.int8), scale)
+
+
+def _scales(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Float16 scales of the rows, and float32 ones to divide by, which are 1 for rows of zeros."""
     largest = weight.abs().amax(dim=1)
     scale = (largest / QMAX).half()
     scale = torch.where(
@@ -40,9 +76,18 @@ def quantize_rows(weight: torch.Tensor) -> Quantized:
         torch.nextafter(scale, torch.full_like(scale, torch.inf)),
         scale,
     )
-    divisor = torch.where(scale == 0, 1.0, scale.float())
-    codes = torch.round(weight / divisor[:, None]).clamp_(-QMAX, QMAX).to(torch.int8)
-    return Quantized(codes, scale)
+    return scale, torch.where(scale == 0, 1.0, scale.float())
+
+
+def _codes(weight: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
+    return torch.round(weight / divisor).clamp_(-QMAX, QMAX)
+
+
+def _inverse_factor(moment: torch.Tensor) -> torch.Tensor:
+    """Upper Cholesky factor of the inverse, float32; row i says what follows from an error in i."""
+    lower = torch.linalg.cholesky(moment.double())
+    factor: torch.Tensor = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
+    return factor.float()
 
 
 def layer_error(weight: torch.Tensor, quantized: Quantized) -> LayerError:

@@ -22,6 +22,7 @@ def summary(engine: Engine) -> str:
         ("languages", _languages(manifest)),
         ("size", _size(manifest)),
         ("built with", ", ".join(f"{k} {v}" for k, v in manifest.versions.items())),
+        *_calibration(manifest),
         ("verified", _verified(manifest)),
     ]
     rows += [(f"option {key}", str(value)) for key, value in manifest.runtime_options.items()]
@@ -56,6 +57,14 @@ def _draft(manifest: Manifest) -> list[tuple[str, str]]:
     layers = f"{draft.n_text_layer} decoder layer{'s' * (draft.n_text_layer > 1)}"
     source = f"{draft.source.id} (SHA-256 {draft.source.sha256[:16]}…)"
     return [("draft", f"{more / 1e6:,.1f} M parameters more; {layers}, from {source}")]
+
+
+def _calibration(manifest: Manifest) -> list[tuple[str, str]]:
+    """A line on the speech that the rounding was fitted to, if it was."""
+    found = manifest.calibration
+    if found is None:
+        return []
+    return [("calibrated", f"on {found.clips} clips (SHA-256 {found.sha256[:16]}…)")]
 
 
 def _languages(manifest: Manifest) -> str:

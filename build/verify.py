@@ -212,28 +212,51 @@ def _reference(
     facts = checkpoint.facts
     windows = []
     for recording in recordings:
-        padded = np.zeros(WINDOW_SAMPLES, np.float32)
-        padded[: recording.samples.size] = recording.samples[:WINDOW_SAMPLES]
-        features = log_mel(torch.from_numpy(padded)[None], mel_filters).to(device)
+        features = features_of(recording, mel_filters).to(device)
         prompt = prompt_of(facts, recording.language)
-        rules = _hf.generation.WhisperTimeStampLogitsProcessor(
-            model.generation_config, begin_index=len(prompt)
-        )
-        # Whisper's own `generate` wraps this in a loop over windows that drops what it will hear
-        # again in the next one; one window's tokens come from the loop underneath.
-        encoded = model.get_encoder()(features)
-        ids = _hf.GenerationMixin.generate(
-            model,
-            encoder_outputs=encoded,
-            decoder_input_ids=torch.tensor([prompt], device=device),
-            logits_processor=[rules],
-            max_new_tokens=min(MAX_TOKENS, checkpoint.dims.n_text_ctx - len(prompt)),
-        )
+        encoded = model.model.encoder(features)
+        ids = decode_greedily(model, encoded, prompt, MAX_TOKENS)
         logits = model(encoder_outputs=encoded, decoder_input_ids=ids[:, :-1]).logits[0]
         tokens = tuple(ids[0, len(prompt) :].tolist())
         logits = logits[len(prompt) - 1 :].float().cpu()
         windows.append(_Window(recording.name, features.cpu(), prompt, tokens, logits))
     return windows
+
+
+def features_of(recording: Recording, mel_filters: torch.Tensor) -> torch.Tensor:
+    """Log-mel of a recording's first window, float32 (1, n_mels, 3000)."""
+    padded = np.zeros(WINDOW_SAMPLES, np.float32)
+    padded[: recording.samples.size] = recording.samples[:WINDOW_SAMPLES]
+    return log_mel(torch.from_numpy(padded)[None], mel_filters)
+
+
+def decode_greedily(
+    model: Any, encoded: Any, prompt: tuple[int, ...], most_tokens: int
+) -> torch.Tensor:
+    """What transformers makes of one window under Whisper's rules.
+
+    Args:
+        model: as `load_reference` returns it.
+        encoded: what its encoder returned.
+        prompt: begins the text.
+        most_tokens: to sample, end of text included; fewer where the context is short.
+
+    Returns:
+        int64 (1, tokens): the prompt, and what was sampled.
+    """
+    rules = _hf.generation.WhisperTimeStampLogitsProcessor(
+        model.generation_config, begin_index=len(prompt)
+    )
+    # Whisper's own `generate` wraps this in a loop over windows that drops what it will hear
+    # again in the next one; one window's tokens come from the loop underneath.
+    ids: torch.Tensor = _hf.GenerationMixin.generate(
+        model,
+        encoder_outputs=encoded,
+        decoder_input_ids=torch.tensor([prompt], device=model.device),
+        logits_processor=[rules],
+        max_new_tokens=min(most_tokens, model.config.max_target_positions - len(prompt)),
+    )
+    return ids
 
 
 def load_reference(checkpoint: Checkpoint) -> Any:

@@ -29,6 +29,7 @@ from build.draft import draft_facts
 from serve.engine import (
     FORMAT_VERSION,
     MANIFEST_FILE,
+    Calibration,
     FileFacts,
     LayerError,
     Manifest,
@@ -67,6 +68,7 @@ class Made:
     quantization: dict[str, LayerError] = dataclasses.field(default_factory=dict)
     versions: dict[str, str] = dataclasses.field(default_factory=dict)  # of its own libraries
     runtime_options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    calibration: Calibration | None = None
 
 
 def manifest_of(folder: Path, checkpoint: Checkpoint, build: BuildConfig, made: Made) -> Manifest:
@@ -91,6 +93,7 @@ def manifest_of(folder: Path, checkpoint: Checkpoint, build: BuildConfig, made: 
         verification=None,
         runtime_options=made.runtime_options,
         draft=draft_facts(checkpoint),
+        calibration=made.calibration,
     )
 
 

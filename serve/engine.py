@@ -27,6 +27,7 @@ from serve.manifest import FORMAT_VERSION as FORMAT_VERSION
 from serve.manifest import HEAD_DIM as HEAD_DIM
 from serve.manifest import TOKENIZER_FILE as TOKENIZER_FILE
 from serve.manifest import WEIGHTS_FILE as WEIGHTS_FILE
+from serve.manifest import Calibration as Calibration
 from serve.manifest import Dims as Dims
 from serve.manifest import Draft as Draft
 from serve.manifest import FileFacts as FileFacts

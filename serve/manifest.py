@@ -106,6 +106,14 @@ class LayerError:
 
 
 @dataclasses.dataclass(frozen=True)
+class Calibration:
+    """The speech by which rounding errors were compensated."""
+
+    clips: Annotated[int, Field(gt=0)]
+    sha256: Sha256  # of their files and languages
+
+
+@dataclasses.dataclass(frozen=True)
 class FileFacts:
     """One file of the engine folder."""
 
@@ -130,6 +138,7 @@ class Manifest:
     verification: dict[str, Finite] | None  # measured deviation; None until verified
     runtime_options: dict[str, Any]  # limits a compiled engine was built for; {} for native
     draft: Draft | None = None  # engines built before there were drafts do not say
+    calibration: Calibration | None = None  # None where rounding was to nearest
 
 
 def manifest_to_json(manifest: Manifest) -> str:

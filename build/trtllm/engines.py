@@ -35,6 +35,7 @@ from serve.trtllm.release import library_version
 
 VERIFIES = False
 DRAFTS = False
+CALIBRATES = False
 BUILDER = "trtllm-build"
 _ENGINE_FILE = "rank0.engine"
 _WORK = "work"  # in the staged folder: the checkpoint, the builder's working directory

@@ -18,6 +18,7 @@ from serve.trtllm.limits import CHECKPOINT_FOLDER
 
 VERIFIES = False
 DRAFTS = False
+CALIBRATES = False
 
 _FORMATS = {"openai": "an OpenAI checkpoint", "ct2": "CTranslate2's"}
 _KNOWN_BY_SOURCE = (".safetensors", ".bin")  # files that `Source.sha256` covers

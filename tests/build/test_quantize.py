@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from build.quantize import layer_error, quantize_rows
+from build.quantize import layer_error, quantize_compensated, quantize_rows
 from serve.engine import LayerError
 
 FLOAT16_TINY = 2.0**-24  # the smallest subnormal
@@ -99,3 +99,65 @@ def test_layer_error_is_what_it_says():
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e8])
 def test_values_beyond_float16_show_in_the_scale(bad):
     assert not bool(quantize_rows(torch.tensor([[1.0, bad]])).scale.isfinite().all())
+
+
+# ---------------------------------------------------------------- compensated rounding
+
+
+def correlated(count, columns, seed):
+    """Inputs (count, columns) that go together, as a network's do, some of much more power."""
+    generator = torch.Generator().manual_seed(seed)
+    mixed = torch.randn(columns, columns, generator=torch.Generator().manual_seed(0))
+    power = torch.logspace(0, 1.5, columns)
+    return torch.randn(count, columns // 4, generator=generator) @ mixed[: columns // 4] * power
+
+
+def moment_of(inputs):
+    moment = inputs.T @ inputs
+    moment.diagonal().add_(0.01 * moment.diagonal().mean())
+    return moment
+
+
+def output_error(weight, quantized, inputs):
+    return float((inputs @ (weight - quantized.dequantized()).T).norm())
+
+
+def test_compensated_products_are_closer_on_inputs_that_were_not_seen():
+    weight = torch.randn(24, 160, generator=torch.Generator().manual_seed(3))  # two blocks
+    found = quantize_compensated(weight, moment_of(correlated(2000, 160, 1)))
+    unseen = correlated(500, 160, 2)
+    nearest = output_error(weight, quantize_rows(weight), unseen)
+    assert output_error(weight, found, unseen) < 0.5 * nearest
+    assert torch.equal(found.scale, quantize_rows(weight).scale)
+    assert found.codes.dtype == torch.int8 and found.codes.is_contiguous()
+
+
+def test_inputs_that_have_nothing_to_do_with_each_other_leave_rounding_to_nearest():
+    weight = torch.randn(5, 140)
+    found = quantize_compensated(weight, torch.diag(torch.rand(140) + 0.1))
+    assert torch.equal(found.codes, quantize_rows(weight).codes)
+
+
+def test_compensation_is_what_its_definition_says():
+    """The plain twin inverts what is left of the moment anew for every column."""
+    weight = torch.randn(6, 20, generator=torch.Generator().manual_seed(5)).double()
+    moment = moment_of(correlated(300, 20, 6)).double()
+    scale = quantize_rows(weight).scale.double()
+    codes, rest = torch.empty_like(weight), weight.clone()
+    left = moment.diagonal().argsort(descending=True).tolist()
+    while left:
+        column, *others = left
+        codes[:, column] = (rest[:, column] / scale).round().clamp(-127, 127)
+        error = rest[:, column] - codes[:, column] * scale
+        inverse = torch.linalg.inv(moment[left][:, left])
+        rest[:, others] -= torch.outer(error, inverse[0, 1:] / inverse[0, 0])
+        left = others
+    assert torch.equal(quantize_compensated(weight, moment.float()).codes.double(), codes)
+
+
+def test_compensated_rows_of_zeros_stay_zero_and_no_code_leaves_its_range():
+    weight = torch.randn(8, 40)
+    weight[3] = 0
+    found = quantize_compensated(weight, moment_of(correlated(60, 40, 7)))
+    assert not found.codes[3].any() and found.scale[3] == 0
+    assert int(found.codes.abs().max()) <= 127

@@ -1,0 +1,155 @@
+"""What the matrices of a checkpoint are multiplied with while it hears speech.
+
+The sums of x xT over these inputs are all that compensated rounding (`build.quantize`) has to know.
+The checkpoint runs in transformers, FP32, and its decoder reads the text that it writes itself, so
+that no reference is needed.
+"""
+
+import contextlib
+import functools
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from build.checkpoint import Checkpoint
+from build.names import foreign_name
+from serve.clips import load_clips
+from serve.config import RuntimeConfig
+from serve.engine import Calibration, mel_filters, tensor_kinds
+from serve.files import read_bytes
+from serve.native.device import open_device
+from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
+
+if TYPE_CHECKING:
+    from build.verify import Recording
+
+_PAUSE_S = 0.5  # between the clips of a window
+_MOST_TOKENS = 128  # of a window's text
+# Shares of the inputs' mean power that are added to each one's, lest the rounding be fitted to the
+# clips: inputs of the decoder are some tokens a window, those of the encoder 1500 frames.
+_FRAMES_DAMPING, _TOKENS_DAMPING = 0.01, 0.2
+
+Moments = Mapping[str, torch.Tensor]
+"""Of the inputs of each quantised matrix: float32 (columns, columns), positive definite."""
+
+
+def calibration_of(manifest: str | Path) -> Calibration:
+    """What an engine's manifest says of the clips that it is calibrated on.
+
+    Raises:
+        FileError: the manifest or a clip cannot be read.
+        ConfigError: the manifest is malformed.
+    """
+    clips, digest = load_clips(manifest), hashlib.sha256()
+    for clip in clips:
+        digest.update(f"{clip.language or ''} ".encode())
+        digest.update(hashlib.sha256(read_bytes(clip.path)).digest())
+    return Calibration(len(clips), digest.hexdigest())
+
+
+def clip_windows(manifest: str | Path) -> list["Recording"]:
+    """A manifest's clips in their order, neighbours of one language joined to windows of 30 s.
+
+    Raises:
+        FileError, ConfigError: as `calibration_of` does.
+        AudioError: a clip cannot be decoded.
+    """
+    from build.verify import Recording, read_recordings  # noqa: PLC0415 - takes seconds to load
+
+    pause = np.zeros(round(_PAUSE_S * SAMPLE_RATE), np.float32)
+    windows: list[Recording] = []
+    for clip in load_clips(manifest):
+        (read,) = read_recordings([str(clip.path)])
+        language = clip.language or read.language
+        last = windows[-1] if windows else None
+        if last and last.language == language:
+            joined = np.concatenate([last.samples, pause, read.samples])
+            if joined.size <= WINDOW_SAMPLES:
+                windows[-1] = Recording(last.name, joined, language)
+                continue
+        windows.append(Recording(read.name, read.samples, language))
+    return windows
+
+
+@torch.inference_mode()
+def second_moments(
+    checkpoint: Checkpoint, windows: Sequence["Recording"], device: str = "cpu"
+) -> Moments:
+    """Let the checkpoint hear windows, and sum up what each matrix is multiplied with.
+
+    Args:
+        checkpoint: any; a draft beside it is passed over.
+        windows: speech, at least one; of each the first 30 s.
+        device: where to compute, and where the moments are.
+
+    Returns:
+        Moments by our names of the matrices. Matrices with the same inputs share one.
+
+    Raises:
+        UnavailableError: the device is not there.
+    """
+    from build import verify  # noqa: PLC0415 - takes seconds to load
+
+    where = open_device(RuntimeConfig(device=device, threads=torch.get_num_threads()))
+    model = verify.load_reference(checkpoint).to(where)
+    filters = mel_filters(checkpoint.dims.n_mels)
+    quantized = [name for name, _, kind in tensor_kinds(checkpoint.dims) if kind == "quantized"]
+    sources = {name: _same_inputs(name) for name in quantized}
+    sums: dict[str, torch.Tensor] = {}
+    encoder = {name for name in sources.values() if name.startswith("encoder.")}
+    decoder = set(sources.values()) - encoder
+    for window in tqdm(windows, desc="Calibrating", unit=" windows", leave=False):
+        prompt = verify.prompt_of(checkpoint.facts, window.language)
+        features = verify.features_of(window, filters).to(where)
+        with _inputs_added(model, encoder, sums):
+            encoded = model.model.encoder(features)
+        ids = verify.decode_greedily(model, encoded, prompt, _MOST_TOKENS)
+        with _inputs_added(model, decoder, sums):
+            model(encoder_outputs=encoded, decoder_input_ids=ids[:, :-1])
+    for name, total in sums.items():
+        frames = name in encoder or ".cross.k." in name
+        mean = float(total.diagonal().mean())
+        # Where no input was ever anything but zero, any diagonal will do.
+        total.diagonal().add_(mean * (_FRAMES_DAMPING if frames else _TOKENS_DAMPING) or 1.0)
+    return {name: sums[source] for name, source in sources.items()}
+
+
+def _same_inputs(name: str) -> str:
+    """The matrix that stands for all that are multiplied with the same inputs."""
+    side, _, rest = name.partition(".layers.")
+    if ".cross.k." in name or ".cross.v." in name:  # the encoder's output, in every layer
+        return f"{side}.layers.0.cross.k.weight"
+    for part in ("k", "v"):
+        rest = rest.replace(f".attn.{part}.", ".attn.q.")
+    return f"{side}.layers.{rest}" if rest else name
+
+
+def _module_of(name: str) -> str:
+    """What transformers calls the linear layer that a matrix belongs to."""
+    if name == "decoder.tokens":
+        return "proj_out"
+    return foreign_name(name, "hf").removesuffix(".weight")
+
+
+@contextlib.contextmanager
+def _inputs_added(model: Any, names: set[str], sums: dict[str, torch.Tensor]) -> Iterator[None]:
+    """Inside, the inputs of some matrices' layers are added to their sums."""
+
+    def add(name: str, module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        rows = inputs[0].flatten(0, -2)
+        if name in sums:
+            sums[name].addmm_(rows.T, rows)
+        else:
+            sums[name] = rows.T @ rows
+
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            module = model.get_submodule(_module_of(name))
+            hook = module.register_forward_pre_hook(functools.partial(add, name))
+            stack.callback(hook.remove)
+        yield
