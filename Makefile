@@ -10,7 +10,7 @@
 #                        environment of 8 GB of their own; PYTHON=python3.12
 #   make check           format, lint, types
 #   make build-engine    CONFIG=… [CHECKPOINT=base|tiny.en|hub id|folder|.pt ENGINE=…
-#                        PRECISION=int8|fp16 TOKENIZER=… DRAFT=…]
+#                        PRECISION=int8|fp16 TOKENIZER=… DRAFT=… CALIBRATE=1]
 #   make serve           CONFIG=… [ENGINE=…]
 #   make transcribe      FILES="a.wav b.mp3" [FORMAT=text|srt|vtt|json LANGUAGE=en CONFIG=…
 #                        OPTIONS="--beam-size 5", any of `python -m serve transcribe --help`]
@@ -87,7 +87,8 @@ format: setup
 build-engine: setup
 	@$(RUN) -m build engine --config $(CONFIG) $(if $(CHECKPOINT),--checkpoint "$(CHECKPOINT)") \
 		$(if $(ENGINE),--engine "$(ENGINE)") $(if $(PRECISION),--precision $(PRECISION)) \
-		$(if $(TOKENIZER),--tokenizer "$(TOKENIZER)") $(if $(DRAFT),--draft "$(DRAFT)")
+		$(if $(TOKENIZER),--tokenizer "$(TOKENIZER)") $(if $(DRAFT),--draft "$(DRAFT)") \
+		$(if $(CALIBRATE),--calibrate)
 
 serve: setup
 	@$(RUN) -m serve triton --config $(CONFIG) $(if $(ENGINE),--engine "$(ENGINE)")

@@ -1,19 +1,12 @@
 """Configuration of builds: serve's, and the section [build]. The only home of its defaults."""
 
 import dataclasses
-import re
 from pathlib import Path
-from typing import Annotated
 
 import serve.config
-from serve.codec import text_that
 from serve.config import Precision, read_config
-from serve.fields import Name, NameOrNone
+from serve.fields import Device, Name, NameOrNone
 from serve.runtime.table import RuntimeName
-
-OneDevice = Annotated[
-    str, text_that(re.compile(r"cpu|cuda(:[0-9]{1,3})?").fullmatch, '"cpu", "cuda" or "cuda:N"')
-]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +24,7 @@ class BuildConfig:
     # Whether INT8 rounding is compensated on speech, which the checkpoint hears first.
     calibrate: bool = False
     calibrate_clips: Name = "tests/data/human/calibration.jsonl"  # manifest of that speech
-    device: OneDevice = "cpu"  # where a checkpoint runs to be calibrated and compared
+    device: Device = "cpu"  # the one where a checkpoint runs to be calibrated and compared
     verify_clips: Name = "tests/data/manifest.jsonl"  # an engine is compared on some of these
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from build import calibrate, verify
+from build.__main__ import main
 from build.builders import build_engine, check, up_to_date
 from build.calibrate import calibration_of, clip_windows, second_moments
 from build.config import BuildConfig, Config
@@ -164,3 +165,17 @@ def test_builders_that_round_themselves_refuse(runtime):
     config = Config(build=BuildConfig(runtime=runtime, calibrate=True))
     with pytest.raises(ConfigError, match=r"build\.calibrate = true, but build\.runtime"):
         check(config)
+
+
+def test_the_flag_orders_it_and_the_flag_leaves_it_out(nano_folder, tmp_path, capsys):
+    config = tmp_path / "nano.toml"
+    config.write_text(
+        f'engine = "{tmp_path}/e"\n[build]\ncheckpoint = "{nano_folder}"\n'
+        f'calibrate = true\ncalibrate_clips = "{tmp_path}/nothing.jsonl"\n'
+    )
+    command = ["engine", "--config", str(config), "--no-verify"]
+    assert main(command) != 0
+    assert "nothing.jsonl" in capsys.readouterr().err
+    assert main([*command, "--no-calibrate"]) == 0
+    assert open_engine(tmp_path / "e").manifest.calibration is None
+    assert main([*command, "--calibrate"]) != 0
