@@ -27,6 +27,7 @@ from typing import Any, ClassVar
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = 60
 _SHORT.maxother = 200
+_SHORT.maxlevel = 3
 
 
 def shown(value: Any) -> str:

@@ -10,6 +10,7 @@ is padded. One of its options has no part here: stretches need no longest length
 import dataclasses
 import functools
 import hashlib
+import os
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,9 @@ class Detector:
 @functools.cache
 def _session(model: Path) -> Any:
     """The model, opened by the first who asks; any number of threads may run it."""
+    # NOTE: without it the library reports to its maker what it is used for. A server of other
+    # people's voices speaks to nobody.
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     try:
         import onnxruntime  # noqa: PLC0415 - takes 50 MB, and only who listens needs it
     except ImportError as error:

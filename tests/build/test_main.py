@@ -180,13 +180,13 @@ def test_mistakes_get_one_line(config, engine, nano_folder, tmp_path, capsys):
     code, message = error(capsys, "engine", "--config", tmp_path / "none.toml")
     assert code == 2 and "none.toml: No such file" in message
     code, message = error(capsys, "engine", "--checkpoint", "no/such/folder")
-    assert code == 1 and "no checkpoint at no/such/folder" in message
+    assert code == 3 and "no checkpoint at no/such/folder" in message
     code, message = error(
         capsys, "engine", "--config", config, "--engine", nano_folder, "--no-verify"
     )
     assert code == 1 and "is not an engine" in message
     code, message = error(capsys, "verify", engine, "--checkpoint", "no/such/folder")
-    assert code == 1 and "no checkpoint at no/such/folder" in message
+    assert code == 3 and "no checkpoint at no/such/folder" in message
     (engine / MANIFEST_FILE).write_text("{}")
     code, message = error(capsys, "inspect", engine)
     assert code == 1 and "format version None" in message

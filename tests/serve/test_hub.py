@@ -198,7 +198,7 @@ def test_without_a_network_and_no_stand_in(tmp_path):
         text=True,
         timeout=60,
     )
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert done.stderr.startswith("error: openai/whisper-large-v3-turbo is no folder here, and ")
     assert "offline mode is enabled" in done.stderr
     assert done.stderr.endswith("without a network, give a folder\n")
