@@ -49,7 +49,7 @@ def listening_socket(server: ServerConfig, key: str) -> socket.socket:
     """
     port = getattr(server, key)
     try:
-        return socket.create_server(
+        listener = socket.create_server(
             (server.host, port),
             family=socket.AF_INET6 if ":" in server.host else socket.AF_INET,
             backlog=_BACKLOG,
@@ -59,6 +59,11 @@ def listening_socket(server: ServerConfig, key: str) -> socket.socket:
             f"cannot listen on {server.host}:{port}: {error.strerror}; stop what runs there or "
             f"set another server.{key} in the config"
         ) from error
+    # Its connections inherit it. asyncio sets it where a socket says that its protocol is TCP;
+    # this one leaves that to the system, and the body of an answer would wait 40 ms for its head
+    # to be acknowledged.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def grpc_credentials(server: ServerConfig) -> grpc.ServerCredentials:

@@ -21,12 +21,10 @@ import contextlib
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 
-import av
 import numpy as np
-import soundfile
 import soxr
 
-from serve.errors import AudioError, AudioLimitError
+from serve.errors import AudioError, AudioLimitError, EarshotError
 from serve.messages import Samples
 from serve.speech.containers import Bytes
 from serve.speech.features import SAMPLE_RATE
@@ -136,7 +134,9 @@ def _whole_file(source: Source, meter: Meter) -> Iterator[Samples]:
             meter.count(block.size)
             found_s += len(block) / source.rate
             yield block.mean(axis=1, dtype=np.float32) if block.shape[1] > 1 else block[:, 0]
-    except (soundfile.LibsndfileError, av.FFmpegError) as error:
+    except (EarshotError, MemoryError):
+        raise
+    except Exception as error:  # whatever a decoder raises: PyAV an IndexError, say
         raise _cut_short(found_s, source.declared_s) from error
     _check_whole(source, found_s)
 

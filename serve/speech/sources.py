@@ -13,7 +13,7 @@ import av
 import numpy as np
 import soundfile
 
-from serve.errors import AudioError
+from serve.errors import AudioError, EarshotError
 from serve.messages import Samples
 from serve.speech import containers
 from serve.speech.meter import Meter, MeteredFile
@@ -180,7 +180,9 @@ class _FFmpeg:
             self._file = av.open(
                 MeteredFile(audio, meter), "r", options=options, metadata_errors="ignore"
             )
-        except (av.FFmpegError, ValueError) as error:
+        except (EarshotError, MemoryError):
+            raise
+        except Exception as error:  # PyAV's own, ValueError, IndexError
             head = audio[:8].hex(" ")
             raise AudioError(
                 f"audio of {len(audio)} bytes that begin with {head} is no audio file known here, "

@@ -19,10 +19,12 @@ Event = dict[str, Any]
 
 _CONTENT = 0  # index of the only part that an item has
 _TRANSCRIPTION = "conversation.item.input_audio_transcription"
+_MAX_CHARS = 100_000  # of an event but for audio
 _MAX_ID_CHARS = 512  # of a client's event_id
+_APPEND = "input_audio_buffer.append"
 _KEYS = {
     "session.update": ("session",),
-    "input_audio_buffer.append": ("audio",),
+    _APPEND: ("audio",),
     "input_audio_buffer.commit": (),
     "input_audio_buffer.clear": (),
 }
@@ -68,6 +70,12 @@ def read_event(text: str) -> Asked:
         raise EventError(f"the message is {shown(event)}; expected an object", "invalid_event")
     event_id = event.pop("event_id", None)
     try:
+        if len(text) > _MAX_CHARS and event.get("type") != _APPEND:
+            raise EventError(
+                f"the message has {len(text)} characters; expected at most {_MAX_CHARS}, but for "
+                f"{_APPEND}",
+                "invalid_event",
+            )
         return _checked(event, event_id)
     except EventError as error:
         error.event_id = event_id if isinstance(event_id, str) else None

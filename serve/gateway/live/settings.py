@@ -147,6 +147,12 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 )
 
 
+_NEUTRAL = {path.rpartition(".")[2] for path, _, _ in _REFUSED} - {
+    field.name for kind in (Settings, Input, ServerVad) for field in dataclasses.fields(kind)
+}
+"""Keys that `_REFUSED` names and this server has not; with such values they ask for nothing."""
+
+
 def updated(settings: Settings, changes: Mapping[str, Any]) -> Settings:
     """Settings with what a client's `session.update` says.
 
@@ -192,13 +198,10 @@ def _at(table: Any, path: str) -> tuple[bool, Any]:
 
 
 def _without_neutral(table: Any) -> Any:
-    """Tables without the keys that `_REFUSED` names; what is left of them asks for nothing."""
-    neutral = {path.rpartition(".")[2] for path, _, _ in _REFUSED} - {
-        field.name for kind in (Settings, Input, ServerVad) for field in dataclasses.fields(kind)
-    }
+    """Tables without these keys."""
     if not isinstance(table, dict):
         return table
-    return {key: _without_neutral(value) for key, value in table.items() if key not in neutral}
+    return {key: _without_neutral(value) for key, value in table.items() if key not in _NEUTRAL}
 
 
 def _merged(old: Any, new: Any) -> Any:

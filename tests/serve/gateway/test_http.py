@@ -10,6 +10,8 @@ import pytest
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
+from serve.config import ServerConfig
+from serve.gateway.listen import listening_socket
 from tests.fake_upstream import LEAK
 from tests.gateways import WAIT_S, inputs, json_request, until
 
@@ -26,6 +28,18 @@ def test_tritons_client_finds_everything(running):
     assert client.get_server_metadata()["extensions"] == ["binary_tensor_data"]
     metadata = client.get_model_metadata("whisper")
     assert metadata["inputs"] == [{"name": "AUDIO", "datatype": "BYTES", "shape": [1]}]
+
+
+def test_an_answer_does_not_wait_until_its_head_is_acknowledged():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with (
+        listening_socket(ServerConfig(http_port=port), "http_port") as listener,
+        socket.create_connection(("127.0.0.1", port), WAIT_S),
+    ):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @pytest.mark.parametrize("sent_binary", [True, False])

@@ -90,6 +90,15 @@ def test_ffmpeg_formats(fmt: str, codec: str, options: dict[str, str]):
     assert_is_tone(decode(data, LIMIT_S), level=0.5 / np.sqrt(2), slack_s=0.1)
 
 
+def test_a_broadcast_whose_streams_change_is_refused_by_name():
+    """PyAV knows only the streams that were there when it was opened: an IndexError of its own."""
+    first = encode_ffmpeg("mpegts", "aac")
+    later = encode_ffmpeg("mpegts", "aac", mpegts_start_pid="0x300", mpegts_pmt_start_pid="0x1100")
+    with pytest.raises(AudioError, match=r"cut short or damaged: .* can be decoded") as refused:
+        decode(first * 20 + later, 600.0)
+    assert isinstance(refused.value.__cause__, IndexError)
+
+
 def test_pcm_at_16_khz_is_exact():
     samples = (np.arange(-32768, 32768) / 32768).astype(np.float32)
     decoded = decode(encode(samples, "WAV", "PCM_16"), LIMIT_S)

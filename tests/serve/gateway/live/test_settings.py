@@ -94,6 +94,11 @@ def test_what_is_wrong_is_refused_with_what_was_expected(changes, message):
         ('{"type": "input_audio_buffer.clear", "event_id": 1}', "invalid_value", "event_id = 1"),
         ('{"type": "input_audio_buffer.clear", "event_id": "\\ud800"}', "invalid_json", "not JSON"),
         ('{"type": ' + "[" * 900 + "]" * 900 + "}", "invalid_json", "not JSON"),
+        (
+            '{"type": "session.update", "session": {"x": "' + "y" * 100_000 + '"}}',
+            "invalid_event",
+            "characters; expected at most 100000",
+        ),
     ],
 )
 def test_what_is_no_event_is_refused(text, code, message):
