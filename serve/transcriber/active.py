@@ -305,7 +305,9 @@ class ActiveRequest:
         token = scores.language
         assert token is not None, "the runtime was asked for the language and named none"
         code = tokenizer.language_code(token)
-        self._languages.note(index, code, scores.language_prob, silence)
+        # What was left of a window is no second voice in which language the whole is in.
+        aside = self._spans[index].rests > 0 and not self.plan.multilingual
+        self._languages.note(index, code, scores.language_prob, silence or aside)
         if silence:
             return
         if self.plan.multilingual:

@@ -63,6 +63,18 @@ class TestUntold(TranscriberTests):
         first, second = (job.prompt for job in runtime.jobs)
         assert str(said)[1:-1] not in str(first) and str(said)[1:-1] in str(second)
 
+    def test_a_rest_has_no_vote_in_which_language_all_are_in(self, start, tokenizer):
+        reader, languages, asked = Reader(tokenizer), tokenizer.facts.languages, []
+
+        def unsure(job):
+            asked.append(job)
+            code, prob = ("es", 0.5) if len(asked) <= 5 else ("en", 0.6)
+            return dataclasses.replace(reader(job), language=languages[code], language_prob=prob)
+
+        transcriber, runtime = start(unsure, vad="off", language_certainty=0.85)
+        answer = transcriber.transcribe(request(audio=noise(50.0), language=None))
+        assert len(runtime.jobs) > 6 and answer.language == "en"
+
     def test_words_of_a_rest_follow_those_before_it(self, start, tokenizer):
         transcriber, _ = start(Reader(tokenizer), ABLE)
         answer = transcriber.transcribe(request(audio=noise(9.0), word_timestamps=True))
