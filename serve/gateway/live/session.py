@@ -297,9 +297,8 @@ class Session:
 
     async def _decode(self, utterance: Utterance) -> None:
         self._pace.began(_now_s())
-        if (
-            self._before is not None and not utterance.silent
-        ):  # and has not been heard with this one
+        # What was said before is heard with the first utterance in which somebody speaks.
+        if self._before is not None and not utterance.silent:
             utterance.follow(self._before)
             self._before = None
         window = utterance.window()
