@@ -28,6 +28,8 @@ _LONGEST_MEDIAN_S = 0.7  # an average word takes no longer, whatever was measure
 _PAUSE = 4  # median words between two words that stand apart
 _LEAST_PROB = 1e-30  # has a logarithm
 _DISAGREEMENT_S = 0.5  # by so much a segment's times must differ from its words' to be believed
+_ONSET_S = 0.1  # a word may begin so much before a voice is heard
+_LEAST_VOICE_S = 0.02  # of a word that say where it is
 
 
 @dataclasses.dataclass
@@ -173,8 +175,12 @@ def time_words(
     decode: Decode,
     language: str,
     logprobs: bool = False,
+    voice: Sequence[tuple[float, float]] = (),
 ) -> WindowWords:
     """The words of a window and their times.
+
+    Attention is blind to pauses: the word after one often begins in it. Where it is known when
+    somebody speaks, such a word begins with the voice.
 
     Args:
         alignment: of n text tokens, as the runtime measured it.
@@ -182,6 +188,7 @@ def time_words(
         decode: text of tokens.
         language: code.
         logprobs: whether its tokens are to be told too.
+        voice: start and end in seconds of each stretch in which somebody speaks, in order.
     """
     texts, counts = split_words(tokens, decode, language)
     bounds = np.cumsum([0, *counts])
@@ -202,6 +209,7 @@ def time_words(
     words = WindowWords(tuple(timings), median_s, pieces)
     if durations:
         _shorten_at_sentences(words)
+        _begin_with_voice(timings, voice)
     _join_punctuation(timings)
     return words
 
@@ -230,6 +238,17 @@ def _shorten_at_sentences(words: WindowWords) -> None:
             timing.end_s = timing.start_s + words.longest_s
         elif before.text in _SENTENCE_ENDS:
             timing.start_s = timing.end_s - words.longest_s
+
+
+def _begin_with_voice(timings: list[Timing], voice: Sequence[tuple[float, float]]) -> None:
+    """Let no word begin in the silence before the stretch of voice that holds most of it."""
+    for timing in timings:
+        parts = [
+            (min(timing.end_s, end) - max(timing.start_s, start), start) for start, end in voice
+        ]
+        most_s, start_s = max(parts, default=(0.0, 0.0))
+        if most_s >= _LEAST_VOICE_S:
+            timing.start_s = max(timing.start_s, start_s - _ONSET_S)
 
 
 def _join_punctuation(timings: list[Timing]) -> None:

@@ -57,7 +57,8 @@ class _Span:
 
     timeline: Timeline
     duration_s: float
-    voice_s: float | None  # see `Window`
+    voice: tuple[tuple[float, float], ...] | None  # see `Window`
+    voice_s: float | None
     number: int  # of the windows that the audio was cut into; a rest has that of its window
     rests: int = 0  # so many times it is what was left of a window
 
@@ -143,7 +144,7 @@ class ActiveRequest:
             self._waiting.append((index, window))
             self._order.append(index)
             number = self._spans[self._order[-2]].number + 1 if index else 0
-            self._spans.append(_Span(window.timeline, window.duration_s, window.voice_s, number))
+            self._spans.append(_span(window, number))
         self._all_came = window.last
         self.duration_s += window.duration_s + window.left_out_s
 
@@ -265,10 +266,9 @@ class ActiveRequest:
         place = self._order.index(index) + 1
         for one in reversed(left):
             after = len(self._spans)
-            self._spans.append(
-                _Span(one.timeline, one.duration_s, one.voice_s, span.number, span.rests + 1)
-            )
+            self._spans.append(_span(one, span.number, span.rests + 1))
             self._order.insert(place, after)
+            self._prompts.set_rest(after, index)
             self._waiting.appendleft((after, one))
         return pieces[:kept], span.duration_s - sum(one.duration_s for one in left)
 
@@ -292,7 +292,10 @@ class ActiveRequest:
         alignment = of_first(alignment, len(text), frames)
         language = self._languages.of(index)
         logprobs = self.plan.tells_logprobs
-        return functools.partial(time_words, alignment, text, tokenizer.decode, language, logprobs)
+        voice = self._spans[index].voice or ()
+        return functools.partial(
+            time_words, alignment, text, tokenizer.decode, language, logprobs, voice
+        )
 
     def set_words(self, index: int, words: WindowWords) -> None:
         """Take a window's words."""
@@ -305,15 +308,14 @@ class ActiveRequest:
         token = scores.language
         assert token is not None, "the runtime was asked for the language and named none"
         code = tokenizer.language_code(token)
-        # What was left of a window is no second voice in which language the whole is in.
-        aside = self._spans[index].rests > 0 and not self.plan.multilingual
-        self._languages.note(index, code, scores.language_prob, silence or aside)
+        self._languages.note(index, code, scores.language_prob, silence)
         if silence:
             return
+        self._prompts.set_language(index, token)
         if self.plan.multilingual:
-            self._prompts.set_language(index, token)
-        elif decided := self._languages.decided(self.plan.detection.certainty):
-            self._prompts.set_language(index, tokenizer.facts.languages[decided])
+            return
+        if decided := self._languages.decided(self.plan.detection.certainty):
+            self._prompts.set_language_of_all(tokenizer.facts.languages[decided])
 
     def stitch_ready(self, tokenizer: Tokenizer) -> list[Segment]:
         """Segments that became final: of windows that are done and so are all before them."""
@@ -380,3 +382,7 @@ class ActiveRequest:
             timings=timings,
             tokens=self._decoded[0].attempt.tokens if self._decoded else (),
         )
+
+
+def _span(window: Window, number: int, rests: int = 0) -> _Span:
+    return _Span(window.timeline, window.duration_s, window.voice, window.voice_s, number, rests)

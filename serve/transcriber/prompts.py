@@ -77,7 +77,7 @@ class Prompts:
     def __init__(self, start: tuple[int, ...], texts: Texts, multilingual: bool = False) -> None:
         self._start = start
         self._multilingual = multilingual
-        self._languages: dict[int, int] = {}  # tokens, by window, where each has its own
+        self._languages: dict[int, int] = {}  # tokens, by window, while each has its own
         self._texts = texts
         self._before = texts.before  # the next window
 
@@ -95,11 +95,18 @@ class Prompts:
         return self._texts.prompt(start, self._before, prefix)
 
     def set_language(self, index: int, token: int) -> None:
-        """Note which language was found in a window."""
-        if self._multilingual:
-            self._languages[index] = token
-        else:
-            self._start = _named(self._start, token)
+        """Note which language was found in a window: further attempts at it are in that."""
+        self._languages[index] = token
+
+    def set_language_of_all(self, token: int) -> None:
+        """Let all windows from now on be in one language."""
+        self._languages.clear()
+        self._start = _named(self._start, token)
+
+    def set_rest(self, index: int, whole: int) -> None:
+        """Let what is left of a window be in its language, unless another may begin there."""
+        if whole in self._languages and not self._multilingual:
+            self._languages[index] = self._languages[whole]
 
     def add(self, tokens: tuple[int, ...], temperature: float, failed: bool) -> None:
         """Let the next window begin after what was said in one more; silence says nothing.

@@ -155,3 +155,28 @@ def test_segments_get_the_words_and_times_that_faster_whisper_gives(seed, cuts, 
             assert word.end == pytest.approx(expected["end"], abs=6e-4)
             assert word.probability == pytest.approx(expected["probability"], abs=1e-4)
         assert (ours.start, ours.end) == pytest.approx((other["start"], other["end"]), abs=6e-4)
+
+
+def words_at(times: list[float], voice=()) -> list[tuple[str, float, float]]:
+    """What " It is so." becomes whose tokens begin at these seconds; the last is the end."""
+    tokens = encode(" It is so.")
+    alignment = Alignment(np.ones(len(tokens), np.float32), None, np.array(times) * FRAMES_PER_S)
+    words = time_words(alignment, tokens, decode, "en", voice=voice)
+    return [(w.text, w.start_s, w.end_s) for w in words.timings if w.text]
+
+
+def test_a_word_after_a_pause_begins_with_the_voice():
+    times = [0.5, 1.0, 2.0, 2.4, 2.5]
+    assert words_at(times) == [(" It", 0.5, 1.0), (" is", 1.0, 2.0), (" so.", 2.0, 2.4)]
+    spoken = words_at(times, voice=[(0.45, 0.98), (1.7, 2.6)])
+    assert spoken == [(" It", 0.5, 1.0), (" is", pytest.approx(1.6), 2.0), (" so.", 2.0, 2.4)]
+
+
+def test_a_word_most_of_which_lies_before_a_pause_stays():
+    times = [0.5, 1.0, 2.0, 2.4, 2.5]
+    assert words_at(times, voice=[(0.45, 1.4), (1.8, 2.6)]) == words_at(times)
+
+
+def test_words_in_which_no_voice_was_heard_stay():
+    times = [0.5, 1.0, 2.0, 2.4, 2.5]
+    assert words_at(times, voice=[(5.0, 6.0)]) == words_at(times, voice=[]) == words_at(times)

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from serve.engine import DETECT_LANGUAGE
 from serve.errors import CancelledError
 from serve.speech import activity
 from serve.speech.activity import FRAME
@@ -63,17 +64,31 @@ class TestUntold(TranscriberTests):
         first, second = (job.prompt for job in runtime.jobs)
         assert str(said)[1:-1] not in str(first) and str(said)[1:-1] in str(second)
 
-    def test_a_rest_has_no_vote_in_which_language_all_are_in(self, start, tokenizer):
+    def test_a_rest_is_in_its_window_s_language(self, start, tokenizer):
         reader, languages, asked = Reader(tokenizer), tokenizer.facts.languages, []
 
         def unsure(job):
+            if DETECT_LANGUAGE not in job.prompt:
+                return reader(job)
             asked.append(job)
-            code, prob = ("es", 0.5) if len(asked) <= 5 else ("en", 0.6)
+            code, prob = ("es", 0.5) if len(asked) == 1 else ("en", 0.6)
             return dataclasses.replace(reader(job), language=languages[code], language_prob=prob)
 
         transcriber, runtime = start(unsure, vad="off", language_certainty=0.85)
         answer = transcriber.transcribe(request(audio=noise(50.0), language=None))
-        assert len(runtime.jobs) > 6 and answer.language == "en"
+        assert len(asked) == 2 and answer.language == "en", "each window has one vote"
+        first, rest = runtime.jobs[:2]
+        assert DETECT_LANGUAGE in first.prompt and languages["es"] in rest.prompt
+
+    def test_where_each_window_has_its_language_a_rest_may_have_another(self, start, tokenizer):
+        reader, languages = Reader(tokenizer), tokenizer.facts.languages
+
+        def heard(job):
+            return dataclasses.replace(reader(job), language=languages["es"], language_prob=0.9)
+
+        transcriber, runtime = start(heard, vad="off")
+        transcriber.transcribe(request(audio=noise(9.0), language=None, multilingual=True))
+        assert [DETECT_LANGUAGE in job.prompt for job in runtime.jobs] == [True, True]
 
     def test_words_of_a_rest_follow_those_before_it(self, start, tokenizer):
         transcriber, _ = start(Reader(tokenizer), ABLE)
