@@ -151,6 +151,8 @@ def _add_keys(commands: Any) -> None:
     new.add_argument("--file", type=Path, help="TOML; server.keys_file of the config names it")
     new.add_argument("--requests-per-minute", type=int, help="default: no limit")
     new.add_argument("--audio-s-per-minute", type=float, help="default: no limit")
+    for flag in ("--requests-at-once", "--live-streams"):
+        new.add_argument(flag, type=int, help="default: by server.key_share of the config")
 
 
 def _add_config(parser: argparse.ArgumentParser) -> None:
@@ -239,6 +241,8 @@ def _new_key(args: argparse.Namespace) -> int:
     limits = {
         "requests_per_minute": args.requests_per_minute,
         "audio_s_per_minute": args.audio_s_per_minute,
+        "requests_at_once": args.requests_at_once,
+        "live_streams": args.live_streams,
     }
     if args.file is not None:
         add_key(args.file, args.name, {"sha256": hash_of(key), **limits})

@@ -194,6 +194,9 @@ class ServerConfig:
     # than 1 MiB in forms count once, and lie on disk.
     max_inflight_mb: Count = 1024
     max_inflight: Count = 1024  # requests between their arrival and their answer
+    # Where there are several keys: the most that one of them may have of `max_inflight`,
+    # `max_inflight_mb` and `live.max_streams`, unless its own limits in the file say more or less.
+    key_share: Share = 0.5
     # What clients of OpenAI's API may write for `model` beside the product's own name.
     model_aliases: tuple[Name, ...] = ("whisper-1",)
     upload_timeout_s: Seconds = 60.0  # a request that takes longer to arrive is given up

@@ -4,8 +4,10 @@ A key is 256 random bits, so its plain SHA-256 tells nothing of it. A file says 
 
     [keys.alice]
     sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
-    requests_per_minute = 60  # both limits may be left out
+    requests_per_minute = 60  # each limit may be left out
     audio_s_per_minute = 600
+    requests_at_once = 8
+    live_streams = 2
 
 and so does the environment: EARSHOT_API_KEYS holds name:sha256, several with blanks between them.
 """
@@ -43,6 +45,8 @@ class Key:
     sha256: Hash
     requests_per_minute: Count | None = None  # None: no limit
     audio_s_per_minute: Seconds | None = None
+    requests_at_once: Count | None = None  # None: as server.key_share says; live_streams as well
+    live_streams: Count | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ from serve.gateway.upstream.calls import SERVICE
 from serve.messages import Segment, Timings, TokenLogprob, Transcript, Word
 from serve.triton import uploads, wire
 from serve.triton.folder import HEARTBEATS, METRICS_SOCKET, grpc_target
+from serve.triton.heartbeat import beat
 from serve.triton.wire import KEY_PARAMETER
 
 LEAK = "Unable to find shared memory region: 'triton_python_backend_shm_region_1'"
@@ -54,7 +55,7 @@ class FakeTriton:
         """A sign of life so old; from the future it is one for as long as any test takes."""
         for name in HEARTBEATS:
             path = self.folder / name
-            path.touch()
+            beat(path)
             now = path.stat().st_mtime
             os.utime(path, (now - age_s, now - age_s))
 

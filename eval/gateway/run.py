@@ -15,6 +15,7 @@ from eval.config import Config
 from eval.corpora.find import find_clips
 from eval.files import write_json
 from eval.gateway.idle import Idle, measure_idle
+from eval.gateway.kept import Kept, measure_kept
 from eval.gateway.ways import KSERVE, OPENAI, TRITON, Ask, by_form, by_grpc
 from eval.machine import machine_facts
 from serve.clips import Clip
@@ -54,6 +55,7 @@ class Cost:
     """All that was measured."""
 
     ways: tuple[Way, ...]
+    kept: Kept
     idle: tuple[Idle, ...]
 
     @property
@@ -100,12 +102,14 @@ def gateway(
         found = measure_ways(ways, clips, at_once, passes, process, say)
         for way in found:
             say(str(way))
+        kept = measure_kept(server.http)
+        say(str(kept))
         idle = []
         for one in measure_idle(server, process, connections, seconds):
             say(str(one))
             idle.append(one)
         server.require_unbroken()
-    cost = Cost(tuple(found), tuple(idle))
+    cost = Cost(tuple(found), kept, tuple(idle))
     settings = {"at_once": at_once, "passes": passes, "runtime": config.runtime}
     found_here = {"machine": machine_facts(), "settings": settings, "cost": cost}
     write_json(folder / "gateway.json", {"config": config.name, **found_here})

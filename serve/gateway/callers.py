@@ -6,14 +6,16 @@ clients do, `Authorization: Bearer KEY`, over HTTP as over gRPC.
 
 import hmac
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from serve.config import ServerConfig
+from serve.config import Config, ServerConfig
 from serve.errors import AccessError, ConfigError
 from serve.gateway import refusals
+from serve.gateway.limits import Account
 from serve.gateway.refusals import Refusal
 from serve.keys import ENVIRONMENT, Key, environment_keys, hash_of, read_keys
 
@@ -57,6 +59,7 @@ class Caller:
     def __init__(self, name: str, key: Key | None, clock: Clock = time.monotonic) -> None:
         self.name = name
         self.key = key
+        self.account = Account(name)
         requests = key.requests_per_minute if key else None
         audio_s = key.audio_s_per_minute if key else None
         self._requests = None if requests is None else _Share(requests, clock)
@@ -106,14 +109,16 @@ class Callers:
     """All who may call. For one event loop.
 
     Args:
-        server: names the file of keys.
+        config: names the file of keys, and says what one may have at a time.
         clock: in seconds.
 
     Raises:
         ConfigError: the keys cannot be read, or others reach the server and there are none.
     """
 
-    def __init__(self, server: ServerConfig, clock: Clock = time.monotonic) -> None:
+    def __init__(self, config: Config, clock: Clock = time.monotonic) -> None:
+        server = config.server
+        self._config = config
         self._path = Path(server.keys_file) if server.keys_file else None
         self._clock = clock
         self._anyone = Caller("", None)
@@ -190,6 +195,16 @@ class Callers:
             else Caller(name, key, self._clock)
             for name, key in keys.items()
         }
+        share = self._config.server.key_share if len(keys) > 1 else 1.0
+        for caller in self._callers.values():
+            self._limit(caller, share)
+
+    def _limit(self, caller: Caller, share: float) -> None:
+        server, account, key = self._config.server, caller.account, caller.key
+        assert key is not None
+        account.max_requests = key.requests_at_once or math.ceil(share * server.max_inflight)
+        account.max_bytes = math.ceil(share * server.max_inflight_mb * 2**20)
+        account.max_streams = key.live_streams or math.ceil(share * self._config.live.max_streams)
 
 
 def _require_keys(server: ServerConfig, named: bool) -> None:

@@ -18,11 +18,14 @@ from serve.gateway.metrics import Metrics
 from serve.gateway.models import Models
 from serve.gateway.refusals import Refusal
 from serve.gateway.streams import Streams
+from serve.gateway.turns import Turns
 from serve.gateway.uploads import Uploads
 from serve.gateway.upstream.exchange import Exchange
 from serve.gateway.upstream.own import OwnEngine
 from serve.gateway.upstream.pool import Upstreams
 from serve.gateway.visits import Visit
+from serve.gateway.watch import LoopWatch
+from serve.triton.folder import GATEWAY_ALIVE
 
 _EXTENSIONS = ("binary_tensor_data",)  # those of Triton's that are offered here
 
@@ -42,11 +45,13 @@ class Door:
     def __init__(self, config: Config, folder: Path, engines: Sequence[OwnEngine]) -> None:
         self.config = config
         self.models = Models(config)
-        self.callers = Callers(config.server)
+        self.callers = Callers(config)
         self.admission = Admission(config.server)
+        self.turns = Turns()
         self.uploads = Uploads(self.admission)
         self.streams = Streams(config.live)
-        self.metrics = Metrics(self.admission, self.streams)
+        self.watch = LoopWatch(folder / GATEWAY_ALIVE)
+        self.metrics = Metrics(self.admission, self.streams, self.watch, self.turns)
         self.upstreams = Upstreams(config, self.models, folder, engines, self.metrics.upstreams)
         self.upload_timeout_s = config.server.upload_timeout_s
         self._drain_s = config.server.drain_timeout_s

@@ -8,7 +8,8 @@
     WS   /v1/realtime, in `serve.gateway.live`
 
 Errors of KServe are {"error": "..."}. Where waiting helps, the status is 503 and Retry-After says
-how long. The metrics have an address of their own besides.
+how long. Metrics and health have an address of their own besides, and a Unix socket in the run's
+folder: doors that no crowd of clients stands in.
 """
 
 from collections.abc import Awaitable, Callable
@@ -35,8 +36,10 @@ from serve.gateway.openai import docs
 from serve.gateway.openai.routes import build_openai_app
 from serve.gateway.page.routes import page_routes
 from serve.gateway.page.state import State
+from serve.gateway.protocols import SHARE
 from serve.gateway.refusals import HTTP_STATUS, Refusal
 from serve.gateway.translate import Translated, answer_to_http, json_bytes, request_from_http
+from serve.gateway.turns import JSON_S_PER_BYTE, Share
 from serve.gateway.upstream.exchange import Exchange
 from serve.gateway.visits import Visit
 
@@ -80,9 +83,15 @@ def build_app(door: Door, metrics: WholePage, state: State) -> ASGIApp:
     return _app(routes, door)
 
 
-def build_metrics_app(door: Door, metrics: WholePage) -> ASGIApp:
-    """The application for Prometheus."""
-    return _app([Route("/metrics", _metrics(door, metrics))], door)
+def build_watchers_app(door: Door, metrics: WholePage) -> ASGIApp:
+    """The application for Prometheus, and for whoever asks whether the server is well."""
+    api = _Api(door)
+    routes: list[BaseRoute] = [
+        Route("/metrics", _metrics(door, metrics)),
+        Route("/health", api.health),
+        Route("/v2/health/live", api.live),
+    ]
+    return _app(routes, door)
 
 
 def _app(routes: list[BaseRoute], door: Door) -> ASGIApp:
@@ -148,7 +157,7 @@ class _Api:
 
     async def infer(self, request: Request) -> Response:
         with self._door.account("http", request.headers.get("authorization")) as visit:
-            ticket = self._door.admission.admit()
+            ticket = self._door.admission.admit(visit.account)
             try:
                 exchange, asked = await self._begin(request, ticket, visit)
             except BaseException:
@@ -176,6 +185,8 @@ class _Api:
         body = await self._body(request, ticket, header)
         json_size = json_bytes(len(body), header)
         ticket.charge((EXPANSION - 1) * json_size)
+        share: Share = request.scope[SHARE]
+        await share.pay(json_size * JSON_S_PER_BYTE)
         asked = request_from_http(name, version, body, json_size)
         visit.require_duration([output.name for output in asked.request.outputs])
         parts = [asked.request.SerializeToString(), *raw_parts(asked.raw)]

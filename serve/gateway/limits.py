@@ -5,10 +5,12 @@ soon as it grows too large where it is not. What was refused is not waited for.
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 
 from serve.config import ServerConfig
 from serve.gateway import refusals
+from serve.gateway.memory import LARGE_BYTES
 
 MAX_STRUCTURE_BYTES = 2**20
 """Most bytes of a gRPC request outside its raw tensors."""
@@ -18,18 +20,76 @@ EXPANSION = 16
 """So many times its size a request's structure may take in memory, and so is it counted.
 
 A byte of protobuf can become an empty string of 40 bytes, four of JSON a number of 32."""
+MAX_NUMBERS = 2**20
+"""Most commas of an HTTP request's JSON, or about its numbers: a minute of audio."""
+MAX_MARKS = 2**16
+"""Most quotation marks and opening brackets of it, of either kind."""
 MAX_SMALL_BYTES = 2**16
 """Most bytes of a request that asks for health or metadata."""
 _MIB = 2**20
 
 
+def check_json(text: bytes, what: str) -> None:
+    """Count what a JSON is made of before it is read, which takes far longer.
+
+    Texts in it count with all that they hold.
+
+    Args:
+        text: the JSON.
+        what: it is; begins the sentence of the refusal.
+
+    Raises:
+        Refusal: it has too much.
+    """
+    numbers = text.count(b",")
+    marks = text.count(b'"') + text.count(b"{") + text.count(b"[")
+    if numbers > MAX_NUMBERS or marks > MAX_MARKS:
+        raise refusals.invalid(
+            f"{what} has {numbers} commas and {marks} quotation marks and brackets; expected at "
+            f"most {MAX_NUMBERS} and {MAX_MARKS}: send tensors as binary data, or over gRPC"
+        )
+
+
+class Account:
+    """What one key has under way, and the most of it.
+
+    Args:
+        name: the key's.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.requests = self.streams = self.bytes = 0
+        self.max_requests = self.max_streams = self.max_bytes = math.inf
+
+    def require_request(self) -> None:
+        """Refuse one more request where there are enough.
+
+        Raises:
+            Refusal: there are.
+        """
+        if self.requests >= self.max_requests:
+            raise refusals.key_limit("requests_at_once", self.name)
+
+    def require_room(self, more: int) -> None:
+        """Refuse so many bytes more where that is too much.
+
+        Raises:
+            Refusal: it is.
+        """
+        if self.bytes + more > self.max_bytes:
+            raise refusals.key_limit("share of server.max_inflight_mb", self.name)
+
+
 class Ticket:
     """One request's share of what may be under way; `Admission.admit` makes them."""
 
-    def __init__(self, admission: "Admission") -> None:
+    def __init__(self, admission: "Admission", account: Account) -> None:
         self._admission = admission
+        self._account = account
         self._bytes = 0
         self._open = True
+        account.requests += 1
 
     @property
     def bytes(self) -> int:
@@ -43,18 +103,50 @@ class Ticket:
             Refusal: the request, or all of them together, would be too large.
         """
         self._admission.require_room(self._bytes + size, size)
+        self._account.require_room(size)
         self._bytes += size
+        self._account.bytes += size
         self._admission.bytes += size
 
     def part(self) -> "Ticket":
         """A request in the name of this one, which is let in already: it is counted as well."""
-        return self._admission.let_in()
+        return self._admission.let_in(self._account)
 
     def close(self) -> None:
         """The request has ended; may be called again."""
         if self._open:
             self._open = False
+            self._account.requests -= 1
+            self._account.bytes -= self._bytes
             self._admission.release(self._bytes)
+
+
+class Unfinished:
+    """The bytes of a connection that are no request yet.
+
+    Args:
+        admission: counts them.
+    """
+
+    def __init__(self, admission: "Admission") -> None:
+        self._admission = admission
+        self._bytes = 0
+
+    def set(self, size: int) -> None:
+        """There are so many now.
+
+        Raises:
+            Refusal: these, or all that is under way together, are too many.
+        """
+        if size > self._bytes:
+            self._admission.require_room(size, size - self._bytes)
+        self._admission.untidy |= self._bytes - size >= LARGE_BYTES
+        self._admission.bytes += size - self._bytes
+        self._bytes = size
+
+    def close(self) -> None:
+        """The connection is lost."""
+        self.set(0)
 
 
 class Admission:
@@ -70,6 +162,8 @@ class Admission:
         """Of messages that are not whole yet, in whose size `bytes` has no part."""
         self.make_room: Callable[[], bool] = lambda: False
         """Gives up the slowest upload, and says whether there was one."""
+        self.untidy = False
+        """Whether something large has gone, whose memory is to be given back."""
         self._draining = False
         self._empty = asyncio.Event()
         self._empty.set()
@@ -79,14 +173,15 @@ class Admission:
         """Whether no request is taken any more."""
         return self._draining
 
-    def admit(self) -> Ticket:
-        """Let a request in, whose bytes are yet to come.
+    def admit(self, account: Account) -> Ticket:
+        """Let a request of this key in, whose bytes are yet to come.
 
         Raises:
             Refusal: the server drains, or too many are under way.
         """
         if self._draining:
             raise refusals.stopping()
+        account.require_request()
         if self.requests >= self.max_requests and not self.make_room():
             raise refusals.overloaded(
                 f"{self.requests} requests are under way, as many as may be "
@@ -95,13 +190,13 @@ class Admission:
             )
         if self.bytes + self.uploading_bytes() >= self.max_bytes:
             raise self._full()
-        return self.let_in()
+        return self.let_in(account)
 
-    def let_in(self) -> Ticket:
+    def let_in(self, account: Account) -> Ticket:
         """A request that is not asked whether it may come in."""
         self.requests += 1
         self._empty.clear()
-        return Ticket(self)
+        return Ticket(self, account)
 
     def require_room(self, request_bytes: int, more: int) -> None:
         """Refuse a request of so many bytes, `more` of which are not counted yet.
@@ -121,6 +216,7 @@ class Admission:
         """A request of so many bytes has ended."""
         self.requests -= 1
         self.bytes -= size
+        self.untidy |= size >= LARGE_BYTES
         if not self.requests:
             self._empty.set()
 

@@ -1,11 +1,15 @@
 """Where clients reach the gateway: sockets that listen, and patience with what comes through them.
 
-An HTTP connection that has no request in work, because it says nothing, sends its headers byte by
-byte or goes on sending what was refused, is closed after the time that an upload has.
+An HTTP connection that has no request in work, because it says nothing or sends its headers byte by
+byte, is closed after the time that an upload has, and before that where others need its place.
 """
 
 import asyncio
 import contextlib
+import errno
+import functools
+import logging
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,25 +18,26 @@ from typing import Any, cast
 import grpc
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from serve.config import ServerConfig
 from serve.errors import UnavailableError
+from serve.gateway.gate import Gate
+from serve.gateway.limits import Admission
+from serve.gateway.protocols import HttpProtocol, Idle, WebSocketProtocol
+from serve.gateway.turns import Share, Turns
 
 MAX_MESSAGE_BYTES = 2**24
 """Most bytes of a message over a WebSocket, which OpenAI's clients take to be 15 MiB and more."""
 
-LOST = "earshot.lost"
-"""Key in a WebSocket's scope of the event that its connection is lost."""
-
 CROWDED = "earshot.crowded"
 """Key in a scope of whether more connections are open than there may be."""
 
+logger = logging.getLogger("earshot.gateway")
+
 _BACKLOG = 1024
+_ACCEPTS = 64  # at most so many connections begin in a turn of the loop
 _KEEP_ALIVE_S = 60
 _PING_S = 10.0
-_UNREAD_BYTES = 2**16  # of a WebSocket, that the system keeps while nothing is read from it
 _SEND_S = 60.0  # a client that takes no answer for so long counts as gone
 _STOP_S = 2  # for answers on their way
 
@@ -63,7 +68,63 @@ def listening_socket(server: ServerConfig, key: str) -> socket.socket:
     # this one leaves that to the system, and the body of an answer would wait 40 ms for its head
     # to be acknowledged.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
+    return _Listener(listener)
+
+
+def own_door(path: Path) -> socket.socket:
+    """A Unix socket that listens, in place of one that an earlier gateway has left."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    return _Listener(listener)
+
+
+class _Listener(socket.socket):
+    """Takes connections in for asyncio, which takes as many at a time as there are, and where this
+    process has no descriptor left says so in a line of the log for each one that waits.
+
+    Here these are hung up on, one by one, by means of a descriptor that is kept for it.
+    """
+
+    def __init__(self, listener: socket.socket) -> None:
+        super().__init__(fileno=listener.detach())
+        self._accepted = 0  # in this turn
+        self._spare: int | None = os.open(os.devnull, os.O_RDONLY)
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        self._accepted += 1
+        if self._accepted > _ACCEPTS:
+            raise self._no_more()
+        try:
+            return super().accept()
+        except BlockingIOError:
+            raise self._no_more() from None
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            logger.warning("a connection is refused: %s", error.strerror)
+            self._refuse_one()
+            raise self._no_more() from None
+
+    def close(self) -> None:
+        super().close()
+        self._close_spare()
+
+    def _no_more(self) -> BlockingIOError:
+        self._accepted = 0
+        return BlockingIOError()
+
+    def _refuse_one(self) -> None:
+        self._close_spare()
+        try:
+            super().accept()[0].close()
+        finally:
+            self._spare = os.open(os.devnull, os.O_RDONLY)
+
+    def _close_spare(self) -> None:
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
 
 
 def grpc_credentials(server: ServerConfig) -> grpc.ServerCredentials:
@@ -93,17 +154,29 @@ class HttpServer(uvicorn.Server):
         listener: from `listening_socket`; closed with the server.
         server: says how patient it is with a connection without a request in work, and names the
             files for TLS.
-        max_connections: beyond so many the application is told, which refuses.
+        admission: counts what comes over WebSockets.
+        turns: of the loop.
+        max_connections: beyond so many idle ones are closed; where there is none, the application
+            is told, which refuses.
 
     Raises:
         UnavailableError: the files for TLS cannot be used.
     """
 
     def __init__(
-        self, app: ASGIApp, listener: socket.socket, server: ServerConfig, max_connections: int
+        self,
+        app: ASGIApp,
+        listener: socket.socket,
+        server: ServerConfig,
+        admission: Admission,
+        turns: Turns,
+        max_connections: int,
     ) -> None:
-        class Protocol(_PatientProtocol):
-            patience = server.upload_timeout_s
+        idle = Idle(max_connections)
+
+        def protocol(**options: Any) -> Gate:
+            behind = HttpProtocol(idle, server.upload_timeout_s, **options)
+            return Gate(Share(turns), behind)
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
             scope[CROWDED] = len(self.server_state.connections) > max_connections
@@ -111,8 +184,8 @@ class HttpServer(uvicorn.Server):
 
         config = uvicorn.Config(
             _with_send_limit(counted),
-            http=Protocol,
-            ws=_WatchedWebSocket,
+            http=cast(Any, protocol),
+            ws=cast(Any, functools.partial(WebSocketProtocol, admission)),
             ws_max_size=MAX_MESSAGE_BYTES,
             # A client that is made to wait is not read from, and so its answers are not; but a
             # ping that nobody takes ends its connection.
@@ -120,6 +193,7 @@ class HttpServer(uvicorn.Server):
             ws_ping_timeout=None,
             ws_per_message_deflate=False,
             lifespan="off",
+            backlog=_BACKLOG,
             log_config=None,
             log_level="warning",  # without a line for each WebSocket
             access_log=False,
@@ -135,6 +209,7 @@ class HttpServer(uvicorn.Server):
         except OSError as error:  # of ssl, too
             raise UnavailableError(f"{_tls_files(server)} cannot be used: {error}") from error
         super().__init__(config)
+        self.max_connections = max_connections
         self._listener = listener
         self._task: asyncio.Task[None] | None = None
 
@@ -152,93 +227,6 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
         if self._task is not None:
             await self._task
-
-
-class _PatientProtocol(H11Protocol):
-    patience: float
-    _limit: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._limit_idleness()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._limit_idleness()
-
-    def handle_websocket_upgrade(self, event: Any) -> None:
-        # What a client has sent lies before its pings: it must not be more than is soon read.
-        connection = self.transport.get_extra_info("socket")
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNREAD_BYTES)
-        super().handle_websocket_upgrade(event)
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._limit_idleness()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._end_limit()
-
-    def _limit_idleness(self) -> None:
-        """From the first look that finds no request in work to the first that finds one.
-
-        A connection that has become a WebSocket has another protocol, and limits of its own.
-        """
-        if self._busy() or self._upgraded():
-            self._end_limit()
-        elif self._limit is None:
-            self._limit = self.loop.call_later(self.patience, self._hang_up)
-
-    def _end_limit(self) -> None:
-        if self._limit is not None:
-            self._limit.cancel()
-            self._limit = None
-
-    def _busy(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
-
-    def _upgraded(self) -> bool:
-        return self.transport.get_protocol() is not self
-
-    def _hang_up(self) -> None:
-        self._limit = None
-        if not (self._busy() or self._upgraded()):
-            self.transport.abort()
-
-
-class _WatchedWebSocket(WebSocketsSansIOProtocol):
-    """Tells its application that the connection is lost, even while that receives nothing.
-
-    Pings of a client that takes nothing are not answered: the answers would pile up.
-    """
-
-    def handle_connect(self, event: Any) -> None:
-        self.lost = asyncio.Event()
-        super().handle_connect(event)
-        if hasattr(self, "scope"):  # the handshake was right
-            cast(dict[str, Any], self.scope)[LOST] = self.lost
-
-    def send_receive_event_to_app(self) -> None:
-        if self.curr_msg_data_type == "text":
-            try:
-                b"".join(self.frames).decode()
-            except UnicodeDecodeError:  # of which uvicorn would log where it was found
-                self.conn.send_close(1007)
-                self.handle_parser_exception()
-                return
-        super().send_receive_event_to_app()
-
-    def handle_ping(self) -> None:
-        if self.writable.is_set():
-            super().handle_ping()
-        else:
-            self.conn.data_to_send()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if hasattr(self, "lost"):
-            self.lost.set()
 
 
 def _with_send_limit(app: ASGIApp) -> ASGIApp:

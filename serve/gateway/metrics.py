@@ -3,9 +3,7 @@
 import asyncio
 import contextlib
 import functools
-import http.client
 import logging
-import socket
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sized
@@ -15,7 +13,9 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from serve.gateway.limits import Admission
+from serve.gateway.watch import LoopWatch
 from serve.triton.folder import METRICS_SOCKET, SUPERVISOR_PAGE
+from serve.triton.unix_http import ask
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -113,9 +113,18 @@ class UpstreamMetrics:
 
 
 class Metrics:
-    """What the gateway counts; each instance by itself."""
+    """What the gateway counts; each instance by itself.
 
-    def __init__(self, admission: Admission, streams: Sized) -> None:
+    Args:
+        admission: what is under way.
+        streams: live ones.
+        watch: of the loop.
+        turns: those that wait for theirs.
+    """
+
+    def __init__(
+        self, admission: Admission, streams: Sized, watch: LoopWatch, turns: Sized
+    ) -> None:
         self._registry = CollectorRegistry()
         self.live = LiveMetrics(self._registry, streams)
         self.upstreams = UpstreamMetrics(self._registry)
@@ -153,11 +162,17 @@ class Metrics:
         )
         self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
         for name, text, read in (
-            ("bytes", "Bytes of requests under way", lambda: admission.bytes),
-            ("requests", "Requests under way", lambda: admission.requests),
-            ("upload_bytes", "Of gRPC messages not whole yet", admission.uploading_bytes),
+            ("inflight_bytes", "Bytes of requests under way", lambda: admission.bytes),
+            ("inflight_requests", "Requests under way", lambda: admission.requests),
+            ("inflight_upload_bytes", "Of gRPC messages not whole yet", admission.uploading_bytes),
+            (
+                "longest_turn_seconds",
+                "Longest that the loop was at one thing in the last minute, to 50 ms",
+                lambda: watch.longest_s,
+            ),
+            ("waiting_turns", "Connections that cost much and wait for a turn", turns.__len__),
         ):
-            gauge = Gauge(f"earshot_gateway_inflight_{name}", text, registry=self._registry)
+            gauge = Gauge(f"earshot_gateway_{name}", text, registry=self._registry)
             gauge.set_function(read)
 
     def heard(self, route: str, key: str, audio_s: float) -> None:
@@ -254,28 +269,4 @@ async def tritons_page(folder: Path) -> bytes:
     Raises:
         OSError: Triton is away.
     """
-    return await asyncio.to_thread(_tritons, folder / METRICS_SOCKET)
-
-
-class _OverUnixSocket(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=_TRITON_S)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(_TRITON_S)
-        self.sock.connect(str(self._path))
-
-
-def _tritons(path: Path) -> bytes:
-    with contextlib.closing(_OverUnixSocket(path)) as connection:
-        try:
-            connection.request("GET", "/metrics")
-            answer = connection.getresponse()
-            page = answer.read()
-        except http.client.HTTPException as error:
-            raise ConnectionError(f"{type(error).__name__}: {error}") from error
-    if answer.status != 200:
-        raise ConnectionError(f"status {answer.status}")
-    return page
+    return await asyncio.to_thread(ask, folder / METRICS_SOCKET, "/metrics", _TRITON_S)

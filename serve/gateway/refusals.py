@@ -92,7 +92,7 @@ def stopping() -> Refusal:
     return overloaded("the server is stopping; try again later", "draining")
 
 
-def key_limit(limit: str, name: str, wait_s: float) -> Refusal:
+def key_limit(limit: str, name: str, wait_s: float = _RETRY_AFTER_S) -> Refusal:
     """A key has had all that it may have for now."""
     refusal = overloaded(f"the key {name} has used up its {limit}; try again later", "key_limit")
     refusal.retry_after_s = math.ceil(wait_s)

@@ -78,7 +78,7 @@ class Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _infer(self, context: Context) -> None:
         with self._door.account("grpc", authorization(context)) as visit:
-            ticket = self._door.admission.admit()
+            ticket = self._door.admission.admit(visit.account)
             try:
                 exchange = await self._begin(context, ticket, visit)
             except BaseException:

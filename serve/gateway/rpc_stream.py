@@ -65,8 +65,11 @@ class Stream:
         Raises:
             Refusal: the stream cannot go on; what it had accepted is answered.
         """
-        self._door.callers.identify(authorization(self._context))  # before a message comes in
-        place = self._door.admission.admit()  # streams are counted, for they may be idle
+        # Before a message comes in.
+        caller = self._door.callers.identify(authorization(self._context))
+        place = self._door.admission.admit(
+            caller.account
+        )  # streams are counted, for they may be idle
         end: Refusal | None = None
         try:
             async with asyncio.TaskGroup() as group:
@@ -125,7 +128,7 @@ class Stream:
         return None
 
     def _send(self, message: bytes, visit: Visit) -> Exchange:
-        ticket = self._door.admission.admit()
+        ticket = self._door.admission.admit(visit.account)
         try:
             return self._door.send(message, ticket, visit, streamed=True)
         except BaseException:

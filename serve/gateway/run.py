@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import logging
 import resource
@@ -12,19 +13,19 @@ from pathlib import Path
 import grpc
 from prometheus_client import disable_created_metrics
 
-from serve.config import Config, load_config
+from serve.config import Config, ServerConfig, load_config
 from serve.devices import names_of
 from serve.errors import UnavailableError
 from serve.gateway import memory
 from serve.gateway.door import Door
-from serve.gateway.http import build_app, build_metrics_app
-from serve.gateway.listen import HttpServer, grpc_credentials, listening_socket
+from serve.gateway.http import build_app, build_watchers_app
+from serve.gateway.listen import HttpServer, grpc_credentials, listening_socket, own_door
 from serve.gateway.metrics import tritons_page, whole_page
 from serve.gateway.page.state import State
 from serve.gateway.rpc import Methods, server_options
 from serve.gateway.upstream.own import OwnEngine
 from serve.triton.cancels import CancelClient
-from serve.triton.folder import CONFIG, RELAY_SOCKET, engine_folders, run_folder
+from serve.triton.folder import CONFIG, GATEWAY_SOCKET, RELAY_SOCKET, engine_folders, run_folder
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -33,10 +34,11 @@ NOT_ALL_ANSWERED = 3
 
 _END_S = 2.0  # for answers on their way, once all that is left has been ended
 _SPARE_CONNECTIONS = 256  # beyond one for each request
+_SPARE_DESCRIPTORS = 256  # for what is neither a connection nor an upload's file
 
 
 class Gateway:
-    """Listens at the three addresses of a configuration. For one event loop.
+    """Listens at the three addresses of a configuration, and in its folder. For one event loop.
 
     Args:
         config: the whole configuration.
@@ -56,12 +58,16 @@ class Gateway:
         pages = [functools.partial(tritons_page, triton) for triton in tritons.values()]
         self._state = State(self._door, config, pages)
         whole = functools.partial(whole_page, folder, tritons, self._door.metrics)
-        connections = server.max_inflight + _SPARE_CONNECTIONS
+        connections = _most_connections(server)
+        clients = build_app(self._door, whole, self._state)
+        watchers = build_watchers_app(self._door, whole)
+        inside = dataclasses.replace(server, tls_certificate="", tls_key="")
         self._http = [
-            HttpServer(app, listening_socket(server, key), server, connections)
-            for key, app in (
-                ("http_port", build_app(self._door, whole, self._state)),
-                ("metrics_port", build_metrics_app(self._door, whole)),
+            HttpServer(app, listener, within, self._door.admission, self._door.turns, connections)
+            for app, listener, within in (
+                (clients, listening_socket(server, "http_port"), server),
+                (watchers, listening_socket(server, "metrics_port"), server),
+                (watchers, own_door(folder / GATEWAY_SOCKET), inside),
             )
         ]
         options = server_options(self._door.admission.max_request_bytes, connections)
@@ -84,6 +90,7 @@ class Gateway:
         self._door.uploads.start()
         self._door.upstreams.start()
         self._state.start()
+        self._door.watch.start()
         for server in self._http:
             server.start()
         await self._grpc.start()
@@ -99,6 +106,21 @@ class Gateway:
         await asyncio.gather(*(server.close() for server in self._http))
         await self._door.uploads.close()
         await self._door.upstreams.close()
+        await self._door.watch.close()
+
+
+def _most_connections(server: ServerConfig) -> int:
+    """At each address; those of the three, and uploads' files, have descriptors enough."""
+    wanted = server.max_inflight + _SPARE_CONNECTIONS
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    there_are = max(1, (descriptors - _SPARE_DESCRIPTORS) // 4)
+    if there_are < wanted:
+        logger.warning(
+            "%d connections are taken at a time, not %d: this process may have %d descriptors; "
+            "raise that limit (ulimit -n %d)",
+            *(there_are, wanted, descriptors, 4 * wanted + _SPARE_DESCRIPTORS),
+        )
+    return min(wanted, there_are)
 
 
 def serve_folder(folder: Path) -> int:

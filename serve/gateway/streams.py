@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 from serve.config import LiveConfig
 from serve.gateway import refusals
+from serve.gateway.limits import Account
 
 
 class Streams:
@@ -19,12 +20,18 @@ class Streams:
         return len(self._ends)
 
     @contextlib.contextmanager
-    def one_more(self, end: Callable[[], None]) -> Iterator[None]:
-        """A stream, for the length of a `with` block; `end` is called when it is to end itself.
+    def one_more(self, account: Account, end: Callable[[], None]) -> Iterator[None]:
+        """A stream of this key, for the length of a `with` block.
+
+        Args:
+            account: the key's.
+            end: is called when the stream is to end itself.
 
         Raises:
             Refusal: there are as many as may be.
         """
+        if account.streams >= account.max_streams:
+            raise refusals.key_limit("live_streams", account.name)
         if len(self) >= self._most:
             raise refusals.overloaded(
                 f"{len(self)} live streams are open, as many as may be (live.max_streams); try "
@@ -32,10 +39,12 @@ class Streams:
                 "streams",
             )
         self._ends.add(end)
+        account.streams += 1
         try:
             yield
         finally:
             self._ends.remove(end)
+            account.streams -= 1
 
     def end_all(self) -> None:
         """Ask every one to end itself."""

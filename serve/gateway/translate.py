@@ -21,7 +21,7 @@ from serve.codec import from_json, to_json
 from serve.errors import RequestError
 from serve.gateway import refusals
 from serve.gateway.checks import LENGTH, check_names, check_parameters, check_request, check_tensor
-from serve.gateway.limits import MAX_JSON_BYTES
+from serve.gateway.limits import MAX_JSON_BYTES, check_json
 from serve.gateway.refusals import Refusal
 from serve.triton.wire import INPUTS, OUTPUTS
 
@@ -139,7 +139,7 @@ def request_from_http(name: str, version: str, body: bytes, json_size: int) -> T
             f"{json_size} bytes of JSON are expected in a body of {len(body)}; the body begins "
             "with JSON, and Inference-Header-Content-Length says how long it is"
         )
-    asked = _parse(body[:json_size])
+    asked = _parse(body if json_size == len(body) else body[:json_size])
     check_parameters("the request", asked.parameters, (_DEFAULT_BINARY,))
     check_names("inputs", [tensor.name for tensor in asked.inputs], INPUTS)
     check_names("outputs", [output.name for output in asked.outputs], OUTPUTS)
@@ -159,6 +159,7 @@ def request_from_http(name: str, version: str, body: bytes, json_size: int) -> T
 
 
 def _parse(text: bytes) -> _Request:
+    check_json(text, "the request")
     try:
         return from_json(_Request, text, "the request", error=RequestError)
     except RequestError as error:

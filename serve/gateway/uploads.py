@@ -68,7 +68,6 @@ class Uploads:
         self._uploads: dict[_Upload, None] = {}  # oldest first
         self._connections: dict[str, _Connection] = {}
         self._task: asyncio.Task[None] | None = None
-        self._untidy = False  # something large has come, and has gone or will go
         admission.uploading_bytes = self._total
         admission.make_room = self._make_room
 
@@ -112,7 +111,7 @@ class Uploads:
             del self._uploads[upload]
         if message is grpc.aio.EOF:
             return None
-        self._untidy |= len(message) >= memory.LARGE_BYTES
+        self._admission.untidy |= len(message) >= memory.LARGE_BYTES
         connection = self._connections.get(upload.peer)
         if connection is not None:
             connection.begin += len(message)  # counted as a request from now on
@@ -149,8 +148,8 @@ class Uploads:
             for _ in range(_TICKS_TO_TIDY):
                 await asyncio.sleep(_TICK_S)
                 self.measure(asyncio.get_running_loop().time() - _TICK_S)
-            if self._untidy:
-                self._untidy = self._admission.bytes >= memory.LARGE_BYTES
+            if self._admission.untidy:
+                self._admission.untidy = False
                 memory.give_back()
 
     def measure(self, before_s: float) -> None:
@@ -180,7 +179,7 @@ class Uploads:
             share = connection.bytes // sharing
             connection.begin += share
             connection.bytes -= share
-            self._untidy = True
+            self._admission.untidy = True
             upload.give_up(
                 refusals.overloaded(
                     "more is being sent than there is room for (server.max_inflight_mb); "

@@ -5,6 +5,7 @@ import time
 from collections.abc import Collection
 
 from serve.gateway.callers import Caller
+from serve.gateway.limits import Account
 from serve.gateway.metrics import Metrics
 
 
@@ -23,6 +24,11 @@ class Visit:
         self._route = route
         self._metrics = metrics
         self._began_s: float | None = began_s
+
+    @property
+    def account(self) -> Account:
+        """What its caller has under way."""
+        return self._caller.account
 
     def require_duration(self, outputs: Collection[str]) -> None:
         """See `Caller`."""

@@ -11,7 +11,10 @@ from pathlib import Path
 
 from serve.config import ServerConfig
 from serve.errors import UnavailableError
+from serve.triton.folder import GATEWAY_ALIVE, GATEWAY_SOCKET
+from serve.triton.heartbeat import age_s
 from serve.triton.processes import Child
+from serve.triton.unix_http import ask
 from serve.triton.wire import MODEL
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -32,23 +35,22 @@ class Gateway:
     def __init__(self, folder: Path, config: ServerConfig, log_path: Path) -> None:
         self._config = config
         self._child = Child(command(folder), log_path, folder=_ROOT)
-        self._http = address(config.host, config.http_port)
-        self._tls = bool(config.tls_certificate)
+        self._door = folder / GATEWAY_SOCKET
+        self._alive = folder / GATEWAY_ALIVE
         self._answers = False
+        self._has_answered = False
         self._next_look = 0.0
-        self._answered = float("inf")  # until it has once
 
     def ready(self) -> bool:
-        """Whether it listens at its three addresses and answers; what is behind may not be ready.
+        """Whether it listens at its addresses and answers; what is behind may not be ready.
 
-        Asks it every second at most.
+        Asks it every second at most, at a door of its own: clients may crowd the others.
         """
         now = time.monotonic()
         if now >= self._next_look:
-            self._answers = self._listens and is_live(self._http, self._tls)
+            self._answers = is_live(self._door) and (self._has_answered or self._listens)
             self._next_look = now + _INTERVAL_S
-            if self._answers:
-                self._answered = time.monotonic()
+            self._has_answered |= self._answers
         return self._answers
 
     def failure(self) -> str | None:
@@ -59,9 +61,9 @@ class Gateway:
             if told:
                 return told[-1].removeprefix("error: ")
             return f"it ended with status {status}; its log ends:\n{self.said()}"
-        silent_s = time.monotonic() - self._answered
-        if silent_s > self._config.stall_timeout_s:
-            return f"it did not answer for {silent_s:.0f} s (server.stall_timeout_s)"
+        silent_s = age_s(self._alive) if self._has_answered else 0.0
+        if silent_s > self._config.stall_timeout_s:  # slow it may be, as long as it goes on
+            return f"its loop stood still for {silent_s:.0f} s (server.stall_timeout_s)"
         return None
 
     def said(self) -> str:
@@ -78,8 +80,9 @@ class Gateway:
 
     @property
     def _listens(self) -> bool:
-        ports = (self._config.grpc_port, self._config.metrics_port)
-        return all(listens(self._config.host, port) for port in ports)
+        config = self._config
+        ports = (config.http_port, config.grpc_port, config.metrics_port)
+        return all(listens(config.host, port) for port in ports)
 
 
 def command(folder: Path) -> list[str]:
@@ -94,28 +97,28 @@ def address(host: str, port: int) -> str:
 
 def is_ready(at: str, tls: bool = False) -> bool:
     """Whether a server answers at this HTTP address and its config's own model can."""
-    return _is_good(f"{at}/v2/models/{MODEL}/ready", tls)
-
-
-def is_live(at: str, tls: bool = False) -> bool:
-    """Whether a server answers at this HTTP address."""
-    return _is_good(f"{at}/v2/health/live", tls)
-
-
-def _is_good(url: str, tls: bool) -> bool:
     context = ssl.create_default_context() if tls else None
     if context is not None:  # it is this server, whatever name its certificate has
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    scheme = "https" if tls else "http"
+    url = f"{'https' if tls else 'http'}://{at}/v2/models/{MODEL}/ready"
     # By a name that it always has, whatever server.allowed_hosts says.
-    request = urllib.request.Request(f"{scheme}://{url}", headers={"Host": "localhost"})
+    request = urllib.request.Request(url, headers={"Host": "localhost"})
     with (
         contextlib.suppress(OSError, http.client.HTTPException),
         urllib.request.urlopen(request, timeout=_LOOK_S, context=context) as answer,
     ):
         return bool(answer.status == 200)
     return False
+
+
+def is_live(door: Path) -> bool:
+    """Whether a gateway answers at its own door, this socket."""
+    try:
+        ask(door, "/v2/health/live", _LOOK_S)
+    except OSError:
+        return False
+    return True
 
 
 def listens(host: str, port: int) -> bool:

@@ -25,6 +25,8 @@ ALIVE = "alive"  # touched every second by the process that has the engine
 STREAM_ALIVE = "alive_stream"  # and by that of whisper_stream
 HEARTBEATS = (ALIVE, STREAM_ALIVE)
 FAILURE = "failure"  # why that process cannot go on, once it cannot
+GATEWAY_SOCKET = "gateway.sock"  # the gateway's own door for health and metrics, by HTTP
+GATEWAY_ALIVE = "alive_gateway"  # touched every second by the gateway's loop
 SUPERVISOR_PAGE = "supervisor.prom"  # what the supervisor adds to the metrics page
 
 SHARED_MEMORY = Path("/dev/shm")

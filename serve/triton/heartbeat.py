@@ -1,11 +1,11 @@
 """A sign of life from a model's process, for those who cannot ask it."""
 
+import math
 import os
 import select
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 INTERVAL_S = 1.0
@@ -34,7 +34,7 @@ class Heartbeat:
         self._path = path
         self._parent = parent
         self._stop = os.eventfd(0)
-        path.touch()
+        beat(path)
         self._thread = threading.Thread(target=self._run, name="earshot-heartbeat", daemon=True)
         self._thread.start()
 
@@ -55,35 +55,29 @@ class Heartbeat:
         events.register(parent, select.POLLIN)
         signal.setitimer(signal.ITIMER_REAL, LAST_S)
         while not (found := events.poll(1000 * INTERVAL_S)):
-            self._path.touch()
+            beat(self._path)
             signal.setitimer(signal.ITIMER_REAL, LAST_S)
         if any(fd == parent for fd, _ in found):
             os.kill(os.getpid(), signal.SIGKILL)
         os.close(parent)
 
 
-class Pulse:
-    """How long ago a file was last touched, by this process's own clock.
+def beat(path: Path) -> None:
+    """A sign of life: the file's time becomes that of the clock that nobody sets.
 
-    Clocks that are set, as after a machine slept, must not look like silence.
-
-    Args:
-        path: of the file.
-        clock: seconds that nobody sets.
+    It counts from the machine's start, and all processes of the machine have the same.
     """
+    now_ns = time.monotonic_ns()
+    try:
+        os.utime(path, ns=(now_ns, now_ns))
+    except FileNotFoundError:
+        path.touch()
+        os.utime(path, ns=(now_ns, now_ns))
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path = path
-        self._clock = clock
-        self._seen: int | None = None
-        self._since = clock()
 
-    def silent_s(self) -> float:
-        """Seconds since a look at the file found it touched anew; before that, since the first."""
-        try:
-            touched = self._path.stat().st_mtime_ns
-        except FileNotFoundError:
-            touched = None
-        if touched != self._seen:
-            self._seen, self._since = touched, self._clock()
-        return self._clock() - self._since
+def age_s(path: Path) -> float:
+    """How old the last sign of life in a file is; infinite where there is none."""
+    try:
+        return (time.monotonic_ns() - path.stat().st_mtime_ns) / 1e9
+    except FileNotFoundError:
+        return math.inf

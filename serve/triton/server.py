@@ -6,11 +6,9 @@ need no more, its HTTP port and the calls that change or reveal the server, is o
 
 import contextlib
 import dataclasses
-import http.client
 import os
 import re
 import secrets
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,10 +19,11 @@ from serve.config import Config, ServerConfig
 from serve.errors import UnavailableError
 from serve.triton import folder as names
 from serve.triton.client import Client
-from serve.triton.heartbeat import INTERVAL_S, STALE_S, Pulse
+from serve.triton.heartbeat import INTERVAL_S, STALE_S, age_s
 from serve.triton.installation import find_installation, require_numpy_1
 from serve.triton.processes import Child, live_children, peak_memory_bytes
 from serve.triton.repository import write_repository
+from serve.triton.unix_http import ask
 
 _MODELS = 2  # each in a process below the server
 _MAX_PATH = 85  # a Unix socket's whole path has room for 107 bytes
@@ -129,7 +128,6 @@ class TritonServer:
         self._config = config
         self._child = child
         self._has_been_ready = False
-        self._pulses = [Pulse(folder / name) for name in names.HEARTBEATS]
         self._given_up = 0.0  # requests, by the last page read while the models were well
 
     def ready(self) -> bool:
@@ -186,7 +184,7 @@ class TritonServer:
         return [self._folder / name for name in names.HEARTBEATS]
 
     def _silent_s(self) -> float:
-        return max(pulse.silent_s() for pulse in self._pulses)
+        return max(map(age_s, self._heartbeats()))
 
     def _told(self) -> str | None:
         """What the process that has the engine says of its failure."""
@@ -266,25 +264,8 @@ def _require_shared_memory(server: ServerConfig, count: int) -> None:
         )
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    """HTTP through a Unix socket."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=_METRICS_TIMEOUT_S)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
-
-
 def _metrics(folder: Path) -> str | None:
     """Triton's metrics page; None while there is none."""
-    with (
-        contextlib.suppress(OSError, http.client.HTTPException),
-        contextlib.closing(_UnixConnection(folder / names.METRICS_SOCKET)) as connection,
-    ):
-        connection.request("GET", "/metrics")
-        return connection.getresponse().read().decode()
+    with contextlib.suppress(OSError):
+        return ask(folder / names.METRICS_SOCKET, "/metrics", _METRICS_TIMEOUT_S).decode()
     return None

@@ -82,7 +82,7 @@ def test_the_native_image_has_all_that_it_imports():
     # Which come with another: typing of pydantic's, gRPC and protobuf with tritonclient, Triton the
     # language with torch; and those that are not imported by these names here.
     brought = {"pydantic-core", "grpcio", "protobuf", "triton"}
-    by_name = {"nvidia-pytriton", "packaging"}
+    by_name = {"httptools", "nvidia-pytriton", "packaging"}
     imported = set()
     for top in ("serve", "build"):
         for path in (ROOT / top).rglob("*.py"):

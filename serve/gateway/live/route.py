@@ -25,7 +25,6 @@ from serve.errors import AccessError, EarshotError, shown
 from serve.gateway import refusals
 from serve.gateway.door import Door
 from serve.gateway.limits import Ticket
-from serve.gateway.listen import LOST
 from serve.gateway.live import events
 from serve.gateway.live.events import Event, EventError
 from serve.gateway.live.session import MAX_ERRORS, Session, TooManyErrors
@@ -34,7 +33,9 @@ from serve.gateway.models import Target
 from serve.gateway.openai.ask import request_parts, transcript
 from serve.gateway.openai.errors import FieldRefusal, error_response
 from serve.gateway.openai.models import named
+from serve.gateway.protocols import LOST, SHARE
 from serve.gateway.refusals import Refusal
+from serve.gateway.turns import EVENT_S, JSON_S_PER_BYTE, Share
 from serve.gateway.visits import Visit
 from serve.messages import Request, Transcript
 from serve.speech.activity import Detector
@@ -84,9 +85,9 @@ class Live:
         """
         stop = asyncio.Event()
         self._check(websocket)
-        ticket = self._door.admission.admit()
+        ticket = self._door.admission.admit(visit.account)
         try:
-            with self._door.streams.one_more(stop.set):
+            with self._door.streams.one_more(visit.account, stop.set):
                 await self._serve(websocket, visit, ticket, stop)
         finally:
             ticket.close()
@@ -178,6 +179,7 @@ class Live:
     async def _take_in(self, session: Session, websocket: WebSocket, ticket: Ticket) -> _End | None:
         limit_s = self._door.config.live.idle_timeout_s
         authorization = _authorization(websocket)
+        share: Share = websocket.scope[SHARE]
         while True:
             try:
                 async with asyncio.timeout(limit_s):
@@ -191,6 +193,7 @@ class Live:
             try:
                 text = message.get("text") or ""
                 held.charge(_COPIES * len(text))
+                await share.pay(EVENT_S + JSON_S_PER_BYTE * len(text))
                 self._door.callers.identify(authorization)  # its key may have been taken back
                 await session.handle(text)
             except Refusal as refusal:

@@ -99,11 +99,7 @@ async def _parse(request: Request, ticket: Ticket, limit_s: float, folder: Path)
         max_part_size=_MAX_FIELD_BYTES,
     )
     try:
-        form = await parser.parse()
-        for part in form.values():
-            if isinstance(part, UploadFile):
-                part.file.flush()
-        return form
+        return await parser.form()
     except MultiPartException as error:
         raise refusals.invalid(f"the form cannot be read: {error.message} {_EXPECTED}") from None
     except OSError as error:
@@ -140,6 +136,22 @@ class _Parser(MultiPartParser):
         self._folder = folder
         super().__init__(headers, self._until_end(stream), **limits)
         self._ended = False
+
+    async def form(self) -> FormData:
+        """The form, with its files in whole; where there is none, these are gone.
+
+        Whatever raises keeps them in its traceback, and so their space on the disk, for long.
+        """
+        try:
+            form = await self.parse()
+            for part in form.values():
+                if isinstance(part, UploadFile):
+                    part.file.flush()
+            return form
+        except BaseException:
+            for file in self._files_to_close_on_error:
+                file.close()
+            raise
 
     def on_headers_finished(self) -> None:
         super().on_headers_finished()

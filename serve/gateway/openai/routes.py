@@ -96,7 +96,7 @@ class _Audio:
 
     async def _answer(self, request: Request, visit: Visit, events: Events) -> Response | None:
         """The response; None: it was sent as events."""
-        ticket = self._door.admission.admit()
+        ticket = self._door.admission.admit(visit.account)
         limit_s, folder = self._door.upload_timeout_s, self._door.upstreams.uploads
         async with contextlib.AsyncExitStack() as stack:
             try:

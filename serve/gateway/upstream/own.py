@@ -7,7 +7,6 @@ A request whose client goes is cancelled by its key instead, and its call is rea
 import dataclasses
 import functools
 import logging
-import time
 from pathlib import Path
 from typing import Protocol
 
@@ -23,7 +22,7 @@ from serve.gateway.upstream.calls import CHANNEL_OPTIONS, Call, Channel
 from serve.gateway.upstream.server import Outgoing
 from serve.triton import uploads
 from serve.triton.folder import HEARTBEATS, grpc_target
-from serve.triton.heartbeat import STALE_S
+from serve.triton.heartbeat import STALE_S, age_s
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -131,8 +130,4 @@ class OwnTriton:
 
     def _moves(self) -> bool:
         """Whether the models' processes have said lately that they live."""
-        try:
-            oldest = min(heartbeat.stat().st_mtime for heartbeat in self._heartbeats)
-        except OSError:
-            return False
-        return time.time() - oldest < STALE_S
+        return max(map(age_s, self._heartbeats)) < STALE_S

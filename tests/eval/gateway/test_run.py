@@ -6,6 +6,7 @@ import psutil
 import pytest
 
 from eval.gateway.idle import KINDS, measure_idle
+from eval.gateway.kept import Kept, measure_kept
 from eval.gateway.run import Cost, Way, interval_of, measure_ways
 from eval.gateway.ways import KSERVE, OPENAI, TRITON, by_form, by_grpc
 from serve.clips import Clip
@@ -52,8 +53,14 @@ def test_a_way_that_is_too_slow_is_not_good():
         Way(TRITON, 20.0, 1.0, (1.0, 1.0), 0.0, 9.0),
         Way(KSERVE, 18.8, 0.94, (0.9, 0.98), 5.0, 9.6),
     )
-    assert not Cost(ways, ()).good
-    assert Cost(ways[:1], ()).good
+    kept = Kept(0.5, 1.0)
+    assert not Cost(ways, kept, ()).good
+    assert Cost(ways[:1], kept, ()).good
+
+
+def test_a_kept_connection_is_asked_again_and_again(running):
+    found = measure_kept(running.http)
+    assert 0 < found.median_ms <= found.p99_ms
 
 
 def test_passes_are_paired_by_their_rounds():

@@ -24,6 +24,7 @@ from serve.keys import add_key, hash_of
 from serve.messages import Request
 from serve.supervisor.gateway import is_live, is_ready
 from serve.triton.client import Client
+from serve.triton.folder import GATEWAY_SOCKET
 from tests.gateways import WAIT_S, Running, inputs, json_request, message
 
 KEY = {"authorization": "Bearer secret-a"}
@@ -186,7 +187,7 @@ def test_listed_names_may_be_called():
 
 def test_a_gateway_that_names_its_hosts_is_found_by_whoever_started_it(start):
     running = start(host="0.0.0.0", open=True, allowed_hosts=("asr.example.org",))
-    assert is_live(f"0.0.0.0:{running.config.server.http_port}")
+    assert is_ready(f"0.0.0.0:{running.config.server.http_port}")
 
 
 def test_a_page_whose_name_was_made_to_point_here_is_refused(shared):
@@ -240,9 +241,9 @@ def test_with_certificates_all_ports_speak_tls(start):
         url = f"https://{at.replace('127.0.0.1', 'localhost')}/metrics"
         with urllib.request.urlopen(url, timeout=WAIT_S, context=trusted) as answer:
             assert answer.headers["strict-transport-security"]
-    assert is_live(running.http, tls=True)
     assert is_ready(running.http, tls=True)
-    assert not is_live(running.http)
+    assert not is_ready(running.http)
+    assert is_live(running.folder / GATEWAY_SOCKET)
     client = triton_grpc.InferenceServerClient(
         running.grpc.replace("127.0.0.1", "localhost"), ssl=True, root_certificates=str(PEM)
     )

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from serve.config import ServerConfig
+from serve.config import Config, ServerConfig
 from serve.errors import ConfigError
 from serve.gateway.callers import Caller, Callers
 from serve.gateway.refusals import Refusal
@@ -37,28 +37,28 @@ def refused(act, *arguments):
 
 
 def test_without_keys_anybody_may_call(clock):
-    callers = Callers(ServerConfig(), clock)
+    callers = Callers(Config(server=ServerConfig()), clock)
     assert callers.identify(None).name == callers.identify("Bearer a").name == ""
 
 
 @pytest.mark.parametrize("said", [None, "", "a", "Bearer", "Bearer ", "Basic a", "Bearer b", "é"])
 def test_with_keys_one_is_needed(path, clock, said):
-    callers = Callers(ServerConfig(keys_file=str(path)), clock)
+    callers = Callers(Config(server=ServerConfig(keys_file=str(path))), clock)
     assert refused(callers.identify, said).status == "UNAUTHENTICATED"
     assert callers.identify("bearer a").name == "alice"
 
 
 def test_keys_of_the_environment(path, clock, monkeypatch):
     monkeypatch.setenv(ENVIRONMENT, f"bob:{hash_of('b')}")
-    callers = Callers(ServerConfig(keys_file=str(path)), clock)
+    callers = Callers(Config(server=ServerConfig(keys_file=str(path))), clock)
     assert callers.identify("Bearer b").name == "bob"
     monkeypatch.setenv(ENVIRONMENT, f"alice:{hash_of('b')}")
     with pytest.raises(ConfigError, match="both have a key alice"):
-        Callers(ServerConfig(keys_file=str(path)), clock)
+        Callers(Config(server=ServerConfig(keys_file=str(path))), clock)
 
 
 def test_a_file_is_read_again_when_it_changes(path, clock, caplog):
-    callers = Callers(ServerConfig(keys_file=str(path)), clock)
+    callers = Callers(Config(server=ServerConfig(keys_file=str(path))), clock)
     before = callers.identify("Bearer a")
     add_key(path, "bob", {"sha256": hash_of("b")})
     clock.now_s += 1
@@ -75,7 +75,7 @@ def test_a_file_is_read_again_when_it_changes(path, clock, caplog):
 
 def test_a_file_that_keeps_its_age_and_size_is_read_again(path, clock):
     """As where a copy takes its original's age, or where who may read the file is changed."""
-    callers = Callers(ServerConfig(keys_file=str(path)), clock)
+    callers = Callers(Config(server=ServerConfig(keys_file=str(path))), clock)
     before = path.stat()
     path.write_text(path.read_text().replace(hash_of("a"), hash_of("b")))
     while path.stat().st_ctime_ns == before.st_ctime_ns:  # the system's clock ticks
@@ -100,10 +100,10 @@ def test_a_file_that_keeps_its_age_and_size_is_read_again(path, clock):
 def test_others_reach_no_server_without_keys_unless_told(path, monkeypatch, server, may):
     monkeypatch.chdir(path.parent)
     if may:
-        Callers(ServerConfig(**server))
+        Callers(Config(server=ServerConfig(**server)))
     else:
         with pytest.raises(ConfigError, match="keys new"):
-            Callers(ServerConfig(**server))
+            Callers(Config(server=ServerConfig(**server)))
 
 
 def test_requests_of_a_minute(clock):

@@ -81,13 +81,11 @@ def test_json_is_answered_with_json(running):
 
 @pytest.mark.parametrize("opening", ["[", '{"inputs":', '{"parameters":{"a":', '{"id":['])
 def test_deeply_nested_json_is_refused(running, opening):
-    status, error = running.infer(opening * 200_000)
-    assert status == 400
-    assert "recursion limit" in error
-    status, error = running.infer(
-        json.dumps({"inputs": []})[:-1] + ',"parameters":' + '{"a":[' * 100_000
-    )
-    assert status == 400
+    inside = json.dumps({"inputs": []})[:-1] + ',"parameters":' + '{"a":['
+    for times, why in ((10_000, "recursion limit"), (200_000, "quotation marks and brackets")):
+        status, error = running.infer(opening * times)
+        assert status == 400 and why in error
+        assert running.infer(inside * times)[0] == 400
 
 
 def test_declared_size_is_refused_before_the_body_is_sent(start):
@@ -232,14 +230,18 @@ def test_requests_beyond_the_bytes_are_refused_with_a_time_to_wait(start):
     until(lambda: running.door.admission.bytes == 0)
 
 
-def test_connections_beyond_the_limit_are_refused_with_a_time_to_wait(start):
-    running = start(max_inflight=1)
+def test_connections_beyond_the_limit_are_refused_with_a_time_to_wait(start, monkeypatch):
+    monkeypatch.setattr("serve.gateway.run._SPARE_CONNECTIONS", 0)
+    running = start(max_inflight=2)
     host, _, port = running.http.rpartition(":")
     address = (host.strip("[]"), int(port))
     with contextlib.ExitStack() as others:
-        for _ in range(1 + 256):
-            others.enter_context(socket.create_connection(address, timeout=WAIT_S))
-        until(lambda: running.ask("GET", "/v2/health/live")[0] == 503)
+        for number in range(1, 3):
+            busy = others.enter_context(socket.create_connection(address, timeout=WAIT_S))
+            busy.sendall(
+                f"POST {INFER} HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 1000\r\n\r\n{{".encode()
+            )
+            until(lambda number=number: running.door.admission.requests == number)
         status, headers, body = running.ask("GET", "/v1/models")
         assert (status, headers["Retry-After"], headers["Connection"]) == (503, "1", "close")
         assert json.loads(body)["error"]["message"] == "too many connections are open; try again"

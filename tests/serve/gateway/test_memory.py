@@ -24,8 +24,8 @@ def test_memory_is_given_back_after_large_requests_alone(running, monkeypatch):
     monkeypatch.setattr(memory, "give_back", lambda: given.append(running.door.admission.bytes))
     running.call()(message(samples=2**18))
     until(lambda: given)
-    until(lambda: not running.door.uploads._untidy)
+    until(lambda: not running.door.admission.untidy)
     assert given[-1] == 0
     given.clear()
     running.call()(message())
-    assert not running.door.uploads._untidy
+    assert not running.door.admission.untidy

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
@@ -21,7 +20,7 @@ from serve.supervisor.gateway import is_ready
 from serve.supervisor.run import free_ports, running_server
 from serve.triton.client import Client
 from serve.triton.folder import ALIVE, shared_memory
-from serve.triton.heartbeat import STALE_S
+from serve.triton.heartbeat import STALE_S, age_s
 from serve.triton.processes import is_alive, live_children
 from serve.triton.server import config_to_toml
 from tests.serving import CLIP, LONG, accepted, audio_file, metrics_page, outcomes, wait_until
@@ -154,7 +153,7 @@ def test_a_stall_that_no_request_meets_ends_nothing(survivor):
     triton, whisper = survivor.pids, whisper_of(survivor)
     alive = survivor.folder / ALIVE
     os.kill(whisper, signal.SIGSTOP)
-    wait_until(lambda: time.time() - alive.stat().st_mtime > STALE_S, "it lives")
+    wait_until(lambda: age_s(alive) > STALE_S, "it lives")
     assert not is_ready(survivor.http)
     with Client(survivor.grpc) as client, pytest.raises(UnavailableError):
         client.transcribe(CLIP)  # refused, so it cannot be lost

@@ -1,0 +1,357 @@
+"""HTTP and WebSockets as uvicorn speaks them, and what a server on the open street needs besides.
+
+httptools parses requests in C, where h11 does it in Python; but it takes heads and trailers of any
+length, tells of an error before the answers that are due first, and knows nothing of a client that
+goes on sending what was refused. All that is seen to here.
+"""
+
+import asyncio
+import socket
+from typing import Any, cast
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from serve.gateway.limits import Admission, Unfinished
+from serve.gateway.refusals import Refusal
+from serve.gateway.turns import REFUSED_S, Share
+
+LOST = "earshot.lost"
+"""Key in a WebSocket's scope of the event that its connection is lost."""
+
+SHARE = "earshot.share"
+"""Key in a scope of its connection's share of the loop."""
+
+MAX_HEAD_BYTES = 2**16
+"""Most bytes of a request's head, of its trailers and of anything else that is no part of it."""
+MAX_HEADERS = 256
+MAX_FRAGMENTS = 1024
+"""Most frames that a WebSocket's message may come in: each takes memory besides its bytes."""
+MAX_CONTROLS = 100
+"""Most pings and pongs of a WebSocket in a second."""
+
+_UNREAD_BYTES = 2**16  # of a WebSocket, that the system keeps while nothing is read from it
+
+
+class Idle:
+    """Connections that have no request in work, the one that has had none for longest first.
+
+    Args:
+        most: so many connections of all kinds may be open; beyond that the first here is closed
+            for each one that comes.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._connections: dict[HttpProtocol, None] = {}
+
+    def add(self, connection: "HttpProtocol") -> None:
+        """It has none from now on."""
+        self._connections[connection] = None
+
+    def remove(self, connection: "HttpProtocol") -> None:
+        """It has one, or is closed."""
+        self._connections.pop(connection, None)
+
+    def make_room(self, newcomer: "HttpProtocol", open_now: int) -> None:
+        """One more has come, which says something yet perhaps; there are so many now."""
+        first = next(iter(self._connections), newcomer)
+        if open_now > self.most and first is not newcomer:
+            first.hang_up()
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One HTTP connection, behind a gate.
+
+    Args:
+        idle: of its server.
+        patience_s: how long it may have no request in work.
+        options: uvicorn's.
+    """
+
+    piece_bytes = 2**14  # in chunks of one byte: 2 ms
+
+    def __init__(self, idle: Idle, patience_s: float, **options: Any) -> None:
+        super().__init__(**options)
+        self._idle = idle
+        self._patience_s = patience_s
+        self._limit: asyncio.TimerHandle | None = None
+        self._working: RequestResponseCycle | None = None  # `cycle` is the last that has come
+        self._begun = False  # the request that comes is past its head
+        self._useless = 0  # bytes since something of a request
+        self._invalid: str | None = None  # and nothing is read any more
+        self.share: Share
+
+    # ------------------------------------------------------------ as a connection
+
+    @property
+    def unread(self) -> bool:
+        """See `serve.gateway.gate.Behind`."""
+        return self._invalid is not None or (self.cycle is not None and self.cycle.more_body)
+
+    def connection_made(self, transport: Any) -> None:
+        """See `asyncio.Protocol`."""
+        self.share = transport.share
+        super().connection_made(transport)
+        self._limit_idleness()
+        self._idle.make_room(self, len(self.connections))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        super().connection_lost(exc)
+        if self._working is not None and not self._working.response_complete:
+            self._working.disconnected = True
+            self._working.message_event.set()
+        self._end_limit()
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        if self._invalid is not None:
+            return
+        self._useless += len(data)
+        super().data_received(data)
+        if self._useless > MAX_HEAD_BYTES and self._invalid is None:
+            self.send_400_response(f"More than {MAX_HEAD_BYTES} bytes of headers.")
+        self._limit_idleness()
+
+    def hang_up(self) -> None:
+        """Close the connection, if it is still idle."""
+        self._end_limit()
+        if not (self._busy() or self._upgraded()):
+            self.transport.abort()
+
+    def _limit_idleness(self) -> None:
+        """From the first look that finds no request in work to the first that finds one.
+
+        A connection that has become a WebSocket has another protocol, and limits of its own.
+        """
+        if self._busy() or self._upgraded():
+            self._end_limit()
+        elif self._limit is None:
+            self._limit = self.loop.call_later(self._patience_s, self.hang_up)
+            self._idle.add(self)
+
+    def _end_limit(self) -> None:
+        self._idle.remove(self)
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
+
+    def _busy(self) -> bool:
+        return bool(self.pipeline) or (
+            self._working is not None and not self._working.response_complete
+        )
+
+    def _upgraded(self) -> bool:
+        return self.transport.get_protocol() is not self
+
+    # ------------------------------------------------------------ as a parser
+
+    def on_message_begin(self) -> None:
+        """See httptools; as the others here."""
+        super().on_message_begin()
+        self._begun = False
+        cast(dict[str, Any], self.scope)[SHARE] = self.share
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header counts; a trailer is none, and is dropped."""
+        if self._begun:
+            return
+        if len(self.headers) >= MAX_HEADERS:
+            raise ValueError("too many headers")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """A request begins."""
+        self._begun = True
+        self._useless = 0
+        super().on_headers_complete()
+        if self.parser.should_upgrade() and not self._should_upgrade():
+            self.cycle.keep_alive = False  # the parser takes what follows for another protocol
+
+    def on_body(self, body: bytes) -> None:
+        """Some of its body."""
+        self._useless = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Its end."""
+        self._useless = 0
+        super().on_message_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        """It is none of HTTP any more."""
+        if self._busy():
+            self.send_400_response("A WebSocket cannot begin before the last answer is there.")
+            return
+        # What a client has sent lies before its pings: it must not be more than is soon read.
+        connection = self.transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNREAD_BYTES)
+        super().handle_websocket_upgrade()
+
+    def send_400_response(self, msg: str) -> None:
+        """What has come is no request: say so, after the answers that are due before."""
+        self._invalid = msg
+        broken = self._begun and self._working is self.cycle and self.cycle.more_body
+        if broken and self.cycle.response_started:
+            self.transport.close()
+        elif broken:  # whose own body it is, which will not come
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            super().send_400_response(msg)
+        elif self._busy():
+            self.flow.pause_reading()
+        else:
+            super().send_400_response(msg)
+
+    # ------------------------------------------------------------ as a server
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._working = cycle
+        super()._start_asgi_task(cycle, cast(Any, self._watched(app, cycle)))
+
+    def _watched(self, app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
+        """What is answered before its body has come is the last of its connection."""
+
+        async def watched(scope: Scope, receive: Receive, send: Send) -> None:
+            async def watch(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    if cycle.more_body:
+                        cycle.keep_alive = False
+                    if message["status"] >= 400:
+                        self.share.charge(REFUSED_S)
+                await send(message)
+
+            await app(scope, receive, watch)
+
+        return watched
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request, in its turn."""
+        if self.pipeline and self.share.spent:
+            self.share.turns.queue(self._go_on)
+        else:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        super().on_response_complete()
+        if self._invalid is not None and not (self._busy() or self.transport.is_closing()):
+            super().send_400_response(self._invalid)
+        self._limit_idleness()
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """One WebSocket, behind a gate.
+
+    Tells its application that the connection is lost, even while that receives nothing. Pings of a
+    client that takes nothing are not answered: the answers would pile up.
+
+    Args:
+        admission: counts the bytes of messages before somebody takes them.
+        options: uvicorn's.
+    """
+
+    piece_bytes = 2**11  # in frames of 2 bytes: 5 ms
+    unread = False
+
+    def __init__(self, admission: Admission, **options: Any) -> None:
+        super().__init__(**options)
+        self._unfinished = Unfinished(admission)
+        self._fragment_bytes = 0
+        self._waiting_bytes = 0  # of whole messages that nobody has taken
+        self._controls, self._second = 0, 0
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        super().connection_lost(exc)
+        self._unfinished.close()
+        if hasattr(self, "lost"):
+            self.lost.set()
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        super().data_received(data)
+        try:
+            self._count()
+        except Refusal:
+            self._end(1008, "there is no room for what it sends")
+
+    async def receive(self) -> Any:
+        """The next message, which is its taker's to count from now on."""
+        message = await super().receive()
+        if message["type"] == "websocket.receive":
+            self._waiting_bytes -= len(message.get("text") or message.get("bytes") or "")
+            self._count()
+        return message
+
+    def _count(self) -> None:
+        if not self.disconnected:
+            self._unfinished.set(
+                len(self.conn.reader.buffer) + self._fragment_bytes + self._waiting_bytes
+            )
+
+    def _end(self, code: int, reason: str) -> None:
+        if not (self.close_sent or self.transport.is_closing()):
+            self.conn.send_close(code, reason)
+            self.handle_parser_exception()
+
+    def handle_connect(self, event: Any) -> None:
+        """Begin."""
+        self.lost = asyncio.Event()
+        super().handle_connect(event)
+        if hasattr(self, "scope"):  # the handshake was right
+            scope = cast(dict[str, Any], self.scope)
+            scope[LOST], scope[SHARE] = self.lost, cast(Any, self.transport).share
+
+    def handle_text(self, event: Any) -> None:
+        """A message's first frame."""
+        self._fragment_bytes = len(event.data)
+        super().handle_text(event)
+
+    def handle_bytes(self, event: Any) -> None:
+        """The same."""
+        self._fragment_bytes = len(event.data)
+        super().handle_bytes(event)
+
+    def handle_cont(self, event: Any) -> None:
+        """A further one."""
+        if len(self.frames) >= MAX_FRAGMENTS:
+            self._end(1008, f"a message came in more than {MAX_FRAGMENTS} frames")
+            return
+        self._fragment_bytes += len(event.data)
+        super().handle_cont(event)
+
+    def send_receive_event_to_app(self) -> None:
+        """A message is whole."""
+        if self.curr_msg_data_type == "text":
+            try:
+                text = b"".join(self.frames).decode()
+            except UnicodeDecodeError:  # of which uvicorn would log where it was found
+                self._end(1007, "")
+                return
+            self._waiting_bytes += 0 if self.close_sent else len(text)
+        elif not self.close_sent:
+            self._waiting_bytes += self._fragment_bytes
+        self._fragment_bytes = 0
+        super().send_receive_event_to_app()
+
+    def handle_ping(self) -> None:
+        """A ping, which is answered where the answer is taken."""
+        self._control()
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            self.conn.data_to_send()
+
+    def handle_pong(self, event: Any) -> None:
+        """A pong."""
+        self._control()
+        super().handle_pong(event)
+
+    def _control(self) -> None:
+        second = int(self.loop.time())
+        self._controls = self._controls + 1 if second == self._second else 1
+        self._second = second
+        if self._controls > MAX_CONTROLS:
+            self._end(1008, f"more than {MAX_CONTROLS} pings in a second")

@@ -1,0 +1,51 @@
+"""How long the event loop is at one thing, and a sign that it goes on."""
+
+import asyncio
+import collections
+import contextlib
+from pathlib import Path
+
+from serve.triton import heartbeat
+
+_TICK_S = 0.05
+_TICKS = round(heartbeat.INTERVAL_S / _TICK_S)  # between two signs of life
+_MINUTE = 60  # signs of life
+
+
+class LoopWatch:
+    """Sees how late the loop is, and touches a file as long as it goes on at all.
+
+    Args:
+        alive: the file; see `serve.triton.heartbeat`.
+    """
+
+    def __init__(self, alive: Path) -> None:
+        self._alive = alive
+        self._late_s: collections.deque[float] = collections.deque([0.0], maxlen=_MINUTE)
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def longest_s(self) -> float:
+        """Of the last minute; shorter by 50 ms than the turn itself, at most."""
+        return max(self._late_s)
+
+    def start(self) -> None:
+        """Begin."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """End."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            heartbeat.beat(self._alive)
+            self._late_s.append(0.0)
+            for _ in range(_TICKS):
+                due_s = clock() + _TICK_S
+                await asyncio.sleep(_TICK_S)
+                self._late_s[-1] = max(self._late_s[-1], clock() - due_s)

@@ -1,0 +1,40 @@
+"""HTTP over a Unix socket: how the processes of a run ask each other for small pages."""
+
+import contextlib
+import http.client
+import socket
+from pathlib import Path
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+def ask(path: Path, address: str, timeout_s: float) -> bytes:
+    """The page at an address of whoever listens at a socket.
+
+    Args:
+        path: of the socket.
+        address: such as /metrics.
+        timeout_s: most that connecting takes, and that each piece of the page is waited for.
+
+    Raises:
+        OSError: there is nobody, or no page.
+    """
+    with contextlib.closing(_Connection(path, timeout_s)) as connection:
+        try:
+            connection.request("GET", address)
+            answer = connection.getresponse()
+            page = answer.read()
+        except http.client.HTTPException as error:
+            raise ConnectionError(f"{type(error).__name__}: {error}") from error
+        if answer.status != http.client.OK:
+            raise ConnectionError(f"{address} has status {answer.status}")
+    return page

@@ -1,0 +1,231 @@
+"""What floods HTTP and WebSockets, by hand: each connection costs no more than its share."""
+
+import contextlib
+import http.client
+import json
+import os
+import resource
+import socket
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from serve.config import ServerConfig
+from serve.gateway.listen import listening_socket
+from serve.gateway.protocols import MAX_CONTROLS, MAX_FRAGMENTS
+from serve.supervisor.run import free_ports
+from tests.gateways import WAIT_S, json_request, until
+
+INFER = "/v2/models/whisper/infer"
+CHUNKED = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@contextlib.contextmanager
+def connected(running, said=b""):
+    host, _, port = running.http.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
+        connection.sendall(said)
+        yield connection
+
+
+def all_from(connection):
+    """What comes until the server has ended the connection."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while more := connection.recv(10_000):
+            received += more
+    return received
+
+
+def connections(running):
+    return [one for server in running.gateway._http for one in server.server_state.connections]
+
+
+def test_answers_do_not_wait_for_the_head_to_be_acknowledged(running):
+    with connected(running, b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        (one,) = connections(running)
+        accepted = one.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+# ---------------------------------------------------------------- bodies that were refused
+
+
+@pytest.mark.parametrize("more", [b"", b"1\r\nx\r\n" * 100_000, b"100000\r\n" + bytes(2**20)])
+def test_a_refusal_before_its_body_is_the_last_of_its_connection(running, more):
+    with connected(running, CHUNKED + b"1\r\nx\r\n") as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(more)
+        received = all_from(connection)
+    assert received.startswith(b"HTTP/1.1 404 ")
+    assert b"connection: close" in received.lower()
+    assert received.count(b"HTTP/1.1 ") == 1
+
+
+def test_a_refusal_of_a_whole_request_leaves_the_connection(running):
+    connection = http.client.HTTPConnection(running.http, timeout=WAIT_S)
+    with contextlib.closing(connection):
+        for _ in range(2):
+            connection.request("POST", "/nothing", b"body")
+            answer = connection.getresponse()
+            assert (answer.status, answer.headers["connection"]) == (404, None)
+            answer.read()
+            assert connection.sock is not None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 200_000,
+        b"GET /" + b"x" * 200_000,
+        b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 1000 + b"\r\n",
+        CHUNKED.replace(b"nothing", INFER[1:].encode()) + b"1\r\n{\r\n0\r\nX: " + b"x" * 200_000,
+        CHUNKED.replace(b"nothing", INFER[1:].encode()) + b"1;" + b"x" * 200_000,
+        b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ],
+    ids=["header", "address", "headers", "trailer", "chunk's extension", "two lengths"],
+)
+def test_heads_without_end_and_two_lengths_end_the_connection(running, said):
+    with connected(running) as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(said)
+        received = all_from(connection)
+    assert received.startswith(b"HTTP/1.1 4") or not received
+    assert running.ask("GET", "/v2/health/live")[0] == 200
+
+
+def test_trailers_are_no_headers(running):
+    body = json.dumps(json_request()).encode()
+    said = (
+        f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        f"{len(body):x}\r\n"
+    ).encode()
+    with connected(running, said + body + b"\r\n0\r\nContent-Encoding: gzip\r\n\r\n") as one:
+        assert one.recv(12) == b"HTTP/1.1 200"
+
+
+def test_an_upgrade_to_what_is_not_spoken_here_is_an_answer_and_the_end(running):
+    said = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
+    with connected(running, said + b"\r\n") as connection:
+        received = all_from(connection)
+    assert received.startswith(b"HTTP/1.1 200 ") and b"connection: close" in received.lower()
+
+
+def test_requests_one_behind_the_other_are_ended_with_their_client(running):
+    body = json.dumps(json_request("wait")).encode()
+    head = f"POST {INFER} HTTP/1.1\r\nHost: [::1]\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with connected(running, (head + body) * 2):
+        until(lambda: running.triton.requests)
+    (key,) = running.triton.requests
+    until(lambda: running.triton.cancelled == [key])
+
+
+# ---------------------------------------------------------------- crowds
+
+
+def test_who_says_nothing_makes_room_for_who_does(start):
+    running = start(max_inflight=1)
+    most = running.gateway._http[0].max_connections
+    with contextlib.ExitStack() as others:
+        for _ in range(most + 20):
+            others.enter_context(connected(running))
+        assert running.ask("GET", "/v2/health/live")[0] == 200
+        until(lambda: len(connections(running)) <= most)
+
+
+def test_without_a_descriptor_left_a_connection_is_ended_and_the_next_one_taken():
+    (port,) = free_ports("127.0.0.1", 1)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(listening_socket(ServerConfig(http_port=port), "http_port"))
+        listener.setblocking(False)
+        first, second = (
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=WAIT_S))
+            for _ in range(2)
+        )
+        used = stack.enter_context(open(os.devnull)).fileno()
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (used, limits[1]))
+            with pytest.raises(BlockingIOError):
+                listener.accept()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert first.recv(1) == b""
+        accepted, _ = listener.accept()
+        with accepted:
+            accepted.sendall(b"x")
+        assert second.recv(1) == b"x"
+
+
+# ---------------------------------------------------------------- WebSockets
+
+
+@pytest.fixture
+def live(start):
+    """A gateway, and a WebSocket of it."""
+    with contextlib.ExitStack() as stack:
+
+        def live(**server):
+            running = start(**server)
+            client = stack.enter_context(connect(f"ws://{running.http}/v1/realtime"))
+            client.recv(timeout=WAIT_S)
+            return running, client
+
+        yield live
+
+
+def frame(opcode, data=b"", length=None, fin=True):
+    """A client's, whose mask is 0; `length`: what it says of itself."""
+    length = len(data) if length is None else length
+    head = bytes([opcode | (0x80 if fin else 0), 0x80 | 127]) + length.to_bytes(8, "big")
+    short = bytes([opcode | (0x80 if fin else 0), 0x80 | length]) if length < 126 else head
+    return short + bytes(4) + data
+
+
+def ended_with(client):
+    with pytest.raises(ConnectionClosed):
+        while True:
+            client.recv(timeout=WAIT_S)
+    return client.close_code
+
+
+def test_a_message_in_a_flood_of_frames_ends_its_session(live):
+    _, client = live()
+    flood = frame(1, b"{", fin=False) + frame(0, b"  ", fin=False) * (MAX_FRAGMENTS + 1)
+    with contextlib.suppress(ConnectionError):
+        client.socket.sendall(flood)
+    assert ended_with(client) == 1008
+
+
+def test_a_flood_of_pings_ends_its_session(live):
+    _, client = live()
+    with contextlib.suppress(ConnectionError):
+        client.socket.sendall(frame(9, b"x") * (20 * MAX_CONTROLS))
+    assert ended_with(client) == 1008
+
+
+@pytest.mark.parametrize("frames", [1, 10])
+def test_a_message_counts_before_it_is_whole(live, frames):
+    running, client = live(max_request_mb=8, max_inflight_mb=8)
+    size, sent = 4 * 2**20, 3 * 2**20
+    if frames == 1:
+        client.socket.sendall(frame(1, bytes(sent), length=size))
+    else:
+        part = sent // frames
+        client.socket.sendall(frame(1, bytes(part), fin=False))
+        for _ in range(frames - 1):
+            client.socket.sendall(frame(0, bytes(part), fin=False))
+    until(lambda: running.door.admission.bytes >= sent // frames * frames)
+    client.socket.shutdown(socket.SHUT_RDWR)
+    until(lambda: running.door.admission.bytes == 0)
+
+
+def test_messages_that_are_never_whole_have_no_more_room_than_requests(live):
+    running, client = live(max_request_mb=2, max_inflight_mb=2)
+    with contextlib.suppress(ConnectionError):
+        client.socket.sendall(frame(1, bytes(3 * 2**20), length=2**23))
+    assert ended_with(client) == 1008
+    until(lambda: running.door.admission.bytes == 0)

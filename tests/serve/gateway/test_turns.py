@@ -1,0 +1,192 @@
+"""The loop's time: who takes much of it waits, and nobody else does."""
+
+import asyncio
+
+import pytest
+
+from serve.gateway.gate import Gate
+from serve.gateway.turns import OWN_S, Share, Turns
+
+
+class FakeLoop(asyncio.SelectorEventLoop):
+    """Its time goes on as its tests say, and where it would wait, at once."""
+
+    now = 0.0
+
+    def time(self):
+        return self.now
+
+    def _run_once(self):
+        if not self._ready and self._scheduled:
+            self.now = max(self.now, self._scheduled[0].when())
+        super()._run_once()
+
+
+@pytest.fixture
+def loop():
+    loop = FakeLoop()
+    asyncio.set_event_loop(loop)
+    yield loop
+    asyncio.set_event_loop(None)
+    loop.close()
+
+
+def soon(loop, act, *arguments):
+    """Done by the loop, as what asyncio calls is."""
+
+    async def once():
+        act(*arguments)
+
+    loop.run_until_complete(once())
+
+
+class Costly:
+    """A protocol that takes a moment for each piece."""
+
+    unread = False
+
+    def __init__(self, loop, piece_s, piece_bytes=10):
+        self.loop, self.piece_s, self.piece_bytes = loop, piece_s, piece_bytes
+        self.took_s, self.data = 0.0, b""
+
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def data_received(self, data):
+        self.loop.now += self.piece_s
+        self.took_s += self.piece_s
+        self.data += data
+
+
+class Wire:
+    """A transport that brings data as long as it is read."""
+
+    def __init__(self, loop, data=b""):
+        self.loop, self.data = loop, data
+        self.reads, self.closed, self.ended = True, False, False
+
+    def begin(self, gate):
+        self.gate = gate
+        gate.connection_made(self)
+        self.bring()
+
+    def bring(self):
+        if self.reads and self.data and not self.closed:
+            self.gate.data_received(self.data)
+            self.loop.call_later(1e-4, self.bring)
+
+    def pause_reading(self):
+        assert self.reads
+        self.reads = False
+
+    def resume_reading(self):
+        assert not self.reads
+        self.reads = True
+        self.loop.call_soon(self.bring)
+
+    def is_closing(self):
+        return self.closed
+
+    def can_write_eof(self):
+        return True
+
+    def write_eof(self):
+        self.ended = True
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.mark.parametrize("floods", [1, 4, 40])
+def test_all_that_flood_have_a_third_together_and_each_as_much(loop, floods):
+    turns = Turns(loop.time)
+    gates = [Gate(Share(turns), Costly(loop, 0.001)) for _ in range(floods)]
+    for gate in gates:
+        soon(loop, Wire(loop, bytes(1000)).begin, gate)
+    loop.run_until_complete(asyncio.sleep(20.0))
+    took = [gate.behind.took_s for gate in gates]
+    assert sum(took) <= 1.05 * 20.0 / 3 + floods * 2 * OWN_S
+    assert sum(took) > 5.0, "they are read all the same"
+    assert max(took) <= 1.5 * min(took) + 0.01
+
+
+def test_who_floods_not_is_heard_at_once(loop):
+    turns = Turns(loop.time)
+    floods = [Wire(loop, bytes(1000)) for _ in range(40)]
+    for wire in floods:
+        soon(loop, wire.begin, Gate(Share(turns), Costly(loop, 0.001)))
+    honest = Gate(Share(turns), Costly(loop, 0.0001))
+    Wire(loop).begin(honest)
+    for number in range(1, 20):
+        loop.run_until_complete(asyncio.sleep(0.1))
+        soon(loop, honest.data_received, b"0123456789")
+        assert len(honest.behind.data) == 10 * number
+    assert len(turns) >= 39
+
+
+def test_whoever_has_flooded_is_heard_at_once_after_a_while(loop):
+    share = Share(Turns(loop.time))
+    share.charge(100.0)
+    assert share.spent
+    loop.now += 6.0
+    assert not share.spent
+
+
+def test_what_is_to_be_paid_for_waits_its_turn(loop):
+    turns = Turns(loop.time)
+
+    async def work(number):
+        await Share(turns).pay(1.0)
+        loop.now += 1.0
+        done.append(number)
+
+    async def all_of_them():
+        await asyncio.gather(*map(work, range(4)))
+
+    done = []
+    loop.run_until_complete(all_of_them())
+    assert done == [0, 1, 2, 3]
+    assert loop.now >= 3 * (1.0 + 2.0) + 1.0
+    began = loop.now
+    loop.run_until_complete(Share(turns).pay(OWN_S / 2))
+    assert loop.now == began
+
+
+def test_one_that_does_not_wait_any_more_leaves_the_others_their_turns(loop):
+    turns = Turns(loop.time)
+
+    async def give_up():
+        waiting = [asyncio.create_task(Share(turns).pay(1.0)) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        waiting[1].cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        return [task.cancelled() for task in waiting]
+
+    assert loop.run_until_complete(give_up()) == [False, True, False]
+
+
+def test_a_pause_holds_what_has_been_read_already(loop):
+    gate = Gate(Share(Turns(loop.time)), Costly(loop, 0.0))
+    wire = Wire(loop)
+    wire.begin(gate)
+    gate.behind.transport.pause_reading()
+    gate.data_received(bytes(25))
+    assert gate.behind.data == b"" and not wire.reads
+    soon(loop, gate.behind.transport.resume_reading)
+    loop.run_until_complete(asyncio.sleep(0.1))
+    assert len(gate.behind.data) == 25 and wire.reads
+
+
+def test_who_goes_on_sending_what_was_refused_is_heard_no_more_and_finds_its_answer(loop):
+    gate = Gate(Share(Turns(loop.time)), Costly(loop, 0.0))
+    wire = Wire(loop, bytes(1000))
+    gate.behind.unread = True
+    soon(loop, wire.begin, gate)
+    heard = len(gate.behind.data)
+    soon(loop, gate.behind.transport.close)
+    assert gate.behind.transport.is_closing()
+    assert wire.ended and not wire.closed, "the answer is on its way"
+    loop.run_until_complete(asyncio.sleep(1.0))
+    assert len(gate.behind.data) == heard and not wire.closed
+    loop.run_until_complete(asyncio.sleep(5.0))
+    assert wire.closed
