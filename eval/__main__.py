@@ -271,11 +271,14 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _live(options: argparse.Namespace) -> int:
+    from eval.live.passages import passages  # noqa: PLC0415 - needs tqdm
     from eval.live.run import HEADING, live  # noqa: PLC0415 - needs jiwer, and loads torch
 
     config = load_config(options.config)
     folder = output_of(options, config.name, "live")
-    levels = live(config, options.streams, options.clips, folder, _tell)
+    half = config.eval.half if options.half is None else options.half
+    clips = passages(config, options.speech or config.eval.manifest, half, options.join_s)
+    levels = live(config, clips, options.streams, options.clips, options.simulate, folder, _tell)
     print("\n".join([HEADING, *map(str, levels)]))
     print(f"\nThe figures: {folder / 'live.json'}")
     for complaint in levels[-1].complaints:

@@ -1,50 +1,47 @@
-"""Streams clips to a real server at the pace of speech, some at a time, and tells what came of it.
+"""Streams recordings to a real server at the pace of speech, some at a time, and tells what came.
 
-Every stream plays its share of the clips one after another, each in a session of its own. When a
-word was said is what the same server says of the whole clip while nothing else is asked.
+Every stream plays its share of them one after another, each in a session of its own. When a word
+was said is what the same server says of the whole recording while nothing else is asked.
 """
 
 import asyncio
 import dataclasses
 import re
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from eval.accuracy.normalize import DEFAULT, normalizer
+from eval.accuracy.normalize import DEFAULT, RAW, Normalize, normalizer
 from eval.accuracy.score import char_counts
 from eval.config import Config
-from eval.corpora.find import find_clips
 from eval.files import write_json
+from eval.live.systems import System, open_system
 from eval.live.words import Spoken, final_words, latencies
 from eval.machine import machine_facts
 from serve.clips import Clip
-from serve.errors import ConfigError, EarshotError
-from serve.gateway.live.client import Heard, transcribe_live
+from serve.errors import EarshotError
+from serve.gateway.live.client import Heard
 from serve.messages import Request, Transcript
 from serve.speech.audio import decode
 from serve.speech.meter import Limits
-from serve.supervisor.run import Server, for_this_machine, running_server
-from serve.triton.client import Client
 
 HELD_S = 2.0  # a stream is held where 95 of 100 words are final by then
 MOST_WORSE = 0.5  # points of CER that live text may have more than whole clips
 _APART_S = 0.37  # between the beginnings of two streams
-_CHANGED = re.compile(r"^earshot_live_changed_words_total (\S+)", re.MULTILINE)
+_TORN = re.compile(r"[.?!…] (\w)")  # the end of a sentence, and what follows
 
 Say = Callable[[str], object]
 
 
 @dataclasses.dataclass(frozen=True)
 class Offline:
-    """What a server says of a whole clip."""
+    """What a system says of a whole recording."""
 
     words: tuple[Spoken, ...]  # of `text`
-    text: str  # decoded as live text is, but for the encoder, which sees 30 s
+    text: str  # as any request
+    alike: str  # searched as live text is
     short: str  # and with live text's encoder
-    configured: str  # as any request
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,17 +54,17 @@ class Level:
     matched: int  # of them, those whose time is known
     p50_s: float
     p95_s: float
+    p99_s: float
     changed_per_word: float  # words of hypotheses that did not stay; none of them was final
-    cer: float  # %, as the following, of the same clips as a whole: see `Offline`
-    offline_cer: float
+    cer: float  # %, as the following, of the same recordings as a whole: see `Offline`
+    whole_cer: float
+    alike_cer: float
     short_cer: float
-    configured_cer: float
+    from_whole: float  # %: the errors of live text if a whole recording's were right
+    from_written: float  # % likewise, with its marks and capital letters
+    torn: int  # ends of sentences that a small letter follows
+    whole_torn: int
     failed: int  # utterances without text
-
-    @property
-    def held(self) -> bool:
-        """Whether so many streams are not too many."""
-        return self.failed == 0 and self.p95_s <= HELD_S
 
     @property
     def complaints(self) -> list[str]:
@@ -77,75 +74,84 @@ class Level:
             found.append(f"{self.failed} utterances failed")
         if self.p95_s > HELD_S:
             found.append(f"p95 is {self.p95_s:.2f} s; expected at most {HELD_S:g}")
-        if (worse := self.cer - self.offline_cer) > MOST_WORSE:
+        if (worse := self.cer - self.whole_cer) > MOST_WORSE:
             found.append(
-                f"CER is {worse:.2f} points above that of whole clips; expected at most "
+                f"CER is {worse:.2f} points above that of whole recordings; expected at most "
                 f"{MOST_WORSE:g}"
             )
         return [f"{self.streams} streams: {complaint}" for complaint in found]
 
     def __str__(self) -> str:
         """A line of the table."""
-        shares = (self.cer, self.offline_cer, self.short_cer, self.configured_cer)
+        shares = (
+            *(self.cer, self.whole_cer, self.alike_cer, self.short_cer),
+            *(self.from_whole, self.from_written),
+        )
         return (
-            f"{self.streams:7} {self.p50_s:7.2f} {self.p95_s:7.2f} {self.changed_per_word:9.2f} "
-            f"{self.words:6} {100 * self.matched / max(1, self.words):5.0f} % "
+            f"{self.streams:7} {self.p50_s:7.2f} {self.p95_s:7.2f} {self.p99_s:7.2f} "
+            f"{self.changed_per_word:8.2f} {self.words:6} "
+            f"{100 * self.matched / max(1, self.words):5.0f} %"
             + "".join(f"{share:10.2f} %" for share in shares)
+            + f" {self.torn:6} {self.whole_torn:6}"
         )
 
 
 HEADING = (
-    "streams  p50, s  p95, s   changed  words   known    CER live       whole  short enc.  "
-    "configured"
+    "streams  p50, s  p95, s  p99, s  changed  words   known    CER live       whole       alike"
+    "  short enc.  from whole  as written   torn  whole"
 )
 
 
-def live(config: Config, levels: Sequence[int], clips: int, folder: Path, say: Say) -> list[Level]:
-    """Start a server and measure it.
+def live(
+    config: Config,
+    clips: Sequence[Clip],
+    levels: Sequence[int],
+    each: int,
+    decode_s: float,
+    folder: Path,
+    say: Say,
+) -> list[Level]:
+    """Measure live text.
 
     Args:
         config: the product.
+        clips: that are played.
         levels: how many streams at a time, one after another.
-        clips: so many for each stream, drawn in turn.
+        each: how many clips each stream plays.
+        decode_s: as of `open_system`.
         folder: gets `live.json`, anew with each number of streams.
         say: gets a line of progress at a time.
 
     Raises:
-        EarshotError: the server did not start, or does not do what it should.
+        EarshotError: a server did not start, or does not do what it should.
     """
-    found = [clip for clip in find_clips(config.eval.manifest).clips if clip.text]
-    if not found:
-        raise ConfigError(f"{config.eval.manifest} has no clip with text; expected some")
-    server_config = for_this_machine(config.server)
     measured = []
-    with running_server(dataclasses.replace(config, server=server_config)) as server:
-        say(f"clips as a whole: {len(found)} …")
-        with Client(server.grpc, config.transcriber.request_timeout_s) as client:
-            offline = {clip.file: _offline(client, clip, config) for clip in found}
+    with open_system(config, decode_s) as system:
+        offline: dict[str, Offline] = {}
         for streams in levels:
-            measure = _Measure(server, found, offline, streams, clips, say)
-            measured.append(asyncio.run(measure.level()))
+            measure = _Measure(system, config, clips, offline, streams, each, say)
+            measured.append(measure.level())
             say(f"{HEADING}\n{measured[-1]}")
-            _write(folder / "live.json", config, clips, measured)
-            server.require_unbroken()
+            report = {
+                "config": config.name,
+                "machine": machine_facts(),
+                "settings": {"live": config.live, "runtime": config.runtime, "clips": each},
+                "simulated": decode_s,
+                "levels": measured,
+            }
+            write_json(folder / "live.json", report)
+            system.require_unbroken()
     return measured
 
 
-def _write(path: Path, config: Config, clips: int, levels: list[Level]) -> None:
-    settings = {"live": config.live, "runtime": config.runtime, "clips": clips}
-    report = {"config": config.name, "machine": machine_facts(), "settings": settings}
-    write_json(path, {**report, "levels": levels})
-
-
-def _offline(client: Client, clip: Clip, config: Config) -> Offline:
+def _offline(system: System, clip: Clip, config: Config) -> Offline:
     audio, live = clip.path.read_bytes(), config.live
-    alike = Request(
-        audio, language=clip.language, beam_size=live.beam_size or None, word_timestamps=True
-    )
-    text = client.start(alike).result()
-    short = client.start(dataclasses.replace(alike, short_encoder=live.short_encoder)).result()
-    configured = client.transcribe(audio, language=clip.language)
-    return Offline(tuple(_spoken(text)), text.text, short.text, configured.text)
+    asked = Request(audio, language=clip.language)
+    alike = dataclasses.replace(asked, beam_size=live.beam_size or None)
+    short = dataclasses.replace(alike, short_encoder=live.short_encoder)
+    text = system.whole(dataclasses.replace(asked, word_timestamps=True))
+    texts = (system.whole(one).text for one in (alike, short))
+    return Offline(tuple(_spoken(text)), text.text, *texts)
 
 
 def _spoken(transcript: Transcript) -> Iterator[Spoken]:
@@ -169,9 +175,10 @@ class _Measure:
     """One number of streams.
 
     Args:
-        server: it runs.
+        system: makes the text.
+        config: its.
         clips: of all streams.
-        offline: what it says of each.
+        offline: what it says of each as a whole; grows.
         streams: how many there are at a time.
         each: how many clips each one plays.
         say: gets a line for each clip.
@@ -179,51 +186,66 @@ class _Measure:
 
     def __init__(
         self,
-        server: Server,
+        system: System,
+        config: Config,
         clips: Sequence[Clip],
         offline: dict[str, Offline],
         streams: int,
         each: int,
         say: Say,
     ) -> None:
-        self._server = server
+        self._system = system
+        self._config = config
         self._offline = offline
         self._shares = [_share(clips, index, each) for index in range(streams)]
         self._say = say
         self._normalize = normalizer(DEFAULT)
         self._played: list[_Played] = []
 
-    async def level(self) -> Level:
+    def level(self) -> Level:
         """Play all of them.
 
         Raises:
-            EarshotError: the server does not do what it should.
+            EarshotError: the system does not do what it should.
         """
+        new = {clip.file: clip for share in self._shares for clip in share}
+        self._say(f"as a whole: {len(new.keys() - self._offline.keys())} …")
+        for file in new.keys() - self._offline.keys():
+            self._offline[file] = _offline(self._system, new[file], self._config)
         all_s = max(sum(clip.duration_s for clip in share) for share in self._shares)
         self._say(f"{len(self._shares)} streams, {all_s:.0f} s at the pace of speech …")
-        changed = _changed(self._server)
-        await asyncio.gather(
-            *(self._stream(share, index * _APART_S) for index, share in enumerate(self._shares))
-        )
-        changed = _changed(self._server) - changed
+        changed = self._system.changed()
+        self._system.run(self._streams())
+        changed = self._system.changed() - changed
         played = self._played
         times = [latency for one in played for latency in one.latency_s]
         if not times:
             raise EarshotError("no word became final that is in the whole clips; expected most")
         words = sum(one.words for one in played)
+        p50_s, p95_s, p99_s = map(float, np.percentile(times, (50, 95, 99)))
         return Level(
             streams=len(self._shares),
             audio_s=sum(one.clip.duration_s for one in played),
             words=words,
             matched=len(times),
-            p50_s=float(np.percentile(times, 50)),
-            p95_s=float(np.percentile(times, 95)),
+            p50_s=p50_s,
+            p95_s=p95_s,
+            p99_s=p99_s,
             changed_per_word=changed / max(1, words),
-            cer=self._cer(lambda one: one.text),
-            offline_cer=self._cer(lambda one: self._offline[one.clip.file].text),
-            short_cer=self._cer(lambda one: self._offline[one.clip.file].short),
-            configured_cer=self._cer(lambda one: self._offline[one.clip.file].configured),
+            cer=self._cer(_said, _text),
+            whole_cer=self._cer(_said, self._whole),
+            alike_cer=self._cer(_said, lambda one: self._offline[one.clip.file].alike),
+            short_cer=self._cer(_said, lambda one: self._offline[one.clip.file].short),
+            from_whole=self._cer(self._whole, _text),
+            from_written=self._cer(self._whole, _text, normalizer(RAW)),
+            torn=sum(_torn(one.text) for one in played),
+            whole_torn=sum(_torn(self._whole(one)) for one in played),
             failed=sum(one.failed for one in played),
+        )
+
+    async def _streams(self) -> None:
+        await asyncio.gather(
+            *(self._stream(share, index * _APART_S) for index, share in enumerate(self._shares))
         )
 
     async def _stream(self, clips: Sequence[Clip], wait_s: float) -> None:
@@ -238,7 +260,7 @@ class _Measure:
         wanted = {} if clip.language is None else {"language": clip.language}
         deltas: dict[str, list[tuple[float, str]]] = {}
         transcripts, failed = list[str](), 0
-        async for heard in transcribe_live(f"ws://{self._server.http}", list(blocks), wanted):
+        async for heard in self._system.play(list(blocks), wanted):
             kind = heard.event["type"].rpartition(".")[2]
             if kind == "delta":
                 deltas.setdefault(heard.event["item_id"], []).append(_timed(heard))
@@ -250,14 +272,36 @@ class _Measure:
         times = latencies(words, known, self._normalize, clip.language)
         return _Played(clip, " ".join(transcripts), times, len(words), failed)
 
-    def _cer(self, text: Callable[[_Played], str]) -> float:
+    def _whole(self, one: _Played) -> str:
+        return self._offline[one.clip.file].text
+
+    def _cer(
+        self,
+        right: Callable[[_Played], str],
+        heard: Callable[[_Played], str],
+        normalize: Normalize | None = None,
+    ) -> float:
+        """% of the characters."""
         errors = length = 0
         for one in self._played:
-            language = one.clip.language
-            said, heard = (self._normalize(it, language) for it in (one.clip.text, text(one)))
-            counts = char_counts(said, heard)
+            texts = (text(one) for text in (right, heard))
+            counts = char_counts(
+                *((normalize or self._normalize)(text, one.clip.language) for text in texts)
+            )
             errors, length = errors + counts.errors, length + counts.length
         return 100 * errors / length
+
+
+def _said(one: _Played) -> str:
+    return one.clip.text
+
+
+def _text(one: _Played) -> str:
+    return one.text
+
+
+def _torn(text: str) -> int:
+    return sum(letter.islower() for letter in _TORN.findall(text))
 
 
 def _share(clips: Sequence[Clip], index: int, each: int) -> list[Clip]:
@@ -267,9 +311,3 @@ def _share(clips: Sequence[Clip], index: int, each: int) -> list[Clip]:
 
 def _timed(heard: Heard) -> tuple[float, str]:
     return heard.at_s, heard.event["delta"]
-
-
-def _changed(server: Server) -> float:
-    page = urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10).read().decode()
-    found = _CHANGED.search(page)
-    return float(found[1]) if found else 0.0

@@ -5,12 +5,12 @@ import base64
 import dataclasses
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import soxr
 import websockets.exceptions
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
 
 from serve.codec import to_json
 from serve.errors import DeadlineError, EarshotError, UnavailableError
@@ -30,6 +30,16 @@ class Heard:
 
     at_s: float  # since the first sample was sent
     event: Event
+
+
+class Wire(Protocol):
+    """What carries messages to a session and from it."""
+
+    async def send(self, message: str) -> None:
+        """Give it one; returns once that is taken."""
+
+    async def recv(self) -> str | bytes:
+        """The next one from it."""
 
 
 async def transcribe_live(
@@ -60,29 +70,47 @@ async def transcribe_live(
     url = f"{server}/v1/realtime?intent=transcription"
     try:
         async with connect(url, additional_headers=headers, max_size=None) as socket:
-            changes = {
-                "type": "transcription",
-                "audio": {"input": {"transcription": transcription}},
-            }
-            await socket.send(to_json({"type": "session.update", "session": changes}))
-            for _ in ("session.created", "session.updated"):
-                await _next(socket, wait_s)
-            began_s = asyncio.get_running_loop().time()
-            sending = asyncio.create_task(_send(socket, blocks, pace, began_s))
-            try:
-                async for event in _until_all_is_text(socket, sending, wait_s):
-                    yield Heard(asyncio.get_running_loop().time() - began_s, event)
-            finally:
-                sending.cancel()
-                await asyncio.wait((sending,))
+            async for heard in converse(socket, blocks, transcription, pace=pace, wait_s=wait_s):
+                yield heard
     except (OSError, websockets.exceptions.WebSocketException) as error:
         raise UnavailableError(f"the server at {server}: {error}") from error
 
 
-async def _next(socket: ClientConnection, limit_s: float | None) -> Event:
+async def converse(
+    wire: Wire,
+    blocks: Iterable[Samples],
+    transcription: dict[str, Any],
+    *,
+    pace: float,
+    wait_s: float,
+) -> AsyncIterator[Heard]:
+    """What `transcribe_live` says once it is connected, and hears.
+
+    Args:
+        wire: a session's, which nothing has been said to.
+        blocks: as of `transcribe_live`, as are the others.
+
+    Raises:
+        DeadlineError, EarshotError: as of `transcribe_live`.
+    """
+    session = {"type": "transcription", "audio": {"input": {"transcription": transcription}}}
+    await wire.send(to_json({"type": "session.update", "session": session}))
+    for _ in ("session.created", "session.updated"):
+        await _next(wire, wait_s)
+    began_s = asyncio.get_running_loop().time()
+    sending = asyncio.create_task(_send(wire, blocks, pace, began_s))
+    try:
+        async for event in _until_all_is_text(wire, sending, wait_s):
+            yield Heard(asyncio.get_running_loop().time() - began_s, event)
+    finally:
+        sending.cancel()
+        await asyncio.wait((sending,))
+
+
+async def _next(wire: Wire, limit_s: float | None) -> Event:
     try:
         async with asyncio.timeout(limit_s):
-            event: Event = json.loads(await socket.recv())
+            event: Event = json.loads(await wire.recv())
     except TimeoutError:
         raise DeadlineError(f"the server has said nothing for {limit_s:g} s") from None
     if event["type"] == "error":
@@ -91,12 +119,12 @@ async def _next(socket: ClientConnection, limit_s: float | None) -> Event:
 
 
 async def _until_all_is_text(
-    socket: ClientConnection, sending: "asyncio.Task[None]", wait_s: float
+    wire: Wire, sending: "asyncio.Task[None]", wait_s: float
 ) -> AsyncIterator[Event]:
     under_way, all_heard = set[str](), False
     while not all_heard or under_way:
         # While audio is sent there may be nothing to say; a server that is gone answers no pings.
-        event = await _next(socket, wait_s if sending.done() else None)
+        event = await _next(wire, wait_s if sending.done() else None)
         kind = event["type"]
         if kind == "input_audio_buffer.speech_started":
             under_way.add(event["item_id"])
@@ -106,16 +134,14 @@ async def _until_all_is_text(
         yield event
 
 
-async def _send(
-    socket: ClientConnection, blocks: Iterable[Samples], pace: float, began_s: float
-) -> None:
+async def _send(wire: Wire, blocks: Iterable[Samples], pace: float, began_s: float) -> None:
     now_s = asyncio.get_running_loop().time
     for count, piece in enumerate(_pieces(blocks), 1):
         if pace:  # a piece is sent when its last sample has been spoken
             await asyncio.sleep(max(0.0, began_s + count * _PIECE_S / pace - now_s()))
         audio = base64.b64encode(piece).decode()
-        await socket.send(to_json({"type": "input_audio_buffer.append", "audio": audio}))
-    await socket.send(to_json({"type": "input_audio_buffer.clear"}))  # answered behind the audio
+        await wire.send(to_json({"type": "input_audio_buffer.append", "audio": audio}))
+    await wire.send(to_json({"type": "input_audio_buffer.clear"}))  # answered behind the audio
 
 
 def _pieces(blocks: Iterable[Samples]) -> Iterator[bytes]:

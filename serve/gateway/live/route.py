@@ -37,9 +37,8 @@ from serve.gateway.protocols import LOST, SHARE
 from serve.gateway.refusals import Refusal
 from serve.gateway.turns import EVENT_S, JSON_S_PER_BYTE, Share
 from serve.gateway.visits import Visit
-from serve.messages import Request, Transcript
+from serve.messages import Transcript
 from serve.speech.activity import Detector
-from serve.speech.rate import SAMPLE_RATE
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -209,30 +208,17 @@ class Live:
     async def _transcribe(
         self, stream: Ticket, default: str | None, model: str | None, window: Window
     ) -> Transcript:
-        """The text of a window, at temperature 0: other ones would hold all streams up for seconds.
+        """The text of a window.
 
         The model is that of the session's settings, or else of the address.
 
         Raises:
             Refusal: there is none.
         """
-        request = Request(
-            window.samples,
-            SAMPLE_RATE,
-            language=window.language,
-            languages=window.languages,
-            prompt=window.prompt,
-            word_timestamps=True,
-            vad=False,
-            temperature=0.0,
-            beam_size=self._door.config.live.beam_size or None,
-            short_encoder=self._door.config.live.short_encoder,
-            draft=window.draft,
-        )
         ticket = stream.part()
         try:
             target = Target(named(self._door.models, model or default), segments=False)
-            parts = request_parts(request)
+            parts = request_parts(window.request(self._door.config.live))
             ticket.charge(sum(map(len, parts)))
             exchange = self._door.upstreams.send(target, parts, ticket, streamed=False)
         except BaseException:

@@ -7,9 +7,9 @@ import dataclasses
 
 import numpy as np
 
-from serve.config import SpeechConfig
+from serve.config import LiveConfig, SpeechConfig
 from serve.gateway.live.agreement import Agreement
-from serve.messages import Samples, Timings, Transcript, Word
+from serve.messages import Request, Samples, Timings, Transcript, Word
 from serve.speech.rate import SAMPLE_RATE
 
 TRIM_S = 9.0  # audio of more than that loses what has become text
@@ -35,6 +35,22 @@ class Window:
     language: str | None
     languages: tuple[str, ...]  # that it may have where `language` is None; (): as configured
     draft: tuple[int, ...]
+
+    def request(self, config: LiveConfig) -> Request:
+        """What a transcriber is asked; at temperature 0, for others would hold up all streams."""
+        return Request(
+            self.samples,
+            SAMPLE_RATE,
+            language=self.language,
+            languages=self.languages,
+            prompt=self.prompt,
+            word_timestamps=True,
+            vad=False,
+            temperature=0.0,
+            beam_size=config.beam_size or None,
+            short_encoder=config.short_encoder,
+            draft=self.draft,
+        )
 
 
 @dataclasses.dataclass(frozen=True)

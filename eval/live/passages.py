@@ -1,0 +1,48 @@
+"""What streams play: of people each speaker's clips joined, of the config's clips what has text."""
+
+import itertools
+from collections.abc import Iterable
+
+from eval.accuracy.passages import join_clips
+from eval.config import Config
+from eval.corpora.find import find_clips
+from serve.clips import Clip
+from serve.errors import ConfigError
+from serve.speech.meter import Limits
+
+
+def passages(config: Config, speech: str, half: str, join_s: float) -> list[Clip]:
+    """Passages of a place's clips, of its groups in turn.
+
+    The clips of each speaker are joined. Where that or the place itself makes passages the other
+    clips are left out, else they are taken as they are.
+
+    Args:
+        config: the product, whose `eval.gate_groups` alone are taken of its own `eval.manifest`.
+        speech: recordings, as `find_clips` takes them.
+        half: of a manifest's two, whose clips alone are taken; "" is both.
+        join_s: the most that joined clips last; what lasts half of it is a passage.
+
+    Raises:
+        ConfigError: there are none.
+        EarshotError: a clip cannot be read.
+    """
+    groups = config.eval.gate_groups if speech == config.eval.manifest else ()
+    found = find_clips(speech, half=half).clips
+    clips = [clip for clip in found if clip.text and (not groups or clip.group in groups)]
+    if not clips:
+        raise ConfigError(f"{speech} has no clip with text; expected some")
+    alone = [clip for clip in clips if not clip.speaker]
+    joined = join_clips([clip for clip in clips if clip.speaker], join_s, Limits(join_s))
+    long = [clip for clip in (*joined, *alone) if clip.duration_s >= join_s / 2]
+    return list(_in_turn(sorted(long or clips, key=_group)))
+
+
+def _in_turn(clips: Iterable[Clip]) -> Iterable[Clip]:
+    by_group = {group: list(some) for group, some in itertools.groupby(clips, _group)}
+    for turn in itertools.zip_longest(*by_group.values()):
+        yield from (clip for clip in turn if clip is not None)
+
+
+def _group(clip: Clip) -> str:
+    return clip.group

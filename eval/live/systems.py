@@ -1,0 +1,209 @@
+"""What live text is measured on: a real server, or its sessions alone under a clock that jumps."""
+
+import asyncio
+import contextlib
+import dataclasses
+import re
+import selectors
+import urllib.request
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from typing import Any, Protocol, TypeVar
+
+from prometheus_client import CollectorRegistry
+
+from eval.config import Config
+from serve.codec import to_json
+from serve.config import LiveConfig
+from serve.gateway.live.client import Heard, converse, transcribe_live
+from serve.gateway.live.events import Event
+from serve.gateway.live.session import Session
+from serve.gateway.live.utterance import Window
+from serve.gateway.metrics import LiveMetrics
+from serve.messages import Request, Samples, Transcript
+from serve.speech.activity import Detector
+from serve.supervisor.run import Server, for_this_machine, running_server
+from serve.transcriber.loop import Transcriber
+from serve.transcriber.open import open_transcriber
+from serve.triton.client import Client
+
+_CHANGED = "earshot_live_changed_words_total"
+_WAIT_S = 60.0  # that a session may say nothing
+
+T = TypeVar("T")
+
+
+class System(Protocol):
+    """Makes text of whole recordings and of streams."""
+
+    def whole(self, request: Request) -> Transcript:
+        """The text of a recording."""
+
+    def play(
+        self, blocks: Iterable[Samples], transcription: dict[str, Any]
+    ) -> AsyncIterator[Heard]:
+        """Stream audio as it is spoken; see `serve.gateway.live.client.transcribe_live`."""
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something in which streams are played."""
+
+    def changed(self) -> float:
+        """Words of hypotheses so far that did not stay."""
+
+    def require_unbroken(self) -> None:
+        """Raise an EarshotError if something has gone wrong in it."""
+
+
+@contextlib.contextmanager
+def open_system(config: Config, decode_s: float) -> Iterator[System]:
+    """A system for the length of a `with` block.
+
+    Args:
+        config: the product.
+        decode_s: 0 starts a real server; else sessions are simulated in this process, and every
+            decoding takes so long by their clock.
+
+    Raises:
+        EarshotError: it does not start.
+    """
+    if decode_s:
+        with open_transcriber(config) as transcriber:
+            yield Simulated(transcriber, config.live, decode_s)
+    else:
+        server_config = dataclasses.replace(config, server=for_this_machine(config.server))
+        with (
+            running_server(server_config) as server,
+            Client(server.grpc, config.transcriber.request_timeout_s) as client,
+        ):
+            yield _Real(server, client)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Real:
+    server: Server
+    client: Client
+
+    def whole(self, request: Request) -> Transcript:
+        return self.client.start(request).result()
+
+    def play(
+        self, blocks: Iterable[Samples], transcription: dict[str, Any]
+    ) -> AsyncIterator[Heard]:
+        return transcribe_live(f"ws://{self.server.http}", blocks, transcription, wait_s=_WAIT_S)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run(work)
+
+    def changed(self) -> float:
+        page = urllib.request.urlopen(f"http://{self.server.metrics}/metrics", timeout=10).read()
+        found = re.search(rf"^{_CHANGED} (\S+)", page.decode(), re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    def require_unbroken(self) -> None:
+        self.server.require_unbroken()
+
+
+class Simulated:
+    """Sessions by a clock that stands while anything works and jumps to when there is more to do.
+
+    So audio is heard as fast as it is decoded, and what comes of it depends on neither the machine
+    nor what else it does. Streams share one decoder, which makes one text after another.
+
+    Args:
+        transcriber: decodes.
+        config: how live text is made.
+        decode_s: that each decoding takes.
+    """
+
+    def __init__(self, transcriber: Transcriber, config: LiveConfig, decode_s: float) -> None:
+        self._transcriber = transcriber
+        self._config = config
+        self._decode_s = decode_s
+        self._registry = CollectorRegistry()
+        self._metrics = LiveMetrics(self._registry, ())
+        self._decoder = asyncio.Lock()
+
+    def whole(self, request: Request) -> Transcript:
+        """See `System`, as of the others."""
+        return self._transcriber.transcribe(request)
+
+    async def play(
+        self, blocks: Iterable[Samples], transcription: dict[str, Any]
+    ) -> AsyncIterator[Heard]:
+        """See `System`."""
+        wire = _Wire(self)
+        work = asyncio.create_task(wire.work())
+        try:
+            async for heard in converse(wire, blocks, transcription, pace=1.0, wait_s=_WAIT_S):
+                yield heard
+        finally:
+            work.cancel()
+            await asyncio.wait((work,))
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """See `System`."""
+        with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+            return runner.run(work)
+
+    def changed(self) -> float:
+        """See `System`."""
+        return self._registry.get_sample_value(_CHANGED) or 0.0
+
+    def require_unbroken(self) -> None:
+        """See `System`."""
+
+    def session(self, send: "asyncio.Queue[Event | Exception]") -> Session:
+        """A new one, whose events go into a queue."""
+
+        async def transcribe(_model: str | None, window: Window) -> Transcript:
+            async with self._decoder:
+                transcript = self.whole(window.request(self._config))
+                await asyncio.sleep(self._decode_s)
+            return transcript
+
+        return Session(
+            self._config, str, transcribe, send.put, lambda _: None, Detector(), self._metrics
+        )
+
+
+class _Wire:
+    """Stands for the connection to a session in this process."""
+
+    def __init__(self, system: Simulated) -> None:
+        self._events = asyncio.Queue[Event | Exception]()
+        self._session = system.session(self._events)
+
+    async def work(self) -> None:
+        try:
+            await self._session.start()
+            await self._session.work()
+        except Exception as error:  # noqa: BLE001 - raised where somebody waits for events
+            await self._events.put(error)
+
+    async def send(self, message: str) -> None:
+        await self._session.handle(message)
+
+    async def recv(self) -> str:
+        event = await self._events.get()
+        if isinstance(event, Exception):
+            raise event
+        return to_json(event)
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """An event loop by whose clock nothing but waiting takes time, and that waits for nothing."""
+
+    def __init__(self) -> None:
+        self._jumps = _Jumps()
+        super().__init__(self._jumps)
+
+    def time(self) -> float:
+        """Seconds."""
+        return self._jumps.waited_s
+
+
+class _Jumps(selectors.SelectSelector):
+    waited_s = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.waited_s += max(0.0, timeout or 0.0)
+        return super().select(None if timeout is None else 0.0)

@@ -1,0 +1,152 @@
+"""Sessions by a clock that jumps, beside the same ones in real time."""
+
+import asyncio
+import dataclasses
+
+import numpy as np
+import pytest
+
+from build.checkpoint import open_checkpoint
+from eval.live.systems import JumpingLoop, Simulated, open_system
+from serve.clips import load_clips
+from serve.config import Config, LiveConfig, RuntimeConfig
+from serve.errors import EarshotError
+from serve.messages import Segment, Timings, Transcript, Word
+from serve.speech.audio import decode
+from serve.speech.meter import Limits
+from serve.speech.rate import SAMPLE_RATE
+from tests.checkpoints import write_engine
+from tests.serve.gateway.live.conftest import LoudIsSpeech
+
+DECODE_S = 0.25
+LIVE = LiveConfig(update_s=0.5, short_encoder=True)
+
+
+class WordASecond:
+    """In place of a transcriber: a word ends a second after the one before."""
+
+    def __init__(self):
+        self.at_s = []  # by the clock, when it was asked
+
+    def transcribe(self, request):
+        self.at_s.append(asyncio.get_running_loop().time())
+        heard_s = len(request.audio) / SAMPLE_RATE
+        words = [Word(i, i + 1.0, f" w{i}", 1.0) for i in range(int(heard_s))]
+        text = "".join(word.word for word in words)
+        segment = Segment(0.0, 9.0, text, (), None, None, 0.0, 1.0, tuple(words))
+        timings = Timings(0.0, 0.0, 0.0, 0.0)
+        return Transcript(text, "en", None, 9.0, (segment,), timings)
+
+
+class Broken:
+    """In place of a transcriber."""
+
+    def transcribe(self, request):
+        raise EarshotError("no text today")
+
+
+async def told(system, samples):
+    """When words became final, and which."""
+    language = {"language": "en"}
+    return [
+        (heard.at_s, heard.event["delta"])
+        async for heard in system.play([samples], language)
+        if heard.event["type"].endswith(".delta")
+    ]
+
+
+def tone(seconds):
+    return (np.sin(np.arange(round(seconds * SAMPLE_RATE)) * 0.1) * 0.1).astype(np.float32)
+
+
+@pytest.fixture
+def loud_is_speech(monkeypatch):
+    monkeypatch.setattr("eval.live.systems.Detector", LoudIsSpeech)
+
+
+def test_by_its_clock_nothing_but_waiting_takes_time():
+    async def wait():
+        now_s, order = asyncio.get_running_loop().time, []
+
+        async def one(seconds):
+            await asyncio.sleep(seconds)
+            order.append((seconds, now_s()))
+
+        await asyncio.gather(one(86_400), one(3), one(600))
+        return order
+
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        order = runner.run(wait())
+    assert order == [(3, 3.0), (600, 600.0), (86_400, 86_400.0)]
+
+
+def test_a_decoding_takes_as_long_as_is_said(loud_is_speech):
+    """What is heard meanwhile is in the next one: so fewer are made, and words are later."""
+    final, decodings = {}, {}
+    for decode_s in (0.25, 1.0):
+        transcriber = WordASecond()
+        system = Simulated(transcriber, LIVE, decode_s)
+        final[decode_s] = system.run(told(system, tone(6.0)))
+        decodings[decode_s] = len(transcriber.at_s)
+        for at_s, text in final[decode_s]:
+            ends_s = int(text.split()[-1][1:]) + 1.0
+            assert at_s >= ends_s + decode_s, "it was heard to its end, and decoded"
+    assert decodings[1.0] < decodings[0.25]
+    soon, late = final.values()
+    assert "".join(text for _, text in soon) == "".join(text for _, text in late)
+    assert soon[0][0] < late[0][0]
+
+
+def test_streams_wait_for_one_decoder(loud_is_speech):
+    async def together():
+        return await asyncio.gather(*(told(system, tone(3.0)) for _ in range(2)))
+
+    transcriber = WordASecond()
+    system = Simulated(transcriber, LIVE, DECODE_S)
+    one, other = system.run(together())
+    assert "".join(text for _, text in one) == "".join(text for _, text in other) == "w0 w1 w2"
+    assert len(transcriber.at_s) > 6
+    assert min(np.diff(transcriber.at_s)) >= DECODE_S - 1e-9
+
+
+def test_what_goes_wrong_in_a_session_is_told(loud_is_speech):
+    system = Simulated(Broken(), LIVE, DECODE_S)
+    with pytest.raises(EarshotError, match="no text today"):
+        system.run(told(system, tone(3.0)))
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """A config with the small checkpoint, which hears what is spoken clearly."""
+    folder = tmp_path_factory.mktemp("engines") / "demo"
+    write_engine(open_checkpoint("tests/fixture/checkpoint"), folder, "int8")
+    runtime = RuntimeConfig(slots=8, rows=12, encoder_batch=1, threads=1)
+    return Config(name="demo", engine=str(folder), runtime=runtime, live=LIVE)
+
+
+def test_the_text_is_that_of_real_time(demo):
+    clip = {clip.file: clip for clip in load_clips("tests/data/manifest.jsonl")}["en_question.wav"]
+    samples = np.concatenate(list(decode(clip.path.read_bytes(), Limits(60.0))))
+    with open_system(demo, DECODE_S) as system:
+        simulated = system.run(told(system, samples))
+        real = asyncio.run(told(system, samples))
+    texts = ["".join(text for _, text in final) for final in (simulated, real)]
+    assert texts[0] == texts[1] and len(texts[0].split()) > 3
+    assert real[-1][0] >= clip.duration_s, "it was played at the pace of speech"
+    with open_system(demo, DECODE_S) as system:
+        assert system.run(told(system, samples)) == simulated, "nor does the machine matter"
+
+
+def test_without_a_clock_of_its_own_it_is_a_server(monkeypatch, demo):
+    """Whose sessions run where everybody's do."""
+
+    class Started(Exception):
+        pass
+
+    def start(config):
+        assert dataclasses.replace(config, server=demo.server) == demo
+        raise Started
+
+    monkeypatch.setattr("eval.live.systems.running_server", start)
+    with pytest.raises(Started), open_system(demo, 0.0):
+        pass
