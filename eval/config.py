@@ -17,6 +17,7 @@ class EvalConfig:
     manifest: Name = "tests/data/manifest.jsonl"  # scored, and timed
     # Scored only; "" = none. The same place as `manifest`: what of it was not drawn to be timed.
     heldout: NameOrNone = "tests/data/heldout/manifest.jsonl"
+    passages: NameOrNone = ""  # a manifest of more for `python -m eval long`; "" = none
     limit: CountOrNone = 0  # clips drawn from each of the two; 0 = all
     timed_limit: CountOrNone = 0  # likewise, of `manifest` alone; 0 = as many as `limit` says
     seed: CountOrNone = 0  # of the draw

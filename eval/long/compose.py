@@ -105,7 +105,7 @@ class _Line:
     duration: float
     segments: tuple[_Span, ...] | None = None  # None: the clip is one sentence
     group: str = ""
-    speaker: str = ""
+    speaker: str | None = None
     half: str = ""
 
 
@@ -142,7 +142,7 @@ def _make(
     folder: Path,
     tell: Callable[[str], None],
 ) -> None:
-    passages = [one for one in sentences if one.speaker and one.end_s > WINDOW_S]
+    passages = [one for one in sentences if one.end_s - one.start_s > WINDOW_S]
     decks = {code: Deck(some) for code, some in _by_language(sentences, passages).items()}
     library = _Library()
     recordings = []
@@ -172,7 +172,8 @@ def _by_language(
     """What can be said in each language: where speakers are known, by whoever said the most."""
     speakers = collections.Counter((one.language, one.speaker) for one in sentences)
     found: dict[str, list[Sentence]] = {}
-    for (code, speaker), _ in speakers.most_common():
+    by_most = [who for who, _ in speakers.most_common()]
+    for code, speaker in sorted(by_most, key=lambda who: not who[1]):  # the unknown last
         said = [o for o in sentences if (o.language, o.speaker) == (code, speaker)]
         found.setdefault(code, [one for one in said if one not in passages])
     return found

@@ -96,7 +96,8 @@ def run_long(
     known = systems.specs(config)
     check_specs(names, known)
     prepare_specs([known[name] for name in names], config, config_path)
-    speech = [place for place in (config.eval.manifest, config.eval.heldout) if place]
+    places = config.eval.manifest, config.eval.heldout, config.eval.passages
+    speech = [place for place in dict.fromkeys(places) if place]  # one may be another
     people = any(one.speaker for place in speech for one in read_sentences(place))
     rows = plan(PEOPLE_PLAN if people else PLAN, minutes)
     composed = compose(rows, seed, speech, tell, config.eval.half)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from eval.config import EvalConfig
+from eval.config import EvalConfig, load_config
 from eval.long import compose as compose_module
 from eval.long import sound
 from eval.long.compose import compose, read_sentences, render
@@ -16,6 +16,7 @@ from eval.long.script import Deck, Event, Sentence, write_script
 from eval.long.truth import KINDS, Stretch
 from serve.clips import load_clips
 from serve.errors import FileError
+from serve.speech.features import WINDOW_S
 
 RATE = 16_000
 
@@ -125,7 +126,8 @@ def test_of_people_one_speaker_reads_and_long_passages_stay_whole(tmp_path, monk
         *(line | {"text": f"Ann {n}.", "speaker": "ann"} for n in range(9)),
         *(line | {"text": f"Bob {n}.", "speaker": "bob"} for n in range(5)),
         line | {"text": "Chosen.", "speaker": "ann", "half": "choose"},
-        line | {"file": "long.wav", "text": "A tale.", "duration": 40.0, "speaker": "eve"},
+        *(line | {"text": f"Who {n}?", "speaker": None} for n in range(20)),
+        line | {"file": "long.wav", "text": "A tale.", "duration": 40.0, "speaker": None},
     ]
     manifest = tmp_path / "people.jsonl"
     manifest.write_text("\n".join(map(json.dumps, lines)))
@@ -139,6 +141,16 @@ def test_of_people_one_speaker_reads_and_long_passages_stay_whole(tmp_path, monk
     assert (passage.kind, passage.text, passage.duration) == ("passage", "A tale.", 40.0)
     whole = soundfile.info(made.folder / passage.file)
     assert whole.duration == pytest.approx(40.0, abs=1e-3)
+
+
+def test_people_who_ship_are_who_the_plan_names():
+    config = load_config("configs/base.toml").eval
+    places = dict.fromkeys([config.manifest, config.heldout, config.passages])
+    sentences = [one for place in places for one in read_sentences(place, config.half)]
+    assert {code for row in PEOPLE_PLAN for code in row.languages} <= {
+        one.language for one in sentences if one.speaker
+    }
+    assert any(one.end_s - one.start_s > WINDOW_S for one in sentences)
 
 
 def test_the_speech_that_ships_is_enough():
