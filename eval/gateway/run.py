@@ -14,6 +14,7 @@ import psutil
 from eval.config import Config
 from eval.corpora.find import find_clips
 from eval.files import write_json
+from eval.gateway.floods import Flood, measure_floods
 from eval.gateway.idle import Idle, measure_idle
 from eval.gateway.kept import Kept, measure_kept
 from eval.gateway.ways import KSERVE, OPENAI, TRITON, Ask, by_form, by_grpc
@@ -25,6 +26,8 @@ from serve.supervisor.run import for_this_machine, running_server
 from serve.triton.folder import grpc_target
 
 LEAST = 0.95  # of the throughput straight to Triton
+MOST = 2.0  # times as long as in quiet that a short clip waits for its text beside a flood
+SHORT_S = 2.0
 DRAWS = 4000  # of a bootstrap
 
 Say = Callable[[str], object]
@@ -57,11 +60,15 @@ class Cost:
     ways: tuple[Way, ...]
     kept: Kept
     idle: tuple[Idle, ...]
+    floods: tuple[Flood, ...]  # the first is none
 
     @property
     def good(self) -> bool:
-        """Whether the gateway takes no more than it may."""
-        return all(way.share >= LEAST for way in self.ways)
+        """Whether the gateway takes no more than it may, and no flood keeps others waiting."""
+        most_ms = MOST * self.floods[0].median_ms
+        return all(way.share >= LEAST for way in self.ways) and all(
+            flood.median_ms <= most_ms and not flood.failures for flood in self.floods
+        )
 
 
 def gateway(
@@ -108,12 +115,20 @@ def gateway(
         for one in measure_idle(server, process, connections, seconds):
             say(str(one))
             idle.append(one)
+        floods = []
+        for flood in measure_floods(server.http, ways[OPENAI], _short(clips), seconds):
+            say(str(flood))
+            floods.append(flood)
         server.require_unbroken()
-    cost = Cost(tuple(found), kept, tuple(idle))
+    cost = Cost(tuple(found), kept, tuple(idle), tuple(floods))
     settings = {"at_once": at_once, "passes": passes, "runtime": config.runtime}
     found_here = {"machine": machine_facts(), "settings": settings, "cost": cost}
     write_json(folder / "gateway.json", {"config": config.name, **found_here})
     return cost
+
+
+def _short(clips: Sequence[Clip]) -> bytes:
+    return min(clips, key=lambda clip: abs(clip.duration_s - SHORT_S)).path.read_bytes()
 
 
 def _wide(live: LiveConfig) -> LiveConfig:

@@ -20,6 +20,7 @@ from serve.gateway import memory
 from serve.gateway.door import Door
 from serve.gateway.http import build_app, build_watchers_app
 from serve.gateway.listen import HttpServer, grpc_credentials, listening_socket, own_door
+from serve.gateway.log import FewLines
 from serve.gateway.metrics import tritons_page, whole_page
 from serve.gateway.page.state import State
 from serve.gateway.rpc import Methods, server_options
@@ -158,6 +159,8 @@ def serve_alone(config: Config) -> int:
 def _prepare() -> None:
     """What a gateway's process does first."""
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(FewLines())
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes one
     memory.prepare()

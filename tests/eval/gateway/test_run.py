@@ -1,10 +1,15 @@
 """What the gateway costs, measured of one before a stand-in for Triton."""
 
+import contextlib
+import socket
+import threading
 from pathlib import Path
 
 import psutil
 import pytest
 
+from eval.gateway import floods
+from eval.gateway.floods import Flood
 from eval.gateway.idle import KINDS, measure_idle
 from eval.gateway.kept import Kept, measure_kept
 from eval.gateway.run import Cost, Way, interval_of, measure_ways
@@ -53,9 +58,49 @@ def test_a_way_that_is_too_slow_is_not_good():
         Way(TRITON, 20.0, 1.0, (1.0, 1.0), 0.0, 9.0),
         Way(KSERVE, 18.8, 0.94, (0.9, 0.98), 5.0, 9.6),
     )
-    kept = Kept(0.5, 1.0)
-    assert not Cost(ways, kept, ()).good
-    assert Cost(ways[:1], kept, ()).good
+    kept, quiet = Kept(0.5, 1.0), Flood("quiet", 9, 0, 100.0, 110.0)
+    assert not Cost(ways, kept, (), (quiet,)).good
+    assert Cost(ways[:1], kept, (), (quiet,)).good
+    for flood, good in (
+        (Flood("pings", 9, 0, 199.0, 900.0), True),
+        (Flood("pings", 9, 0, 201.0, 202.0), False),
+        (Flood("pings", 9, 1, 100.0, 110.0), False),
+    ):
+        assert Cost(ways[:1], kept, (), (quiet, flood)).good == good
+
+
+def test_a_clip_is_asked_for_in_quiet_and_beside_a_flood(running, monkeypatch):
+    monkeypatch.setattr(floods, "_BEFORE_S", 3.0)
+    name = "bytes apart, refused"
+    monkeypatch.setattr(floods, "FLOODS", {name: floods.FLOODS[name]})
+    with by_form(running.http, WAIT_S) as ask:
+        quiet, flooded = floods.measure_floods(running.http, ask, b"RIFF", 0.5)
+    assert (quiet.name, flooded.name) == ("quiet", name)
+    for found in (quiet, flooded):
+        assert found.answers and not found.failures and 0 < found.median_ms <= found.longest_ms
+    with by_form("127.0.0.1:1", WAIT_S) as nobody:
+        (alone, *_) = floods.measure_floods("", nobody, b"", 0.01)
+    assert alone.failures and not alone.answers and alone.median_ms == float("inf")
+
+
+@pytest.mark.parametrize("name", floods.FLOODS)
+def test_a_flood_leaves_others_their_answers(running, name):
+    made, _ = floods.FLOODS[name]
+    host, _, port = running.http.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
+
+        def flood():
+            with contextlib.suppress(OSError):
+                made()(connection)
+
+        flooding = threading.Thread(target=flood)
+        flooding.start()
+        with by_form(running.http, WAIT_S) as ask:
+            assert ask(b"RIFF") == "hello"
+        with contextlib.suppress(OSError):  # it may have gone
+            connection.shutdown(socket.SHUT_RDWR)
+        flooding.join(WAIT_S)
+        assert not flooding.is_alive()
 
 
 def test_a_kept_connection_is_asked_again_and_again(running):
