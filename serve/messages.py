@@ -36,6 +36,16 @@ class AudioFile:
         begin, end, _ = place.indices(self._size)
         return os.pread(self._descriptor, max(0, end - begin), begin)
 
+    def let_go(self) -> None:
+        """Its bytes are needed no more: the disk has their room, whoever still holds this.
+
+        The traceback of an error may, until garbage is collected. The descriptor is not closed
+        meanwhile, for a worker may be about to read from it: it has nothing more to read.
+        """
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        os.dup2(nothing, self._descriptor, inheritable=False)
+        os.close(nothing)
+
 
 @dataclasses.dataclass(frozen=True)
 class Request:

@@ -3,6 +3,7 @@
 `whisper` has an `EngineBackend`, `whisper_stream` a `serve.triton.relay.RelayClient`.
 """
 
+import contextlib
 import functools
 import logging
 import time
@@ -12,7 +13,14 @@ from typing import TYPE_CHECKING
 from serve.config import Config
 from serve.errors import EarshotError
 from serve.fields import MAX_BEAMS
-from serve.messages import OnEvent, RequestHandle
+from serve.messages import (
+    AudioFile,
+    Failed,
+    Finished,
+    OnEvent,
+    RequestHandle,
+    TranscriberEvent,
+)
 from serve.runtime.triton_model import Infer
 from serve.transcriber.guard import guarded
 from serve.transcriber.stats import Stats
@@ -86,14 +94,26 @@ class EngineBackend:
         return self._keys.submit(key, on_event, functools.partial(self._submit, inputs, key))
 
     def _submit(self, inputs: Inputs, key: str | None, on_event: OnEvent) -> RequestHandle:
-        try:
-            by_file = key is not None and not {"AUDIO", "SAMPLES"} & inputs.keys()
-            file = uploads.take(self._folder, key) if by_file and key else None
-            request = wire.request_from_inputs(inputs, file)
-        except EarshotError:
-            self._transcriber.reject()
-            raise
-        return self._transcriber.submit(request, on_event)
+        with contextlib.ExitStack() as stack:
+            try:
+                by_file = key is not None and not {"AUDIO", "SAMPLES"} & inputs.keys()
+                file = uploads.take(self._folder, key) if by_file and key else None
+                if file is not None:
+                    stack.callback(file.let_go)
+                    on_event = functools.partial(_let_go_at_end, file, on_event)
+                request = wire.request_from_inputs(inputs, file)
+            except EarshotError:
+                self._transcriber.reject()
+                raise
+            handle = self._transcriber.submit(request, on_event)
+            stack.pop_all()
+        return handle
+
+
+def _let_go_at_end(file: AudioFile, on_event: OnEvent, event: TranscriberEvent) -> None:
+    if isinstance(event, Finished | Failed):
+        file.let_go()
+    on_event(event)
 
 
 def _offers(transcriber: "Transcriber") -> Offers:

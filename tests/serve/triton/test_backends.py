@@ -1,5 +1,7 @@
 """The engine behind the models, with stand-ins for transcriber and metrics."""
 
+import contextlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ from serve.config import Config
 from serve.errors import AudioError, DeviceError, EarshotError, OptionError, OverloadedError
 from serve.messages import Failed, Finished, Request
 from serve.speech.tokenizer import Tokenizer
-from serve.triton import metrics, wire
+from serve.triton import metrics, uploads, wire
 from serve.triton.backends import EngineBackend, open_transcriber
 from serve.triton.relay import RelayClient
 from tests import fake_triton
@@ -72,6 +74,49 @@ def backend(transcriber, folder, monkeypatch):
     )
     yield backend
     backend.close()
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        Finished(TRANSCRIPT),
+        Failed(AudioError("silent")),
+        OverloadedError("full"),
+        OptionError("bad"),
+    ],
+    ids=lambda end: type(end).__name__,
+)
+def test_a_file_is_let_go_where_its_request_ends_whoever_keeps_the_error(
+    backend, transcriber, folder, end
+):
+    uploads.make_folder(folder)
+    path = folder / uploads.UPLOADS / "ab-1"
+    path.write_bytes(b"RIFF")
+    lies = path.stat()
+    inputs = wire.request_to_inputs(Request(audio=b"RIFF"))
+    del inputs["AUDIO"]
+    if isinstance(end, Finished | Failed):
+        backend.start(inputs, lambda event: None, "ab-1")
+        ((_, on_event),) = transcriber.submitted
+        assert is_open(lies)
+        on_event(end)
+    else:
+        transcriber.refusal = end if isinstance(end, OverloadedError) else None
+        if isinstance(end, OptionError):
+            inputs["TASK"] = np.array([b"sing"])
+        with pytest.raises(EarshotError) as kept:
+            backend.start(inputs, print, "ab-1")
+        assert kept.value.__traceback__ is not None
+    assert not is_open(lies)
+
+
+def is_open(lies):
+    """Whether this process has a file open, under whatever name."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(f"/proc/self/fd/{descriptor}"), lies):
+                return True
+    return False
 
 
 def test_a_request_reaches_the_transcriber(backend, transcriber):

@@ -46,6 +46,19 @@ def test_what_is_left_is_removed(tmp_path, folder):
     assert list(folder.iterdir()) == []
 
 
+def test_what_is_let_go_takes_no_room_and_nothing_is_read_in_its_place(tmp_path):
+    (tmp_path / "a").write_bytes(b"RIFF")
+    descriptor = os.open(tmp_path / "a", os.O_RDONLY)
+    file = AudioFile(descriptor)
+    assert file[0:4] == b"RIFF"
+    file.let_go()
+    assert os.path.samestat(os.fstat(descriptor), os.stat(os.devnull))
+    others = [open(tmp_path / "a") for _ in range(8)]  # noqa: SIM115
+    assert file[0:4] == b"" and len(file) == 4
+    for other in others:
+        other.close()
+
+
 @pytest.mark.parametrize("format", ["WAV", "FLAC", "OGG", "MP3"])
 def test_a_file_is_heard_as_its_bytes_are(tmp_path, format):
     data = audio_file(1.0, format)
