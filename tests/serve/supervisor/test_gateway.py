@@ -1,0 +1,71 @@
+"""The supervisor's look at a gateway: by its own door, and at whether it goes on."""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+from serve.config import Config, ServerConfig
+from serve.supervisor.gateway import Gateway
+from serve.supervisor.run import free_ports
+from serve.triton.folder import CONFIG, engine_folders
+from serve.triton.server import config_to_toml
+from tests.serving import wait_until
+
+STALL_S = 2.0
+MOST = 8 + 256
+
+
+@pytest.fixture
+def config():
+    http, rpc, metrics = free_ports("127.0.0.1", 3)
+    server = ServerConfig(
+        http_port=http,
+        grpc_port=rpc,
+        metrics_port=metrics,
+        max_inflight=8,
+        stall_timeout_s=STALL_S,
+    )
+    return dataclasses.replace(Config(), server=server)
+
+
+@pytest.fixture
+def gateway(config, tmp_path):
+    (tmp_path / CONFIG).write_text(config_to_toml(config))
+    for own in engine_folders(tmp_path, 1):
+        own.mkdir(exist_ok=True)
+    gateway = Gateway(tmp_path, config.server, tmp_path / "log")
+    wait_until(gateway.ready, "it never began")
+    yield gateway
+    gateway.kill()
+
+
+def watch(gateway, seconds):
+    """What the supervisor finds meanwhile."""
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        assert gateway.failure() is None
+        assert gateway.ready()
+        time.sleep(0.05)
+
+
+def test_a_crowd_at_its_doors_is_no_reason_to_end_it(gateway, config):
+    with contextlib.ExitStack() as stack:
+        for port in (config.server.http_port, config.server.metrics_port):
+            for _ in range(MOST + 50):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), 20))
+        watch(gateway, 2 * STALL_S)
+
+
+def test_one_that_stands_still_has_failed_and_one_that_goes_on_again_has_not(gateway):
+    pid = gateway._child.pid
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: gateway.failure() is not None, "it has not failed")
+    assert "its loop stood still for" in gateway.failure()
+    os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: gateway.failure() is None, "it is given up")
+    wait_until(gateway.ready, "it does not answer")
