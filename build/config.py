@@ -14,7 +14,7 @@ class BuildConfig:
     """How a checkpoint becomes an engine."""
 
     # Name of serve/published.py, hub id, Hugging Face's or CTranslate2's folder, or OpenAI .pt.
-    checkpoint: Name = "tests/fixture/checkpoint"
+    checkpoint: Name = "base"
     precision: Precision = "int8"
     runtime: RuntimeName = "native"  # one of serve/runtime/table.py
     tokenizer: NameOrNone = ""  # folder or hub id with tokenizer.json; needed for .pt only
@@ -25,7 +25,7 @@ class BuildConfig:
     calibrate: bool = False
     calibrate_clips: Name = "tests/data/human/calibration.jsonl"  # manifest of that speech
     device: Device = "cpu"  # the one where a checkpoint runs to be calibrated and compared
-    verify_clips: Name = "tests/data/manifest.jsonl"  # an engine is compared on some of these
+    verify_clips: Name = "tests/data/demo.jsonl"  # an engine is compared on some of these
 
 
 @dataclasses.dataclass(frozen=True)

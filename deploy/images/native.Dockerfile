@@ -31,7 +31,6 @@ COPY build build
 COPY serve serve
 COPY configs configs
 COPY tests/data tests/data
-COPY tests/fixture tests/fixture
 COPY deploy/images/earshot.py ./
 
 # The only places that are written to: everything else may be read-only.

@@ -8,7 +8,7 @@ from typing import Any
 
 from eval.accuracy.normalize import DEFAULT, NORMALIZERS
 from eval.arguments import add_config, add_output, add_systems, names, not_negative, positive
-from eval.config import Config, EvalConfig
+from eval.config import Config
 
 _WORD_CLIPS = 60  # in which times of words are compared
 _SENTENCES = 80  # spoken to measure them by
@@ -82,7 +82,7 @@ def add_words(parser: argparse.ArgumentParser) -> None:
         help="draw N clips of eval.manifest, 0 for all; default: %(default)s",
     )  # fmt: skip
     add(
-        "--spoken", default=EvalConfig.heldout, metavar="JSONL",
+        "--spoken", default="tests/data/heldout/manifest.jsonl", metavar="JSONL",
         help="texts that espeak-ng speaks; default: %(default)s",
     )  # fmt: skip
     add(

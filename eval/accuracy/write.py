@@ -1,5 +1,6 @@
 """A run's predictions -> its reports: report.json, report.md and report.html, in its folder."""
 
+import dataclasses
 from pathlib import Path
 
 from eval.accuracy.gates import gates
@@ -31,6 +32,11 @@ def write_report(folder: Path, names: tuple[str, ...], normalizer_name: str) -> 
     scores = tuple(
         score_system(facts, calls, normalizer_name, spelling) for facts, calls in systems
     )
+    heard = {
+        group for score in scores for one in score.sets.values() for group in one.groups.values()
+    }
+    # Of other clips the configured groups say nothing.
+    run = dataclasses.replace(run, gate_groups=tuple(g for g in run.gate_groups if g in heard))
     judged = gates(
         scores,
         run.precision,

@@ -165,7 +165,7 @@ def _parquet(place: Path, files: Sequence[Path]) -> Layout:
 def _draw(layout: Layout, place: str, limit: int, seed: int, half: str) -> tuple[list[Entry], int]:
     """Entries in the layout's order, and how many it has."""
     problems: dict[str, list[str]] = collections.defaultdict(list)
-    entries = (one for one in _checked(layout, problems) if not half or one.half == half)
+    entries = (e for e in _checked(layout, problems) if not half or e.half in ("", half))
     first = next(entries, None)
     if first is None:
         of_half = f" of the half {half!r}" if half else ""

@@ -18,7 +18,7 @@ def passages(config: Config, speech: str, half: str, join_s: float) -> list[Clip
     clips are left out, else they are taken as they are.
 
     Args:
-        config: the product, whose `eval.gate_groups` alone are taken of its own `eval.manifest`.
+        config: the product, whose `eval.gate_groups` alone are taken where there are any.
         speech: recordings, as `find_clips` takes them.
         half: of a manifest's two, whose clips alone are taken; "" is both.
         join_s: the most that joined clips last; what lasts half of it is a passage.
@@ -27,8 +27,8 @@ def passages(config: Config, speech: str, half: str, join_s: float) -> list[Clip
         ConfigError: there are none.
         EarshotError: a clip cannot be read.
     """
-    groups = config.eval.gate_groups if speech == config.eval.manifest else ()
     found = find_clips(speech, half=half).clips
+    groups = {clip.group for clip in found} & set(config.eval.gate_groups)
     clips = [clip for clip in found if clip.text and (not groups or clip.group in groups)]
     if not clips:
         raise ConfigError(f"{speech} has no clip with text; expected some")

@@ -60,7 +60,7 @@ def compose(
         planned: what each is like.
         seed: of everything that is drawn.
         speech: manifests of clips that are spoken.
-        half: of the clips, those alone that are of it; "" is all.
+        half: of the clips, those alone that are of it or of none; "" is all.
         tell: gets a line on each that is made.
 
     Raises:
@@ -114,7 +114,7 @@ def read_sentences(manifest: str | Path, half: str = "") -> Iterator[Sentence]:
 
     Args:
         manifest: its path.
-        half: of whose clips alone; "" is all.
+        half: of whose clips alone, beside those that are of none; "" is all.
 
     Raises:
         FileError: the manifest cannot be read.
@@ -123,7 +123,7 @@ def read_sentences(manifest: str | Path, half: str = "") -> Iterator[Sentence]:
     manifest = Path(manifest)
     for number, text in enumerate(read_text(manifest, "expected clips").splitlines(), 1):
         line = from_json(_Line, text, f"{manifest}:{number}", extra="ignore")
-        if half and line.half != half:
+        if half and line.half not in ("", half):
             continue
         spans = line.segments
         if spans is None:
@@ -175,7 +175,8 @@ def _by_language(
     by_most = [who for who, _ in speakers.most_common()]
     for code, speaker in sorted(by_most, key=lambda who: not who[1]):  # the unknown last
         said = [o for o in sentences if (o.language, o.speaker) == (code, speaker)]
-        found.setdefault(code, [one for one in said if one not in passages])
+        if short := [one for one in said if one not in passages]:
+            found.setdefault(code, short)
     return found
 
 

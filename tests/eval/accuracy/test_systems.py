@@ -14,7 +14,7 @@ from build.config import BuildConfig
 from eval import demo as demo_module
 from eval.accuracy import ours, prepare, systems
 from eval.accuracy.data import Prediction
-from eval.config import Config, EvalConfig
+from eval.config import Config, EvalConfig, load_config
 from eval.demo import DemoResult, demo, render
 from eval.long import systems as long_systems
 from serve.clips import load_clips
@@ -83,7 +83,7 @@ def test_faster_whisper_has_no_handicap(tmp_path, monkeypatch):
     """It knew no languages, suppressed OpenAI's tokens in place of the checkpoint's, and stopped
     each window at half of the limit that it was given; so it looked worse than it is.
     """
-    config = Config(eval=EvalConfig(threads=1))
+    config = load_config("configs/demo.toml")
     monkeypatch.setattr(prepare, "CACHE", tmp_path / "cache")
     prepare.prepare_converted(config)
     peer = systems.open_system("faster-whisper-float32", config)

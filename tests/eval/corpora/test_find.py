@@ -145,6 +145,11 @@ def test_one_half_alone_may_be_taken(tmp_path, record):
         find_clips(place, half="other")
 
 
+def test_clips_that_are_of_no_half_are_always_taken(tmp_path, record):
+    table_of(tmp_path, record, 3)
+    assert len(find_clips(str(tmp_path), half="report").clips) == 3
+
+
 def test_a_clip_that_cannot_be_read_stands_apart(tmp_path, record):
     table_of(tmp_path, record, 3)
     (tmp_path / "1.wav").write_bytes(b"no audio at all")

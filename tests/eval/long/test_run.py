@@ -53,7 +53,7 @@ def config(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "prepare_specs", lambda *_: None)
     monkeypatch.setattr(run, "measure_system", measure)
     path = tmp_path / "small.toml"
-    path.write_text(f'[eval]\nthreads = 1\nmanifest = "{manifest}"\nheldout = ""\n')
+    path.write_text(f'[eval]\nthreads = 1\nmanifest = "{manifest}"\nheldout = ""\npassages = ""\n')
     return path
 
 
