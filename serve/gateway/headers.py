@@ -14,6 +14,7 @@ from serve.config import ServerConfig
 from serve.errors import shown
 from serve.gateway import hosts
 from serve.gateway.listen import CROWDED
+from serve.gateway.protocols import NotTaken
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -63,6 +64,8 @@ def with_headers(
 
         try:
             await guarded(scope, receive, send_named)
+        except NotTaken:
+            pass
         except Exception:  # it has been answered, or the connection is closed
             logger.exception("request %s failed in the gateway", name)
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import grpc
 import uvicorn
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve.config import ServerConfig
 from serve.errors import UnavailableError
@@ -38,7 +38,6 @@ _BACKLOG = 1024
 _ACCEPTS = 64  # at most so many connections begin in a turn of the loop
 _KEEP_ALIVE_S = 60
 _PING_S = 10.0
-_SEND_S = 60.0  # a client that takes no answer for so long counts as gone
 _STOP_S = 2  # for answers on their way
 
 
@@ -183,7 +182,7 @@ class HttpServer(uvicorn.Server):
             await app(scope, receive, send)
 
         config = uvicorn.Config(
-            _with_send_limit(counted),
+            counted,
             http=cast(Any, protocol),
             ws=cast(Any, functools.partial(WebSocketProtocol, admission)),
             ws_max_size=MAX_MESSAGE_BYTES,
@@ -227,16 +226,3 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
         if self._task is not None:
             await self._task
-
-
-def _with_send_limit(app: ASGIApp) -> ASGIApp:
-    """An application whose answers are given up where the client does not take them."""
-
-    async def limited(scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_in_time(message: Message) -> None:
-            async with asyncio.timeout(_SEND_S):
-                await send(message)
-
-        await app(scope, receive, send_in_time)
-
-    return limited

@@ -28,10 +28,16 @@ MAX_HEAD_BYTES = 2**16
 MAX_HEADERS = 256
 MAX_FRAGMENTS = 1024
 """Most frames that a WebSocket's message may come in: each takes memory besides its bytes."""
+SEND_S = 60.0
+"""A client that takes no answer for so long counts as gone."""
 MAX_CONTROLS = 100
 """Most pings and pongs of a WebSocket in a second."""
 
 _UNREAD_BYTES = 2**16  # of a WebSocket, that the system keeps while nothing is read from it
+
+
+class NotTaken(Exception):
+    """A client does not take its answer, and its connection is ended for that."""
 
 
 class Idle:
@@ -212,7 +218,10 @@ class HttpProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, cast(Any, self._watched(app, cycle)))
 
     def _watched(self, app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
-        """What is answered before its body has come is the last of its connection."""
+        """What is answered before its body has come is the last of its connection.
+
+        Whoever does not take an answer has gone.
+        """
 
         async def watched(scope: Scope, receive: Receive, send: Send) -> None:
             async def watch(message: Message) -> None:
@@ -221,7 +230,13 @@ class HttpProtocol(HttpToolsProtocol):
                         cycle.keep_alive = False
                     if message["status"] >= 400:
                         self.share.charge(REFUSED_S)
-                await send(message)
+                try:
+                    async with asyncio.timeout(SEND_S):
+                        await send(message)
+                except TimeoutError:
+                    cycle.disconnected = True
+                    self.transport.abort()
+                    raise NotTaken from None
 
             await app(scope, receive, watch)
 
@@ -276,6 +291,19 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._count()
         except Refusal:
             self._end(1008, "there is no room for what it sends")
+
+    async def send(self, message: Any) -> None:
+        """Send it, to a client that takes it.
+
+        Raises:
+            NotTaken: it does not.
+        """
+        try:
+            async with asyncio.timeout(SEND_S):
+                await super().send(message)
+        except TimeoutError:
+            self.transport.abort()
+            raise NotTaken from None
 
     async def receive(self) -> Any:
         """The next message, which is its taker's to count from now on."""

@@ -33,7 +33,7 @@ from serve.gateway.models import Target
 from serve.gateway.openai.ask import request_parts, transcript
 from serve.gateway.openai.errors import FieldRefusal, error_response
 from serve.gateway.openai.models import named
-from serve.gateway.protocols import LOST, SHARE
+from serve.gateway.protocols import LOST, SHARE, NotTaken
 from serve.gateway.refusals import Refusal
 from serve.gateway.turns import EVENT_S, JSON_S_PER_BYTE, Share
 from serve.gateway.visits import Visit
@@ -130,7 +130,7 @@ class Live:
                 await _close(websocket, end)
         except WebSocketDisconnect:
             pass
-        except TimeoutError:  # of `HttpServer`: it takes nothing
+        except NotTaken:
             raise refusals.client_gone() from None
 
     async def _run(
@@ -161,7 +161,7 @@ class Live:
             await session.drain()
             await work
             return _End(1012, "server_stopping", "the server is stopping; connect again")
-        except (WebSocketDisconnect, TimeoutError):
+        except (WebSocketDisconnect, NotTaken):
             raise
         except Exception:  # one session must not hurt its neighbours
             logger.exception("a live session failed in the gateway")

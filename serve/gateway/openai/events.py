@@ -8,6 +8,7 @@ from typing import Any
 from starlette.types import Send
 
 from serve.codec import to_json
+from serve.gateway.protocols import NotTaken
 from serve.gateway.refusals import client_gone
 
 _HEADERS = [
@@ -43,5 +44,5 @@ class Events:
     async def _pass(self, message: dict[str, Any]) -> None:
         try:
             await self._send(message)
-        except TimeoutError:
+        except NotTaken:
             raise client_gone() from None

@@ -123,6 +123,17 @@ def test_requests_one_behind_the_other_are_ended_with_their_client(running):
     until(lambda: running.triton.cancelled == [key])
 
 
+def test_who_takes_no_answers_is_hung_up_on_and_that_is_no_error(running, monkeypatch, caplog):
+    monkeypatch.setattr("serve.gateway.protocols.SEND_S", 0.3)
+    asked = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2000
+    with connected(running) as connection:
+        connection.settimeout(1.0)
+        with contextlib.suppress(OSError):
+            connection.sendall(asked)
+        until(lambda: not connections(running))
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 # ---------------------------------------------------------------- crowds
 
 
