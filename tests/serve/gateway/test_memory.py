@@ -27,5 +27,9 @@ def test_memory_is_given_back_after_large_requests_alone(running, monkeypatch):
     until(lambda: not running.door.admission.untidy)
     assert given[-1] == 0
     given.clear()
+    assert running.infer("[" * 2**21)[0] == 400
+    until(lambda: given)
+    until(lambda: not running.door.admission.untidy)
+    given.clear()
     running.call()(message())
     assert not running.door.admission.untidy
