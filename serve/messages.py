@@ -46,6 +46,10 @@ class AudioFile:
         os.dup2(nothing, self._descriptor, inheritable=False)
         os.close(nothing)
 
+    def fileno(self) -> int:
+        """The descriptor, which stays this object's."""
+        return self._descriptor
+
 
 @dataclasses.dataclass(frozen=True)
 class Request:

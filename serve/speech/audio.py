@@ -5,6 +5,10 @@ asked for, so a small file that unpacks to a huge one is refused when it passes 
 header tells is refused before the first block; what only decoding can tell is an error after
 blocks that were good. Thread-safe; no temporary files.
 
+16-bit WAV is read here. Every other file is given to the libraries that know it
+(`serve.speech.sources`) in a process of its own (`serve.speech.sandbox`), for what they do with a
+file that is made to harm must hurt nobody else.
+
 A file that was cut short is refused wherever that can be known, since its text would look whole:
 - WAV and AIFF, at once: libsndfile corrects the length silently, so the chunk's own size is
   compared. Sizes of 2 GiB and more stand in streams whose length was not known; these are read to
@@ -26,10 +30,12 @@ import soxr
 
 from serve.errors import AudioError, AudioLimitError, EarshotError
 from serve.messages import Samples
+from serve.speech import containers
 from serve.speech.containers import Bytes
-from serve.speech.features import SAMPLE_RATE
 from serve.speech.meter import Limits, Meter, never
-from serve.speech.sources import BLOCK_VALUES, EXPECTED, Source, open_source
+from serve.speech.pcm import BLOCK_VALUES, EXPECTED, Pcm16, Source
+from serve.speech.rate import SAMPLE_RATE
+from serve.speech.sandbox import client as sandbox
 
 MIN_RATE = 1_000
 MAX_RATE = 384_000
@@ -55,9 +61,10 @@ def decode(
             short or beyond a limit as its header tells. At any block: cut short, damaged, without
             samples, beyond a limit, or with sample values that make no sense.
         CancelledError: nobody wants it any more.
+        UnavailableError, DeadlineError: the process that decodes it was ended, or stands still.
     """
     meter = Meter(limits, stopped)
-    return meter.steps(_decoded(audio, meter))
+    return meter.steps(_decoded(audio, meter, stopped))
 
 
 def from_samples(
@@ -88,13 +95,23 @@ def whole(blocks: Iterable[Samples]) -> Samples:
     return np.concatenate(list(blocks))
 
 
-def _decoded(audio: Bytes, meter: Meter) -> Generator[Samples, None, None]:
-    if not audio:
-        raise AudioError(f"audio has 0 bytes; {EXPECTED}")
-    with contextlib.closing(open_source(audio, meter)) as source:
+def samples_of(source: Source, meter: Meter) -> Generator[Samples, None, None]:
+    """The blocks of an opened file, which is closed with them; as `decode` but in this process."""
+    with contextlib.closing(source):
         meter.end_header()
         _check_header(source, meter)
         yield from _to_16_khz(_whole_file(source, meter), source.rate, meter.limits.max_s)
+
+
+def _decoded(
+    audio: Bytes, meter: Meter, stopped: Callable[[], bool]
+) -> Generator[Samples, None, None]:
+    if not audio:
+        raise AudioError(f"audio has 0 bytes; {EXPECTED}")
+    if (header := containers.pcm16(audio)) is not None:
+        yield from samples_of(Pcm16(audio, header), meter)
+    else:
+        yield from sandbox.decode(audio, meter.limits, stopped)
 
 
 def _checked_samples(

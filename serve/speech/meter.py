@@ -26,6 +26,14 @@ class Limits:
     max_cpu_s: float = math.inf  # max_decode_s: seconds of processor time that decoding takes
 
 
+def too_slow(limits: Limits) -> AudioLimitError:
+    """What a file is refused with that takes more than its processor time."""
+    return AudioLimitError(
+        f"decoding the audio takes more processor time than the {limits.max_cpu_s:g} s that "
+        "transcriber.max_decode_s allows; send it in parts, or as 16 kHz mono WAV"
+    )
+
+
 def never() -> bool:
     """What stops nothing."""
     return False
@@ -122,11 +130,7 @@ class Meter:
                 "without thousands of chunks that are not sound"
             )
         if self._too_slow:
-            raise AudioLimitError(
-                "decoding the audio takes more processor time than the "
-                f"{self.limits.max_cpu_s:g} s that transcriber.max_decode_s allows; send it in "
-                "parts, or as 16 kHz mono WAV"
-            )
+            raise too_slow(self.limits)
 
     @property
     def _endless_header(self) -> bool:

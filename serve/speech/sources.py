@@ -2,24 +2,25 @@
 
 libsndfile reads WAV, AIFF, FLAC, OGG and MP3; FFmpeg, through PyAV, reads MP4, M4A, WebM, AAC,
 AU, WAV streams without a length, and OGG or MP3 files one behind the other. Libraries get the file
-through a meter, which ends it for them where reading has cost too much; what they raise is theirs.
+through a meter, which ends it for them where reading has cost too much.
+
+They are C, and take what memory and time a file makes them take: `serve.speech.sandbox` runs this
+in processes that end with their file.
 """
 
 import math
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 import av
-import numpy as np
 import soundfile
 
 from serve.errors import AudioError, EarshotError
 from serve.messages import Samples
 from serve.speech import containers
-from serve.speech.meter import Meter, MeteredFile
-
-EXPECTED = "expected a WAV, FLAC, OGG, MP3, MP4, M4A, WebM or AAC file"
-BLOCK_VALUES = 1 << 16  # samples decoded at a time, all channels together
+from serve.speech.audio import samples_of
+from serve.speech.meter import Limits, Meter, MeteredFile, never
+from serve.speech.pcm import BLOCK_VALUES, EXPECTED, Pcm16, Source
 
 _CHUNKED_FORMATS = ("WAV", "WAVEX", "AIFF")
 _SNDFILE_FORMATS = (*_CHUNKED_FORMATS, "FLAC", "OGG", "MP3")
@@ -29,24 +30,6 @@ _JOINED = {"OGG": containers.ogg_has_several_streams, "MP3": containers.mp3_goes
 # the server open anything, so only these formats are tried and no protocol may be used.
 _FFMPEG_FORMATS = "mov,matroska,aac,ogg,flac,wav,au,mpegts"
 _FFMPEG_TOLERANCE_S = 0.25
-
-
-class Source(Protocol):
-    """An opened file."""
-
-    rate: int
-    channels: int
-    declared_s: float | None  # None where the file does not say, or not reliably
-    present_s: float | None  # what the file can hold, where that is known before it is decoded
-    tolerance_s: float  # how much less than declared may be decoded; 0 where lengths are exact
-
-    def blocks(self) -> Iterator[Samples]:
-        """Samples of shape (n, channels) at `rate`."""
-        ...
-
-    def close(self) -> None:
-        """Free the decoder."""
-        ...
 
 
 class _ForwardFile(soundfile.SoundFile):  # type: ignore[misc]
@@ -61,14 +44,44 @@ class _ForwardFile(soundfile.SoundFile):  # type: ignore[misc]
         return False
 
 
+def decode(
+    audio: containers.Bytes, limits: Limits, stopped: Callable[[], bool] = never
+) -> Generator[Samples, None, None]:
+    """As `serve.speech.audio.decode`, but in this process.
+
+    Raises:
+        MemoryError: there was too little for it.
+    """
+    meter = Meter(limits, stopped)
+    return meter.steps(_decoded(audio, meter))
+
+
+def _decoded(audio: containers.Bytes, meter: Meter) -> Generator[Samples, None, None]:
+    yield from samples_of(open_source(audio, meter), meter)
+
+
 def open_source(audio: containers.Bytes, meter: Meter) -> Source:
     """Open a file with whatever knows it.
 
     Raises:
         AudioError: nothing knows it, it has no sound, or its header tells that it is cut short.
+        MemoryError: there was too little for it.
     """
+    try:
+        return _opened(audio, meter)
+    except (EarshotError, MemoryError):
+        raise
+    except Exception as error:
+        head = audio[:8].hex(" ")
+        raise AudioError(
+            f"audio of {len(audio)} bytes that begin with {head} is no audio file known here, "
+            f"or is cut short; {EXPECTED}"
+        ) from error
+
+
+def _opened(audio: containers.Bytes, meter: Meter) -> Source:
     if (header := containers.pcm16(audio)) is not None:
-        return _Pcm16(audio, header)
+        return Pcm16(audio, header)
     try:
         file = _ForwardFile(MeteredFile(audio, meter))
     except soundfile.LibsndfileError:
@@ -83,37 +96,6 @@ def open_source(audio: containers.Bytes, meter: Meter) -> Source:
         found.close()  # libsndfile would read the first alone
         return _FFmpeg(audio, meter, file.format.lower())
     return found
-
-
-class _Pcm16:
-    """A WAV file of 16-bit samples, the commonest upload.
-
-    libsndfile would give the same samples, but in eight times the time: it calls back into Python
-    for every 4 KiB, and so keeps other threads waiting.
-    """
-
-    tolerance_s = 0.0
-
-    def __init__(self, audio: containers.Bytes, header: containers.Pcm16) -> None:
-        channels = header.channels
-        present = min(header.declared_bytes, len(audio) - header.begin) // (2 * channels)
-        self._audio, self._begin = audio, header.begin
-        self._end = header.begin + present * 2 * channels
-        self.rate, self.channels = header.rate, channels
-        declared = header.declared_bytes // (2 * channels)
-        self.declared_s = declared / header.rate if header.rate else None
-        self.present_s = present / header.rate if header.rate else None
-
-    def blocks(self) -> Iterator[Samples]:
-        size = max(1, BLOCK_VALUES // self.channels) * 2 * self.channels
-        for start in range(self._begin, self._end, size):
-            part = self._audio[start : min(start + size, self._end)]
-            block = np.frombuffer(part, "<i2").astype(np.float32).reshape(-1, self.channels)
-            block *= 1 / 32768
-            yield block
-
-    def close(self) -> None:
-        pass
 
 
 class _SndFile:
@@ -176,18 +158,9 @@ class _FFmpeg:
         self, audio: containers.Bytes, meter: Meter, formats: str = _FFMPEG_FORMATS
     ) -> None:
         options = {"format_whitelist": formats, "protocol_whitelist": "none"}
-        try:
-            self._file = av.open(
-                MeteredFile(audio, meter), "r", options=options, metadata_errors="ignore"
-            )
-        except (EarshotError, MemoryError):
-            raise
-        except Exception as error:  # PyAV's own, ValueError, IndexError
-            head = audio[:8].hex(" ")
-            raise AudioError(
-                f"audio of {len(audio)} bytes that begin with {head} is no audio file known here, "
-                f"or is cut short; {EXPECTED}"
-            ) from error
+        self._file = av.open(
+            MeteredFile(audio, meter), "r", options=options, metadata_errors="ignore"
+        )
         streams = self._file.streams.audio
         if not streams or streams[0].codec_context is None:
             self._file.close()

@@ -19,6 +19,7 @@ from serve.messages import AudioFile, Request, Samples
 from serve.speech import activity, audio
 from serve.speech.meter import Limits
 from serve.speech.packing import cut_heard, cut_long, pack
+from serve.speech.sandbox import client as sandbox
 from serve.speech.stretches import CutOne, cut_stretches
 from serve.speech.windows import Window
 from serve.transcriber.active import ActiveRequest
@@ -84,6 +85,7 @@ class Intake:
         self._prepare = prepare
         self._max_ahead = _AHEAD_PER_SLOT * slots
         self._n_workers = config.decode_workers
+        sandbox.start()  # so that no request waits for it
         self._workers = concurrent.futures.ThreadPoolExecutor(
             config.decode_workers, thread_name_prefix="earshot-decode"
         )

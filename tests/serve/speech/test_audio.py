@@ -14,7 +14,7 @@ import soundfile
 import soxr
 
 from serve.errors import AudioError, CancelledError
-from serve.speech import audio, containers, sources
+from serve.speech import audio, containers, pcm, sources
 from serve.speech.meter import Limits, Meter, MeteredFile
 from tests.serve.speech.sounds import RATE, SECONDS, encode, encode_ffmpeg, tone
 
@@ -95,7 +95,7 @@ def test_a_broadcast_whose_streams_change_is_refused_by_name():
     first = encode_ffmpeg("mpegts", "aac")
     later = encode_ffmpeg("mpegts", "aac", mpegts_start_pid="0x300", mpegts_pmt_start_pid="0x1100")
     with pytest.raises(AudioError, match=r"cut short or damaged: .* can be decoded") as refused:
-        decode(first * 20 + later, 600.0)
+        list(sources.decode(first * 20 + later, Limits(600.0)))
     assert isinstance(refused.value.__cause__, IndexError)
 
 
@@ -108,12 +108,12 @@ def test_pcm_at_16_khz_is_exact():
 @pytest.mark.parametrize("channels", [1, 2, 5])
 def test_16_bit_wav_is_what_libsndfile_reads(channels: int):
     """It is read without libsndfile; between other chunks, in several blocks."""
-    noise = np.random.default_rng(0).uniform(-1, 1, (sources.BLOCK_VALUES, channels))
+    noise = np.random.default_rng(0).uniform(-1, 1, (pcm.BLOCK_VALUES, channels))
     data = encode(noise.astype(np.float32), "WAV", "PCM_16")
     odd = b"LIST" + struct.pack("<I", 5) + b"INFOx\0"
     data = data[:12] + odd + data[12:36] + odd + data[36:] + odd
     expected, _ = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
-    assert isinstance(sources.open_source(data, Meter(Limits(LIMIT_S))), sources._Pcm16)
+    assert isinstance(sources.open_source(data, Meter(Limits(LIMIT_S))), pcm.Pcm16)
     np.testing.assert_array_equal(decode(data, LIMIT_S), expected.mean(axis=1))
 
 
@@ -367,7 +367,7 @@ def test_a_bomb_does_not_exhaust_memory(declared: bool):
         data[22:26] = bytes(4)
     tracemalloc.start()
     with pytest.raises(AudioError, match="the limit is 20 s"):
-        decode(bytes(data), 20.0)
+        list(sources.decode(bytes(data), Limits(20.0)))
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak_bytes < 20 * RATE * 4 + len(data) + 4_000_000
@@ -397,32 +397,34 @@ def test_blocks_come_before_the_file_is_read_to_its_end(monkeypatch: pytest.Monk
         MeteredFile, "readinto", lambda self, buffer: reads.append(1) or honest(self, buffer)
     )
     data = encode(tone(seconds=40), "FLAC")
-    blocks = audio.decode(data, Limits(LIMIT_S))
+    blocks = sources.decode(data, Limits(LIMIT_S))
     next(blocks)
     early = len(reads)
     list(blocks)
     assert early < len(reads) / 2
 
 
-@pytest.mark.parametrize("kind", ["_Pcm16", "_SndFile", "_FFmpeg"])
-def test_closing_the_blocks_frees_the_decoder(monkeypatch: pytest.MonkeyPatch, kind: str):
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (pcm.Pcm16, encode(tone(), "WAV", "PCM_16")),
+        (sources._SndFile, encode(tone(), "FLAC")),
+        (sources._FFmpeg, encode_ffmpeg("mp4", "aac")),
+    ],
+)
+def test_closing_the_blocks_frees_the_decoder(
+    monkeypatch: pytest.MonkeyPatch, kind: type, data: bytes
+):
     closed = []
-    honest = getattr(sources, kind).close
-    monkeypatch.setattr(
-        getattr(sources, kind), "close", lambda self: closed.append(kind) or honest(self)
-    )
-    data = {
-        "_Pcm16": encode(tone(), "WAV", "PCM_16"),
-        "_SndFile": encode(tone(), "FLAC"),
-        "_FFmpeg": encode_ffmpeg("mp4", "aac"),
-    }[kind]
-    blocks = audio.decode(data, Limits(LIMIT_S))
+    honest = kind.close
+    monkeypatch.setattr(kind, "close", lambda self: closed.append(1) or honest(self))
+    blocks = sources.decode(data, Limits(LIMIT_S))
     next(blocks)
     assert closed == []
     blocks.close()
-    assert closed == [kind]
-    list(audio.decode(data, Limits(LIMIT_S)))
-    assert closed == [kind] * 2, "and so does the end"
+    assert closed == [1]
+    list(sources.decode(data, Limits(LIMIT_S)))
+    assert closed == [1, 1], "and so does the end"
 
 
 @pytest.mark.parametrize(("fmt", "subtype"), [("WAV", "PCM_16"), ("WAV", "FLOAT"), ("AIFF", None)])
@@ -496,9 +498,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     ],
 )
 def test_decoding_that_takes_too_long_ends(clock: list[float], data: bytes):
-    assert len(audio.whole(audio.decode(data, Limits(LIMIT_S, max_cpu_s=10.0))))
+    assert len(audio.whole(sources.decode(data, Limits(LIMIT_S, max_cpu_s=10.0))))
     with pytest.raises(AudioError, match=r"than the 0\.01 s that transcriber.max_decode_s allows"):
-        list(audio.decode(data, Limits(LIMIT_S, max_cpu_s=0.01)))
+        list(sources.decode(data, Limits(LIMIT_S, max_cpu_s=0.01)))
 
 
 def test_time_between_the_blocks_is_not_decodings(clock: list[float]):
@@ -542,7 +544,7 @@ def test_headers_that_never_end(data: bytes, message: str):
 def test_a_whole_files_header_takes_few_reads(monkeypatch: pytest.MonkeyPatch, fmt: str):
     data = encode(np.random.default_rng(0).uniform(-1, 1, 30 * RATE).astype(np.float32), fmt)
     monkeypatch.setattr("serve.speech.meter.MAX_HEADER_READS", 200)
-    assert len(next(audio.decode(data, Limits(LIMIT_S))))
+    assert len(next(sources.decode(data, Limits(LIMIT_S))))
 
 
 @pytest.mark.parametrize(("offset", "whence"), [(-1, 0), (-(2**63), 0), (2**63, 0), (2**63 - 1, 1)])

@@ -1,0 +1,65 @@
+"""What the two sides of the sandbox say to each other, over pairs of sockets that keep messages.
+
+To the server: a file's limits, with three descriptors beside them: the file, a socket for its
+samples, and a pipe for the status with which its process ends. From the socket come a head and what
+it announces, until `Kind.WHOLE` or an error; the status counts where neither came.
+"""
+
+import enum
+import signal
+import struct
+
+from serve.errors import AudioError, AudioLimitError, EarshotError, UnavailableError
+from serve.speech.meter import Limits, too_slow
+
+LIMITS = struct.Struct("=ddd")  # the fields of `Limits`
+HEAD = struct.Struct("=IQ")  # a `Kind`, and the bytes of memory that the file has taken so far
+STATUS = struct.Struct("=i")  # -n is signal n
+BLOCK_SAMPLES = 1 << 15  # float32 samples of a message, at most: 2 s; a socket holds two of them
+
+# What a file may take beside as much as it is long itself, in address space. An hour of MP4 has an
+# index of 10 MB, a cover is a few MB; the libraries are there already.
+MEMORY_BYTES = 128 << 20
+
+
+class Kind(enum.IntEnum):
+    """What a message from the sandbox is."""
+
+    SAMPLES = 0  # float32 follows
+    WHOLE = 1  # there are no more
+    AUDIO_ERROR = 2  # its text follows
+    AUDIO_LIMIT_ERROR = 3  # the same
+    NO_MEMORY = 4
+
+
+ERRORS: dict[Kind, type[AudioError]] = {
+    Kind.AUDIO_LIMIT_ERROR: AudioLimitError,
+    Kind.AUDIO_ERROR: AudioError,
+}
+
+
+def no_memory(size: int) -> AudioError:
+    """What a file of so many bytes is refused with that takes more than it may."""
+    return AudioError(
+        f"audio of {size} bytes needs more memory than such a file should, "
+        f"{(size + MEMORY_BYTES) >> 20} MiB; it is damaged, or made to harm"
+    )
+
+
+def died(status: int | None, limits: Limits) -> EarshotError:
+    """Why a file's process ended before its file did; None: its server ended, too."""
+    if status == -signal.SIGXCPU:
+        return too_slow(limits)
+    if status is None:
+        return UnavailableError(
+            "the process that starts those which decode audio has ended; the log says why; "
+            "try again, or send 16-bit WAV, which needs none"
+        )
+    if status in (-signal.SIGKILL, -signal.SIGTERM):
+        return UnavailableError("the process that decoded the audio was ended; try again")
+    if status < 0:
+        return AudioError(
+            f"audio makes its decoder crash ({signal.Signals(-status).name}); the file is damaged, "
+            "or made to harm"
+        )
+    return EarshotError(f"the audio's decoder ended with status {status}; the log says why")
