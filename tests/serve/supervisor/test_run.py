@@ -224,10 +224,14 @@ def test_no_process_outlives_a_parent_that_is_killed(nano_config, tmp_path):
             stderr=subprocess.DEVNULL,
         )
         with parent:
-            assert parent.stdout.readline().startswith(b"ready: ")
-            family = [child.pid for child in psutil.Process(parent.pid).children(recursive=True)]
-            assert len(family) == 4 and all(map(is_alive, family))
-            parent.kill()
+            try:
+                assert parent.stdout.readline().startswith(b"ready: ")
+                children = psutil.Process(parent.pid).children(recursive=True)
+                family = [child.pid for child in children]
+                # Triton, two models, the gateway, and who decodes audio with or without a spare.
+                assert len(family) in (5, 6) and all(map(is_alive, family))
+            finally:
+                parent.kill()
         wait_until(lambda: not any(map(is_alive, family)), family)
         (folder,) = Path(left).iterdir()
         assert shared_memory(folder), "it could not end as it should"
