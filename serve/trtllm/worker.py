@@ -8,6 +8,7 @@ The API is asynchronous: an event loop follows every request; a thread reads wha
 """
 
 import asyncio
+import contextlib
 import functools
 import importlib
 import json
@@ -139,7 +140,8 @@ class _Session:
         except (EOFError, OSError):
             pass  # the other side is gone, which is no other end than being told
         self._on_hang_up()
-        self._loop.call_soon_threadsafe(self._closing.set)
+        with contextlib.suppress(RuntimeError):  # it has closed, where an answer found nobody
+            self._loop.call_soon_threadsafe(self._closing.set)
 
     def _tell(self, **message: Any) -> None:
         try:

@@ -174,6 +174,7 @@ MAY_BE_EMPTY = {
     ("eval", "half"),
     ("eval", "heldout"),
     ("eval", "language"),
+    ("eval", "passages"),
     ("runtime", "tensorrt_llm", "python"),
     ("server", "keys_file"),
     ("server", "tls_certificate"),
