@@ -214,7 +214,8 @@ def test_nothing_is_left_of_files():
         return psutil.Process().num_fds(), server().num_fds(), waiting.num_fds()
 
     some()
-    assert some() == some()
+    before = some()  # what earlier tests left may still open and close some here
+    assert before in (some() for _ in range(3))
 
 
 @pytest.mark.parametrize("refused", ["memfd_create", "pipe"])
