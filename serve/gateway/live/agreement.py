@@ -5,11 +5,12 @@ al. 2023, arXiv 2307.14743): the open utterance is decoded again and again, and 
 beginning of two hypotheses, behind what is final already, becomes final. Nothing here calls a
 model, and final text never changes.
 
-Three things differ from whisper_streaming. Where a hypothesis goes on behind the final words is
+Four things differ from whisper_streaming. Where a hypothesis goes on behind the final words is
 found by their text and their times together, instead of by times and then by repeated n-grams.
 Words are compared without case and punctuation, which change with every word that follows: so the
-mark behind the last final word waits until the next word is final, too. And a word does not wait
-for ever: where enough audio was heard behind it, one hypothesis settles it.
+mark behind the last final word waits until the next word is final, too. The last word of a
+hypothesis waits, for it may be the beginning of a longer one. And a word does not wait for ever:
+where enough audio was heard behind it, one hypothesis settles it.
 """
 
 import dataclasses
@@ -54,7 +55,7 @@ class Agreement:
         while same < min(len(fresh), len(self.pending)) and _alike(fresh[same], self.pending[same]):
             same += 1
         self.changed += len(self.pending) - same
-        return self._commit(fresh, same)
+        return self._commit(fresh, min(same, len(fresh) - 1) if fresh else 0)
 
     def finish(self) -> str:
         """The rest of the latest hypothesis becomes final: no other will come."""

@@ -12,8 +12,8 @@ from serve.gateway.live.agreement import Agreement
 from serve.messages import Request, Samples, Timings, Transcript, Word
 from serve.speech.rate import SAMPLE_RATE
 
-TRIM_S = 9.0  # audio of more than that loses what has become text
-BEFORE_S = 7.0  # of the audio before an utterance are heard again with it
+TRIM_S = 24.0  # audio of more than that loses what has become text
+BEFORE_S = 20.0  # of the audio before an utterance are heard again with it
 MOST_S = 28.0  # nor is it ever more than that: a window has 30 s
 SURE_S = 1.3  # of audio behind a word, with which one hypothesis is enough
 PROMPT_CHARS = 200  # of the text whose audio is gone

@@ -51,24 +51,24 @@ def test_a_word_with_enough_audio_behind_it_is_final_by_one_hypothesis():
 def test_what_was_said_before_is_heard_again_and_not_told_again():
     before, utterance = finished("It rains."), spoken("second", 5.0, 1.0)
     utterance.follow(before)
-    window, _ = hear(utterance, "It rains. We stay")
+    window, _ = hear(utterance, "It rains. We stay in")
     assert len(window.samples) == 2 * SAMPLE_RATE and window.end == 6 * SAMPLE_RATE
     _, told = hear(utterance, "It rains! We stay")
-    assert told == "We stay" and utterance.finish().text == ""
+    assert told == "We" and utterance.finish().text == " stay"
     assert utterance.text == "We stay" and utterance.duration_s == 1.0
 
 
 def test_of_much_that_was_said_before_the_last_sentence_is_heard_again():
-    before = finished("a b c d e f g h i j k l m n. It rains all day")
+    before = finished("a b c d e f g h i j k l m n " * 3 + "o. It rains all day")
     utterance = spoken("second", 20.0, 1.0)
     utterance.follow(before)
     assert len(utterance.window().samples) / SAMPLE_RATE == pytest.approx(3.05)
-    assert utterance.window().prompt.endswith("m n.")
+    assert utterance.window().prompt.endswith("m n o.")
 
 
 @pytest.mark.parametrize(
     ("before", "language"),
-    [("It rains.", None), ("It rains.", "es"), (" ".join(["on"] * 20), "en")],
+    [("It rains.", None), ("It rains.", "es"), (" ".join(["on"] * 46), "en")],
 )
 def test_alone_where_the_language_may_be_another_one_or_there_is_no_place_to_cut(before, language):
     utterance = spoken("second", 20.0, 1.0, language)
