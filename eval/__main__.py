@@ -27,10 +27,8 @@ from pathlib import Path
 from eval.accuracy import flags as accuracy_flags
 from eval.arguments import (
     add_config,
-    add_output,
     counts,
     output_of,
-    positive,
 )
 from eval.bench import flags as bench_flags
 from eval.bulk import flags as bulk_flags
@@ -42,7 +40,7 @@ from eval.live import flags as live_flags
 from eval.long import flags as long_flags
 from eval.long import plan as long_plan
 from eval.plan import flags as plan_flags
-from eval.soak.plan import MINUTES, SCENARIOS
+from eval.soak import flags as soak_flags
 from eval.trtllm import flags as trtllm_flags
 from serve.errors import EarshotError
 
@@ -102,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     scale = commands.add_parser("scale", help="throughput of a server on one GPU and on several")
     bench_flags.add_scale_arguments(scale)
     scale.set_defaults(command=_scale)
-    _add_soak(commands.add_parser("soak", help="attack a real server, scenario by scenario"))
+    _add_soak(commands.add_parser("soak", help="attack a real server: what survives?"))
     _add_same_tokens(
         commands.add_parser(
             "same-tokens", help="compare our tokens with CTranslate2's, beam by beam"
@@ -150,19 +148,7 @@ def _add_invented(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_soak(parser: argparse.ArgumentParser) -> None:
-    add_config(parser)
-    add = parser.add_argument
-    add(
-        "--scenario", nargs="+", metavar="NAME", dest="scenarios",
-        help="default: all. "
-        + "; ".join(f"{name}: {title}" for name, title in SCENARIOS.items()),
-    )  # fmt: skip
-    add(
-        "--minutes", type=positive, default=MINUTES, metavar="M",
-        help="of requests while memory is watched; the other scenarios end by themselves; "
-        "default: %(default)s",
-    )  # fmt: skip
-    add_output(parser, "soak")
+    soak_flags.add_arguments(parser)
     parser.set_defaults(command=_soak)
 
 
@@ -287,11 +273,15 @@ def _live(options: argparse.Namespace) -> int:
 
 
 def _soak(options: argparse.Namespace) -> int:
-    from eval.soak.run import soak  # noqa: PLC0415 - loads torch and gRPC
+    from eval.soak import mixed, run  # noqa: PLC0415 - load torch and gRPC
 
     config = load_config(options.config)
     folder = output_of(options, config.name, "soak")
-    good = soak(config, tuple(options.scenarios or ()), options.minutes, folder, _tell)
+    if options.scenarios is None:
+        load = mixed.Load(options.minutes, options.actions, options.seed)
+        good = mixed.mixed(config, load, folder, _tell)
+    else:
+        good = run.soak(config, tuple(options.scenarios), folder, _tell)
     print((folder / "soak.md").read_text(encoding="utf-8").partition("\n## ")[0])
     print(f"The whole report: {folder / 'soak.md'}")
     return 0 if good else 1

@@ -188,7 +188,16 @@ RULES = {
         "eval.machine",
     ),
     "eval.plan": ("serve", "eval.arguments", "eval.config", "eval.files"),
-    "eval.soak": ("serve", "eval.config", "eval.files", "eval.machine", "eval.processes"),
+    "eval.soak": (
+        "serve",
+        "eval.arguments",
+        "eval.config",
+        "eval.files",
+        "eval.gateway.floods",
+        "eval.gateway.ways",
+        "eval.machine",
+        "eval.processes",
+    ),
     "eval.trtllm": (
         "serve",
         "build.config",

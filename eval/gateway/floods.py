@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import multiprocessing
 import os
@@ -106,6 +107,32 @@ def _flood(name: str, address: str) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def flood_once(name: str, address: str, seconds: float) -> None:
+    """What a client of a flood does, once and for so long, and all of them where it is a crowd."""
+    _, connections = FLOODS[name]
+    host, _, port = address.rpartition(":")
+    with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+        sockets = [
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=seconds))
+            for _ in range(connections if connections == _CROWD else 1)
+        ]
+        ending = threading.Timer(seconds, _hang_up, (sockets[0],))
+        stack.callback(ending.cancel)
+        ending.start()
+        _client(name)(sockets[0])
+
+
+def _hang_up(connection: socket.socket) -> None:
+    """Shut it down and do not close it, for threads may wait for it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+@functools.cache
+def _client(name: str) -> Client:
+    return FLOODS[name][0]()  # some make megabytes
 
 
 def _bytes_apart(head: str) -> Client:

@@ -26,17 +26,24 @@ def by_grpc(address: str, timeout_s: float) -> contextlib.AbstractContextManager
     return opened()
 
 
+def form(audio: bytes, **fields: str) -> tuple[bytes, dict[str, str]]:
+    """A form with a file, and the header that says how to read it."""
+    boundary = uuid.uuid4().hex
+    parts = [
+        f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+        for name, value in fields.items()
+    ]
+    head = f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="audio"\r\n\r\n'
+    body = "".join([*parts, head]).encode() + audio + f"\r\n--{boundary}--\r\n".encode()
+    return body, {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+
+
 @contextlib.contextmanager
 def by_form(address: str, timeout_s: float) -> Iterator[Ask]:
     """Through OpenAI's API at this address, by one connection for each request, as curl does."""
 
     def ask(audio: bytes) -> str:
-        boundary = uuid.uuid4().hex
-        head = (
-            f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="audio"\r\n\r\n'
-        )
-        body = head.encode() + audio + f"\r\n--{boundary}--\r\n".encode()
-        kind = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+        body, kind = form(audio)
         connection = http.client.HTTPConnection(address, timeout=timeout_s)
         with contextlib.closing(connection):
             try:

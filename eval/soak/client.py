@@ -16,6 +16,7 @@ import grpc
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
+from eval.soak.verdict import Check
 from serve.triton.wire import MODEL, STREAM_MODEL
 
 Kind = Literal["answered", "refused", "failed", "lost"]
@@ -137,15 +138,26 @@ def http_body(audio: bytes) -> tuple[bytes, bytes]:
 
 
 def ended_by_http(status: int, body: bytes, seconds: float) -> Ending:
-    """What an HTTP answer means."""
-    text = body.decode("utf-8", "replace")
+    """What KServe's HTTP answer means."""
+
+    def text(answer: Any) -> str:
+        return str(next(out["data"][0] for out in answer["outputs"] if out["name"] == "TEXT"))
+
+    return _ended(status, body, seconds, text)
+
+
+def ended_by_openai(status: int, body: bytes, seconds: float) -> Ending:
+    """What an answer of OpenAI's API means."""
+    return _ended(status, body, seconds, lambda answer: str(answer["text"]))
+
+
+def _ended(status: int, body: bytes, seconds: float, text: Callable[[Any], str]) -> Ending:
+    said = body.decode("utf-8", "replace")
     if status == http.client.OK:
-        with contextlib.suppress(ValueError, StopIteration, KeyError):
-            outputs = json.loads(text)["outputs"]
-            found = next(output["data"][0] for output in outputs if output["name"] == "TEXT")
-            return Ending("answered", found, seconds)
+        with contextlib.suppress(ValueError, StopIteration, KeyError, TypeError):
+            return Ending("answered", text(json.loads(said)), seconds)
     kind: Kind = "refused" if status in _HTTP_REFUSALS else "failed"
-    return Ending(kind, f"{status} {text}", seconds)
+    return Ending(kind, f"{status} {said}", seconds)
 
 
 WAYS: tuple[Send, ...] = (by_grpc, by_http, by_stream)
@@ -176,6 +188,12 @@ def counted(found: Sequence[Ending]) -> str:
             told = "" if kind == "answered" else f" (first {of_kind[0]})"
             parts.append(f"{len(of_kind)} {kind}{told}")
     return ", ".join(parts) or "nothing was sent"
+
+
+def all_answered(found: Sequence[Ending]) -> Check:
+    """Whether every request has its transcript."""
+    good = all(ending.kind == "answered" for ending in found)
+    return Check("every request is answered", good, counted(found))
 
 
 # ---------------------------------------------------------------- gRPC

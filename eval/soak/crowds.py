@@ -10,11 +10,10 @@ import numpy as np
 import soundfile
 
 from eval.config import Config
-from eval.soak.client import Ending, by_grpc, counted, crowd, endings
+from eval.soak.client import Ending, all_answered, by_grpc, counted, crowd, endings
 from eval.soak.memory import Watch
 from eval.soak.stage import Stage
-from eval.soak.steady import Found, all_answered
-from eval.soak.verdict import Check
+from eval.soak.verdict import Check, Found
 from serve.clips import Clip
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE
@@ -55,9 +54,8 @@ def with_limit(config: Config) -> Config:
     return dataclasses.replace(config, transcriber=limited)
 
 
-def short_beside_long(stage: Stage, minutes: float) -> Found:
+def short_beside_long(stage: Stage) -> Found:
     """A short clip while 20 hours of audio wait: at most twice its quiet time."""
-    del minutes
     quiet = [stage.ask(_TIMEOUT_S) for _ in range(_QUIET_ASKS)]
     yield all_answered(quiet)
     quiet_s = max(ending.seconds for ending in quiet)
@@ -83,9 +81,8 @@ def short_beside_long(stage: Stage, minutes: float) -> Found:
     )
 
 
-def forty_hours(stage: Stage, minutes: float) -> Found:
+def forty_hours(stage: Stage) -> Found:
     """Forty one-hour files at once: memory stays bounded, each is answered or refused."""
-    del minutes
     stage.say("forty hours: making an hour of audio …")
     hour = hour_of(stage.clips)
     with Watch(stage.processes).running() as watch, crowd(_FORTY) as pool:

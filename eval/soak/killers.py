@@ -13,8 +13,7 @@ from tritonclient.grpc import service_pb2_grpc
 from eval.soak.client import Ending, by_grpc, by_http, channel_to, infer
 from eval.soak.raw import head, upload
 from eval.soak.stage import Stage
-from eval.soak.steady import Found
-from eval.soak.verdict import Check
+from eval.soak.verdict import Check, Found
 
 DEPTH = 200_000
 _FIELDS = 200_000
@@ -24,35 +23,30 @@ _ALIVE_S = 10.0  # in which a short clip must be answered after each
 _WAV_CHUNKS = 10_000_000
 
 
-def killers(stage: Stage, minutes: float) -> Found:
+def killers(stage: Stage) -> Found:
     """Each of them once; after each a short clip is answered, and no process has died."""
-    del minutes
-    before = _pids(stage)
-    for name, attack in _ATTACKS.items():
+    before = stage.pids()
+    for name, attack in KILLERS.items():
         began = time.monotonic()
         ending = attack(stage)
         took_s = time.monotonic() - began
         alive = stage.ask(_ALIVE_S)
-        unhurt = alive.kind == "answered" and _pids(stage) == before
+        unhurt = alive.kind == "answered" and stage.pids() == before
         stage.say(f"killers: {name}: {ending}; then {alive.kind}")
         found = f"it {ending}; then a short clip is {alive}"
         if not unhurt:
-            found += f"; processes before {before}, now {_pids(stage)}"
+            found += f"; processes before {before}, now {stage.pids()}"
         yield f"{name}, s", took_s
         yield Check(f"{name}: the server lives and answers", unhurt, found)
         if stage.process.poll() is not None:
             yield Check("the others can be tried", False, "the server has ended")
             return
-        if _pids(stage) != before:
+        if stage.pids() != before:
             stage.answers_again(_TIMEOUT_S)
-            before = _pids(stage)
+            before = stage.pids()
     for name, call in _CLOSED.items():
         status = _status_of(stage, call)
         yield Check(f"{name} is closed to clients", status != "OK", status)
-
-
-def _pids(stage: Stage) -> dict[str, int]:
-    return {name: process.pid for name, process in stage.processes().items()}
 
 
 # ---------------------------------------------------------------- what is sent
@@ -148,7 +142,7 @@ def _shared_memory(stage: Stage) -> Ending:
     return Ending("failed", last, time.monotonic() - began)
 
 
-_ATTACKS: dict[str, Callable[[Stage], Ending]] = {
+KILLERS: dict[str, Callable[[Stage], Ending]] = {
     f"JSON with {_FIELDS:,} fields": _many_fields,
     "a header length beyond the body": _wrong_header_length,
     "a header of 100 MB": _endless_header,
@@ -164,6 +158,7 @@ _ATTACKS: dict[str, Callable[[Stage], Ending]] = {
     "JSON nested in parameters": _nested_parameters,
     "JSON nested before binary data": _nested_before_binary,
 }
+"""What is sent, by its name."""
 
 
 # ---------------------------------------------------------------- what must be closed

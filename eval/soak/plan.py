@@ -1,17 +1,11 @@
 """The scenarios by name, as the command line lists them; `eval.soak.run` knows how they go."""
 
 SCENARIOS = {
-    "memory": "memory levels off under ordinary load",
-    "same-text": "one clip, 300 times between others, has one text",
     "short-beside-long": "a short clip beside 20 one-hour files",
     "forty-hours": "40 one-hour files at once in 4 GB",
     "large-uploads": "uploads larger than memory",
     "slow-clients": "40 uploads that drip",
     "descriptors": "no file descriptors left",
-    "kills": "kill -9 of each process",
-    "stall": "a model's process stands still for 4 s",
     "killers": "requests that ended or froze servers before",
 }
 """Titles by name, in the order in which they run."""
-MINUTES = 5
-"""How long the scenario `memory` sends requests."""

@@ -9,28 +9,22 @@ import psutil
 from eval.config import Config
 from eval.soak.crowds import forty_hours, short_beside_long, with_limit
 from eval.soak.killers import killers
-from eval.soak.kills import kills, stall
 from eval.soak.plan import SCENARIOS
 from eval.soak.stage import Say, Stage, stage
-from eval.soak.steady import Found, memory, same_text
 from eval.soak.uploads import descriptors, large_uploads, slow_clients, with_short_uploads
-from eval.soak.verdict import Check, Finding, word, write_report
+from eval.soak.verdict import Check, Finding, Found, word, write_report
 from serve.clips import Clip, load_clips
 from serve.errors import ConfigError, EarshotError
 
-Attack = Callable[[Stage, float], Found]
-"""What is done to a server; gets it and the minutes that watching memory may take."""
+Attack = Callable[[Stage], Found]
+"""What is done to a server."""
 
 _ATTACKS: dict[str, Attack] = {
-    "memory": memory,
-    "same-text": same_text,
     "short-beside-long": short_beside_long,
     "forty-hours": forty_hours,
     "large-uploads": large_uploads,
     "slow-clients": slow_clients,
     "descriptors": descriptors,
-    "kills": kills,
-    "stall": stall,
     "killers": killers,
 }
 _CONFIGS: dict[str, Callable[[Config], Config]] = {
@@ -40,13 +34,12 @@ _CONFIGS: dict[str, Callable[[Config], Config]] = {
 }
 
 
-def soak(config: Config, names: tuple[str, ...], minutes: float, folder: Path, say: Say) -> bool:
+def soak(config: Config, names: tuple[str, ...], folder: Path, say: Say) -> bool:
     """Run scenarios and write the report anew after each.
 
     Args:
         config: the product.
         names: of `SCENARIOS`; () is all of them.
-        minutes: how long the scenario `memory` sends requests; the others end by themselves.
         folder: of the report.
         say: gets a line of progress at a time.
 
@@ -64,13 +57,13 @@ def soak(config: Config, names: tuple[str, ...], minutes: float, folder: Path, s
     clips, findings = tuple(load_clips(config.eval.manifest)), list[Finding]()
     for name in names or tuple(SCENARIOS):
         say(f"{name}: {SCENARIOS[name]} …")
-        findings.append(run(name, config, clips, minutes, say))
+        findings.append(run(name, config, clips, say))
         write_report(folder, config.name, findings)
         say(f"{name}: {word(findings[-1].passed)}")
     return all(finding.passed is not False for finding in findings)
 
 
-def run(name: str, config: Config, clips: tuple[Clip, ...], minutes: float, say: Say) -> Finding:
+def run(name: str, config: Config, clips: tuple[Clip, ...], say: Say) -> Finding:
     """Run one scenario on a server of its own; an error in it is a check that failed.
 
     Raises:
@@ -82,7 +75,7 @@ def run(name: str, config: Config, clips: tuple[Clip, ...], minutes: float, say:
     checks, figures = list[Check](), dict[str, float]()
     with stage(config, clips, say) as running:
         try:
-            for found in _ATTACKS[name](running, minutes):
+            for found in _ATTACKS[name](running):
                 if isinstance(found, Check):
                     checks.append(found)
                 else:

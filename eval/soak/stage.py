@@ -68,6 +68,19 @@ class Stage:
                     found[f"{role} {process.pid}" if role in found else role] = process
         return found
 
+    def pids(self) -> dict[str, int]:
+        """Of its processes but those of single files."""
+        found = self.processes().items()
+        return {role: process.pid for role, process in found if "sandbox " not in role}
+
+    def metrics(self) -> str:
+        """What the metrics page says; "" while nobody answers."""
+        server = self.config.server
+        url = f"http://{server.host}:{server.metrics_port}/metrics"
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10) as answer:
+            return str(answer.read().decode())
+        return ""
+
     def ready(self) -> bool:
         """Whether the server says over HTTP that it is ready."""
         url = f"http://{self.at.http}/v2/health/ready"
@@ -162,6 +175,8 @@ def _role(command: list[str]) -> str:
         return found[1]
     if "serve.gateway" in line:
         return "gateway"
+    if "sandbox.server" in line:
+        return "sandbox"
     if command and Path(command[0]).name == "tritonserver":
         return "tritonserver"
     return "supervisor" if "-m serve triton" in line else line[:60] or "unnamed"

@@ -15,6 +15,7 @@ import psutil
 from eval.config import Config
 from eval.soak.client import (
     Ending,
+    all_answered,
     by_grpc,
     by_http,
     channel_to,
@@ -27,8 +28,7 @@ from eval.soak.client import (
 from eval.soak.memory import Watch
 from eval.soak.raw import Upload, chunked, head, upload
 from eval.soak.stage import Stage
-from eval.soak.steady import Found, all_answered
-from eval.soak.verdict import Check
+from eval.soak.verdict import Check, Found
 
 MAX_RATIO = 2.0
 _MB = 2**20
@@ -45,9 +45,8 @@ _COPIES = 6  # of a byte at once, in the gateway, Triton, shared memory and the 
 _ASKS = 7
 
 
-def large_uploads(stage: Stage, minutes: float) -> Found:
+def large_uploads(stage: Stage) -> Found:
     """Uploads larger than memory: refused by what they declare, and by what they are."""
-    del minutes
     http, zeros = stage.at.http, bytes(_MB)
     limit_mb = stage.config.server.max_inflight_mb
     with Watch(stage.processes).running() as watch:
@@ -117,9 +116,8 @@ def with_short_uploads(config: Config) -> Config:
     return dataclasses.replace(config, server=server)
 
 
-def slow_clients(stage: Stage, minutes: float) -> Found:
+def slow_clients(stage: Stage) -> Found:
     """Forty uploads that drip, beside clients that do not."""
-    del minutes
     quiet = _asked(stage)
     start, tail = http_body(stage.short)
     size = len(start) + len(tail)
@@ -153,9 +151,8 @@ def _drip(body: bytes) -> Iterator[bytes]:
         time.sleep(_SLOW_PIECE_S)
 
 
-def descriptors(stage: Stage, minutes: float) -> Found:
+def descriptors(stage: Stage) -> Found:
     """Idle connections until the process that clients reach has no descriptor left."""
-    del minutes
     found = stage.processes()
     process = found.get("gateway") or found["tritonserver"]
     limit = process.num_fds() + _FILES

@@ -1,7 +1,7 @@
 """What scenarios find out, and the report on it: soak.md for people, soak.json for programs."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from eval.files import write_json, write_text
@@ -17,6 +17,10 @@ class Check:
     what: str
     passed: bool | None  # None: not decided, the figures are too few to tell
     found: str
+
+
+Found = Iterator[Check | tuple[str, float]]
+"""Checks, and figures as a name with its value."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,117 @@
+"""The gateway's other doors: OpenAI's API, its events as they come, and live text."""
+
+import base64
+import contextlib
+import http.client
+import json
+import time
+from collections.abc import Callable, Iterable
+
+import soxr
+from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.sync.client import connect
+
+from eval.gateway.ways import form
+from eval.soak.client import Addresses, Ending, by_grpc, by_http, by_stream, ended_by_openai
+from eval.soak.files import File
+from serve.codec import to_json
+from serve.speech.features import SAMPLE_RATE
+
+PATH = "/v1/audio/transcriptions"
+_LIVE_RATE = 24_000  # Hz, of 16-bit samples
+_DONE = "transcript.text.done"
+
+Door = Callable[[Addresses, File, float], Ending]
+"""Sends a file with a time limit in seconds, and waits for the ending."""
+
+
+def by_form(at: Addresses, data: bytes, timeout_s: float, **fields: str) -> Ending:
+    """One POST of a form over a connection of its own."""
+    body, kind = form(data, **fields)
+    began = time.monotonic()
+    connection = http.client.HTTPConnection(at.http, timeout=timeout_s)
+    with contextlib.closing(connection):
+        try:
+            connection.request("POST", PATH, body, kind)
+            answer = connection.getresponse()
+            said = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            vain = isinstance(error, TimeoutError)
+            return Ending("lost", repr(error), time.monotonic() - began, vain)
+    took_s = time.monotonic() - began
+    events = "text/event-stream" in (answer.getheader("Content-Type") or "")
+    return _of_events(said, took_s) if events else ended_by_openai(answer.status, said, took_s)
+
+
+def _of_events(said: bytes, seconds: float) -> Ending:
+    """What a stream of events comes to: the one event that has the whole text."""
+    lines = [line[6:] for line in said.decode().splitlines() if line.startswith("data: ")]
+    found = [json.loads(line) for line in lines if line.startswith("{")]
+    return _only(
+        [event["text"] for event in found if event.get("type") == _DONE],
+        [to_json(event) for event in found if "error" in event],
+        seconds,
+    )
+
+
+def by_live(at: Addresses, file: File, timeout_s: float) -> Ending:
+    """One utterance over a WebSocket, which the client ends itself."""
+    began = time.monotonic()
+    try:
+        with connect(
+            f"ws://{at.http}/v1/realtime?intent=transcription", open_timeout=timeout_s,
+            close_timeout=1, max_size=None, compression=None,
+        ) as socket:  # fmt: skip
+            for message in _utterance(file):
+                socket.send(message)
+            finals, errors = list[str](), list[str]()
+            while not finals and not errors:
+                left_s = max(0.0, began + timeout_s - time.monotonic())
+                _hear(json.loads(socket.recv(timeout=left_s)), finals, errors)
+            socket.send(to_json({"type": "input_audio_buffer.commit"}))  # of nothing: an error
+            while len(errors) < 1:  # behind everything else that is said of the utterance
+                left_s = max(0.0, began + timeout_s - time.monotonic())
+                _hear(json.loads(socket.recv(timeout=left_s)), finals, errors)
+    except InvalidStatus as error:  # no WebSocket became of it
+        refusal = error.response
+        return ended_by_openai(refusal.status_code, refusal.body or b"", time.monotonic() - began)
+    except (OSError, WebSocketException) as error:
+        vain = isinstance(error, TimeoutError)
+        return Ending("lost", repr(error), time.monotonic() - began, vain)
+    return _only(finals, [] if finals else errors, time.monotonic() - began)
+
+
+def _utterance(file: File) -> Iterable[str]:
+    samples = soxr.resample(file.samples, SAMPLE_RATE, _LIVE_RATE)
+    pcm = (samples.clip(-1, 1) * 32767).astype("<i2").tobytes()
+    asked = {"type": "transcription", "audio": {"input": {"turn_detection": None}}}
+    yield to_json({"type": "session.update", "session": asked})
+    yield to_json({"type": "input_audio_buffer.append", "audio": base64.b64encode(pcm).decode()})
+    yield to_json({"type": "input_audio_buffer.commit"})
+
+
+def _hear(event: dict[str, object], finals: list[str], errors: list[str]) -> None:
+    kind = str(event["type"]).rpartition(".")[2]
+    if kind == "completed":
+        finals.append(str(event["transcript"]))
+    elif kind in ("failed", "error"):
+        errors.append(str(event["error"]))
+
+
+def _only(texts: list[str], errors: list[str], seconds: float) -> Ending:
+    if len(texts) == 1 and not errors:
+        return Ending("answered", texts[0], seconds)
+    busy = any("unavailable" in error.lower() or "overloaded" in error.lower() for error in errors)
+    told = "; ".join(errors) or f"INTERNAL: {len(texts)} whole texts"
+    return Ending("refused" if busy and not texts else "failed", told, seconds)
+
+
+DOORS: dict[str, Door] = {
+    "KServe gRPC": lambda at, file, limit_s: by_grpc(at, file.data, limit_s),
+    "KServe HTTP": lambda at, file, limit_s: by_http(at, file.data, limit_s),
+    "KServe stream": lambda at, file, limit_s: by_stream(at, file.data, limit_s),
+    "OpenAI": lambda at, file, limit_s: by_form(at, file.data, limit_s),
+    "SSE": lambda at, file, limit_s: by_form(at, file.data, limit_s, stream="true"),
+    "live": by_live,
+}
+"""Every way to a text, by its name."""

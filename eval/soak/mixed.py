@@ -1,0 +1,236 @@
+"""Everything at once: honest clients by every door, hostile ones, and disruptions early on.
+
+What each action is follows from the seed and its number alone.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from pathlib import Path
+
+import psutil
+from tqdm import tqdm
+
+from eval.config import Config
+from eval.soak.client import Ending, crowd
+from eval.soak.disruptions import Span, Unable, disruptions, recover, with_link
+from eval.soak.doors import DOORS
+from eval.soak.files import files_of
+from eval.soak.hostile import ATTACKS
+from eval.soak.memory import resident_kb
+from eval.soak.stage import Say, Stage, stage
+from eval.soak.tally import Asked, Tally, uneven
+from eval.soak.verdict import Check, Finding, write_report
+from serve.clips import load_clips
+from serve.errors import EarshotError
+
+TITLE = "clients of every kind, hostile ones and disruptions at once"
+_AT_ONCE = 8
+_HOSTILE_SHARE, _CANCELLED_SHARE = 0.1, 0.2
+_TIMEOUT_S = 60.0
+_PATIENCE_S = (0.005, 1.0)  # of who goes before there is an answer
+_PAUSE_S = 0.3  # after a request that was not answered
+_APART_S = 3.0  # between two disruptions
+_DISRUPTED, _WARM = 0.4, 0.6  # shares of it that have passed
+_LOOK_S = 1.0
+_SETTLE_S = 30.0  # for the server's counts to be even when nobody asks any more
+_GONE_S = 2 * _TIMEOUT_S  # for the last clients to end
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """How much there is of it: it ends with the first of both."""
+
+    minutes: float
+    actions: int | None
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Action:
+    """What one client does."""
+
+    attack: str | None  # of `ATTACKS`; None: it is honest
+    door: str
+    file: int
+    patience_s: float | None  # after which it goes
+
+
+def action(seed: int, number: int, files: int) -> Action:
+    """What the client of a number does."""
+    rng = random.Random(f"{seed}/{number}")
+    hostile = rng.random() < _HOSTILE_SHARE
+    cancelled = rng.random() < _CANCELLED_SHARE
+    return Action(
+        rng.choice(list(ATTACKS)) if hostile else None,
+        rng.choice(list(DOORS)),
+        rng.randrange(files),
+        rng.uniform(*_PATIENCE_S) if cancelled else None,
+    )
+
+
+def mixed(config: Config, load: Load, folder: Path, say: Say) -> bool:
+    """Soak a server of its own and write the report, also where it is interrupted.
+
+    Args:
+        config: the product.
+        load: how much.
+        folder: of the report.
+        say: gets a line of progress at a time.
+
+    Returns:
+        False where something did not hold.
+
+    Raises:
+        EarshotError: the server did not start, or a clip cannot be used.
+        KeyboardInterrupt: of Ctrl-C; the report is written.
+    """
+    clips = tuple(load_clips(config.eval.manifest))
+    with tempfile.TemporaryDirectory(prefix="earshot-soak-") as name:
+        linked = with_link(config, Path(name))
+        with stage(linked, clips, say) as running:
+            soak = _Mixed(running, load, say)
+            try:
+                soak.run()
+            finally:
+                finding = soak.finding()
+                write_report(folder, config.name, [finding])
+    return finding.passed is not False
+
+
+class _Mixed:
+    """One soak of a running server."""
+
+    def __init__(self, running: Stage, load: Load, say: Say) -> None:
+        self._stage, self._load, self._say = running, load, say
+        self._files = files_of(running.clips)
+        self._texts: dict[tuple[str, int], str] = {}
+        self._numbers = itertools.count()
+        self._stopped = threading.Event()
+        self._tally = Tally()
+        self._whole = False
+
+    def run(self) -> None:
+        """Ask in quiet, soak, and look whether all that began has ended."""
+        self._ask_in_quiet()
+        self._tally.began_s = time.monotonic()
+        with crowd(_AT_ONCE + 2) as pool:
+            try:
+                clients = [pool.submit(self._clients) for _ in range(_AT_ONCE)]
+                others = [pool.submit(self._disrupt), pool.submit(self._look)]
+                self._show(clients + others)
+            finally:
+                self._stopped.set()
+            ended, hang = wait(clients + others, _GONE_S)
+            if hang:
+                raise EarshotError(f"{len(hang)} clients have no ending after {_GONE_S:g} s")
+            for one in ended:
+                one.result()
+        self._settle()
+        self._whole = True
+
+    def finding(self) -> Finding:
+        """What was found so far."""
+        found = list(self._tally.found())
+        checks = [one for one in found if isinstance(one, Check)]
+        figures = {one[0]: float(one[1]) for one in found if not isinstance(one, Check)}
+        seed = f"seed {self._load.seed}"
+        checks.append(Check("it comes to its end", self._whole or None, seed))
+        ended = self._stage.process.poll()
+        checks.append(Check("the server runs to the end", ended is None, f"exit status {ended}"))
+        took_s = time.monotonic() - self._tally.began_s
+        return Finding("mixed", TITLE, tuple(checks), figures, took_s)
+
+    @property
+    def _share(self) -> float:
+        """How much of it is done, at most 1."""
+        minutes = (time.monotonic() - self._tally.began_s) / 60 / self._load.minutes
+        actions = self._tally.actions / self._load.actions if self._load.actions else 0.0
+        return min(1.0, max(minutes, actions))
+
+    def _ask_in_quiet(self) -> None:
+        """The text of every file by every door, with which all later ones are compared."""
+        for door, file in itertools.product(DOORS, range(len(self._files))):
+            ending = DOORS[door](self._stage.at, self._files[file], _TIMEOUT_S)
+            if ending.kind != "answered":
+                raise EarshotError(f"{door}, {self._files[file].name}, in quiet: {ending}")
+            self._texts[door, file] = ending.text
+        self._say(f"{len(self._texts)} texts in quiet")
+
+    def _show(self, running: list["Future[None]"]) -> None:
+        """A bar, until there is enough or something breaks."""
+        with tqdm(total=100, unit="%", leave=False, disable=None) as bar:
+            while self._share < 1:
+                bar.update(round(100 * self._share) - bar.n)
+                bar.set_postfix_str(f"{self._tally.actions} actions")
+                if self._stage.process.poll() is not None or any(map(Future.done, running[:-2])):
+                    return
+                time.sleep(_LOOK_S)
+
+    def _clients(self) -> None:
+        """One action after another."""
+        while not self._stopped.is_set():
+            number = next(self._numbers)
+            if self._load.actions is not None and number >= self._load.actions:
+                self._stopped.set()
+                return
+            one = action(self._load.seed, number, len(self._files))
+            begin_s = time.monotonic()
+            if one.attack is None:
+                ending = self._honest(one, begin_s)
+            else:
+                ending = _attacked(ATTACKS[one.attack], self._stage)
+                self._tally.hostile(one.attack, begin_s, ending)
+            if one.patience_s is None and ending.kind in ("lost", "refused"):
+                self._stopped.wait(_PAUSE_S)
+
+    def _honest(self, one: Action, begin_s: float) -> Ending:
+        file = self._files[one.file]
+        asked = Asked(
+            *(f"{one.door}, {file.name}", self._texts[one.door, one.file]),
+            *(one.patience_s is None, begin_s),
+        )
+        ending = DOORS[one.door](self._stage.at, file, one.patience_s or _TIMEOUT_S)
+        self._tally.honest(asked, ending)
+        return ending
+
+    def _disrupt(self) -> None:
+        """One disruption after another early on; what comes later is for growth."""
+        for what, act in disruptions(self._load.seed):
+            if self._stopped.wait(_APART_S) or self._share > _DISRUPTED:
+                return
+            span = Span(what, time.monotonic())
+            self._tally.spans.append(span)
+            with contextlib.suppress(Unable, psutil.NoSuchProcess):
+                act(self._stage)
+                self._tally.recovered(what, *recover(self._stage))
+            span.end_s = time.monotonic()
+            self._say(f"{what}: {span.end_s - span.begin_s:.0f} s")
+
+    def _look(self) -> None:
+        while not self._stopped.wait(_LOOK_S):
+            if self._share < _WARM:
+                continue
+            for role, process in self._stage.processes().items():
+                with contextlib.suppress(psutil.Error):
+                    self._tally.look(role, process.pid, resident_kb(process), process.num_fds())
+
+    def _settle(self) -> None:
+        end_s = time.monotonic() + _SETTLE_S
+        while time.monotonic() < end_s and self._tally.uneven != "":
+            time.sleep(_LOOK_S)
+            self._tally.uneven = uneven(self._stage.metrics())
+
+
+def _attacked(attack: Callable[[Stage], Ending], running: Stage) -> Ending:
+    began = time.monotonic()
+    try:
+        return attack(running)
+    except OSError as error:  # nobody listens just now, say
+        return Ending("lost", repr(error), time.monotonic() - began)

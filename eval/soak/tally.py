@@ -1,0 +1,176 @@
+"""What a mixed soak counts, and what must hold of it."""
+
+import collections
+import dataclasses
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from eval.soak.client import Ending
+from eval.soak.disruptions import MAX_RECOVERY_S, Span
+from eval.soak.memory import slope
+from eval.soak.verdict import Check, Found
+
+MAX_GROWTH_KB = 4.0  # an action: a million, 4 GB; pages that a process keeps come in MBs
+MAX_DESCRIPTORS = 0.005  # that a process may have more after each action: one in 200
+_LEAST_LOOKS = 12
+_LEAST_ACTIONS = 2000  # seen by a process, before its growth tells anything
+_SHOWN = 3  # complaints of a kind that are told in full
+# The server's own faults, as its doors name them.
+_FAULT = re.compile(r"^5(?!03)\d\d |^(INTERNAL|UNKNOWN|DATA_LOSS)\b")
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """What a process had when so many actions were done."""
+
+    actions: int
+    memory_kb: float
+    descriptors: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A request of an honest client's."""
+
+    what: str  # the way and the file
+    text: str  # that the same server gave in quiet
+    patient: bool  # else the client goes before it has an answer
+    begin_s: float
+
+
+class Tally:
+    """Counts what came of actions. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.actions = 0
+        self.spans: list[Span] = []
+        self.uneven: str | None = None  # what the server's own counts lack at the end
+        self.began_s = time.monotonic()
+        self._lock = threading.Lock()
+        self._kinds: collections.Counter[str] = collections.Counter()
+        self._bad: dict[str, list[str]] = {name: [] for name in _PROMISES}
+        self._longest_s = [0.0, 0.0]  # in quiet, and where a disruption was under way
+        self._recovered: dict[str, tuple[float, Ending]] = {}
+        self._looks: dict[tuple[str, int], list[Look]] = {}
+
+    def honest(self, asked: Asked, ending: Ending) -> None:
+        """An honest request has ended, by now."""
+        now_s = time.monotonic()
+        with self._lock:
+            self.actions += 1
+            disrupted = any(span.meets(asked.begin_s, now_s) for span in self.spans)
+            left = not asked.patient and ending.kind != "answered"
+            self._kinds["left" if left else ending.kind] += 1
+            told = f"{asked.what}: {ending}"
+            if ending.kind == "answered" and ending.text != asked.text:
+                self._bad["wrong"].append(f"{told}, not {asked.text!r}")
+            if asked.patient:
+                self._longest_s[disrupted] = max(self._longest_s[disrupted], ending.seconds)
+                if ending.waited_in_vain:
+                    self._bad["vain"].append(told)
+                elif ending.kind in ("lost", "failed") and not disrupted:
+                    self._bad[ending.kind].append(told)
+
+    def hostile(self, what: str, begin_s: float, ending: Ending) -> None:
+        """A hostile client has ended."""
+        now_s = time.monotonic()
+        with self._lock:
+            self.actions += 1
+            self._kinds["hostile"] += 1
+            disrupted = any(span.meets(begin_s, now_s) for span in self.spans)
+            if _FAULT.match(ending.text) and not disrupted:
+                self._bad["fault"].append(f"{what}: {ending}")
+
+    def recovered(self, what: str, seconds: float, last: Ending) -> None:
+        """The server was itself again after a disruption, or was not."""
+        with self._lock:
+            self._kinds["disruptions"] += 1
+            if what not in self._recovered or self._recovered[what][0] < seconds:
+                self._recovered[what] = (seconds, last)
+            if last.kind != "answered":
+                self._bad["back"].append(f"{what}: after {seconds:.0f} s {last}")
+
+    def look(self, role: str, pid: int, memory_kb: float, descriptors: int) -> None:
+        """A process was looked at."""
+        with self._lock:
+            found = self._looks.setdefault((role, pid), [])
+            found.append(Look(self.actions, memory_kb, descriptors))
+
+    def found(self) -> Found:
+        """All figures and checks."""
+        with self._lock:
+            yield "actions", self.actions
+            took_s = time.monotonic() - self.began_s
+            yield "actions a second", self.actions / took_s
+            for kind in ("answered", "left", "refused", "failed", "lost", "hostile"):
+                yield f"actions: {kind}", self._kinds[kind]
+            yield "disruptions", self._kinds["disruptions"]
+            for what, longest_s in zip(("beside", "in"), self._longest_s, strict=True):
+                yield f"longest wait {what} disruptions, s", longest_s
+            for what, (seconds, _) in self._recovered.items():
+                yield f"{what}: itself again after, s", seconds
+            for name, promise in _PROMISES.items():
+                yield _check(promise, self._bad[name])
+            even = None if self.uneven is None else not self.uneven
+            yield Check("the server's own counts are even", even, self.uneven or "")
+            for (role, _), looks in self._looks.items():
+                yield from _growth(role, looks)
+
+
+_PROMISES = {
+    "wrong": "no text is another than in quiet",
+    "vain": "nobody waits in vain",
+    "lost": "every request has its ending where nothing was disrupted",
+    "failed": "no honest request fails where nothing was disrupted",
+    "fault": "no hostile client makes the server fail",
+    "back": f"the server is itself again within {MAX_RECOVERY_S:g} s",
+}
+
+
+def _check(promise: str, bad: Sequence[str]) -> Check:
+    told = f"{len(bad)}: " + "; ".join(bad[:_SHOWN]) if bad else "none against it"
+    return Check(promise, not bad, told)
+
+
+def _growth(role: str, looks: Sequence[Look]) -> Iterator[Check | tuple[str, float]]:
+    if len(looks) < _LEAST_LOOKS or looks[0].actions == looks[-1].actions:
+        return
+    actions = [look.actions for look in looks]
+    memory = slope(actions, [look.memory_kb for look in looks])
+    files = slope(actions, [look.descriptors for look in looks])
+    yield f"{role}: resident, MB", looks[-1].memory_kb / 1024
+    yield f"{role}: descriptors", looks[-1].descriptors
+    for promise, grown, limit in (
+        (f"{role} grows by at most {MAX_GROWTH_KB:g} KB an action", memory, MAX_GROWTH_KB),
+        (f"{role} keeps at most {MAX_DESCRIPTORS:g} files an action", files, MAX_DESCRIPTORS),
+    ):
+        count = actions[-1] - actions[0]
+        shown = f"{grown.value:.4f} [{grown.low:.4f}, {grown.high:.4f}] in {count} actions"
+        yield Check(promise, grown.within(limit) if count >= _LEAST_ACTIONS else None, shown)
+
+
+def uneven(page: str) -> str:
+    """What the server's metrics say that is not over; "" where every request has its ending."""
+    found = {
+        name: sum(map(float, re.findall(rf"^earshot_{name}(?:\{{.*\}})? (\S+)$", page, re.M)))
+        for name in _UNDER_WAY
+    }
+    outcomes = dict(
+        re.findall(r'^earshot_requests_total\{.*outcome="(\w+)".*\} (\S+)$', page, re.M)
+    )
+    accepted = sum(map(float, re.findall(r"^earshot_accepted_total\{.*\} (\S+)$", page, re.M)))
+    ended = sum(float(count) for name, count in outcomes.items() if name != "rejected")
+    told = [f"{name} is {value:g}" for name, value in found.items() if value]
+    if not outcomes:
+        told.append("the page has no outcomes")
+    if accepted != ended:
+        told.append(f"{accepted:g} were accepted and {ended:g} ended")
+    return "; ".join(told)
+
+
+_UNDER_WAY = (
+    *("pending_requests", "live_streams", "gateway_inflight_requests", "gateway_inflight_bytes"),
+    "gateway_inflight_upload_bytes",
+)

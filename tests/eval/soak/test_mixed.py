@@ -1,0 +1,217 @@
+"""A mixed soak: a real server holds, and what would be wrong of one is said."""
+
+import collections
+import contextlib
+import dataclasses
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+
+import eval.config
+from eval.__main__ import main
+from eval.soak import mixed
+from eval.soak.client import Ending
+from eval.soak.disruptions import Span, disruptions
+from eval.soak.doors import DOORS
+from eval.soak.hostile import ATTACKS
+from eval.soak.mixed import Load, action
+from eval.soak.tally import Asked, Tally, uneven
+from eval.soak.verdict import Check
+
+MINUTES = 0.6
+
+
+@pytest.fixture
+def product(nano_config):
+    return eval.config.Config(**vars(nano_config()))
+
+
+@pytest.mark.server
+def test_a_real_server_holds(product, tmp_path):
+    said = []
+    good = mixed.mixed(product, Load(MINUTES, None, 1), tmp_path, said.append)
+    (finding,) = json.loads((tmp_path / "soak.json").read_text())["scenarios"]
+    bad = [check for check in finding["checks"] if check["passed"] is False]
+    assert good and not bad, bad
+    figures = finding["figures"]
+    assert figures["disruptions"] >= 1 and figures["actions: hostile"] >= 1, (figures, said)
+    assert figures["actions: answered"] >= 20, figures
+    assert "| mixed | " in (tmp_path / "soak.md").read_text()
+
+
+@pytest.fixture
+def no_server(product, monkeypatch):
+    """Servers that are none, which nothing happens to; doors are to be set."""
+
+    @contextlib.contextmanager
+    def fake(config, clips, say):
+        yield SimpleNamespace(
+            at=None,
+            clips=clips,
+            process=SimpleNamespace(poll=lambda: None),
+            processes=dict,
+            metrics=lambda: PAGE,
+        )
+
+    monkeypatch.setattr(mixed, "stage", fake)
+    monkeypatch.setattr(mixed, "_HOSTILE_SHARE", 0.0)
+    monkeypatch.setattr(mixed, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(mixed, "disruptions", lambda seed: iter(()))
+    monkeypatch.setattr("eval.__main__.load_config", lambda path: product)
+
+
+FILES = 15
+
+
+def door(name, ending, asked):
+    """Says what each file is called, and to every third who asks later something else."""
+
+    def ask(at, file, timeout_s):
+        asked[name] += 1
+        odd = asked[name] > FILES and asked[name] % 3 == 0
+        return ending if odd else Ending("answered", file.name, 0.01)
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "told"),
+    [
+        (Ending("answered", "other words", 0.01), 1, "no text is another than in quiet: "),
+        (Ending("lost", "Socket closed", 0.01), 1, "every request has its ending where nothing"),
+        (Ending("refused", "503 full", 0.01), 0, "| mixed | passed"),
+    ],
+)
+def test_a_wrong_text_and_a_lost_ending_fail_it(
+    no_server, tmp_path, monkeypatch, capsys, ending, status, told
+):
+    monkeypatch.setattr(mixed, "DOORS", {"odd": door("odd", ending, collections.Counter())})
+    arguments = ["soak", "--config", "x", "--actions", "60", "--output", str(tmp_path)]
+    assert main(arguments) == status
+    assert told in capsys.readouterr().out
+
+
+def test_ctrl_c_keeps_what_was_counted(no_server, tmp_path, monkeypatch):
+    def interrupted(self, running):
+        while self._tally.actions < 20:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mixed, "DOORS", {"any": lambda *_: RIGHT})
+    monkeypatch.setattr(mixed._Mixed, "_show", interrupted)
+    assert main(["soak", "--config", "x", "--output", str(tmp_path)]) == 130
+    (finding,) = json.loads((tmp_path / "soak.json").read_text())["scenarios"]
+    assert finding["figures"]["actions"] >= 20
+
+
+def test_actions_follow_from_the_seed_and_have_their_shares():
+    some = [action(7, number, 15) for number in range(4000)]
+    assert some == [action(7, number, 15) for number in range(4000)]
+    assert some[:100] != [action(8, number, 15) for number in range(100)]
+    hostile = [one for one in some if one.attack]
+    assert len(hostile) / 4000 == pytest.approx(0.1, abs=0.02)
+    assert sum(one.patience_s is not None for one in some) / 4000 == pytest.approx(0.2, abs=0.02)
+    assert {one.attack for one in hostile} == set(ATTACKS)
+    assert {one.door for one in some} == set(DOORS)
+    assert {one.file for one in some} == set(range(15))
+
+
+def test_disruptions_come_all_in_an_order_of_the_seed():
+    found = disruptions(3)
+    first, second = ([next(found)[0] for _ in range(13)] for _ in range(2))
+    assert sorted(first) == sorted(set(second)) and first != second
+
+
+def checks(tally):
+    return {one.what: one for one in tally.found() if isinstance(one, Check)}
+
+
+ASKED = Asked("SSE, a.wav", "hello", True, 0.0)
+RIGHT, WRONG = Ending("answered", "hello", 1.0), Ending("answered", "hollow", 1.0)
+LOST = Ending("lost", "Socket closed", 1.0)
+VAIN = Ending("lost", "timed out", 60.0, waited_in_vain=True)
+FAILED = Ending("failed", "500 an error of ours", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("ending", "patient", "disrupted", "broken"),
+    [
+        (RIGHT, True, False, None),
+        (WRONG, True, False, "no text is another than in quiet"),
+        (WRONG, True, True, "no text is another than in quiet"),
+        (WRONG, False, False, "no text is another than in quiet"),
+        (LOST, True, False, "every request has its ending where nothing was disrupted"),
+        (LOST, True, True, None),
+        (LOST, False, False, None),
+        (VAIN, True, True, "nobody waits in vain"),
+        (VAIN, False, False, None),
+        (FAILED, True, False, "no honest request fails where nothing was disrupted"),
+        (FAILED, True, True, None),
+    ],
+)
+def test_an_honest_request_has_one_right_ending(ending, patient, disrupted, broken):
+    tally, now_s = Tally(), time.monotonic()
+    tally.uneven = ""
+    if disrupted:
+        tally.spans.append(Span("gateway killed", now_s - 1))
+    tally.honest(dataclasses.replace(ASKED, patient=patient, begin_s=now_s), ending)
+    found = [one.what for one in checks(tally).values() if not one.passed]
+    assert found == ([broken] if broken else [])
+
+
+def test_a_request_that_began_after_a_disruption_is_none_of_it():
+    tally = Tally()
+    tally.spans.append(Span("gateway killed", 10.0, 20.0))
+    tally.honest(dataclasses.replace(ASKED, begin_s=20.5), LOST)
+    assert not checks(tally)["every request has its ending where nothing was disrupted"].passed
+
+
+@pytest.mark.parametrize(
+    ("text", "passed"),
+    [
+        ("500 Internal Server Error", False),
+        ("INTERNAL IndexError", False),
+        ("503 full", True),
+        ("400 AudioError", True),
+        ("INVALID_ARGUMENT AudioError", True),
+    ],
+)
+def test_a_hostile_client_is_refused_and_no_fault(text, passed):
+    tally = Tally()
+    tally.hostile("a broadcast that changes", time.monotonic(), Ending("failed", text, 0.1))
+    assert checks(tally)["no hostile client makes the server fail"].passed is passed
+
+
+@pytest.mark.parametrize(("each", "passed"), [(0, True), (20, False)])
+def test_growth_is_told_by_process(each, passed):
+    tally = Tally()
+    for number in range(20):
+        tally.actions = 200 * number
+        tally.look("gateway", 1, 1e5 + 100 * number * each, 30 + number * each)
+    found = checks(tally)
+    assert found["gateway grows by at most 4 KB an action"].passed is passed
+    assert found["gateway keeps at most 0.005 files an action"].passed is passed
+
+
+PAGE = """earshot_accepted_total{model="whisper"} 9
+earshot_requests_total{model="whisper",outcome="ok"} 5
+earshot_requests_total{model="whisper",outcome="cancelled"} 4
+earshot_requests_total{model="whisper",outcome="rejected"} 3
+earshot_pending_requests{model="whisper"} 0
+earshot_gateway_inflight_requests 0.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("page", "told"),
+    [
+        (PAGE, ""),
+        (PAGE.replace('"ok"} 5', '"ok"} 4'), "9 were accepted and 8 ended"),
+        (PAGE.replace("_requests 0.0", "_requests 2.0"), "gateway_inflight_requests is 2"),
+        ("", "the page has no outcomes"),
+    ],
+)
+def test_the_servers_own_counts_must_be_even(page, told):
+    assert uneven(page) == told
