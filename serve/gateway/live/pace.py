@@ -1,6 +1,12 @@
-"""When an utterance that goes on is decoded again."""
+"""When an utterance that goes on is decoded again, and how much of what was heard before it."""
 
 import math
+
+HOLD_S = 9.0, 24.0
+"""Seconds of audio that are decoded again and again, at least and at most: a window has 30 s."""
+
+_BUSY = 0.75  # of `update_s`; a decoding that takes longer gets less audio
+_LESS, _MORE_S = 0.8, 1.0  # by decoding: what is too much is felt at once, what is not in seconds
 
 
 class Pace:
@@ -16,6 +22,8 @@ class Pace:
     def __init__(self, update_s: float) -> None:
         self._update_s = update_s
         self._began_s = self._due_s = -math.inf
+        self.hold_s = HOLD_S[0]
+        """Seconds of audio that the next decoding should not exceed, within `HOLD_S`."""
 
     @property
     def due_s(self) -> float:
@@ -32,7 +40,12 @@ class Pace:
 
     def ended(self, now_s: float) -> None:
         """It has ended."""
-        self._due_s = max(self._began_s + self._update_s, 2 * now_s - self._began_s)
+        took_s = now_s - self._began_s
+        self._due_s = max(self._began_s + self._update_s, now_s + took_s)
+        if took_s > _BUSY * self._update_s:
+            self.hold_s = max(HOLD_S[0], _LESS * self.hold_s)
+        else:
+            self.hold_s = min(HOLD_S[1], self.hold_s + _MORE_S)
 
     def failed(self, now_s: float, tries: int) -> None:
         """It was the server's fault, so many times in a row."""

@@ -299,7 +299,7 @@ class Session:
         self._pace.began(_now_s())
         # What was said before is heard with the first utterance in which somebody speaks.
         if self._before is not None and not utterance.silent:
-            utterance.follow(self._before)
+            utterance.follow(self._before, self._pace.hold_s)
             self._before = None
         window = utterance.window()
         try:
@@ -316,7 +316,8 @@ class Session:
         self._pace.ended(_now_s())
         self._tries = 0
         if utterance in self._queue:  # else the client has cleared it
-            await self._tell(utterance, utterance.take(window, transcript))
+            said = utterance.take(window, transcript, self._pace.hold_s)
+            await self._tell(utterance, said)
             if HYPOTHESIS in (self._settings.include or ()):
                 await self._send(events.hypothesis(utterance.item_id, utterance.guess))
         self._progress.set()

@@ -12,15 +12,14 @@ from serve.gateway.live.agreement import Agreement
 from serve.messages import Request, Samples, Timings, Transcript, Word
 from serve.speech.rate import SAMPLE_RATE
 
-TRIM_S = 24.0  # audio of more than that loses what has become text
-BEFORE_S = 20.0  # of the audio before an utterance are heard again with it
-MOST_S = 28.0  # nor is it ever more than that: a window has 30 s
+MOST_S = 28.0  # of audio at a time: a window has 30 s
 SURE_S = 1.3  # of audio behind a word, with which one hypothesis is enough
 PROMPT_CHARS = 200  # of the text whose audio is gone
 
 NOTHING = Transcript("", None, None, 0.0, (), Timings(0.0, 0.0, 0.0, 0.0))
 """What is said in silence, whatever a network writes of it."""
 
+_BEFORE = 0.8  # of the audio that is held may be from before an utterance
 _UNSURE_S = 2.0  # at the end of audio that must be cut, what may not be whole
 
 
@@ -129,17 +128,21 @@ class Utterance:
         """Whether the latest hypothesis is of all that was spoken."""
         return self.decoded_until > self.spoken_until or self.decoded_until == self.end > self.start
 
-    def follow(self, before: "Utterance") -> None:
+    def follow(self, before: "Utterance", hold_s: float) -> None:
         """Hear it with the end of what was said before: one sentence alone is easily misheard.
 
         The quiet between the two is left out. Where nobody said what language it has, it is heard
         alone: it may have another one.
+
+        Args:
+            before: is not used any more.
+            hold_s: of audio should be held.
         """
         if self._language is None or before._language != self._language:
             return
-        if before._held_s > BEFORE_S and (cut_s := before._agreement.cut()) is not None:
+        if before._held_s > _BEFORE * hold_s and (cut_s := before._agreement.cut()) is not None:
             before._cut(cut_s)
-        if before._held_s > BEFORE_S:
+        if before._held_s > _BEFORE * hold_s:
             return
         end_s = before.duration_s
         self._agreement = Agreement(
@@ -169,8 +172,14 @@ class Utterance:
         where = samples, self._begin, self.end
         return Window(*where, prompt, self._language, languages, self._draft)
 
-    def take(self, window: Window, transcript: Transcript) -> Said:
-        """What becomes final by the text of a window."""
+    def take(self, window: Window, transcript: Transcript, hold_s: float) -> Said:
+        """What becomes final by the text of a window.
+
+        Args:
+            window: from `window`.
+            transcript: its text.
+            hold_s: audio of more than that loses what has become text.
+        """
         self.decoded_until = window.end
         self._draft = transcript.tokens
         offset_s = (window.begin - self.start) / SAMPLE_RATE
@@ -185,7 +194,7 @@ class Utterance:
         if text and self._language is None:
             self._language = transcript.language
         said = self._said(text, before)
-        if self._held_s > TRIM_S and (cut_s := self._agreement.cut()) is not None:
+        if self._held_s > hold_s and (cut_s := self._agreement.cut()) is not None:
             self._cut(cut_s)
         if self._held_s > MOST_S:
             self._cut(heard_s - _UNSURE_S)

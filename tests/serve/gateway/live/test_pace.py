@@ -27,6 +27,20 @@ def test_slow_ones_rest_as_long_as_they_took(pace):
     assert pace.due_s == 11.5
 
 
+def test_quick_decodings_get_more_audio_and_slow_ones_less(pace):
+    def decode(took_s, times=1):
+        for _ in range(times):
+            pace.began(10.0)
+            pace.ended(10.0 + took_s)
+        return pace.hold_s
+
+    assert pace.hold_s == 9.0
+    assert decode(0.1) == 10.0
+    assert decode(0.3, 30) == 24.0
+    assert decode(0.5) == pytest.approx(19.2)
+    assert decode(0.5, 9) == 9.0
+
+
 def test_what_failed_is_tried_again_later_and_later(pace):
     pace.failed(10.0, 1)
     assert pace.due_s == 10.5

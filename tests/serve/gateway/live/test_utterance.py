@@ -21,7 +21,8 @@ def hear(utterance, text):
     window = utterance.window()
     segment = Segment(0.0, 9.0, text, (), None, None, 0.0, 1.0, tuple(words))
     timings = Timings(0.0, 0.0, 0.0, 0.0)
-    told = utterance.take(window, Transcript(text, "en", None, 9.0, (segment,), timings))
+    transcript = Transcript(text, "en", None, 9.0, (segment,), timings)
+    told = utterance.take(window, transcript, 24.0)
     return window, told.text
 
 
@@ -50,7 +51,7 @@ def test_a_word_with_enough_audio_behind_it_is_final_by_one_hypothesis():
 
 def test_what_was_said_before_is_heard_again_and_not_told_again():
     before, utterance = finished("It rains."), spoken("second", 5.0, 1.0)
-    utterance.follow(before)
+    utterance.follow(before, 24.0)
     window, _ = hear(utterance, "It rains. We stay in")
     assert len(window.samples) == 2 * SAMPLE_RATE and window.end == 6 * SAMPLE_RATE
     _, told = hear(utterance, "It rains! We stay")
@@ -61,7 +62,7 @@ def test_what_was_said_before_is_heard_again_and_not_told_again():
 def test_of_much_that_was_said_before_the_last_sentence_is_heard_again():
     before = finished("a b c d e f g h i j k l m n " * 3 + "o. It rains all day")
     utterance = spoken("second", 20.0, 1.0)
-    utterance.follow(before)
+    utterance.follow(before, 24.0)
     assert len(utterance.window().samples) / SAMPLE_RATE == pytest.approx(3.05)
     assert utterance.window().prompt.endswith("m n o.")
 
@@ -74,5 +75,5 @@ def test_alone_where_the_language_may_be_another_one_or_there_is_no_place_to_cut
     utterance = spoken("second", 20.0, 1.0, language)
     first = finished(before)
     first._agreement.words[:-1] = []
-    utterance.follow(first)
+    utterance.follow(first, 24.0)
     assert len(utterance.window().samples) == SAMPLE_RATE
