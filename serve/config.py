@@ -197,8 +197,16 @@ class ServerConfig:
     # Where there are several keys: the most that one of them may have of `max_inflight`,
     # `max_inflight_mb` and `live.max_streams`, unless its own limits in the file say more or less.
     key_share: Share = 0.5
-    # What clients of OpenAI's API may write for `model` beside the product's own name.
-    model_aliases: tuple[Name, ...] = ("whisper-1",)
+    # What clients of OpenAI's API may write for `model` beside the product's own name; in patterns
+    # * is any text. The defaults are what known clients send. Names of upstreams' models come
+    # first.
+    model_aliases: tuple[Name, ...] = (
+        "whisper-1",
+        "gpt-*transcribe*",
+        "gpt-*realtime*",
+        "whisper-*",
+        "*/*whisper-*",
+    )
     upload_timeout_s: Seconds = 60.0  # a request that takes longer to arrive is given up
     stall_timeout_s: Seconds = 60.0  # a model's process silent for so long is started again
 
@@ -305,12 +313,6 @@ def _check_server(server: ServerConfig, path: Path) -> None:
 
 def _check_upstreams(config: Config, path: Path) -> None:
     for upstream in config.upstreams:
-        for name in upstream.models:
-            if name in config.server.model_aliases and name != config.name:
-                raise ConfigError(
-                    f"{path}: upstreams have a model {name}, which server.model_aliases has as a "
-                    f"name of {config.name}; expected it in one of the two"
-                )
         if upstream.tls_roots and not upstream.tls:
             raise ConfigError(
                 f"{path}: upstreams: {upstream.address} has tls_roots and not tls; expected both, "

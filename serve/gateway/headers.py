@@ -28,7 +28,13 @@ _SECURITY = {  # where a response does not say it otherwise
     "cache-control": "no-store",
 }
 _TLS = {"strict-transport-security": "max-age=31536000"}
-_READABLE = ("x-request-id", "retry-after")  # by pages of allowed origins
+_SERVED_BY = "x-earshot-model"
+_READABLE = ("x-request-id", "retry-after", _SERVED_BY)  # by pages of allowed origins
+
+
+def served_by(model: str) -> dict[str, str]:
+    """The header that names the model which answers, whatever name it was asked by."""
+    return {_SERVED_BY: urllib.parse.quote(model, safe="/:@ ")}
 
 
 def with_headers(

@@ -1,12 +1,13 @@
 """Which models there are, and by which names clients ask for them.
 
 A model is a product: the config's own, or one that its upstreams serve. OpenAI's clients write its
-name or, for the config's own, an alias. KServe's write `whisper` for the config's own and
-`whisper_stream` for its answers segment by segment, or any name that OpenAI's may write, and behind
-it `_stream` for such answers.
+name or, for the config's own, an alias, or what fits a pattern among these. KServe's write
+`whisper` for the config's own and `whisper_stream` for its answers segment by segment, or any name
+that OpenAI's may write, and behind it `_stream` for such answers.
 """
 
 import dataclasses
+import re
 
 from serve.config import Config
 from serve.errors import ConfigError, shown
@@ -15,6 +16,7 @@ from serve.triton.wire import MODEL, STREAM_MODEL
 
 _VERSIONS = ("", "1")
 _STREAM = "_stream"
+_MAX_CHARS = 200  # of a name that may fit a pattern
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,20 +51,30 @@ class Models:
         self.default = own
         self.all = tuple(dict.fromkeys((own, *others)))
         """The products, of which the first is the default."""
-        self.names = tuple(dict.fromkeys((own, *aliases, *others)))
-        """What OpenAI's clients may write."""
+        self.patterns = tuple(alias for alias in aliases if "*" in alias)
+        """Texts that fit one of them OpenAI's clients may write as well; * is any text."""
+        exact = [alias for alias in aliases if alias not in self.patterns]
+        self.names = tuple(dict.fromkeys((own, *exact, *others)))
+        """What OpenAI's clients may write, as far as it can be listed."""
         if MODEL in others and own != MODEL:
             raise ConfigError(
                 f"upstreams have a model {MODEL}, by which KServe's clients mean {own}; give it "
                 "another name there"
             )
-        self._aliases = dict.fromkeys(aliases, own)
+        self._products = dict.fromkeys(exact, own) | {name: name for name in self.all}
+        anything = "|".join(
+            ".*".join(map(re.escape, pattern.lower().split("*"))) for pattern in self.patterns
+        )
+        self._any = re.compile(anything if self.patterns else "(?!)")
 
     def find(self, name: str | None) -> str | None:
         """The product of this name; None where there is none, the default without a name."""
         if name is None:
             return self.default
-        return self._aliases.get(name, name) if name in self.names else None
+        if (product := self._products.get(name)) is not None:
+            return product
+        fits = len(name) <= _MAX_CHARS and self._any.fullmatch(name.lower())
+        return self.default if fits else None
 
     def target(self, name: str, version: str = "") -> Target:
         """What KServe calls by this name.

@@ -71,10 +71,6 @@ def test_values_reach_their_fields(tmp_path):
             "models[0] = 'a_stream'; expected text of printable characters that does not end",
         ),
         (
-            "[[upstreams]]\naddress = 'a:1'\nmodels = ['whisper-1']",
-            "which server.model_aliases has as a name of product",
-        ),
-        (
             "[[upstreams]]\naddress = 'a:1'\nmodels = ['a']\ntls_roots = 'b'",
             "a:1 has tls_roots and not tls",
         ),

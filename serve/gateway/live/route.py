@@ -24,6 +24,7 @@ from serve.codec import to_json
 from serve.errors import AccessError, EarshotError, shown
 from serve.gateway import refusals
 from serve.gateway.door import Door
+from serve.gateway.headers import served_by
 from serve.gateway.limits import Ticket
 from serve.gateway.live import events
 from serve.gateway.live.events import Event, EventError
@@ -114,7 +115,9 @@ class Live:
         except EarshotError as error:
             raise Refusal(error) from error
         offered = websocket.scope["subprotocols"]
-        await websocket.accept(_SUBPROTOCOL if _SUBPROTOCOL in offered else None)
+        model = named(self._door.models, websocket.query_params.get("model"))
+        headers = [(name.encode(), text.encode()) for name, text in served_by(model).items()]
+        await websocket.accept(_SUBPROTOCOL if _SUBPROTOCOL in offered else None, headers)
         session = Session(
             self._door.config.live,
             functools.partial(named, self._door.models),

@@ -19,10 +19,14 @@ _HEADERS = [
 
 
 class Events:
-    """One response of events; begins with the first."""
+    """One response of events; begins with the first.
+
+    `headers` may get more before that.
+    """
 
     def __init__(self, send: Send) -> None:
         self._send = send
+        self.headers: dict[str, str] = {}
         self.begun = False
 
     async def send(self, event: dict[str, Any]) -> None:
@@ -33,7 +37,9 @@ class Events:
         """
         if not self.begun:
             self.begun = True
-            await self._pass({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            headers = [(name.encode(), text.encode()) for name, text in self.headers.items()]
+            start = {"type": "http.response.start", "status": 200, "headers": _HEADERS + headers}
+            await self._pass(start)
         data = f"data: {to_json(event)}\n\n".encode()
         await self._pass({"type": "http.response.body", "body": data, "more_body": True})
 

@@ -61,7 +61,11 @@ _OPTIONS = _by_name(
     )
 )
 FIELDS = _by_name(
-    Field("model", "BYTES", "a name that /v1/models lists; default: the one that is served"),
+    Field(
+        "model",
+        "BYTES",
+        "a name that /v1/models lists, or that fits an alias; default: the one that is served",
+    ),
     Field("response_format", "BYTES", "default: json", get_args(Format)),
     Field(
         "timestamp_granularities",

@@ -20,7 +20,7 @@ def named(models: Models, name: str | None) -> str:
     if model is None:
         raise FieldRefusal(
             "model",
-            f"no model {shown(name)}; there are {', '.join(models.names)} "
+            f"no model {shown(name)}; there are {', '.join(models.names + models.patterns)} "
             "(server.model_aliases adds names)",
             "model_not_found",
             "NOT_FOUND",

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from serve.gateway import refusals
 from serve.gateway.bodies import while_client_waits
 from serve.gateway.door import Door
-from serve.gateway.headers import REQUEST_ID
+from serve.gateway.headers import REQUEST_ID, served_by
 from serve.gateway.limits import Ticket
 from serve.gateway.models import Target
 from serve.gateway.openai.answers import Deltas, body, delta_event, done_event
@@ -101,11 +101,15 @@ class _Audio:
         async with contextlib.AsyncExitStack() as stack:
             try:
                 received = received_form(request, ticket, limit_s, folder)
-                asked, exchange = self._begin(await stack.enter_async_context(received), ticket)
+                form = await stack.enter_async_context(received)
+                asked = read_fields(form.pairs, self._task)
+                target = Target(named(self._door.models, asked.model), asked.stream)
+                exchange = self._begin(form, asked, target, ticket)
             except BaseException:
                 ticket.close()
                 raise
             stack.enter_context(exchange)
+            events.headers = served_by(target.model)
             if asked.stream:
                 found = await _pass_on(request, exchange, events, asked, visit)
             else:
@@ -114,13 +118,11 @@ class _Audio:
         if asked.stream:
             return None
         text, kind = body(found, asked)
-        return Response(text, media_type=kind)
+        return Response(text, media_type=kind, headers=events.headers)
 
-    def _begin(self, form: Form, ticket: Ticket) -> tuple[Asked, Exchange]:
-        asked = read_fields(form.pairs, self._task)
-        target = Target(named(self._door.models, asked.model), asked.stream)
+    def _begin(self, form: Form, asked: Asked, target: Target, ticket: Ticket) -> Exchange:
         parts = request_parts(asked.request, form.audio())
-        return asked, self._door.upstreams.send(target, parts, ticket, asked.stream, form.path)
+        return self._door.upstreams.send(target, parts, ticket, asked.stream, form.path)
 
 
 async def _pass_on(

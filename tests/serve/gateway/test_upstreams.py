@@ -156,6 +156,17 @@ def test_requests_go_to_who_serves_their_model(start):
     assert status == 404 and b"turbo, turbo_stream" in body
 
 
+def test_a_models_own_name_comes_before_an_alias(start):
+    large = start(name="whisper-large-v3")
+    front = start(upstreams=(UpstreamConfig(large.grpc, ("whisper-large-v3",)),))
+    until(lambda: front.ask("GET", "/health")[0] == 200)
+    assert transcribe(front, model="whisper-large-v3")[0] == 200
+    assert transcribe(front, model="whisper-large-v2")[0] == 200
+    assert (len(had(front)), len(had(large))) == (1, 1)
+    none = start(model_aliases=())
+    assert transcribe(none, model="whisper-1")[0] == 404
+
+
 def test_a_large_file_goes_to_another_machine_as_bytes(start, before):
     back = start(max_request_mb=4)
     front = before(back)

@@ -7,6 +7,7 @@ import threading
 import openai
 import pytest
 from openai.types.audio import Transcription, TranscriptionVerbose, Translation
+from websockets.sync.client import connect as connect_websocket
 
 from serve.gateway.openai import form
 from serve.triton import uploads
@@ -162,7 +163,38 @@ def test_models(client):
     assert [model.id for model in client.models.list()] == ["demo", "whisper-1"]
     assert client.models.retrieve("whisper-1").id == "whisper-1"
     with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("gpt-transcribe")
+        client.models.retrieve("gpt-5")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("gpt-4o-transcribe", "gpt-4o-mini-transcribe", "gpt-4o-transcribe-diarize"),
+        *("whisper-large-v3", "Systran/faster-whisper-base", "openai/whisper-base"),
+    ],
+)
+def test_names_that_known_clients_send(client, name):
+    answer = client.audio.transcriptions.with_raw_response.create(model=name, file=FILE)
+    assert answer.headers["x-earshot-model"] == "demo"
+    assert client.models.retrieve(name).id == name
+    stream = client.audio.transcriptions.with_raw_response.create(
+        model=name, file=FILE, prompt="one two", stream=True
+    )
+    assert stream.headers["x-earshot-model"] == "demo"
+    assert [event.type for event in stream.parse()][-1] == "transcript.text.done"
+
+
+def test_names_that_only_sound_like_those_of_models(client):
+    for name in ("whisper", "gpt-4o", f"whisper-{'a' * 200}"):
+        with pytest.raises(
+            openai.NotFoundError, match=r"there are demo, whisper-1, gpt-\*transcri"
+        ):
+            transcribe(client, model=name)
+
+
+def test_a_realtime_model_is_an_alias_as_well(shared):
+    with connect_websocket(f"ws://{shared.http}/v1/realtime?model=gpt-realtime") as live:
+        assert live.response.headers["x-earshot-model"] == "demo"
 
 
 # ---------------------------------------------------------------- streams
@@ -219,7 +251,7 @@ def test_asynchronously(shared, connect):
 @pytest.mark.parametrize(
     ("options", "kind", "param", "code"),
     [
-        ({"model": "gpt-transcribe"}, openai.NotFoundError, "model", "model_not_found"),
+        ({"model": "gpt-5"}, openai.NotFoundError, "model", "model_not_found"),
         ({"response_format": "diarized_json"}, openai.BadRequestError, "response_format", None),
         ({"include": ["speakers"]}, openai.BadRequestError, "include", None),
         ({"known_speaker_names": ["a"]}, openai.BadRequestError, "known_speaker_names", None),
