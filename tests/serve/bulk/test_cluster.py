@@ -167,6 +167,7 @@ def test_a_run_here_that_is_killed_goes_on_where_it_ended(command, count, ray_fo
     wait_until(
         lambda: not {process.pid for process in running(ray_folder)} - before,
         "what the run started outlives it",
+        2 * WAIT_S,  # Ray notices a head that is gone by what does not come for half a minute
     )
     done = {path: path.stat().st_mtime_ns for path in shards(tmp_path)}
     assert len(done) < SHARDS
