@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--config", required=True, metavar="TOML", help="names the server's address")
     add("file", metavar="FILE", help="WAV, FLAC, MP3, OGG, …")
-    add("--language", help="code such as en; found in each utterance without")
+    add("--language", help="such as en, English or en-US; found in each utterance without")
     add("--languages", type=codes, metavar="CODE,CODE,…", help="it is found among these")
     add("--prompt", help="text before the audio: names, spelling, style")
     add(

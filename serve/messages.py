@@ -58,7 +58,7 @@ class Request:
     # A file's bytes, in memory or not, or mono samples in [-1, 1] at `sample_rate`.
     audio: bytes | AudioFile | Samples
     sample_rate: int | None = None  # Hz; needed with samples, not allowed with bytes
-    language: str | None = None  # code such as "en"; None detects it
+    language: str | None = None  # such as "en", "English", "en-US"; None or "auto" detects it
     # Codes or names of the languages that it may be in, if it is to be detected; (): as configured.
     languages: Sequence[str] = ()
     multilingual: bool = False  # the language is detected for each window of at most 30 s

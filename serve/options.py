@@ -11,7 +11,9 @@ from serve.messages import Mode, Request, Task
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Let a command have them; their defaults are those of `serve.messages.Request`."""
     group = parser.add_argument_group("request options")
-    group.add_argument("--language", help="code such as en; detected where it is not given")
+    group.add_argument(
+        "--language", help="such as en, English or en-US; default, and auto: detected"
+    )
     group.add_argument(
         "--languages",
         type=codes,

@@ -1,5 +1,7 @@
 """Whisper's languages: OpenAI's table of `whisper/tokenizer.py`, other names included."""
 
+import re
+
 # Entries: code, English name, other names; a blank inside a name is written as _.
 _NAMES = """
     en english, zh chinese mandarin, de german, es spanish castilian, ru russian, ko korean,
@@ -28,3 +30,30 @@ TO_LANGUAGE_CODE: dict[str, str] = {
     word.replace("_", " "): code for code, *names in _WORDS for word in (code, *names)
 }
 """Every code and every English name, in lower case -> code."""
+
+_AUTO = "auto"
+# A language, a script and a region as clients' locales have them: en-US, pt_BR, zh-Hans-CN.
+_TAG = re.compile(r"([a-z]{2,3})([-_][a-z0-9]{1,8}){0,4}")
+# Codes of ISO 639 for what Whisper has under another one.
+_OTHER_CODES = {"nb": "no", "jv": "jw", "iw": "he", "in": "id", "cmn": "zh", "fil": "tl"}
+_MAX_CHARS = 64
+
+
+def language_code(text: str) -> str | None:
+    """Code of a language in Whisper; None where there is no such.
+
+    Args:
+        text: a code or an English name, in any case, or a tag of BCP 47, whose first part counts.
+    """
+    key = text[:_MAX_CHARS].strip().lower()
+    if key in TO_LANGUAGE_CODE:
+        return TO_LANGUAGE_CODE[key]
+    tag = _TAG.fullmatch(key)
+    first = tag[1] if tag else ""
+    code = _OTHER_CODES.get(first, first)
+    return code if code in LANGUAGE_NAMES else None
+
+
+def named_language(text: str | None) -> str | None:
+    """What a request names as its language; None where it is to be detected, as by "auto"."""
+    return None if isinstance(text, str) and text.strip().lower() == _AUTO else text

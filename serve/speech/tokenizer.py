@@ -16,9 +16,10 @@ import tokenizers
 from serve.engine import DETECT_LANGUAGE, TOKENIZER_FILE, Engine, TokenizerFacts
 from serve.errors import EngineError, OptionError, shown
 from serve.messages import Task
-from serve.speech.languages import LANGUAGE_NAMES, TO_LANGUAGE_CODE
+from serve.speech.languages import TO_LANGUAGE_CODE, language_code
 
 _MAX_LANGUAGE_CHARS = 60
+_CLOSE = 0.75  # of a language's name to what may be a slip of it
 # Characters that are looked at for each token that counts; text has about four a token.
 _MAX_TOKEN_CHARS = 32
 
@@ -87,7 +88,7 @@ class Tokenizer:
         """Tokens of languages, each once.
 
         Args:
-            languages: codes or English names, in any case.
+            languages: codes, English names or tags such as en-US, in any case.
 
         Raises:
             OptionError: one is unknown.
@@ -131,7 +132,7 @@ class Tokenizer:
         """Ids that a window's decoding begins with.
 
         Args:
-            language: code or English name, in any case; None puts DETECT_LANGUAGE where the
+            language: code, English name or tag, in any case; None puts DETECT_LANGUAGE where the
                 runtime must put the language that it finds.
             task: "transcribe", or "translate" into English.
             timestamps: whether timestamp tokens may follow.
@@ -207,16 +208,15 @@ class Tokenizer:
 
     def _known_language(self, language: str) -> str:
         """Code of a language that this engine knows."""
-        key = language[:_MAX_LANGUAGE_CHARS].strip().lower()
-        code = TO_LANGUAGE_CODE.get(key, key)
-        known = self.languages
+        code, known = language_code(language), self.languages
         if code in known:
             return code
-        if code in LANGUAGE_NAMES and not self._facts.multilingual:
+        if code is not None and not self._facts.multilingual:
             raise OptionError(f"language {shown(language)}: this engine is English-only")
-        if code in LANGUAGE_NAMES:
+        if code is not None:
             raise OptionError(f"language {shown(language)} is not among this engine's {len(known)}")
         words = [word for word, its_code in TO_LANGUAGE_CODE.items() if its_code in known]
-        near = difflib.get_close_matches(key, words, n=1)
+        key = language[:_MAX_LANGUAGE_CHARS].strip().lower()
+        near = difflib.get_close_matches(key, words, n=1, cutoff=_CLOSE)
         hint = f"did you mean {near[0]!r}?" if near else "expected a code such as 'en' or its name"
         raise OptionError(f"language {shown(language)} is unknown; {hint}")

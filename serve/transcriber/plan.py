@@ -16,6 +16,7 @@ from serve.engine import DETECT_LANGUAGE
 from serve.errors import ConfigError, OptionError, shown
 from serve.messages import Mode, Request
 from serve.runtime.protocol import Capabilities, DecodingOptions, Detection
+from serve.speech.languages import named_language
 from serve.speech.stretches import Stretch
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber.audio import check_audio, is_number, stretches_of
@@ -118,6 +119,7 @@ def plan_request(
         AudioError: the audio is neither bytes nor an array, or too large.
     """
     check_audio(request, config)
+    request = dataclasses.replace(request, language=named_language(request.language))
     _check_task(request, config)
     temperature = _temperature(request, capabilities, config)
     silence_s = _hallucination_silence(request, config)

@@ -57,7 +57,13 @@ INPUTS = _by_name(
     TensorSpec("AUDIO", "BYTES", (1,), "a whole file in any supported format"),
     TensorSpec("SAMPLES", "FP32", (-1,), "instead of AUDIO: mono samples in [-1, 1]"),
     TensorSpec("SAMPLE_RATE", "INT32", (1,), "Hz; needed with SAMPLES, not allowed with AUDIO"),
-    TensorSpec("LANGUAGE", "BYTES", (1,), 'code such as "en"; default: detected', 64),
+    TensorSpec(
+        "LANGUAGE",
+        "BYTES",
+        (1,),
+        'such as "en", "English" or "en-US"; default, and "auto": detected',
+        64,
+    ),
     TensorSpec(
         *("LANGUAGES", "BYTES", (-1,)),
         *("codes among which it is detected; default: as configured", 2**12),

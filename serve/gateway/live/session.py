@@ -28,6 +28,7 @@ from serve.gateway.metrics import LiveMetrics
 from serve.gateway.refusals import Refusal
 from serve.messages import Samples, Transcript
 from serve.speech.activity import FRAME, Detector, Options
+from serve.speech.languages import named_language
 from serve.speech.rate import SAMPLE_RATE
 
 logger = logging.getLogger("earshot.gateway")
@@ -214,7 +215,7 @@ class Session:
         wanted = self._settings.input.transcription
         start = self._heard - len(before)
         self._open = Utterance(
-            *(events.new_id("item"), start, wanted.language, wanted.prompt or ""),
+            *(events.new_id("item"), start, named_language(wanted.language), wanted.prompt or ""),
             tuple(wanted.languages or ()),
         )
         self._open.add(before, speech=False)

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from serve.codec import from_table, text_that
 from serve.errors import OptionError, shown
-from serve.speech.languages import LANGUAGE_NAMES, TO_LANGUAGE_CODE
+from serve.speech.languages import language_code, named_language
 
 _MAX_PROMPT_CHARS = 2**16
 _MAX_S = 60.0
@@ -20,8 +20,15 @@ _MAX_S = 60.0
 Language = Annotated[
     str,
     text_that(
-        lambda text: TO_LANGUAGE_CODE.get(text.lower(), text.lower()) in LANGUAGE_NAMES,
-        'a code such as "en", or a name',
+        lambda text: language_code(text) is not None,
+        'a code such as "en", a tag such as "en-US", or a name',
+    ),
+]
+LanguageOrAuto = Annotated[
+    str,
+    text_that(
+        lambda text: (code := named_language(text)) is None or language_code(code) is not None,
+        'a code such as "en", a tag such as "en-US", a name, or "auto"',
     ),
 ]
 Milliseconds = Annotated[int, Field(ge=0, le=round(_MAX_S * 1000))]
@@ -42,7 +49,7 @@ class Transcription:
     """How audio becomes text."""
 
     model: str | None = None  # None: the server's
-    language: Language | None = None  # None: found in each utterance
+    language: LanguageOrAuto | None = None  # None, "auto": found in each utterance
     languages: tuple[Language, ...] | None = None  # among these; None: as configured
     prompt: Annotated[str, Field(max_length=_MAX_PROMPT_CHARS)] | None = None
 
@@ -169,7 +176,7 @@ def updated(settings: Settings, changes: Mapping[str, Any]) -> Settings:
         if changed.input.format.type != "audio/pcm" and changed.input.format.rate is not None:
             raise OptionError("session: audio.input.format.rate is given; G.711 has 8 kHz always")
         asked = changed.input.transcription
-        if asked.language is not None and asked.languages:
+        if named_language(asked.language) is not None and asked.languages:
             raise OptionError(
                 "session: audio.input.transcription.languages came beside language; expected one"
             )

@@ -149,7 +149,10 @@ def test_names_equal_those_of_transformers():
 
 @pytest.mark.parametrize(
     ("language", "code"),
-    [("EN", "en"), (" Spanish ", "es"), ("castilian", "es"), ("haitian creole", "ht")],
+    [
+        *(("EN", "en"), (" Spanish ", "es"), ("castilian", "es"), ("haitian creole", "ht")),
+        *(("en-US", "en"), ("de-DE", "de"), ("pt_BR", "pt"), ("zh-Hans-CN", "zh"), ("nb-NO", "no")),
+    ],
 )
 def test_language_spellings(tokenizer: Tokenizer, language: str, code: str):
     ids = tokenizer.prompt_ids(language, "transcribe", True, "")
@@ -161,6 +164,9 @@ def test_language_spellings(tokenizer: Tokenizer, language: str, code: str):
     [
         ("englsh", "'englsh' is unknown; did you mean 'english'"),
         ("xqzw", "'xqzw' is unknown; expected a code"),
+        ("xx-US", "'xx-US' is unknown; expected a code"),
+        ("en-US and more", "'en-US and more' is unknown; expected a code"),
+        ("auto", "'auto' is unknown; expected a code"),  # what is close to it, pushto, is not meant
         ("", "'' is unknown; expected a code"),
     ],
 )

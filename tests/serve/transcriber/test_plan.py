@@ -54,6 +54,12 @@ def test_a_file_that_may_be_sent_must_fit_what_may_wait(tokenizer):
     check_config(TranscriberConfig(max_audio_mb=2, max_pending_mb=2), CAPABILITIES, tokenizer)
 
 
+def test_auto_is_no_language_and_a_tag_counts_by_its_first_part(plan):
+    assert plan(language="auto", languages=["de-DE", "es"]) == plan(languages=["de", "es"])
+    assert plan(language=" Auto ", multilingual=True).multilingual
+    assert plan(language="es-419").language == "es"
+
+
 def test_who_never_learnt_to_translate_does_not(plan):
     asked = {"task": "translate", "language": "es"}
     assert plan(**asked).language == "es"

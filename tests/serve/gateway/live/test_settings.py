@@ -55,6 +55,14 @@ def test_what_cannot_be_honoured_is_refused_by_name(changes, param):
     assert (refused.value.param, refused.value.code) == (f"session.{param}", "unsupported_value")
 
 
+def test_languages_are_also_those_of_locales():
+    for language in ("en-US", "auto"):
+        found = updated(Settings(), input_of(transcription={"language": language}))
+        assert found.input.transcription.language == language
+    asked = {"language": "auto", "languages": ["de-DE", "en"]}
+    assert updated(Settings(), input_of(transcription=asked)).input.transcription.languages
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -66,6 +74,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(changes, param):
         (input_of(turn_detection={"threshold": 1.5}), "threshold = 1.5; expected less than 1"),
         (input_of(turn_detection={"silence_duration_ms": -1}), "silence_duration_ms = -1"),
         (input_of(transcription={"language": "elvish"}), "language = 'elvish'; expected a code"),
+        (input_of(transcription={"language": "xx-US"}), "language = 'xx-US'; expected a code"),
         (input_of(transcription={"languages": ["en", "elvish"]}), "'elvish'; expected a code"),
         (
             input_of(transcription={"languages": ["en"], "language": "de"}),
