@@ -7,13 +7,14 @@ import binascii
 import dataclasses
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pydantic_core
 
 from serve.errors import shown
-from serve.gateway.live.settings import HYPOTHESIS, Settings, as_session
+from serve.gateway.live import older
+from serve.gateway.live.settings import HYPOTHESIS, Settings, SettingWarning, as_session
 
 Event = dict[str, Any]
 
@@ -24,8 +25,10 @@ _MARKS = ',"{['  # of which JSON has one for each key and value
 _AUDIO_MARKS = 1000  # of them at most in an event of audio, whose base64 has none
 _MAX_ID_CHARS = 512  # of a client's event_id
 _APPEND = "input_audio_buffer.append"
+UPDATES = ("session.update", older.UPDATE)
+"""Of the settings; the answers' types are the same with a "d" behind."""
 _KEYS = {
-    "session.update": ("session",),
+    **dict.fromkeys(UPDATES, ("session",)),
     _APPEND: ("audio",),
     "input_audio_buffer.commit": (),
     "input_audio_buffer.clear": (),
@@ -162,15 +165,28 @@ def error(error: EventError, event_id: str | None = None, kind: str = "") -> Eve
     )
 
 
-def session(event: str, id: str, settings: Settings, expires_s: float) -> Event:
-    """`session.created` or `session.updated`; it expires so many seconds from now."""
+def session(
+    event: str,
+    id: str,
+    settings: Settings,
+    expires_s: float,
+    warnings: Sequence[SettingWarning] = (),
+) -> Event:
+    """A session that was created or updated; it expires so many seconds from now.
+
+    Args:
+        event: its type, of today or older.
+        warnings: told in a field of ours, for strict clients know no event of warnings.
+    """
+    known = older.as_older(settings) if event.startswith(older.PREFIX) else as_session(settings)
     told = {
         "id": id,
         "object": "realtime.transcription_session",
         "expires_at": round(time.time() + expires_s),
-        **as_session(settings),
+        **known,
     }
-    return _event(event, session=told)
+    more = {"warnings": [dataclasses.asdict(one) for one in warnings]} if warnings else {}
+    return _event(event, session=told, **more)
 
 
 def speech_started(item_id: str, at_ms: int) -> Event:

@@ -26,7 +26,7 @@ from serve.gateway import refusals
 from serve.gateway.door import Door
 from serve.gateway.headers import served_by
 from serve.gateway.limits import Ticket
-from serve.gateway.live import events
+from serve.gateway.live import events, older
 from serve.gateway.live.events import Event, EventError
 from serve.gateway.live.session import MAX_ERRORS, Session, TooManyErrors
 from serve.gateway.live.utterance import Window
@@ -143,7 +143,9 @@ class Live:
 
         Whatever ends it ends its decoding.
         """
-        await session.start()
+        beta = websocket.headers.get("openai-beta")
+        is_older = older.speaks_older(beta, websocket.scope["subprotocols"])
+        await session.start(f"{older.PREFIX}created" if is_older else "session.created")
         work = asyncio.create_task(session.work())
         take = asyncio.create_task(self._take_in(session, websocket, ticket))
         stopped = asyncio.create_task(stop.wait())

@@ -12,7 +12,7 @@ import collections
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 
@@ -21,8 +21,9 @@ from serve.gateway.live import events
 from serve.gateway.live.ear import Ear, Frame
 from serve.gateway.live.events import Asked, Event, EventError
 from serve.gateway.live.pace import Pace
-from serve.gateway.live.settings import HYPOTHESIS, ServerVad, SettingError, Settings, updated
+from serve.gateway.live.settings import HYPOTHESIS, ServerVad, Settings, SettingWarning
 from serve.gateway.live.sound import Inlet
+from serve.gateway.live.updates import read_update
 from serve.gateway.live.utterance import NOTHING, Said, Utterance, Window
 from serve.gateway.metrics import LiveMetrics
 from serve.gateway.refusals import Refusal
@@ -106,9 +107,9 @@ class Session:
 
     # ------------------------------------------------------------ what the client says
 
-    async def start(self) -> None:
-        """Greet the client."""
-        await self._send(self._told("session.created"))
+    async def start(self, created: str = "session.created") -> None:
+        """Greet the client, by an event of this type."""
+        await self._send(self._told(created))
 
     async def handle(self, text: str) -> None:
         """Do what one message asks for.
@@ -129,8 +130,8 @@ class Session:
                 raise TooManyErrors from None
 
     async def _do(self, asked: Asked) -> None:
-        if asked.type == "session.update":
-            await self._update(asked.fields["session"])
+        if asked.type in events.UPDATES:
+            await self._update(asked)
         elif asked.type == "input_audio_buffer.append":
             data = events.read_audio(asked.fields["audio"], self._inlet.sample_bytes)
             step = round(self._inlet.bytes_per_s * _BLOCK_S)
@@ -143,34 +144,19 @@ class Session:
             self._clear()
             await self._send(events.cleared())
 
-    async def _update(self, changes: object) -> None:
-        if not isinstance(changes, dict):
-            raise EventError("session is no object", "invalid_value", "session")
-        before = self._settings
-        try:
-            after = updated(before, changes)
-        except SettingError as error:
-            raise EventError(str(error), error.code, error.param) from None
-        if (name := after.input.transcription.model) is not None:
-            try:
-                self._check_model(name)
-            except Refusal as refusal:
-                param = "session.audio.input.transcription.model"
-                raise EventError(str(refusal), "model_not_found", param) from None
-        if after.input.format != before.input.format:
-            if self._heard:
-                raise EventError(
-                    "the format cannot change once audio has come; open another session",
-                    "invalid_value",
-                    "session.audio.input.format",
-                )
+    async def _update(self, asked: Asked) -> None:
+        after, warnings = read_update(
+            asked, self._settings, self._check_model, begun=self._heard > 0
+        )
+        if after.input.format != self._settings.input.format:
             self._inlet = Inlet(after.input.format)
         self._settings = after
         self._ear.tune(_options(after), speaking=self._open is not None)
-        await self._send(self._told("session.updated"))
+        await self._send(self._told(f"{asked.type}d", warnings))
 
-    def _told(self, event: str) -> Event:
-        return events.session(event, self.id, self._settings, self._config.max_session_s)
+    def _told(self, event: str, warnings: Sequence[SettingWarning] = ()) -> Event:
+        limit_s = self._config.max_session_s
+        return events.session(event, self.id, self._settings, limit_s, warnings)
 
     # ------------------------------------------------------------ audio
 

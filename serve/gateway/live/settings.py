@@ -1,9 +1,11 @@
 """What a client sets for its session: OpenAI's transcription session, checked part by part.
 
-An update says only what changes. What this server cannot honour is refused by its name.
+An update says only what changes. What of OpenAI's settings has no effect here is named in a
+warning, what is wrong in an error.
 https://developers.openai.com/api/docs/guides/realtime-transcription
 """
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
@@ -41,7 +43,7 @@ class Format:
     """How audio is written."""
 
     type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] = "audio/pcm"
-    rate: Literal[24_000] | None = None  # Hz; of audio/pcm alone
+    rate: Literal[16_000, 24_000] | None = None  # Hz; of audio/pcm alone, None: 24 kHz
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +95,14 @@ class Settings:
         return self.audio.input
 
 
+@dataclasses.dataclass(frozen=True)
+class SettingWarning:
+    """A setting has no effect here."""
+
+    param: str  # its name
+    message: str
+
+
 class SettingError(Exception):
     """A setting is wrong, or cannot be honoured.
 
@@ -109,68 +119,77 @@ class SettingError(Exception):
 
 
 _INPUT = "session.audio.input"
-_REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    (
-        "session.type",
-        lambda value: value == "realtime",
-        'this server transcribes and does not speak: expected "transcription"',
-    ),
-    (
+_LOGPROBS = "item.input_audio_transcription.logprobs"
+_GONE = object()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ignored:
+    """A setting of OpenAI's that has no effect here.
+
+    Args:
+        path: its name.
+        why: what a client is told that asks for it.
+        instead: from a value to what this server knows in its place, or `_GONE`; the same value:
+            it is known.
+        asks: whether a value asks for anything.
+    """
+
+    path: str
+    why: str
+    instead: Callable[[Any], Any] = lambda value: _GONE
+    asks: Callable[[Any], bool] = lambda value: value not in (None, False)
+
+
+_IGNORED = (
+    _Ignored("session.client_secret", "keys are the server's operator's to make"),
+    _Ignored("session.modalities", "a transcription session has text alone"),
+    _Ignored(
         "session.include",
-        lambda value: value not in (None, [], [HYPOTHESIS]),
-        f'only ["{HYPOTHESIS}"] can be told: no log-probabilities of live text; leave it out',
+        "log-probabilities of live text are not told",
+        lambda value: [one for one in value if one != _LOGPROBS] if _is_list(value) else value,
+        lambda value: _is_list(value) and _LOGPROBS in value,
     ),
-    (
-        f"{_INPUT}.noise_reduction",
-        lambda value: value is not None,
-        "there is no noise reduction; expected null",
-    ),
-    (
+    _Ignored(f"{_INPUT}.noise_reduction", "there is none: audio is heard as it was sent"),
+    _Ignored(
         f"{_INPUT}.turn_detection.type",
+        "turns are found by voice activity, as by server_vad",
+        lambda value: "server_vad" if value == "semantic_vad" else value,
         lambda value: value == "semantic_vad",
-        'turns are found by voice activity: expected "server_vad", or turn_detection = null',
     ),
+    _Ignored(f"{_INPUT}.turn_detection.eagerness", "silence_duration_ms says when a turn ends"),
     *(
-        (
-            f"{_INPUT}.turn_detection.{name}",
-            lambda value: value not in (None, False),
-            "a transcription session has no responses; leave it out",
-        )
+        _Ignored(f"{_INPUT}.turn_detection.{name}", "a transcription session has no responses")
         for name in ("create_response", "interrupt_response", "idle_timeout_ms")
     ),
-    (
+    _Ignored(
         f"{_INPUT}.transcription",
+        "a transcription session transcribes; it stays as it is",
+        lambda value: _GONE if value is None else value,
         lambda value: value is None,
-        "this session transcribes; leave it out to keep it as it is",
     ),
-    *(
-        (
-            f"{_INPUT}.transcription.{name}",
-            lambda value: value is not None,
-            f"this server's models do not know {name}; leave it out",
-        )
-        for name in ("delay", "keywords")
-    ),
+    _Ignored(f"{_INPUT}.transcription.delay", "live.update_s says how soon audio is decoded"),
+    _Ignored(f"{_INPUT}.transcription.keywords", "live text knows none; prompt may name them"),
 )
 
 
-_NEUTRAL = {path.rpartition(".")[2] for path, _, _ in _REFUSED} - {
-    field.name for kind in (Settings, Input, ServerVad) for field in dataclasses.fields(kind)
-}
-"""Keys that `_REFUSED` names and this server has not; with such values they ask for nothing."""
-
-
-def updated(settings: Settings, changes: Mapping[str, Any]) -> Settings:
-    """Settings with what a client's `session.update` says.
+def updated(
+    settings: Settings, changes: Mapping[str, Any]
+) -> tuple[Settings, tuple[SettingWarning, ...]]:
+    """Settings with what a client's `session.update` says, and what of that has no effect.
 
     Raises:
         SettingError: it says what is wrong or cannot be honoured; nothing is changed.
     """
-    for path, refuses, why in _REFUSED:
-        found, value = _at({"session": changes}, path)
-        if found and refuses(value):
-            raise SettingError(f"{path} = {shown(value)}; {why}", path, "unsupported_value")
-    table = _merged(as_session(settings), _without_neutral(changes))
+    if changes.get("type") == "realtime":
+        raise SettingError(
+            'session.type = "realtime"; this server transcribes and does not speak: '
+            'expected "transcription"',
+            "session.type",
+            "unsupported_value",
+        )
+    changes, warnings = _without_ignored(changes)
+    table = _merged(as_session(settings), changes)
     try:
         changed = from_table(Settings, table, "session", error=OptionError)
         if changed.input.format.type != "audio/pcm" and changed.input.format.rate is not None:
@@ -180,7 +199,7 @@ def updated(settings: Settings, changes: Mapping[str, Any]) -> Settings:
             raise OptionError(
                 "session: audio.input.transcription.languages came beside language; expected one"
             )
-        return changed
+        return changed, warnings
     except OptionError as error:
         unknown = "unknown key" in str(error)
         code = "unknown_parameter" if unknown else "invalid_value"
@@ -195,20 +214,30 @@ def as_session(settings: Settings) -> dict[str, Any]:
     return table
 
 
-def _at(table: Any, path: str) -> tuple[bool, Any]:
-    """Whether nested tables have a value at a path, and which."""
-    for key in path.split("."):
+def _without_ignored(
+    changes: Mapping[str, Any],
+) -> tuple[dict[str, Any], tuple[SettingWarning, ...]]:
+    """Changes as this server knows them, and what is to be said of the others."""
+    root = {"session": copy.deepcopy(dict(changes))}
+    warnings = []
+    for ignored in _IGNORED:
+        *parents, key = ignored.path.split(".")
+        table: Any = root
+        for parent in parents:
+            table = table.get(parent) if isinstance(table, dict) else None
         if not isinstance(table, dict) or key not in table:
-            return False, None
-        table = table[key]
-    return True, table
+            continue
+        value = table.pop(key)
+        if ignored.asks(value):
+            message = f"{ignored.path} = {shown(value)} has no effect: {ignored.why}"
+            warnings.append(SettingWarning(ignored.path, message))
+        if (instead := ignored.instead(value)) is not _GONE:
+            table[key] = instead
+    return root["session"], tuple(warnings)
 
 
-def _without_neutral(table: Any) -> Any:
-    """Tables without these keys."""
-    if not isinstance(table, dict):
-        return table
-    return {key: _without_neutral(value) for key, value in table.items() if key not in _NEUTRAL}
+def _is_list(value: object) -> bool:
+    return isinstance(value, list)
 
 
 def _merged(old: Any, new: Any) -> Any:

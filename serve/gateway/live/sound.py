@@ -12,7 +12,7 @@ from serve.gateway.live.settings import Format
 from serve.messages import Samples
 from serve.speech.rate import SAMPLE_RATE
 
-_PCM_RATE, _G711_RATE = 24_000, 8_000  # Hz, which OpenAI's API has
+_PCM_RATE, _G711_RATE = 24_000, 8_000  # Hz, which OpenAI's API has, unless PCM says another
 _LAWS = {"audio/pcmu": "ULAW", "audio/pcma": "ALAW"}  # as libsndfile calls them
 
 
@@ -25,6 +25,7 @@ class Inlet:
 
     def __init__(self, format: Format) -> None:
         self._law = _LAWS.get(format.type)
+        self._rate = (format.rate or _PCM_RATE) if self._law is None else _G711_RATE
         self._restart()
 
     @property
@@ -55,7 +56,6 @@ class Inlet:
         return samples
 
     def _restart(self) -> None:
-        self._rate = _PCM_RATE if self._law is None else _G711_RATE
         self._resampler = soxr.ResampleStream(
             self._rate, SAMPLE_RATE, 1, dtype="float32", quality="HQ"
         )

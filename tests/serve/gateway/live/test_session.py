@@ -198,6 +198,59 @@ def test_openais_own_client_transcribes(start, loud_is_speech):
     client.close()
 
 
+def test_what_has_no_effect_is_told_and_the_session_goes_on(talk):
+    client = talk(noise_reduction={"type": "far_field"}, turn_detection={"type": "semantic_vad"})
+    updated = client.events[-1]
+    assert updated["session"]["audio"]["input"]["turn_detection"]["type"] == "server_vad"
+    assert [one["param"].rpartition(".")[2] for one in updated["warnings"]] == [
+        *("noise_reduction", "type"),
+    ]
+    client.audio(SPEECH + QUIET)
+    assert client.until(".completed")["transcript"] == "one two three four"
+    client.set(transcription={"language": "en"})
+    assert "warnings" not in client.until("session.updated")
+
+
+def test_a_client_of_the_beta_transcribes_audio_of_16_khz(start, loud_is_speech):
+    running = start(live=LIVE)
+    url = f"ws://{running.http}/v1/realtime?intent=transcription"
+    with connect(url, additional_headers={"OpenAI-Beta": "realtime=v1"}) as socket:
+        client = Talk(socket, known=False)
+        created = client.next()
+        assert created["type"] == "transcription_session.created"
+        assert created["session"]["input_audio_format"] == "pcm16"
+        session = {
+            "input_audio_format": "pcm16",
+            "input_audio_params": {"sample_rate_hz": 16_000, "num_channels": 1},
+            "input_audio_transcription": {"model": "whisper-1", "prompt": "one two three four"},
+            "turn_detection": {"type": "server_vad", "threshold": 0.5, "silence_duration_ms": 300},
+            "input_audio_noise_reduction": {"type": "near_field"},
+            "include": ["item.input_audio_transcription.logprobs"],
+        }
+        client.say("transcription_session.update", session=session)
+        updated = client.next()
+        assert updated["type"] == "transcription_session.updated"
+        assert updated["session"]["turn_detection"]["silence_duration_ms"] == 300
+        warned = {one["param"]: one["message"] for one in updated["warnings"]}
+        assert set(warned) == {"session.include", "session.input_audio_noise_reduction"}
+        assert all(message.startswith(param) for param, message in warned.items())
+        client.audio(sound(2.3, rate=16_000) + sound(1.0, level=0.0, rate=16_000))
+        stopped = client.until("speech_stopped")["audio_end_ms"]
+        assert 2500 <= stopped <= 2750, "at another rate it would be another time"
+        assert client.until(".completed")["transcript"] == "one two three"
+
+        client.say("transcription_session.update", session={"input_audio_format": "mp3"})
+        wrong = client.until("error")["error"]
+        assert wrong["param"] == "session.input_audio_format"
+        unknown = {"input_audio_transcription": {"model": "gpt-9"}}
+        client.say("transcription_session.update", session=unknown)
+        wrong = client.until("error")["error"]
+        assert wrong["code"] == "model_not_found"
+        assert wrong["param"] == "session.input_audio_transcription.model"
+        client.say("transcription_session.update", session=session)
+        client.until("transcription_session.updated")  # the same format again is no change
+
+
 # ---------------------------------------------------------------- what is wrong
 
 
@@ -219,7 +272,7 @@ def test_an_address_that_is_wrong_is_refused_as_any_other(running, query, status
 
 def test_wrong_events_are_answered_and_change_nothing(talk):
     client = talk()
-    client.set(event_id="first", noise_reduction={"type": "near_field"})
+    client.set(event_id="first", turn_detection={"type": "manual"})
     client.set(transcription={"model": "gpt-9"})
     client.socket.send("{")
     client.socket.send(b"\0\1")
@@ -228,11 +281,11 @@ def test_wrong_events_are_answered_and_change_nothing(talk):
     client.say("session.update", session=[])
     errors = [client.until("error")["error"] for _ in range(7)]
     assert [error["code"] for error in errors] == [
-        *("unsupported_value", "model_not_found", "invalid_json", "invalid_json"),
+        *("invalid_value", "model_not_found", "invalid_json", "invalid_json"),
         *("invalid_value", "invalid_value", "invalid_value"),
     ]
     assert errors[0]["event_id"] == "first" and errors[4]["event_id"] == "third"
-    assert errors[0]["param"] == "session.audio.input.noise_reduction"
+    assert errors[1]["param"] == "session.audio.input.transcription.model"
     client.audio(SPEECH + QUIET)
     client.until(".completed")
     client.set(format={"type": "audio/pcmu"})

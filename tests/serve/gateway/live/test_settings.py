@@ -1,14 +1,26 @@
 """What a client may set, and the events that it may send."""
 
+import dataclasses
+
 import pytest
 
-from serve.gateway.live import events
+from serve.gateway.live import events, older
 from serve.gateway.live.events import EventError
-from serve.gateway.live.settings import SettingError, Settings, as_session, updated
+from serve.gateway.live.settings import SettingError, Settings, as_session
+from serve.gateway.live.settings import updated as updated_and_warned
+
+LOGPROBS = "item.input_audio_transcription.logprobs"
 
 
 def input_of(**input):
     return {"audio": {"input": input}}
+
+
+def updated(settings, changes):
+    """Without a warning."""
+    after, warnings = updated_and_warned(settings, changes)
+    assert warnings == ()
+    return after
 
 
 def test_an_update_changes_what_it_names_and_nothing_else():
@@ -33,26 +45,117 @@ def test_what_asks_for_nothing_is_taken():
 
 
 @pytest.mark.parametrize(
-    ("changes", "param"),
+    ("changes", "params"),
     [
-        ({"type": "realtime"}, "type"),
-        ({"include": ["earshot.hypothesis", "logprobs"]}, "include"),
-        ({"include": ["item.input_audio_transcription.logprobs"]}, "include"),
-        (input_of(noise_reduction={"type": "near_field"}), "audio.input.noise_reduction"),
-        (input_of(turn_detection={"type": "semantic_vad"}), "audio.input.turn_detection.type"),
+        ({"include": ["earshot.hypothesis", LOGPROBS]}, ["include"]),
+        (input_of(noise_reduction={"type": "near_field"}), ["audio.input.noise_reduction"]),
         (
-            input_of(turn_detection={"idle_timeout_ms": 5000}),
-            "audio.input.turn_detection.idle_timeout_ms",
+            input_of(turn_detection={"type": "semantic_vad", "eagerness": "low"}),
+            ["audio.input.turn_detection.type", "audio.input.turn_detection.eagerness"],
         ),
-        (input_of(transcription=None), "audio.input.transcription"),
-        (input_of(transcription={"delay": "low"}), "audio.input.transcription.delay"),
-        (input_of(transcription={"keywords": ["x"]}), "audio.input.transcription.keywords"),
+        (
+            input_of(turn_detection={"idle_timeout_ms": 5000, "create_response": True}),
+            [f"audio.input.turn_detection.{x}" for x in ("create_response", "idle_timeout_ms")],
+        ),
+        (input_of(transcription=None), ["audio.input.transcription"]),
+        (input_of(transcription={"delay": "low"}), ["audio.input.transcription.delay"]),
+        (input_of(transcription={"keywords": ["x"]}), ["audio.input.transcription.keywords"]),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(changes, param):
-    with pytest.raises(SettingError, match=f"session.{param} = ") as refused:
+def test_what_has_no_effect_is_taken_with_a_warning(changes, params):
+    after, warnings = updated_and_warned(Settings(), changes)
+    include = ("earshot.hypothesis",) if "include" in changes else ()
+    assert after == dataclasses.replace(Settings(), include=include)
+    assert [one.param for one in warnings] == [f"session.{param}" for param in params]
+    for one in warnings:
+        assert one.message.startswith(f"{one.param} = ") and "has no effect: " in one.message
+
+
+def test_a_session_that_is_to_speak_is_refused():
+    with pytest.raises(SettingError, match=r'session\.type = "realtime"; this server') as refused:
+        updated(Settings(), {"type": "realtime"})
+    assert (refused.value.param, refused.value.code) == ("session.type", "unsupported_value")
+
+
+def test_what_is_ignored_beside_what_is_wrong_changes_nothing_of_the_clients_own():
+    changes = input_of(turn_detection={"type": "semantic_vad", "threshold": 7})
+    with pytest.raises(SettingError, match="threshold = 7; expected"):
         updated(Settings(), changes)
-    assert (refused.value.param, refused.value.code) == (f"session.{param}", "unsupported_value")
+    assert changes == input_of(turn_detection={"type": "semantic_vad", "threshold": 7})
+    with pytest.raises(SettingError, match="type = 'none'; expected"):
+        updated(Settings(), input_of(turn_detection={"type": "none"}))
+    with pytest.raises(SettingError, match="include"):
+        updated(Settings(), {"include": ["speakers"]})
+
+
+# ---------------------------------------------------------------- older
+
+
+def test_older_settings_are_those_of_today_by_other_names():
+    changes = {
+        "input_audio_format": "g711_ulaw",
+        "input_audio_transcription": {"model": "whisper-1", "language": "de", "prompt": "Zoë"},
+        "input_audio_noise_reduction": None,
+        "turn_detection": None,
+    }
+    after = updated(Settings(), older.from_older(changes))
+    assert after == updated(
+        Settings(),
+        input_of(
+            format={"type": "audio/pcmu"},
+            transcription={"model": "whisper-1", "language": "de", "prompt": "Zoë"},
+            turn_detection=None,
+        ),
+    )
+    told = older.as_older(after)
+    transcription = told.pop("input_audio_transcription")
+    assert {**changes["input_audio_transcription"], "languages": None} == transcription
+    del changes["input_audio_transcription"]
+    assert told == {**changes, "include": ()}
+
+
+def test_an_older_format_names_its_rate_beside_it():
+    assert updated(Settings(), older.from_older({"input_audio_format": "pcm16"})) == Settings()
+    params = {"sample_rate_hz": 16_000, "num_channels": 1}
+    after = updated(Settings(), older.from_older({"input_audio_params": params}))
+    assert after.input.format.rate == 16_000
+    assert older.as_older(after)["input_audio_params"] == params
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"input_audio_format": "mp3"}, "session.input_audio_format = 'mp3'; expected pcm16"),
+        ({"input_audio_format": ["pcm16"]}, r"= \['pcm16'\]; expected pcm16"),
+        ({"input_audio_params": {"num_channels": 2}}, "expected sample_rate_hz, and one channel"),
+        ({"input_audio_params": 16_000}, "input_audio_params = 16000; expected sample_rate_hz"),
+        ({"audio": {"input": {}}}, "session.audio is of session.update"),
+    ],
+)
+def test_older_settings_that_are_wrong_are_refused(changes, message):
+    with pytest.raises(SettingError, match=message):
+        older.from_older(changes)
+
+
+def test_what_is_said_of_older_settings_names_them():
+    said = "session: audio.input.format.rate = 8000; session.audio.input.transcription.model"
+    assert older.in_older_words(said) == (
+        "session: input_audio_params.sample_rate_hz = 8000; session.input_audio_transcription.model"
+    )
+
+
+@pytest.mark.parametrize(
+    ("beta", "subprotocols", "is_older"),
+    [
+        (None, [], False),
+        ("assistants=v2", ["realtime"], False),
+        ("realtime=v1", [], True),
+        ("assistants=v2, realtime=v1", [], True),
+        (None, ["realtime", "openai-beta.realtime-v1"], True),
+    ],
+)
+def test_older_clients_say_so(beta, subprotocols, is_older):
+    assert older.speaks_older(beta, subprotocols) == is_older
 
 
 def test_languages_are_also_those_of_locales():
@@ -69,7 +172,10 @@ def test_languages_are_also_those_of_locales():
         ({"voice": "alloy"}, "unknown key 'voice'"),
         (input_of(speed=2), "unknown key 'speed'"),
         (input_of(format={"type": "audio/mp3"}), "format.type = 'audio/mp3'; expected"),
-        (input_of(format={"type": "audio/pcm", "rate": 16000}), "rate = 16000; expected 24000"),
+        (
+            input_of(format={"type": "audio/pcm", "rate": 8000}),
+            "rate = 8000; expected 16000 or 24000",
+        ),
         (input_of(format={"type": "audio/pcma", "rate": 24000}), "G.711 has 8 kHz"),
         (input_of(turn_detection={"threshold": 1.5}), "threshold = 1.5; expected less than 1"),
         (input_of(turn_detection={"silence_duration_ms": -1}), "silence_duration_ms = -1"),

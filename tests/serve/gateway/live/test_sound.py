@@ -13,17 +13,22 @@ from serve.gateway.live.sound import Inlet
 from serve.speech.activity import FRAME, Options
 from tests.serve.gateway.live.conftest import LoudIsSpeech
 
-RATES = {"audio/pcm": 24_000, "audio/pcmu": 8_000, "audio/pcma": 8_000}
+FORMATS = {
+    Format("audio/pcm"): 24_000,
+    Format("audio/pcm", 16_000): 16_000,
+    Format("audio/pcmu"): 8_000,
+    Format("audio/pcma"): 8_000,
+}
 SUBTYPES = {"audio/pcm": "PCM_16", "audio/pcmu": "ULAW", "audio/pcma": "ALAW"}
 
 
-@pytest.mark.parametrize("kind", RATES)
-def test_every_format_gives_the_samples_that_were_written(kind):
+@pytest.mark.parametrize(("format", "rate"), FORMATS.items())
+def test_every_format_gives_the_samples_that_were_written(format, rate):
     tone = np.sin(np.arange(16_000) * 2 * np.pi * 440 / 16_000).astype(np.float32) * 0.5
     file = io.BytesIO()
-    wire = soxr.resample(tone, 16_000, RATES[kind])
-    soundfile.write(file, wire, RATES[kind], format="RAW", subtype=SUBTYPES[kind])
-    data, inlet = file.getvalue(), Inlet(Format(kind))
+    wire = soxr.resample(tone, 16_000, rate)
+    soundfile.write(file, wire, rate, format="RAW", subtype=SUBTYPES[format.type])
+    data, inlet = file.getvalue(), Inlet(format)
     assert len(data) == inlet.bytes_per_s
     step = 240 * inlet.sample_bytes
     pieces = [inlet.samples(data[i : i + step]) for i in range(0, len(data), step)]
