@@ -32,9 +32,9 @@ from serve.errors import ConfigError, EarshotError, FileError
 from serve.files import read_bytes
 from serve.keys import ENVIRONMENT, add_key, hash_of, new_key
 from serve.messages import Request, Transcript
-from serve.options import add_options, request_of
+from serve.options import add_cue_options, add_options, read_cue_options, request_of
 from serve.outputs import targets_of, write
-from serve.speech.formats import CueOptions, Format, render
+from serve.speech.formats import Format, render
 from serve.supervisor.run import running_server
 from serve.triton import wire
 
@@ -116,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     transcribe.add_argument(
         "--in-process", action="store_true", help="do not look for a server; implied by --engine"
     )
-    _add_cues(transcribe)
+    add_cue_options(transcribe)
     add_options(transcribe)
 
     many = commands.add_parser("bulk", help=bulk.TITLE, description=bulk.__doc__)
@@ -163,16 +163,6 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
 def _add_open(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--open", action="store_true", help="let everybody in; as server.open = true in the config"
-    )
-
-
-def _add_cues(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("subtitles", "For --format srt and vtt; words are timed.")
-    group.add_argument(
-        "--highlight-words", action="store_true", help="underline each word while it is said"
-    )
-    group.add_argument(
-        "--max-words-per-line", type=int, metavar="N", help="so many words a cue; 1: word by word"
     )
 
 
@@ -278,7 +268,7 @@ def _complain(text: str) -> None:
 
 def _transcribe(args: argparse.Namespace) -> int:
     config = load_config(args.config)
-    cues = _cues(args)
+    cues = read_cue_options(args, [args.format])
     targets = targets_of(args.files, args.output, args.format)
     failed = 0
     with contextlib.ExitStack() as stack:
@@ -302,22 +292,6 @@ def _transcribe(args: argparse.Namespace) -> int:
     if failed:
         print(f"{failed} of {len(args.files)} files failed", file=sys.stderr)
     return 1 if failed else 0
-
-
-def _cues(args: argparse.Namespace) -> CueOptions:
-    """How words are shown; where they are, they are asked for."""
-    cues = CueOptions(args.highlight_words, args.max_words_per_line)
-    if cues == CueOptions():
-        return cues
-    if args.format not in ("srt", "vtt"):
-        raise ConfigError(
-            f"--highlight-words and --max-words-per-line are for --format srt and vtt, found "
-            f"{args.format}; json holds the words with --word-timestamps"
-        )
-    if cues.max_words_per_line is not None and cues.max_words_per_line < 1:
-        raise ConfigError(f"--max-words-per-line {cues.max_words_per_line}; expected at least 1")
-    args.word_timestamps = True
-    return cues
 
 
 @contextlib.contextmanager

@@ -71,6 +71,7 @@ class Request:
     prefix: str = ""  # words that the audio begins with, which the answer leaves out
     timestamps: bool = True
     word_timestamps: bool = False  # segments come with their words, and words with their times
+    try_word_timestamps: bool = False  # so they do, unless the engine cannot time words
     token_logprobs: bool = False  # segments come with the log-probabilities of their tokens
     # Only these stretches are decoded: start, end, start, end, … in seconds; the last end may be
     # missing, for the end of the audio. (): all of it.

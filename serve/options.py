@@ -2,10 +2,13 @@
 
 import argparse
 import dataclasses
+from collections.abc import Collection
 from typing import get_args
 
-from serve.errors import shown
+from serve.errors import ConfigError, OptionError, shown
 from serve.messages import Mode, Request, Task
+from serve.speech.cues import CueOptions, check_bounds
+from serve.speech.formats import SUBTITLES
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -104,6 +107,64 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     search.add_argument(
         "--no-repeat-ngram-size", type=int, help="never say so many tokens twice in a row; 0 is off"
     )
+
+
+def add_cue_options(parser: argparse.ArgumentParser) -> None:
+    """Let a command have those of `serve.speech.cues.CueOptions`."""
+    group = parser.add_argument_group("subtitles", "For --format srt and vtt.")
+    group.add_argument(
+        "--max-line-width",
+        type=int,
+        metavar="N",
+        help="characters a line, of which East Asian ones count twice; "
+        f"default: {CueOptions.max_line_width}",
+    )
+    group.add_argument(
+        "--max-line-count",
+        type=int,
+        metavar="N",
+        help=f"lines a cue; default: {CueOptions.max_line_count}",
+    )
+    group.add_argument(
+        "--max-words-per-line", type=int, metavar="N", help="words a cue; 1: word by word"
+    )
+    group.add_argument(
+        "--highlight-words",
+        action="store_const",
+        const=True,
+        help="underline each word while it is said",
+    )
+
+
+def read_cue_options(args: argparse.Namespace, formats: Collection[str]) -> CueOptions:
+    """How subtitles are split; the request that `request_of` makes will ask for what they need.
+
+    Args:
+        args: of `add_cue_options` and `add_options`.
+        formats: those that are to be written.
+
+    Raises:
+        ConfigError: an option is wrong, or nothing is written that has it.
+    """
+    names = [field.name for field in dataclasses.fields(CueOptions)]
+    options = {name: value for name in names if (value := getattr(args, name)) is not None}
+    subtitles = any(format in SUBTITLES for format in formats)
+    for name, value in options.items():
+        flag = f"--{name.replace('_', '-')}"
+        if not subtitles:
+            raise ConfigError(
+                f"{flag} is for --format srt and vtt, found {', '.join(formats)}; json holds the "
+                "words with --word-timestamps"
+            )
+        try:
+            check_bounds(name, value)
+        except OptionError as error:
+            raise ConfigError(f"{flag} {error}") from error
+    cues = CueOptions(**options)
+    args.word_timestamps = args.word_timestamps or cues.needs_words
+    # A translation's words are not said in their order.
+    args.try_word_timestamps = subtitles and args.task == "transcribe"
+    return cues
 
 
 def codes(text: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Transcripts as text: plain, SubRip (srt), WebVTT (vtt), and one JSON object per file."""
+"""Transcripts as text: plain, SubRip (srt), WebVTT (vtt), columns (tsv), a JSON object per file."""
 
 import dataclasses
 import itertools
@@ -6,39 +6,31 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
-from serve.messages import Segment, Transcript, Word
+from serve.messages import Segment, Transcript
+from serve.speech.cues import DEFAULT, Cue, CueOptions, Piece, split
 
-Format = Literal["text", "srt", "vtt", "json"]
+Format = Literal["text", "srt", "vtt", "tsv", "json"]
+SUBTITLES: tuple[Format, ...] = ("srt", "vtt")  # the formats that have cues
 Escape = Callable[[str], str]
 
-_SHORTEST_CUE_S = 0.02
 
-
-@dataclasses.dataclass(frozen=True)
-class CueOptions:
-    """How srt and vtt show words, by the names that OpenAI's command gives it."""
-
-    highlight_words: bool = False  # a cue for each word, in which it is underlined
-    max_words_per_line: int | None = None  # cues of so many words; None: a cue is a segment
-
-
-def render(
-    transcript: Transcript, file: str, format: Format, cues: CueOptions = CueOptions()
-) -> str:
+def render(transcript: Transcript, file: str, format: Format, cues: CueOptions = DEFAULT) -> str:
     """A transcript in a format; ends with a line break unless it is empty.
 
     Args:
         transcript: what to write.
         file: the audio's name, for json.
-        format: text holds a line per segment; json is a single line.
-        cues: of srt and vtt, for segments with words.
+        format: text holds a line per segment; json is a single line; tsv is as OpenAI's command
+            writes it: a header, and each segment's start and end in ms and its text.
+        cues: how srt and vtt are split; underlining needs segments with words.
     """
     if format == "json":
         return _json(transcript, file)
-    if format == "srt":
-        return _srt(transcript.segments, cues)
-    if format == "vtt":
-        return _vtt(transcript.segments, cues)
+    if format == "tsv":
+        return _tsv(transcript.segments)
+    if format in SUBTITLES:
+        found = split(transcript.segments, cues, transcript.duration)
+        return (_srt if format == "srt" else _vtt)(found, cues.highlight_words)
     return "".join(f"{_one_line(segment.text)}\n" for segment in transcript.segments)
 
 
@@ -70,20 +62,29 @@ def _fields(segment: Segment) -> dict[str, object]:
     return fields
 
 
-def _srt(segments: Sequence[Segment], options: CueOptions) -> str:
+def _tsv(segments: Sequence[Segment]) -> str:
+    """A header, then start and end in milliseconds and the text of each segment."""
+    lines = [
+        f"{round(segment.start * 1000)}\t{round(segment.end * 1000)}\t{_one_line(segment.text)}\n"
+        for segment in segments
+    ]
+    return "".join(["start\tend\ttext\n", *lines])
+
+
+def _srt(cues: Sequence[Cue], highlighted: bool) -> str:
     """Numbered blocks with a comma before the milliseconds."""
     blocks = [
         f"{number}\n{timestamp(start, ',')} --> {timestamp(end, ',')}\n{text}\n"
-        for number, (start, end, text) in enumerate(_cues(segments, options, str), start=1)
+        for number, (start, end, text) in enumerate(_shown(cues, highlighted, str), start=1)
     ]
     return "\n".join(blocks)
 
 
-def _vtt(segments: Sequence[Segment], options: CueOptions) -> str:
+def _vtt(cues: Sequence[Cue], highlighted: bool) -> str:
     """A header, then blocks; `&` and `<` would be markup."""
     blocks = [
         f"{timestamp(start)} --> {timestamp(end)}\n{text}\n"
-        for start, end, text in _cues(segments, options, _without_markup)
+        for start, end, text in _shown(cues, highlighted, _without_markup)
     ]
     return "\n".join(["WEBVTT\n", *blocks])
 
@@ -92,45 +93,45 @@ def _without_markup(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
-def _cues(
-    segments: Sequence[Segment], options: CueOptions, escape: Escape
+def _shown(
+    cues: Sequence[Cue], highlighted: bool, escape: Escape
 ) -> Iterator[tuple[float, float, str]]:
-    """(start, end, text) of every cue."""
-    for segment in segments:
-        if not segment.words or options == CueOptions():
-            yield segment.start, segment.end, escape(_cue(segment.text))
-            continue
-        each = options.max_words_per_line or len(segment.words)
-        for begin in range(0, len(segment.words), each):
-            words = segment.words[begin : begin + each]
-            if options.highlight_words:
-                yield from _highlights(words, escape)
-            else:
-                end = max(words[-1].end, words[0].start + _SHORTEST_CUE_S)
-                yield words[0].start, end, escape(_cue("".join(word.word for word in words)))
+    """(start, end, text) of every block."""
+    for cue in cues:
+        if highlighted:
+            yield from _highlights(cue, escape)
+        else:
+            yield cue.start, cue.end, _text(cue, escape)
 
 
-def _highlights(words: Sequence[Word], escape: Escape) -> Iterator[tuple[float, float, str]]:
-    """A cue for each word, in which it is underlined, and one for each pause between two."""
-    texts = [escape(_cue(word.word)) for word in words]
-    spaces = [" " if word.word.startswith(" ") else "" for word in words]
-
-    def line(marked: int | None) -> str:
-        shown = [f"<u>{text}</u>" if i == marked else text for i, text in enumerate(texts)]
-        return "".join(itertools.chain(*zip(spaces, shown, strict=True))).strip()
-
-    shown_until = words[0].start
-    for i, word in enumerate(words):
-        if word.start > shown_until:
-            yield shown_until, word.start, line(None)
-        if word.end > word.start:
-            yield word.start, word.end, line(i)
-        shown_until = max(shown_until, word.end)
+def _highlights(cue: Cue, escape: Escape) -> Iterator[tuple[float, float, str]]:
+    """A block for each word, in which it is underlined, and one for each time without a word."""
+    shown_until = cue.start
+    for piece in itertools.chain(*cue.lines):
+        start, end = max(piece.start, shown_until), min(piece.end, cue.end)
+        if start > shown_until:
+            yield shown_until, start, _text(cue, escape)
+        if end > start:
+            yield start, end, _text(cue, escape, piece)
+        shown_until = max(shown_until, start, end)
+    if cue.end > shown_until:
+        yield shown_until, cue.end, _text(cue, escape)
 
 
-def _cue(text: str) -> str:
-    """Text that cannot be taken for a cue's times or for the end of its block."""
-    return _one_line(text).replace("-->", "->")
+def _text(cue: Cue, escape: Escape, marked: Piece | None = None) -> str:
+    """A cue's lines, in which one piece may be underlined."""
+    lines = []
+    for line in cue.lines:
+        texts = [
+            f"{' ' * piece.space}{_marked(escape(piece.text), piece is marked)}" for piece in line
+        ]
+        # Nothing may be taken for a cue's times.
+        lines.append("".join(texts).strip().replace("-->", "->"))
+    return "\n".join(lines)
+
+
+def _marked(text: str, marked: bool) -> str:
+    return f"<u>{text}</u>" if marked else text
 
 
 def _one_line(text: str) -> str:

@@ -154,7 +154,7 @@ def plan_request(
         options=options,
         fixed_temperature=request.temperature is not None,
         words=_words(request, silence_s, tokenizer, capabilities),
-        tells_words=request.word_timestamps,
+        tells_words=request.word_timestamps or (request.try_word_timestamps and capabilities.words),
         tells_logprobs=request.token_logprobs,
         hallucination_silence_s=silence_s,
         vad=_vad(request, config),
@@ -182,14 +182,15 @@ def _words(
     request: Request, silence_s: float, tokenizer: Tokenizer, capabilities: Capabilities
 ) -> bool:
     """Whether words are to be timed: for themselves, or for what their pass finds besides."""
-    for name in ("word_timestamps", "token_logprobs"):
+    for name in ("word_timestamps", "try_word_timestamps", "token_logprobs"):
         wanted = getattr(request, name)
         if not isinstance(wanted, bool):
             raise OptionError(f"{name} = {wanted!r}; expected true or false")
+    tried = request.try_word_timestamps
+    if capabilities.words:
+        return bool(request.word_timestamps or tried or request.token_logprobs or silence_s)
     if not (request.word_timestamps or request.token_logprobs or silence_s):
         return False
-    if capabilities.words:
-        return True
     if request.word_timestamps:
         what, without = "word_timestamps = true", "word_timestamps = false"
     elif request.token_logprobs:

@@ -78,6 +78,7 @@ INPUTS = _by_name(
     TensorSpec(
         "WORD_TIMESTAMPS", "BOOL", (1,), "whether segments hold timed words; default: false"
     ),
+    TensorSpec("TRY_WORD_TIMESTAMPS", "BOOL", (1,), "the same, if the engine can time words"),
     TensorSpec("TOKEN_LOGPROBS", "BOOL", (1,), "and their tokens' log-probabilities"),
     TensorSpec(
         "CLIP_TIMESTAMPS", "FP64", (-1,), "start, end, start, … s: decode these stretches", 2**14

@@ -149,14 +149,26 @@ def test_subtitles_of_words_ask_for_words(option, toml, files, fake, capsys):
     assert run(toml, *option, "--format", "vtt", files["a.wav"]) == 0
     assert fake.requests.pop().word_timestamps
     assert run(toml, *option, "--format", "json", files["a.wav"]) == 2
-    assert "are for --format srt and vtt, found json" in capsys.readouterr().err
+    assert "is for --format srt and vtt, found json" in capsys.readouterr().err
     assert run(toml, "--format", "srt", files["a.wav"]) == 0
     assert not fake.requests.pop().word_timestamps
 
 
-def test_a_line_holds_at_least_a_word(toml, files, fake, capsys):
+def test_subtitles_have_the_times_of_words_where_the_engine_knows_them(toml, files, fake, capsys):
+    assert run(toml, "--format", "srt", files["a.wav"]) == 0
+    assert fake.requests.pop().try_word_timestamps
+    assert run(toml, "--format", "srt", "--task", "translate", files["a.wav"]) == 0
+    assert run(toml, "--format", "tsv", files["a.wav"]) == 0
+    assert not any(request.try_word_timestamps for request in fake.requests)
+    assert capsys.readouterr().out.endswith("\n1000\t2000\t1 < 2 --> 3\n")
+
+
+def test_lines_are_as_long_as_is_asked_for(toml, files, fake, capsys):
+    lines = ["--max-line-width", "9", "--max-line-count", "1"]
+    assert run(toml, "--format", "srt", *lines, files["a.wav"]) == 0
+    assert "\nHello &\n\n2\n" in capsys.readouterr().out
     assert run(toml, "--format", "srt", "--max-words-per-line", "0", files["a.wav"]) == 2
-    assert "--max-words-per-line 0; expected at least 1" in capsys.readouterr().err
+    assert "--max-words-per-line 0; expected 1 to 300" in capsys.readouterr().err
 
 
 def test_a_missing_engine_and_a_missing_config_say_what_to_do(toml, files, capsys):

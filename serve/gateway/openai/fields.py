@@ -20,14 +20,14 @@ from serve.fields import Finite
 from serve.gateway.openai.errors import FieldRefusal
 from serve.gateway.refusals import Refusal
 from serve.messages import Request, Task
-from serve.speech.formats import CueOptions
+from serve.speech.cues import CueOptions, check_bounds
+from serve.speech.formats import SUBTITLES
 from serve.triton.wire import INPUTS, request_to_inputs
 
 Milliseconds = Annotated[int, Bounds(ge=0, le=1_000_000)]
 Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
 Granularity = Literal["word", "segment"]
 _STREAMED: tuple[Format, ...] = ("json", "text", "verbose_json")
-_SUBTITLES: tuple[Format, ...] = ("srt", "vtt")
 _CUES = tuple(field.name for field in dataclasses.fields(CueOptions))
 _STRATEGY = "chunking_strategy"
 _NESTED = re.compile(rf"{_STRATEGY}\[(\w+)\]")
@@ -51,7 +51,7 @@ def _by_name(*fields: Field) -> dict[str, Field]:
 
 _HAVE_THEIR_OWN = (
     *("AUDIO", "SAMPLES", "SAMPLE_RATE", "TASK", "STREAM"),
-    *("WORD_TIMESTAMPS", "TOKEN_LOGPROBS"),
+    *("WORD_TIMESTAMPS", "TRY_WORD_TIMESTAMPS", "TOKEN_LOGPROBS"),
 )
 _OPTIONS = _by_name(
     *(
@@ -89,7 +89,15 @@ FIELDS = _by_name(
     Field("include", "BYTES", "logprobs, with json: of each token", ("logprobs",), many=True),
     Field("keywords", "BYTES", "hotwords, one by one", many=True),
     Field("highlight_words", "BOOL", "srt and vtt: underline each word while it is said"),
-    Field("max_words_per_line", "INT32", "srt and vtt: so many words a cue"),
+    Field(
+        *("max_line_width", "INT32"),
+        "srt and vtt: characters a line, of which East Asian ones count twice; default: 42",
+    ),
+    Field("max_line_count", "INT32", "srt and vtt: lines a cue; default: 2"),
+    Field(
+        *("max_words_per_line", "INT32"),
+        "srt and vtt: words a cue; 1: word by word; default: as many as fit",
+    ),
 ) | {
     **_OPTIONS,
     "temperature": Field(
@@ -102,6 +110,7 @@ _NO_SPEAKERS = "this server does not tell speakers apart; leave it out"
 _REFUSED = {
     "known_speaker_names": _NO_SPEAKERS,
     "known_speaker_references": _NO_SPEAKERS,
+    "try_word_timestamps": "srt and vtt have the times of words by themselves",
     "word_timestamps": "ask for timestamp_granularities[]=word with response_format=verbose_json",
     "token_logprobs": "ask for include[]=logprobs with response_format=json",
     "task": "translations have an address of their own, /v1/audio/translations",
@@ -160,8 +169,15 @@ def read_fields(pairs: Iterable[tuple[str, str]], task: Task) -> Asked:
     if options["temperature"] == 0.0:
         options["temperature"] = None  # OpenAI's 0 rises by itself, ours stays
     asked = {name: value for name, value in options.items() if value is not None}
-    timed = words or cues != CueOptions()
-    request = Request(b"", task=task, word_timestamps=timed, token_logprobs=logprobs, **asked)
+    request = Request(
+        b"",
+        task=task,
+        word_timestamps=words or cues.needs_words,
+        # A translation's words are not said in their order.
+        try_word_timestamps=format in SUBTITLES and task == "transcribe",
+        token_logprobs=logprobs,
+        **asked,
+    )
     _check_types(request)
     return Asked(request, read.value("model"), format, stream, segments, words, cues)
 
@@ -287,18 +303,17 @@ def _logprobs(read: _Values, format: Format) -> bool:
 
 
 def _cues(read: _Values, format: Format) -> CueOptions:
-    """How subtitles show words."""
+    """How subtitles are split, and show words."""
     options = {name: value for name in _CUES if (value := read.value(name)) is not None}
-    for name in options:
-        if format not in _SUBTITLES:
+    for name, value in options.items():
+        if format not in SUBTITLES:
             raise FieldRefusal(
                 name, f"{name} with response_format = {format}; expected srt or vtt, which have it"
             )
-    if options.get("max_words_per_line", 1) < 1:
-        raise FieldRefusal(
-            "max_words_per_line",
-            f"max_words_per_line = {options['max_words_per_line']}; expected at least 1",
-        )
+        try:
+            check_bounds(name, value)
+        except OptionError as error:
+            raise FieldRefusal(name, f"{name} = {error}") from error
     return CueOptions(**options)
 
 

@@ -7,6 +7,7 @@ A streamed request goes to the model that answers segment by segment, any other 
 answers once. Errors that come after the first event of a stream are its last event.
 """
 
+import asyncio
 import contextlib
 import logging
 from typing import Any
@@ -117,7 +118,8 @@ class _Audio:
             visit.heard(found.duration)
         if asked.stream:
             return None
-        text, kind = body(found, asked)
+        # Subtitles of long audio take a while to split.
+        text, kind = await asyncio.to_thread(body, found, asked)
         return Response(text, media_type=kind, headers=events.headers)
 
     def _begin(self, form: Form, asked: Asked, target: Target, ticket: Ticket) -> Exchange:

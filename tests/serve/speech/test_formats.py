@@ -1,11 +1,12 @@
-"""Transcripts as text, srt, vtt and json."""
+"""Transcripts as text, srt, vtt, tsv and json."""
 
 import json
 
 import pytest
 
 from serve.messages import Segment, Timings, Transcript, Word
-from serve.speech.formats import CueOptions, render, timestamp
+from serve.speech.cues import CueOptions
+from serve.speech.formats import render, timestamp
 
 
 def transcript(*pieces):
@@ -41,6 +42,12 @@ def test_vtt_has_its_header_and_no_markup():
     )
 
 
+def test_tsv_is_as_openais_command_writes_it():
+    assert render(TWO, "a.wav", "tsv") == (
+        "start\tend\ttext\n0\t2500\tHello & goodbye.\n3661000\t3662040\t1 < 2 --> 3\n"
+    )
+
+
 def test_json_is_one_object_on_one_line():
     line = render(TWO, "mañana.wav", "json")
     assert line.count("\n") == 1 and line.endswith("\n") and "mañana" in line
@@ -60,7 +67,9 @@ def test_json_is_one_object_on_one_line():
 
 
 @pytest.mark.parametrize(
-    "format, expected", [("text", ""), ("srt", ""), ("vtt", "WEBVTT\n")], ids=["text", "srt", "vtt"]
+    "format, expected",
+    [("text", ""), ("srt", ""), ("vtt", "WEBVTT\n"), ("tsv", "start\tend\ttext\n")],
+    ids=["text", "srt", "vtt", "tsv"],
 )
 def test_silence_is_written_too(format, expected):
     assert render(transcript(), "silence.wav", format) == expected
@@ -96,19 +105,25 @@ def test_json_holds_the_words_that_were_asked_for():
     assert segment["words"][0] == {"start": 0.0, "end": 0.5, "word": " A", "probability": 0.9}
 
 
-def test_a_cue_is_a_segment_unless_words_are_asked_for():
+def test_a_cue_has_the_times_of_its_words():
     assert render(WORDS, "a.wav", "srt") == "1\n00:00:00,000 --> 00:00:02,000\nA <b c\n"
+
+
+def test_a_cue_has_lines_none_of_which_is_taken_for_times():
+    text = render(TWO, "a.wav", "srt", CueOptions(max_line_width=9))
+    assert text.startswith("1\n00:00:00,000 --> 00:00:02,500\nHello &\ngoodbye.\n\n2\n")
+    assert text.endswith("\n1 < 2\n-> 3\n")
 
 
 def test_cues_of_some_words():
     assert render(WORDS, "a.wav", "vtt", CueOptions(max_words_per_line=2)) == (
-        "WEBVTT\n\n00:00:00.000 --> 00:00:00.500\nA &lt;b\n\n00:00:01.250 --> 00:00:02.000\nc\n"
+        "WEBVTT\n\n00:00:00.000 --> 00:00:00.833\nA &lt;b\n\n00:00:01.250 --> 00:00:02.000\nc\n"
     )
 
 
 def test_a_word_that_takes_no_time_is_shown_all_the_same():
     text = render(WORDS, "a.wav", "srt", CueOptions(max_words_per_line=1))
-    assert "2\n00:00:00,500 --> 00:00:00,520\n<b\n" in text
+    assert "2\n00:00:00,500 --> 00:00:01,167\n<b\n" in text
 
 
 def test_the_word_that_is_being_said_is_underlined():
@@ -123,6 +138,6 @@ def test_the_word_that_is_being_said_is_underlined():
     assert "\n<u>A</u> <b\n" in text and text.endswith("\n<u>c</u>\n")
 
 
-def test_segments_without_words_are_cues_as_ever():
-    options = CueOptions(highlight_words=True)
-    assert render(TWO, "a.wav", "srt", options) == render(TWO, "a.wav", "srt")
+def test_a_word_that_is_marked_breaks_no_line():
+    text = render(TWO, "a.wav", "vtt", CueOptions(highlight_words=True, max_line_width=9))
+    assert "\nHello &amp;\n<u>goodbye.</u>\n" in text and "\n1 &lt; 2\n<u>-></u> 3\n" in text

@@ -61,6 +61,17 @@ class TestWords(TranscriberTests):
         assert segment.words is segment.token_logprobs is None
         assert runtime.jobs[-1].align_frames == 0
 
+    def test_words_that_are_but_tried_come_where_the_runtime_can_time_them(self, start, echo):
+        tried = {"try_word_timestamps": True}
+        transcriber, _ = start(echo, ABLE)
+        answer = transcriber.transcribe(request("over the fox", **tried))
+        assert [word for word, _, _ in spoken(answer)] == [" over", " the", " fox"]
+        transcriber, runtime = start(echo, CAPABILITIES)
+        (segment,) = transcriber.transcribe(request("over the fox", **tried)).segments
+        assert segment.words is None and runtime.jobs[-1].align_frames == 0
+        with pytest.raises(OptionError, match="try_word_timestamps = 1; expected true or false"):
+            transcriber.transcribe(request("over", try_word_timestamps=1))
+
     def test_windows_come_in_order_whichever_is_timed_first(self, start, echo, monkeypatch):
         """The first window's words are held up until those of a later one are there."""
         later, order = threading.Event(), []

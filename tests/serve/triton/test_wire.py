@@ -31,6 +31,7 @@ FULL = Request(
     prefix="Where",
     timestamps=False,
     word_timestamps=True,
+    try_word_timestamps=True,
     token_logprobs=True,
     clip_timestamps=(0.1, 20.0, 3600.25),
     hallucination_silence_threshold=1.5,

@@ -17,12 +17,8 @@ from tests.gateways import WAIT_S, until
 FILE = ("a.wav", b"RIFF and so on")
 SRT = """\
 1
-00:00:00,000 --> 00:00:01,000
-one
-
-2
-00:00:01,000 --> 00:00:02,000
-two
+00:00:00,000 --> 00:00:02,000
+one two
 """
 
 
@@ -78,11 +74,14 @@ def test_words_with_and_without_segments(client):
     assert (len(answer.segments), len(answer.words)) == (2, 2)
 
 
-def test_text_and_subtitles(client):
+def test_text_and_subtitles(shared, client):
     assert transcribe(client, response_format="text") == "one two\n"
     assert transcribe(client, response_format="srt") == SRT
+    assert sent(shared)["TRY_WORD_TIMESTAMPS"]
     vtt = transcribe(client, response_format="vtt")
-    assert vtt.startswith("WEBVTT\n\n00:00:00.000 --> 00:00:01.000\none\n")
+    assert vtt.startswith("WEBVTT\n\n00:00:00.000 --> 00:00:02.000\none two\n")
+    lines = {"max_line_width": 5, "max_line_count": 2}
+    assert "one\ntwo\n" in transcribe(client, response_format="srt", extra_body=lines)
     by_words = transcribe(client, response_format="srt", extra_body={"max_words_per_line": 1})
     assert "00:00:01,000 --> 00:00:01,500\ntwo" in by_words
 

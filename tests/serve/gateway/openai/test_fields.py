@@ -7,7 +7,7 @@ import pytest
 from serve.gateway.openai.fields import FIELDS, read_fields
 from serve.gateway.refusals import Refusal
 from serve.messages import Request
-from serve.speech.formats import CueOptions
+from serve.speech.cues import CueOptions
 
 VERBOSE = ("response_format", "verbose_json")
 WORD, SEGMENT = ("timestamp_granularities[]", "word"), ("timestamp_granularities[]", "segment")
@@ -31,7 +31,8 @@ def test_a_form_that_says_nothing_asks_for_the_default():
 
 
 def test_each_option_of_ours_is_a_field():
-    not_fields = {"audio", "sample_rate", "task", "word_timestamps", "token_logprobs"}
+    not_fields = {"audio", "sample_rate", "task"}
+    not_fields |= {"word_timestamps", "try_word_timestamps", "token_logprobs"}
     assert {field.name for field in dataclasses.fields(Request)} - not_fields <= FIELDS.keys()
 
 
@@ -127,6 +128,14 @@ def test_chunking_as_the_server_likes_is_as_configured():
     assert read(("chunking_strategy", "auto"), ("vad", "false")).request.vad is False
 
 
+def test_subtitles_have_the_times_of_words_where_the_engine_knows_them():
+    asked = read(("response_format", "srt"), ("max_line_width", "37"), ("max_line_count", "1"))
+    assert asked.cues == CueOptions(max_line_width=37, max_line_count=1)
+    assert asked.request == Request(b"", try_word_timestamps=True)
+    assert not read(("response_format", "vtt"), task="translate").request.try_word_timestamps
+    assert not read(VERBOSE).request.try_word_timestamps
+
+
 def test_subtitles_may_show_words():
     asked = read(("response_format", "srt"), ("max_words_per_line", "3"))
     assert asked.cues == CueOptions(max_words_per_line=3)
@@ -165,6 +174,9 @@ def test_subtitles_may_show_words():
         ),
         ([("max_words_per_line", "3")], "max_words_per_line", "srt or vtt"),
         ([("response_format", "srt"), ("max_words_per_line", "0")], "max_words_per_line", "1"),
+        ([("response_format", "srt"), ("max_line_width", "1")], "max_line_width", "2 to 1000"),
+        ([("max_line_count", "3")], "max_line_count", "srt or vtt"),
+        ([("try_word_timestamps", "1")], "try_word_timestamps", "by themselves"),
         ([("chunking_strategy", "sometimes")], "chunking_strategy", '"auto"'),
         ([("chunking_strategy", "[" * 100_000)], "chunking_strategy", "recursion"),
         ([("chunking_strategy", '{"type": "a"}')], "chunking_strategy", "server_vad"),
