@@ -29,7 +29,7 @@ from serve import live
 from serve.bulk import command as bulk
 from serve.config import Config, load_config
 from serve.errors import ConfigError, EarshotError, FileError
-from serve.files import read_bytes
+from serve.inputs import Recording, find_recordings
 from serve.keys import ENVIRONMENT, add_key, hash_of, new_key
 from serve.messages import Request, Transcript
 from serve.options import add_cue_options, add_options, read_cue_options, request_of
@@ -106,12 +106,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     transcribe.set_defaults(run=_transcribe)
     _add_config(transcribe)
-    transcribe.add_argument("files", nargs="+", metavar="FILE", help="WAV, FLAC, MP3, OGG, …")
+    transcribe.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="WAV, FLAC, MP3, OGG, …; a folder, which is searched; a pattern; - for standard input",
+    )
     transcribe.add_argument(
         "--format", choices=get_args(Format), default="text", help="default: text"
     )
     transcribe.add_argument(
-        "--output", type=Path, metavar="FOLDER", help="write FILE.<format> there, not to stdout"
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help="write a file for each there, in folders as theirs are: talk.srt for talk.mp3",
     )
     transcribe.add_argument(
         "--in-process", action="store_true", help="do not look for a server; implied by --engine"
@@ -269,28 +277,32 @@ def _complain(text: str) -> None:
 def _transcribe(args: argparse.Namespace) -> int:
     config = load_config(args.config)
     cues = read_cue_options(args, [args.format])
-    targets = targets_of(args.files, args.output, args.format)
+    recordings, others = find_recordings(args.files)
+    targets = targets_of(recordings, args.output, args.format)
+    if others:
+        print(f"{others} files of other kinds are passed over", file=sys.stderr)
     failed = 0
     with contextlib.ExitStack() as stack:
         transcribe = stack.enter_context(_backend(config, args))
         pool = ThreadPoolExecutor(config.runtime.slots)
         # Does not wait: after Ctrl-C it is the backend's end that ends the calls.
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-        answers = [pool.submit(_transcribe_file, transcribe, file, args) for file in args.files]
+        answers = [pool.submit(_transcribe_one, transcribe, one, args) for one in recordings]
         bar = stack.enter_context(  # disable=None: only where it is a terminal
             tqdm(total=len(answers), unit="file", leave=False, disable=None, file=sys.stderr)
         )
-        for file, target, answer in zip(args.files, targets, answers, strict=True):
+        for recording, target, answer in zip(recordings, targets, answers, strict=True):
+            name = recording.name
             try:
-                text = render(answer.result(), file, args.format, cues)
-                write(text, file, target, titled=len(answers) > 1 and args.format != "json")
+                text = render(answer.result(), name, args.format, cues)
+                write(text, name, target, titled=len(answers) > 1 and args.format != "json")
             except EarshotError as error:
                 failed += 1
-                subject = "" if isinstance(error, FileError) else f"{file}: "  # it names the file
+                subject = "" if isinstance(error, FileError) else f"{name}: "  # it names the file
                 tqdm.write(f"error: {subject}{error}", file=sys.stderr)
             bar.update()
     if failed:
-        print(f"{failed} of {len(args.files)} files failed", file=sys.stderr)
+        print(f"{failed} of {len(recordings)} files failed", file=sys.stderr)
     return 1 if failed else 0
 
 
@@ -319,8 +331,10 @@ def _address(config: Config, port: int) -> str:
     return f"{_WILDCARDS.get(config.server.host, config.server.host)}:{port}"
 
 
-def _transcribe_file(transcribe: Transcribe, file: str, args: argparse.Namespace) -> Transcript:
-    return transcribe(request_of(read_bytes(file), args))
+def _transcribe_one(
+    transcribe: Transcribe, recording: Recording, args: argparse.Namespace
+) -> Transcript:
+    return transcribe(request_of(recording.read(), args))
 
 
 if __name__ == "__main__":

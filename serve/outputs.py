@@ -1,31 +1,75 @@
 """Where transcripts go: to standard output, or to files of a folder."""
 
+import os
 import sys
-from pathlib import Path
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
 
 from tqdm import tqdm
 
 from serve.errors import ConfigError, FileError
+from serve.inputs import Recording
 from serve.speech.formats import Format
 
+_ADVICE = "name another --output folder"
 
-def targets_of(files: list[str], folder: Path | None, format: Format) -> list[Path | None]:
+
+def suffix_of(format: Format) -> str:
+    """What the names of files of a format end with."""
+    return ".txt" if format == "text" else f".{format}"
+
+
+def places_of(paths: Sequence[str]) -> list[str]:
+    """Where the transcripts of files go, without suffixes: talk.mp3 to talk.
+
+    Of files that would go to the same place, talk.mp3 and talk.wav, each keeps its whole name.
+
+    Args:
+        paths: each once, with /.
+    """
+    whole: set[str] = set()  # paths that keep it
+    while True:
+        places = [
+            path if path in whole else path.removesuffix(PurePosixPath(path).suffix)
+            for path in paths
+        ]
+        counts = Counter(places)
+        pairs = zip(paths, places, strict=True)
+        shared = {path for path, place in pairs if counts[place] > 1} - whole
+        if not shared:
+            return places
+        whole |= shared
+
+
+def targets_of(
+    recordings: Sequence[Recording], folder: Path | None, format: Format
+) -> list[Path | None]:
     """The file that each transcript goes to; None is standard output.
 
+    Folders for them are made.
+
     Raises:
-        ConfigError: two would go to the same, or the folder cannot be made.
+        ConfigError: one cannot be written there, or would replace a recording.
     """
     if folder is None:
-        return [None] * len(files)
-    suffix = "txt" if format == "text" else format
-    targets = [folder / f"{Path(file).name}.{suffix}" for file in files]
-    shared = {target for target in targets if targets.count(target) > 1}
-    if shared:
-        raise ConfigError(f"two files would be written to {min(shared)}; use two --output folders")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from error
+        return [None] * len(recordings)
+    places = places_of([recording.path for recording in recordings])
+    targets = [folder / f"{place}{suffix_of(format)}" for place in places]
+    for parent in sorted({target.parent for target in targets}):
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = f"cannot make the folder {parent}: {error.strerror}"
+            raise ConfigError(f"{reason}; {_ADVICE}") from error
+        if not os.access(parent, os.W_OK):
+            raise ConfigError(f"cannot write to the folder {parent}; {_ADVICE}")
+    named = {os.path.realpath(recording.name) for recording in recordings}
+    for target in targets:
+        if target.is_dir():
+            raise ConfigError(f"cannot write {target}: it is a folder; {_ADVICE}")
+        if os.path.realpath(target) in named:
+            raise ConfigError(f"{target} is one of the recordings; {_ADVICE}")
     return list(targets)
 
 
@@ -40,7 +84,7 @@ def write(text: str, file: str, target: Path | None, titled: bool) -> None:
             target.write_text(text, encoding="utf-8")
         except OSError as error:
             reason = f"cannot write {target}: {error.strerror}"
-            raise FileError(f"{reason}; name another --output folder") from error
+            raise FileError(f"{reason}; {_ADVICE}") from error
         return
     title = f"==> {file} <==\n" if titled else ""
     tqdm.write(f"{title}{text}", file=sys.stdout, end="")

@@ -168,7 +168,15 @@ def _pass(
     context.enable_progress_bars = False
     context.max_errored_blocks = -1  # of actors that died
     in_hand = 1 if alone else _IN_HAND
-    rows = [{"number": one.number, "files": list(one.files), "alone": alone} for one in shards]
+    rows = [
+        {
+            "number": one.number,
+            "files": list(one.files),
+            "places": list(one.places),
+            "alone": alone,
+        }
+        for one in shards
+    ]
     data = ray.data.from_items(rows, override_num_blocks=min(len(rows), _BLOCKS))
     count = min(engines.count, len(rows))
     with warnings.catch_warnings():

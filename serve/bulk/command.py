@@ -12,12 +12,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args
 
 from serve.config import Config
 from serve.errors import ConfigError
 from serve.messages import Request
-from serve.options import add_options, request_of
+from serve.options import add_cue_options, add_options, read_cue_options, request_of
+from serve.speech.formats import Format
 
 if TYPE_CHECKING:
     from serve.bulk.plan import Output, Shard
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 TITLE = "transcribe many files, on one machine or a Ray cluster"
 SHARD_FILES = 100  # if nobody says otherwise
-FORMATS = ("jsonl", "parquet")
+SHARDS = ("jsonl", "parquet")
+TEXTS = tuple(format for format in get_args(Format) if format != "json")
 
 Complain = Callable[[str], None]
 
@@ -39,12 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--input", required=True, metavar="FOLDER|MANIFEST", help="a path or s3://…; a manifest "
         "is JSONL with `file` in each line, relative to it")  # fmt: skip
     add("--output", required=True, metavar="FOLDER", help="a path or s3://…")
-    add("--format", choices=FORMATS, default="jsonl", help="default: %(default)s")
+    add("--format", default="jsonl", metavar="FORMAT,…", help=f"of shards: {', '.join(SHARDS)}; "
+        f"of a file for each besides: {', '.join(TEXTS)}; default: %(default)s")  # fmt: skip
     add("--shard-files", type=int, default=SHARD_FILES, metavar="N", help="files in a shard, which "
         "is lost and done again where an engine dies; default: %(default)s")  # fmt: skip
     add("--address", metavar="HOST:PORT", help="a Ray cluster's; without: this machine alone")
     add("--cpus", type=int, metavar="N", help="cores of an engine; default: runtime.threads, else "
         "4 or what there are; on GPUs 1")  # fmt: skip
+    add_cue_options(parser)
     add_options(parser)
 
 
@@ -72,17 +76,22 @@ def run(config: Config, args: argparse.Namespace, complain: Complain) -> int:
         if value is not None and value < 1:
             raise ConfigError(f"{name} {value}; expected at least 1")
     engine = str(Path(args.engine or config.engine).absolute())
+    shard_format, texts = _formats(args.format)
+    cues = read_cue_options(args, texts)
     request = request_of(b"", args)
-    output = plan.Output(store.full(args.output), args.format)
-    files, others = plan.find_files(store.full(args.input))
-    shards = plan.shards_of(files, args.shard_files)
+    output = plan.Output(store.full(args.output), shard_format, texts, cues)
+    source = store.full(args.input)
+    files, others = plan.find_files(source)
+    places = plan.places_below(files, source) if texts else ()
+    shards = plan.shards_of(files, args.shard_files, places)
     plan.keep_or_compare(
         output,
         {
             "input": plan.digest_of(files),
             "files": len(files),
             "shard_files": args.shard_files,
-            "format": args.format,
+            "format": ",".join((shard_format, *texts)),
+            **({"cues": dataclasses.asdict(cues)} if texts else {}),
             "engine": engine,
             "options": {**dataclasses.asdict(request), "audio": None},
             "transcriber": dataclasses.asdict(config.transcriber),
@@ -99,6 +108,19 @@ def run(config: Config, args: argparse.Namespace, complain: Complain) -> int:
     if failed:
         complain(f"{failed} of {len(files)} files failed: {output.folder}/failed.jsonl\n")
     return 1 if failed else 0
+
+
+def _formats(text: str) -> tuple[Any, Any]:
+    """The format of shards, and those of which each recording gets a file."""
+    names = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    unknown = [name for name in names if name not in SHARDS + TEXTS]
+    shards = [name for name in names if name in SHARDS]
+    if unknown or len(shards) > 1:
+        raise ConfigError(
+            f"--format {text}; expected {' or '.join(SHARDS)}, and any of {', '.join(TEXTS)}, with "
+            "commas between them"
+        )
+    return (shards or ["jsonl"])[0], tuple(name for name in names if name in TEXTS)
 
 
 def _do(

@@ -7,6 +7,7 @@ never mixes with it.
 
     OUTPUT/run.json
     OUTPUT/transcripts/000000.jsonl   or .parquet: a line or row for each file transcribed
+    OUTPUT/files/talk.srt             a file for each, where formats such as srt are asked for
     OUTPUT/failed/000000.jsonl        `file` and `error` of the others, where there are any
     OUTPUT/failed.jsonl               all of them, at the end: a manifest of what to try again
     OUTPUT/tries/000000.json          of a shard that is done file by file, for its process ended:
@@ -16,8 +17,9 @@ never mixes with it.
 import dataclasses
 import hashlib
 import json
+import posixpath
 import re
-from pathlib import PurePosixPath
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from pyarrow import fs
@@ -25,14 +27,13 @@ from pyarrow import fs
 from serve.bulk import store
 from serve.codec import from_json, to_json
 from serve.errors import ConfigError
+from serve.inputs import is_audio
+from serve.outputs import places_of, suffix_of
+from serve.speech import formats
+from serve.speech.cues import DEFAULT, CueOptions
 
 Format = Literal["jsonl", "parquet"]
 
-# What a folder is searched for; a manifest may name anything.
-SUFFIXES = frozenset(
-    ".3gp .aac .aif .aiff .amr .au .caf .flac .m4a .mka .mkv .mov .mp3 .mp4 .mpeg .mpga .oga .ogg "
-    ".opus .wav .webm .wma".split()
-)
 _NEEDED = "expected a folder of audio, or a manifest: JSONL with `file` in each line"
 
 
@@ -42,18 +43,25 @@ class Shard:
 
     number: int
     files: tuple[str, ...]
+    places: tuple[str, ...] = ()  # of each the name of its own transcripts, without suffix
 
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """Where a run writes."""
+    """Where a run writes, and what."""
 
     folder: str
     format: Format
+    texts: tuple[formats.Format, ...] = ()  # formats of which each recording gets a file
+    cues: CueOptions = DEFAULT  # of srt and vtt among these
 
     def transcripts(self, number: int) -> str:
         """The file of a shard's transcripts."""
         return f"{self.folder}/transcripts/{number:06d}.{self.format}"
+
+    def text(self, place: str, format: formats.Format) -> str:
+        """The file of one recording's transcript; see `Shard.places`."""
+        return f"{self.folder}/files/{place}{suffix_of(format)}"
 
     def failed(self, number: int) -> str:
         """The file that names what failed in a shard."""
@@ -109,7 +117,7 @@ def find_files(name: str) -> tuple[list[str], int]:
         raise ConfigError(f"there is no {name}; {_NEEDED}")
     if kind == fs.FileType.Directory:
         names = store.names_in(name)
-        files = [file for file in names if PurePosixPath(file).suffix.lower() in SUFFIXES]
+        files = [file for file in names if is_audio(file)]
         others, folder = len(names) - len(files), name
     else:
         files, others, folder = _listed(name), 0, store.parent(name)
@@ -135,10 +143,29 @@ def _listed(manifest: str) -> list[str]:
     return list(files)
 
 
-def shards_of(files: list[str], size: int) -> list[Shard]:
-    """The files in shards of so many."""
-    starts = range(0, len(files), size)
-    return [Shard(i, tuple(files[start : start + size])) for i, start in enumerate(starts)]
+def shards_of(files: list[str], size: int, places: Sequence[str] = ()) -> list[Shard]:
+    """The files in shards of so many, with the places of those that have any."""
+    parts = (slice(start, start + size) for start in range(0, len(files), size))
+    return [Shard(i, tuple(files[part]), tuple(places[part])) for i, part in enumerate(parts)]
+
+
+def places_below(files: list[str], name: str) -> list[str]:
+    """Where each file's own transcripts go: as it lies in the folder, else by its whole name.
+
+    Args:
+        files: what `find_files` found.
+        name: of the folder, or of the manifest.
+    """
+    folder = name if store.kind_of(name) == fs.FileType.Directory else store.parent(name)
+    return places_of([_below(file, folder) for file in files])
+
+
+def _below(file: str, folder: str) -> str:
+    scheme, mark, path = file.rpartition("://")
+    whole = f"{scheme}{mark}{posixpath.normpath(path)}"
+    if whole.startswith(f"{folder.rstrip('/')}/"):
+        return whole[len(folder.rstrip("/")) + 1 :]
+    return whole.replace("://", "/").lstrip("/")
 
 
 def digest_of(files: list[str]) -> str:
@@ -163,9 +190,19 @@ def keep_or_compare(output: Output, asked: dict[str, Any]) -> None:
         store.write(name, to_json(asked, indent=2).encode())
         return
     kept = from_json(dict[str, Any], store.read(name), name, advice="name another --output")
+    differences = "; ".join(_differences(kept, asked))
+    if differences:
+        raise ConfigError(
+            f"{output.folder} holds another run: {differences}; name another --output, or ask the "
+            "same"
+        )
+
+
+def _differences(kept: dict[str, Any], asked: dict[str, Any], above: str = "") -> Iterator[str]:
+    """What two runs were asked otherwise, each key by its full name."""
     for key in sorted(asked.keys() | kept.keys()):
-        if kept.get(key) != asked.get(key):
-            raise ConfigError(
-                f"{output.folder} holds another run, of {key} = {to_json(kept.get(key))} where "
-                f"this one has {to_json(asked.get(key))}; name another --output, or ask the same"
-            )
+        one, other = kept.get(key), asked.get(key)
+        if isinstance(one, dict) and isinstance(other, dict):
+            yield from _differences(one, other, f"{above}{key}.")
+        elif one != other:
+            yield f"{above}{key} was {to_json(one)} and is now {to_json(other)}"

@@ -14,7 +14,7 @@ import pyarrow
 from pyarrow import parquet
 
 from serve.bulk import store
-from serve.bulk.plan import Format, Output
+from serve.bulk.plan import Format, Output, Shard
 from serve.codec import to_json
 from serve.config import Config
 from serve.errors import (
@@ -89,10 +89,11 @@ class Worker:
 
         With `alone` its files are done one by one, so that one that ends its process is found.
         """
-        found = self._report(int(row["number"]), list(row["files"]), row["alone"])
-        return dataclasses.asdict(found)
+        shard = Shard(int(row["number"]), tuple(row["files"]), tuple(row["places"]))
+        return dataclasses.asdict(self._report(shard, row["alone"]))
 
-    def _report(self, number: int, files: Sequence[str], alone: bool) -> Report:
+    def _report(self, shard: Shard, alone: bool) -> Report:
+        number, files = shard.number, shard.files
         if self._refused:
             return Report(number, refused=self._refused)
         if self._device_failed:
@@ -102,12 +103,13 @@ class Worker:
                 return Report(number, len(files))
             answers = self._one_by_one(number, files) if alone else self._together(files)
             with contextlib.closing(answers):
-                return self._do(number, answers)
+                return self._do(shard, answers)
         except EarshotError as error:  # of the output, or of what is asked
             return Report(number, refused=str(error))
 
-    def _do(self, number: int, answers: Iterable[Answer]) -> Report:
-        began = time.monotonic()
+    def _do(self, shard: Shard, answers: Iterable[Answer]) -> Report:
+        began, number = time.monotonic(), shard.number
+        places = dict(zip(shard.files, shard.places, strict=False))  # some runs have none
         lines: list[str] = []
         failed: list[dict[str, str]] = []
         audio_s = 0.0
@@ -123,6 +125,9 @@ class Worker:
                 failed.append({"file": file, "error": str(error)})
             else:
                 lines.append(render(transcript, file, "json"))
+                for format in self._output.texts:
+                    text = render(transcript, file, format, self._output.cues)
+                    store.write(self._output.text(places[file], format), text.encode())
                 audio_s += transcript.duration
         self._write(number, lines, failed)
         count = len(lines) + len(failed)

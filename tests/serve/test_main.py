@@ -1,6 +1,7 @@
 """`python -m serve transcribe` and `triton`, as a user meets them."""
 
 import contextlib
+import io
 import json
 import os
 import pty
@@ -66,15 +67,44 @@ def test_one_file_is_its_text_alone(toml, files, fake, capsys):
 
 
 def test_a_bad_file_is_reported_and_the_others_go_on(toml, files, fake, capsys):
-    names = [files["a.wav"], files["empty.wav"], "/no/such.wav", files["b.mp3"]]
+    names = [files["a.wav"], files["empty.wav"], files["b.mp3"]]
     assert run(toml, *names) == 1
     output = capsys.readouterr()
     assert output.out.count("Hello") == 2
-    assert output.out.index(names[0]) < output.out.index(names[3])
+    assert output.out.index(names[0]) < output.out.index(names[2])
     assert f"error: {names[1]}: audio has 0 bytes" in output.err
-    assert "error: cannot read /no/such.wav: No such file or directory; name a file" in output.err
-    assert "2 of 4 files failed" in output.err
+    assert "1 of 3 files failed" in output.err
     assert "Traceback" not in output.err
+
+
+def test_what_is_not_there_is_told_before_anything_starts(toml, files, capsys):
+    assert run(toml, "--engine", "/no/engine", files["a.wav"], "/no/such.wav", "/no/*.mp3") == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: there is no /no/such.wav, /no/*.mp3; expected files, folders")
+
+
+def test_a_folder_is_searched_and_other_kinds_are_counted(toml, files, fake, tmp_path, capsys):
+    (tmp_path / "in" / "below").mkdir(parents=True)
+    for name in ("b.MP3", "below/a.wav", "notes.txt", ".hidden.wav"):
+        (tmp_path / "in" / name).write_bytes(name.encode())
+    assert run(toml, "--output", str(tmp_path / "out"), str(tmp_path / "in")) == 0
+    assert "1 files of other kinds are passed over" in capsys.readouterr().err
+    written = {path for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert written == {tmp_path / "out/b.txt", tmp_path / "out/below/a.txt"}
+    assert {request.audio for request in fake.requests} == {b"b.MP3", b"below/a.wav"}
+
+
+def test_standard_input_is_a_recording(toml, fake, tmp_path, monkeypatch, capsys):
+    for arguments in ([], ["--output", str(tmp_path)]):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"RIFF\xff")))
+        assert run(toml, "--format", "tsv", *arguments, "-") == 0
+        assert fake.requests.pop().audio == b"RIFF\xff"
+    text = (tmp_path / "stdin.tsv").read_text()
+    assert (
+        text
+        == capsys.readouterr().out
+        == ("start\tend\ttext\n0\t1000\tHello & goodbye.\n1000\t2000\t1 < 2 --> 3\n")
+    )
 
 
 def test_json_is_a_line_for_each_file_in_order(toml, files, fake, capsys):
@@ -88,8 +118,8 @@ def test_json_is_a_line_for_each_file_in_order(toml, files, fake, capsys):
 def test_a_folder_gets_a_file_for_each(toml, files, fake, tmp_path, capsys, format, suffix):
     out = tmp_path / "new" / "out"
     assert run(toml, "--format", format, "--output", str(out), files["a.wav"], files["b.mp3"]) == 0
-    assert {path.name for path in out.iterdir()} == {f"a.wav.{suffix}", f"b.mp3.{suffix}"}
-    assert "goodbye" in (out / f"a.wav.{suffix}").read_text(encoding="utf-8")
+    assert {path.name for path in out.iterdir()} == {f"a.{suffix}", f"b.{suffix}"}
+    assert "goodbye" in (out / f"a.{suffix}").read_text(encoding="utf-8")
     assert capsys.readouterr().out == ""
 
 
@@ -97,20 +127,41 @@ def test_a_transcript_that_cannot_be_written_is_reported_and_the_others_go_on(
     toml, files, fake, tmp_path, capsys
 ):
     out = tmp_path / "out"
-    (out / "a.wav.txt").mkdir(parents=True)
+    fake.transcribe = _and(fake.transcribe, lambda: (out / "a.txt").mkdir(exist_ok=True))
     assert run(toml, "--output", str(out), files["a.wav"], files["b.mp3"]) == 1
     errors = capsys.readouterr().err
-    assert f"error: cannot write {out}/a.wav.txt: Is a directory; name another" in errors
+    assert f"error: cannot write {out}/a.txt: Is a directory; name another" in errors
     assert "1 of 2 files failed" in errors and "Traceback" not in errors
-    assert "goodbye" in (out / "b.mp3.txt").read_text(encoding="utf-8")
+    assert "goodbye" in (out / "b.txt").read_text(encoding="utf-8")
+
+
+def _and(call, first):
+    def both(*arguments):
+        first()
+        return call(*arguments)
+
+    return both
+
+
+def test_where_nothing_can_be_written_nothing_starts(toml, files, tmp_path, capsys):
+    (tmp_path / "out" / "a.txt").mkdir(parents=True)
+    for folder, told in (("out", "it is a folder"), ("a.wav/out", "cannot make the folder")):
+        arguments = ["--engine", "/no/engine", "--output", str(tmp_path / folder)]
+        assert run(toml, *arguments, files["a.wav"]) == 2
+        assert told in capsys.readouterr().err
 
 
 def test_two_files_never_share_an_output(toml, files, fake, tmp_path, capsys):
     other = tmp_path / "other" / "a.wav"
     other.parent.mkdir()
     other.write_bytes(b"x")
-    assert run(toml, "--output", str(tmp_path / "out"), files["a.wav"], str(other)) == 2
-    assert "two files would be written to" in capsys.readouterr().err
+    (tmp_path / "a.flac").write_bytes(b"y")
+    names = [files["a.wav"], str(other), str(tmp_path / "a.flac")]
+    assert run(toml, "--output", str(tmp_path / "out"), *names) == 0
+    written = sorted(path for path in (tmp_path / "out").rglob("*") if path.is_file())
+    assert [path.relative_to(tmp_path / "out").as_posix() for path in written] == [
+        *("a.flac.txt", "a.wav.txt", "other/a.txt")
+    ]
 
 
 def test_options_reach_the_request(toml, files, fake):
@@ -311,9 +362,9 @@ def test_a_terminal_sees_progress(nano_toml):
     """In process, with a terminal on stderr and a file on stdout."""
     master, slave = pty.openpty()
     termios.tcsetwinsize(slave, (24, 80))
-    clip = str(ROOT / "tests" / "data" / "en_two.wav")
+    clips = [str(ROOT / "tests" / "data" / name) for name in ("en_two.wav", "en_question.wav")]
     done = subprocess.run(
-        [sys.executable, "-m", "serve", "transcribe", "--config", str(nano_toml), clip, clip],
+        [sys.executable, "-m", "serve", "transcribe", "--config", str(nano_toml), *clips],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=slave,

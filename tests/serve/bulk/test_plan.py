@@ -8,7 +8,7 @@ import pytest
 
 from serve.__main__ import main
 from serve.bulk import command, store
-from serve.bulk.plan import Output, Shard, find_files, keep_or_compare, shards_of
+from serve.bulk.plan import Output, Shard, find_files, keep_or_compare, places_below, shards_of
 from serve.errors import ConfigError, FileError
 
 
@@ -72,6 +72,20 @@ def test_shards_hold_each_file_once_in_order():
     assert shards == [Shard(0, ("0", "1", "2")), Shard(1, ("3", "4", "5")), Shard(2, ("6",))]
 
 
+def test_files_lie_as_their_recordings_do(folder):
+    name = str(folder)
+    (folder / "b.mp3").touch()
+    files, _ = find_files(name)
+    assert places_below(files, name) == ["a b", "b.mp3", "b.wav", "sub/a"]
+    assert shards_of(files, 3, places_below(files, name))[1] == Shard(1, (files[3],), ("sub/a",))
+    listed = manifest(
+        folder, "sub/../b.wav", "/elsewhere/c.wav", "s3://bucket/d.wav", "../../e.wav"
+    )
+    away = str(folder.parents[1] / "e").lstrip("/")
+    files, _ = find_files(listed)
+    assert places_below(files, listed) == ["b", "elsewhere/c", "s3/bucket/d", away]
+
+
 def test_what_is_done_is_told_by_whole_files_of_transcripts(tmp_path):
     output = Output(str(tmp_path), "parquet")
     assert output.done() == set()
@@ -84,11 +98,16 @@ def test_what_is_done_is_told_by_whole_files_of_transcripts(tmp_path):
 
 def test_another_run_never_mixes_with_one(tmp_path):
     output = Output(str(tmp_path), "jsonl")
-    keep_or_compare(output, {"files": 3, "options": {"language": None}})
-    keep_or_compare(output, {"files": 3, "options": {"language": None}})
-    expected = r'holds another run, of options = \{"language":null\} where .*"en".* name another'
-    with pytest.raises(ConfigError, match=expected):
-        keep_or_compare(output, {"files": 3, "options": {"language": "en"}})
+    kept = {"files": 3, "options": {"language": None, "beam_size": 5, "speech": {"vad": True}}}
+    keep_or_compare(output, kept)
+    keep_or_compare(output, kept)
+    other = {"files": 4, "options": {"language": "en", "beam_size": 5, "speech": {"vad": True}}}
+    with pytest.raises(ConfigError) as refused:
+        keep_or_compare(output, other)
+    assert str(refused.value) == (
+        f"{tmp_path} holds another run: files was 3 and is now 4; options.language was null and is "
+        'now "en"; name another --output, or ask the same'
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,6 +120,9 @@ def test_another_run_never_mixes_with_one(tmp_path):
         (["--input", "{folder}", "--shard-files", "0"], "--shard-files 0; expected at least 1"),
         (["--input", "{folder}", "--cpus", "0"], "--cpus 0; expected at least 1"),
         (["--input", "{folder}", "--output", "{folder}/b.wav/x"], "name another --output"),
+        (["--input", "{folder}", "--format", "srt,xml"], "--format srt,xml; expected jsonl or pa"),
+        (["--input", "{folder}", "--format", "jsonl,parquet"], "expected jsonl or parquet, and"),
+        (["--input", "{folder}", "--max-line-width", "9"], "is for --format srt and vtt"),
         (["--input", "nosuch://x"], "cannot reach 'nosuch://x'"),
     ],
 )

@@ -12,6 +12,7 @@ from serve.bulk.worker import Worker
 from serve.config import Config, TranscriberConfig
 from serve.errors import DeviceError, EngineError, OptionError, OverloadedError
 from serve.messages import Request
+from serve.speech.cues import CueOptions
 from tests.fakes import FakeTranscriber
 
 
@@ -39,13 +40,13 @@ def files(tmp_path):
 def start(tmp_path, monkeypatch):
     """Starts a worker on a transcriber that does as it is told."""
 
-    def start(raises=None, format="jsonl"):
+    def start(raises=None, format="jsonl", **more):
         transcriber = Scripted(raises)
         monkeypatch.setattr(worker, "open_transcriber", lambda config: transcriber)
-        output = Output(str(tmp_path / "out"), format)
+        output = Output(str(tmp_path / "out"), format, **more)
         config = Config(transcriber=TranscriberConfig(max_audio_mb=1))
         do = Worker(config, Request(b"", language="es"), output)
-        return lambda row: do({"alone": False, **row}), output, transcriber
+        return lambda row: do({"alone": False, "places": [], **row}), output, transcriber
 
     return start
 
@@ -68,6 +69,20 @@ def test_a_shard_holds_what_was_heard_and_the_rest_is_set_aside(start, files):
     assert "0 bytes" in empty["error"] and "cannot read" in missing["error"]
     assert {request.language for request in transcriber.requests} == {"es"}
     assert output.gather_failed() == 2
+
+
+def test_each_recording_gets_files_of_the_formats_that_have_one(start, files, tmp_path):
+    do, output, _ = start(texts=("srt", "tsv"), cues=CueOptions(max_line_width=9))
+    places = ["a", "empty", "below/b", "missing", "c"]
+    do({"number": 0, "files": files, "places": places})
+    found = {path.relative_to(tmp_path / "out/files").as_posix() for path in
+             (tmp_path / "out/files").rglob("*.*")}  # fmt: skip
+    assert found == {
+        f"{name}.{suffix}" for name in ("a", "below/b", "c") for suffix in ("srt", "tsv")
+    }
+    assert "\nHello &\ngoodbye.\n" in (tmp_path / "out/files/below/b.srt").read_text()
+    assert (tmp_path / "out/files/c.tsv").read_text().startswith("start\tend\ttext\n0\t")
+    assert output.done() == {0}
 
 
 def test_a_shard_that_is_done_is_left_alone(start, files):
@@ -156,9 +171,8 @@ def test_an_engine_that_cannot_be_opened_is_told_by_each_shard(monkeypatch, tmp_
 
     monkeypatch.setattr(worker, "open_transcriber", fail)
     do = Worker(Config(), Request(b""), Output(str(tmp_path), "jsonl"))
-    assert do({"number": 0, "files": ["a"], "alone": False})["refused"].startswith(
-        "no engine at /no (on "
-    )
+    row = {"number": 0, "files": ["a"], "places": [], "alone": False}
+    assert do(row)["refused"].startswith("no engine at /no (on ")
 
 
 def test_shards_of_parquet_have_the_same_columns_even_with_nothing_in_them(start, files):
