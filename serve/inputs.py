@@ -57,9 +57,9 @@ def find_recordings(names: Sequence[str]) -> tuple[list[Recording], int]:
     for name in names:
         for match in _matches(name):
             if os.path.isdir(match):
-                audio, more = _in_folder(match)
+                audio, passed = _in_folder(match)
                 found |= {file: found.get(file, Path(match)) for file in audio}
-                others += more
+                others += passed
             else:
                 found.setdefault(match, _base(name))
     if missing:
