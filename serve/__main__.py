@@ -198,7 +198,9 @@ def _triton(args: argparse.Namespace) -> int:
     stop = _StopSignals()
     engine = args.engine or config.engine
     print(f"starting Triton Inference Server with the engine {engine} …", file=sys.stderr)
-    with running_server(config, args.engine, args.log) as server:
+    # Those of requests are for whoever looks at this process, where no file is named.
+    requests_to = os.dup(2) if args.log is None else None
+    with running_server(config, args.engine, args.log, requests_to) as server:
         stop.armed = True
         print(
             f"ready: HTTP {server.http}, gRPC {server.grpc}, "

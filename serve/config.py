@@ -46,6 +46,7 @@ Kernels = Literal["auto", "torch", "triton"]
 CrossPrecision = Literal["full", "int8"]
 EncoderPrecision = Literal["full", "fp8"]
 VoiceActivity = Literal["auto", "on", "off"]
+LogKind = Literal["text", "json", "off"]
 
 SECTIONS_OF_OTHERS = ("build", "eval")
 """Sections that serve passes over: those wings read them."""
@@ -217,6 +218,15 @@ class ServerConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class GatewayConfig:
+    """What the gateway says of requests."""
+
+    # A line in the log for each request: words for people, JSON objects (all lines of the gateway
+    # are, then), or none. See serve/gateway/log.py.
+    log: LogKind = "text"
+
+
+@dataclasses.dataclass(frozen=True)
 class LiveConfig:
     """How live text is made, and what a stream may cost."""
 
@@ -255,6 +265,7 @@ class Config:
     runtime: RuntimeConfig = RuntimeConfig()
     transcriber: TranscriberConfig = TranscriberConfig()
     server: ServerConfig = ServerConfig()
+    gateway: GatewayConfig = GatewayConfig()
     live: LiveConfig = LiveConfig()
     upstreams: tuple[UpstreamConfig, ...] = ()
 

@@ -7,8 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tritonclient.grpc import service_pb2
 
+from serve.codec import from_json
 from serve.gateway import refusals
 from serve.gateway.models import Target
+from serve.messages import Timings
 from serve.triton.wire import INPUTS, OUTPUTS, TensorSpec
 
 ITEM_BYTES = {"FP32": 4, "FP64": 8, "INT32": 4, "BOOL": 1}
@@ -145,3 +147,11 @@ def audio_s(answer: service_pb2.ModelInferResponse) -> float:
             (seconds,) = _FP64.unpack(raw)
             return float(seconds)
     return 0.0
+
+
+def queue_s(answer: service_pb2.ModelInferResponse) -> float | None:
+    """How long its request waited; None where it does not tell."""
+    for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=False):
+        if output.name == "TIMINGS":
+            return from_json(Timings, raw[LENGTH.size :], output.name).queue_s
+    return None

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from serve.gateway.callers import Callers
 from serve.gateway.checks import check_request, check_streamed
 from serve.gateway.envelope import read_envelope
 from serve.gateway.limits import EXPANSION, Admission, Ticket
+from serve.gateway.log import OK, Line
 from serve.gateway.metrics import Metrics
 from serve.gateway.models import Models
 from serve.gateway.refusals import Refusal
@@ -79,16 +79,20 @@ class Door:
         envelope = read_envelope(message)
         ticket.charge(len(message) + (EXPANSION - 1) * envelope.structure_bytes)
         target = self.models.target(envelope.request.model_name, envelope.request.model_version)
+        visit.line.model = target.model
         check_streamed(target, streamed)
         check_request(envelope.request, envelope.raw, streamed)
         visit.require_duration([output.name for output in envelope.request.outputs])
         return self.upstreams.send(target, [message], ticket, streamed)
 
     @contextlib.contextmanager
-    def account(self, route: str, authorization: str | None, timed: bool = True) -> Iterator[Visit]:
+    def account(
+        self, line: Line, route: str, authorization: str | None, timed: bool = True
+    ) -> Iterator[Visit]:
         """Lets a request for a transcript in, counts it and how it ends, and times it.
 
         Args:
+            line: of the log; is told all of this, for others to write.
             route: label of the metrics.
             authorization: header that names the caller.
             timed: whether how long it takes is the server's doing.
@@ -96,23 +100,29 @@ class Door:
         Raises:
             Refusal: whoever it is may not come in, or not now.
         """
-        name, began_s = "", time.monotonic()
+        line.route = route
+
+        def ended(status: str, outcome: str) -> None:
+            self.metrics.ended(route, line.key, status, "" if outcome == OK else outcome)
+            line.outcome = line.outcome or outcome
+
         with self.metrics.timed(route) if timed else contextlib.nullcontext():
             try:
                 caller = self.callers.identify(authorization)
-                name = caller.name
+                line.key = caller.name
                 caller.begin()
-                yield Visit(caller, route, self.metrics, began_s)
+                yield Visit(caller, line, self.metrics)
             except Refusal as refusal:
-                self.metrics.ended(route, name, refusal.status, refusal.reason)
+                line.param = refusal.param or ""
+                ended(refusal.status, refusal.reason)
                 raise
             except asyncio.CancelledError:
-                self.metrics.ended(route, name, "CANCELLED", "client_gone")
+                ended("CANCELLED", "client_gone")
                 raise
             except Exception:
-                self.metrics.ended(route, name, "INTERNAL", "internal")
+                ended("INTERNAL", "internal")
                 raise
-            self.metrics.ended(route, name, "OK")
+            ended("OK", OK)
 
     async def drain(self) -> bool:
         """Refuse what comes from now on and wait for the rest; whether all of it was answered.

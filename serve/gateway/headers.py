@@ -1,8 +1,8 @@
 """What every HTTP response carries, which hosts and pages may ask, and the log of what failed."""
 
+import http
 import logging
 import urllib.parse
-import uuid
 from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -14,12 +14,13 @@ from serve.config import ServerConfig
 from serve.errors import shown
 from serve.gateway import hosts
 from serve.gateway.listen import CROWDED
+from serve.gateway.log import Line
 from serve.gateway.protocols import NotTaken
 
 logger = logging.getLogger("earshot.gateway")
 
-REQUEST_ID = "request_id"
-"""Key of a request's name in its scope's state."""
+LINE = "line"
+"""Key of a request's line of the log, which has its name, in its scope's state."""
 
 _SECURITY = {  # where a response does not say it otherwise
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
@@ -28,6 +29,9 @@ _SECURITY = {  # where a response does not say it otherwise
     "cache-control": "no-store",
 }
 _TLS = {"strict-transport-security": "max-age=31536000"}
+_STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
+_REFUSED = 400
+_HEALTH = ("/health", "/ready", "/live")  # whose answers are asked for again and again
 _SERVED_BY = "x-earshot-model"
 _READABLE = ("x-request-id", "retry-after", _SERVED_BY)  # by pages of allowed origins
 
@@ -55,17 +59,22 @@ def with_headers(
     guarded = _with_room(_with_hosts(_with_origins(app, server.allowed_origins), server))
 
     async def named(scope: Scope, receive: Receive, send: Send) -> None:
-        name = f"req_{uuid.uuid4().hex}"
-        scope.setdefault("state", {})[REQUEST_ID] = name
+        line = scope.setdefault("state", {})[LINE] = Line()
+        status = 0
 
         async def send_named(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = name
-                if leaving():
-                    headers["connection"] = "close"
-                for key, value in safe.items():
-                    headers.setdefault(key, value)
+            nonlocal status
+            if message["type"] in _STARTS:
+                status = message.get("status", status)
+                headers = MutableHeaders(raw=message.setdefault("headers", []))
+                headers["x-request-id"] = line.id
+                if message["type"] != "websocket.accept":
+                    if leaving():
+                        headers["connection"] = "close"
+                    for key, value in safe.items():
+                        headers.setdefault(key, value)
+            elif message["type"] == "websocket.close":
+                status = status or http.HTTPStatus.FORBIDDEN  # which its client gets
             await send(message)
 
         try:
@@ -73,9 +82,20 @@ def with_headers(
         except NotTaken:
             pass
         except Exception:  # it has been answered, or the connection is closed
-            logger.exception("request %s failed in the gateway", name)
+            logger.exception("request %s failed in the gateway", line.id)
+        finally:
+            _write(line, status, scope.get("path", ""))
 
     return named
+
+
+def _write(line: Line, status: int, path: str) -> None:
+    """Write a request's line: of those for a transcript, and of any other that was refused."""
+    if not line.route:
+        if status < _REFUSED or path.endswith(_HEALTH):
+            return
+        line.route, line.outcome = path[:60], http.HTTPStatus(status).phrase.lower()
+    line.write()
 
 
 def _with_room(app: ASGIApp) -> ASGIApp:

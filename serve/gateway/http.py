@@ -26,10 +26,10 @@ from tritonclient.grpc import service_pb2
 
 from serve.gateway import refusals
 from serve.gateway.bodies import body_chunks, while_client_waits
-from serve.gateway.checks import audio_s, check_streamed
+from serve.gateway.checks import check_streamed
 from serve.gateway.door import Door
 from serve.gateway.envelope import raw_parts
-from serve.gateway.headers import with_headers
+from serve.gateway.headers import LINE, with_headers
 from serve.gateway.limits import EXPANSION, Ticket
 from serve.gateway.live.route import Live
 from serve.gateway.openai import docs
@@ -156,7 +156,8 @@ class _Api:
         self._door.callers.identify(request.headers.get("authorization"))
 
     async def infer(self, request: Request) -> Response:
-        with self._door.account("http", request.headers.get("authorization")) as visit:
+        authorization = request.headers.get("authorization")
+        with self._door.account(request.scope["state"][LINE], "http", authorization) as visit:
             ticket = self._door.admission.admit(visit.account)
             try:
                 exchange, asked = await self._begin(request, ticket, visit)
@@ -165,7 +166,7 @@ class _Api:
                 raise
             with exchange:
                 answer = await while_client_waits(request, exchange.only_answer())
-            visit.heard(audio_s(service_pb2.ModelInferResponse.FromString(answer)))
+            visit.passed_on(service_pb2.ModelInferResponse.FromString(answer))
             body, json_size = answer_to_http(answer, asked)
         if json_size is None:
             return Response(body, media_type="application/json")
@@ -177,6 +178,7 @@ class _Api:
     ) -> tuple[Exchange, Translated]:
         name, version = _model(request)
         target = self._door.models.target(name, version)
+        visit.line.model = target.model
         check_streamed(target, streamed=False)
         encoding = request.headers.get("content-encoding", "identity")
         if encoding != "identity":

@@ -58,6 +58,8 @@ class Refusal(Exception):
         self.status = status or _TRITON_NAMES.get(error.status, error.status)
         self.text = wire.error_to_text(error)
         self.reason = reason or self.status.lower()
+        self.param: str | None = None
+        """The field that is wrong, where it is one."""
         self.retry_after_s = _RETRY_AFTER_S
         """What a client is asked to wait, where waiting helps."""
 

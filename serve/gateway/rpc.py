@@ -13,9 +13,9 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from serve.gateway import refusals
-from serve.gateway.checks import audio_s
 from serve.gateway.door import Door
 from serve.gateway.limits import MAX_SMALL_BYTES, MAX_STRUCTURE_BYTES, Ticket
+from serve.gateway.log import Line
 from serve.gateway.refusals import Refusal
 from serve.gateway.rpc_stream import Context, Stream, authorization, write
 from serve.gateway.upstream.calls import FRAME_BYTES, SERVICE
@@ -23,6 +23,8 @@ from serve.gateway.upstream.exchange import Exchange
 from serve.gateway.visits import Visit
 
 logger = logging.getLogger("earshot.gateway")
+
+Method = Callable[[Context, Line], Awaitable[None]]
 
 
 def server_options(max_request_bytes: int, max_connections: int) -> list[tuple[str, int]]:
@@ -61,14 +63,16 @@ class Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
         }
         methods["ModelInfer"] = self._infer
         methods["ModelStreamInfer"] = self._stream
-        self._handlers = {SERVICE + name: _handler(method) for name, method in methods.items()}
-        self._unknown = _handler(self._refuse)
+        self._handlers = {
+            SERVICE + name: _handler(name, method) for name, method in methods.items()
+        }
+        self._unknown = _handler("unknown", self._refuse)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         """The handler of a call; gRPC asks."""
         return self._handlers.get(handler_call_details.method, self._unknown)
 
-    async def _refuse(self, context: Context) -> None:
+    async def _refuse(self, context: Context, line: Line) -> None:
         names = ", ".join(sorted(path.removeprefix(SERVICE) for path in self._handlers))
         await context.abort(
             grpc.StatusCode.UNIMPLEMENTED, f"this server offers {names} of {SERVICE.strip('/')}"
@@ -76,8 +80,8 @@ class Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     # ------------------------------------------------------------ transcripts
 
-    async def _infer(self, context: Context) -> None:
-        with self._door.account("grpc", authorization(context)) as visit:
+    async def _infer(self, context: Context, line: Line) -> None:
+        with self._door.account(line, "grpc", authorization(context)) as visit:
             ticket = self._door.admission.admit(visit.account)
             try:
                 exchange = await self._begin(context, ticket, visit)
@@ -86,7 +90,7 @@ class Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
                 raise
             with exchange:
                 answer = await exchange.only_answer()
-            visit.heard(audio_s(service_pb2.ModelInferResponse.FromString(answer)))
+            visit.passed_on(service_pb2.ModelInferResponse.FromString(answer))
             await write(context, answer)
 
     async def _begin(self, context: Context, ticket: Ticket, visit: Visit) -> Exchange:
@@ -95,15 +99,13 @@ class Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
             raise refusals.invalid("the call ended without a message")
         return self._door.send(message, ticket, visit, streamed=False)
 
-    async def _stream(self, context: Context) -> None:
-        await Stream(self._door, context).run()
+    async def _stream(self, context: Context, line: Line) -> None:
+        await Stream(self._door, context, line).run()
 
     # ------------------------------------------------------------ health and metadata
 
-    def _small(
-        self, answer: Callable[[bytes], Awaitable[Any]], needs_key: bool = False
-    ) -> Callable[[Context], Awaitable[None]]:
-        async def handle(context: Context) -> None:
+    def _small(self, answer: Callable[[bytes], Awaitable[Any]], needs_key: bool = False) -> Method:
+        async def handle(context: Context, line: Line) -> None:
             if needs_key:
                 self._door.callers.identify(authorization(context))
             message = await self._door.uploads.receive(context, self._door.upload_timeout_s)
@@ -134,27 +136,40 @@ class Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
         return await self._door.model_metadata(request.name, request.version)
 
 
-def _handler(method: Callable[[Context], Awaitable[None]]) -> grpc.RpcMethodHandler:
-    """A method as gRPC wants it; refusals become the call's status."""
+def _handler(name: str, method: Method) -> grpc.RpcMethodHandler:
+    """A method as gRPC wants it; refusals become the call's status, and stand in the log."""
 
     async def handle(_messages: AsyncIterator[bytes], context: Context) -> None:
+        line = Line()
+        context.set_trailing_metadata(_named(line))
         try:
-            await method(context)
+            await method(context, line)
         except Refusal as refusal:
-            await abort(context, refusal)
+            line.outcome = line.outcome or refusal.reason
+            await abort(context, refusal, line)
         except grpc.aio.AbortError:
             raise
         except Exception:
-            logger.exception("a call failed in the gateway")
-            await abort(context, refusals.failed())
+            logger.exception("call %s failed in the gateway", line.id)
+            line.outcome = line.outcome or "internal"
+            await abort(context, refusals.failed(), line)
+        finally:
+            if line.outcome:
+                line.route = line.route or name
+                line.write()
 
     return grpc.stream_stream_rpc_method_handler(handle)
 
 
-async def abort(context: Context, refusal: Refusal) -> None:
+async def abort(context: Context, refusal: Refusal, line: Line) -> None:
     """End a call with a refusal."""
     wait = (("retry-after", str(refusal.retry_after_s)),) if refusal.status == "UNAVAILABLE" else ()
-    await context.abort(grpc.StatusCode[refusal.status], refusal.text, wait)
+    await context.abort(grpc.StatusCode[refusal.status], refusal.text, _named(line) + wait)
+
+
+def _named(line: Line) -> tuple[tuple[str, str], ...]:
+    """Metadata that name a call, as its line of the log does."""
+    return (("x-request-id", line.id),)
 
 
 def _parse(kind: Any, message: bytes) -> Any:

@@ -11,8 +11,8 @@ from typing import Any
 from tritonclient.grpc import service_pb2
 
 from serve.gateway import refusals
-from serve.gateway.checks import audio_s
 from serve.gateway.door import Door
+from serve.gateway.log import Line
 from serve.gateway.refusals import Refusal
 from serve.gateway.upstream.exchange import Exchange
 from serve.gateway.visits import Visit
@@ -46,11 +46,19 @@ def authorization(context: Context) -> str | None:
 
 
 class Stream:
-    """One client's stream."""
+    """One client's stream.
 
-    def __init__(self, door: Door, context: Context) -> None:
+    Args:
+        door: takes its requests in.
+        context: gRPC's.
+        line: of the log, for the stream as a whole.
+    """
+
+    def __init__(self, door: Door, context: Context, line: Line) -> None:
         self._door = door
         self._context = context
+        self._line = line
+        self._count = 0  # of its requests
         # A client that asks for it gets the first error as the stream's status, as from Triton.
         metadata = dict(context.invocation_metadata() or ())
         self._error_is_status = metadata.get(_TRITON_ERROR) == "true"
@@ -113,8 +121,10 @@ class Stream:
 
     async def _answered(self, message: bytes) -> bytes | None:
         """Pass a request's answers on; the error that it ends with, if it does."""
+        self._count += 1
+        line = Line(f"{self._line.id}.{self._count}")
         try:
-            with self._door.account("grpc_stream", authorization(self._context)) as visit:
+            with self._door.account(line, "grpc_stream", authorization(self._context)) as visit:
                 exchange = self._send(message, visit)
                 del message
                 await self._pass_on(exchange, visit)
@@ -123,8 +133,10 @@ class Stream:
                 raise
             return _error_message(refusal)
         except Exception:
-            logger.exception("a request failed in the gateway")
+            logger.exception("request %s failed in the gateway", line.id)
             return _error_message(refusals.failed())
+        finally:
+            line.write()
         return None
 
     def _send(self, message: bytes, visit: Visit) -> Exchange:
@@ -139,7 +151,7 @@ class Stream:
         with exchange:
             while (answer := await exchange.next_answer()) is not None:
                 parsed = service_pb2.ModelStreamInferResponse.FromString(answer)
-                visit.heard(audio_s(parsed.infer_response))
+                visit.passed_on(parsed.infer_response)
                 await self._write(answer)
                 visit.said()
 

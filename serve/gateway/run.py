@@ -16,11 +16,10 @@ from prometheus_client import disable_created_metrics
 from serve.config import Config, ServerConfig, load_config
 from serve.devices import names_of
 from serve.errors import UnavailableError
-from serve.gateway import memory
+from serve.gateway import log, memory
 from serve.gateway.door import Door
 from serve.gateway.http import build_app, build_watchers_app
 from serve.gateway.listen import HttpServer, grpc_credentials, listening_socket, own_door
-from serve.gateway.log import FewLines
 from serve.gateway.metrics import tritons_page, whole_page
 from serve.gateway.page.state import State
 from serve.gateway.rpc import Methods, server_options
@@ -124,15 +123,19 @@ def _most_connections(server: ServerConfig) -> int:
     return min(wanted, there_are)
 
 
-def serve_folder(folder: Path) -> int:
+def serve_folder(folder: Path, requests_to: int | None = None) -> int:
     """Be the gateway of the run in this folder until SIGTERM or SIGINT; returns the exit status.
+
+    Args:
+        folder: of the run.
+        requests_to: descriptor for the log's lines of requests; None: they go to the others.
 
     Raises:
         ConfigError: the folder's configuration cannot be read or used.
         UnavailableError: it cannot listen.
     """
     config = load_config(folder / CONFIG)
-    _prepare()
+    _prepare(config, requests_to)
     with contextlib.ExitStack() as stack:
         engines = []
         names = names_of(config.runtime.device)
@@ -151,16 +154,14 @@ def serve_alone(config: Config) -> int:
         ConfigError: the configuration cannot be used.
         UnavailableError: it cannot listen.
     """
-    _prepare()
+    _prepare(config)
     with run_folder() as folder:
         return asyncio.run(_serve(config, folder, ()))
 
 
-def _prepare() -> None:
+def _prepare(config: Config, requests_to: int | None = None) -> None:
     """What a gateway's process does first."""
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(FewLines())
+    log.prepare(config.gateway.log, requests_to)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes one
     memory.prepare()

@@ -1,12 +1,16 @@
 """One request for a transcript, or live stream, from its arrival to its end: who sends it, and what
 of it is counted."""
 
-import time
 from collections.abc import Collection
 
+from tritonclient.grpc import service_pb2
+
 from serve.gateway.callers import Caller
+from serve.gateway.checks import audio_s, queue_s
 from serve.gateway.limits import Account
+from serve.gateway.log import Line
 from serve.gateway.metrics import Metrics
+from serve.messages import Transcript
 
 
 class Visit:
@@ -14,16 +18,14 @@ class Visit:
 
     Args:
         caller: who sends it.
-        route: label of the metrics.
+        line: of the log, which tells its route.
         metrics: what is counted goes there.
-        began_s: when it came, by the monotonic clock.
     """
 
-    def __init__(self, caller: Caller, route: str, metrics: Metrics, began_s: float) -> None:
+    def __init__(self, caller: Caller, line: Line, metrics: Metrics) -> None:
         self._caller = caller
-        self._route = route
+        self.line = line
         self._metrics = metrics
-        self._began_s: float | None = began_s
 
     @property
     def account(self) -> Account:
@@ -36,20 +38,31 @@ class Visit:
 
     def said(self) -> None:
         """A piece of a stream's text has been sent."""
-        if self._began_s is not None:
-            self._metrics.delta(self._route, time.monotonic() - self._began_s)
-            self._began_s = None
+        if (took_s := self.line.said()) is not None:
+            self._metrics.delta(self.line.route, took_s)
 
-    def heard(self, audio_s: float) -> None:
+    def answered(self, transcript: Transcript) -> None:
         """Count its audio, whose length its answer has told."""
-        self._caller.heard(audio_s)
-        self._metrics.heard(self._route, self._caller.name, audio_s)
+        self._heard(transcript.duration, transcript.timings.queue_s)
 
-    def hear(self, audio_s: float) -> None:
+    def passed_on(self, answer: service_pb2.ModelInferResponse) -> None:
+        """The same, of an answer of KServe's."""
+        self._heard(audio_s(answer), queue_s(answer))
+
+    def hear(self, seconds: float) -> None:
         """Count live audio as it comes in.
 
         Raises:
             Refusal: there has been too much before it.
         """
-        self._caller.hear(audio_s)
-        self._metrics.heard(self._route, self._caller.name, audio_s)
+        self._caller.hear(seconds)
+        self._count(seconds)
+
+    def _heard(self, seconds: float, queued_s: float | None) -> None:
+        self._caller.heard(seconds)
+        self._count(seconds)
+        self.line.queued(queued_s)
+
+    def _count(self, seconds: float) -> None:
+        self._metrics.heard(self.line.route, self._caller.name, seconds)
+        self.line.heard(seconds)

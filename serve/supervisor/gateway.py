@@ -30,11 +30,16 @@ class Gateway:
         folder: the run's own.
         config: where it listens.
         log_path: what it writes is appended there.
+        requests_to: descriptor for its lines of requests; None: they stand there, too.
     """
 
-    def __init__(self, folder: Path, config: ServerConfig, log_path: Path) -> None:
+    def __init__(
+        self, folder: Path, config: ServerConfig, log_path: Path, requests_to: int | None = None
+    ) -> None:
         self._config = config
-        self._child = Child(command(folder), log_path, folder=_ROOT)
+        kept = [] if requests_to is None else [requests_to]
+        more = [text for one in kept for text in ("--requests-to", str(one))]
+        self._child = Child([*command(folder), *more], log_path, folder=_ROOT, kept=kept)
         self._door = folder / GATEWAY_SOCKET
         self._alive = folder / GATEWAY_ALIVE
         self._answers = False

@@ -41,7 +41,12 @@ class Server:
     """A server that was started, and its supervisor."""
 
     def __init__(
-        self, folder: Path, config: Config, launches: Mapping[str, TritonLaunch], log_path: Path
+        self,
+        folder: Path,
+        config: Config,
+        launches: Mapping[str, TritonLaunch],
+        log_path: Path,
+        requests_to: int | None = None,
     ) -> None:
         server = config.server
         self.http = address(server.host, server.http_port)
@@ -59,7 +64,7 @@ class Server:
         self._gateway = Part(
             "gateway",
             "the gateway",
-            lambda: Gateway(folder, server, log_path),
+            lambda: Gateway(folder, server, log_path, requests_to),
             server.start_timeout_s,
         )
         self._parts = (*self._engines.values(), self._gateway)
@@ -239,7 +244,10 @@ class Server:
 
 @contextlib.contextmanager
 def running_server(
-    config: Config, engine: str | None = None, log_path: Path | None = None
+    config: Config,
+    engine: str | None = None,
+    log_path: Path | None = None,
+    requests_to: int | None = None,
 ) -> Iterator[Server]:
     """A server for the length of a `with` block; it is ready, and is drained at the end.
 
@@ -248,6 +256,7 @@ def running_server(
         engine: the engine's folder; None takes `config.engine`.
         log_path: file for the logs of both; None keeps them only while the server runs. Of
             several engines each has a file of its own beside it, whose name ends in its number.
+        requests_to: descriptor for the log's lines of requests; None: they go to the others.
 
     Raises:
         UnavailableError: the machine lacks what the server needs, or a port is taken.
@@ -260,7 +269,7 @@ def running_server(
         log = (log_path or folder / "server.log").absolute()
         log.write_bytes(b"")
         launches = _prepare(folder, config, engine or config.engine)
-        server = Server(folder, config, launches, log)
+        server = Server(folder, config, launches, log, requests_to)
         try:
             server.start()
             yield server

@@ -18,6 +18,7 @@ _PR_SET_PDEATHSIG = 1
 _UMASK = 0o077  # what a server makes, shared memory above all, is for its own user
 _KILL_S = 10.0
 _POLL_S = 0.02
+_LOG_BYTES = 2**20
 
 # Replaces itself by the command. SIGKILL comes when whoever started it is gone, however that
 # ended; the check after it is for a parent that went before the call.
@@ -39,6 +40,7 @@ class Child:
         log_path: what it writes is appended there.
         environment: None is this process's own.
         folder: that it works in; None is this process's own.
+        kept: descriptors that it has as this process does.
 
     Raises:
         UnavailableError: it cannot be started.
@@ -50,6 +52,7 @@ class Child:
         log_path: Path,
         environment: Mapping[str, str] | None = None,
         folder: Path | None = None,
+        kept: Sequence[int] = (),
     ) -> None:
         self._log_path = log_path
         try:
@@ -59,6 +62,7 @@ class Child:
                     [sys.executable, "-S", "-c", _LAUNCH, str(os.getpid()), *command],
                     env=environment,
                     cwd=folder,
+                    pass_fds=kept,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -73,9 +77,9 @@ class Child:
         return self._process.poll()
 
     def log(self) -> list[str]:
-        """The lines of the log since it was started."""
+        """The lines of the log since it was started; of very many the last ones."""
         with self._log_path.open("rb") as log:
-            log.seek(self._log_begin)
+            log.seek(max(self._log_begin, log.seek(0, os.SEEK_END) - _LOG_BYTES))
             return log.read().decode("utf-8", errors="replace").splitlines()
 
     def terminate(self, timeout_s: float) -> int | None:

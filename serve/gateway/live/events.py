@@ -20,6 +20,8 @@ Event = dict[str, Any]
 
 _CONTENT = 0  # index of the only part that an item has
 _TRANSCRIPTION = "conversation.item.input_audio_transcription"
+DELTA = f"{_TRANSCRIPTION}.delta"
+"""Type of an event of final text."""
 _MAX_CHARS = 100_000  # of an event but for audio
 _MARKS = ',"{['  # of which JSON has one for each key and value
 _AUDIO_MARKS = 1000  # of them at most in an event of audio, whose base64 has none
@@ -223,7 +225,7 @@ def cleared() -> Event:
 
 def delta(item_id: str, text: str) -> Event:
     """More final text of an utterance."""
-    return _event(f"{_TRANSCRIPTION}.delta", item_id=item_id, content_index=_CONTENT, delta=text)
+    return _event(DELTA, item_id=item_id, content_index=_CONTENT, delta=text)
 
 
 def hypothesis(item_id: str, text: str) -> Event:

@@ -24,12 +24,13 @@ from serve.codec import to_json
 from serve.errors import AccessError, EarshotError, shown
 from serve.gateway import refusals
 from serve.gateway.door import Door
-from serve.gateway.headers import served_by
+from serve.gateway.headers import LINE, served_by
 from serve.gateway.limits import Ticket
 from serve.gateway.live import events, older
 from serve.gateway.live.events import Event, EventError
 from serve.gateway.live.session import MAX_ERRORS, Session, TooManyErrors
 from serve.gateway.live.utterance import Window
+from serve.gateway.log import Line
 from serve.gateway.models import Target
 from serve.gateway.openai.ask import request_parts, transcript
 from serve.gateway.openai.errors import FieldRefusal, error_response
@@ -70,7 +71,8 @@ class Live:
         """One connection."""
         websocket = WebSocket(scope, receive, send)
         try:
-            with self._door.account("live", _authorization(websocket), timed=False) as visit:
+            line, authorization = scope["state"][LINE], _authorization(websocket)
+            with self._door.account(line, "live", authorization, timed=False) as visit:
                 await self._admitted(websocket, visit)
         except Refusal as refusal:
             if websocket.application_state == WebSocketState.CONNECTING:
@@ -116,13 +118,14 @@ class Live:
             raise Refusal(error) from error
         offered = websocket.scope["subprotocols"]
         model = named(self._door.models, websocket.query_params.get("model"))
+        visit.line.model = model
         headers = [(name.encode(), text.encode()) for name, text in served_by(model).items()]
         await websocket.accept(_SUBPROTOCOL if _SUBPROTOCOL in offered else None, headers)
         session = Session(
             self._door.config.live,
             functools.partial(named, self._door.models),
-            functools.partial(self._transcribe, ticket, websocket.query_params.get("model")),
-            functools.partial(_send, websocket),
+            functools.partial(self._transcribe, visit, ticket, websocket.query_params.get("model")),
+            functools.partial(_send, websocket, visit.line),
             visit.hear,
             detector,
             self._door.metrics.live,
@@ -130,7 +133,8 @@ class Live:
         try:
             end = await self._run(session, websocket, ticket, stop)
             if end is not None:
-                await _close(websocket, end)
+                visit.line.outcome = end.code
+                await _close(websocket, visit.line, end)
         except WebSocketDisconnect:
             pass
         except NotTaken:
@@ -211,7 +215,7 @@ class Live:
                 held.close()
 
     async def _transcribe(
-        self, stream: Ticket, default: str | None, model: str | None, window: Window
+        self, visit: Visit, stream: Ticket, default: str | None, model: str | None, window: Window
     ) -> Transcript:
         """The text of a window.
 
@@ -230,7 +234,9 @@ class Live:
             ticket.close()
             raise
         with exchange:
-            return transcript(await exchange.only_answer())
+            found = transcript(await exchange.only_answer())
+        visit.line.queued(found.timings.queue_s)
+        return found
 
 
 def _authorization(websocket: WebSocket) -> str | None:
@@ -242,13 +248,15 @@ def _authorization(websocket: WebSocket) -> str | None:
     return header
 
 
-async def _send(websocket: WebSocket, event: Event) -> None:
+async def _send(websocket: WebSocket, line: Line, event: Event) -> None:
     await websocket.send_text(to_json(event))
+    if event["type"] == events.DELTA:
+        line.said()
 
 
-async def _close(websocket: WebSocket, end: _End) -> None:
+async def _close(websocket: WebSocket, line: Line, end: _End) -> None:
     error = EventError(end.message, end.code)
-    await _send(websocket, events.error(error, kind=end.kind))
+    await _send(websocket, line, events.error(error, kind=end.kind))
     await websocket.close(end.close_code, end.message[:100])
 
 

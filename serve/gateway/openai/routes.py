@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from serve.gateway import refusals
 from serve.gateway.bodies import while_client_waits
 from serve.gateway.door import Door
-from serve.gateway.headers import REQUEST_ID, served_by
+from serve.gateway.headers import LINE, served_by
 from serve.gateway.limits import Ticket
 from serve.gateway.models import Target
 from serve.gateway.openai.answers import Deltas, body, delta_event, done_event
@@ -82,14 +82,15 @@ class _Audio:
         self._route = "transcriptions" if task == "transcribe" else "translations"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request, events = Request(scope, receive), Events(send)
+        request, events, line = Request(scope, receive), Events(send), scope["state"][LINE]
+        authorization = request.headers.get("authorization")
         try:
-            with self._door.account(self._route, request.headers.get("authorization")) as visit:
+            with self._door.account(line, self._route, authorization) as visit:
                 response = await self._answer(request, visit, events)
         except Exception as error:
             if not events.begun:
                 raise
-            await events.send(_told(error, scope["state"][REQUEST_ID]))
+            await events.send(_told(error, line.id))
             await events.end()
         else:
             if response is not None:
@@ -105,6 +106,7 @@ class _Audio:
                 form = await stack.enter_async_context(received)
                 asked = read_fields(form.pairs, self._task)
                 target = Target(named(self._door.models, asked.model), asked.stream)
+                visit.line.model = target.model
                 exchange = self._begin(form, asked, target, ticket)
             except BaseException:
                 ticket.close()
@@ -115,7 +117,7 @@ class _Audio:
                 found = await _pass_on(request, exchange, events, asked, visit)
             else:
                 found = transcript(await while_client_waits(request, exchange.only_answer()))
-            visit.heard(found.duration)
+            visit.answered(found)
         if asked.stream:
             return None
         # Subtitles of long audio take a while to split.

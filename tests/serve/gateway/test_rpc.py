@@ -11,6 +11,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 from tritonclient.grpc import service_pb2
 
+from serve.gateway.log import Line
 from serve.gateway.refusals import Refusal
 from serve.gateway.rpc_stream import Stream
 from serve.gateway.upstream.calls import SERVICE
@@ -138,7 +139,7 @@ def test_who_takes_no_answers_is_read_no_further_and_takes_no_memory(start):
     async def kept(context):
         context.takes = asyncio.Event()
         before, _ = tracemalloc.get_traced_memory()
-        stream = asyncio.create_task(Stream(running.door, context).run())
+        stream = asyncio.create_task(Stream(running.door, context, Line()).run())
         async with asyncio.timeout(WAIT_S):
             while context.sent <= most:
                 await asyncio.sleep(0)

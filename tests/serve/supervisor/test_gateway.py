@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import http.client
+import json
 import os
 import signal
 import socket
@@ -9,7 +11,7 @@ import time
 
 import pytest
 
-from serve.config import Config, ServerConfig
+from serve.config import Config, GatewayConfig, ServerConfig
 from serve.supervisor.gateway import Gateway
 from serve.supervisor.run import free_ports
 from serve.triton.folder import CONFIG, engine_folders
@@ -69,3 +71,27 @@ def test_one_that_stands_still_has_failed_and_one_that_goes_on_again_has_not(gat
     os.kill(pid, signal.SIGCONT)
     wait_until(lambda: gateway.failure() is None, "it is given up")
     wait_until(gateway.ready, "it does not answer")
+
+
+def test_lines_of_requests_go_where_they_are_wanted(config, tmp_path):
+    config = dataclasses.replace(config, gateway=GatewayConfig(log="json"))
+    (tmp_path / CONFIG).write_text(config_to_toml(config))
+    for own in engine_folders(tmp_path, 1):
+        own.mkdir(exist_ok=True)
+    read, write = os.pipe()
+    gateway = Gateway(tmp_path, config.server, tmp_path / "log", write)
+    os.close(write)
+    try:
+        wait_until(gateway.ready, "it never began")
+        connection = http.client.HTTPConnection("127.0.0.1", config.server.http_port, timeout=20)
+        with contextlib.closing(connection):
+            connection.request("GET", "/nothing")
+            id = connection.getresponse().headers["x-request-id"]
+    finally:
+        gateway.drain()
+        gateway.kill()
+    with open(read, encoding="utf-8") as lines:
+        (found,) = map(json.loads, lines)
+    assert (found["id"], found["route"], found["outcome"]) == (id, "/nothing", "not found")
+    told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert told[-1]["message"] == "stopped; all was answered"
