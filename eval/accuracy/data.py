@@ -17,7 +17,7 @@ ClipSet = Literal["timed", "heldout"]
 
 Phase = Literal["accuracy", "alone", "one_clip", "loaded"]
 """What is scored: every clip once, many calls at a time. Then, for speed: one call at a time over
-the timed clips; the same on their one 10 s clip; many calls at a time."""
+the timed clips; the same on the one of them that is nearest to 10 s; many calls at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ class SystemFacts:
     rows: int  # calls that it answered in the process which these facts are of
 
 
-def ten_second_clip(clips: Iterable[Clip]) -> Clip | None:
+def clip_nearest_10_s(clips: Iterable[Clip]) -> Clip | None:
     """The clip with speech whose length is nearest to 10 s; None where no clip has speech."""
     spoken = [clip for clip in clips if clip.text.strip()]
     return min(spoken, key=lambda clip: abs(clip.duration_s - 10.0), default=None)

@@ -85,7 +85,7 @@ def ratios(systems: Sequence[SystemScore]) -> dict[str, dict[str, float]]:
     """Speed of each timed Earshot system against faster-whisper's best figure.
 
     Greedy is held against greedy, what is configured against faster-whisper's default.
-    `throughput`: ours / theirs under load, more is better; `ten_second_latency` and `memory`:
+    `throughput`: ours / theirs under load, more is better; `one_clip_latency` and `memory`:
     ours / theirs, less is better.
     """
     timed = [(score, score.speed) for score in systems if score.speed is not None]
@@ -104,9 +104,9 @@ def ratios(systems: Sequence[SystemScore]) -> dict[str, dict[str, float]]:
             "throughput": speed.rtfx_loaded / max(other.rtfx_loaded for _, other in theirs),
             "memory": score.facts.peak_memory_bytes / min(memory for memory, _ in theirs),
         }
-        quickest = [other.ten_second_s for _, other in theirs if other.ten_second_s]
-        if speed.ten_second_s and quickest:
-            found[name]["ten_second_latency"] = speed.ten_second_s / min(quickest)
+        quickest = [other.one_clip_s for _, other in theirs if other.one_clip_s]
+        if speed.one_clip_s and quickest:
+            found[name]["one_clip_latency"] = speed.one_clip_s / min(quickest)
     return found
 
 
@@ -296,7 +296,7 @@ def _jitter(latency: Latency) -> str:
 def _speed(systems: Sequence[SystemScore], run: RunFacts) -> str:
     many = f"{run.concurrency} at a time"
     columns: tuple[tuple[str, Callable[[Speed], str]], ...] = (
-        ("10 s clip, ms", lambda speed: _milliseconds(speed.ten_second_s)),
+        (f"{run.one_clip_title}, ms", lambda speed: _milliseconds(speed.one_clip_s)),
         ("alone p50/p95/p99, ms", lambda speed: latency_text(speed.alone)),
         ("jitter, ms", lambda speed: _jitter(speed.alone)),
         (f"{many} p50/p95/p99, ms", lambda speed: latency_text(speed.loaded)),
@@ -316,7 +316,9 @@ def _speed(systems: Sequence[SystemScore], run: RunFacts) -> str:
         for score in systems
     ]
     header = ["system", *(title for title, _ in columns), "peak memory, MiB", "start, s"]
-    note = f"The 10 s clip is `{run.ten_second_clip}`, one call at a time, median. "
+    note = ""
+    if run.one_clip is not None:
+        note = f"The {run.one_clip_title} is `{run.one_clip}`, one call at a time, median. "
     timed = [score.speed for score in systems if score.speed is not None]
     calls = {(speed.alone.calls, speed.loaded.calls) for speed in timed}
     numbers = "; ".join(f"{alone} calls alone, {loaded} under load" for alone, loaded in calls)
@@ -332,7 +334,7 @@ def _ratios(systems: Sequence[SystemScore], run: RunFacts) -> str:
         [
             name,
             f"{values['throughput']:.2f}",
-            f"{values['ten_second_latency']:.2f}" if "ten_second_latency" in values else "none",
+            f"{values['one_clip_latency']:.2f}" if "one_clip_latency" in values else "none",
             f"{values['memory']:.2f}",
         ]
         for name, values in found.items()
@@ -340,7 +342,7 @@ def _ratios(systems: Sequence[SystemScore], run: RunFacts) -> str:
     header = [
         "against faster-whisper, the better of float32 and int8",
         f"throughput {run.concurrency} at a time (aim: 1 or more)",
-        "latency of the 10 s clip (aim: 1 or less)",
+        f"latency of the {run.one_clip_title} (aim: 1 or less)",
         "peak memory",
     ]
     return f"Figures, not gates:\n\n{table(header, rows)}"

@@ -18,7 +18,7 @@ from typing import TextIO
 from tqdm import tqdm
 
 from eval.accuracy import systems
-from eval.accuracy.data import ClipSet, SystemFacts, TimedCall, ten_second_clip
+from eval.accuracy.data import ClipSet, SystemFacts, TimedCall, clip_nearest_10_s
 from eval.accuracy.estimate import Cost, estimate_lines, windows, windows_of
 from eval.accuracy.kept import ClipSets, Kept, Keys, keys_of, timed_key
 from eval.accuracy.normalize import Spelling, read_spelling
@@ -58,7 +58,8 @@ class RunFacts:
     timed: tuple[str, ...]
     clips: dict[ClipSet, int]
     audio_s: dict[ClipSet, float]  # unpadded
-    ten_second_clip: str | None
+    one_clip: str | None  # that is asked alone again and again: the timed one nearest to 10 s
+    one_clip_s: float | None  # its length
     concurrency: int
     repeats: int
     threads: int
@@ -75,6 +76,11 @@ class RunFacts:
     gate_groups: tuple[str, ...] = ()
     sources: dict[ClipSet, str] = dataclasses.field(default_factory=dict)  # what each place holds
     unreadable: dict[ClipSet, dict[str, str]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def one_clip_title(self) -> str:
+        """What `one_clip` is called in reports."""
+        return "one clip" if self.one_clip_s is None else f"{self.one_clip_s:.1f} s clip"
 
 
 # Not those of [eval] that other commands read.
@@ -216,7 +222,7 @@ def _spelling(config: Config) -> Spelling:
 
 def _run_facts(config: Config, found: Mapping[ClipSet, Found], folder: Path) -> RunFacts:
     clips = {name: of_set.clips for name, of_set in found.items()}
-    ten_second = ten_second_clip(clips["timed"])
+    nearest = clip_nearest_10_s(clips["timed"])
     return RunFacts(
         id=_id_of(folder),
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -224,7 +230,8 @@ def _run_facts(config: Config, found: Mapping[ClipSet, Found], folder: Path) -> 
         precision=config.build.precision,
         clips={name: len(of_set) for name, of_set in clips.items()},
         audio_s={name: sum(clip.duration_s for clip in of_set) for name, of_set in clips.items()},
-        ten_second_clip=ten_second.file if ten_second else None,
+        one_clip=nearest.file if nearest else None,
+        one_clip_s=nearest.duration_s if nearest else None,
         machine=machine_facts(),
         sources={name: of_set.summary for name, of_set in found.items()},
         unreadable={name: of_set.unreadable for name, of_set in found.items()},

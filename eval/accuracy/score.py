@@ -128,7 +128,7 @@ class Speed:
 
     alone: Latency
     loaded: Latency
-    ten_second_s: float | None  # median latency of the clip nearest to 10 s, one call at a time
+    one_clip_s: float | None  # median latency of the clip nearest to 10 s, one call at a time
     rtfx_alone: float
     rtfx_loaded: float
 
@@ -344,7 +344,7 @@ def _speed(calls: Sequence[TimedCall]) -> Speed | None:
     return Speed(
         alone=latency(alone),
         loaded=latency(loaded),
-        ten_second_s=float(np.median(one_clip)) if one_clip else None,
+        one_clip_s=float(np.median(one_clip)) if one_clip else None,
         rtfx_alone=rtfx(alone),
         rtfx_loaded=rtfx(loaded),
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from eval.accuracy.data import ClipSet, Phase, SystemFacts, TimedCall, ten_second_clip
+from eval.accuracy.data import ClipSet, Phase, SystemFacts, TimedCall, clip_nearest_10_s
 from eval.accuracy.load import System, drive
 from eval.config import Config
 from eval.processes import ChildProcess, Send
@@ -51,8 +51,8 @@ class PeakMemory:
 
 def timed_calls_of(timed: Sequence[Clip], repeats: int) -> list[Clip]:
     """The clip of every call that the timed phases make."""
-    ten_second = ten_second_clip(timed)
-    one_clip = [ten_second] * ONE_CLIP_CALLS_PER_REPEAT if ten_second else []
+    nearest = clip_nearest_10_s(timed)
+    one_clip = [nearest] * ONE_CLIP_CALLS_PER_REPEAT if nearest else []
     return repeats * [*timed, *one_clip, *timed]
 
 
@@ -173,7 +173,7 @@ def _run_phases(
 
 
 def _drive_timed_phases(system: System, config: Config, clips: Sequence[Clip], send: Send) -> None:
-    repeats, ten_second = config.eval.repeats, ten_second_clip(clips)
+    repeats, nearest = config.eval.repeats, clip_nearest_10_s(clips)
 
     def go(phase: Phase, clips: Sequence[Clip], concurrency: int, repeats: int) -> None:
         drive(
@@ -182,6 +182,6 @@ def _drive_timed_phases(system: System, config: Config, clips: Sequence[Clip], s
         )  # fmt: skip
 
     go("alone", clips, 1, repeats)
-    if ten_second:
-        go("one_clip", [ten_second], 1, ONE_CLIP_CALLS_PER_REPEAT * repeats)
+    if nearest:
+        go("one_clip", [nearest], 1, ONE_CLIP_CALLS_PER_REPEAT * repeats)
     go("loaded", clips, config.eval.concurrency, repeats)

@@ -30,6 +30,7 @@ from eval.accuracy.report import (
     unread,
 )
 from eval.accuracy.rules import RULES
+from eval.accuracy.run import RunFacts
 from eval.accuracy.score import Misheard, Rate, Speed, SystemScore
 from eval.files import write_text
 
@@ -179,7 +180,7 @@ def _cards(report: Report) -> list[Card]:
         if heard.overall.cer.percent is not None
     ]
     if ours.speed is not None:
-        cards += _speed_cards(ours, ours.speed, theirs, report.run.concurrency)
+        cards += _speed_cards(ours, ours.speed, theirs, report.run)
     return cards
 
 
@@ -213,15 +214,17 @@ def _rate_card(title: str, rate: Rate, theirs: Sequence[float]) -> Card:
 
 
 def _speed_cards(
-    ours: SystemScore, speed: Speed, theirs: Sequence[SystemScore], many: int
+    ours: SystemScore, speed: Speed, theirs: Sequence[SystemScore], run: RunFacts
 ) -> list[Card]:
     timed = [(score.speed, score.facts.peak_memory_bytes) for score in theirs if score.speed]
     best = _beside(f"{max(other.rtfx_loaded for other, _ in timed):.1f}" if timed else None)
-    cards = [Card(f"RTFx, {many} at a time", f"{speed.rtfx_loaded:.1f}", (best,))]
-    if speed.ten_second_s is not None:
-        quick = [other.ten_second_s for other, _ in timed if other.ten_second_s is not None]
+    cards = [Card(f"RTFx, {run.concurrency} at a time", f"{speed.rtfx_loaded:.1f}", (best,))]
+    if speed.one_clip_s is not None:
+        quick = [other.one_clip_s for other, _ in timed if other.one_clip_s is not None]
         best = _beside(f"{1e3 * min(quick):.0f} ms" if quick else None)
-        cards.append(Card("10 s clip, alone", f"{1e3 * speed.ten_second_s:.0f} ms", (best,)))
+        cards.append(
+            Card(f"{run.one_clip_title}, alone", f"{1e3 * speed.one_clip_s:.0f} ms", (best,))
+        )
     least = _beside(f"{min(memory for _, memory in timed) / 2**20:.0f} MiB" if timed else None)
     own = f"{ours.facts.peak_memory_bytes / 2**20:.0f} MiB"
     return [*cards, Card("Peak memory", own, (least,))]

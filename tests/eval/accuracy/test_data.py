@@ -1,6 +1,6 @@
 import pytest
 
-from eval.accuracy.data import read_calls, ten_second_clip
+from eval.accuracy.data import clip_nearest_10_s, read_calls
 from eval.files import write_text
 from serve.clips import load_clips
 from serve.codec import to_json
@@ -8,15 +8,15 @@ from serve.errors import ConfigError, FileError
 from tests.eval.fakes import timed_call, write_clips
 
 
-def test_ten_second_clip_of_the_bundled_manifest():
-    nearest = ten_second_clip(load_clips("tests/data/manifest.jsonl"))
+def test_the_clip_nearest_10_s_of_the_bundled_manifest():
+    nearest = clip_nearest_10_s(load_clips("tests/data/manifest.jsonl"))
     assert nearest is not None and abs(nearest.duration_s - 10) < 1
 
 
-def test_ten_second_clip_needs_speech(tmp_path):
+def test_the_clip_nearest_10_s_needs_speech(tmp_path):
     clips = write_clips(tmp_path, {"a": "", "b": "x", "c": "", "d": "y"})  # 2, 6, 10, 14 s
-    assert ten_second_clip(clips).file in ("b", "d")
-    assert ten_second_clip(clips[:1]) is None
+    assert clip_nearest_10_s(clips).file in ("b", "d")
+    assert clip_nearest_10_s(clips[:1]) is None
 
 
 def test_rows_survive_the_file(tmp_path):

@@ -136,7 +136,7 @@ def test_score_system_keeps_phases_and_sets_apart():
     assert heldout.overall.cer.counts == Counts(deletions=1, hits=3)
     assert list(score.sets) == ["timed", "heldout"]
     assert (score.speed.alone.p50_s, score.speed.loaded.calls) == (1.5, 3)
-    assert score.speed.ten_second_s == 2.0
+    assert score.speed.one_clip_s == 2.0
     assert (timed.silent_clips, timed.silent_with_text) == (1, 1)
     assert (timed.language_right, timed.language_of) == (1, 1)
     assert (heldout.language_right, heldout.language_of) == (0, 1)

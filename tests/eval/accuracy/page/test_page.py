@@ -127,7 +127,7 @@ def test_hostile_texts_stay_texts(tmp_path, made):
     facts = dataclasses.replace(plain.systems[0].facts, settings={HOSTILE: HOSTILE})
     run = dataclasses.replace(
         plain.run, config_name=HOSTILE, machine={HOSTILE: HOSTILE}, manifest=HOSTILE,
-        sources={"timed": HOSTILE}, ten_second_clip=HOSTILE,
+        sources={"timed": HOSTILE}, one_clip=HOSTILE,
         unreadable={"timed": {HOSTILE: HOSTILE}},
     )  # fmt: skip
     gates = tuple(dataclasses.replace(gate, name=HOSTILE, detail=HOSTILE) for gate in plain.gates)
