@@ -35,6 +35,7 @@ from serve.messages import Request, Transcript
 from serve.options import add_cue_options, add_options, read_cue_options, request_of
 from serve.outputs import targets_of, write
 from serve.speech.formats import Format, render
+from serve.speech.raw import with_header
 from serve.supervisor.run import running_server
 from serve.triton import wire
 
@@ -123,6 +124,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     transcribe.add_argument(
         "--in-process", action="store_true", help="do not look for a server; implied by --engine"
+    )
+    transcribe.add_argument(
+        "--audio-type",
+        metavar="TYPE",
+        help="the files are raw samples, such as 'audio/L16; rate=16000; channels=1'",
     )
     add_cue_options(transcribe)
     add_options(transcribe)
@@ -336,7 +342,10 @@ def _address(config: Config, port: int) -> str:
 def _transcribe_one(
     transcribe: Transcribe, recording: Recording, args: argparse.Namespace
 ) -> Transcript:
-    return transcribe(request_of(recording.read(), args))
+    audio = recording.read()
+    if args.audio_type is not None:
+        audio = with_header(audio, args.audio_type)
+    return transcribe(request_of(audio, args))
 
 
 if __name__ == "__main__":

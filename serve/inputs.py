@@ -14,8 +14,8 @@ from serve.files import read_bytes
 STDIN = "-"
 # What a folder is searched for; whoever names a file or a pattern may name anything.
 AUDIO_SUFFIXES = frozenset(
-    ".3gp .aac .aif .aiff .amr .au .caf .flac .m4a .mka .mkv .mov .mp3 .mp4 .mpeg .mpga .oga .ogg "
-    ".opus .wav .webm .wma".split()
+    ".3gp .aac .ac3 .aif .aiff .amr .au .avi .awb .caf .flac .flv .m4a .m4b .m4v .mka .mkv .mov "
+    ".mp3 .mp4 .mpeg .mpg .mpga .oga .ogg .opus .sph .w64 .wav .webm .wma .wmv".split()
 )
 _TOLD = 5  # names of files that are not there
 

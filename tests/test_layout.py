@@ -88,6 +88,8 @@ RULES = {
         "serve.speech.activity",
         "serve.speech.formats",
         "serve.speech.languages",
+        "serve.speech.pcm",
+        "serve.speech.raw",
         "serve.speech.rate",
         "serve.triton",
     ),

@@ -8,7 +8,10 @@ import numpy as np
 from serve.messages import Samples
 from serve.speech import containers
 
-EXPECTED = "expected a WAV, FLAC, OGG, MP3, MP4, M4A, WebM or AAC file"
+EXPECTED = (
+    "expected a recording: WAV, FLAC, MP3, OGG, MP4, M4A, WebM, AAC, AMR, WMA, CAF or another "
+    "common format"
+)
 BLOCK_VALUES = 1 << 16  # samples decoded at a time, all channels together
 
 

@@ -20,6 +20,7 @@ from serve.config import Config
 from serve.errors import EarshotError
 from serve.keys import Key, hash_of, read_keys
 from serve.messages import Request
+from serve.speech import raw
 from serve.supervisor.gateway import is_ready
 from serve.supervisor.run import free_ports
 from serve.triton import wire
@@ -105,6 +106,14 @@ def test_standard_input_is_a_recording(toml, fake, tmp_path, monkeypatch, capsys
         == capsys.readouterr().out
         == ("start\tend\ttext\n0\t1000\tHello & goodbye.\n1000\t2000\t1 < 2 --> 3\n")
     )
+
+
+def test_raw_samples_need_their_type(toml, files, fake, capsys):
+    kind = "audio/L16; rate=16000"
+    assert run(toml, "--audio-type", kind, files["a.wav"]) == 0
+    assert fake.requests.pop().audio == raw.with_header(b"a.wav", kind)
+    assert run(toml, "--audio-type", "audio/wav", files["a.wav"]) == 1
+    assert "audio's type is 'audio/wav'; expected such as audio/L16" in capsys.readouterr().err
 
 
 def test_json_is_a_line_for_each_file_in_order(toml, files, fake, capsys):

@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from serve.gateway.openai.fields import FIELDS, Field
+from serve.speech.pcm import EXPECTED
 
 _TYPES = {
     "BYTES": "string",
@@ -67,7 +68,9 @@ def page() -> str:
     """The same as a page that loads nothing."""
     rows = "".join(_row(name, text) for name, text in _AUDIO.items())
     rows += "".join(_row(name, text) for name, text in _OTHERS.items())
-    fields = _row("file", "the audio: WAV, FLAC, OGG, MP3, MP4, M4A, WebM or AAC")
+    fields = _row(
+        "file", f"the audio; {EXPECTED}; raw samples with a type such as audio/L16; rate=16000"
+    )
     fields += "".join(_row(_wire_name(field), _meaning(field)) for field in FIELDS.values())
     errors = "".join(_row(status, text) for status, text in _ERRORS.items())
     return (

@@ -16,10 +16,12 @@ from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
+from serve.errors import AudioError
 from serve.gateway import refusals
 from serve.gateway.bodies import body_chunks
 from serve.gateway.limits import Ticket
 from serve.gateway.openai.errors import FieldRefusal
+from serve.speech import raw
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -146,6 +148,7 @@ class _Parser(MultiPartParser):
             form = await self.parse()
             for part in form.values():
                 if isinstance(part, UploadFile):
+                    _put_header(part, part.size or 0)  # which is known now
                     part.file.flush()
             return form
         except BaseException:
@@ -159,6 +162,7 @@ class _Parser(MultiPartParser):
             upload.file.close()
             spool = _Spool(SPOOL_BYTES, self._folder)
             upload.file, self._files_to_close_on_error[-1] = cast(BinaryIO, spool), spool
+            _put_header(upload, 0)
 
     def on_end(self) -> None:
         self._ended = True
@@ -168,6 +172,23 @@ class _Parser(MultiPartParser):
             yield chunk
         if not self._ended:
             raise MultiPartException("It is cut short, its last boundary is missing;")
+
+
+def _put_header(file: UploadFile, size: int) -> None:
+    """Begin a file of raw samples with the header that it lacks.
+
+    Raises:
+        FieldRefusal: the type of the file's part makes no sense.
+    """
+    try:
+        header = raw.header(file.content_type or "", size)
+    except AudioError as error:
+        raise FieldRefusal(_FILE, str(error)) from error
+    if header:
+        file.file.seek(0)
+        file.file.write(header)
+        if size:
+            file.file.seek(0)
 
 
 def _only_file(form: FormData) -> UploadFile:

@@ -22,13 +22,30 @@ def encode(samples: np.ndarray, fmt: str, subtype: str | None = None, rate: int 
     return file.getvalue()
 
 
+def amr(fmt: str = "amr") -> bytes:
+    """The tone as phones record speech: 8 kHz, 12.2 kbit/s."""
+    return encode_ffmpeg(fmt, "libopencore_amrnb", 8_000, "mono", 12_200)
+
+
+def wide_amr(frames: int = 150) -> bytes:
+    """AMR-WB, of which there is no encoder here: frames of 20 ms of whatever random bits say."""
+    random = np.random.default_rng(0)
+    return b"#!AMR-WB\n" + b"".join(b"\x44" + random.bytes(60) for _ in range(frames))
+
+
 def encode_ffmpeg(
-    fmt: str, codec: str, rate: int = 48_000, layout: str = "stereo", **options: str
+    fmt: str,
+    codec: str,
+    rate: int = 48_000,
+    layout: str = "stereo",
+    bit_rate: int = 64_000,
+    **options: str,
 ) -> bytes:
     """The tone in a format that libsndfile cannot write."""
     file = io.BytesIO()
     with av.open(file, "w", format=fmt, options=options) as container:
         stream = container.add_stream(codec, rate=rate, layout=layout)
+        stream.bit_rate = bit_rate
         frame = av.AudioFrame.from_ndarray(
             (tone(rate)[None] * 32767).astype(np.int16), format="s16", layout="mono"
         )

@@ -2,21 +2,31 @@
 
 import io
 import json
+import re
 import struct
 import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 import soundfile
 import soxr
 
 from serve.errors import AudioError, CancelledError
-from serve.speech import audio, containers, pcm, sources
+from serve.speech import audio, containers, ffmpeg, pcm, sources
 from serve.speech.meter import Limits, Meter, MeteredFile
-from tests.serve.speech.sounds import RATE, SECONDS, encode, encode_ffmpeg, tone
+from tests.serve.speech.sounds import (
+    RATE,
+    SECONDS,
+    amr,
+    encode,
+    encode_ffmpeg,
+    tone,
+    wide_amr,
+)
 
 LIMIT_S = 60.0
 DATA = Path(__file__).parents[2] / "data"
@@ -53,6 +63,18 @@ def assert_is_tone(samples: np.ndarray, level: float = 0.5, slack_s: float = 0.0
         ("FLAC", "PCM_16"),
         ("AIFF", "PCM_16"),
         ("OGG", "VORBIS"),
+        ("NIST", "PCM_16"),
+        ("NIST", "ULAW"),
+        ("CAF", "PCM_24"),
+        ("CAF", "ALAC_16"),
+        ("W64", "PCM_16"),
+        ("VOC", "PCM_16"),
+        ("AU", "ULAW"),
+        ("IRCAM", "PCM_16"),
+        ("PVF", "PCM_16"),
+        ("AVR", "PCM_16"),
+        ("SVX", "PCM_16"),
+        ("PAF", "PCM_16"),
     ],
 )
 def test_formats_and_rates(fmt: str, subtype: str, rate: int):
@@ -82,12 +104,58 @@ def test_mp3(rate: int):
         ("ogg", "libopus", {}),
         ("mp3", "libmp3lame", {}),
         ("mp3", "libmp3lame", {"write_xing": "0"}),
+        ("mov", "pcm_s16le", {}),
+        ("caf", "adpcm_ima_qt", {}),
+        ("ac3", "ac3", {}),
+        ("eac3", "eac3", {}),
+        ("matroska", "ac3", {}),
+        ("asf", "wmav2", {}),
+        ("avi", "libmp3lame", {}),
+        ("mpeg", "mp2", {}),
+        ("flv", "aac", {}),
+        ("wv", "wavpack", {}),
+        ("tta", "tta", {}),
     ],
 )
 def test_ffmpeg_formats(fmt: str, codec: str, options: dict[str, str]):
-    data = encode_ffmpeg(fmt, codec, **options)
+    rate = 44_100 if fmt in ("asf", "flv") else 48_000
+    data = encode_ffmpeg(fmt, codec, rate, **options)
     # FFmpeg takes 3 dB from each channel when it makes two of one
     assert_is_tone(decode(data, LIMIT_S), level=0.5 / np.sqrt(2), slack_s=0.1)
+
+
+@pytest.mark.parametrize("fmt", ["amr", "3gp"])
+def test_what_phones_record(fmt: str):
+    assert_is_tone(decode(amr(fmt), LIMIT_S), slack_s=0.1)
+
+
+def test_wide_band_amr():
+    samples = decode(wide_amr(), LIMIT_S)
+    assert len(samples) == SECONDS * RATE
+    assert np.abs(samples).max() > 0.01
+
+
+def test_films_are_heard_and_not_looked_at():
+    """A decoder of pictures is code that a hostile file could aim at."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="matroska") as container:
+        pictures = container.add_stream("mpeg4", rate=10)
+        sound = container.add_stream("pcm_s16le", rate=RATE, layout="mono")
+        pictures.width = pictures.height = 64
+        container.mux(pictures.encode(av.VideoFrame(64, 64, "yuv420p")))
+        container.mux(pictures.encode(None))
+        frame = av.AudioFrame.from_ndarray(
+            (tone()[None] * 32767).astype(np.int16), format="s16", layout="mono"
+        )
+        frame.sample_rate = RATE
+        container.mux(sound.encode(frame))
+    assert_is_tone(decode(file.getvalue(), LIMIT_S), slack_s=0.1)
+    assert not {"mpeg4", "h264", "vp8", "mjpeg", "png"} & {*ffmpeg._DECODERS, *ffmpeg._PLAIN}
+
+
+@pytest.mark.parametrize("demuxer", ["hls", "concat", "dash", "image2", "lavfi", "rawvideo", "srt"])
+def test_formats_that_name_other_files_are_not_tried(demuxer: str):
+    assert demuxer not in ffmpeg.DEMUXERS
 
 
 def test_a_broadcast_whose_streams_change_is_refused_by_name():
@@ -206,17 +274,33 @@ def test_samples_are_copied():
     ("data", "message"),
     [
         (b"", "0 bytes"),
-        (b"a", "1 bytes that begin with 61"),
-        (b"hello world, this is text" * 100, "no audio file"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(999), "no audio file"),
-        (bytes(10_000), "no audio file"),
-        (b"#EXTM3U\n#EXTINF:5,\nfile:///etc/hostname\n#EXT-X-ENDLIST\n", "no audio file"),
-        (b"ffconcat version 1.0\nfile 'a.wav'\n", "no audio file"),
+        (b"a", "audio is text, no recording; expected a recording: WAV, FLAC"),
+        (b"hello world, this is text" * 100, "audio is text"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(999), "audio is a PNG picture; expected"),
+        (bytes(10_000), "audio of 10000 bytes is of no kind known here, .* rate=16000"),
+        (b"#EXTM3U\n#EXTINF:5,\nfile:///etc/hostname\n#EXT-X-ENDLIST\n", "audio is a playlist"),
+        (b"ffconcat version 1.0\nfile 'a.wav'\n", "audio is text"),
+        (b"OggS" + bytes(100), "audio begins as an OGG file, but cannot be read: it is damaged"),
+        (b"PK\x03\x04" + bytes(100), "audio is a ZIP archive or an office document"),
     ],
 )
 def test_not_audio(data: bytes, message: str):
-    with pytest.raises(AudioError, match=message):
+    with pytest.raises(AudioError, match=message) as refused:
         decode(data, LIMIT_S)
+    assert not re.search(r"\b[0-9a-f]{2}( [0-9a-f]{2})+\b", str(refused.value)), "hex bytes"
+
+
+def test_compressed_sphere_is_told_how_to_be_unpacked():
+    data = encode(tone(), "NIST").replace(
+        b"sample_coding -s3 pcm", b"sample_coding -s26 pcm,embedded-shorten-v2.00"
+    )
+    with pytest.raises(AudioError, match=r"with Shorten, as SPHERE files may be.*sph2pipe"):
+        decode(data, LIMIT_S)
+
+
+def test_sound_of_an_unknown_kind_is_named():
+    with pytest.raises(AudioError, match="sound track is coded as g726le, which is not decoded"):
+        decode(encode_ffmpeg("au", "g726le", 8_000, "mono", 32_000), LIMIT_S)
 
 
 @pytest.mark.parametrize(
@@ -409,7 +493,7 @@ def test_blocks_come_before_the_file_is_read_to_its_end(monkeypatch: pytest.Monk
     [
         (pcm.Pcm16, encode(tone(), "WAV", "PCM_16")),
         (sources._SndFile, encode(tone(), "FLAC")),
-        (sources._FFmpeg, encode_ffmpeg("mp4", "aac")),
+        (ffmpeg.FFmpegFile, encode_ffmpeg("mp4", "aac")),
     ],
 )
 def test_closing_the_blocks_frees_the_decoder(

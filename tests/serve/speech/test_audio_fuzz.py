@@ -6,6 +6,7 @@ cut, repeated, moved and put into another file. The examples are the same in eac
 
 import functools
 import struct
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from serve.errors import AudioError
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.meter import Limits
-from tests.serve.speech.sounds import encode, encode_ffmpeg, tone
+from tests.serve.speech.sounds import amr, encode, encode_ffmpeg, tone, wide_amr
 
 LIMITS = Limits(max_s=5.0, max_values=2e6, max_cpu_s=1.0)
 EXAMPLES = 60  # of each format
@@ -34,21 +35,52 @@ SNDFILE = {
     "mp3": ("MP3", None),
     "rf64": ("RF64", "PCM_16"),
     "au": ("AU", "PCM_16"),
+    "caf": ("CAF", "PCM_16"),
+    "caf-alac": ("CAF", "ALAC_16"),
+    "w64": ("W64", "PCM_16"),
+    "voc": ("VOC", "PCM_16"),
+    "sphere": ("NIST", "PCM_16"),
+    "sphere-ulaw": ("NIST", "ULAW"),
+    "ircam": ("IRCAM", "PCM_16"),
+    "pvf": ("PVF", "PCM_16"),
+    "avr": ("AVR", "PCM_16"),
+    "svx": ("SVX", "PCM_16"),
+    "paf": ("PAF", "PCM_16"),
+    "htk": ("HTK", "PCM_16"),
+    "wve": ("WVE", "ALAW"),
 }
 FFMPEG = {
     "mp4": ("mp4", "aac"),
     "adts": ("adts", "aac"),
     "webm": ("webm", "libopus"),
     "mpegts": ("mpegts", "aac"),
+    "mov": ("mov", "pcm_s16le"),
+    "caf-ima4": ("caf", "adpcm_ima_qt"),
+    "ac3": ("ac3", "ac3"),
+    "eac3": ("eac3", "eac3"),
+    "wma": ("asf", "wmav2", 44_100),
+    "avi": ("avi", "libmp3lame"),
+    "mpeg": ("mpeg", "mp2"),
+    "flv": ("flv", "aac", 44_100),
+    "wv": ("wv", "wavpack"),
+    "tta": ("tta", "tta"),
 }
-NAMES = (*SNDFILE, *FFMPEG)
+PHONES: dict[str, Callable[[], bytes]] = {
+    "amr": amr,
+    "3gp": functools.partial(amr, "3gp"),
+    "amr-wb": wide_amr,
+}
+NAMES = (*SNDFILE, *FFMPEG, *PHONES)
 
 
 @functools.cache
 def valid(name: str) -> bytes:
     """A small file that can be decoded."""
     if name in SNDFILE:
-        return encode(tone(seconds=SHORT_S), *SNDFILE[name])
+        rate = 8_000 if name == "wve" else SAMPLE_RATE
+        return encode(tone(rate, SHORT_S), *SNDFILE[name], rate)
+    if name in PHONES:
+        return PHONES[name]()
     return encode_ffmpeg(*FFMPEG[name])
 
 

@@ -2,8 +2,8 @@
 
 const ENDINGS = new Set(
   (
-    "wav mp3 m4a m4b aac flac ogg oga opus wma amr aif aiff caf au mpga " +
-    "mp4 m4v mov mkv webm mpeg mpg 3gp avi"
+    "wav mp3 m4a m4b aac flac ogg oga opus wma amr awb ac3 aif aiff caf au w64 sph mpga " +
+    "mp4 m4v mov mkv mka webm mpeg mpg 3gp avi wmv flv"
   ).split(" "),
 );
 const sounds = (file) =>

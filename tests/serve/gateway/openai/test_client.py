@@ -10,6 +10,7 @@ from openai.types.audio import Transcription, TranscriptionVerbose, Translation
 from websockets.sync.client import connect as connect_websocket
 
 from serve.gateway.openai import form
+from serve.speech import raw
 from serve.triton import uploads
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, until
@@ -126,6 +127,18 @@ def test_every_option_reaches_the_model(shared, client):
     }
     transcribe(client, chunking_strategy="auto", stream=False)
     assert sent(shared).keys() == {"AUDIO", "PROMPT"}
+
+
+@pytest.mark.parametrize("size", [1000, 2**21])
+def test_raw_samples_get_the_header_that_they_lack(shared, client, size):
+    """By the type of the form's part, which every client can set."""
+    samples, kind = bytes(range(250)) * (size // 250), "audio/L16; rate=16000"
+    transcribe(client, file=("a.pcm", samples, kind))
+    found = sent(shared).get("AUDIO") or list(shared.triton.files.values())[-1][:]
+    assert found == raw.header(kind, len(samples)) + samples
+    with pytest.raises(openai.BadRequestError, match="audio's type has rate = 'fast'") as refused:
+        transcribe(client, file=("a.pcm", samples, "audio/L16; rate=fast"))
+    assert refused.value.param == "file"
 
 
 def test_a_large_file_comes_whole(shared, client):

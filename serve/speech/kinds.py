@@ -1,0 +1,75 @@
+"""What a file that cannot be read seems to be, in words for whoever sent it."""
+
+import string
+
+from serve.speech.containers import Bytes
+from serve.speech.pcm import EXPECTED
+
+_HEAD_BYTES = 512
+_TEXT = frozenset(string.printable.encode()) | frozenset(range(0x80, 0x100))
+# Where a signature stands, and whose it is.
+_RECORDINGS = (
+    (8, b"WAVE", "a WAV file"),
+    (8, b"AVI ", "an AVI film"),
+    (0, b"FORM", "an AIFF file"),
+    (0, b"fLaC", "a FLAC file"),
+    (0, b"OggS", "an OGG file"),
+    (0, b"ID3", "an MP3 file"),
+    (0, b"\xff\xfb", "an MP3 file"),
+    (0, b"\xff\xf3", "an MP3 file"),
+    (0, b"\xff\xf1", "an AAC file"),
+    (4, b"ftyp", "an MP4, M4A or 3GP file"),
+    (0, b"\x1a\x45\xdf\xa3", "a WebM or Matroska file"),
+    (0, b"#!AMR", "an AMR file"),
+    (0, b"caff", "a CAF file"),
+    (0, b"\x0b\x77", "an AC3 file"),
+    (0, b".snd", "an AU file"),
+    (0, b"NIST_1A", "a SPHERE file"),
+    (0, b"\x30\x26\xb2\x75\x8e\x66\xcf\x11", "a WMA or WMV file"),
+    (0, b"FLV", "an FLV film"),
+)
+_OTHERS = (
+    (0, b"%PDF", "a PDF document"),
+    (0, b"\x89PNG", "a PNG picture"),
+    (0, b"\xff\xd8\xff", "a JPEG picture"),
+    (0, b"GIF8", "a GIF picture"),
+    (8, b"WEBP", "a WebP picture"),
+    (0, b"PK\x03\x04", "a ZIP archive or an office document"),
+    (0, b"\x1f\x8b", "a gzip archive"),
+    (0, b"7z\xbc\xaf", "a 7z archive"),
+    (0, b"Rar!", "a RAR archive"),
+    (0, b"MThd", "a MIDI file, which holds notes and no sound"),
+    (0, b"#EXTM3U", "a playlist, which names recordings elsewhere"),
+    (0, b"\x7fELF", "a program"),
+    (0, b"MZ", "a program"),
+    (0, b"SQLite format", "a database"),
+)
+
+
+def refusal(audio: Bytes) -> str:
+    """Why a file that no library reads is refused."""
+    head = audio[:_HEAD_BYTES]
+    if found := _named(head, _RECORDINGS):
+        return f"audio begins as {found}, but cannot be read: it is damaged, or cut short"
+    if found := _named(head, _OTHERS):
+        return f"audio is {found}; {EXPECTED}"
+    if all(byte in _TEXT for byte in head):
+        return f"audio is text, no recording; {EXPECTED}"
+    return (
+        f"audio of {len(audio)} bytes is of no kind known here, or damaged where it begins; "
+        f"{EXPECTED}; raw samples need their type, such as audio/L16; rate=16000"
+    )
+
+
+def undecoded(codec: str) -> str:
+    """Why a file is refused whose sound is coded as FFmpeg calls `codec`."""
+    if codec == "shorten":
+        return (
+            "audio is compressed with Shorten, as SPHERE files may be, which is not read here; "
+            "unpack it first, as with `sph2pipe -f wav`"
+        )
+    return f"audio's sound track is coded as {codec}, which is not decoded; {EXPECTED}"
+
+
+def _named(head: bytes, kinds: tuple[tuple[int, bytes, str], ...]) -> str | None:
+    return next((name for at, mark, name in kinds if head.startswith(mark, at)), None)

@@ -1,0 +1,81 @@
+"""Raw samples, of which a media type says what they are: they get the header that they lack.
+
+`audio/L16; rate=16000; channels=1` and `audio/pcm; …` are whole numbers of 16 bits, the low byte
+first as what clients send nearly always is, or first the high one, as RFC 2586 has it, with
+`endianness=big-endian`. `audio/PCMU` and `audio/PCMA` (`audio/mulaw`, `audio/alaw`) are telephones'
+8 bits. Other parameters say nothing here. Without `rate` it may be any file: browsers and libraries
+call WAV and AU files by some of these names, too.
+"""
+
+import re
+import struct
+
+from serve.errors import AudioError, shown
+from serve.speech.containers import STREAM_BYTES
+
+_PCM, _MULAW, _ALAW = "pcm", "mulaw", "alaw"
+_CODINGS = {
+    **dict.fromkeys(("l16", "pcm", "x-pcm"), _PCM),
+    **dict.fromkeys(("pcmu", "mulaw", "x-mulaw"), _MULAW),
+    **dict.fromkeys(("pcma", "alaw", "x-alaw"), _ALAW),
+}
+_WAV_TAGS = {_PCM: 1, _ALAW: 6, _MULAW: 7}
+_AU_PCM, _AU_ENDLESS = 3, 0xFFFFFFFF
+_EXPECTED = "expected such as audio/L16; rate=16000; channels=1"
+_MOST = {"rate": 1_000_000, "channels": 255}
+
+
+def header(media_type: str, size: int) -> bytes:
+    """The header that makes a WAV or AU file of raw samples.
+
+    Args:
+        media_type: with parameters, as of a form's part; of anything but raw samples, nothing.
+        size: bytes of the samples.
+
+    Raises:
+        AudioError: the type says something about them that makes no sense.
+    """
+    kind, *parameters = (part.strip() for part in media_type.split(";"))
+    coding = _CODINGS.get(kind.lower().removeprefix("audio/"))
+    given = dict(_parameter(part) for part in parameters if part)
+    if coding is None or "rate" not in given:
+        return b""
+    rate, channels = _number("rate", given), _number("channels", given)
+    order = given.get("endianness", "little-endian").lower()
+    if order not in ("little-endian", "big-endian"):
+        raise AudioError(
+            f"audio's type has endianness = {shown(order)}; expected little-endian or big-endian"
+        )
+    width = 2 if coding == _PCM else 1
+    if coding == _PCM and order == "big-endian":
+        return struct.pack(">4s5I", b".snd", 24, min(size, _AU_ENDLESS), _AU_PCM, rate, channels)
+    frame = width * channels
+    size = min(size - size % frame, STREAM_BYTES)
+    return struct.pack(
+        "<4sI4s4sIHHIIHH4sI",
+        *(b"RIFF", 36 + size, b"WAVE", b"fmt ", 16, _WAV_TAGS[coding], channels),
+        *(rate, rate * frame, frame, 8 * width, b"data", size),
+    )
+
+
+def with_header(audio: bytes, media_type: str) -> bytes:
+    """A file of raw samples.
+
+    Raises:
+        AudioError: the type is not one of raw samples, or makes no sense.
+    """
+    if not (found := header(media_type, len(audio))):
+        raise AudioError(f"audio's type is {shown(media_type)}; {_EXPECTED}")
+    return found + audio
+
+
+def _parameter(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name.strip().lower(), value.strip().strip('"')
+
+
+def _number(name: str, given: dict[str, str]) -> int:
+    text = given.get(name, "1")
+    if not re.fullmatch("[0-9]{1,7}", text) or not 0 < int(text) <= _MOST[name]:
+        raise AudioError(f"audio's type has {name} = {shown(text)}; {_EXPECTED}")
+    return int(text)
