@@ -4,7 +4,7 @@
     GET  /v2/models/{name}[/versions/{version}][/ready]
     POST /v2/models/{name}[/versions/{version}]/infer
     GET  /health, /metrics, /docs, /openapi.json
-    GET  /, /page/…, /state: the page for people, in `serve.gateway.page`
+    GET  /, /page/…, /state, POST /subtitles: the page for people, in `serve.gateway.page`
     WS   /v1/realtime, in `serve.gateway.live`
 
 Errors of KServe are {"error": "..."}. Where waiting helps, the status is 503 and Retry-After says
@@ -61,7 +61,7 @@ def build_app(door: Door, metrics: WholePage, state: State) -> ASGIApp:
     """The application for clients; `state` is what the page shows of the server."""
     api = _Api(door)
     routes: list[BaseRoute] = [
-        *page_routes(state, door.callers),
+        *page_routes(state, door),
         Route("/health", api.health),
         Route("/metrics", _metrics(door, metrics, needs_key=True)),
         Route("/docs", _docs),

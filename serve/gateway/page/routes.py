@@ -1,8 +1,9 @@
 """Where browsers find the page.
 
-    GET /          the page itself
-    GET /page/…    what it loads
-    GET /state     what it shows of the server
+    GET  /           the page itself
+    GET  /page/…     what it loads
+    GET  /state      what it shows of the server
+    POST /subtitles  what it saves; see `serve.gateway.page.subtitles`
 
 It loads nothing from elsewhere, and its policy forbids that to whatever might get into it. Browsers
 keep the files, and each time ask only whether they have changed.
@@ -16,8 +17,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from serve.gateway.callers import Callers
+from serve.gateway.door import Door
 from serve.gateway.page.state import State
+from serve.gateway.page.subtitles import Subtitles
 
 _WEB = Path(__file__).parent / "web"
 _HEADERS = {
@@ -38,7 +40,7 @@ class _Files(StaticFiles):
         return response
 
 
-def page_routes(state: State, callers: Callers) -> list[BaseRoute]:
+def page_routes(state: State, door: Door) -> list[BaseRoute]:
     """The page's addresses; `state` is what it shows of the server to callers that may see it."""
     files = _Files(directory=_WEB)
 
@@ -46,7 +48,12 @@ def page_routes(state: State, callers: Callers) -> list[BaseRoute]:
         return await files.get_response("index.html", request.scope)
 
     async def tell(request: Request) -> Response:
-        callers.identify(request.headers.get("authorization"))
+        door.callers.identify(request.headers.get("authorization"))
         return JSONResponse(state.found, headers={"Cache-Control": "no-store"})
 
-    return [Route("/", page), Route("/state", tell), Mount("/page", files)]
+    return [
+        Route("/", page),
+        Route("/state", tell),
+        Route("/subtitles", Subtitles(door).answer, methods=["POST"]),
+        Mount("/page", files),
+    ]

@@ -54,6 +54,7 @@ def shared(tmp_path_factory):
         ("GET", "/health", True),
         ("GET", "/", True),
         ("GET", "/state", False),
+        ("POST", "/subtitles", False),
         ("GET", "/docs", True),
         ("GET", "/openapi.json", True),
         ("GET", "/v2/health/live", True),

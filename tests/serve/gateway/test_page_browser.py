@@ -18,7 +18,7 @@ import soxr
 from playwright.sync_api import expect, sync_playwright
 
 from serve.keys import add_key, hash_of
-from serve.messages import Segment, Timings, Transcript
+from serve.messages import Segment, Timings, Transcript, Word
 from serve.speech.formats import render
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, Running, until
@@ -201,7 +201,11 @@ def test_downloads_are_what_the_server_itself_would_write(page):
     found = done(page, "one <two --> three")
     spoken = "one <two --> three".split()
     segments = tuple(
-        Segment(i, i + 1.0, f" {word}", (), None, None, 0.0, 1.0) for i, word in enumerate(spoken)
+        Segment(
+            *(i, i + 1.0, f" {word}", (), None, None, 0.0, 1.0),
+            words=(Word(i, i + 0.5, f" {word}", 1.0),),
+        )
+        for i, word in enumerate(spoken)
     )
     expected = Transcript(" ".join(spoken), "es", 1.0, 1.5, segments, Timings(0, 0, 0, 0))
     for format, name in (("text", "txt"), ("srt", "srt"), ("vtt", "vtt"), ("json", "json")):
@@ -215,6 +219,15 @@ def test_downloads_are_what_the_server_itself_would_write(page):
             assert [word["word"] for one in table["segments"] for word in one["words"]] == spoken
         else:
             assert text == render(expected, CLIP.name, format)
+
+
+def test_subtitles_that_the_server_cannot_write_are_told(page):
+    say(page, "one")
+    drop(page, CLIP)
+    found = done(page, "one")
+    page.route("**/subtitles", lambda route: route.abort())
+    found.get_by_role("button", name=f"Download {CLIP.name} as srt").click()
+    expect(found.locator(".actions")).to_contain_text("The server cannot be reached.")
 
 
 def test_a_reload_loses_nothing(page, gateway):
@@ -352,7 +365,7 @@ def test_a_folder_and_everything_as_one_archive(page, tmp_path):
     archive = zipfile.ZipFile(io.BytesIO(Path(download.value.path()).read_bytes()))
     assert archive.testzip() is None
     assert sorted(archive.namelist()) == ["a.srt", "b.srt"]
-    assert archive.read("a.srt") == b"1\n00:00:00,000 --> 00:00:01,000\none\n"
+    assert archive.read("a.srt") == b"1\n00:00:00,000 --> 00:00:00,833\none\n"
 
 
 def test_settings_are_what_the_engine_offers_and_what_is_sent(page, gateway):

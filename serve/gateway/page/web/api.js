@@ -111,6 +111,28 @@ function refusal(request, file) {
   return new ServerError(message, { status: request.status, detail: error.message, waitS, final });
 }
 
+// A transcript in a format that has cues, which the server splits as it does in its own answers.
+export async function subtitles({ segments, duration }, format, key) {
+  const times = ({ start, end }) => ({ start, end });
+  const said = segments.map(({ text, words, ...one }) => ({
+    ...times(one),
+    text,
+    words: words?.map(({ word, ...its }) => ({ ...times(its), word })) ?? null,
+  }));
+  const ends = segments.map((one) => one.end);
+  const asked = { format, segments: said, duration: duration || Math.max(0, ...ends) };
+  const headers = { "Content-Type": "application/json" };
+  if (key) headers.Authorization = `Bearer ${key}`;
+  let answer;
+  try {
+    answer = await fetch("subtitles", { method: "POST", headers, body: JSON.stringify(asked) });
+  } catch {
+    throw gone(false);
+  }
+  if (!answer.ok) throw new ServerError(MEANINGS[answer.status] ?? "", { status: answer.status });
+  return answer.text();
+}
+
 // What the server says of itself.
 export async function state(key) {
   const headers = key ? { Authorization: `Bearer ${key}` } : {};

@@ -1,7 +1,7 @@
 // One job on the page: its name, what it does, its player, its text, and what can be done with it.
 
 import { button, clock, el, megabytes, save } from "./dom.js";
-import { FORMATS, file } from "./formats.js";
+import { FORMATS, file, plain } from "./formats.js";
 import { Player } from "./player.js";
 import { unfinished } from "./queue.js";
 
@@ -172,7 +172,7 @@ export class Card {
 
   // What its text can be used for, once no more is coming.
   #uses() {
-    const { job } = this;
+    const { job, queue } = this;
     if (unfinished(job) || job.state === "recording") return [];
     if (!job.segments.length && !job.live) return [];
     const formats = job.segments.length ? FORMATS : ["txt"]; // the others need times
@@ -180,9 +180,10 @@ export class Card {
       className: "quiet format",
       "aria-label": `Download ${job.name} as ${format}`,
     });
+    const saves = (format) => (event) => download(event.target, job, format, queue.options().key);
     return [
       button("Copy", (event) => copy(event.target, job)),
-      ...formats.map((format) => button(format, () => download(job, format), more(format))),
+      ...formats.map((format) => button(format, saves(format), more(format))),
     ];
   }
 
@@ -227,17 +228,27 @@ function facts(job) {
 }
 
 async function copy(target, job) {
-  const [, text] = file(job, "txt");
+  let said = "Copied";
   try {
-    await navigator.clipboard.writeText(text);
-    target.textContent = "Copied";
+    await navigator.clipboard.writeText(plain(job));
   } catch {
-    target.textContent = "This browser does not let it";
+    said = "This browser does not let it";
   }
-  setTimeout(() => (target.textContent = "Copy"), 2000);
+  answer(target, said);
 }
 
-function download(job, format) {
-  const [name, text] = file(job, format);
-  save(name, new Blob([text], { type: "text/plain;charset=utf-8" }));
+async function download(target, job, format, key) {
+  try {
+    const [name, text] = await file(job, format, key);
+    save(name, new Blob([text], { type: "text/plain;charset=utf-8" }));
+  } catch (error) {
+    answer(target, error.message);
+  }
+}
+
+// Has a button say for a while what became of it.
+function answer(target, text) {
+  const label = target.textContent;
+  target.textContent = text;
+  setTimeout(() => (target.textContent = label), 2000);
 }

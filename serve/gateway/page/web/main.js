@@ -120,9 +120,15 @@ for (const format of FORMATS)
     }),
   );
 
-function downloadAll(format) {
-  const files = queue.jobs.filter((job) => job.segments.length).map((job) => file(job, format));
-  save(`transcripts-${format}.zip`, zip(files));
+async function downloadAll(format) {
+  const files = [];
+  try {
+    for (const job of queue.jobs.filter((one) => one.segments.length))
+      files.push(await file(job, format, settings.key()));
+    save(`transcripts-${format}.zip`, zip(files));
+  } catch (error) {
+    notice(error.message);
+  }
 }
 
 $("retry-all").onclick = () => queue.jobs.filter(again).forEach((job) => queue.retry(job));

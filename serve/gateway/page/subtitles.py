@@ -1,0 +1,113 @@
+"""Transcripts that the page keeps, as subtitles: where they are split stands in one place alone.
+
+    POST /subtitles   {"format": "srt", "duration": 2.5, "segments": [{"start": 0, "end": 2.5,
+                       "text": " Hello.", "words": [{"start": 0, "end": 2.5, "word": "Hello."}]}]}
+
+Nothing is transcribed, so that it counts for no limit of a key but that of requests at once.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from serve.codec import from_json
+from serve.errors import OptionError
+from serve.fields import Finite
+from serve.gateway import refusals
+from serve.gateway.bodies import body_chunks
+from serve.gateway.door import Door
+from serve.messages import Segment, Timings, Transcript, Word
+from serve.speech.formats import render
+
+_MOST_BYTES = 4 * 1024**2
+_MOST_CHARS = 300_000  # somebody who speaks quickly says 80,000 in an hour
+
+
+@dataclasses.dataclass(frozen=True)
+class _Word:
+    start: Finite
+    end: Finite
+    word: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Segment:
+    start: Finite
+    end: Finite
+    text: str
+    words: tuple[_Word, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    format: Literal["srt", "vtt"]
+    duration: Finite
+    segments: tuple[_Segment, ...]
+
+
+class Subtitles:
+    """The address, as an endpoint."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._one = asyncio.Lock()  # at a time: it is work for a processor
+
+    async def answer(self, request: Request) -> Response:
+        """Answer with the file's text.
+
+        Raises:
+            Refusal: whoever it is may not come in, or it is too large, or nothing of the kind.
+        """
+        caller = self._door.callers.identify(request.headers.get("authorization"))
+        ticket = self._door.admission.admit(caller.account)
+        try:
+            chunks = body_chunks(request, ticket, self._door.upload_timeout_s, _check_size)
+            body = b"".join([chunk async for chunk in chunks])
+            async with self._one:
+                text = await asyncio.to_thread(_write, body)
+        except OptionError as error:
+            raise refusals.invalid(str(error)) from error
+        finally:
+            ticket.close()
+        return PlainTextResponse(text)
+
+
+def _check_size(size: int) -> None:
+    if size > _MOST_BYTES:
+        raise refusals.too_large(
+            f"the transcript has {size} bytes or more; expected at most {_MOST_BYTES}"
+        )
+
+
+def _write(body: bytes) -> str:
+    """The subtitles; raises OptionError."""
+    asked = from_json(_Asked, body, "the transcript", error=OptionError)
+    chars = sum(
+        max(len(one.text), sum(len(word.word) for word in one.words or ()))
+        for one in asked.segments
+    )
+    if chars > _MOST_CHARS:
+        raise OptionError(f"the transcript has {chars} characters; expected at most {_MOST_CHARS}")
+    segments = tuple(
+        Segment(
+            *(one.start, one.end, one.text, (), None, None, 0.0, 0.0),
+            words=tuple(_spaced(one.text, one.words)) if one.words else None,
+        )
+        for one in asked.segments
+    )
+    nothing = Timings(0.0, 0.0, 0.0, 0.0)
+    return render(Transcript("", None, None, asked.duration, segments, nothing), "", asked.format)
+
+
+def _spaced(text: str, words: Sequence[_Word]) -> Iterator[Word]:
+    """Words with what stands before them in the text: answers have them without spaces."""
+    at = 0
+    for word in words:
+        found = text.find(word.word, at)
+        before = text[at:found] if found >= 0 else " "
+        at = max(at, found + len(word.word))
+        yield Word(word.start, word.end, f"{before}{word.word}", 1.0)
