@@ -9,16 +9,20 @@ blocks that were good. Thread-safe; no temporary files.
 (`serve.speech.sources`) in a process of its own (`serve.speech.sandbox`), for what they do with a
 file that is made to harm must hurt nobody else.
 
-A file that was cut short is refused wherever that can be known, since its text would look whole:
+A file that was cut short is refused wherever that can be known, since its text would look whole.
+With `Limits.partial` the rest is taken, with a warning:
 - WAV and AIFF, at once: libsndfile corrects the length silently, so the chunk's own size is
   compared. Sizes of 2 GiB and more stand in streams whose length was not known; these are read to
   their end.
 - FLAC, and MP3 with a Xing header, at their end: fewer samples than declared, or an error while
   decoding. Without that header an MP3's length is only an estimate and is not relied on.
-- OGG declares no length; its last page must be whole, or it is refused at once.
-- MP4, RF64, AU and, with nothing but sound inside, WebM, at their end: more than 0.25 s less than
-  declared (codec delay makes their lengths inexact). WebM from a live recorder declares none, nor
-  does AAC alone.
+- OGG declares no length; its last page must be whole, or it is refused at once. So must the last
+  parts of MP4, WebM, CAF, AVI, W64 and WMA (`serve.speech.ends`), and AMR's last frame.
+- MP4, RF64, AU, SPHERE, WavPack, TTA and, with nothing but sound inside, WebM and FLV, at their
+  end: more than 0.25 s less than declared (codec delay makes their lengths inexact). WebM from a
+  live recorder declares none.
+- AAC, AC3, MPEG and MP3 without that header are streams of frames, of which nobody can tell whether
+  more were to come.
 """
 
 import contextlib
@@ -32,7 +36,7 @@ from serve.errors import AudioError, AudioLimitError, EarshotError
 from serve.messages import Samples
 from serve.speech import containers
 from serve.speech.containers import Bytes
-from serve.speech.meter import Limits, Meter, never
+from serve.speech.meter import Limits, Meter, ignore, never
 from serve.speech.pcm import BLOCK_VALUES, EXPECTED, Pcm16, Source
 from serve.speech.rate import SAMPLE_RATE
 from serve.speech.sandbox import client as sandbox
@@ -44,7 +48,10 @@ _MAX_PEAK = 8.0  # lossy decoders exceed 1 a little; values far beyond have the 
 
 
 def decode(
-    audio: Bytes, limits: Limits, stopped: Callable[[], bool] = never
+    audio: Bytes,
+    limits: Limits,
+    stopped: Callable[[], bool] = never,
+    warn: Callable[[str], None] = ignore,
 ) -> Generator[Samples, None, None]:
     """Decode a file's bytes as their blocks are asked for; closing the blocks frees the decoder.
 
@@ -52,6 +59,7 @@ def decode(
         audio: a whole audio file.
         limits: refuse audio that is longer, larger or costs more.
         stopped: whether nobody wants the audio any more; asked at each block and at each read.
+        warn: called, before the blocks' end, if the audio is cut short and the limits allow that.
 
     Yields:
         float32 (n,), n > 0: the next samples, 16 kHz mono in [-1, 1]; at least one block.
@@ -63,8 +71,8 @@ def decode(
         CancelledError: nobody wants it any more.
         UnavailableError, DeadlineError: the process that decodes it was ended, or stands still.
     """
-    meter = Meter(limits, stopped)
-    return meter.steps(_decoded(audio, meter, stopped))
+    meter = Meter(limits, stopped, warn)
+    return meter.steps(_decoded(audio, meter))
 
 
 def from_samples(
@@ -103,15 +111,13 @@ def samples_of(source: Source, meter: Meter) -> Generator[Samples, None, None]:
         yield from _to_16_khz(_whole_file(source, meter), source.rate, meter.limits.max_s)
 
 
-def _decoded(
-    audio: Bytes, meter: Meter, stopped: Callable[[], bool]
-) -> Generator[Samples, None, None]:
+def _decoded(audio: Bytes, meter: Meter) -> Generator[Samples, None, None]:
     if not audio:
         raise AudioError(f"audio has 0 bytes; {EXPECTED}")
     if (header := containers.pcm16(audio)) is not None:
         yield from samples_of(Pcm16(audio, header), meter)
     else:
-        yield from sandbox.decode(audio, meter.limits, stopped)
+        yield from sandbox.decode(audio, meter.limits, meter.stopped, meter.warn)
 
 
 def _checked_samples(
@@ -139,7 +145,7 @@ def _check_header(source: Source, meter: Meter) -> None:
     if declared_s > max_s:
         raise _too_long(f"lasts {declared_s:.1f} s", max_s)
     if source.present_s is not None:
-        _check_whole(source, source.present_s)
+        _check_whole(source, source.present_s, meter)
     meter.refuse_values(declared_s * source.rate * source.channels)
 
 
@@ -154,26 +160,24 @@ def _whole_file(source: Source, meter: Meter) -> Iterator[Samples]:
     except (EarshotError, MemoryError):
         raise
     except Exception as error:  # whatever a decoder raises: PyAV an IndexError, say
-        raise _cut_short(found_s, source.declared_s) from error
-    _check_whole(source, found_s)
+        meter.cut_short(_found(found_s, source.declared_s), error)
+    else:
+        _check_whole(source, found_s, meter)
 
 
-def _check_whole(source: Source, found_s: float) -> None:
+def _check_whole(source: Source, found_s: float, meter: Meter) -> None:
     tolerance_s = source.tolerance_s or 0.5 / source.rate  # half a sample, for sums are rounded
     if source.declared_s is not None and found_s < source.declared_s - tolerance_s:
-        raise _cut_short(found_s, source.declared_s)
+        meter.cut_short(_found(found_s, source.declared_s))
 
 
 def _too_long(found: str, max_s: float) -> AudioLimitError:
     return AudioLimitError(f"audio {found}, the limit is {max_s:g} s; send it in parts")
 
 
-def _cut_short(found_s: float, declared_s: float | None) -> AudioError:
+def _found(found_s: float, declared_s: float | None) -> str:
     declared = "" if declared_s is None else f" of the {declared_s:.2f} s it declares"
-    return AudioError(
-        f"audio is cut short or damaged: {found_s:.2f} s{declared} can be decoded; "
-        "send the whole file"
-    )
+    return f"audio is cut short or damaged: {found_s:.2f} s{declared} can be decoded"
 
 
 def _check_rate(rate: int) -> None:

@@ -24,6 +24,7 @@ class Limits:
     max_s: float  # max_audio_s: seconds that it lasts
     max_values: float = math.inf  # max_decoded_msamples: samples as decoded, of all channels
     max_cpu_s: float = math.inf  # max_decode_s: seconds of processor time that decoding takes
+    partial: bool = False  # partial: what is there of audio that was cut short is taken
 
 
 def too_slow(limits: Limits) -> AudioLimitError:
@@ -39,6 +40,10 @@ def never() -> bool:
     return False
 
 
+def ignore(text: str) -> None:
+    """What hears no warning."""
+
+
 class Meter:
     """Counts what decoding one request's audio costs, and ends it where that is too much.
 
@@ -47,11 +52,17 @@ class Meter:
     Args:
         limits: what is too much.
         stopped: whether nobody wants the audio any more; asked often.
+        warn: called with what whoever sent the audio should know of it; the last call counts.
     """
 
-    def __init__(self, limits: Limits, stopped: Callable[[], bool] = never) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        stopped: Callable[[], bool] = never,
+        warn: Callable[[str], None] = ignore,
+    ) -> None:
         self.limits = limits
-        self._stopped = stopped
+        self.stopped, self.warn = stopped, warn
         self._values = 0
         self._header_reads: int | None = 0  # None once the header is read
         self._spent_s = 0.0  # in the steps before this one
@@ -109,11 +120,28 @@ class Meter:
                 "channels, a lower rate or parts"
             )
 
+    def cut_short(self, found: str, cause: Exception | None = None) -> None:
+        """Note that the audio is cut short.
+
+        Args:
+            found: how that shows, and how much is there.
+            cause: a library's error that told.
+
+        Raises:
+            AudioError: whole audio is wanted.
+        """
+        if not self.limits.partial:
+            raise AudioError(
+                f"{found}; send the whole file, or ask with partial = true for the text of what is "
+                "there"
+            ) from cause
+        self.warn(found)
+
     def may_read(self) -> bool:
         """Count a read of the file by a library; False: it gets nothing more."""
         if self._header_reads is not None:
             self._header_reads += 1
-        return not (self._stopped() or self._endless_header or self._too_slow)
+        return not (self.stopped() or self._endless_header or self._too_slow)
 
     def check(self) -> None:
         """Say what was too much.
@@ -122,7 +150,7 @@ class Meter:
             AudioLimitError: decoding costs more than the limits allow.
             CancelledError: nobody wants the audio any more.
         """
-        if self._stopped():
+        if self.stopped():
             raise CancelledError("the request ended while its audio was decoded")
         if self._endless_header:
             raise AudioError(

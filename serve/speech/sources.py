@@ -18,10 +18,10 @@ import soundfile
 
 from serve.errors import AudioError, EarshotError
 from serve.messages import Samples
-from serve.speech import containers, kinds
+from serve.speech import containers, ends, kinds
 from serve.speech.audio import samples_of
 from serve.speech.ffmpeg import FFmpegFile
-from serve.speech.meter import Limits, Meter, MeteredFile, never
+from serve.speech.meter import Limits, Meter, MeteredFile, ignore, never
 from serve.speech.pcm import BLOCK_VALUES, Pcm16, Source
 
 _CHUNKED_FORMATS = ("WAV", "WAVEX", "AIFF")
@@ -46,14 +46,17 @@ class _ForwardFile(soundfile.SoundFile):  # type: ignore[misc]
 
 
 def decode(
-    audio: containers.Bytes, limits: Limits, stopped: Callable[[], bool] = never
+    audio: containers.Bytes,
+    limits: Limits,
+    stopped: Callable[[], bool] = never,
+    warn: Callable[[str], None] = ignore,
 ) -> Generator[Samples, None, None]:
     """As `serve.speech.audio.decode`, but in this process.
 
     Raises:
         MemoryError: there was too little for it.
     """
-    meter = Meter(limits, stopped)
+    meter = Meter(limits, stopped, warn)
     return meter.steps(_decoded(audio, meter))
 
 
@@ -79,6 +82,8 @@ def open_source(audio: containers.Bytes, meter: Meter) -> Source:
 def _opened(audio: containers.Bytes, meter: Meter) -> Source:
     if (header := containers.pcm16(audio)) is not None:
         return Pcm16(audio, header)
+    if ends.is_cut_off(audio):
+        meter.cut_short("audio is cut short: it ends before its last part does")
     try:
         file = _ForwardFile(MeteredFile(audio, meter))
     except soundfile.LibsndfileError:
@@ -88,7 +93,7 @@ def _opened(audio: containers.Bytes, meter: Meter) -> Source:
     if file.format not in _SNDFILE_FORMATS or endless:
         file.close()
         return FFmpegFile(audio, meter)
-    found = _SndFile(audio, file)
+    found = _SndFile(audio, file, BLOCK_VALUES >> 4 if meter.limits.partial else BLOCK_VALUES)
     if file.format in _JOINED and _JOINED[file.format](audio):
         found.close()  # libsndfile would read the first alone
         return FFmpegFile(audio, meter, file.format.lower())
@@ -100,8 +105,9 @@ class _SndFile:
 
     tolerance_s = 0.0
 
-    def __init__(self, audio: containers.Bytes, file: Any) -> None:
+    def __init__(self, audio: containers.Bytes, file: Any, block_values: int) -> None:
         self._file = file
+        self._block_values = block_values  # a block that cannot be read in whole is lost
         self.rate: int = file.samplerate
         self.channels: int = file.channels
         frames = _declared_frames(audio, file.format, file.frames)
@@ -111,7 +117,7 @@ class _SndFile:
         self.present_s = file.frames / self.rate if told else None
 
     def blocks(self) -> Iterator[Samples]:
-        size = max(1, BLOCK_VALUES // self._file.channels)
+        size = max(1, self._block_values // self._file.channels)
         while True:
             block: Samples = self._file.read(size, dtype="float32", always_2d=True)
             if not len(block):
@@ -123,13 +129,7 @@ class _SndFile:
 
 
 def _declared_frames(audio: containers.Bytes, file_format: str, frames: int) -> int | None:
-    """Samples that the file ought to hold; None where it does not say.
-
-    Raises:
-        AudioError: an OGG file that ends in the middle of a page.
-    """
-    if file_format == "OGG" and not containers.last_ogg_page_is_whole(audio):
-        raise AudioError("audio is cut short: its last OGG page is not whole; send the whole file")
+    """Samples that the file ought to hold; None where it does not say."""
     if file_format == "MP3" and not containers.mp3_states_its_length(audio):
         return None
     if frames > 1 << 60:  # how libsndfile says that a FLAC stream does not tell

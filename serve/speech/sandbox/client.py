@@ -6,6 +6,7 @@ ended or stands still is started anew for the next file.
 
 import atexit
 import contextlib
+import dataclasses
 import os
 import select
 import socket
@@ -27,7 +28,7 @@ from serve.errors import (
 )
 from serve.messages import AudioFile, Samples
 from serve.speech.containers import Bytes
-from serve.speech.meter import Limits, never
+from serve.speech.meter import Limits, ignore, never
 from serve.speech.sandbox.wire import (
     BLOCK_SAMPLES,
     ERRORS,
@@ -68,7 +69,10 @@ def start() -> None:
 
 
 def decode(
-    audio: Bytes, limits: Limits, stopped: Callable[[], bool] = never
+    audio: Bytes,
+    limits: Limits,
+    stopped: Callable[[], bool] = never,
+    warn: Callable[[str], None] = ignore,
 ) -> Generator[Samples, None, None]:
     """As `serve.speech.audio.decode`, for any file that is not empty.
 
@@ -77,7 +81,7 @@ def decode(
         UnavailableError: what decodes it cannot be started or reached, or was ended.
         DeadlineError: what decodes it stands still.
     """
-    with contextlib.closing(_File(audio, limits)) as file:
+    with contextlib.closing(_File(audio, limits, warn)) as file:
         file.begin(audio)
         while (block := file.next(stopped)) is not None:
             yield block
@@ -86,8 +90,8 @@ def decode(
 class _File:
     """A file that is being decoded."""
 
-    def __init__(self, audio: Bytes, limits: Limits) -> None:
-        self._size, self._limits = len(audio), limits
+    def __init__(self, audio: Bytes, limits: Limits, warn: Callable[[str], None]) -> None:
+        self._size, self._limits, self._warn = len(audio), limits, warn
         self._refusal: EarshotError | None = None
         self._open = contextlib.ExitStack()  # its end ends the file's process
         self._results: socket.socket
@@ -123,20 +127,24 @@ class _File:
             EarshotError: see `decode`.
         """
         head, block = bytearray(HEAD.size), np.empty(BLOCK_SAMPLES, np.float32)
-        count = self._receive(head, block, stopped)
-        if self._refusal is not None:
-            raise self._refusal
-        if not count:
-            raise died(self._read_status(), self._limits)
-        kind, taken = HEAD.unpack(head)
-        _memory.note(self, taken)
-        if kind == Kind.SAMPLES:
-            return block[: (count - HEAD.size) // block.itemsize]
-        if kind == Kind.WHOLE:
-            return None
-        if kind == Kind.NO_MEMORY:
-            raise no_memory(self._size)
-        raise ERRORS[kind](block.tobytes()[: count - HEAD.size].decode())
+        while True:
+            count = self._receive(head, block, stopped)
+            if self._refusal is not None:
+                raise self._refusal
+            if not count:
+                raise died(self._read_status(), self._limits)
+            kind, taken = HEAD.unpack(head)
+            _memory.note(self, taken)
+            if kind == Kind.SAMPLES:
+                return block[: (count - HEAD.size) // block.itemsize]
+            if kind == Kind.WHOLE:
+                return None
+            if kind == Kind.NO_MEMORY:
+                raise no_memory(self._size)
+            text = block.tobytes()[: count - HEAD.size].decode()
+            if kind != Kind.WARNING:
+                raise ERRORS[kind](text)
+            self._warn(text)
 
     def refuse(self, error: EarshotError) -> None:
         """End it with an error, from any thread."""
@@ -228,7 +236,7 @@ class _Server:
         Raises:
             UnavailableError: it cannot be started.
         """
-        message = LIMITS.pack(limits.max_s, limits.max_values, limits.max_cpu_s)
+        message = LIMITS.pack(*dataclasses.astuple(limits))
         with self._lock:
             for _ in range(2):  # the first may find one that has ended
                 try:

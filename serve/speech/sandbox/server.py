@@ -195,6 +195,10 @@ class _Results:
             if self._count == BLOCK_SAMPLES:
                 self._flush()
 
+    def warn(self, text: str) -> None:
+        """Send what whoever sent the file should know of it."""
+        self._send(Kind.WARNING, text.encode())
+
     def end(self, kind: Kind, text: str = "") -> None:
         """Send what is left, and how it ended."""
         self._flush()
@@ -214,7 +218,7 @@ def _decode(file: AudioFile, to: socket.socket, limits: Limits) -> None:
     results = _Results(to)
     _limit_this_process(len(file), limits)
     try:
-        for samples in sources.decode(file, limits, results.gone):
+        for samples in sources.decode(file, limits, results.gone, results.warn):
             results.put(samples)
         results.end(Kind.WHOLE)
     except AudioError as error:

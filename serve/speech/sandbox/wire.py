@@ -12,7 +12,7 @@ import struct
 from serve.errors import AudioError, AudioLimitError, EarshotError, UnavailableError
 from serve.speech.meter import Limits, too_slow
 
-LIMITS = struct.Struct("=ddd")  # the fields of `Limits`
+LIMITS = struct.Struct("=ddd?")  # the fields of `Limits`
 HEAD = struct.Struct("=IQ")  # a `Kind`, and the bytes of memory that the file has taken so far
 STATUS = struct.Struct("=i")  # -n is signal n
 BLOCK_SAMPLES = 1 << 15  # float32 samples of a message, at most: 2 s; a socket holds two of them
@@ -30,6 +30,7 @@ class Kind(enum.IntEnum):
     AUDIO_ERROR = 2  # its text follows
     AUDIO_LIMIT_ERROR = 3  # the same
     NO_MEMORY = 4
+    WARNING = 5  # its text follows
 
 
 ERRORS: dict[Kind, type[AudioError]] = {

@@ -1,0 +1,154 @@
+"""Whether a file ends before its container's last part does: pure functions of a file's bytes.
+
+Containers tell how long their parts are, so one that was cut nearly anywhere is told by what is
+missing, even where nothing declares how long the sound is: a browser's recorder writes WebM without
+a duration, but each block in it with its size. What ends between two parts looks whole.
+"""
+
+import struct
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from serve.speech.containers import STREAM_BYTES, Bytes, last_ogg_page_is_whole
+
+_MAX_PARTS = 100_000  # that are looked at; hours of anything have fewer
+_CAF_ENDLESS = -1
+
+_EBML, _SEGMENT, _CLUSTER = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67", b"\x1f\x43\xb6\x75"
+_CLUSTER_BYTES = 8 << 20  # of the file's end, in which its last cluster is looked for
+_CLUSTER_TRIES = 3  # sound may hold the bytes of its mark by chance
+
+_ASF_HEADER_BYTES = 1 << 16
+_ASF = bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c")
+_ASF_PROPERTIES = bytes.fromhex("a1dcab8c47a9cf118ee400c00c205365")
+_ASF_SIZE, _ASF_FLAGS, _ASF_STREAMED = 40, 88, 1  # offsets in its properties, and a flag
+
+
+def is_cut_off(audio: Bytes) -> bool:
+    """Whether a part of a file is missing at its end, as far as that can be known here.
+
+    That is of OGG, MP4, WebM, CAF, AVI, W64 and WMA; of other formats nothing is told.
+    """
+    head = audio[:16]
+    ends = next((ends for at, mark, ends in _KNOWN if head.startswith(mark, at)), None)
+    return ends is not None and ends(audio)
+
+
+def _ogg(audio: Bytes) -> bool:
+    return not last_ogg_page_is_whole(audio)
+
+
+def _mp4(audio: Bytes) -> bool:
+    """Boxes: a size and a type each; 1: the size follows, 0: to the end."""
+    at = 0
+    for _ in range(_MAX_PARTS):
+        head = audio[at : at + 16]
+        if len(head) < 8:
+            return False
+        size = int.from_bytes(head[:4], "big")
+        if size == 1:
+            size = int.from_bytes(head[8:], "big")
+        if size < 8:
+            return False
+        at += size
+        if at > len(audio):
+            return True
+    return False
+
+
+def _caf(audio: Bytes) -> bool:
+    """Chunks: a type and a size each, behind a header of 8 bytes."""
+    at = 8
+    for _ in range(_MAX_PARTS):
+        head = audio[at + 4 : at + 12]
+        if len(head) < 8:
+            return False
+        (size,) = struct.unpack(">q", head)
+        if size < 0:
+            return size != _CAF_ENDLESS
+        at += 12 + size
+        if at > len(audio):
+            return True
+    return False
+
+
+def _avi(audio: Bytes) -> bool:
+    size = int.from_bytes(audio[4:8], "little")
+    return size < STREAM_BYTES and 8 + size > len(audio)
+
+
+def _w64(audio: Bytes) -> bool:
+    return int.from_bytes(audio[16:24], "little") > len(audio)
+
+
+def _asf(audio: Bytes) -> bool:
+    header = audio[:_ASF_HEADER_BYTES]
+    at = header.find(_ASF_PROPERTIES)
+    if at < 0 or header[at + _ASF_FLAGS : at + _ASF_FLAGS + 1] == b"":
+        return False
+    streamed = header[at + _ASF_FLAGS] & _ASF_STREAMED
+    size = int.from_bytes(header[at + _ASF_SIZE : at + _ASF_SIZE + 8], "little")
+    return not streamed and size > len(audio)
+
+
+def _webm(audio: Bytes) -> bool:
+    """Elements: a name, a size, and what may be elements again.
+
+    The file's whole is told by its first two; a recorder leaves the size of the second open.
+    """
+    if not _fit(audio, 0, 2, through=()):
+        return True
+    end = audio[max(0, len(audio) - _CLUSTER_BYTES) : len(audio)]
+    places = list(islice(_places(end, _CLUSTER), _CLUSTER_TRIES))
+    return bool(places) and not any(
+        _fit(end, at, _MAX_PARTS, through=(_SEGMENT, _CLUSTER)) for at in places
+    )
+
+
+def _places(data: bytes, mark: bytes) -> Iterator[int]:
+    """Where a mark stands, the last place first."""
+    at = len(data)
+    while (at := data.rfind(mark, 0, at)) >= 0:
+        yield at
+
+
+def _fit(audio: Bytes, at: int, most: int, through: tuple[bytes, ...]) -> bool:
+    """Whether elements of EBML from a place on end within the file.
+
+    Args:
+        audio: the file.
+        at: where the first one begins.
+        most: so many are looked at.
+        through: names of those which are looked into where they do not tell their size.
+    """
+    for _ in range(most):
+        if at >= len(audio):
+            break
+        head = audio[at : at + 12]
+        named = 9 - head[0].bit_length()  # bytes, as its first bits tell
+        if named > 4:
+            return True  # no element: the file is damaged, or filled up
+        sized = 9 - head[named].bit_length() if named < len(head) else 9
+        if named + sized > len(head):
+            return sized > 8 and named < len(head)
+        bits = 7 * sized
+        size = int.from_bytes(head[named : named + sized], "big") & ((1 << bits) - 1)
+        at += named + sized
+        if size != (1 << bits) - 1:
+            at += size
+        elif head[:named] not in through:
+            return True
+    return at <= len(audio)
+
+
+_KNOWN: tuple[tuple[int, bytes, Callable[[Bytes], bool]], ...] = (
+    (0, b"OggS", _ogg),
+    (4, b"ftyp", _mp4),
+    (4, b"moov", _mp4),
+    (4, b"mdat", _mp4),
+    (0, _EBML, _webm),
+    (0, b"caff", _caf),
+    (8, b"AVI ", _avi),
+    (0, b"riff\x2e\x91\xcf\x11", _w64),
+    (0, _ASF, _asf),
+)
