@@ -302,7 +302,10 @@ def _transcribe(args: argparse.Namespace) -> int:
         for recording, target, answer in zip(recordings, targets, answers, strict=True):
             name = recording.name
             try:
-                text = render(answer.result(), name, args.format, cues)
+                transcript = answer.result()
+                text = render(transcript, name, args.format, cues)
+                if transcript.warning:
+                    tqdm.write(f"warning: {name}: {transcript.warning}", file=sys.stderr)
                 write(text, name, target, titled=len(answers) > 1 and args.format != "json")
             except EarshotError as error:
                 failed += 1

@@ -128,6 +128,9 @@ class TranscriberConfig(SearchConfig, SpeechConfig):
     max_decoded_msamples: Count = 1500
     # Seconds of processor time for decoding a request's audio; finding speech in it is apart.
     max_decode_s: Seconds = 60.0
+    # Whether what is there of a file that was cut short is transcribed, with a warning, where a
+    # request does not say it; else it is refused.
+    partial: bool = False
     max_pending: Count = 256  # requests accepted and not yet answered; more are refused
     max_pending_mb: Count = 1024  # MiB of their audio that is not yet decoded; more is refused
     decode_workers: Count = 2  # threads that turn bytes into samples

@@ -69,6 +69,9 @@ class Request:
     prompt: str = ""  # text that precedes the audio: names, spelling, style
     hotwords: str = ""  # names and terms that any window may hold
     prefix: str = ""  # words that the audio begins with, which the answer leaves out
+    # Whether what is there of a file that was cut short is transcribed, with a warning; else it is
+    # refused. None = as configured.
+    partial: bool | None = None
     timestamps: bool = True
     word_timestamps: bool = False  # segments come with their words, and words with their times
     try_word_timestamps: bool = False  # so they do, unless the engine cannot time words
@@ -174,6 +177,7 @@ class Transcript:
     segments: tuple[Segment, ...]
     timings: Timings
     tokens: tuple[int, ...] = ()  # sampled for the first window, timestamps among them
+    warning: str = ""  # what the client should know of its audio, as that it is cut short
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,6 +47,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="sequential: each window knows the text before it; default: as in the config",
     )
     group.add_argument(
+        "--partial",
+        action=argparse.BooleanOptionalAction,
+        help="transcribe what is there of a file that was cut short; default: as in the config",
+    )
+    group.add_argument(
         "--no-timestamps",
         dest="timestamps",
         action="store_false",

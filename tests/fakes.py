@@ -230,7 +230,8 @@ class FakeTranscriber:
         self.requests.append(request)
         if not len(request.audio):
             raise AudioError("audio has 0 bytes; expected a file")
-        return transcript(" Hello & goodbye.", " 1 < 2\n\n--> 3")
+        answer = transcript(" Hello & goodbye.", " 1 < 2\n\n--> 3")
+        return dataclasses.replace(answer, warning="audio is cut short" if request.partial else "")
 
     def __enter__(self) -> "FakeTranscriber":
         return self

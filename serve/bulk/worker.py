@@ -209,7 +209,8 @@ def _schema() -> pyarrow.Schema:
         "token_logprobs": pyarrow.list_(_struct(_types({"token": "str", "logprob": "f8"}))),
     }
     texts = _types({"file": "str", "text": "str", "language": "str", "duration": "f8"})
-    return pyarrow.schema({**texts, "segments": pyarrow.list_(_struct(segment))})
+    segments = pyarrow.list_(_struct(segment))
+    return pyarrow.schema({**texts, "segments": segments, **_types({"warning": "str"})})
 
 
 def _types(names: dict[str, str]) -> dict[str, pyarrow.DataType]:

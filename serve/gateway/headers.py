@@ -33,12 +33,18 @@ _STARTS = ("http.response.start", "websocket.http.response.start", "websocket.ac
 _REFUSED = 400
 _HEALTH = ("/health", "/ready", "/live")  # whose answers are asked for again and again
 _SERVED_BY = "x-earshot-model"
-_READABLE = ("x-request-id", "retry-after", _SERVED_BY)  # by pages of allowed origins
+_WARNING = "x-earshot-warning"
+_READABLE = ("x-request-id", "retry-after", _SERVED_BY, _WARNING)  # by pages of allowed origins
 
 
 def served_by(model: str) -> dict[str, str]:
     """The header that names the model which answers, whatever name it was asked by."""
     return {_SERVED_BY: urllib.parse.quote(model, safe="/:@ ")}
+
+
+def warning(text: str) -> dict[str, str]:
+    """The header that says what a client should know of its audio, where there is anything."""
+    return {_WARNING: urllib.parse.quote(text, safe=" :;,.()")} if text else {}
 
 
 def with_headers(

@@ -159,7 +159,7 @@ def _whole_file(source: Source, meter: Meter) -> Iterator[Samples]:
             yield block.mean(axis=1, dtype=np.float32) if block.shape[1] > 1 else block[:, 0]
     except (EarshotError, MemoryError):
         raise
-    except Exception as error:  # whatever a decoder raises: PyAV an IndexError, say
+    except Exception as error:  # noqa: BLE001 - whatever a decoder raises: PyAV an IndexError, say
         meter.cut_short(_found(found_s, source.declared_s), error)
     else:
         _check_whole(source, found_s, meter)

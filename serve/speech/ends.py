@@ -5,7 +5,6 @@ missing, even where nothing declares how long the sound is: a browser's recorder
 a duration, but each block in it with its size. What ends between two parts looks whole.
 """
 
-import struct
 from collections.abc import Callable, Iterator
 from itertools import islice
 
@@ -63,7 +62,7 @@ def _caf(audio: Bytes) -> bool:
         head = audio[at + 4 : at + 12]
         if len(head) < 8:
             return False
-        (size,) = struct.unpack(">q", head)
+        size = int.from_bytes(head, "big", signed=True)
         if size < 0:
             return size != _CAF_ENDLESS
         at += 12 + size

@@ -50,6 +50,8 @@ def _json(transcript: Transcript, file: str) -> str:
         "duration": transcript.duration,
         "segments": [_fields(segment) for segment in transcript.segments],
     }
+    if transcript.warning:
+        fields["warning"] = transcript.warning
     return json.dumps(fields, ensure_ascii=False) + "\n"
 
 

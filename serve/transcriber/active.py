@@ -77,6 +77,7 @@ class ActiveRequest:
     duration_s: float = 0.0  # of its audio, as far as that is decoded
     untold_s: float = 0.0  # of voice in it, of which no text came
     submitted: int = 0  # windows
+    warning: str = ""  # about its audio
     # Windows have their index by when they came, which for the rest of one is late.
     _segments: list[Segment] = dataclasses.field(default_factory=list)
     _waiting: collections.deque[tuple[int, Window]] = dataclasses.field(
@@ -110,6 +111,10 @@ class ActiveRequest:
     def prompt(self, index: int) -> Prompt:
         """Of a window's next job: of its first one, or of another attempt."""
         return self._prompts.of(index)
+
+    def warn(self, text: str) -> None:
+        """Note what its client should know of its audio; called before the last window comes."""
+        self.warning = text
 
     @property
     def ready(self) -> bool:
@@ -381,6 +386,7 @@ class ActiveRequest:
             segments=tuple(self._segments),
             timings=timings,
             tokens=self._decoded[0].attempt.tokens if self._decoded else (),
+            warning=self.warning,
         )
 
 

@@ -169,7 +169,7 @@ class Intake:
         None: it has gone on for a while, and there is no window yet.
         """
         self._prepare(active, request)
-        with contextlib.closing(self._blocks(request, stopped)) as blocks:
+        with contextlib.closing(self._blocks(active, request, stopped)) as blocks:
             cut_one = _cutting(active)
             if stretches := active.plan.stretches:
                 yield from cut_stretches(blocks, stretches, cut_one)
@@ -177,10 +177,11 @@ class Intake:
                 yield from cut_one(blocks)
 
     def _blocks(
-        self, request: Request, stopped: Callable[[], bool]
+        self, active: ActiveRequest, request: Request, stopped: Callable[[], bool]
     ) -> Generator[Samples, None, None]:
         if isinstance(request.audio, bytes | AudioFile):
-            return audio.decode(request.audio, self._limits, stopped)
+            limits = dataclasses.replace(self._limits, partial=active.plan.partial)
+            return audio.decode(request.audio, limits, stopped, active.warn)
         assert request.sample_rate is not None  # `plan_request` has refused it
         return audio.from_samples(request.audio, request.sample_rate, self._limits, stopped)
 

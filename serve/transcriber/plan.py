@@ -57,6 +57,7 @@ class Plan:
     # How that is found, or the one of all.
     detection: Detection = dataclasses.field(default_factory=Detection)
     stretches: tuple[Stretch, ...] = ()  # of the audio, which alone are decoded; (): all of it
+    partial: bool = False  # audio may be cut short
     repetitive: float = math.inf  # compression ratio above which a window is decoded again
 
 
@@ -166,6 +167,7 @@ def plan_request(
         multilingual=multilingual,
         detection=detection,
         texts=texts,
+        partial=_partial(request, config),
         repetitive=config.compression_ratio_threshold,
     )
 
@@ -239,6 +241,13 @@ def _speech(request: Request, config: TranscriberConfig) -> SpeechConfig:
                 "vad = true"
             )
     return _asked(request, config, SpeechConfig)
+
+
+def _partial(request: Request, config: TranscriberConfig) -> bool:
+    wanted = config.partial if request.partial is None else request.partial
+    if not isinstance(wanted, bool):
+        raise OptionError(f"partial = {shown(wanted)}; expected true or false")
+    return wanted
 
 
 def _short_encoder(request: Request, capabilities: Capabilities) -> bool:

@@ -74,6 +74,7 @@ INPUTS = _by_name(
     TensorSpec("HOTWORDS", "BYTES", (1,), "names and terms that any window may hold", 2**18),
     TensorSpec("PREFIX", "BYTES", (1,), "words that the audio begins with; not answered", 2**18),
     TensorSpec("MODE", "BYTES", (1,), '"parallel" or "sequential"; default: as configured', 64),
+    TensorSpec("PARTIAL", "BOOL", (1,), "take what is there of a cut file; default: as configured"),
     TensorSpec("TIMESTAMPS", "BOOL", (1,), "whether the model marks times; default: true"),
     TensorSpec(
         "WORD_TIMESTAMPS", "BOOL", (1,), "whether segments hold timed words; default: false"
@@ -116,6 +117,7 @@ OUTPUTS = _by_name(
     TensorSpec("DURATION", "FP64", (1,), "seconds of audio; up to the last of CLIP_TIMESTAMPS"),
     TensorSpec("TIMINGS", "BYTES", (1,), "JSON object; fields of serve.messages.Timings, seconds"),
     TensorSpec("TOKENS", "INT32", (-1,), "sampled for the first window, timestamps among them"),
+    TensorSpec("WARNING", "BYTES", (1,), "left out but where PARTIAL audio is cut short: how much"),
 )
 _PYTHON: dict[str, tuple[type, str]] = {
     "BYTES": (str, "text"),
@@ -237,6 +239,7 @@ def transcript_outputs(transcript: Transcript) -> dict[str, Tensor]:
         "DURATION": transcript.duration,
         "TIMINGS": to_json(transcript.timings),
         "TOKENS": transcript.tokens or None,
+        "WARNING": transcript.warning or None,
     }
     return _tensors(OUTPUTS, values)
 
@@ -257,6 +260,7 @@ def transcript_from_outputs(output: Callable[[str], Tensor | None]) -> Transcrip
         EarshotError: an output is missing, or is not what this version expects.
     """
     language, prob, tokens = output("LANGUAGE"), output("LANGUAGE_PROB"), output("TOKENS")
+    warning = output("WARNING")
     return Transcript(
         text=_text("TEXT", _present("TEXT", output)),
         language=None if language is None else _text("LANGUAGE", language),
@@ -265,6 +269,7 @@ def transcript_from_outputs(output: Callable[[str], Tensor | None]) -> Transcrip
         segments=segments_from_outputs(output),
         timings=_json(Timings, "TIMINGS", output),
         tokens=() if tokens is None else tuple(tokens.tolist()),
+        warning="" if warning is None else _text("WARNING", warning),
     )
 
 

@@ -59,7 +59,7 @@ def done_event(transcript: Transcript, asked: Asked) -> dict[str, Any]:
         "total_tokens": heard + said,
     }
     whole = _whole(transcript, asked) if asked.format == "verbose_json" else {}
-    whole |= _logprobs(transcript.segments, asked)
+    whole |= _logprobs(transcript.segments, asked) | _warning(transcript)
     return {"type": "transcript.text.done", **whole, "text": transcript.text, "usage": usage}
 
 
@@ -94,7 +94,7 @@ def _whole(transcript: Transcript, asked: Asked) -> dict[str, Any]:
 
 def _verbose(transcript: Transcript, asked: Asked) -> dict[str, Any]:
     found = _whole(transcript, asked)
-    found |= {"text": transcript.text, "usage": _usage(transcript)}
+    found |= {"text": transcript.text, "usage": _usage(transcript), **_warning(transcript)}
     if asked.segments:
         found["segments"] = [
             _segment(index, segment) for index, segment in enumerate(transcript.segments)
@@ -102,6 +102,10 @@ def _verbose(transcript: Transcript, asked: Asked) -> dict[str, Any]:
     if asked.words:
         found["words"] = [_word(word) for word in _words(transcript.segments)]
     return found
+
+
+def _warning(transcript: Transcript) -> dict[str, Any]:
+    return {"warning": transcript.warning} if transcript.warning else {}
 
 
 def _usage(transcript: Transcript) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from serve.gateway import refusals
 from serve.gateway.bodies import while_client_waits
 from serve.gateway.door import Door
-from serve.gateway.headers import LINE, served_by
+from serve.gateway.headers import LINE, served_by, warning
 from serve.gateway.limits import Ticket
 from serve.gateway.models import Target
 from serve.gateway.openai.answers import Deltas, body, delta_event, done_event
@@ -122,7 +122,8 @@ class _Audio:
             return None
         # Subtitles of long audio take a while to split.
         text, kind = await asyncio.to_thread(body, found, asked)
-        return Response(text, media_type=kind, headers=events.headers)
+        headers = events.headers | warning(found.warning)
+        return Response(text, media_type=kind, headers=headers)
 
     def _begin(self, form: Form, asked: Asked, target: Target, ticket: Ticket) -> Exchange:
         parts = request_parts(asked.request, form.audio())

@@ -326,6 +326,60 @@ def test_cut_short(fmt: str, subtype: str | None, part: float):
         decode(data[: int(len(data) * part)], LIMIT_S)
 
 
+def noisy_tone() -> np.ndarray:
+    noise = np.random.default_rng(0).uniform(-0.2, 0.2, int(SECONDS * RATE))
+    return (tone() + noise).astype(np.float32)
+
+
+PARTIAL = {
+    "wav": lambda: encode(tone(), "WAV", "PCM_16"),
+    "wav-float": lambda: encode(tone(), "WAV", "FLOAT"),
+    "aiff": lambda: encode(tone(), "AIFF"),
+    "flac": lambda: encode(tone(), "FLAC"),
+    "ogg": lambda: encode(noisy_tone(), "OGG"),  # of several pages
+    "opus": lambda: encode(tone(), "OGG", "OPUS"),
+    "mp3": lambda: encode(tone(), "MP3"),
+    "sphere": lambda: encode(tone(), "NIST"),
+    "caf": lambda: encode(tone(), "CAF"),
+    "w64": lambda: encode(tone(), "W64"),
+    "rf64": lambda: encode(tone(), "RF64"),
+    "au": lambda: encode(tone(), "AU"),
+    "fragmented-mp4": lambda: encode_ffmpeg(
+        "mp4", "aac", movflags="frag_keyframe+empty_moov", frag_duration="200000"
+    ),
+    "webm": lambda: encode_ffmpeg("webm", "libopus"),
+    "live-webm": lambda: encode_ffmpeg("webm", "libopus", live="1"),
+    "adts": lambda: encode_ffmpeg("adts", "aac"),
+    "avi": lambda: encode_ffmpeg("avi", "libmp3lame"),
+    "wma": lambda: encode_ffmpeg("asf", "wmav2", 44_100),
+    "flv": lambda: encode_ffmpeg("flv", "aac", 44_100),
+    "amr": amr,
+}
+
+
+@pytest.mark.parametrize("make", PARTIAL.values(), ids=PARTIAL)
+def test_a_cut_file_is_refused_or_taken_with_a_warning_whatever_its_format(make):
+    whole, warnings = make(), []
+    cut, limits = whole[: int(0.7 * len(whole)) + 1], Limits(LIMIT_S, partial=True)
+    with pytest.raises(AudioError, match=r"cut short.*; send the whole file, or ask with partial"):
+        decode(cut, LIMIT_S)
+    samples = audio.whole(audio.decode(cut, limits, warn=warnings.append))
+    assert 0.6 < len(samples) / RATE < 2.3
+    assert np.argmax(np.abs(np.fft.rfft(samples[: RATE // 2]))) == 150
+    assert warnings and warnings[-1].startswith("audio is cut short")
+    assert "send" not in warnings[-1]
+    warnings.clear()
+    assert len(audio.whole(audio.decode(whole, limits, warn=warnings.append))) > 2.9 * RATE
+    assert not warnings
+
+
+def test_nothing_is_nothing_in_part_either():
+    """An MP4 whose index stood at its end."""
+    data = encode_ffmpeg("mp4", "aac")
+    with pytest.raises(AudioError, match="begins as an MP4, M4A or 3GP file, but cannot be read"):
+        list(audio.decode(data[: len(data) // 2], Limits(LIMIT_S, partial=True)))
+
+
 def test_cut_short_says_how_much_is_there():
     data = encode(tone(), "WAV", "PCM_16")
     with pytest.raises(AudioError, match=r"1\.50 s of the 3\.00 s"):

@@ -1,6 +1,7 @@
 """Decoding a little ahead: bounded memory, nothing forgotten, nothing decoded for the departed."""
 
 import collections
+import dataclasses
 import gc
 import threading
 import time
@@ -18,6 +19,7 @@ from serve.speech.windows import Window
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.intake import LOOK_AHEAD, Intake
 from serve.transcriber.plan import Plan
+from tests.serve.speech.sounds import encode, tone
 
 WAIT_S = 30.0
 SLOTS = 3
@@ -101,6 +103,22 @@ def test_bad_audio_is_reported(harness):
     harness.settle()
     ((id, error),) = harness.said
     assert (id, type(error)) == (0, AudioError)
+
+
+@pytest.mark.parametrize("format", ["WAV", "FLAC"])  # of which the first needs no library
+def test_what_is_there_of_cut_audio_is_taken_where_the_plan_says_so(harness, format):
+    data = encode(tone(seconds=20), format)
+    cut = Request(data[: len(data) // 2])
+    strict, lenient = make_active(0), make_active(1)
+    lenient.set_plan(dataclasses.replace(lenient.plan, partial=True))
+    for active in (strict, lenient):
+        harness.intake.add(active, cut)
+    harness.settle()
+    (_, error), (_, window) = sorted(harness.said, key=lambda said: said[0])
+    assert isinstance(error, AudioError) and "cut short" in str(error)
+    assert window.last and window.duration_s == pytest.approx(10.0, abs=2.0)
+    assert lenient.warning.startswith("audio is cut short or damaged:")
+    assert "of the 20.00 s it declares" in lenient.warning
 
 
 def test_what_comes_before_the_audio_may_refuse_a_request():

@@ -54,6 +54,13 @@ def test_a_file_that_may_be_sent_must_fit_what_may_wait(tokenizer):
     check_config(TranscriberConfig(max_audio_mb=2, max_pending_mb=2), CAPABILITIES, tokenizer)
 
 
+def test_a_request_or_the_config_lets_audio_be_cut_short(plan):
+    assert not plan().partial
+    lenient = TranscriberConfig(partial=True)
+    assert plan(config=lenient).partial and not plan(config=lenient, partial=False).partial
+    assert plan(partial=True).partial
+
+
 def test_auto_is_no_language_and_a_tag_counts_by_its_first_part(plan):
     assert plan(language="auto", languages=["de-DE", "es"]) == plan(languages=["de", "es"])
     assert plan(language=" Auto ", multilingual=True).multilingual
@@ -115,6 +122,7 @@ def test_who_never_learnt_to_translate_does_not(plan):
         ({"mode": 1}, "mode = 1; expected parallel or sequential"),
         ({"hotwords": 5}, "hotwords = 5; expected text"),
         ({"short_encoder": 1}, "short_encoder = 1; expected true or false"),
+        ({"partial": 1}, "partial = 1; expected true or false"),
         ({"language": "xx"}, "language"),
         ({"task": "summarise"}, "task"),
         ({"sample_rate": None}, "sample_rate"),

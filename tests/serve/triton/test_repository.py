@@ -21,6 +21,7 @@ INPUTS = [
     ("HOTWORDS", "TYPE_STRING", [1]),
     ("PREFIX", "TYPE_STRING", [1]),
     ("MODE", "TYPE_STRING", [1]),
+    ("PARTIAL", "TYPE_BOOL", [1]),
     ("TIMESTAMPS", "TYPE_BOOL", [1]),
     ("WORD_TIMESTAMPS", "TYPE_BOOL", [1]),
     ("TRY_WORD_TIMESTAMPS", "TYPE_BOOL", [1]),
@@ -52,6 +53,7 @@ OUTPUTS = [
     ("DURATION", "TYPE_FP64", [1]),
     ("TIMINGS", "TYPE_STRING", [1]),
     ("TOKENS", "TYPE_INT32", [-1]),
+    ("WARNING", "TYPE_STRING", [1]),
 ]
 
 

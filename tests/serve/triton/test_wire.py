@@ -33,6 +33,7 @@ FULL = Request(
     word_timestamps=True,
     try_word_timestamps=True,
     token_logprobs=True,
+    partial=True,
     clip_timestamps=(0.1, 20.0, 3600.25),
     hallucination_silence_threshold=1.5,
     vad=False,
@@ -148,7 +149,8 @@ def test_an_error_says_at_most_what_somebody_may_read():
 
 @pytest.mark.parametrize("prob", [0.5, None])
 def test_an_answer_comes_back_as_it_was(prob):
-    transcript = dataclasses.replace(TRANSCRIPT, language_prob=prob)
+    warning = "" if prob is None else "audio is cut short"
+    transcript = dataclasses.replace(TRANSCRIPT, language_prob=prob, warning=warning)
     outputs = wire.transcript_outputs(transcript)
     assert set(outputs) <= set(wire.OUTPUTS)
     assert wire.is_whole(outputs.get)

@@ -196,6 +196,22 @@ def test_names_that_known_clients_send(client, name):
     assert [event.type for event in stream.parse()][-1] == "transcript.text.done"
 
 
+def test_what_is_there_of_cut_audio_comes_with_a_warning(client):
+    """In its body where that has room for it, and in a header of any answer that is no stream."""
+    ask = {"prompt": "one two", "extra_body": {"partial": True}}
+    for format in ("json", "text", "srt"):
+        raw_answer = client.audio.transcriptions.with_raw_response.create(
+            model="whisper-1", file=FILE, response_format=format, **ask
+        )
+        assert raw_answer.headers["x-earshot-warning"] == "audio is cut short: 1.50 s%0A"
+    verbose = transcribe(client, response_format="verbose_json", extra_body={"partial": True})
+    assert verbose.warning == "audio is cut short: 1.50 s\n"
+    *_, done = transcribe(client, stream=True, extra_body={"partial": True})
+    assert done.warning == verbose.warning
+    whole = client.audio.transcriptions.with_raw_response.create(model="whisper-1", file=FILE)
+    assert "x-earshot-warning" not in whole.headers
+
+
 def test_names_that_only_sound_like_those_of_models(client):
     for name in ("whisper", "gpt-4o", f"whisper-{'a' * 200}"):
         with pytest.raises(

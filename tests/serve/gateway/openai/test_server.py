@@ -70,6 +70,19 @@ def test_what_the_transcriber_refuses_has_its_field(client):
             assert caught.value.param == param
 
 
+def test_a_cut_file_is_refused_or_taken_in_part(client):
+    cut = LONG[: len(LONG) // 2]
+    with pytest.raises(openai.BadRequestError, match="audio is cut short") as caught:
+        transcribe(client, cut)
+    assert caught.value.param == "file"
+    ask = {"extra_body": {"partial": True}}
+    answer = transcribe(client, cut, response_format="verbose_json", **ask)
+    assert answer.text
+    assert answer.warning.startswith("audio is cut short")
+    *_, done = transcribe(client, cut, stream=True, **ask)
+    assert done.warning == answer.warning
+
+
 def counted(server, name):
     """A number of the metrics page, all labels together."""
     page = urllib.request.urlopen(f"http://{server.http}/metrics", timeout=WAIT_S).read().decode()
