@@ -10,7 +10,7 @@ import functools
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,15 +18,13 @@ from tqdm import tqdm
 
 from build.checkpoint import Checkpoint
 from build.names import foreign_name
+from build.recordings import Recording, read_recordings
 from serve.clips import load_clips
 from serve.config import RuntimeConfig
 from serve.engine import Calibration, mel_filters, tensor_kinds
 from serve.files import read_bytes
 from serve.native.device import open_device
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
-
-if TYPE_CHECKING:
-    from build.verify import Recording
 
 _PAUSE_S = 0.5  # between the clips of a window
 _MOST_TOKENS = 128  # of a window's text
@@ -52,15 +50,13 @@ def calibration_of(manifest: str | Path) -> Calibration:
     return Calibration(len(clips), digest.hexdigest())
 
 
-def clip_windows(manifest: str | Path) -> list["Recording"]:
+def clip_windows(manifest: str | Path) -> list[Recording]:
     """A manifest's clips in their order, neighbours of one language joined to windows of 30 s.
 
     Raises:
         FileError, ConfigError: as `calibration_of` does.
         AudioError: a clip cannot be decoded.
     """
-    from build.verify import Recording, read_recordings  # noqa: PLC0415 - takes seconds to load
-
     pause = np.zeros(round(_PAUSE_S * SAMPLE_RATE), np.float32)
     windows: list[Recording] = []
     for clip in load_clips(manifest):
@@ -78,7 +74,7 @@ def clip_windows(manifest: str | Path) -> list["Recording"]:
 
 @torch.inference_mode()
 def second_moments(
-    checkpoint: Checkpoint, windows: Sequence["Recording"], device: str = "cpu"
+    checkpoint: Checkpoint, windows: Sequence[Recording], device: str = "cpu"
 ) -> Moments:
     """Let the checkpoint hear windows, and sum up what each matrix is multiplied with.
 
@@ -93,10 +89,10 @@ def second_moments(
     Raises:
         UnavailableError: the device is not there.
     """
-    from build import verify  # noqa: PLC0415 - takes seconds to load
+    from build import reference  # noqa: PLC0415 - takes seconds to load
 
     where = open_device(RuntimeConfig(device=device, threads=torch.get_num_threads()))
-    model = verify.load_reference(checkpoint).to(where)
+    model = reference.load_reference(checkpoint).to(where)
     filters = mel_filters(checkpoint.dims.n_mels)
     quantized = [name for name, _, kind in tensor_kinds(checkpoint.dims) if kind == "quantized"]
     sources = {name: _same_inputs(name) for name in quantized}
@@ -104,11 +100,11 @@ def second_moments(
     encoder = {name for name in sources.values() if name.startswith("encoder.")}
     decoder = set(sources.values()) - encoder
     for window in tqdm(windows, desc="Calibrating", unit=" windows", leave=False):
-        prompt = verify.prompt_of(checkpoint.facts, window.language)
-        features = verify.features_of(window, filters).to(where)
+        prompt = reference.prompt_of(checkpoint.facts, window.language)
+        features = reference.features_of(window, filters).to(where)
         with _inputs_added(model, encoder, sums):
             encoded = model.model.encoder(features)
-        ids = verify.decode_greedily(model, encoded, prompt, _MOST_TOKENS)
+        ids = reference.decode_greedily(model, encoded, prompt, _MOST_TOKENS)
         with _inputs_added(model, decoder, sums):
             model(encoder_outputs=encoded, decoder_input_ids=ids[:, :-1])
     for name, total in sums.items():

@@ -6,7 +6,6 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
@@ -15,13 +14,11 @@ from build.builders import EngineBuilder
 from build.checkpoint import Checkpoint, open_checkpoint
 from build.config import Config, load_config
 from build.draft import with_draft
+from build.recordings import Recording, read_recordings, recordings_of, synthetic_recordings
 from build.summary import summary
 from build.writer import write_manifest
 from serve.engine import Engine, TokenizerFacts, manifest_to_json, open_engine
 from serve.errors import ConfigError, EngineError
-
-if TYPE_CHECKING:
-    from build.verify import Recording
 
 
 def _engine(args: argparse.Namespace) -> None:
@@ -76,24 +73,22 @@ def _overridden(config: Config, args: argparse.Namespace) -> Config:
     return dataclasses.replace(config, engine=args.engine or config.engine, build=build)
 
 
-def _recordings(args: argparse.Namespace, config: Config) -> list["Recording"]:
-    from build import verify  # noqa: PLC0415 - transformers takes seconds to load
-
+def _recordings(args: argparse.Namespace, config: Config, facts: TokenizerFacts) -> list[Recording]:
     manifest = Path(config.build.verify_clips)
     if args.audio:
-        return verify.read_recordings(args.audio)
+        return read_recordings(args.audio)
     if args.config and manifest.is_file():
-        return verify.recordings_of(manifest)
-    return verify.synthetic_recordings()
+        return recordings_of(manifest, facts)
+    return synthetic_recordings()
 
 
 def _verifier(
     checkpoint: Checkpoint, config: Config, args: argparse.Namespace
 ) -> Callable[[Engine], None]:
     """What compares an engine with its checkpoint and notes the deviation in its manifest."""
-    from build import verify  # noqa: PLC0415 - as above
+    from build import verify  # noqa: PLC0415 - transformers takes seconds to load
 
-    recordings = _recordings(args, config)
+    recordings = _recordings(args, config, checkpoint.facts)
     device = args.device or config.build.device
     # As the config serves, on the device where engine and checkpoint are compared.
     graphs = config.runtime.cuda_graph and device != "cpu"
@@ -112,7 +107,7 @@ def _verifier(
     return compare
 
 
-def _with_heads(engine: Engine, recordings: Sequence["Recording"]) -> TokenizerFacts:
+def _with_heads(engine: Engine, recordings: Sequence[Recording]) -> TokenizerFacts:
     """The facts of an engine whose checkpoint names no alignment heads, with measured ones."""
     from build.heads import hear, measure_heads  # noqa: PLC0415 - as above
 

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from build.verify import Recording, prompt_of
+from build.recordings import Recording
+from build.reference import prompt_of
 from serve.config import RuntimeConfig
 from serve.engine import Engine
 from serve.native.alignment import Aligner, Said

@@ -1,5 +1,6 @@
 """Engines for our own runtime: one safetensors file, INT8 or FP16."""
 
+import dataclasses
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -65,6 +66,28 @@ def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> Made
         # save_file makes a private file; the server may run as another user than the build.
         shutil.copymode(folder / TOKENIZER_FILE, weights)
     return Made(quantization=quantization, calibration=calibration)
+
+
+@dataclasses.dataclass(frozen=True)
+class _InMemory(Engine):
+    """An engine that lies in no folder of its own."""
+
+    weights: Tensors
+
+    def load_weights(self, device: torch.device | str = "cpu") -> Tensors:
+        return {name: tensor.to(device) for name, tensor in self.weights.items()}
+
+
+def unquantized(engine: Engine, checkpoint: Checkpoint) -> Engine:
+    """What an engine of the checkpoint would be with FP16 weights, without writing it.
+
+    Raises:
+        CheckpointError: a tensor holds values that are not finite in float16.
+    """
+    names = [name for name, _, _ in tensor_kinds(checkpoint.dims, engine.manifest.draft)]
+    weights, _ = convert(checkpoint, "fp16", names)
+    manifest = dataclasses.replace(engine.manifest, precision="fp16")
+    return _InMemory(engine.path, manifest, weights)
 
 
 def is_current(engine: Engine, checkpoint: Checkpoint, config: Config) -> bool:

@@ -6,6 +6,8 @@ from build.builders import builder_for
 from serve.engine import Dims, Draft, Engine, LayerError, Manifest, tensor_kinds
 
 WORST_SHOWN = 5
+_GOOD = 0.95  # greedy agreement, which every FP16 engine has
+_FP16 = "fp16_greedy_agreement"
 
 
 def summary(engine: Engine) -> str:
@@ -24,6 +26,7 @@ def summary(engine: Engine) -> str:
         ("built with", ", ".join(f"{k} {v}" for k, v in manifest.versions.items())),
         *_calibration(manifest),
         ("verified", _verified(manifest)),
+        *_verdict(manifest),
     ]
     rows += [(f"option {key}", str(value)) for key, value in manifest.runtime_options.items()]
     rows += _errors(manifest.quantization)
@@ -86,10 +89,29 @@ def _verified(manifest: Manifest) -> str:
     if found is None:
         return f"not yet; `{builder_for(manifest.runtime).COMPARED_BY}` does it"
     measured = dict(found)
+    measured.pop(_FP16, None)  # which the next line tells
     shares = ("logits_relative", "token_agreement", "greedy_agreement")
     parts = [f"{k.replace('_', ' ')} {measured.pop(k):.2%}" for k in shares if k in measured]
     parts += [f"{key.replace('_', ' ')} {value:.4g}" for key, value in measured.items()]
     return ", ".join(parts)
+
+
+def _verdict(manifest: Manifest) -> list[tuple[str, str]]:
+    """A line on whether that is good, beside what weights as they are give."""
+    found = manifest.verification
+    if found is None or _FP16 not in found:  # as with engines of earlier versions
+        return []
+    ours, fp16 = found["greedy_agreement"], found[_FP16]
+    if manifest.precision == "fp16":
+        text = f"{ours:.0%} of what it decodes is what the checkpoint decodes"
+    else:
+        text = f"{ours:.0%} of what it decodes is what the checkpoint decodes, {fp16:.0%} in FP16"
+    if ours >= _GOOD:
+        return [("", f"good: {text}")]
+    return [
+        ("", f"usual for INT8: {text}; one token that differs changes those behind it,"),
+        ("", "often to words as right: `python -m eval run` counts the errors of both"),
+    ]
 
 
 def _errors(quantization: dict[str, LayerError]) -> list[tuple[str, str]]:

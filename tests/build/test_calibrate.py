@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from build import calibrate, verify
+from build import calibrate
 from build.__main__ import main
 from build.builders import build_engine, check, up_to_date
 from build.calibrate import calibration_of, clip_windows, second_moments
 from build.config import BuildConfig, Config
 from build.native import convert
+from build.recordings import Recording
+from build.reference import features_of
 from build.summary import summary
 from serve.engine import open_engine, tensor_kinds
 from serve.errors import AudioError, ConfigError, FileError, UnavailableError
@@ -49,7 +51,7 @@ def few_tokens(monkeypatch):
 def windows():
     rng = np.random.default_rng(1)
     speech = [(0.1 * rng.standard_normal(8 * SAMPLE_RATE)).astype(np.float32) for _ in range(3)]
-    return [verify.Recording(f"noise {i}", samples) for i, samples in enumerate(speech)]
+    return [Recording(f"noise {i}", samples) for i, samples in enumerate(speech)]
 
 
 def config_of(target, manifest, **changes):
@@ -77,7 +79,7 @@ def test_a_moment_is_of_the_inputs(checkpoint, windows, few_tokens):
     tensors, _ = convert(checkpoint, "fp16", checkpoint.tensors)
     network = Whisper(checkpoint.dims, tensors, torch.device("cpu"), torch.float32)
     filters = calibrate.mel_filters(checkpoint.dims.n_mels)
-    encoded = torch.cat([network.encode(verify.features_of(w, filters))[0] for w in windows])
+    encoded = torch.cat([network.encode(features_of(w, filters))[0] for w in windows])
     expected = encoded.T @ encoded
     expected.diagonal().add_(0.01 * expected.diagonal().mean())
     assert (found - expected).norm() < 1e-2 * expected.norm()
@@ -86,7 +88,7 @@ def test_a_moment_is_of_the_inputs(checkpoint, windows, few_tokens):
 def test_the_encoder_is_closer_on_speech_that_was_not_heard(checkpoint, windows, few_tokens):
     moments = second_moments(checkpoint, windows[:2])
     filters = calibrate.mel_filters(checkpoint.dims.n_mels)
-    features = verify.features_of(windows[2], filters)
+    features = features_of(windows[2], filters)
 
     def encoded(precision, moments):
         tensors, _ = convert(checkpoint, precision, checkpoint.tensors, moments)

@@ -8,7 +8,7 @@ import numpy as np
 from build.builders import _stated
 from build.checkpoint import open_checkpoint
 from build.heads import hear, measure_heads
-from build.verify import Recording, read_recordings
+from build.recordings import Recording, read_recordings
 from tests.checkpoints import write_engine
 
 DATA = Path(__file__).parents[1] / "data"

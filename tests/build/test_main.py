@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from build import verify
+from build import commands, verify
 from build.__main__ import main
+from build.recordings import synthetic_recordings
 from serve.engine import MANIFEST_FILE, open_engine
 from tests.checkpoints import NANO, edit_json, random_weights, write_hf, write_json, write_openai
 
@@ -35,8 +36,8 @@ def engine(config, capsys):
 @pytest.fixture(autouse=True)
 def short_signal(monkeypatch):
     monkeypatch.setattr(verify, "MAX_TOKENS", 12)
-    clips = verify.synthetic_recordings()[1:]
-    monkeypatch.setattr(verify, "synthetic_recordings", lambda: clips)
+    clips = synthetic_recordings()[1:]
+    monkeypatch.setattr(commands, "synthetic_recordings", lambda: clips)
 
 
 def error(capsys, *arguments):

@@ -1,6 +1,7 @@
 """build.native: what an engine for our own runtime holds."""
 
 import dataclasses
+import math
 import os
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from build.checkpoint import open_checkpoint
 from build.native import convert
 from build.quantize import quantize_rows
-from serve.engine import tensor_specs
+from serve.engine import Dims, tensor_specs
 from serve.errors import CheckpointError
 from tests.checkpoints import NANO, write_engine, write_openai
 
@@ -17,6 +18,18 @@ from tests.checkpoints import NANO, write_engine, write_openai
 @pytest.fixture
 def target(tmp_path):
     return tmp_path / "engines" / "nano"
+
+
+def test_an_int8_engine_of_base_is_much_smaller_than_its_checkpoint():
+    """Its vocabulary, which is a third of it, is there once and is rounded, too."""
+    dims = Dims(80, 1500, 512, 8, 6, 2048, 51865, 448, 512, 8, 6, 2048)
+
+    def size(precision):
+        specs = tensor_specs(dims, precision).values()
+        return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
+
+    assert size("fp16") == pytest.approx(145.2e6, rel=0.01)
+    assert size("int8") < 0.55 * size("fp16")
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp16"])

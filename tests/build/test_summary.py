@@ -76,6 +76,34 @@ def test_a_deviation_is_given_as_shares_and_counts(built):
     )
 
 
+@pytest.mark.parametrize(
+    ("precision", "ours", "told"),
+    [
+        ("fp16", 1.0, ["good: 100% of what it decodes is what the checkpoint decodes"]),
+        (
+            "int8",
+            0.97,
+            ["good: 97% of what it decodes is what the checkpoint decodes, 99% in FP16"],
+        ),
+        (
+            "int8",
+            0.86,
+            [
+                "usual for INT8: 86% of what it decodes is what the checkpoint decodes, 99% in "
+                "FP16; one token that differs changes those behind it,",
+                "often to words as right: `python -m eval run` counts the errors of both",
+            ],
+        ),
+    ],
+)
+def test_whether_the_agreement_is_good_is_said_beside_that_of_fp16(built, precision, ours, told):
+    measured = {"greedy_agreement": ours, "fp16_greedy_agreement": 0.99}
+    lines = lines_of(built, precision=precision, verification=measured, quantization={})
+    at = [name for name, _ in lines].index("verified")
+    assert lines[at] == ("verified", f"greedy agreement {ours:.2%}")
+    assert [text for _, text in lines[at + 1 :]] == told
+
+
 def test_the_matrices_that_int8_costs_most_come_first(built):
     errors = {f"m{i}": LayerError(relative=i / 1000, max_abs=i / 100) for i in range(1, 8)}
     lines = lines_of(built, quantization=errors)

@@ -1,15 +1,18 @@
 """build.verify: a sound engine passes in both precisions, a wrong one is caught and named."""
 
 import dataclasses
+import io
 import types
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tqdm import tqdm
 
 from build import verify
 from build.checkpoint import open_checkpoint
+from build.recordings import read_recordings, recordings_of, synthetic_recordings
 from serve.config import RuntimeConfig
 from serve.engine import WEIGHTS_FILE
 from serve.errors import AudioError, ConfigError, EngineError, FileError, UnavailableError
@@ -33,7 +36,7 @@ def few_tokens(monkeypatch):
 
 @pytest.fixture(scope="module")
 def recordings():
-    return verify.synthetic_recordings()[1:]
+    return synthetic_recordings()[1:]
 
 
 def test_fp16_is_equal_and_int8_close(checkpoint, tmp_path, recordings):
@@ -43,6 +46,7 @@ def test_fp16_is_equal_and_int8_close(checkpoint, tmp_path, recordings):
     assert fp16.windows == 1 and 0 < fp16.tokens <= verify.MAX_TOKENS
     int8 = verify.verify(write_engine(checkpoint, tmp_path / "b", "int8"), checkpoint, recordings)
     assert fp16.logits_relative < int8.logits_relative < 0.05
+    assert fp16.fp16_greedy_agreement == int8.fp16_greedy_agreement == 1.0
 
 
 @pytest.mark.parametrize("naming", ["openai", "ct2"])
@@ -119,6 +123,23 @@ def test_the_precisions_that_serve_are_the_ones_that_are_scored(checkpoint, tmp_
     assert 10 * full.logits_relative < int8.logits_relative < 0.01
 
 
+@pytest.mark.parametrize(("precision", "steps"), [("int8", 4), ("fp16", 3)])
+def test_each_step_is_seen(checkpoint, tmp_path, recordings, monkeypatch, precision, steps):
+    """The checkpoint's window, the engine's, its scores, and the window in FP16."""
+    bars, terminal = [], io.StringIO()
+    terminal.isatty = lambda: True
+
+    def shown(**options):
+        bars.append(tqdm(file=terminal, **options))
+        return bars[-1]
+
+    monkeypatch.setattr(verify, "tqdm", shown)
+    engine = write_engine(checkpoint, tmp_path / "a", precision)
+    verify.verify(engine, checkpoint, recordings)
+    assert [(bar.n, bar.total) for bar in bars] == [(steps, steps)]
+    assert "Verifying:" in terminal.getvalue()
+
+
 def test_nan_does_not_pass(checkpoint, tmp_path, recordings, monkeypatch):
     engine = write_engine(checkpoint, tmp_path / "engine", "fp16")
 
@@ -151,35 +172,49 @@ def test_bounds_are_stated_for_every_precision():
 
 
 def test_synthetic_recordings_are_the_same_every_time():
-    first, second = verify.synthetic_recordings(), verify.synthetic_recordings()
+    first, second = synthetic_recordings(), synthetic_recordings()
     assert [recording.samples.size for recording in first] == [WINDOW_SAMPLES, 6 * SAMPLE_RATE]
     for a, b in zip(first, second, strict=True):
         assert (a.samples == b.samples).all()
         assert 0.01 < abs(a.samples).max() < 1.0
 
 
-def test_recordings_of_the_bundled_manifest():
-    recordings = verify.recordings_of(Path("tests/data/manifest.jsonl"))
+def test_recordings_of_the_bundled_manifest(checkpoint):
+    facts = checkpoint.facts
+    recordings = recordings_of(Path("tests/data/manifest.jsonl"), facts)
     assert [recording.language for recording in recordings] == ["en", "es", "en", "es"]
     assert all(0 < recording.samples.size <= WINDOW_SAMPLES for recording in recordings)
-    people = verify.recordings_of(Path("tests/data/demo.jsonl"))
+    people = recordings_of(Path("tests/data/demo.jsonl"), facts)
     assert [recording.language for recording in people] == ["de", "en", "es", "fr"]
 
 
-def test_audio_that_cannot_be_read(tmp_path):
+def test_a_checkpoint_is_verified_on_languages_that_it_knows(checkpoint):
+    manifest = Path("tests/data/demo.jsonl")
+    english = dataclasses.replace(checkpoint.facts, languages={}, transcribe=None, translate=None)
+    assert not english.multilingual
+    recordings = recordings_of(manifest, english)
+    assert {recording.language for recording in recordings} == {"en"} and len(recordings) > 1
+    spanish = dataclasses.replace(checkpoint.facts, languages={"es": 3})
+    assert {one.language for one in recordings_of(manifest, spanish)} == {"es"}
+    finnish = dataclasses.replace(checkpoint.facts, languages={"fi": 3})
+    with pytest.raises(ConfigError, match="in a language that the checkpoint knows"):
+        recordings_of(manifest, finnish)
+
+
+def test_audio_that_cannot_be_read(tmp_path, checkpoint):
     with pytest.raises(FileError, match=r"cannot read .*nothing.wav: No such file"):
-        verify.read_recordings([str(tmp_path / "nothing.wav")])
+        read_recordings([str(tmp_path / "nothing.wav")])
     (tmp_path / "text.wav").write_text("no audio")
-    with pytest.raises(AudioError, match=r"text.wav: audio of 8 bytes"):
-        verify.read_recordings([str(tmp_path / "text.wav")])
+    with pytest.raises(AudioError, match=r"text.wav: audio is text, no recording"):
+        read_recordings([str(tmp_path / "text.wav")])
     write_json(tmp_path / "manifest.jsonl", {"file": "a.wav"})
     with pytest.raises(ConfigError, match=r"manifest.jsonl:1: text is missing; has file"):
-        verify.recordings_of(tmp_path / "manifest.jsonl")
+        recordings_of(tmp_path / "manifest.jsonl", checkpoint.facts)
 
 
-def test_a_manifest_without_a_clip_that_fits_is_refused_not_passed_over(tmp_path):
+def test_a_manifest_without_a_clip_that_fits_is_refused_not_passed_over(tmp_path, checkpoint):
     (tmp_path / "a.wav").touch()
     clip = {"file": "a.wav", "text": "long", "language": "en", "duration": 30.1}
     write_json(tmp_path / "manifest.jsonl", clip)
-    with pytest.raises(ConfigError, match="no clip with text of at most 30 s to verify on"):
-        verify.recordings_of(tmp_path / "manifest.jsonl")
+    with pytest.raises(ConfigError, match="no clip with text of at most 30 s, in a language"):
+        recordings_of(tmp_path / "manifest.jsonl", checkpoint.facts)

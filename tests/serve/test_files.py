@@ -1,10 +1,11 @@
 """Files that a person names: one error, whoever reads them."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from build.verify import read_recordings, recordings_of
+from build.recordings import read_recordings, recordings_of
 from eval.accuracy.data import SystemFacts, read_calls
 from eval.accuracy.load import drive
 from eval.files import read_json
@@ -45,6 +46,10 @@ def load(path):
     drive(None, [clip], phase="alone", concurrency=1, repeats=1, emit=print)
 
 
+def verified_on(path):
+    return recordings_of(path, SimpleNamespace(multilingual=False))  # of the checkpoint's facts
+
+
 @pytest.mark.parametrize(
     "reader",
     [
@@ -52,7 +57,7 @@ def load(path):
         load_clips,
         load_config,
         read_calls,
-        recordings_of,
+        verified_on,
         lambda path: read_json(path, SystemFacts, "a system's facts"),
         lambda path: read_recordings([str(path)]),
     ],
@@ -63,7 +68,7 @@ def test_every_reader_ends_in_the_same_error(tmp_path, reader):
         reader(tmp_path / "gone")
 
 
-@pytest.mark.parametrize("reader", [load_config, load_clips, read_calls, recordings_of])
+@pytest.mark.parametrize("reader", [load_config, load_clips, read_calls, verified_on])
 def test_every_reader_of_text_refuses_what_is_none(tmp_path, reader):
     path: Path = tmp_path / "latin"
     path.write_bytes(b"name = '\xf1'")

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from build.verify import load_reference
+from build.reference import load_reference
 from serve.config import RuntimeConfig
 from serve.engine import DETECT_LANGUAGE, Dims, Source, mel_filters, tensor_kinds
 from serve.errors import OptionError, UnavailableError

@@ -1,0 +1,98 @@
+"""Audio that checkpoints and engines are compared on, and hear to be calibrated."""
+
+import collections
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from serve.clips import load_clips
+from serve.engine import TokenizerFacts
+from serve.errors import AudioError, ConfigError
+from serve.files import read_bytes
+from serve.messages import Samples
+from serve.speech.audio import decode, whole
+from serve.speech.features import SAMPLE_RATE, WINDOW_S
+from serve.speech.meter import Limits
+
+_MAX_AUDIO_S = 3600.0
+_MOST_CLIPS = 4  # each costs transformers seconds of a CPU
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """Audio that an engine is verified on; only its first 30 s are used."""
+
+    name: str
+    samples: Samples  # 16 kHz mono
+    language: str = "en"
+
+
+def read_recordings(paths: Iterable[str]) -> list[Recording]:
+    """Read audio files.
+
+    Raises:
+        FileError: a file cannot be read.
+        AudioError: it cannot be decoded; the message names it.
+    """
+    recordings = []
+    for path in paths:
+        content = read_bytes(path)
+        try:
+            recordings.append(Recording(path, whole(decode(content, Limits(_MAX_AUDIO_S)))))
+        except AudioError as error:
+            raise AudioError(f"{path}: {error}") from error
+    return recordings
+
+
+def recordings_of(manifest: Path, facts: TokenizerFacts) -> list[Recording]:
+    """Read four of a manifest's clips that fit one window, of as many languages as there are.
+
+    The longest of each language that the checkpoint knows come first, then the second of each, and
+    so on.
+
+    Args:
+        manifest: of clips.
+        facts: the checkpoint's.
+
+    Raises:
+        ConfigError: the manifest is malformed, or none of its clips with text in a language that
+            the checkpoint knows fits one window.
+        FileError: the manifest or a file cannot be read.
+        AudioError: a file cannot be decoded.
+    """
+    known = facts.languages if facts.multilingual else ("en",)
+    places: collections.Counter[str] = collections.Counter()  # taken, by language
+    ranked = []
+    for clip in sorted(load_clips(manifest), key=lambda clip: -clip.duration_s):
+        fits = clip.text and clip.duration_s <= WINDOW_S
+        if fits and clip.language is not None and clip.language in known:
+            ranked.append((places[clip.language], clip.language, str(clip.path)))
+            places[clip.language] += 1
+    if not ranked:
+        raise ConfigError(
+            f"{manifest} lists no clip with text of at most {WINDOW_S} s, in a language that the "
+            "checkpoint knows, to verify on; name audio with --audio, or build with --no-verify"
+        )
+    return [
+        dataclasses.replace(recording, language=language)
+        for _, language, file in sorted(ranked)[:_MOST_CLIPS]
+        for recording in read_recordings([file])
+    ]
+
+
+def synthetic_recordings() -> list[Recording]:
+    """Deterministic sounds with the pitch, rhythm and noise of speech, though not its words."""
+    rng = np.random.default_rng(0)
+    recordings = []
+    for seconds in (WINDOW_S, 6):
+        time = np.arange(seconds * SAMPLE_RATE) / SAMPLE_RATE
+        pitch = 140 + 40 * np.sin(2 * np.pi * 0.4 * time)
+        phase = 2 * np.pi * np.cumsum(pitch) / SAMPLE_RATE
+        voice = sum(np.sin(phase * k) * np.cos(time * k) / k for k in range(1, 20))
+        syllables = np.clip(np.sin(2 * np.pi * 3 * time), 0, 1) * (np.sin(0.9 * time) > -0.6)
+        samples = 0.1 * voice * syllables + 0.003 * rng.standard_normal(time.size)
+        name = f"synthetic signal of {seconds} s"
+        recordings.append(Recording(name, samples.astype(np.float32)))
+    return recordings
