@@ -127,9 +127,11 @@ def _fit(audio: Bytes, at: int, most: int, through: tuple[bytes, ...]) -> bool:
         named = 9 - head[0].bit_length()  # bytes, as its first bits tell
         if named > 4:
             return True  # no element: the file is damaged, or filled up
-        sized = 9 - head[named].bit_length() if named < len(head) else 9
-        if named + sized > len(head):
-            return sized > 8 and named < len(head)
+        if named >= len(head):
+            return True  # of the next one nothing came but its name, as where Chrome sends slices
+        sized = 9 - head[named].bit_length()
+        if sized > 8 or named + sized > len(head):
+            return True
         bits = 7 * sized
         size = int.from_bytes(head[named : named + sized], "big") & ((1 << bits) - 1)
         at += named + sized

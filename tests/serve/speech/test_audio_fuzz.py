@@ -4,6 +4,7 @@ The mutations are those of a careless or a hostile sender: bytes flipped, sizes 
 cut, repeated, moved and put into another file. The examples are the same in each run.
 """
 
+import dataclasses
 import functools
 import struct
 from collections.abc import Callable
@@ -132,8 +133,9 @@ def test_a_damaged_file_gives_samples_or_an_audio_error(name: str):
         for what, at, number in mutations:
             data = mutated(data, what, at, number)
         count = 0
+        limits = dataclasses.replace(LIMITS, partial=len(mutations) % 2 == 0)
         try:
-            for block in audio.decode(bytes(data), LIMITS):
+            for block in audio.decode(bytes(data), limits):
                 count += len(block)
                 assert block.dtype == np.float32
                 assert block.ndim == 1

@@ -30,6 +30,7 @@ RECORDERS = {
     + element(SEGMENT, element(CLUSTER, BLOCKS) + element(b"\x1c\x53\xbb\x6b", b"x" * 50)),
     "its mark in its sound": EBML
     + element(SEGMENT, element(CLUSTER, BLOCKS + block(b"\x81\0\0\x80" + CLUSTER + b"\x8f")), OPEN),
+    "slices of it": EBML + element(SEGMENT, element(CLUSTER, BLOCKS, OPEN), OPEN) + b"\xa3",
     "filled up": EBML + element(SEGMENT, element(CLUSTER, BLOCKS, OPEN), OPEN) + bytes(99),
 }
 
