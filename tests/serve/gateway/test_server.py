@@ -57,9 +57,13 @@ def test_the_page_is_told_what_the_engine_can_do(ask):
     def state():
         return json.loads(ask("GET", "/state")[1])
 
-    wait_until(lambda: state()["now"], "the engine's numbers never came")
+    def told():
+        found = state()
+        return found["status"] == "ready" and found["now"]
+
+    wait_until(told, "the engine's numbers never came")
     found = state()
-    assert found["status"] == "ready" and "en" in found["offers"]["languages"]
+    assert "en" in found["offers"]["languages"]
     assert 0 <= found["now"]["slots_busy"] <= found["now"]["slots"] > 0
 
 
