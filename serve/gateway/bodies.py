@@ -33,9 +33,12 @@ async def body_chunks(
     end_s = asyncio.get_running_loop().time() + limit_s
     while True:
         try:  # not around the yield, where the time is another's
-            async with asyncio.timeout_at(end_s):
-                chunk = await anext(stream, None)
+            async with asyncio.timeout_at(end_s) as limit:
+                with ticket.arriving(limit):
+                    chunk = await anext(stream, None)
         except TimeoutError:
+            if asyncio.get_running_loop().time() < end_s:  # the server stops
+                raise refusals.stopping() from None
             raise refusals.overloaded(
                 f"the request was not whole after {limit_s:g} s (server.upload_timeout_s)",
                 "slow_upload",

@@ -134,6 +134,7 @@ class Door:
         self.streams.end_all()
         if await self.admission.wait_until_empty(self._drain_s):
             return True
+        self.admission.end_arrivals()
         self.upstreams.end_all(
             refusals.overloaded(
                 f"the server stopped before the answer was there (server.drain_timeout_s = "

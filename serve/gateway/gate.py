@@ -1,14 +1,16 @@
 """Between a connection and its protocol: passes on what is read piece by piece, turn by turn."""
 
 import asyncio
+import select
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from serve.gateway.turns import Share
 
 _TURN_S = 0.002
+LINGER_S = 2.0
+"""A client that is refused before all has come may go on sending for so long."""
 _READ_S = 2e-5  # what a read costs, however little it brings
-_LINGER_S = 2.0
 
 
 class Behind(Protocol):
@@ -21,6 +23,17 @@ class Behind(Protocol):
     @property
     def unread(self) -> bool:
         """Whether its client may still be sending what it will not read."""
+
+    @property
+    def linger_s(self) -> float:
+        """How long that is thrown away, `LINGER_S` or more: then, while something comes."""
+
+
+def is_readable(connection: Any) -> bool:
+    """Whether something has come by a socket that was not read yet."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 class Gate(asyncio.Protocol):
@@ -40,6 +53,7 @@ class Gate(asyncio.Protocol):
         self.behind = behind
         self._paused = False  # by the protocol
         self._leaving = False
+        self._came = False  # something, since it was looked at
         self._read = bytearray()  # and not passed on yet
         self._waits = False  # for its turn
         self._reads = True
@@ -66,6 +80,7 @@ class Gate(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
+        self._came = True
         self.share.charge(_READ_S)
         if not self._leaving:
             self._read += data
@@ -75,6 +90,11 @@ class Gate(asyncio.Protocol):
     def leaving(self) -> bool:
         """Whether the protocol hears no more."""
         return self._leaving
+
+    @property
+    def holds(self) -> bool:
+        """Whether something has come that was not passed on yet."""
+        return bool(self._read) or is_readable(self._transport.get_extra_info("socket"))
 
     def pause(self) -> None:
         """Pass nothing on for now."""
@@ -96,8 +116,21 @@ class Gate(asyncio.Protocol):
             return
         if self._transport.can_write_eof():
             self._transport.write_eof()
-        asyncio.get_running_loop().call_later(_LINGER_S, self._transport.close)
+        self._linger(asyncio.get_running_loop().time() + self.behind.linger_s)
         self._go_on()
+
+    def _linger(self, end_s: float) -> None:
+        """Look again whether it still sends."""
+        loop = asyncio.get_running_loop()
+        self._came = False
+
+        def look() -> None:
+            if self._came and loop.time() < end_s and not self._transport.is_closing():
+                self._linger(end_s)
+            else:
+                self._transport.close()
+
+        loop.call_later(LINGER_S, look)
 
     def _go_on(self) -> None:
         if not self._waits:
@@ -146,6 +179,10 @@ class _Outlet:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
+    @property
+    def holds(self) -> bool:
+        return self._gate.holds
+
     def pause_reading(self) -> None:
         self._gate.pause()
 
@@ -163,3 +200,30 @@ class _Outlet:
 
     def close(self) -> None:
         self._gate.hang_up()
+
+
+class Idle:
+    """Connections that have no request in work, the one that has had none for longest first.
+
+    Args:
+        most: so many connections of all kinds may be open; beyond that the first here is closed
+            for each one that comes.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._connections: dict[Any, None] = {}
+
+    def add(self, connection: Any) -> None:
+        """It has none from now on."""
+        self._connections[connection] = None
+
+    def remove(self, connection: Any) -> None:
+        """It has one, or is closed."""
+        self._connections.pop(connection, None)
+
+    def make_room(self, newcomer: Any, open_now: int) -> None:
+        """One more has come, which says something yet perhaps; there are so many now."""
+        first = next(iter(self._connections), newcomer)
+        if open_now > self.most and first is not newcomer:
+            first.hang_up()

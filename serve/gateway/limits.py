@@ -5,8 +5,9 @@ soon as it grows too large where it is not. What was refused is not waited for.
 """
 
 import asyncio
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from serve.config import ServerConfig
 from serve.gateway import refusals
@@ -108,6 +109,10 @@ class Ticket:
         self._account.bytes += size
         self._admission.bytes += size
 
+    def arriving(self, limit: asyncio.Timeout) -> contextlib.AbstractContextManager[None]:
+        """See `Admission.arriving`."""
+        return self._admission.arriving(limit)
+
     def part(self) -> "Ticket":
         """A request in the name of this one, which is let in already: it is counted as well."""
         return self._admission.let_in(self._account)
@@ -164,7 +169,8 @@ class Admission:
         """Gives up the slowest upload, and says whether there was one."""
         self.untidy = False
         """Whether something large has gone, whose memory is to be given back."""
-        self._draining = False
+        self._arriving: set[asyncio.Timeout] = set()
+        self._draining = self._over = False
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -223,6 +229,30 @@ class Admission:
     def start_draining(self) -> None:
         """Refuse what comes from now on."""
         self._draining = True
+
+    @contextlib.contextmanager
+    def arriving(self, limit: asyncio.Timeout) -> Iterator[None]:
+        """A part of a body is waited for, at most until `end_arrivals`.
+
+        Args:
+            limit: of the wait, which has begun.
+
+        Raises:
+            Refusal: that has been called.
+        """
+        if self._over:
+            raise refusals.stopping()
+        self._arriving.add(limit)
+        try:
+            yield
+        finally:
+            self._arriving.discard(limit)
+
+    def end_arrivals(self) -> None:
+        """Refuse every body that is not whole: the drain's time is over."""
+        self._over = True
+        for limit in self._arriving:
+            limit.reschedule(0.0)
 
     async def wait_until_empty(self, timeout_s: float) -> bool:
         """Whether all that was let in has ended within so many seconds."""

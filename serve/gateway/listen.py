@@ -21,9 +21,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve.config import ServerConfig
 from serve.errors import UnavailableError
-from serve.gateway.gate import Gate
+from serve.gateway.gate import Gate, Idle, is_readable
 from serve.gateway.limits import Admission
-from serve.gateway.protocols import HttpProtocol, Idle, WebSocketProtocol
+from serve.gateway.protocols import HttpProtocol, WebSocketProtocol
 from serve.gateway.turns import Share, Turns
 
 MAX_MESSAGE_BYTES = 2**24
@@ -39,9 +39,11 @@ _ACCEPTS = 64  # at most so many connections begin in a turn of the loop
 _KEEP_ALIVE_S = 60
 _PING_S = 10.0
 _STOP_S = 2  # for answers on their way
+_TURNS = 3  # of the loop, in which a connection is accepted and gets its protocol
+_LOOK_S = 0.02  # between two looks at connections that are to end
 
 
-def listening_socket(server: ServerConfig, key: str) -> socket.socket:
+def listening_socket(server: ServerConfig, key: str) -> "_Listener":
     """A TCP socket that listens at one of the configured addresses.
 
     Args:
@@ -70,7 +72,7 @@ def listening_socket(server: ServerConfig, key: str) -> socket.socket:
     return _Listener(listener)
 
 
-def own_door(path: Path) -> socket.socket:
+def own_door(path: Path) -> "_Listener":
     """A Unix socket that listens, in place of one that an earlier gateway has left."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
@@ -88,6 +90,7 @@ class _Listener(socket.socket):
     def __init__(self, listener: socket.socket) -> None:
         super().__init__(fileno=listener.detach())
         self._accepted = 0  # in this turn
+        self.taken = 0  # in all
         self._spare: int | None = os.open(os.devnull, os.O_RDONLY)
 
     def accept(self) -> tuple[socket.socket, Any]:
@@ -95,7 +98,9 @@ class _Listener(socket.socket):
         if self._accepted > _ACCEPTS:
             raise self._no_more()
         try:
-            return super().accept()
+            accepted = super().accept()
+            self.taken += 1
+            return accepted
         except BlockingIOError:
             raise self._no_more() from None
         except OSError as error:
@@ -165,7 +170,7 @@ class HttpServer(uvicorn.Server):
     def __init__(
         self,
         app: ASGIApp,
-        listener: socket.socket,
+        listener: _Listener,
         server: ServerConfig,
         admission: Admission,
         turns: Turns,
@@ -174,7 +179,7 @@ class HttpServer(uvicorn.Server):
         idle = Idle(max_connections)
 
         def protocol(**options: Any) -> Gate:
-            behind = HttpProtocol(idle, server.upload_timeout_s, **options)
+            behind = HttpProtocol(idle, admission, server.upload_timeout_s, **options)
             return Gate(Share(turns), behind)
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
@@ -221,8 +226,34 @@ class HttpServer(uvicorn.Server):
         """Begin to answer."""
         self._task = asyncio.create_task(self.serve(sockets=[self._listener]))
 
-    async def close(self) -> None:
-        """Take no more connections, and end those that there are."""
+    async def close(self, patience_s: float = 0.0) -> None:
+        """Take no more connections, and end those that there are once nobody is owed an answer.
+
+        Args:
+            patience_s: longest wait for that.
+        """
+        if self.should_exit:
+            return
+        await self._take_last()
+        for server in getattr(self, "servers", ()):
+            server.close()
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        while (waited_s := loop.time() - began_s) < patience_s:
+            if not any(one.is_owed(waited_s) for one in self._connections()):
+                break
+            await asyncio.sleep(_LOOK_S)
         self.should_exit = True
         if self._task is not None:
             await self._task
+
+    async def _take_last(self) -> None:
+        """Take those connections in that clients believe to have, which would be reset."""
+        taken = -1
+        while self._listener.taken != taken or is_readable(self._listener):
+            taken = self._listener.taken
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+
+    def _connections(self) -> list[HttpProtocol | WebSocketProtocol]:
+        return list(cast(Any, self.server_state.connections))

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from serve.gateway.gate import LINGER_S, Idle
 from serve.gateway.limits import Admission, Unfinished
 from serve.gateway.refusals import Refusal
 from serve.gateway.turns import REFUSED_S, Share
@@ -30,6 +31,8 @@ MAX_FRAGMENTS = 1024
 """Most frames that a WebSocket's message may come in: each takes memory besides its bytes."""
 SEND_S = 60.0
 """A client that takes no answer for so long counts as gone."""
+FRESH_S = 1.0
+"""A client that has connected sends its request by then."""
 MAX_CONTROLS = 100
 """Most pings and pongs of a WebSocket in a second."""
 
@@ -40,47 +43,22 @@ class NotTaken(Exception):
     """A client does not take its answer, and its connection is ended for that."""
 
 
-class Idle:
-    """Connections that have no request in work, the one that has had none for longest first.
-
-    Args:
-        most: so many connections of all kinds may be open; beyond that the first here is closed
-            for each one that comes.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._connections: dict[HttpProtocol, None] = {}
-
-    def add(self, connection: "HttpProtocol") -> None:
-        """It has none from now on."""
-        self._connections[connection] = None
-
-    def remove(self, connection: "HttpProtocol") -> None:
-        """It has one, or is closed."""
-        self._connections.pop(connection, None)
-
-    def make_room(self, newcomer: "HttpProtocol", open_now: int) -> None:
-        """One more has come, which says something yet perhaps; there are so many now."""
-        first = next(iter(self._connections), newcomer)
-        if open_now > self.most and first is not newcomer:
-            first.hang_up()
-
-
 class HttpProtocol(HttpToolsProtocol):
     """One HTTP connection, behind a gate.
 
     Args:
         idle: of its server.
+        admission: knows whether the server drains.
         patience_s: how long it may have no request in work.
         options: uvicorn's.
     """
 
     piece_bytes = 2**14  # in chunks of one byte: 2 ms
 
-    def __init__(self, idle: Idle, patience_s: float, **options: Any) -> None:
+    def __init__(self, idle: Idle, admission: Admission, patience_s: float, **options: Any) -> None:
         super().__init__(**options)
         self._idle = idle
+        self._admission = admission
         self._patience_s = patience_s
         self._limit: asyncio.TimerHandle | None = None
         self._working: RequestResponseCycle | None = None  # `cycle` is the last that has come
@@ -88,6 +66,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._useless = 0  # bytes since something of a request
         self._invalid: str | None = None  # and nothing is read any more
         self.share: Share
+        self.transport: Any
 
     # ------------------------------------------------------------ as a connection
 
@@ -95,6 +74,11 @@ class HttpProtocol(HttpToolsProtocol):
     def unread(self) -> bool:
         """See `serve.gateway.gate.Behind`."""
         return self._invalid is not None or (self.cycle is not None and self.cycle.more_body)
+
+    @property
+    def linger_s(self) -> float:
+        """See `serve.gateway.gate.Behind`; what a server refuses that drains is no flood."""
+        return self._patience_s if self._admission.draining else LINGER_S
 
     def connection_made(self, transport: Any) -> None:
         """See `asyncio.Protocol`."""
@@ -126,6 +110,17 @@ class HttpProtocol(HttpToolsProtocol):
         self._end_limit()
         if not (self._busy() or self._upgraded()):
             self.transport.abort()
+
+    def is_owed(self, waited_s: float) -> bool:
+        """Whether an answer is due, or will be, so long after the last connection was taken."""
+        if self.cycle is None and not self.transport.is_closing():
+            return waited_s < FRESH_S
+        return self._busy() or self.transport.is_closing() or self.transport.holds
+
+    def shutdown(self) -> None:
+        """Close it, once what has come is answered; see uvicorn."""
+        if self._busy() or not self.transport.holds:
+            super().shutdown()
 
     def _limit_idleness(self) -> None:
         """From the first look that finds no request in work to the first that finds one.
@@ -269,6 +264,11 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     piece_bytes = 2**11  # in frames of 2 bytes: 5 ms
     unread = False
+    linger_s = LINGER_S
+
+    def is_owed(self, waited_s: float) -> bool:
+        """See `HttpProtocol`; its session has ended by then."""
+        return False
 
     def __init__(self, admission: Admission, **options: Any) -> None:
         super().__init__(**options)

@@ -54,6 +54,7 @@ class Gateway:
     def __init__(self, config: Config, folder: Path, engines: Sequence[OwnEngine]) -> None:
         server = config.server
         self._door = Door(config, folder, engines)
+        self._drain_s, self._end_s = server.drain_timeout_s, 0.0
         tritons = {engine.device: engine.folder for engine in engines}
         pages = [functools.partial(tritons_page, triton) for triton in tritons.values()]
         self._state = State(self._door, config, pages)
@@ -97,13 +98,15 @@ class Gateway:
 
     async def drain(self) -> bool:
         """Answer what was accepted, refuse the rest; whether all of it was answered in time."""
+        self._end_s = asyncio.get_running_loop().time() + self._drain_s
         return await self._door.drain()
 
     async def close(self) -> None:
-        """Hang up."""
+        """Hang up, on clients that are refused while they send when the drain's time is over."""
         await self._state.close()
-        await self._grpc.stop(_END_S)
-        await asyncio.gather(*(server.close() for server in self._http))
+        left_s = max(_END_S, self._end_s - asyncio.get_running_loop().time())
+        hung_up = [server.close(left_s) for server in self._http]
+        await asyncio.gather(self._grpc.stop(_END_S), *hung_up)
         await self._door.uploads.close()
         await self._door.upstreams.close()
         await self._door.watch.close()
