@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import soundfile
 import soxr
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect, sync_playwright
 
 from serve.keys import add_key, hash_of
@@ -45,8 +46,9 @@ DROP = """
     new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true }));
 }
 """
-# The smallest contrast of any text that is shown to what is behind it, as WCAG 2 counts it.
-CONTRAST = """
+# The contrasts of controls' borders to what is behind them, as WCAG 2 counts it, the smallest first.
+# Contrasts of texts are axe's.
+BORDERS = """
 () => {
   const rgb = (text) => text.match(/[\\d.]+/g).map(Number);
   const light = (text) => {
@@ -61,15 +63,19 @@ CONTRAST = """
     }
   };
   const found = [];
-  for (const element of document.querySelectorAll("body *")) {
-    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
-    if (!own || !element.checkVisibility() || element.disabled) continue;
-    const [a, b] = [light(getComputedStyle(element).color), light(behind(element))];
+  for (const element of document.querySelectorAll("button, select, input, #intake, article")) {
+    const style = getComputedStyle(element);
+    const drawn = parseFloat(style.borderTopWidth) && style.borderTopStyle !== "none";
+    if (!drawn || !element.checkVisibility() || element.disabled) continue;
+    const [a, b] = [light(style.borderTopColor), light(behind(element.parentElement))];
     found.push([(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), element.outerHTML.slice(0, 90)]);
   }
-  return found.sort((a, b) => a[0] - b[0])[0];
+  return found.sort((a, b) => a[0] - b[0]);
 }
 """
+WCAG = {
+    "runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
+}
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +154,15 @@ def done(page, text, name=CLIP.name):
     return card(page, name)
 
 
+def downloaded(page, found, format):
+    """What a card's button for a format saves."""
+    name = found.get_attribute("aria-label")
+    with page.expect_download() as download:
+        found.get_by_role("button", name=f"Download {name} as {format}").click()
+    assert download.value.suggested_filename == f"{name.removesuffix('.wav')}.{format}"
+    return Path(download.value.path()).read_text(encoding="utf-8")
+
+
 def sent(gateway):
     """The inputs of the request that came last."""
     return inputs_of(list(gateway.triton.requests.values())[-1])
@@ -209,10 +224,7 @@ def test_downloads_are_what_the_server_itself_would_write(page):
     )
     expected = Transcript(" ".join(spoken), "es", 1.0, 1.5, segments, Timings(0, 0, 0, 0))
     for format, name in (("text", "txt"), ("srt", "srt"), ("vtt", "vtt"), ("json", "json")):
-        with page.expect_download() as download:
-            found.get_by_role("button", name=f"Download {CLIP.name} as {name}").click()
-        assert download.value.suggested_filename == f"en_question.{name}"
-        text = Path(download.value.path()).read_text(encoding="utf-8")
+        text = downloaded(page, found, name)
         if name == "json":
             table = json.loads(text)
             assert (table["text"], table["language"]) == (expected.text, "spanish")
@@ -275,10 +287,17 @@ def test_what_is_said_is_written_while_it_is_said(page, gateway):
     until(lambda: gateway.triton.release() or found.get_attribute("data-state") == "done")
 
     expect(guess).to_have_count(0)
+    text = found.locator(".text").inner_text()
 
     say(page, "one two")
     page.reload()
     expect(found.locator(".text")).to_contain_text("wait")
+    cue = re.fullmatch(
+        r"1\n00:00:0(\d),\d{3} --> 00:00:0(\d),\d{3}\n(.*)\n", downloaded(page, found, "srt")
+    )
+    assert (cue[1], cue[3]) == ("0", text) and int(cue[2]) > 0
+    assert json.loads(downloaded(page, found, "json"))["text"] == text
+    assert downloaded(page, found, "vtt").startswith("WEBVTT\n\n00:00:0")
     found.get_by_role("button", name="Transcribe the recording").click()
     expect(found.locator(".word")).to_have_text(["one", "two"])
     heard, rate = soundfile.read(io.BytesIO(sent(gateway)["AUDIO"]))
@@ -355,7 +374,7 @@ def test_a_folder_and_everything_as_one_archive(page, tmp_path):
     (folder / "notes.txt").write_text("no audio")
     page.set_input_files("#folder", folder)
     expect(page.get_by_role("alert")).to_have_text(
-        "Left out of the folder: 1 that did not look like audio."
+        "1 file was passed over, which does not look like audio."
     )
     expect(page.locator("#count")).to_have_text("2 recordings")
     for name in ("a.wav", "b.WAV"):
@@ -366,6 +385,117 @@ def test_a_folder_and_everything_as_one_archive(page, tmp_path):
     assert archive.testzip() is None
     assert sorted(archive.namelist()) == ["a.srt", "b.srt"]
     assert archive.read("a.srt") == b"1\n00:00:00,000 --> 00:00:00,833\none\n"
+
+
+def test_dropped_files_of_other_kinds_are_passed_over_and_counted(page, tmp_path):
+    others = [tmp_path / "notes.txt", tmp_path / "cover.jpg"]
+    for path in others:
+        path.write_text("no audio")
+    say(page, "one")
+    drop(page, others[0], CLIP, others[1])
+    alert = page.get_by_role("alert")
+    expect(alert).to_have_text("2 files were passed over, which do not look like audio.")
+    done(page, "one")
+    assert page.get_by_role("article").count() == 1
+    drop(page, CLIPS / "en_two.wav")
+    expect(alert).to_be_hidden()
+
+
+def test_words_are_corrected_where_they_stand_and_stay_so(page):
+    say(page, "one two three four")
+    drop(page, CLIP)
+    found = done(page, "one two three four")
+    found.get_by_role("button", name="Correct").click()
+    found.get_by_text("two", exact=True).click()
+    expect(found.get_by_role("textbox", name="Correct: two")).to_be_focused()
+    page.keyboard.type("to <i>")
+    page.keyboard.press("Tab")
+    expect(found.get_by_role("textbox", name="Correct: three")).to_be_focused()
+    page.keyboard.type("no")
+    page.keyboard.press("Escape")
+    expect(found.locator(".word")).to_have_text(["one", "to <i>", "three", "four"])
+    expect(found.locator(".text")).to_be_focused()
+    found.get_by_role("button", name="Correct").click()
+
+    page.reload()
+    found = done(page, "one to <i> three four")
+    expect(found.locator(".facts")).to_contain_text("corrected")
+    found.get_by_text("three", exact=True).dblclick()
+    page.keyboard.press("Delete")
+    page.keyboard.press("Enter")
+    expect(found.locator(".word")).to_have_text(["one", "to <i>", "four"])
+    page.keyboard.press("Home")
+    page.keyboard.press("Enter")
+    expect(found.get_by_role("textbox", name="Correct: one")).to_be_focused()
+    page.keyboard.type("1")
+    found.locator("h3").click()  # whoever goes elsewhere keeps it
+    expect(found.locator(".word")).to_have_text(["1", "to <i>", "four"])
+
+    table = json.loads(downloaded(page, found, "json"))
+    assert table["text"] == "1 to <i> four"
+    assert [one["text"] for one in table["segments"]] == [" 1", " to <i>", " four"]
+    assert [word["word"] for one in table["segments"] for word in one["words"]] == [
+        *("1", "to <i>", "four"),
+    ]
+    assert "00:00:01.000 --> 00:00:02.000\nto &lt;i>\n" in downloaded(page, found, "vtt")
+
+    page.once("dialog", lambda dialog: dialog.dismiss())
+    found.get_by_role("button", name="Again").click()
+    expect(found.locator(".word")).to_have_text(["1", "to <i>", "four"])
+    page.once("dialog", lambda dialog: dialog.accept())
+    found.get_by_role("button", name="Again").click()
+    expect(found.locator(".word")).to_have_text(["one", "two", "three", "four"])
+    expect(found.locator(".facts")).not_to_contain_text("corrected")
+
+
+def test_a_text_without_times_of_words_is_corrected_as_a_whole(page):
+    page.locator("#settings").evaluate("element => { element.open = true; }")
+    page.uncheck("#words")
+    say(page, "one two")
+    drop(page, CLIP)
+    found = done(page, "one two")
+    found.get_by_text("two", exact=True).dblclick()
+    page.keyboard.type("two and a half")
+    page.keyboard.press("Enter")
+    done(page, "one two and a half")
+    page.reload()
+    assert downloaded(page, done(page, "one two and a half"), "txt") == "one\ntwo and a half\n"
+
+
+def test_all_transcripts_are_searched(page):
+    for name, text in (("a.wav", "Der Bär ist müde"), ("b.wav", "ein Barsch"), ("c.wav", "nichts")):
+        say(page, text)
+        page.set_input_files("#files", {"name": name, "mimeType": "", "buffer": CLIP.read_bytes()})
+        done(page, text, name)
+    search, found = page.get_by_role("searchbox"), page.locator("#found")
+    marked = "() => [...CSS.highlights.get('found')].map((range) => String(range))"
+    looked_at = "() => [...CSS.highlights.get('looked-at')].map((range) => String(range))"
+    search.fill("bar")
+    expect(found).to_have_text("2 times, in 2 of 3")
+    expect(page.get_by_role("article")).to_have_count(2)
+    assert sorted(page.evaluate(marked)) == ["Bar", "Bär"]
+    search.press("Enter")
+    assert page.evaluate(looked_at) == ["Bar"], "the latest is on top"
+    search.press("Enter")
+    assert page.evaluate(looked_at) == ["Bär"]
+    search.press("Shift+Enter")
+    assert page.evaluate(looked_at) == ["Bar"]
+    search.fill("BÄR IST M")
+    expect(found).to_have_text("once, in 1 of 3")
+    assert page.evaluate(marked) == ["Bär ist m"], "over the edges of words"
+    search.fill("C.WAV")
+    expect(found).to_have_text("0 times, in 1 of 3")
+    expect(card(page, "c.wav")).to_be_visible()
+    card(page, "c.wav").get_by_role("button", name="Remove").click()
+    expect(found).to_have_text("0 times, in 0 of 2")
+    search.fill("")
+    expect(page.get_by_role("article")).to_have_count(2)
+    search.fill("nobody says this")
+    expect(page.get_by_role("article")).to_have_count(0)
+    search.fill("a.wav")
+    expect(page.get_by_role("article")).to_have_count(1)
+    card(page, "a.wav").get_by_role("button", name="Remove").click()
+    expect(card(page, "b.wav")).to_be_visible()  # one alone is not searched
 
 
 def test_settings_are_what_the_engine_offers_and_what_is_sent(page, gateway):
@@ -388,7 +518,10 @@ def test_settings_are_what_the_engine_offers_and_what_is_sent(page, gateway):
     expect(found.locator(".lit")).to_have_text("one")
 
 
-def test_the_servers_state_is_shown(page):
+def test_the_servers_state_is_shown_to_whoever_wants_it(page):
+    expect(page.get_by_text("p99")).to_be_hidden()
+    page.get_by_text("For whoever runs this server").click()
+    expect(page.get_by_text("p99")).to_be_visible()
     terms = page.locator("#figures dt").all_text_contents()
     values = page.locator("#figures dd:not(.about)").all_text_contents()
     found = dict(zip(terms, values, strict=True))
@@ -398,16 +531,35 @@ def test_the_servers_state_is_shown(page):
 
 @pytest.mark.parametrize("width", [360, 1200])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_everything_fits_and_can_be_read(visit, width, scheme):
+def test_everything_fits_and_can_be_used_by_all(visit, width, scheme):
     page = visit(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    accessible(page)
     say(
         page, "Donaudampfschifffahrtselektrizitätenhauptbetriebswerkbauunterbeamtengesellschaft two"
     )
     drop(page, CLIP)
     found = done(page, "two")
+    say(page, "error:AudioError: audio cannot be decoded")
+    drop(page, CLIPS / "en_two.wav")
+    expect(card(page, "en_two.wav").locator(".problem")).to_contain_text("no audio in this")
     found.get_by_text("two", exact=True).click()
+    page.get_by_text("For whoever runs this server").click()
+    page.get_by_role("searchbox").fill("two")
+    expect(page.locator("#found")).to_contain_text("once")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    ratio, where = page.evaluate(CONTRAST)
-    assert ratio >= 4.5, where
+    accessible(page)
+    found.get_by_role("button", name="Correct").click()
+    found.get_by_text("two", exact=True).click()
+    expect(found.get_by_role("textbox")).to_be_focused()
+    accessible(page)
     paper = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", paper))) > 3 * 128) == (scheme == "light")
+
+
+def accessible(page):
+    """What axe can check of WCAG 2.2 AA, and the contrast of borders, which it does not."""
+    results = Axe().run(page, options=WCAG)
+    assert results.violations_count == 0, results.generate_report()
+    assert len(results.response["passes"]) > 10
+    borders = page.evaluate(BORDERS)
+    assert len(borders) > 2 and borders[0][0] >= 3.0, borders[0]

@@ -1,10 +1,15 @@
 // One job on the page: its name, what it does, its player, its text, and what can be done with it.
 
 import { button, clock, el, megabytes, save } from "./dom.js";
+import { edit } from "./editor.js";
 import { FORMATS, file, plain } from "./formats.js";
 import { Player } from "./player.js";
 import { unfinished } from "./queue.js";
+import { pieces } from "./words.js";
 
+const HINT =
+  "Choose a word to correct it. Enter keeps what you write, Escape does not; " +
+  "Tab goes on to the next word.";
 const PARAGRAPH_PAUSE_S = 2; // a longer one begins a paragraph
 const PARAGRAPH_CHARS = 420; // and so does a sentence after so many
 
@@ -20,10 +25,13 @@ export class Card {
     this.text.setAttribute("role", "group");
     this.text.setAttribute(
       "aria-label",
-      `Text of ${job.name}. Space plays, arrows go from word to word and between paragraphs.`,
+      `Text of ${job.name}. Space plays, arrows go from word to word and between paragraphs, ` +
+        "Enter corrects a word.",
     );
     this.text.onclick = (event) => this.#click(event);
+    this.text.ondblclick = (event) => this.#correct(event.target.dataset?.index);
     this.text.onkeydown = (event) => this.#key(event);
+    this.hint = el("p", { className: "detail", hidden: true }, HINT);
     this.actions = el("div", { className: "actions" });
     this.element = el(
       "article",
@@ -33,6 +41,7 @@ export class Card {
       this.problem,
       this.player.element,
       this.text,
+      this.hint,
       this.actions,
     );
     this.element.setAttribute("aria-label", job.name);
@@ -51,6 +60,11 @@ export class Card {
     this.player.element.hidden = job.state === "recording" || Boolean(job.error?.final);
     if (this.shown !== job.state) this.#showActions();
     this.shown = job.state;
+  }
+
+  // Whether its text is there to be used: no more is coming.
+  get settled() {
+    return !unfinished(this.job) && this.job.state !== "recording";
   }
 
   close() {
@@ -88,7 +102,9 @@ export class Card {
 
   #showText() {
     const { segments, state, text, live, open, error } = this.job;
-    // Another list, of another try; or the first segment, in place of text without times.
+    const { scrollTop } = this.text;
+    // Another list, of another try or corrected; or the first segment, in place of text without
+    // times.
     if (segments !== this.from || (segments.length && !this.segments)) this.#clear();
     this.from = segments;
     for (; this.segments < segments.length; this.segments += 1)
@@ -97,6 +113,7 @@ export class Card {
     const silent = state === "done" && !error && !segments.length && !(live ?? text);
     if (silent) this.text.replaceChildren(el("p", { className: "detail" }, "Nobody speaks in it."));
     this.text.hidden = !this.text.hasChildNodes();
+    this.text.scrollTop = scrollTop;
   }
 
   // Text without times: of a microphone, whose last words may still change.
@@ -120,19 +137,43 @@ export class Card {
       }
       const element = el("span", { className: "word" }, piece.text);
       element.dataset.index = this.player.words.length;
-      this.player.words.push({ start: piece.start, end: piece.end, element });
+      const { start, end, word } = piece;
+      this.player.words.push({ start, end, element, segment, word });
       this.paragraph.append(element);
     }
   }
 
   #click(event) {
     const index = event.target.dataset?.index;
-    if (index === undefined || String(getSelection())) return; // a selection is no click
-    this.player.playFrom(this.player.words[index].start);
+    if (index === undefined) return;
+    if (this.correcting) this.#correct(index);
+    else if (!String(getSelection())) this.player.playFrom(this.player.words[index].start);
+  }
+
+  // ---------------------------------------------------------------- corrections
+
+  async #correct(index) {
+    const word = this.player.words[index];
+    if (!word || !this.settled || word.element.isContentEditable) return;
+    const before = word.element.textContent.trim();
+    const { text, step, left } = await edit(word.element, `Correct: ${before}`);
+    if (text !== before) this.queue.correct(this.job, word.segment, word.word, text);
+    const next = Number(index) + (text || step < 0 ? step : 0); // the one that is gone has no place
+    if (step && this.player.words[next]) this.#correct(next);
+    else if (!left) this.text.focus({ preventScroll: true });
+  }
+
+  // Whether a word that is chosen is corrected, and not played.
+  #setCorrecting(on, toggle = null) {
+    this.correcting = on;
+    toggle?.setAttribute("aria-pressed", on);
+    this.hint.hidden = !on;
+    this.text.classList.toggle("correcting", on);
   }
 
   #key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target !== this.text) return;
     const { player } = this;
     const at = player.at(player.position);
     const places = {
@@ -144,6 +185,7 @@ export class Card {
       End: () => player.words.length - 1,
     };
     if (event.key === " ") player.toggle();
+    else if (event.key === "Enter") this.#correct(Math.max(0, at));
     else if (event.key in places) {
       const index = Math.min(player.words.length - 1, Math.max(0, places[event.key]()));
       if (index >= 0) player.seek(player.words[index].start);
@@ -165,6 +207,7 @@ export class Card {
 
   #showActions() {
     const { job, queue } = this;
+    this.#setCorrecting(false);
     const rest = el("span", { className: "rest" }, ...this.#again());
     if (job.state !== "recording") rest.append(button("Remove", () => queue.remove(job)));
     this.actions.replaceChildren(...this.#uses(), rest);
@@ -173,9 +216,7 @@ export class Card {
   // What its text can be used for, once no more is coming.
   #uses() {
     const { job, queue } = this;
-    if (unfinished(job) || job.state === "recording") return [];
-    if (!job.segments.length && !job.live) return [];
-    const formats = job.segments.length ? FORMATS : ["txt"]; // the others need times
+    if (!this.settled || !job.segments.length) return [];
     const more = (format) => ({
       className: "quiet format",
       "aria-label": `Download ${job.name} as ${format}`,
@@ -183,35 +224,25 @@ export class Card {
     const saves = (format) => (event) => download(event.target, job, format, queue.options().key);
     return [
       button("Copy", (event) => copy(event.target, job)),
-      ...formats.map((format) => button(format, saves(format), more(format))),
+      button("Correct", (event) => this.#setCorrecting(!this.correcting, event.target), {
+        "aria-pressed": "false",
+      }),
+      ...FORMATS.map((format) => button(format, saves(format), more(format))),
     ];
   }
 
   #again() {
     const { job, queue } = this;
-    const retry = () => queue.retry(job);
+    const retry = () => {
+      if (!job.corrected || confirm("Write over what was corrected?")) queue.retry(job);
+    };
     if (unfinished(job)) return [button("Stop", () => queue.stop(job))];
     if (job.state === "interrupted" || (job.state === "failed" && !job.error.final))
       return [button("Try again", retry, { className: "quiet strong" })];
     if (job.state !== "done") return [];
     const told = { title: "With the settings as they are now" };
-    const live = job.live && !job.segments.length;
-    return [button(live ? "Transcribe the recording" : "Again", retry, told)];
+    return [button(job.dictated ? "Transcribe the recording" : "Again", retry, told)];
   }
-}
-
-// A segment's text in pieces, words with their times and what stands between them.
-function* pieces({ text, start, end, words }) {
-  if (!words) return yield { text, start, end };
-  let at = 0;
-  for (const word of words) {
-    const found = text.indexOf(word.word, at);
-    if (found < 0) continue;
-    if (found > at) yield { text: text.slice(at, found) };
-    at = found + word.word.length;
-    yield { text: word.word, start: word.start, end: word.end };
-  }
-  if (at < text.length) yield { text: text.slice(at) };
 }
 
 function facts(job) {
@@ -223,6 +254,7 @@ function facts(job) {
   if (job.duration) found.push(clock(job.duration));
   else if (job.size) found.push(megabytes(job.size));
   if (job.language) found.push(job.language[0].toUpperCase() + job.language.slice(1));
+  if (job.corrected) found.push("corrected");
   if (job.state === "done" && job.seconds) found.push(`in ${job.seconds.toFixed(1)} s`);
   return found.join(" · ");
 }

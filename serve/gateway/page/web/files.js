@@ -1,16 +1,18 @@
 // Files as they come: dropped, picked or pasted, folders with all that lies in them.
+//
+// Of what is dropped, pasted or in a folder only what looks like audio is taken, for among it lies
+// whatever else there is; who chooses a file means it, and the server judges.
 
 const ENDINGS = new Set(
   (
-    "wav mp3 m4a m4b aac flac ogg oga opus wma amr awb ac3 aif aiff caf au w64 sph mpga " +
-    "mp4 m4v mov mkv mka webm mpeg mpg 3gp avi wmv flv"
+    "wav mp3 m4a m4b aac flac ogg oga opus wma amr awb aif aiff caf au mpga mp2 ac3 eac3 mka ape " +
+    "tta wv w64 rf64 sph nist spx gsm 3ga mp4 m4v mov mkv webm mpeg mpg 3gp 3g2 avi wmv flv ogv"
   ).split(" "),
 );
 const sounds = (file) =>
   /^(audio|video)\//.test(file.type) || ENDINGS.has(file.name.split(".").at(-1).toLowerCase());
 
-// Of a folder only what looks like audio is taken; a file by itself is for the server to judge.
-export function ofFolder(files) {
+export function audioOf(files) {
   const found = files.filter(sounds);
   return { files: found, leftOut: files.length - found.length };
 }
@@ -20,17 +22,11 @@ export async function ofTransfer(transfer) {
   const entries = [...transfer.items]
     .filter((item) => item.kind === "file")
     .map((item) => ({ entry: item.webkitGetAsEntry?.(), file: item.getAsFile() }));
-  const result = { files: [], leftOut: 0 };
-  for (const { entry, file } of entries) {
-    if (!entry?.isDirectory) {
-      if (file) result.files.push(file);
-      continue;
-    }
-    const { files, leftOut } = ofFolder(await within(entry));
-    result.files.push(...files);
-    result.leftOut += leftOut;
-  }
-  return result;
+  const files = [];
+  for (const { entry, file } of entries)
+    if (entry?.isDirectory) files.push(...(await within(entry)));
+    else if (file) files.push(file);
+  return audioOf(files);
 }
 
 async function within(entry) {

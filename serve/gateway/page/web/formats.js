@@ -4,10 +4,7 @@ import { subtitles } from "./api.js";
 
 const oneLine = (text) => text.trim().split(/\s+/).join(" ");
 
-function txt(job) {
-  const lines = job.segments.map((segment) => `${oneLine(segment.text)}\n`);
-  return lines.length || !job.live ? lines.join("") : `${job.live}\n`;
-}
+const txt = (job) => job.segments.map((segment) => `${oneLine(segment.text)}\n`).join("");
 
 function json(job) {
   const { name, text, language, duration, segments } = job;

@@ -2,9 +2,10 @@
 
 import { $, button, megabytes, save } from "./dom.js";
 import { Card } from "./card.js";
-import { ofFolder, ofTransfer } from "./files.js";
+import { audioOf, ofTransfer } from "./files.js";
 import { FORMATS, file } from "./formats.js";
 import { Queue, unfinished } from "./queue.js";
+import { Search } from "./search.js";
 import { watch } from "./server.js";
 import * as settings from "./settings.js";
 import * as speak from "./speak.js";
@@ -14,6 +15,7 @@ const cards = new Map();
 const told = new Map();
 let limitBytes = Infinity;
 
+const search = new Search(() => [...cards.values()].reverse()); // as they are shown
 const queue = new Queue({
   changed(job) {
     if (!cards.has(job.id)) {
@@ -24,11 +26,13 @@ const queue = new Queue({
     if (job.error?.status === 401) settings.askForKey();
     tell(job);
     count();
+    search.again();
   },
   removed(id) {
     cards.get(id)?.close();
     cards.delete(id);
     count();
+    search.again();
   },
   lost() {
     notice("This browser keeps nothing for this page: what is here is gone when you leave it.");
@@ -46,9 +50,14 @@ function notice(text) {
 const tooLarge = ({ name, size }) =>
   `${name} is too large: ${megabytes(size)}, and this server takes ${megabytes(limitBytes)}.`;
 
+const passedOver = (count) =>
+  count === 1
+    ? "1 file was passed over, which does not look like audio."
+    : `${count} files were passed over, which do not look like audio.`;
+
 async function add({ files, leftOut }) {
   const said = [];
-  if (leftOut) said.push(`Left out of the folder: ${leftOut} that did not look like audio.`);
+  if (leftOut) said.push(passedOver(leftOut));
   for (const one of files) {
     if (!one.size) said.push(`${one.name} is empty.`);
     else if (one.size > limitBytes) said.push(tooLarge(one));
@@ -66,7 +75,7 @@ function picks(id, opener, take) {
 }
 
 picks("files", "choose", (files) => ({ files, leftOut: 0 }));
-picks("folder", "choose-folder", ofFolder);
+picks("folder", "choose-folder", audioOf);
 
 const carriesFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
 addEventListener("dragover", (event) => {
@@ -105,6 +114,7 @@ function count() {
   const left = jobs.filter(unfinished).length;
   const done = jobs.filter((job) => job.segments.length);
   $("results-head").hidden = jobs.length < 2;
+  if (jobs.length < 2) search.clear();
   const text = left ? `${left} of ${jobs.length} to go` : `${jobs.length} recordings`;
   if ($("count").textContent !== text) $("count").textContent = text;
   $("downloads").hidden = done.length < 2 || left > 0;

@@ -6,6 +6,7 @@
 import { ServerError, transcribe } from "./api.js";
 import * as store from "./store.js";
 import { RATE, wav } from "./wav.js";
+import { correct } from "./words.js";
 
 const AT_ONCE = 3; // a browser has six connections to a server, and others are needed as well
 const MOST_TRIES = 8; // where the server has no room
@@ -36,10 +37,8 @@ export class Queue {
     await this.#keep(async () => (jobs = await store.loadJobs()));
     for (const job of jobs.sort((a, b) => a.added - b.added)) {
       if (unfinished(job)) job.state = "interrupted";
-      if (job.state === "recording") {
-        settle(job);
-        job.state = "done"; // what was said until then is there
-      }
+      if (job.state === "recording") job.state = "done"; // what was said until then is there
+      if (job.live) settle(job);
       this.#jobs.set(job.id, job);
       this.changed(job);
     }
@@ -64,10 +63,10 @@ export class Queue {
     return job;
   }
 
-  // `live` is text that stays, `open` what may still change.
-  hear(job, live, open) {
+  // `live` is text that stays, `open` what may still change, `spoken` both, as segments.
+  hear(job, live, open, spoken) {
     const more = job.live !== live;
-    Object.assign(job, { live, open });
+    Object.assign(job, { live, open, spoken });
     if (more) this.update(job);
     else this.changed(job);
   }
@@ -105,6 +104,15 @@ export class Queue {
     Object.assign(job, { state: "waiting", error: null, settings: this.options().settings });
     await this.update(job);
     this.#next();
+  }
+
+  // See `correct` of words.js.
+  correct(job, segment, word, text) {
+    correct(segment, word, text);
+    // Where words are gone the list is another one.
+    if (!text) job.segments = job.segments.filter((one) => one.text.trim());
+    Object.assign(job, { text: textOf(job.segments), corrected: true });
+    this.update(job);
   }
 
   stop(job) {
@@ -184,6 +192,7 @@ export class Queue {
       try {
         Object.assign(job, await this.#once(job, file, signal));
         job.seconds = (Date.now() - began) / 1000;
+        job.dictated = job.corrected = false;
         return;
       } catch (error) {
         if (!error.waitS || tries === MOST_TRIES) throw error;
@@ -234,11 +243,18 @@ export class Queue {
   }
 }
 
-// Of a recording that has ended no word changes any more.
+// Of a recording that has ended no word changes any more; what was said last ends with it.
 function settle(job) {
-  job.live = (job.live + job.open).trim();
-  job.open = "";
+  const spoken = job.spoken ?? [{ text: job.live + job.open, start: 0 }];
+  const duration = job.duration ?? 0;
+  job.segments = spoken
+    .filter((one) => one.text.trim())
+    .map((one) => ({ ...one, text: ` ${one.text.trim()}`, end: one.end ?? duration }));
+  Object.assign(job, { text: textOf(job.segments), live: null, open: "", spoken: null });
+  job.dictated = true;
 }
+
+const textOf = (segments) => segments.map((one) => one.text).join("").trim();
 
 function pause(seconds, signal) {
   return new Promise((resolve, reject) => {

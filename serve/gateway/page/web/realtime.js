@@ -16,8 +16,8 @@ export class Realtime {
   #ready = false;
   #last = false; // whether the last utterance has ended, after the microphone
 
-  // `changed(text, guess)`: what stays, and what may still change; `problem(message)`: an item
-  // has no text; `lost(message)`: there will be no more.
+  // `changed(text, guess, spoken)`: what stays, what may still change, and both as utterances with
+  // their times; `problem(message)`: an item has no text; `lost(message)`: there will be no more.
   constructor(settings, key, { changed, problem, lost }) {
     Object.assign(this, { settings, changed, problem, lost });
     const url = new URL("v1/realtime?intent=transcription", document.baseURI);
@@ -68,7 +68,10 @@ export class Realtime {
 
   #handlers = {
     "session.updated": () => this.#begin(),
-    "input_audio_buffer.speech_started": ({ item_id }) => this.#set(item_id, {}),
+    "input_audio_buffer.speech_started": ({ item_id, audio_start_ms }) =>
+      this.#set(item_id, { start: audio_start_ms / 1000 }),
+    "input_audio_buffer.speech_stopped": ({ item_id, audio_end_ms }) =>
+      this.#set(item_id, { end: audio_end_ms / 1000 }),
     "input_audio_buffer.committed": ({ item_id }) => {
       this.#set(item_id, {});
       this.#last ||= Boolean(this.ended);
@@ -100,7 +103,12 @@ export class Realtime {
     this.#items.set(id, { ...item, guess, ...changes, text: (changes.text ?? item.text) + more });
     const items = [...this.#items.values()];
     const texts = items.map((one) => one.text.trim()).filter(Boolean);
-    this.changed(texts.join(" "), items.map((one) => one.guess).join(""));
+    const spoken = items.map((one) => ({
+      start: one.start ?? 0,
+      end: one.end,
+      text: one.text + one.guess,
+    }));
+    this.changed(texts.join(" "), items.map((one) => one.guess).join(""), spoken);
   }
 
   #closed(event) {

@@ -38,7 +38,7 @@ class Dictation {
     this.microphone = await listen((buffer) => this.#hear(buffer));
     this.job = this.queue.addRecording(`Recording ${now()}`);
     this.realtime = new Realtime(settings(), key(), {
-      changed: (text, guess) => this.queue.hear(this.job, text, guess),
+      changed: (...heard) => this.queue.hear(this.job, ...heard),
       problem: this.problem,
       lost: (message) => this.stop(message),
     });
@@ -70,7 +70,7 @@ class Dictation {
 }
 
 // As ISO 8601 has it, but of here, and fit for names of files.
-const now = () => new Date().toLocaleString("sv-SE").replaceAll(":", ".");
+const now = () => new Date().toLocaleString("sv-SE").replaceAll(":", "-");
 
 function show(on) {
   $("speak").setAttribute("aria-pressed", on);
