@@ -437,7 +437,7 @@ def test_words_are_corrected_where_they_stand_and_stay_so(page):
     assert [word["word"] for one in table["segments"] for word in one["words"]] == [
         *("1", "to <i>", "four"),
     ]
-    assert "00:00:01.000 --> 00:00:02.000\nto &lt;i>\n" in downloaded(page, found, "vtt")
+    assert "00:00:00.000 --> 00:00:01.500\n1 to &lt;i>\n" in downloaded(page, found, "vtt")
 
     page.once("dialog", lambda dialog: dialog.dismiss())
     found.get_by_role("button", name="Again").click()
