@@ -46,7 +46,7 @@ DROP = """
     new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true }));
 }
 """
-# The contrasts of controls' borders to what is behind them, as WCAG 2 counts it, the smallest first.
+# The contrasts of controls' borders to what is behind them, as WCAG 2 counts it, smallest first.
 # Contrasts of texts are axe's.
 BORDERS = """
 () => {
