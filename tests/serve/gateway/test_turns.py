@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from serve.gateway.gate import Gate
+from serve.gateway.gate import LINGER_S, Gate
 from serve.gateway.turns import OWN_S, Share, Turns
 
 
@@ -43,7 +43,7 @@ def soon(loop, act, *arguments):
 class Costly:
     """A protocol that takes a moment for each piece."""
 
-    unread = False
+    unread, linger_s = False, LINGER_S
 
     def __init__(self, loop, piece_s, piece_bytes=10):
         self.loop, self.piece_s, self.piece_bytes = loop, piece_s, piece_bytes
