@@ -1,10 +1,11 @@
-"""Serve engines: `python -m serve triton|gateway|transcribe|bulk|live|tensors|keys`, with --help.
+"""Serve engines: `python -m serve COMMAND`, each with --help.
 
 python -m serve triton --config configs/demo.toml
 python -m serve gateway --config before-others.toml
 python -m serve transcribe --config configs/demo.toml --format srt talk.mp3
 python -m serve bulk --config configs/demo.toml --input recordings --output transcripts
 python -m serve live --config configs/demo.toml talk.mp3
+python -m serve wyoming --config configs/demo.toml
 python -m serve tensors
 python -m serve keys new --name alice --file keys.toml
 """
@@ -38,6 +39,7 @@ from serve.speech.formats import Format, render
 from serve.speech.raw import with_header
 from serve.supervisor.run import running_server
 from serve.triton import wire
+from serve.wyoming import command as wyoming
 
 _WATCH_INTERVAL_S = 0.5
 _KEY = "EARSHOT_API_KEY"  # what `transcribe` shows to a server that wants a key
@@ -141,6 +143,10 @@ def _parser() -> argparse.ArgumentParser:
     stream = commands.add_parser("live", help=live.TITLE, description=live.__doc__)
     stream.set_defaults(run=_live)
     live.add_arguments(stream)
+
+    bridge = commands.add_parser("wyoming", help=wyoming.TITLE, description=wyoming.__doc__)
+    bridge.set_defaults(run=_wyoming)
+    wyoming.add_arguments(bridge)
 
     tensors = commands.add_parser(
         "tensors",
@@ -265,6 +271,17 @@ def _live(args: argparse.Namespace) -> int:
     scheme = "wss" if config.server.tls_certificate else "ws"
     server = f"{scheme}://{_address(config, config.server.http_port)}"
     return live.run(server, args, os.environ.get(_KEY), _say, _complain)
+
+
+def _wyoming(args: argparse.Namespace) -> int:
+    config = load_config(args.config) if args.config else None
+    url = args.server
+    if url is None and config is not None:
+        scheme = "https" if config.server.tls_certificate else "http"
+        url = f"{scheme}://{_address(config, config.server.http_port)}"
+    if url is None:
+        raise ConfigError("no server is named; say --config TOML, or --server URL")
+    return wyoming.run(config, url, args, os.environ.get(_KEY, ""), _say)
 
 
 def _bulk(args: argparse.Namespace) -> int:

@@ -103,6 +103,16 @@ RULES = {
         "serve.options",
         "serve.speech",
     ),
+    "serve.wyoming": (
+        *CONTRACTS,
+        "serve.codec",
+        "serve.files",
+        # What keeps a log short.
+        "serve.gateway.log",
+        "serve.options",
+        "serve.speech.languages",
+        "serve.speech.raw",
+    ),
     "serve.bulk": (
         *CONTRACTS,
         "serve.codec",

@@ -49,11 +49,26 @@ def header(media_type: str, size: int) -> bytes:
     width = 2 if coding == _PCM else 1
     if coding == _PCM and order == "big-endian":
         return struct.pack(">4s5I", b".snd", 24, min(size, _AU_ENDLESS), _AU_PCM, rate, channels)
+    return wav_header(rate, channels, width, size, _WAV_TAGS[coding])
+
+
+def wav_header(
+    rate: int, channels: int, width: int, size: int, tag: int = _WAV_TAGS[_PCM]
+) -> bytes:
+    """The header that makes a WAV file of raw samples.
+
+    Args:
+        rate: in Hz.
+        channels: that alternate.
+        width: bytes of a sample; of one byte it has no sign.
+        size: bytes of the samples.
+        tag: of their coding.
+    """
     frame = width * channels
     size = min(size - size % frame, STREAM_BYTES)
     return struct.pack(
         "<4sI4s4sIHHIIHH4sI",
-        *(b"RIFF", 36 + size, b"WAVE", b"fmt ", 16, _WAV_TAGS[coding], channels),
+        *(b"RIFF", 36 + size, b"WAVE", b"fmt ", 16, tag, channels),
         *(rate, rate * frame, frame, 8 * width, b"data", size),
     )
 

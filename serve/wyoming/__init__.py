@@ -1,0 +1,4 @@
+"""A bridge for Home Assistant: the Wyoming protocol in front of a running server.
+
+https://github.com/OHF-Voice/wyoming
+"""

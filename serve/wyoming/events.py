@@ -1,0 +1,89 @@
+"""Events of the Wyoming protocol: a line of JSON, more JSON if it tells of some, and a payload.
+
+    {"type": "audio-chunk", "data": {…}, "data_length": 49, "payload_length": 2048}
+
+`data` may stand in the line, behind it, or in part in either.
+"""
+
+import asyncio
+import dataclasses
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field
+
+from serve.codec import from_json, to_json
+from serve.errors import RequestError
+
+MAX_LINE_BYTES = 2**16
+MAX_DATA_BYTES = 2**16
+MAX_PAYLOAD_BYTES = 2**20
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """Something that one side tells the other."""
+
+    type: str
+    data: dict[str, Any] = dataclasses.field(default_factory=dict)
+    payload: bytes = b""
+
+    def write(self) -> bytes:
+        """As it is sent."""
+        data = to_json(self.data).encode()
+        head = {"type": self.type, "data_length": len(data), "payload_length": len(self.payload)}
+        return b"".join((to_json(head).encode(), b"\n", data, self.payload))
+
+
+def data_of(event: Event, kind: type[T]) -> T:
+    """What an event says, as a dataclass; keys that are no field of it are passed over.
+
+    Raises:
+        RequestError: a value is missing or wrong.
+    """
+    where = event.type[:60]
+    return from_json(kind, to_json(event.data), where, error=RequestError, extra="ignore")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Line:
+    type: str
+    data: dict[str, Any] | None = None
+    data_length: Annotated[int, Field(ge=0, le=MAX_DATA_BYTES)] | None = None
+    payload_length: Annotated[int, Field(ge=0, le=MAX_PAYLOAD_BYTES)] | None = None
+
+
+async def read_event(reader: asyncio.StreamReader) -> Event | None:
+    """The next event; None where the client has gone.
+
+    Args:
+        reader: whose limit is `MAX_LINE_BYTES`.
+
+    Raises:
+        RequestError: what came is no event, or too large.
+    """
+    try:
+        line = await _line(reader)
+        if not line:
+            return None
+        head = from_json(_Line, line, "an event", error=RequestError, extra="ignore")
+        data = head.data or {}
+        if head.data_length:
+            behind = await reader.readexactly(head.data_length)
+            where = f"data of {head.type[:60]}"
+            data |= from_json(dict[str, Any], behind, where, error=RequestError)
+        payload = await reader.readexactly(head.payload_length or 0)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    return Event(head.type, data, payload)
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.readline()
+    except ValueError as error:  # as StreamReader has it
+        raise RequestError(
+            f"an event's line is longer than {MAX_LINE_BYTES} bytes; expected JSON, and a line's "
+            "end behind it"
+        ) from error

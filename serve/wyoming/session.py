@@ -1,0 +1,185 @@
+"""One client's connection: what it says, and what it is told.
+
+A connection ends with its first fault, which is an event `error`: Home Assistant waits on for a
+transcript, whatever else it is told.
+"""
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar
+
+from serve.errors import DeadlineError, EarshotError, RequestError
+from serve.wyoming.events import Event, data_of, read_event
+from serve.wyoming.upstream import Heard, Upstream
+from serve.wyoming.utterance import Asked, AudioFormat, Utterance
+
+logger = logging.getLogger("earshot.wyoming")
+
+_WRITE_S = 10.0
+_WHISPER = {"name": "OpenAI", "url": "https://github.com/openai/whisper"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What all sessions share."""
+
+    upstream: Upstream
+    languages: tuple[str, ...]  # codes that clients are told of
+    language: str | None  # of whoever names none; None: it is detected
+    idle_s: float  # that a client may say nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ping:
+    text: str | None = None
+
+
+class Session:
+    """A connection.
+
+    Args:
+        reader: whose limit is `serve.wyoming.events.MAX_LINE_BYTES`.
+        writer: of the same connection.
+        settings: of all of them.
+    """
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, settings: Settings
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._settings = settings
+        self._ahead: asyncio.Task[Event | None] | None = None
+        self._asked = Asked()
+        self._utterance: Utterance | None = None
+        self._last = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether an utterance is under way."""
+        return self._utterance is not None
+
+    def finish(self) -> None:
+        """End with the utterance that is under way."""
+        self._last = True
+
+    async def run(self) -> None:
+        """Answer until the client goes, or a fault ends it."""
+        try:
+            while (self.busy or not self._last) and (event := await self._next()) is not None:
+                if handle := self._HANDLERS.get(event.type):  # what is unknown says nothing
+                    await handle(self, event)
+        except EarshotError as error:
+            logger.warning("%s", error)
+            await self.refuse(error)
+        finally:
+            if self._ahead is not None:
+                self._ahead.cancel()
+                await asyncio.wait((self._ahead,))
+
+    async def refuse(self, error: EarshotError) -> None:
+        """Tell the client what is wrong, if it still listens."""
+        try:
+            await self._say("error", {"text": str(error), "code": error.status})
+        except EarshotError as deaf:
+            logger.warning("%s", deaf)
+
+    async def _next(self) -> Event | None:
+        self._ahead = self._ahead or asyncio.create_task(read_event(self._reader))
+        try:
+            async with asyncio.timeout(self._settings.idle_s):
+                event = await self._ahead
+        except TimeoutError:
+            raise DeadlineError(
+                f"no whole event in {self._settings.idle_s:g} s; connect again to go on"
+            ) from None
+        self._ahead = None
+        return event
+
+    async def _say(self, kind: str, data: dict[str, Any]) -> None:
+        try:
+            self._writer.write(Event(kind, data).write())
+            async with asyncio.timeout(_WRITE_S):
+                await self._writer.drain()
+        except TimeoutError:
+            self._writer.transport.abort()
+            raise DeadlineError(f"the client has taken nothing for {_WRITE_S:g} s") from None
+        except ConnectionError:
+            pass  # it has gone, which the next read tells
+
+    # ---------------------------------------------------------------- events
+
+    async def _describe(self, event: Event) -> None:
+        models = await self._settings.upstream.models()
+        languages = list(self._settings.languages)
+        about = {"installed": True, "version": None}
+        program = {
+            **about,
+            "name": "Earshot",
+            "description": "Whisper, served by Earshot",
+            "attribution": {"name": "Earshot", "url": ""},
+            "models": [
+                {
+                    **about,
+                    "name": name,
+                    "description": f"Whisper ({name})",
+                    "attribution": _WHISPER,
+                    "languages": languages,
+                }
+                for name in models
+            ],
+            "supports_transcript_streaming": False,
+            "requires_external_vad": True,
+            "prefers_auto_gain_enabled": False,
+            "prefers_noise_reduction_enabled": False,
+        }
+        others = ("tts", "handle", "intent", "wake", "mic", "snd")
+        await self._say("info", {"asr": [program], **{name: [] for name in others}})
+
+    async def _ping(self, event: Event) -> None:
+        await self._say("pong", {"text": data_of(event, _Ping).text})
+
+    async def _transcribe(self, event: Event) -> None:
+        self._asked = data_of(event, Asked)
+
+    async def _audio_start(self, event: Event) -> None:
+        self._utterance = Utterance(data_of(event, AudioFormat))
+
+    async def _audio_chunk(self, event: Event) -> None:
+        format = data_of(event, AudioFormat)
+        self._utterance = self._utterance or Utterance(format)
+        self._utterance.add(format, event.payload)
+
+    async def _audio_stop(self, event: Event) -> None:
+        if self._utterance is None:
+            raise RequestError("audio-stop came without audio; expected audio-start before it")
+        asked = self._asked
+        if not asked.language:
+            asked = dataclasses.replace(asked, language=self._settings.language)
+        if (heard := await self._while_client_waits(self._utterance, asked)) is not None:
+            await self._say("transcript", {"text": heard.text, "language": heard.language})
+        self._asked, self._utterance = Asked(), None
+
+    async def _while_client_waits(self, utterance: Utterance, asked: Asked) -> Heard | None:
+        """The server's answer; None where the client has gone, and the server knows it, too."""
+        if not utterance.seconds:
+            return Heard("")  # nothing was said
+        answer = asyncio.create_task(self._settings.upstream.transcribe(utterance, asked))
+        self._ahead = self._ahead or asyncio.create_task(read_event(self._reader))
+        try:
+            await asyncio.wait((answer, self._ahead), return_when=asyncio.FIRST_COMPLETED)
+            gone = self._ahead.done() and not self._ahead.exception() and not self._ahead.result()
+            return None if gone and not answer.done() else await answer
+        finally:
+            answer.cancel()
+
+    _HANDLERS: ClassVar[dict[str, Callable[["Session", Event], Awaitable[None]]]] = {
+        "describe": _describe,
+        "ping": _ping,
+        "transcribe": _transcribe,
+        "audio-start": _audio_start,
+        "audio-chunk": _audio_chunk,
+        "audio-stop": _audio_stop,
+    }
