@@ -173,6 +173,11 @@ _IGNORED = (
 )
 
 
+# Models of OpenAI's that know no turns: their clients send no turn_detection, and commit, which
+# would be an error where the server has found the same turn's end before.
+_WITHOUT_TURNS = ("gpt-realtime-whisper", "gpt-live-transcribe")
+
+
 def updated(
     settings: Settings, changes: Mapping[str, Any]
 ) -> tuple[Settings, tuple[SettingWarning, ...]]:
@@ -189,7 +194,7 @@ def updated(
             "unsupported_value",
         )
     changes, warnings = _without_ignored(changes)
-    table = _merged(as_session(settings), changes)
+    table = _merged(_with_turns(as_session(settings), changes), changes)
     try:
         changed = from_table(Settings, table, "session", error=OptionError)
         if changed.input.format.type != "audio/pcm" and changed.input.format.rate is not None:
@@ -212,6 +217,16 @@ def as_session(settings: Settings) -> dict[str, Any]:
     if settings.input.format.rate is None:
         del table["audio"]["input"]["format"]["rate"]
     return table
+
+
+def _with_turns(session: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A session's table, in which the client of a model without turns ends them itself."""
+    found: Any = changes
+    for key in ("audio", "input", "transcription", "model"):
+        found = found.get(key) if isinstance(found, dict) else None
+    if isinstance(found, str) and found.startswith(_WITHOUT_TURNS):
+        session["audio"]["input"]["turn_detection"] = None
+    return session
 
 
 def _without_ignored(

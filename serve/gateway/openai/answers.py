@@ -19,7 +19,8 @@ _NO_LANGUAGE = "unknown"  # where nobody was heard, so nothing decoded
 def body(transcript: Transcript, asked: Asked) -> tuple[str, str]:
     """An answer's text and its media type."""
     if asked.format == "json":
-        found = {"text": transcript.text, **_logprobs(transcript.segments, asked)}
+        found = {"text": transcript.text, **_languages(transcript)}
+        found |= _logprobs(transcript.segments, asked)
         return to_json({**found, "usage": _usage(transcript)}), "application/json"
     if asked.format == "verbose_json":
         return to_json(_verbose(transcript, asked)), "application/json"
@@ -58,7 +59,8 @@ def done_event(transcript: Transcript, asked: Asked) -> dict[str, Any]:
         "output_tokens": said,
         "total_tokens": heard + said,
     }
-    whole = _whole(transcript, asked) if asked.format == "verbose_json" else {}
+    verbose = asked.format == "verbose_json"
+    whole = _whole(transcript, asked) if verbose else _languages(transcript)
     whole |= _logprobs(transcript.segments, asked) | _warning(transcript)
     return {"type": "transcript.text.done", **whole, "text": transcript.text, "usage": usage}
 
@@ -102,6 +104,11 @@ def _verbose(transcript: Transcript, asked: Asked) -> dict[str, Any]:
     if asked.words:
         found["words"] = [_word(word) for word in _words(transcript.segments)]
     return found
+
+
+def _languages(transcript: Transcript) -> dict[str, Any]:
+    """Those that were heard, as OpenAI's gpt-transcribe tells them."""
+    return {"languages": [{"code": transcript.language}] if transcript.language else []}
 
 
 def _warning(transcript: Transcript) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 
 from serve.gateway.live import events, older
 from serve.gateway.live.events import EventError
-from serve.gateway.live.settings import SettingError, Settings, as_session
+from serve.gateway.live.settings import ServerVad, SettingError, Settings, as_session
 from serve.gateway.live.settings import updated as updated_and_warned
 
 LOGPROBS = "item.input_audio_transcription.logprobs"
@@ -242,3 +242,14 @@ def test_audio_must_be_base64_of_whole_samples(audio):
     with pytest.raises(EventError, match="audio") as refused:
         events.read_audio(audio, 2)
     assert (refused.value.code, refused.value.param) == ("invalid_value", "audio")
+
+
+@pytest.mark.parametrize("model", ["gpt-realtime-whisper", "gpt-live-transcribe-2026"])
+def test_clients_of_models_without_turns_end_them(model):
+    """As LiveKit does, which sends no turn_detection for them."""
+    asked = {"type": "transcription", "audio": {"input": {"transcription": {"model": model}}}}
+    assert updated(Settings(), asked).input.turn_detection is None
+    asked["audio"]["input"]["turn_detection"] = {"type": "server_vad", "threshold": 0.25}
+    assert updated(Settings(), asked).input.turn_detection == ServerVad(threshold=0.25)
+    asked = {"audio": {"input": {"transcription": {"model": "gpt-4o-transcribe"}}}}
+    assert updated(Settings(), asked).input.turn_detection == ServerVad()
