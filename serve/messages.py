@@ -100,6 +100,9 @@ class Request:
     # Whether the encoder sees a window's audio and a second of silence, instead of silence up to
     # 30 s: much less work for short audio. Checkpoints are not trained so; measure what it costs.
     short_encoder: bool = False
+    # Whether a window that only repeats itself ends at once, without the repetition that showed it:
+    # for audio that breaks off in a word and will be decoded again when there is more of it.
+    end_loops: bool = False
     # `Transcript.tokens` of this audio when it was shorter: a guess at what its first window says.
     # It changes how long greedy decoding takes, never the answer.
     draft: tuple[int, ...] = ()

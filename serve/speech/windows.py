@@ -47,7 +47,7 @@ _DEEPEST_DB = 40.0  # below the loudest frame
 _SILENCE = 1e-12  # mean square of samples: below the last bit of 24
 _LONG_PAUSE_FRAMES = 50  # 1 s
 _PLAIN_RATIO = 1.56  # compression ratio of 600 bytes of plain text, the lower end of what was seen
-_LOOP_START = 16  # tokens: the words that are repeated, and what compressing needs in any case
+LOOP_START = 16  # tokens: the words that are repeated, and what compressing needs in any case
 _TOKENS_PER_S = 8  # nobody speaks faster
 
 
@@ -286,13 +286,13 @@ def loop_tokens(max_tokens: int, duration_s: float, threshold: float) -> int:
         threshold: compression ratio above which a window is repetitive.
 
     Returns:
-        At least `_LOOP_START`; 0 where no loop would be enough.
+        At least `LOOP_START`; 0 where no loop would be enough.
     """
     new = _PLAIN_RATIO / max(threshold, _PLAIN_RATIO)
-    if max_tokens * new < _LOOP_START:
+    if max_tokens * new < LOOP_START:
         return 0
-    most = min(max_tokens, _LOOP_START + _TOKENS_PER_S * duration_s)
-    return _LOOP_START + round(most * (1 - new))
+    most = min(max_tokens, LOOP_START + _TOKENS_PER_S * duration_s)
+    return LOOP_START + round(most * (1 - new))
 
 
 def judge(

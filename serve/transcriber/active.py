@@ -27,6 +27,7 @@ from serve.speech.hallucinations import without_hallucinations
 from serve.speech.timeline import Timeline
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import (
+    LOOP_START,
     Attempt,
     Decoded,
     Piece,
@@ -190,6 +191,8 @@ class ActiveRequest:
     def loop_tokens(self, index: int) -> int:
         """How many repeated tokens end a window; see `Job.loop_tokens`."""
         max_tokens, duration_s = self.plan.options.max_tokens, self._spans[index].duration_s
+        if self.plan.end_loops:
+            return LOOP_START
         return loop_tokens(max_tokens, duration_s, self.plan.repetitive)
 
     def encoder_frames(self, index: int) -> int:
@@ -218,6 +221,8 @@ class ActiveRequest:
         """
         self._encode_s += scores.encode_s
         self._decode_s += scores.decode_s
+        if looped and self.plan.end_loops:
+            tokens, looped = tokens[:-LOOP_START], False
         pieces = split_segments(tokens, tokenizer.facts, self._spans[index].duration_s)
         attempt = Attempt(
             tokens=tokens,

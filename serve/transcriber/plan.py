@@ -51,6 +51,7 @@ class Plan:
     speech: SpeechConfig = dataclasses.field(default_factory=SpeechConfig)  # what is
     draft: tuple[int, ...] = ()  # what the first window may say
     short_encoder: bool = False  # windows are not encoded up to 30 s
+    end_loops: bool = False  # windows that repeat themselves end at once
     mode: Mode = "parallel"
     texts: Texts = NO_TEXTS
     multilingual: bool = False  # each window has its own language
@@ -163,6 +164,7 @@ def plan_request(
         speech=_speech(request, config),
         draft=_draft(request, tokenizer, n_text_ctx),
         short_encoder=_short_encoder(request, capabilities),
+        end_loops=_end_loops(request),
         mode=mode,
         multilingual=multilingual,
         detection=detection,
@@ -260,6 +262,12 @@ def _short_encoder(request: Request, capabilities: Capabilities) -> bool:
             f"{capabilities.device} encodes whole windows; ask for short_encoder = false"
         )
     return wanted
+
+
+def _end_loops(request: Request) -> bool:
+    if not isinstance(request.end_loops, bool):
+        raise OptionError(f"end_loops = {shown(request.end_loops)}; expected true or false")
+    return request.end_loops
 
 
 def _draft(request: Request, tokenizer: Tokenizer, n_text_ctx: int) -> tuple[int, ...]:

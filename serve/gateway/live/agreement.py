@@ -68,13 +68,15 @@ class Agreement:
         count = sum(word.end <= until_s for word in self.pending)
         return self._commit(self.pending, count)
 
-    def cut(self) -> float | None:
+    def cut(self, after_s: float) -> float | None:
         """Where audio that has become text may be cut off, in a pause; None: nowhere.
+
+        Behind a time, for a cut that frees little costs another one soon, and each a draft.
 
         It is the end of the last sentence in the final words, else the longest pause between two of
         them. The last final word stays: its mark is still open.
         """
-        ends = [i for i in range(len(self.words) - 1)]
+        ends = [i for i in range(len(self.words) - 1) if self.words[i].end > after_s]
         if not ends:
             return None
         sentences = [i for i in ends if self.words[i].word.rstrip()[-1:] in _SENTENCE_ENDS]

@@ -20,6 +20,7 @@ NOTHING = Transcript("", None, None, 0.0, (), Timings(0.0, 0.0, 0.0, 0.0))
 """What is said in silence, whatever a network writes of it."""
 
 _BEFORE = 0.8  # of the audio that is held may be from before an utterance
+_FREED = 0.25  # of the audio that is held, by a cut at least
 _UNSURE_S = 2.0  # at the end of audio that must be cut, what may not be whole
 
 
@@ -48,6 +49,7 @@ class Window:
             temperature=0.0,
             beam_size=config.beam_size or None,
             short_encoder=config.short_encoder,
+            end_loops=True,
             draft=self.draft,
         )
 
@@ -140,7 +142,7 @@ class Utterance:
         """
         if self._language is None or before._language != self._language:
             return
-        if before._held_s > _BEFORE * hold_s and (cut_s := before._agreement.cut()) is not None:
+        if before._held_s > _BEFORE * hold_s and (cut_s := before._cut_at()) is not None:
             before._cut(cut_s)
         if before._held_s > _BEFORE * hold_s:
             return
@@ -194,7 +196,7 @@ class Utterance:
         if text and self._language is None:
             self._language = transcript.language
         said = self._said(text, before)
-        if self._held_s > hold_s and (cut_s := self._agreement.cut()) is not None:
+        if self._held_s > hold_s and (cut_s := self._cut_at()) is not None:
             self._cut(cut_s)
         if self._held_s > MOST_S:
             self._cut(heard_s - _UNSURE_S)
@@ -222,6 +224,11 @@ class Utterance:
     @property
     def _held_s(self) -> float:
         return (self.end - self._begin) / SAMPLE_RATE
+
+    def _cut_at(self) -> float | None:
+        """Seconds of the utterance at which a cut frees enough of what is held; None: nowhere."""
+        begin_s = (self._begin - self.start) / SAMPLE_RATE
+        return self._agreement.cut(begin_s + _FREED * self._held_s)
 
     def _cut(self, at_s: float) -> None:
         """Forget the audio before a time of the utterance, and what was final by then."""

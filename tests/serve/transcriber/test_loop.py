@@ -10,6 +10,7 @@ from serve.engine import DETECT_LANGUAGE
 from serve.errors import CancelledError, OptionError
 from serve.messages import SegmentReady
 from serve.speech.tokenizer import Tokenizer
+from serve.speech.windows import LOOP_START
 from tests.fakes import CAPABILITIES, Echo, Play, fake_engine
 from tests.harness import (
     FOREVER,
@@ -191,6 +192,14 @@ class TestWindows(TranscriberTests):
             assert first.options == second.options
             assert (first.loop_tokens, second.loop_tokens) == (24, 0)
             assert len(second.draft) == 4
+
+    def test_loops_end_at_once_for_whom_wants_it(self, start, tokenizer):
+        transcriber, runtime = start(Echo(tokenizer, loops=50))
+        wanted = request("no " * 60, temperature=0.0, end_loops=True)
+        answer = transcriber.transcribe(wanted)
+        (job,) = runtime.jobs
+        assert job.loop_tokens == LOOP_START
+        assert len(answer.segments[0].tokens) == 49 - LOOP_START, "without what showed the loop"
 
     def test_a_search_reaches_the_jobs_of_its_temperatures(self, start, tokenizer):
         able = dataclasses.replace(CAPABILITIES, beam_width=5, search_options=True)

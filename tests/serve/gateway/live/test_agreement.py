@@ -80,14 +80,15 @@ def test_words_that_did_not_stay_are_counted():
 
 def test_audio_is_cut_behind_a_sentence_or_in_the_longest_pause():
     agreement = Agreement()
-    assert agreement.cut() is None
+    assert agreement.cut(0.0) is None
     for _ in "ab":
         agreement.update(heard("It rains. We stay here and"))
-    assert agreement.cut() == pytest.approx(0.95)
+    assert agreement.cut(0.0) == pytest.approx(0.95)
+    assert agreement.cut(1.0) > 1.0, "a cut that frees little is none"
     assert agreement.drop(0.95) == " It rains."
     agreement.words[2] = Word(2.5, 2.9, " here", 0.9)
-    assert agreement.cut() == pytest.approx(2.2)
-    assert agreement.drop(9.0) == " We stay here" and agreement.cut() is None
+    assert agreement.cut(0.0) == pytest.approx(2.2)
+    assert agreement.drop(9.0) == " We stay here" and agreement.cut(0.0) is None
 
 
 def test_one_hypothesis_may_settle_what_must_be_settled():
