@@ -286,7 +286,7 @@ class Streams:
     def _end(self, update: Update, now_s: float) -> None:
         stream = update.stream
         utterance = stream.utterances[0]
-        stream.pace.ended(now_s)
+        stream.pace.ended(now_s, len(self._streams))
         utterance.tokens = tuple(update.tokens)
         for word, final_s in utterance.decoded(update.audio_s, now_s):
             if self._counts(word):

@@ -121,6 +121,7 @@ class Simulated:
         self._registry = CollectorRegistry()
         self._metrics = LiveMetrics(self._registry, ())
         self._decoder = asyncio.Lock()
+        self._streams = 0  # that are played
 
     def whole(self, request: Request) -> Transcript:
         """See `System`, as of the others."""
@@ -132,10 +133,12 @@ class Simulated:
         """See `System`."""
         wire = _Wire(self)
         work = asyncio.create_task(wire.work())
+        self._streams += 1
         try:
             async for heard in converse(wire, blocks, transcription, pace=1.0, wait_s=_WAIT_S):
                 yield heard
         finally:
+            self._streams -= 1
             work.cancel()
             await asyncio.wait((work,))
 
@@ -161,7 +164,14 @@ class Simulated:
             return transcript
 
         return Session(
-            self._config, str, transcribe, send.put, lambda _: None, Detector(), self._metrics
+            self._config,
+            str,
+            transcribe,
+            send.put,
+            lambda _: None,
+            Detector(),
+            self._metrics,
+            lambda: self._streams,
         )
 
 

@@ -12,8 +12,9 @@ _LESS, _MORE_S = 0.8, 1.0  # by decoding: what is too much is felt at once, what
 class Pace:
     """The pace of one stream's decodings.
 
-    One follows the other after `update_s`, but rests as long as it took: a server that has many
-    streams then answers each of them sooner than if every one waited in its queue all the time.
+    One follows the other after `update_s`. Where there are several streams each rests besides, the
+    longer the more there are, at most as long as it took: a server answers streams that take turns
+    sooner than streams that wait in its queue all the time. One alone has nobody to rest for.
 
     Args:
         update_s: least time between the beginnings of two decodings.
@@ -38,10 +39,11 @@ class Pace:
         """A decoding begins."""
         self._began_s = now_s
 
-    def ended(self, now_s: float) -> None:
-        """It has ended."""
+    def ended(self, now_s: float, streams: int) -> None:
+        """It has ended; so many streams are open, this one too."""
         took_s = now_s - self._began_s
-        self._due_s = max(self._began_s + self._update_s, now_s + took_s)
+        rest_s = took_s * (1 - 1 / streams)
+        self._due_s = max(self._began_s + self._update_s, now_s + rest_s)
         if took_s > _BUSY * self._update_s:
             self.hold_s = max(HOLD_S[0], _LESS * self.hold_s)
         else:

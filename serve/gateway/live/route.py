@@ -129,6 +129,7 @@ class Live:
             visit.hear,
             detector,
             self._door.metrics.live,
+            self._door.streams.__len__,
         )
         try:
             end = await self._run(session, websocket, ticket, stop)

@@ -66,6 +66,7 @@ class Session:
         charge: counts seconds of audio; refuses them where that is too much.
         detector: of this stream.
         metrics: counts.
+        streams: how many are open at the moment, this one too.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Session:
         charge: Callable[[float], None],
         detector: Detector,
         metrics: LiveMetrics,
+        streams: Callable[[], int],
     ) -> None:
         self.id = events.new_id("sess")
         self._config = config
@@ -85,6 +87,7 @@ class Session:
         self._send = send
         self._charge = charge
         self._metrics = metrics
+        self._streams = streams
         self._settings = Settings()
         self._ear = Ear(detector, _options(self._settings))
         self._inlet = Inlet(self._settings.input.format)
@@ -300,7 +303,7 @@ class Session:
                 await self._fail(utterance, refusal)
             return
         self._metrics.updates.labels("ok").inc()
-        self._pace.ended(_now_s())
+        self._pace.ended(_now_s(), self._streams())
         self._tries = 0
         if utterance in self._queue:  # else the client has cleared it
             said = utterance.take(window, transcript, self._pace.hold_s)

@@ -15,23 +15,28 @@ def test_quick_decodings_begin_at_the_pace_that_is_configured(pace):
     pace.speech(10.0)
     assert pace.due_s == 10.5
     pace.began(10.5)
-    pace.ended(10.6)
+    pace.ended(10.6, 9)
     assert pace.due_s == 11.0
     pace.speech(10.7)  # after a short pause
     assert pace.due_s == 11.2
 
 
-def test_slow_ones_rest_as_long_as_they_took(pace):
-    pace.began(10.0)
-    pace.ended(10.75)
-    assert pace.due_s == 11.5
+def test_slow_ones_rest_the_longer_the_more_streams_there_are(pace):
+    def due_s(streams):
+        pace.began(10.0)
+        pace.ended(10.75, streams)
+        return pace.due_s
+
+    assert due_s(1) == 10.75
+    assert due_s(2) == 11.125
+    assert 11.25 < due_s(4) < due_s(100) < 11.5
 
 
 def test_quick_decodings_get_more_audio_and_slow_ones_less(pace):
     def decode(took_s, times=1):
         for _ in range(times):
             pace.began(10.0)
-            pace.ended(10.0 + took_s)
+            pace.ended(10.0 + took_s, 1)
         return pace.hold_s
 
     assert pace.hold_s == 9.0

@@ -138,7 +138,7 @@ def test_an_utterance_begins_with_the_audio_right_before_it():
 
     async def hear():
         metrics = LiveMetrics(CollectorRegistry(), ())
-        stream = Session(LIVE, str, None, ignore, float, LoudIsSpeech(), metrics)
+        stream = Session(LIVE, str, None, ignore, float, LoudIsSpeech(), metrics, lambda: 1)
 
         async def say(kind, **fields):
             await stream.handle(json.dumps({"type": kind, **fields}))
