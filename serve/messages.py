@@ -100,9 +100,10 @@ class Request:
     # Whether the encoder sees a window's audio and a second of silence, instead of silence up to
     # 30 s: much less work for short audio. Checkpoints are not trained so; measure what it costs.
     short_encoder: bool = False
-    # Whether a window that only repeats itself ends at once, without the repetition that showed it:
-    # for audio that breaks off in a word and will be decoded again when there is more of it.
-    end_loops: bool = False
+    # Whether the audio breaks off, in a word perhaps, and will be decoded again when there is more
+    # of it: text that repeats itself ends at once, without the repetition that showed it, and
+    # without `vad` nobody listens for speech that has no text.
+    unfinished: bool = False
     # `Transcript.tokens` of this audio when it was shorter: a guess at what its first window says.
     # It changes how long greedy decoding takes, never the answer.
     draft: tuple[int, ...] = ()

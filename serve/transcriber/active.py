@@ -191,7 +191,7 @@ class ActiveRequest:
     def loop_tokens(self, index: int) -> int:
         """How many repeated tokens end a window; see `Job.loop_tokens`."""
         max_tokens, duration_s = self.plan.options.max_tokens, self._spans[index].duration_s
-        if self.plan.end_loops:
+        if self.plan.unfinished:
             return LOOP_START
         return loop_tokens(max_tokens, duration_s, self.plan.repetitive)
 
@@ -221,7 +221,7 @@ class ActiveRequest:
         """
         self._encode_s += scores.encode_s
         self._decode_s += scores.decode_s
-        if looped and self.plan.end_loops:
+        if looped and self.plan.unfinished:
             tokens, looped = tokens[:-LOOP_START], False
         pieces = split_segments(tokens, tokenizer.facts, self._spans[index].duration_s)
         attempt = Attempt(

@@ -21,7 +21,7 @@ from serve.speech.meter import Limits
 from serve.speech.packing import cut_heard, cut_long, pack
 from serve.speech.sandbox import client as sandbox
 from serve.speech.stretches import CutOne, cut_stretches
-from serve.speech.windows import Window
+from serve.speech.windows import Window, cut
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.audio import audio_bytes
 from serve.transcriber.guard import guarded
@@ -253,6 +253,8 @@ def _cutting(active: ActiveRequest) -> CutOne:
         return lambda blocks: pack(blocks, listener())
     if active.plan.vad == "auto":
         return lambda blocks: cut_long(blocks, listener)
+    if active.plan.unfinished:
+        return cut
     return lambda blocks: cut_heard(blocks, listener())
 
 

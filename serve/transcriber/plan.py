@@ -51,7 +51,7 @@ class Plan:
     speech: SpeechConfig = dataclasses.field(default_factory=SpeechConfig)  # what is
     draft: tuple[int, ...] = ()  # what the first window may say
     short_encoder: bool = False  # windows are not encoded up to 30 s
-    end_loops: bool = False  # windows that repeat themselves end at once
+    unfinished: bool = False  # there will be more of the audio
     mode: Mode = "parallel"
     texts: Texts = NO_TEXTS
     multilingual: bool = False  # each window has its own language
@@ -164,7 +164,7 @@ def plan_request(
         speech=_speech(request, config),
         draft=_draft(request, tokenizer, n_text_ctx),
         short_encoder=_short_encoder(request, capabilities),
-        end_loops=_end_loops(request),
+        unfinished=_unfinished(request),
         mode=mode,
         multilingual=multilingual,
         detection=detection,
@@ -264,10 +264,10 @@ def _short_encoder(request: Request, capabilities: Capabilities) -> bool:
     return wanted
 
 
-def _end_loops(request: Request) -> bool:
-    if not isinstance(request.end_loops, bool):
-        raise OptionError(f"end_loops = {shown(request.end_loops)}; expected true or false")
-    return request.end_loops
+def _unfinished(request: Request) -> bool:
+    if not isinstance(request.unfinished, bool):
+        raise OptionError(f"unfinished = {shown(request.unfinished)}; expected true or false")
+    return request.unfinished
 
 
 def _draft(request: Request, tokenizer: Tokenizer, n_text_ctx: int) -> tuple[int, ...]:

@@ -104,7 +104,7 @@ INPUTS = _by_name(
     TensorSpec(
         "SHORT_ENCODER", "BOOL", (1,), "do not encode a window's silence up to 30 s; default: false"
     ),
-    TensorSpec("END_LOOPS", "BOOL", (1,), "end text that repeats itself at once; default: false"),
+    TensorSpec("UNFINISHED", "BOOL", (1,), "more of this audio will be asked for; default: false"),
     TensorSpec(
         "DRAFT", "INT32", (-1,), "TOKENS of this audio when it was shorter: saves time", 2**12
     ),

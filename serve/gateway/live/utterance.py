@@ -49,7 +49,7 @@ class Window:
             temperature=0.0,
             beam_size=config.beam_size or None,
             short_encoder=config.short_encoder,
-            end_loops=True,
+            unfinished=True,
             draft=self.draft,
         )
 

@@ -90,6 +90,22 @@ def pause(harness):
     return go_on
 
 
+def test_nobody_listens_to_audio_that_will_be_decoded_again():
+    def voices(**options):
+        harness = Harness()
+        active = ActiveRequest(
+            0, Plan((1,), "en", DecodingOptions(), False, **options), print, 0.0, 1e9
+        )
+        harness.intake.add(active, SECOND)
+        harness.settle()
+        harness.intake.close()
+        ((_, window),) = harness.said
+        return window.voice
+
+    assert voices() == ()
+    assert voices(unfinished=True) is None
+
+
 def test_short_audio_becomes_one_window(harness):
     for id in range(3):
         harness.intake.add(make_active(id), SECOND)

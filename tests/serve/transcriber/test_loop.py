@@ -195,7 +195,7 @@ class TestWindows(TranscriberTests):
 
     def test_loops_end_at_once_for_whom_wants_it(self, start, tokenizer):
         transcriber, runtime = start(Echo(tokenizer, loops=50))
-        wanted = request("no " * 60, temperature=0.0, end_loops=True)
+        wanted = request("no " * 60, temperature=0.0, unfinished=True)
         answer = transcriber.transcribe(wanted)
         (job,) = runtime.jobs
         assert job.loop_tokens == LOOP_START

@@ -122,7 +122,7 @@ def test_who_never_learnt_to_translate_does_not(plan):
         ({"mode": 1}, "mode = 1; expected parallel or sequential"),
         ({"hotwords": 5}, "hotwords = 5; expected text"),
         ({"short_encoder": 1}, "short_encoder = 1; expected true or false"),
-        ({"end_loops": 1}, "end_loops = 1; expected true or false"),
+        ({"unfinished": 1}, "unfinished = 1; expected true or false"),
         ({"partial": 1}, "partial = 1; expected true or false"),
         ({"language": "xx"}, "language"),
         ({"task": "summarise"}, "task"),

@@ -42,7 +42,7 @@ INPUTS = [
     ("REPETITION_PENALTY", "TYPE_FP32", [1]),
     ("NO_REPEAT_NGRAM_SIZE", "TYPE_INT32", [1]),
     ("SHORT_ENCODER", "TYPE_BOOL", [1]),
-    ("END_LOOPS", "TYPE_BOOL", [1]),
+    ("UNFINISHED", "TYPE_BOOL", [1]),
     ("DRAFT", "TYPE_INT32", [-1]),
     ("STREAM", "TYPE_BOOL", [1]),
 ]

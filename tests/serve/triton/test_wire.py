@@ -50,7 +50,7 @@ FULL = Request(
     repetition_penalty=1.3,
     no_repeat_ngram_size=3,
     short_encoder=True,
-    end_loops=True,
+    unfinished=True,
     draft=(50, 7),
 )
 
