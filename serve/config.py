@@ -222,8 +222,12 @@ class ServerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class GatewayConfig:
-    """What the gateway says of requests."""
+    """The gateway's processes, and what they say of requests."""
 
+    # That share the server's addresses, so that one that is busy, or ends, is not the server: the
+    # system gives each connection to one of them. Each has its share, rounded up, of
+    # `server.max_inflight`, `server.max_inflight_mb`, `live.max_streams` and of keys' limits.
+    processes: Count = 1
     # A line in the log for each request: words for people, JSON objects (all lines of the gateway
     # are, then), or none. See serve/gateway/log.py.
     log: LogKind = "text"
@@ -305,6 +309,7 @@ def read_config(path: str | Path, kind: type[C]) -> C:
     own = {key: table[key] for key in table if key in known or key not in SECTIONS_OF_OTHERS}
     config = from_table(kind, {"name": path.stem, **own}, str(path))
     _check_server(config.server, path)
+    _check_shares(config, path)
     _check_upstreams(config, path)
     return config
 
@@ -318,10 +323,15 @@ def _check_server(server: ServerConfig, path: Path) -> None:
             f"{path}: server.tls_certificate and server.tls_key belong together; expected both, or "
             "neither"
         )
-    if server.max_request_mb > server.max_inflight_mb:
+
+
+def _check_shares(config: Config, path: Path) -> None:
+    server, processes = config.server, config.gateway.processes
+    if server.max_request_mb * processes > server.max_inflight_mb:
+        share = "" if processes == 1 else f", shared by gateway.processes = {processes}"
         raise ConfigError(
             f"{path}: server.max_request_mb = {server.max_request_mb} is more than "
-            f"server.max_inflight_mb = {server.max_inflight_mb}; expected at most as much"
+            f"server.max_inflight_mb = {server.max_inflight_mb}{share}; expected at most as much"
         )
 
 

@@ -14,6 +14,7 @@ and so does the environment: EARSHOT_API_KEYS holds name:sha256, several with bl
 
 import dataclasses
 import hashlib
+import math
 import os
 import re
 import secrets
@@ -47,6 +48,15 @@ class Key:
     audio_s_per_minute: Seconds | None = None
     requests_at_once: Count | None = None  # None: as server.key_share says; live_streams as well
     live_streams: Count | None = None
+
+    def share(self, processes: int) -> "Key":
+        """The same key with what one of so many processes may give it, rounded up."""
+        if processes == 1:
+            return self
+        limits = dataclasses.asdict(self)
+        del limits["sha256"]
+        some = {name: math.ceil(most / processes) for name, most in limits.items() if most}
+        return dataclasses.replace(self, **some)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,12 +16,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run it; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m serve.gateway", description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="the run's own")
+    parser.add_argument("--number", type=int, default=0, help="of this process, where several are")
     parser.add_argument(
         "--requests-to", type=int, help="descriptor for the log's lines of requests"
     )
     args = parser.parse_args(arguments)
     try:
-        return serve_folder(args.folder, args.requests_to)
+        return serve_folder(args.folder, args.number, args.requests_to)
     except EarshotError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

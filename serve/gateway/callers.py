@@ -119,6 +119,7 @@ class Callers:
     def __init__(self, config: Config, clock: Clock = time.monotonic) -> None:
         server = config.server
         self._config = config
+        self._processes = config.gateway.processes
         self._path = Path(server.keys_file) if server.keys_file else None
         self._clock = clock
         self._anyone = Caller("", None)
@@ -188,6 +189,7 @@ class Callers:
             if name in keys:
                 raise ConfigError(f"{self._path} and {ENVIRONMENT} both have a key {name}")
             keys[name] = key
+        keys = {name: key.share(self._processes) for name, key in keys.items()}
         before = self._callers
         self._callers = {
             name: before[name]

@@ -25,7 +25,6 @@ from serve.gateway.upstream.own import OwnEngine
 from serve.gateway.upstream.pool import Upstreams
 from serve.gateway.visits import Visit
 from serve.gateway.watch import LoopWatch
-from serve.triton.folder import GATEWAY_ALIVE
 
 _EXTENSIONS = ("binary_tensor_data",)  # those of Triton's that are offered here
 
@@ -37,12 +36,15 @@ class Door:
         config: the whole configuration.
         folder: of the run.
         engines: of the run.
+        alive: is touched as long as the loop goes on.
 
     Raises:
         ConfigError: the keys or the upstreams cannot be used.
     """
 
-    def __init__(self, config: Config, folder: Path, engines: Sequence[OwnEngine]) -> None:
+    def __init__(
+        self, config: Config, folder: Path, engines: Sequence[OwnEngine], alive: Path
+    ) -> None:
         self.config = config
         self.models = Models(config)
         self.callers = Callers(config)
@@ -50,7 +52,7 @@ class Door:
         self.turns = Turns()
         self.uploads = Uploads(self.admission)
         self.streams = Streams(config.live)
-        self.watch = LoopWatch(folder / GATEWAY_ALIVE)
+        self.watch = LoopWatch(alive)
         self.metrics = Metrics(self.admission, self.streams, self.watch, self.turns)
         self.upstreams = Upstreams(config, self.models, folder, engines, self.metrics.upstreams)
         self.upload_timeout_s = config.server.upload_timeout_s

@@ -32,6 +32,7 @@ from serve.gateway.envelope import raw_parts
 from serve.gateway.headers import LINE, with_headers
 from serve.gateway.limits import EXPANSION, Ticket
 from serve.gateway.live.route import Live
+from serve.gateway.metrics import OWN_PAGE
 from serve.gateway.openai import docs
 from serve.gateway.openai.routes import build_openai_app
 from serve.gateway.page.routes import page_routes
@@ -88,6 +89,7 @@ def build_watchers_app(door: Door, metrics: WholePage) -> ASGIApp:
     api = _Api(door)
     routes: list[BaseRoute] = [
         Route("/metrics", _metrics(door, metrics)),
+        Route(OWN_PAGE, _metrics(door, _own_page(door))),
         Route("/health", api.health),
         Route("/v2/health/live", api.live),
     ]
@@ -109,6 +111,13 @@ def _metrics(door: Door, metrics: WholePage, needs_key: bool = False) -> Endpoin
             await metrics(),
             media_type="text/plain; version=0.0.4; charset=utf-8",
         )
+
+    return page
+
+
+def _own_page(door: Door) -> WholePage:
+    async def page() -> bytes:
+        return door.metrics.page()
 
     return page
 

@@ -43,12 +43,13 @@ _TURNS = 3  # of the loop, in which a connection is accepted and gets its protoc
 _LOOK_S = 0.02  # between two looks at connections that are to end
 
 
-def listening_socket(server: ServerConfig, key: str) -> "_Listener":
+def listening_socket(server: ServerConfig, key: str, shared: bool = False) -> "_Listener":
     """A TCP socket that listens at one of the configured addresses.
 
     Args:
         server: names host and ports.
         key: of the port.
+        shared: whether others of the gateway have the same port.
 
     Raises:
         UnavailableError: it cannot.
@@ -59,6 +60,7 @@ def listening_socket(server: ServerConfig, key: str) -> "_Listener":
             (server.host, port),
             family=socket.AF_INET6 if ":" in server.host else socket.AF_INET,
             backlog=_BACKLOG,
+            reuse_port=shared,
         )
     except OSError as error:
         raise UnavailableError(

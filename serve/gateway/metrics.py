@@ -14,12 +14,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from serve.gateway.limits import Admission
 from serve.gateway.watch import LoopWatch
-from serve.triton.folder import METRICS_SOCKET, SUPERVISOR_PAGE
+from serve.triton.folder import METRICS_SOCKET, SUPERVISOR_PAGE, gateway_door
 from serve.triton.unix_http import ask
 
 logger = logging.getLogger("earshot.gateway")
 
-_TRITON_S = 2.0  # most that Triton's page takes
+OWN_PAGE = "/metrics/own"
+"""Where one of the gateway's processes has what it alone counts."""
+
+_PAGE_S = 2.0  # most that the page of another process takes
 _RECENT = 20_000  # requests whose latency is remembered
 _WORD_BUCKETS_S = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0)
 _BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
@@ -215,13 +218,17 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-async def whole_page(folder: Path, tritons: Mapping[str, Path], own: Metrics) -> bytes:
+async def whole_page(
+    folder: Path, tritons: Mapping[str, Path], own: Metrics, number: int, processes: int
+) -> bytes:
     """The page, without the parts that cannot be had now.
 
     Args:
         folder: of the run.
         tritons: their folders, by their devices.
         own: the gateway's part.
+        number: of this process among the gateway's.
+        processes: how many these are; where there are several, each has its number as a label.
     """
     pages = {}
     for device, triton in tritons.items():
@@ -229,20 +236,24 @@ async def whole_page(folder: Path, tritons: Mapping[str, Path], own: Metrics) ->
             pages[device] = await tritons_page(triton)
         except OSError as error:
             logger.warning("the metrics of Triton of %s cannot be had: %s", device, error)
-    parts = [joined(pages)]
+    parts = [joined(pages, "device")]
     with contextlib.suppress(OSError):  # before the supervisor has written one, or without one
         parts.append((folder / SUPERVISOR_PAGE).read_bytes())
-    parts.append(own.page())
+    gateways = {str(number): own.page()}
+    for other in sorted(set(range(processes)) - {number}):
+        with contextlib.suppress(OSError):  # it is being started again
+            gateways[str(other)] = await _asked(gateway_door(folder, other), OWN_PAGE)
+    parts.append(joined(gateways, "process") if processes > 1 else own.page())
     return b"".join(part if part.endswith(b"\n") else part + b"\n" for part in parts if part)
 
 
-def joined(pages: Mapping[str, bytes]) -> bytes:
-    """The pages of several Tritons as one, each number with a label of its device.
+def joined(pages: Mapping[str, bytes], label: str) -> bytes:
+    """The pages of several processes as one, each number with a label that says whose it is.
 
     In Prometheus's text format all lines of a metric stand together, its description first.
     """
     metrics: dict[str, tuple[list[str], list[str]]] = {}  # by name: description, numbers
-    for device, page in pages.items():
+    for whose, page in pages.items():
         description, numbers = metrics.setdefault("", ([], []))
         for line in page.decode().splitlines():
             if line.startswith("# "):
@@ -250,17 +261,17 @@ def joined(pages: Mapping[str, bytes]) -> bytes:
                 if line not in description:
                     description.append(line)
             elif line:
-                numbers.append(_with_device(line, device))
+                numbers.append(_with_label(line, label, whose))
     lines = [line for found in metrics.values() for part in found for line in part]
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def _with_device(line: str, device: str) -> str:
+def _with_label(line: str, label: str, value: str) -> str:
     name, brace, rest = line.partition("{")
     if brace:
-        return f'{name}{{device="{device}",{rest}'
-    name, _, value = line.partition(" ")
-    return f'{name}{{device="{device}"}} {value}'
+        return f'{name}{{{label}="{value}",{rest}'
+    name, _, number = line.partition(" ")
+    return f'{name}{{{label}="{value}"}} {number}'
 
 
 async def tritons_page(folder: Path) -> bytes:
@@ -269,4 +280,8 @@ async def tritons_page(folder: Path) -> bytes:
     Raises:
         OSError: Triton is away.
     """
-    return await asyncio.to_thread(ask, folder / METRICS_SOCKET, "/metrics", _TRITON_S)
+    return await _asked(folder / METRICS_SOCKET, "/metrics")
+
+
+async def _asked(socket: Path, page: str) -> bytes:
+    return await asyncio.to_thread(ask, socket, page, _PAGE_S)

@@ -27,8 +27,10 @@ logger = logging.getLogger("earshot.gateway")
 Method = Callable[[Context, Line], Awaitable[None]]
 
 
-def server_options(max_request_bytes: int, max_connections: int) -> list[tuple[str, int]]:
-    """What the gRPC server is made with."""
+def server_options(
+    max_request_bytes: int, max_connections: int, shared: bool
+) -> list[tuple[str, int]]:
+    """What the gRPC server is made with; `shared`: others of the gateway have the same port."""
     return [
         ("grpc.max_receive_message_length", max_request_bytes + MAX_STRUCTURE_BYTES),
         ("grpc.max_send_message_length", -1),
@@ -45,7 +47,7 @@ def server_options(max_request_bytes: int, max_connections: int) -> list[tuple[s
         # Calls that have begun go on; the next ones take a new connection, for which a client looks
         # anew who serves: so it finds servers that were added, and leaves those that drain.
         ("grpc.max_connection_age_ms", 300_000),
-        ("grpc.so_reuseport", 0),  # a second gateway must not share the port unnoticed
+        ("grpc.so_reuseport", int(shared)),  # a second gateway must not share the port unnoticed
     ]
 
 

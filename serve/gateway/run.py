@@ -15,7 +15,7 @@ from prometheus_client import disable_created_metrics
 
 from serve.config import Config, ServerConfig, load_config
 from serve.devices import names_of
-from serve.errors import UnavailableError
+from serve.errors import ConfigError, UnavailableError
 from serve.gateway import log, memory
 from serve.gateway.door import Door
 from serve.gateway.http import build_app, build_watchers_app
@@ -23,9 +23,17 @@ from serve.gateway.listen import HttpServer, grpc_credentials, listening_socket,
 from serve.gateway.metrics import tritons_page, whole_page
 from serve.gateway.page.state import State
 from serve.gateway.rpc import Methods, server_options
+from serve.gateway.shares import share_of
 from serve.gateway.upstream.own import OwnEngine
 from serve.triton.cancels import CancelClient
-from serve.triton.folder import CONFIG, GATEWAY_SOCKET, RELAY_SOCKET, engine_folders, run_folder
+from serve.triton.folder import (
+    CONFIG,
+    RELAY_SOCKET,
+    engine_folders,
+    gateway_alive,
+    gateway_door,
+    run_folder,
+)
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -44,6 +52,7 @@ class Gateway:
         config: the whole configuration.
         folder: of the run, with Triton's sockets.
         engines: of the run.
+        number: of this process among the `gateway.processes`.
 
     Raises:
         UnavailableError: it cannot listen.
@@ -51,14 +60,19 @@ class Gateway:
             requests could be given to.
     """
 
-    def __init__(self, config: Config, folder: Path, engines: Sequence[OwnEngine]) -> None:
-        server = config.server
-        self._door = Door(config, folder, engines)
+    def __init__(
+        self, config: Config, folder: Path, engines: Sequence[OwnEngine], number: int = 0
+    ) -> None:
+        processes, config = config.gateway.processes, share_of(config)
+        server, shared = config.server, processes > 1
+        self._door = Door(config, folder, engines, gateway_alive(folder, number))
         self._drain_s, self._end_s = server.drain_timeout_s, 0.0
         tritons = {engine.device: engine.folder for engine in engines}
         pages = [functools.partial(tritons_page, triton) for triton in tritons.values()]
         self._state = State(self._door, config, pages)
-        whole = functools.partial(whole_page, folder, tritons, self._door.metrics)
+        whole = functools.partial(
+            whole_page, folder, tritons, self._door.metrics, number, processes
+        )
         connections = _most_connections(server)
         clients = build_app(self._door, whole, self._state)
         watchers = build_watchers_app(self._door, whole)
@@ -66,12 +80,12 @@ class Gateway:
         self._http = [
             HttpServer(app, listener, within, self._door.admission, self._door.turns, connections)
             for app, listener, within in (
-                (clients, listening_socket(server, "http_port"), server),
-                (watchers, listening_socket(server, "metrics_port"), server),
-                (watchers, own_door(folder / GATEWAY_SOCKET), inside),
+                (clients, listening_socket(server, "http_port", shared), server),
+                (watchers, listening_socket(server, "metrics_port", shared), server),
+                (watchers, own_door(gateway_door(folder, number)), inside),
             )
         ]
-        options = server_options(self._door.admission.max_request_bytes, connections)
+        options = server_options(self._door.admission.max_request_bytes, connections, shared)
         self._grpc = grpc.aio.server(options=options)
         self._grpc.add_generic_rpc_handlers((Methods(self._door),))
         host = f"[{server.host}]" if ":" in server.host else server.host
@@ -126,11 +140,12 @@ def _most_connections(server: ServerConfig) -> int:
     return min(wanted, there_are)
 
 
-def serve_folder(folder: Path, requests_to: int | None = None) -> int:
+def serve_folder(folder: Path, number: int = 0, requests_to: int | None = None) -> int:
     """Be the gateway of the run in this folder until SIGTERM or SIGINT; returns the exit status.
 
     Args:
         folder: of the run.
+        number: of this process among the `gateway.processes`.
         requests_to: descriptor for the log's lines of requests; None: they go to the others.
 
     Raises:
@@ -145,7 +160,7 @@ def serve_folder(folder: Path, requests_to: int | None = None) -> int:
         for name, own in zip(names, engine_folders(folder, len(names)), strict=True):
             cancels = stack.enter_context(contextlib.closing(CancelClient(own / RELAY_SOCKET)))
             engines.append(OwnEngine(name, own, cancels))
-        return asyncio.run(_serve(config, folder, engines))
+        return asyncio.run(_serve(config, folder, engines, number))
 
 
 def serve_alone(config: Config) -> int:
@@ -157,9 +172,14 @@ def serve_alone(config: Config) -> int:
         ConfigError: the configuration cannot be used.
         UnavailableError: it cannot listen.
     """
+    if config.gateway.processes > 1:
+        raise ConfigError(
+            f"gateway.processes = {config.gateway.processes}, but a gateway alone is one process; "
+            "start several, at addresses of their own"
+        )
     _prepare(config)
     with run_folder() as folder:
-        return asyncio.run(_serve(config, folder, ()))
+        return asyncio.run(_serve(config, folder, (), 0))
 
 
 def _prepare(config: Config, requests_to: int | None = None) -> None:
@@ -172,11 +192,11 @@ def _prepare(config: Config, requests_to: int | None = None) -> None:
     disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-async def _serve(config: Config, folder: Path, engines: Sequence[OwnEngine]) -> int:
+async def _serve(config: Config, folder: Path, engines: Sequence[OwnEngine], number: int) -> int:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    gateway = Gateway(config, folder, engines)
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, stop.set)
+    gateway = Gateway(config, folder, engines, number)
     await gateway.start()
     await stop.wait()
     loop.remove_signal_handler(signal.SIGINT)

@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import signal
 import socket
 import ssl
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from serve.config import ServerConfig
 from serve.errors import UnavailableError
-from serve.triton.folder import GATEWAY_ALIVE, GATEWAY_SOCKET
+from serve.triton.folder import gateway_alive, gateway_door
 from serve.triton.heartbeat import age_s
 from serve.triton.processes import Child
 from serve.triton.unix_http import ask
@@ -24,24 +25,30 @@ _GRACE_S = 5.0  # beyond the drain's limit, which the gateway keeps itself
 
 
 class Gateway:
-    """A gateway that was started.
+    """A process of the gateway that was started.
 
     Args:
         folder: the run's own.
         config: where it listens.
         log_path: what it writes is appended there.
         requests_to: descriptor for its lines of requests; None: they stand there, too.
+        number: of this one, where there are several.
     """
 
     def __init__(
-        self, folder: Path, config: ServerConfig, log_path: Path, requests_to: int | None = None
+        self,
+        folder: Path,
+        config: ServerConfig,
+        log_path: Path,
+        requests_to: int | None = None,
+        number: int = 0,
     ) -> None:
         self._config = config
         kept = [] if requests_to is None else [requests_to]
         more = [text for one in kept for text in ("--requests-to", str(one))]
-        self._child = Child([*command(folder), *more], log_path, folder=_ROOT, kept=kept)
-        self._door = folder / GATEWAY_SOCKET
-        self._alive = folder / GATEWAY_ALIVE
+        self._child = Child([*command(folder, number), *more], log_path, folder=_ROOT, kept=kept)
+        self._door = gateway_door(folder, number)
+        self._alive = gateway_alive(folder, number)
         self._answers = False
         self._has_answered = False
         self._next_look = 0.0
@@ -77,7 +84,9 @@ class Gateway:
 
     def drain(self) -> bool:
         """Have it finish what it accepted and end; whether every request was answered."""
-        return self._child.terminate(self._config.drain_timeout_s + _GRACE_S) == 0
+        status = self._child.terminate(self._config.drain_timeout_s + _GRACE_S)
+        # It heeds the signal before it listens: what is ended by it has accepted nothing.
+        return status in (0, -signal.SIGTERM)
 
     def kill(self) -> None:
         """End it now."""
@@ -90,9 +99,10 @@ class Gateway:
         return all(listens(config.host, port) for port in ports)
 
 
-def command(folder: Path) -> list[str]:
-    """What starts the gateway of the run in this folder."""
-    return [sys.executable, "-m", "serve.gateway", "--folder", str(folder)]
+def command(folder: Path, number: int) -> list[str]:
+    """What starts one of the gateway's processes of the run in this folder."""
+    called = [sys.executable, "-m", "serve.gateway", "--folder", str(folder)]
+    return [*called, "--number", str(number)]
 
 
 def address(host: str, port: int) -> str:

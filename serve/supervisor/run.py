@@ -61,13 +61,11 @@ class Server:
             name: self._engine(name, launch, number)
             for number, (name, launch) in enumerate(launches.items())
         }
-        self._gateway = Part(
-            "gateway",
-            "the gateway",
-            lambda: Gateway(folder, server, log_path, requests_to),
-            server.start_timeout_s,
+        self._gateways = tuple(
+            self._gateway(number, config.gateway.processes, server, requests_to)
+            for number in range(config.gateway.processes)
         )
-        self._parts = (*self._engines.values(), self._gateway)
+        self._parts = (*self._engines.values(), *self._gateways)
         self._page = self._unwritten = ""
         self._error: EarshotError | None = None
         self._complete = True  # every request that was accepted has been answered
@@ -86,6 +84,18 @@ class Server:
             lambda: launch.start(log),
             self._start_timeout_s,
             lambda: not any(part.up for part in self._engines.values()),
+        )
+
+    def _gateway(
+        self, number: int, processes: int, server: ServerConfig, requests_to: int | None
+    ) -> Part:
+        """One of the gateway's processes."""
+        return Part(
+            "gateway",
+            "the gateway" if processes == 1 else f"the gateway's process {number}",
+            lambda: Gateway(self.folder, server, self.log_path, requests_to, number),
+            server.start_timeout_s,
+            lambda: not any(part.up for part in self._gateways),
         )
 
     @property
@@ -193,19 +203,22 @@ class Server:
     def _due_parts(self) -> Sequence[Part]:
         """All of them once the first engine has been ready, which others start after."""
         first = next(iter(self._engines.values()))
-        return self._parts if first.ever_ready else (first, self._gateway)
+        return self._parts if first.ever_ready else (first, *self._gateways)
 
     def _drain(self) -> None:
         """The gateway first: it answers what it has accepted, for which it needs Triton."""
-        if isinstance(self._gateway.running, Gateway):
-            self._complete = self._gateway.running.drain()
-        running = [part.running for part in self._engines.values()]
-        with ThreadPoolExecutor(len(running)) as pool:
-            list(pool.map(TritonServer.stop, [o for o in running if isinstance(o, TritonServer)]))
+        gateways = [part.running for part in self._gateways]
+        tritons = [part.running for part in self._engines.values()]
+        with ThreadPoolExecutor(max(len(gateways), len(tritons))) as pool:
+            drained = pool.map(Gateway.drain, [o for o in gateways if isinstance(o, Gateway)])
+            self._complete = all(list(drained))
+            list(pool.map(TritonServer.stop, [o for o in tritons if isinstance(o, TritonServer)]))
 
     @property
     def _works(self) -> bool:
-        return self._gateway.up and any(part.up for part in self._engines.values())
+        return all(
+            any(part.up for part in parts) for parts in (self._gateways, self._engines.values())
+        )
 
     def _publish(self) -> None:
         """Write what the metrics page says of the supervisor, where it has changed."""
@@ -217,7 +230,8 @@ class Server:
                 f'earshot_restarts_total{{part="{part.name}",device="{name}"}} {part.restarts}\n'
                 for name, part in engines
             )
-            + f'earshot_restarts_total{{part="gateway"}} {self._gateway.restarts}\n'
+            + f'earshot_restarts_total{{part="gateway"}} '
+            f"{sum(part.restarts for part in self._gateways)}\n"
             "# HELP earshot_up Whether the gateway and at least one engine work\n"
             f"# TYPE earshot_up gauge\nearshot_up {int(self._works)}\n"
             "# HELP earshot_engine_up Whether the engine of a device works\n"

@@ -25,8 +25,6 @@ ALIVE = "alive"  # touched every second by the process that has the engine
 STREAM_ALIVE = "alive_stream"  # and by that of whisper_stream
 HEARTBEATS = (ALIVE, STREAM_ALIVE)
 FAILURE = "failure"  # why that process cannot go on, once it cannot
-GATEWAY_SOCKET = "gateway.sock"  # the gateway's own door for health and metrics, by HTTP
-GATEWAY_ALIVE = "alive_gateway"  # touched every second by the gateway's loop
 SUPERVISOR_PAGE = "supervisor.prom"  # what the supervisor adds to the metrics page
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -43,6 +41,16 @@ def engine_folders(run: Path, count: int) -> tuple[Path, ...]:
     if count == 1:
         return (run,)
     return tuple(run / f"{run.name}-{number:03}" for number in range(count))
+
+
+def gateway_door(run: Path, number: int = 0) -> Path:
+    """The door for health and metrics, by HTTP, of one of the gateway's processes: a socket."""
+    return run / f"gateway-{number}.sock"
+
+
+def gateway_alive(run: Path, number: int = 0) -> Path:
+    """The file that the loop of one of the gateway's processes touches every second."""
+    return run / f"alive_gateway-{number}"
 
 
 def grpc_target(folder: Path) -> str:

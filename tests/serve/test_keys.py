@@ -14,6 +14,11 @@ def test_keys_are_long_and_never_the_same():
     assert all(len(key) > 43 for key in keys)  # 256 bits
 
 
+def test_one_of_several_processes_gives_its_share():
+    assert Key(HASH, 5, 0.5).share(1) == Key(HASH, 5, 0.5)
+    assert Key(HASH, 5, 90.0, None, 1).share(2) == Key(HASH, 3, 45, None, 1)
+
+
 def test_what_is_added_is_read(tmp_path):
     path = tmp_path / "keys.toml"
     add_key(path, "alice", {"sha256": HASH, "requests_per_minute": None})

@@ -24,7 +24,7 @@ from serve.keys import add_key, hash_of
 from serve.messages import Request
 from serve.supervisor.gateway import is_live, is_ready
 from serve.triton.client import Client
-from serve.triton.folder import GATEWAY_SOCKET
+from serve.triton.folder import gateway_door
 from tests.gateways import WAIT_S, Running, inputs, json_request, message
 
 KEY = {"authorization": "Bearer secret-a"}
@@ -244,7 +244,7 @@ def test_with_certificates_all_ports_speak_tls(start):
             assert answer.headers["strict-transport-security"]
     assert is_ready(running.http, tls=True)
     assert not is_ready(running.http)
-    assert is_live(running.folder / GATEWAY_SOCKET)
+    assert is_live(gateway_door(running.folder))
     client = triton_grpc.InferenceServerClient(
         running.grpc.replace("127.0.0.1", "localhost"), ssl=True, root_certificates=str(PEM)
     )

@@ -75,7 +75,7 @@ def test_the_page_has_all_parts(running):
 def test_the_pages_of_several_engines_are_one_page():
     cpu = b'# HELP a of all\n# TYPE a counter\na 1\n# HELP b of b\n# TYPE b gauge\nb{x="1"} 2\n'
     gpu = b'# HELP b of b\n# TYPE b gauge\nb{x="1"} 3\nb{x="2"} 4\n'
-    page = joined({"cpu": cpu, "cuda:1": gpu}).decode()
+    page = joined({"cpu": cpu, "cuda:1": gpu}, "device").decode()
     families = {one.name: one.samples for one in text_string_to_metric_families(page)}
     assert [(one.labels, one.value) for one in families["b"]] == [
         ({"device": "cpu", "x": "1"}, 2),

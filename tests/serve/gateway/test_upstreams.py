@@ -368,7 +368,7 @@ def test_it_shows_its_key_and_keeps_quarrels_about_it_to_itself(start, tmp_path,
 def test_configs_that_cannot_be(tmp_path, upstreams, alone, told):
     async def door():
         own = [] if alone else [OwnEngine("cpu", tmp_path, object())]
-        Door(Config(upstreams=upstreams), tmp_path, own)
+        Door(Config(upstreams=upstreams), tmp_path, own, tmp_path / "alive")
 
     with pytest.raises(ConfigError, match=told):
         asyncio.run(door())

@@ -5,7 +5,7 @@ import re
 import time
 
 from serve.gateway.watch import LoopWatch
-from serve.triton.folder import GATEWAY_ALIVE
+from serve.triton.folder import gateway_alive
 from serve.triton.heartbeat import age_s
 from tests.gateways import until
 
@@ -41,4 +41,4 @@ def test_the_page_tells_it_and_the_file_says_that_the_loop_goes_on(running):
     found = r"earshot_gateway_longest_turn_seconds (0\.[2-9]|[1-9])"
     until(lambda: re.search(found, running.page()))
     assert "earshot_gateway_waiting_turns 0.0" in running.page()
-    assert age_s(running.folder / GATEWAY_ALIVE) < 60.0
+    assert age_s(gateway_alive(running.folder)) < 60.0

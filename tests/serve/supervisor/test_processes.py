@@ -1,0 +1,95 @@
+"""A gateway of two processes: either is the server while the other stands still or dies."""
+
+import contextlib
+import dataclasses
+import http.client
+import os
+import re
+import signal
+import time
+
+import psutil
+import pytest
+
+from serve.config import GatewayConfig
+from serve.errors import EarshotError
+from serve.supervisor.run import running_server
+from serve.triton.client import Client
+from tests.serving import CLIP, metrics_page, wait_until
+
+pytestmark = pytest.mark.server
+HTTP, GRPC = "earshot_gateway_requests_total", 'route="grpc"'
+
+
+@pytest.fixture(scope="module")
+def server(nano_config):
+    with running_server(
+        dataclasses.replace(nano_config(), gateway=GatewayConfig(processes=2))
+    ) as it:
+        yield it
+
+
+def processes(server):
+    """Of the gateway, by their numbers."""
+    found = {}
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            line = child.cmdline()
+            if {"serve.gateway", str(server.folder)} <= set(line):
+                found[line[line.index("--number") + 1]] = child.pid
+    return found
+
+
+def answered(server):
+    """Requests over gRPC, by the process that took them."""
+    pattern = rf'^{HTTP}{{process="(\d)",.*{GRPC}.*}} (\d+)'
+    found = re.findall(pattern, metrics_page(server), re.MULTILINE)
+    return {process: int(count) for process, count in found}
+
+
+def is_live(server):
+    """Whether a connection of its own gets an answer within a second."""
+    connection = http.client.HTTPConnection(server.http, timeout=1.0)
+    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+        connection.request("GET", "/v2/health/live")
+        return connection.getresponse().status == 200
+    return False
+
+
+def test_both_take_requests_and_one_page_counts_them(server):
+    def ask():
+        with Client(server.grpc, timeout_s=120) as client:
+            assert client.transcribe(CLIP).duration == 1.0
+
+    asked = 0
+    while len(answered(server)) < 2:
+        assert asked < 64, "one of them takes them all"
+        ask()
+        asked += 1
+    wait_until(lambda: sum(answered(server).values()) == asked, "some are not counted")
+    page = metrics_page(server)
+    assert page.count("# TYPE earshot_gateway_requests_total") == 1
+    assert 'earshot_restarts_total{part="gateway"} 0' in page
+
+
+def test_one_that_stands_still_leaves_the_other(server):
+    pid = processes(server)["1"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: is_live(server), "the other does not answer")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: all(is_live(server) for _ in range(16)), "it does not go on")
+
+
+def test_one_that_dies_is_started_again_and_the_other_answers_meanwhile(server):
+    gone = processes(server)["0"]
+    os.kill(gone, signal.SIGKILL)
+    until = time.monotonic() + 120.0
+    while 'earshot_restarts_total{part="gateway"} 1' not in metrics_page(server):
+        with Client(server.grpc, timeout_s=120) as client:
+            assert client.transcribe(CLIP).duration == 1.0
+        assert time.monotonic() < until
+    wait_until(lambda: len(processes(server)) == 2, "it did not come back")
+    with pytest.raises(EarshotError, match="failed and was started again"):
+        server.require_unbroken()
