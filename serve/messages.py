@@ -83,6 +83,9 @@ class Request:
     # none are, None = as configured.
     hallucination_silence_threshold: float | None = None
     vad: bool | None = None  # whether what is not speech is left out; None = as configured
+    # Start, end, start, end, … in seconds of each stretch in which somebody speaks, by whom has
+    # listened already: all is decoded, as without `vad`, and nobody listens again. (): nobody has.
+    voice: Sequence[float] = ()
     # What counts as speech; see `serve.config.SpeechConfig`. None = as configured.
     vad_threshold: float | None = None
     vad_min_speech_s: float | None = None
@@ -101,8 +104,7 @@ class Request:
     # 30 s: much less work for short audio. Checkpoints are not trained so; measure what it costs.
     short_encoder: bool = False
     # Whether the audio breaks off, in a word perhaps, and will be decoded again when there is more
-    # of it: text that repeats itself ends at once, without the repetition that showed it, and
-    # without `vad` nobody listens for speech that has no text.
+    # of it: text that repeats itself ends at once, without the repetition that showed it.
     unfinished: bool = False
     # `Transcript.tokens` of this audio when it was shorter: a guess at what its first window says.
     # It changes how long greedy decoding takes, never the answer.

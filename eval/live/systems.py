@@ -95,8 +95,8 @@ class _Real:
 
     def changed(self) -> float:
         page = urllib.request.urlopen(f"http://{self.server.metrics}/metrics", timeout=10).read()
-        found = re.search(rf"^{_CHANGED} (\S+)", page.decode(), re.MULTILINE)
-        return float(found[1]) if found else 0.0
+        counted = re.findall(rf"^{_CHANGED}(?:{{.*}})? (\S+)", page.decode(), re.MULTILINE)
+        return sum(map(float, counted))
 
     def require_unbroken(self) -> None:
         self.server.require_unbroken()

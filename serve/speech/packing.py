@@ -3,13 +3,13 @@
 import dataclasses
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from serve.messages import Samples
 from serve.speech.activity import Listener
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from serve.speech.timeline import Pause
-from serve.speech.windows import Cutter, Window
+from serve.speech.windows import Cutter, Window, cut
 
 APART_S = 10.0
 """Seconds left out, after which another may speak, elsewhere, in another language."""
@@ -57,6 +57,20 @@ def cut_heard(blocks: Iterable[Samples], listener: Listener) -> Iterator[Window]
     listener.finish()
     for window in cutter.finish():
         yield _with_voice(window, listener)
+
+
+def cut_told(blocks: Iterable[Samples], voice: Sequence[tuple[float, float]]) -> Iterator[Window]:
+    """Cut all of the audio into windows, as `cut` does, where it is known who speaks when.
+
+    Args:
+        blocks: float32 (n,) each, 16 kHz mono, in order.
+        voice: start and end in seconds of each stretch in which somebody speaks, in order.
+    """
+    for window in cut(blocks):
+        start_s, end_s = window.start_s, window.start_s + window.duration_s
+        parts = ((max(start, start_s), min(end, end_s)) for start, end in voice)
+        inside = tuple((start - start_s, end - start_s) for start, end in parts if start < end)
+        yield dataclasses.replace(window, voice=inside)
 
 
 def _left_out(window: Window) -> Window:

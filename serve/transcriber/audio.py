@@ -11,7 +11,7 @@ from serve.messages import AudioFile, Request
 from serve.speech.stretches import Stretch
 
 MIB = 1 << 20
-MAX_CLIP_TIMESTAMPS = 2048
+MAX_TIMES = 2048
 
 
 def audio_bytes(request: Request) -> int:
@@ -51,18 +51,22 @@ def check_audio(request: Request, config: TranscriberConfig) -> None:
         )
 
 
-def stretches_of(times: Sequence[float]) -> tuple[Stretch, ...]:
-    """The stretches that a request's `clip_timestamps` ask for; none: all of the audio.
+def stretches_of(name: str, times: Sequence[float]) -> tuple[Stretch, ...]:
+    """The stretches of audio that an option names.
+
+    Args:
+        name: of the option.
+        times: start, end, start, …; the last end may be missing, for the end of the audio.
 
     Raises:
         OptionError: they are no times that follow each other.
     """
     if not isinstance(times, tuple | list) or not all(map(is_number, times)):
-        raise OptionError(f"clip_timestamps = {shown(times)}; expected a list of seconds")
-    if len(times) > MAX_CLIP_TIMESTAMPS:
+        raise OptionError(f"{name} = {shown(times)}; expected a list of seconds")
+    if len(times) > MAX_TIMES:
         raise OptionError(
-            f"clip_timestamps has {len(times)} numbers; expected at most {MAX_CLIP_TIMESTAMPS}: "
-            "send the audio in parts"
+            f"{name} has {len(times)} numbers; expected at most {MAX_TIMES}: send the audio in "
+            "parts"
         )
     ends = [*times[1::2], math.inf]  # of which the last may be one too many
     stretches = tuple((float(s), float(e)) for s, e in zip(times[::2], ends, strict=False))
@@ -70,7 +74,7 @@ def stretches_of(times: Sequence[float]) -> tuple[Stretch, ...]:
     for start_s, end_s in stretches:
         if not until_s <= start_s < end_s:  # nor is NaN between them
             raise OptionError(
-                f"clip_timestamps has {start_s:g} to {end_s:g} s after {until_s:g} s; expected "
+                f"{name} has {start_s:g} to {end_s:g} s after {until_s:g} s; expected "
                 "start, end, start, end, … in seconds, each end after its start and each start "
                 "no earlier than the end before it"
             )

@@ -18,10 +18,10 @@ from serve.errors import EarshotError
 from serve.messages import AudioFile, Request, Samples
 from serve.speech import activity, audio
 from serve.speech.meter import Limits
-from serve.speech.packing import cut_heard, cut_long, pack
+from serve.speech.packing import cut_heard, cut_long, cut_told, pack
 from serve.speech.sandbox import client as sandbox
 from serve.speech.stretches import CutOne, cut_stretches
-from serve.speech.windows import Window, cut
+from serve.speech.windows import Window
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.audio import audio_bytes
 from serve.transcriber.guard import guarded
@@ -253,8 +253,8 @@ def _cutting(active: ActiveRequest) -> CutOne:
         return lambda blocks: pack(blocks, listener())
     if active.plan.vad == "auto":
         return lambda blocks: cut_long(blocks, listener)
-    if active.plan.unfinished:
-        return cut
+    if active.plan.voice:
+        return functools.partial(cut_told, voice=active.plan.voice)
     return lambda blocks: cut_heard(blocks, listener())
 
 

@@ -52,6 +52,7 @@ class Plan:
     draft: tuple[int, ...] = ()  # what the first window may say
     short_encoder: bool = False  # windows are not encoded up to 30 s
     unfinished: bool = False  # there will be more of the audio
+    voice: tuple[Stretch, ...] = ()  # where somebody speaks in it; (): who speaks is listened for
     mode: Mode = "parallel"
     texts: Texts = NO_TEXTS
     multilingual: bool = False  # each window has its own language
@@ -160,7 +161,8 @@ def plan_request(
         tells_logprobs=request.token_logprobs,
         hallucination_silence_s=silence_s,
         vad=_vad(request, config),
-        stretches=stretches_of(request.clip_timestamps),
+        stretches=stretches_of("clip_timestamps", request.clip_timestamps),
+        voice=_voice(request),
         speech=_speech(request, config),
         draft=_draft(request, tokenizer, n_text_ctx),
         short_encoder=_short_encoder(request, capabilities),
@@ -224,7 +226,17 @@ def _hallucination_silence(request: Request, config: TranscriberConfig) -> float
     return float(wanted)
 
 
+def _voice(request: Request) -> tuple[Stretch, ...]:
+    voice = stretches_of("voice", request.voice)
+    if voice and (request.vad or request.clip_timestamps):
+        other = "vad" if request.vad else "clip_timestamps"
+        raise OptionError(f"voice came with {other}; expected one of them")
+    return voice
+
+
 def _vad(request: Request, config: TranscriberConfig) -> VoiceActivity:
+    if request.vad is None and request.voice:
+        return "off"
     if request.vad is None and request.clip_timestamps and config.vad == "auto":
         return "off"  # the client has chosen what is worth decoding
     if request.vad is None:

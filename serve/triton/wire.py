@@ -89,6 +89,9 @@ INPUTS = _by_name(
         "seconds: odd segments between longer silences are left out; default: as configured",
     ),
     TensorSpec("VAD", "BOOL", (1,), "whether only speech is decoded; default: as configured"),
+    TensorSpec(
+        "VOICE", "FP64", (-1,), "start, end, start, … s: where somebody speaks, if known", 2**14
+    ),
     TensorSpec("VAD_THRESHOLD", "FP32", (1,), "0 to 1; a frame that is likelier begins speech"),
     TensorSpec("VAD_MIN_SPEECH_S", "FP32", (1,), "seconds; what is no longer is no speech"),
     TensorSpec("VAD_MIN_SILENCE_S", "FP32", (1,), "seconds of silence that end speech"),

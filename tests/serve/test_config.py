@@ -60,7 +60,7 @@ def test_values_reach_their_fields(tmp_path):
             "tensorrt_llm: unknown key 'beam'; known: beam_",
         ),
         ("[server]\nhttp_port = 8001", "three different ports"),
-        ("[gateway]\nprocesses = 5", "max_request_mb = 256 is more .* shared by gateway.processes"),
+        ("[gateway]\nprocesses = 5", "max_inflight_mb = 1024, shared by gateway.processes = 5"),
         ("[server]\nhttp_port = 65536", "server.http_port = 65536; expected less than 65536"),
         ("[build]\nengine = 'e'", "[build] engine has moved; write engine = 'e' at the top of"),
         ("[runtime\n", "not valid TOML"),

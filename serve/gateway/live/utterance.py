@@ -29,6 +29,7 @@ class Window:
     """What is to be decoded."""
 
     samples: Samples  # (n,), 16 kHz
+    voice: tuple[float, ...]  # start, end, start, … of speech in it, in seconds
     begin: int
     end: int
     prompt: str
@@ -46,6 +47,7 @@ class Window:
             prompt=self.prompt,
             word_timestamps=True,
             vad=False,
+            voice=self.voice,
             temperature=0.0,
             beam_size=config.beam_size or None,
             short_encoder=config.short_encoder,
@@ -91,6 +93,7 @@ class Utterance:
         self.text = ""
         """All that is final."""
         self._spoken = 0  # samples
+        self._voice: list[tuple[int, int]] = []  # where somebody speaks, in what is held
         self._language = language
         self._languages = languages
         self._prompt = prompt
@@ -155,13 +158,17 @@ class Utterance:
         )
         self._begin -= before.end - before._begin
         self._audio[:0] = before._audio
+        later = self.start - before.end
+        self._voice[:0] = [(first + later, last + later) for first, last in before._voice]
         self._gone, self._draft = before._gone, before._draft
 
     def add(self, samples: Samples, speech: bool) -> None:
         """The audio goes on."""
         self._audio.append(samples)
-        self.end += len(samples)
+        begin, self.end = self.end, self.end + len(samples)
         if speech:
+            joins = self._voice and self._voice[-1][1] == begin
+            self._voice.append((self._voice.pop()[0] if joins else begin, self.end))
             self.spoken_until = self.end
             self._spoken += len(samples)
 
@@ -171,7 +178,7 @@ class Utterance:
         self._audio = [samples]
         prompt = f"{self._prompt} {self._gone}".strip()
         languages = () if self._language else self._languages
-        where = samples, self._begin, self.end
+        where = samples, self._voice_s(), self._begin, self.end
         return Window(*where, prompt, self._language, languages, self._draft)
 
     def take(self, window: Window, transcript: Transcript, hold_s: float) -> Said:
@@ -221,6 +228,9 @@ class Utterance:
             ),
         )
 
+    def _voice_s(self) -> tuple[float, ...]:
+        return tuple((at - self._begin) / SAMPLE_RATE for part in self._voice for at in part)
+
     @property
     def _held_s(self) -> float:
         return (self.end - self._begin) / SAMPLE_RATE
@@ -235,5 +245,6 @@ class Utterance:
         at = max(self._begin, min(self.start + round(at_s * SAMPLE_RATE), self.end))
         self._gone = (self._gone + self._agreement.drop(at_s))[-PROMPT_CHARS:]
         self._audio = [np.concatenate(self._audio)[at - self._begin :].copy()]
+        self._voice = [(max(first, at), last) for first, last in self._voice if last > at]
         if at > self._begin:
             self._begin, self._draft = at, ()

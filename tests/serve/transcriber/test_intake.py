@@ -90,7 +90,7 @@ def pause(harness):
     return go_on
 
 
-def test_nobody_listens_to_audio_that_will_be_decoded_again():
+def test_nobody_listens_where_it_is_known_who_speaks():
     def voices(**options):
         harness = Harness()
         active = ActiveRequest(
@@ -103,7 +103,7 @@ def test_nobody_listens_to_audio_that_will_be_decoded_again():
         return window.voice
 
     assert voices() == ()
-    assert voices(unfinished=True) is None
+    assert voices(voice=((0.25, 0.5), (0.75, 2.0))) == ((0.25, 0.5), (0.75, 1.0))
 
 
 def test_short_audio_becomes_one_window(harness):

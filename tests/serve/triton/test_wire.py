@@ -37,6 +37,7 @@ FULL = Request(
     clip_timestamps=(0.1, 20.0, 3600.25),
     hallucination_silence_threshold=1.5,
     vad=False,
+    voice=(0.25, 1.5),
     vad_threshold=0.3,
     vad_min_speech_s=0.3,
     vad_min_silence_s=0.5,
@@ -64,7 +65,7 @@ def test_the_full_request_says_everything():
 def test_a_request_comes_back_as_it_was(request_):
     inputs = wire.request_to_inputs(request_)
     assert wire.request_from_inputs(inputs) == request_
-    for name, length in (("DRAFT", 2), ("CLIP_TIMESTAMPS", 3), ("LANGUAGES", 2)):
+    for name, length in (("DRAFT", 2), ("CLIP_TIMESTAMPS", 3), ("VOICE", 2), ("LANGUAGES", 2)):
         assert inputs.pop(name, np.zeros(length)).shape == (length,)
     assert all(values.shape == (1,) for values in inputs.values())
 

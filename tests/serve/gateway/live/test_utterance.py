@@ -7,6 +7,8 @@ from serve.gateway.live.utterance import Utterance
 from serve.messages import Segment, Timings, Transcript, Word
 from serve.speech.rate import SAMPLE_RATE
 
+TIMINGS = Timings(0.0, 0.0, 0.0, 0.0)
+
 
 def spoken(item, start_s, seconds, language="en"):
     """An utterance of so much speech."""
@@ -20,8 +22,7 @@ def hear(utterance, text):
     words = [Word(i / 2, i / 2 + 0.4, f" {word}", 0.9) for i, word in enumerate(text.split())]
     window = utterance.window()
     segment = Segment(0.0, 9.0, text, (), None, None, 0.0, 1.0, tuple(words))
-    timings = Timings(0.0, 0.0, 0.0, 0.0)
-    transcript = Transcript(text, "en", None, 9.0, (segment,), timings)
+    transcript = Transcript(text, "en", None, 9.0, (segment,), TIMINGS)
     told = utterance.take(window, transcript, 24.0)
     return window, told.text
 
@@ -47,6 +48,25 @@ def test_a_word_with_enough_audio_behind_it_is_final_by_one_hypothesis():
     assert hear(utterance, "It rains all day")[1] == "It rains"
     assert hear(utterance, "It rains at night")[1] == ""
     assert hear(utterance, "It rains at noon")[1] == " at"
+
+
+def test_a_window_tells_where_somebody_speaks_in_it():
+    utterance = Utterance("first", 5 * SAMPLE_RATE, "en", "")
+    for speech in (False, True, True, False, True):
+        utterance.add(np.zeros(SAMPLE_RATE, np.float32), speech)
+    assert utterance.window().voice == (1.0, 3.0, 4.0, 5.0)
+    hear(utterance, "a b c. d e f g h i")
+    utterance.take(utterance.window(), Transcript("", "en", None, 5.0, (), TIMINGS), 4.0)
+    window = utterance.window()
+    assert window.begin == pytest.approx(6.45 * SAMPLE_RATE, abs=1)
+    assert window.voice == pytest.approx((0.0, 1.55, 2.55, 3.55), abs=1e-3)
+
+
+def test_so_it_does_of_what_was_said_before():
+    before, utterance = finished("It rains."), spoken("second", 5.0, 1.0)
+    before.add(np.zeros(SAMPLE_RATE, np.float32), speech=False)
+    utterance.follow(before, 24.0)
+    assert utterance.window().voice == (0.0, 1.0, 2.0, 3.0)
 
 
 def test_what_was_said_before_is_heard_again_and_not_told_again():
