@@ -107,6 +107,10 @@ def test_no_command_of_eval_is_left_out():
             assert f"`python -m eval {name}" in table, name
 
 
+def test_the_readme_is_a_short_way_in():
+    assert len(text_of(README).splitlines()) <= 140
+
+
 def test_every_page_is_one_click_away():
     for page in PAGES[1:]:
         assert f"]({page.relative_to(ROOT).as_posix()})" in text_of(README)
