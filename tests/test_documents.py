@@ -32,6 +32,7 @@ PATH = re.compile(r"(?<![\w./-])(?:build|configs|deploy|docs|eval|serve|tests)/[
 COMMAND = re.compile(r"python3? -m ((?:build|eval|serve|tests)[\w.]*) ?(.*)")
 TARGET = re.compile(r"(?:^|\s)make ([a-z-]+)(.*)")
 NUMBER = re.compile(r"\d[\d,.]*\d")
+PLACE = re.compile(r"`((?:\w+/)*\w+\.py)(?:: (\w+))?`")  # and what is meant in it
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -107,11 +108,23 @@ def test_no_command_of_eval_is_left_out():
             assert f"`python -m eval {name}" in table, name
 
 
+def test_the_readme_is_a_short_way_in():
+    assert len(text_of(README).splitlines()) <= 140
+
+
 def test_every_page_is_one_click_away():
     for page in PAGES[1:]:
         assert f"]({page.relative_to(ROOT).as_posix()})" in text_of(README)
     for page in DOCS.glob("*.md"):
         assert "](../README.md)" in text_of(page).split("\n\n")[1], f"{page.name}: no way back"
+
+
+def test_what_the_page_on_design_names_is_there():
+    places = PLACE.findall(text_of(DOCS / "design.md"))
+    assert len(places) > 150
+    for path, name in places:
+        (file,) = (one for one in (ROOT / path, ROOT / "serve" / path) if one.exists())
+        assert re.search(rf"\b{name}\b", text_of(file)), f"{path}: {name}"
 
 
 def test_results_in_the_readme_are_those_of_their_page():

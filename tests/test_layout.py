@@ -311,18 +311,37 @@ def package_of(name):
     return ".".join(parts[: 3 if parts[2:3] == ["config"] else 2])
 
 
-def test_packages_of_serve_import_each_other_in_one_direction():
-    """A circle of packages, even where no two of their modules make one."""
+def imports_of_packages():
+    """What the folders of serve import of serve besides themselves."""
     edges = {}
     for path in SOURCES:
         if (name := name_of(path)).startswith("serve.") and path.parent != ROOT / "serve":
             needed = {package_of(found) for found in imports(path) if found.startswith("serve.")}
             edges.setdefault(package_of(name), set()).update(needed - {package_of(name)})
+    return edges
+
+
+def test_packages_of_serve_import_each_other_in_one_direction():
+    """A circle of packages, even where no two of their modules make one."""
+    edges = imports_of_packages()
     while edges:
         free = [name for name, needed in edges.items() if not needed & edges.keys()]
         assert free, f"these packages import each other in a circle: {edges}"
         for name in free:
             del edges[name]
+
+
+def test_the_page_on_design_says_who_imports_whom():
+    edges = imports_of_packages()
+    expected = {
+        name.removeprefix("serve."): {one.removeprefix("serve.") for one in needed & edges.keys()}
+        for name, needed in edges.items()
+    }
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"^\| folder .*\n\|[-|]+\n((?:\|.*\n)+)", page, re.MULTILINE)
+    rows = (row.strip("|").split("|") for row in table.splitlines())
+    said = {row[0].strip(" `/"): set(re.findall(r"`([\w.]+)`", row[2])) for row in rows}
+    assert said == expected
 
 
 def test_every_runtime_can_be_opened():

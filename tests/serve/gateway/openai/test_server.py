@@ -1,4 +1,4 @@
-"""OpenAI's API before a real server: by its client, by curl, and as the README says."""
+"""OpenAI's API before a real server: by its client, by curl, and as docs/api.md says."""
 
 import asyncio
 import re
@@ -15,14 +15,14 @@ from tests.serving import CLIP, LONG, WAIT_S, settled
 pytestmark = pytest.mark.server
 
 ROOT = Path(__file__).parents[4]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 CURLS = [
     line
-    for block in re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     for line in block.replace("\\\n", " ").splitlines()
     if line.startswith("curl ")
 ]
-(SCRIPT,) = re.findall(r"^```python\n(from openai .*?)^```", README, re.MULTILINE | re.DOTALL)
+(SCRIPT,) = re.findall(r"^```python\n(from openai .*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_many_of_whom_some_leave(server, connect):
 
 @pytest.mark.needs_program("curl")
 @pytest.mark.parametrize("command", CURLS)
-def test_curl_as_the_readme_has_it(server, command):
+def test_curl_as_the_page_has_it(server, command):
     arguments = shlex.split(command.replace("localhost:8000", server.http))
     done = subprocess.run(
         [*arguments, "-sS", "--fail-with-body"], cwd=ROOT, capture_output=True, timeout=WAIT_S
@@ -129,7 +129,7 @@ def test_curl_as_the_readme_has_it(server, command):
     assert done.stdout
 
 
-def test_the_script_in_the_readme(server, monkeypatch, capsys):
+def test_the_script_in_the_page(server, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     exec(SCRIPT.replace("localhost:8000", server.http), {})
     assert len(capsys.readouterr().out) > 10
