@@ -22,16 +22,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
-from typing import Any, get_args
+from typing import get_args
 
 from tqdm import tqdm
 
-from serve import live
+from serve import key_commands, live
 from serve.bulk import command as bulk
 from serve.config import Config, load_config
 from serve.errors import ConfigError, EarshotError, FileError
 from serve.inputs import Recording, find_recordings
-from serve.keys import ENVIRONMENT, add_key, hash_of, new_key
 from serve.messages import Request, Transcript
 from serve.options import add_cue_options, add_options, read_cue_options, request_of
 from serve.outputs import targets_of, write
@@ -154,25 +153,8 @@ def _parser() -> argparse.ArgumentParser:
         description="List the inputs and outputs of the Triton models, as KServe v2 has them.",
     )
     tensors.set_defaults(run=_tensors)
-    _add_keys(commands)
+    key_commands.add_parser(commands)
     return parser
-
-
-def _add_keys(commands: Any) -> None:
-    keys = commands.add_parser("keys", help="make API keys", description="Make API keys.")
-    new = keys.add_subparsers(metavar="COMMAND", required=True).add_parser(
-        "new",
-        help="make a key",
-        description="Make an API key and show it, once: what is kept is its hash, in --file, which "
-        "a running server reads again, or shown beside it for the variable " + ENVIRONMENT + ".",
-    )
-    new.set_defaults(run=_new_key)
-    new.add_argument("--name", required=True, help="whose it is; stands in the metrics")
-    new.add_argument("--file", type=Path, help="TOML; server.keys_file of the config names it")
-    new.add_argument("--requests-per-minute", type=int, help="default: no limit")
-    new.add_argument("--audio-s-per-minute", type=float, help="default: no limit")
-    for flag in ("--requests-at-once", "--live-streams"):
-        new.add_argument(flag, type=int, help="default: by server.key_share of the config")
 
 
 def _add_config(parser: argparse.ArgumentParser) -> None:
@@ -245,24 +227,6 @@ def _served(args: argparse.Namespace) -> Config:
 
 def _tensors(args: argparse.Namespace) -> int:
     print(wire.describe(), end="")
-    return 0
-
-
-def _new_key(args: argparse.Namespace) -> int:
-    key = new_key()
-    limits = {
-        "requests_per_minute": args.requests_per_minute,
-        "audio_s_per_minute": args.audio_s_per_minute,
-        "requests_at_once": args.requests_at_once,
-        "live_streams": args.live_streams,
-    }
-    if args.file is not None:
-        add_key(args.file, args.name, {"sha256": hash_of(key), **limits})
-    elif any(limit is not None for limit in limits.values()):
-        raise ConfigError("limits stand in a file; name one with --file")
-    else:
-        print(f"{ENVIRONMENT}={args.name}:{hash_of(key)}", file=sys.stderr)
-    print(key)
     return 0
 
 

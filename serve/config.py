@@ -47,6 +47,7 @@ CrossPrecision = Literal["full", "int8"]
 EncoderPrecision = Literal["full", "fp8"]
 VoiceActivity = Literal["auto", "on", "off"]
 LogKind = Literal["text", "json", "off"]
+UnknownFields = Literal["refuse", "ignore"]
 
 SECTIONS_OF_OTHERS = ("build", "eval")
 """Sections that serve passes over: those wings read them."""
@@ -231,6 +232,9 @@ class GatewayConfig:
     # A line in the log for each request: words for people, JSON objects (all lines of the gateway
     # are, then), or none. See serve/gateway/log.py.
     log: LogKind = "text"
+    # Fields of forms that OpenAI's API and ours do not have: "ignore" names them in the answer's
+    # header x-earshot-ignored.
+    unknown_fields: UnknownFields = "refuse"
 
 
 @dataclasses.dataclass(frozen=True)

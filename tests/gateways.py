@@ -17,7 +17,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.grpc import service_pb2
 
-from serve.config import Config, LiveConfig, ServerConfig, TranscriberConfig
+from serve.config import Config, GatewayConfig, LiveConfig, ServerConfig, TranscriberConfig
 from serve.gateway.run import Gateway
 from serve.gateway.upstream.calls import SERVICE
 from serve.gateway.upstream.own import OwnEngine
@@ -46,6 +46,7 @@ class Running:
         upstreams=(),
         alone=False,
         devices=("cpu",),
+        unknown_fields="refuse",
         **server,
     ):
         http, rpc, metrics = free_ports("127.0.0.1", 3)
@@ -56,6 +57,7 @@ class Running:
             server=dataclasses.replace(ServerConfig(**ports), **server),
             transcriber=TranscriberConfig(request_timeout_s=request_timeout_s),
             live=live or LiveConfig(),
+            gateway=GatewayConfig(unknown_fields=unknown_fields),
         )
         self.http, self.grpc = f"127.0.0.1:{http}", f"127.0.0.1:{rpc}"
         self.metrics = f"127.0.0.1:{metrics}"

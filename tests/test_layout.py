@@ -43,6 +43,7 @@ RULES = {
     "serve.devices": ("serve.config", "serve.errors"),
     "serve.clips": ("serve.codec", "serve.errors", "serve.files"),
     "serve.keys": ("serve.codec", "serve.errors", "serve.fields"),
+    "serve.key_commands": ("serve.errors", "serve.keys"),
     "serve.published": (),
     "serve.wheels": ("serve.errors", "serve.published"),
     "serve.hub": ("serve.errors", "serve.published", "serve.wheels"),

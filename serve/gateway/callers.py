@@ -43,6 +43,15 @@ class _Share:
         self._left, self._at_s = min(self._left, self._most), now
         return max(0.0, (needed - self._left) * _MINUTE_S / self._most)
 
+    def headers(self, what: str) -> dict[str, str]:
+        """What there is of it, as OpenAI's API tells it."""
+        reset_s = self.wait_s(self._most)
+        return {
+            f"x-ratelimit-limit-{what}": f"{self._most:g}",
+            f"x-ratelimit-remaining-{what}": f"{max(0, math.floor(self._left))}",
+            f"x-ratelimit-reset-{what}": f"{reset_s:.3g}s",
+        }
+
     def take(self, amount: float) -> None:
         self._left -= amount
 
@@ -64,6 +73,14 @@ class Caller:
         audio_s = key.audio_s_per_minute if key else None
         self._requests = None if requests is None else _Share(requests, clock)
         self._audio_s = None if audio_s is None else _Share(audio_s, clock)
+
+    def left(self) -> dict[str, str]:
+        """Headers that tell what the key may still have in this minute, if it has limits."""
+        shares = (("requests", self._requests), ("audio-seconds", self._audio_s))
+        headers: dict[str, str] = {}
+        for what, share in shares:
+            headers |= share.headers(what) if share is not None else {}
+        return headers
 
     def begin(self) -> None:
         """Count a request for a transcript.
@@ -156,6 +173,9 @@ class Callers:
         ]
         if not found:
             raise Refusal(AccessError("this API key is unknown"))
+        known = found[0].key
+        if known and known.expired:
+            raise Refusal(AccessError(f"this API key has expired, {known.expires}"))
         return found[0]
 
     def _refresh(self) -> None:

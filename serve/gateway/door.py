@@ -111,7 +111,7 @@ class Door:
         with self.metrics.timed(route) if timed else contextlib.nullcontext():
             try:
                 caller = self.callers.identify(authorization)
-                line.key = caller.name
+                line.key, line.left = caller.name, caller.left
                 caller.begin()
                 yield Visit(caller, line, self.metrics)
             except Refusal as refusal:

@@ -3,7 +3,7 @@
 import http
 import logging
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
@@ -34,7 +34,17 @@ _REFUSED = 400
 _HEALTH = ("/health", "/ready", "/live")  # whose answers are asked for again and again
 _SERVED_BY = "x-earshot-model"
 _WARNING = "x-earshot-warning"
-_READABLE = ("x-request-id", "retry-after", _SERVED_BY, _WARNING)  # by pages of allowed origins
+_IGNORED = "x-earshot-ignored"
+_MOST_IGNORED = 1000  # characters
+_LEFT = tuple(  # see `serve.gateway.callers.Caller.left`
+    f"x-ratelimit-{what}-{of}"
+    for of in ("requests", "audio-seconds")
+    for what in ("limit", "remaining", "reset")
+)
+_READABLE = (  # by pages of allowed origins
+    *("x-request-id", "retry-after", _SERVED_BY, _WARNING, _IGNORED),
+    *_LEFT,
+)
 
 
 def served_by(model: str) -> dict[str, str]:
@@ -45,6 +55,12 @@ def served_by(model: str) -> dict[str, str]:
 def warning(text: str) -> dict[str, str]:
     """The header that says what a client should know of its audio, where there is anything."""
     return {_WARNING: urllib.parse.quote(text, safe=" :;,.()")} if text else {}
+
+
+def ignored(names: Iterable[str]) -> dict[str, str]:
+    """The header that names a form's fields without effect, where there are any."""
+    text = ", ".join(urllib.parse.quote(name, safe="[]") for name in names)
+    return {_IGNORED: text[:_MOST_IGNORED]} if text else {}
 
 
 def with_headers(
@@ -74,6 +90,7 @@ def with_headers(
                 status = message.get("status", status)
                 headers = MutableHeaders(raw=message.setdefault("headers", []))
                 headers["x-request-id"] = line.id
+                headers.update(line.left())
                 if message["type"] != "websocket.accept":
                     if leaving():
                         headers["connection"] = "close"

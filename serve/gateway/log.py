@@ -13,7 +13,7 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from threading import Thread
 from typing import Any
 
@@ -49,6 +49,8 @@ class Line:
     outcome: str = ""  # OK, or why it was refused, as in the metrics
     param: str = ""  # the field that was refused
     began_s: float = dataclasses.field(default_factory=time.monotonic)
+    left: Callable[[], Mapping[str, str]] = dict
+    """Headers of its answer that tell what its key may have; no part of the log."""
 
     def heard(self, audio_s: float) -> None:
         """It had so much more audio."""
@@ -84,7 +86,9 @@ class Line:
         requests.info("%s", text, extra=more)
 
 
-_FIELDS = tuple(field.name for field in dataclasses.fields(Line) if field.name != "began_s")
+_FIELDS = tuple(
+    field.name for field in dataclasses.fields(Line) if field.name not in ("began_s", "left")
+)
 
 
 def _shown(value: object) -> str:

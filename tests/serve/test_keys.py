@@ -3,7 +3,17 @@
 import pytest
 
 from serve.errors import ConfigError, FileError
-from serve.keys import ENVIRONMENT, Key, add_key, environment_keys, hash_of, new_key, read_keys
+from serve.keys import (
+    ENVIRONMENT,
+    Key,
+    add_key,
+    environment_keys,
+    expire_key,
+    hash_of,
+    new_key,
+    read_keys,
+    revoke_key,
+)
 
 HASH = hash_of("a")
 
@@ -36,6 +46,7 @@ def test_what_is_added_is_read(tmp_path):
         ("b", {"sha256": "a"}, "64 digits"),
         ("b", {"requests_per_minute": 0}, "more than 0"),
         ("b", {"audio_s_per_minute": float("nan")}, "audio_s_per_minute"),
+        ("b", {"expires": "soon"}, "a day or a time"),
     ],
 )
 def test_what_cannot_be_added_changes_nothing(tmp_path, name, fields, told):
@@ -45,6 +56,51 @@ def test_what_cannot_be_added_changes_nothing(tmp_path, name, fields, told):
     with pytest.raises(ConfigError, match=told):
         add_key(path, name, {"sha256": HASH, **fields})
     assert path.read_text() == before
+
+
+@pytest.fixture
+def three(tmp_path):
+    path = tmp_path / "keys.toml"
+    for name in ("alice", "bob", "carol"):
+        add_key(path, name, {"sha256": HASH, "live_streams": 2})
+    path.write_text(f"# ours\n{path.read_text()}")
+    return path
+
+
+def test_a_key_is_revoked_and_what_stands_beside_it_stays(three):
+    revoke_key(three, "bob")
+    assert read_keys(three) == dict.fromkeys(("alice", "carol"), Key(HASH, live_streams=2))
+    assert three.read_text().startswith("# ours\n")
+    assert three.stat().st_mode & 0o777 == 0o600
+    assert list(three.parent.iterdir()) == [three]
+
+
+@pytest.mark.parametrize("name", ["alice", "bob", "carol"])
+def test_a_key_expires_and_later_at_another_time(three, name):
+    for end, over in (("2020-01-01", True), ("9999-12-31T12:00+02:00", False)):
+        expire_key(three, name, end)
+        keys = read_keys(three)
+        key = keys.pop(name)
+        assert (key.expires, key.expired) == (end, over)
+        assert set(keys.values()) == {Key(HASH, live_streams=2)}
+        assert not any(other.expired for other in keys.values())
+
+
+def test_what_cannot_be_changed_stays_as_it_is(three):
+    before = three.read_text()
+    for change in (
+        lambda: revoke_key(three, "dora"),
+        lambda: expire_key(three, "dora", "2030-01-01"),
+        lambda: expire_key(three, "bob", "soon"),
+    ):
+        with pytest.raises(ConfigError):
+            change()
+    assert three.read_text() == before
+    inline = f'keys.bob.sha256 = "{HASH}"\n'
+    three.write_text(inline)
+    with pytest.raises(ConfigError, match="by hand"):
+        revoke_key(three, "bob")
+    assert three.read_text() == inline
 
 
 def test_files_that_cannot_be(tmp_path):

@@ -277,6 +277,22 @@ def test_a_new_key_is_shown_once_and_kept_as_its_hash(tmp_path, capsys):
     assert f"EARSHOT_API_KEYS=alice:{hash_of(output.out.strip())}" in output.err
 
 
+def test_keys_are_listed_expire_and_are_revoked(tmp_path, capsys):
+    path = str(tmp_path / "keys.toml")
+    for name, more in (("alice", ["--expires", "2020-01-01"]), ("bob", ["--live-streams", "2"])):
+        assert main(["keys", "new", "--name", name, "--file", path, *more]) == 0
+    assert main(["keys", "expire", "--file", path, "--name", "bob", "--at", "9999-01-01"]) == 0
+    capsys.readouterr()
+    assert main(["keys", "list", "--file", path]) == 0
+    head, alice, bob = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert (head[0], head[-1]) == ("name", "expires")
+    assert (alice[0], alice[-2:]) == ("alice", ["2020-01-01", "(expired)"])
+    assert (bob[0], bob[-2:]) == ("bob", ["2", "9999-01-01"])
+    assert main(["keys", "revoke", "--file", path, "--name", "alice"]) == 0
+    assert list(read_keys(tmp_path / "keys.toml")) == ["bob"]
+    assert main(["keys", "revoke", "--file", path, "--name", "alice"]) == 2
+
+
 def test_open_lets_everybody_in(toml, monkeypatch):
     started = []
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field as Bounds
 
 from serve.codec import from_json, from_table, nearest
+from serve.config import UnknownFields
 from serve.errors import EarshotError, OptionError, shown
 from serve.fields import Finite
 from serve.gateway.openai.errors import FieldRefusal
@@ -52,6 +53,7 @@ def _by_name(*fields: Field) -> dict[str, Field]:
 _HAVE_THEIR_OWN = (
     *("AUDIO", "SAMPLES", "SAMPLE_RATE", "TASK", "STREAM"),
     *("WORD_TIMESTAMPS", "TRY_WORD_TIMESTAMPS", "TOKEN_LOGPROBS"),
+    *("VOICE", "UNFINISHED"),  # of live text, which has an address of its own
 )
 _OPTIONS = _by_name(
     *(
@@ -129,6 +131,7 @@ class Asked:
     segments: bool  # verbose_json holds them
     words: bool  # and these
     cues: CueOptions
+    ignored: tuple[str, ...] = ()  # names of fields that are unknown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,17 +144,22 @@ class _ServerVad:
     silence_duration_ms: Milliseconds | None = None
 
 
-def read_fields(pairs: Iterable[tuple[str, str]], task: Task) -> Asked:
+def read_fields(
+    pairs: Iterable[tuple[str, str]], task: Task, unknown: UnknownFields = "refuse"
+) -> Asked:
     """Read a form's fields.
 
     Args:
         pairs: names and texts in their order, without the file.
         task: which the address names.
+        unknown: what becomes of unknown ones.
 
     Raises:
         Refusal: one is unknown, malformed, or cannot be honoured.
     """
-    values, strategy = _collect(pairs)
+    pairs = tuple(pairs)
+    ignored = tuple(name for name, _ in pairs if _is_unknown(name)) if unknown == "ignore" else ()
+    values, strategy = _collect(pair for pair in pairs if pair[0] not in ignored)
     read = _Values(values)
     format: Format = read.choice("response_format", Format) or "json"
     words, segments = _granularities(read, format)
@@ -179,7 +187,16 @@ def read_fields(pairs: Iterable[tuple[str, str]], task: Task) -> Asked:
         **asked,
     )
     _check_types(request)
-    return Asked(request, read.value("model"), format, stream, segments, words, cues)
+    ignored = tuple(dict.fromkeys(ignored))
+    return Asked(request, read.value("model"), format, stream, segments, words, cues, ignored)
+
+
+def _is_unknown(name: str) -> bool:
+    """Whether neither OpenAI's API nor ours has a field of this name."""
+    base = name.removesuffix("[]")
+    many = base == name or (base in FIELDS and FIELDS[base].many)
+    known = (base in FIELDS and many) or base in _REFUSED
+    return not (known or _NESTED.fullmatch(name))
 
 
 def _collect(pairs: Iterable[tuple[str, str]]) -> tuple[dict[str, list[str]], dict[str, str]]:
@@ -192,7 +209,7 @@ def _collect(pairs: Iterable[tuple[str, str]]) -> tuple[dict[str, list[str]], di
             strategy[part[1]] = text
         elif base in _REFUSED:
             raise FieldRefusal(base, f"{base} cannot be honoured: {_REFUSED[base]}")
-        elif base not in FIELDS or (base != name and not FIELDS[base].many):
+        elif _is_unknown(name):
             told = f"unknown field {shown(name)}{nearest(base, list(FIELDS))}"
             raise FieldRefusal(name[:60], told, "unknown_parameter")
         elif text:  # an empty field says nothing

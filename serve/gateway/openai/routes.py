@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from serve.gateway import refusals
 from serve.gateway.bodies import while_client_waits
 from serve.gateway.door import Door
-from serve.gateway.headers import LINE, served_by, warning
+from serve.gateway.headers import LINE, ignored, served_by, warning
 from serve.gateway.limits import Ticket
 from serve.gateway.models import Target
 from serve.gateway.openai.answers import Deltas, body, delta_event, done_event
@@ -104,7 +104,8 @@ class _Audio:
             try:
                 received = received_form(request, ticket, limit_s, folder)
                 form = await stack.enter_async_context(received)
-                asked = read_fields(form.pairs, self._task)
+                unknown = self._door.config.gateway.unknown_fields
+                asked = read_fields(form.pairs, self._task, unknown)
                 target = Target(named(self._door.models, asked.model), asked.stream)
                 visit.line.model = target.model
                 exchange = self._begin(form, asked, target, ticket)
@@ -112,7 +113,7 @@ class _Audio:
                 ticket.close()
                 raise
             stack.enter_context(exchange)
-            events.headers = served_by(target.model)
+            events.headers = served_by(target.model) | ignored(asked.ignored)
             if asked.stream:
                 found = await _pass_on(request, exchange, events, asked, visit)
             else:

@@ -127,6 +127,7 @@ def test_a_keys_share_is_one_at_all_addresses(shared):
     status, found, body = shared.ask("POST", "/v1/audio/transcriptions", "", headers)
     assert (status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded")
     assert int(found["retry-after"]) > 1
+    assert found["x-ratelimit-remaining-requests"] == "0"
     assert 'key="bob",route="grpc",status="UNAVAILABLE"} 1.0' in shared.page()
 
 

@@ -48,6 +48,13 @@ def test_with_keys_one_is_needed(path, clock, said):
     assert callers.identify("bearer a").name == "alice"
 
 
+def test_a_key_that_has_expired_is_known_no_more(path, clock):
+    add_key(path, "bob", {"sha256": hash_of("b"), "expires": "2020-01-01"})
+    callers = Callers(Config(server=ServerConfig(keys_file=str(path))), clock)
+    refusal = refused(callers.identify, "Bearer b")
+    assert (refusal.status, "expired, 2020-01-01" in str(refusal)) == ("UNAUTHENTICATED", True)
+
+
 def test_keys_of_the_environment(path, clock, monkeypatch):
     monkeypatch.setenv(ENVIRONMENT, f"bob:{hash_of('b')}")
     callers = Callers(Config(server=ServerConfig(keys_file=str(path))), clock)
@@ -119,6 +126,21 @@ def test_requests_of_a_minute(clock):
     for _ in range(3):
         caller.begin()
     refused(caller.begin)
+
+
+def test_what_is_left_is_told_as_openai_tells_it(clock):
+    caller = Caller("alice", Key("", requests_per_minute=60, audio_s_per_minute=30.0), clock)
+    caller.begin()
+    caller.heard(40.0)
+    assert caller.left() == {
+        "x-ratelimit-limit-requests": "60",
+        "x-ratelimit-remaining-requests": "59",
+        "x-ratelimit-reset-requests": "1s",
+        "x-ratelimit-limit-audio-seconds": "30",
+        "x-ratelimit-remaining-audio-seconds": "0",
+        "x-ratelimit-reset-audio-seconds": "80s",
+    }
+    assert Caller("bob", Key(""), clock).left() == {}
 
 
 def test_audio_of_a_minute_is_counted_once_it_is_known(clock):

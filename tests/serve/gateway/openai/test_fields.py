@@ -33,6 +33,7 @@ def test_a_form_that_says_nothing_asks_for_the_default():
 def test_each_option_of_ours_is_a_field():
     not_fields = {"audio", "sample_rate", "task"}
     not_fields |= {"word_timestamps", "try_word_timestamps", "token_logprobs"}
+    not_fields |= {"voice", "unfinished"}  # of live text
     assert {field.name for field in dataclasses.fields(Request)} - not_fields <= FIELDS.keys()
 
 
@@ -141,6 +142,16 @@ def test_subtitles_may_show_words():
     assert asked.cues == CueOptions(max_words_per_line=3)
     assert asked.request.word_timestamps
     assert read(("response_format", "vtt"), ("highlight_words", "1")).cues.highlight_words
+
+
+def test_unknown_fields_are_ignored_where_that_is_configured():
+    given = [("user", "u"), ("beam_size", "3"), ("a[]", "1"), ("a[]", "2"), ("model[]", "m")]
+    asked = read_fields(given, "transcribe", "ignore")
+    assert (asked.request.beam_size, asked.ignored) == (3, ("user", "a[]", "model[]"))
+    assert read(("beam_size", "3")).ignored == ()
+    for wrong in (("task", "translate"), ("beam_size", "many")):
+        with pytest.raises(Refusal):
+            read_fields([wrong], "transcribe", "ignore")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from serve.gateway.openai import form
 from serve.gateway.openai.fields import FIELDS
-from tests.gateways import WAIT_S, until
+from tests.gateways import WAIT_S, Running, until
 
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 FORM = {"content-type": "multipart/form-data; boundary=x"}
@@ -54,6 +54,17 @@ def test_forms_that_cannot_be_read(shared, body, param, told):
     assert (status, error["param"]) == (400, param)
     assert error["type"] == "invalid_request_error"
     assert told in error["message"]
+
+
+def test_ignored_fields_are_named_in_the_answer(tmp_path):
+    running = Running(tmp_path, 600.0, unknown_fields="ignore")
+    body = FILE + part("user", b"u") + part("é", b"1") + part("prompt", b"one two") + END
+    try:
+        for more in (b"", part("stream", b"true")):
+            status, found, _ = running.ask("POST", TRANSCRIPTIONS, more + body, FORM)
+            assert (status, found["x-earshot-ignored"]) == (200, "user, %C3%A9")
+    finally:
+        running.close()
 
 
 @pytest.mark.parametrize(
