@@ -110,8 +110,8 @@ def _begin(samples: Samples, text_end_s: float, voice_s: float) -> int:
     """The sample with which a rest begins: a little before the voice, or between two words."""
     if voice_s - _LEAD_S > text_end_s + _SLACK_S:
         return round((voice_s - _LEAD_S) * SAMPLE_RATE)
-    around = (round((text_end_s + shift) * SAMPLE_RATE) for shift in (-_SLACK_S, _SLACK_S))
-    return quietest(samples, *around)
+    first_s, last_s = max(0.0, text_end_s - _SLACK_S), text_end_s + _SLACK_S
+    return quietest(samples, round(first_s * SAMPLE_RATE), round(last_s * SAMPLE_RATE))
 
 
 def quietest(samples: Samples, first: int, last: int) -> int:

@@ -51,6 +51,12 @@ def test_a_rest_begins_between_two_words_where_the_voice_goes_on():
     assert kept == 2 and rest.start_s == pytest.approx(120.1, abs=0.06)
 
 
+@pytest.mark.parametrize("end_s", [0.0, 0.02, 0.1, 0.18])
+def test_a_rest_begins_in_the_window_where_its_text_ends_at_once(end_s):
+    kept, (rest,) = untold(window(28, (0.1, 27.5)), [piece(0, end_s)])
+    assert kept == 1 and 100.0 < rest.start_s < 100.4
+
+
 def test_a_gap_in_the_middle_drops_what_comes_after_it():
     whole = window(28, (0, 27.5))
     kept, (rest,) = untold(whole, [piece(0, 10), piece(13, 20), piece(20, 27.5)])
