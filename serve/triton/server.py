@@ -25,7 +25,6 @@ from serve.triton.processes import Child, live_children, peak_memory_bytes
 from serve.triton.repository import write_repository
 from serve.triton.unix_http import ask
 
-_MODELS = 2  # each in a process below the server
 _MAX_PATH = 85  # a Unix socket's whole path has room for 107 bytes
 _MIB = 2**20
 _REGIONS_MIB = 16  # shared memory that the models' processes take before any request
@@ -60,7 +59,7 @@ class TritonLaunch:
         """
         names.remove_shared_memory(self.folder)
         sockets = (f"{names.GRPC_SOCKET}:{names.GRPC_PORT}", names.METRICS_SOCKET)
-        for name in (*sockets, names.RELAY_SOCKET, names.FAILURE, *names.HEARTBEATS):
+        for name in (*sockets, names.FAILURE, names.ALIVE):
             (self.folder / name).unlink(missing_ok=True)
         child = Child(self.command, log_path, self.environment)
         return TritonServer(self.folder, self.config.server, child)
@@ -166,7 +165,7 @@ class TritonServer:
         self._child.kill()
 
     def _loaded(self) -> bool:
-        present = (self._folder / names.METRICS_SOCKET, *self._heartbeats())
+        present = (self._folder / names.METRICS_SOCKET, self._folder / names.ALIVE)
         if not all(path.exists() for path in present) or _metrics(self._folder) is None:
             return False
         with Client(names.grpc_target(self._folder)) as client:
@@ -180,11 +179,8 @@ class TritonServer:
         for region in names.shared_memory(self._folder):
             region.chmod(0o600)
 
-    def _heartbeats(self) -> list[Path]:
-        return [self._folder / name for name in names.HEARTBEATS]
-
     def _silent_s(self) -> float:
-        return max(map(age_s, self._heartbeats()))
+        return age_s(self._folder / names.ALIVE)
 
     def _told(self) -> str | None:
         """What the process that has the engine says of its failure."""
@@ -198,7 +194,7 @@ class TritonServer:
 
     def _breakdown(self) -> str | None:
         """What went wrong below a server that still runs."""
-        if len(live_children(self.pid)) < _MODELS:
+        if not live_children(self.pid):
             return f"a model's process ended: {cause(self._child.log())}"
         silent_s = self._silent_s()
         if silent_s > self._config.stall_timeout_s:
