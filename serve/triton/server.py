@@ -27,15 +27,15 @@ from serve.triton.unix_http import ask
 
 _MAX_PATH = 85  # a Unix socket's whole path has room for 107 bytes
 _MIB = 2**20
-_REGIONS_MIB = 16  # shared memory that the models' processes take before any request
+_REGIONS_MIB = 16  # shared memory that the model's process takes before any request, and some
 _METRICS_TIMEOUT_S = 2.0
 # Nothing of ours is pending when Triton is told to end: the gateway has seen to that. What it waits
 # for then are requests that it never lets go, and all that time goes by before it ends.
 _EXIT_S = 3
 _TELLING_S = 1.0  # that a process may take to write why it cannot go on
-_STOP_S = 5.0  # until it is killed; the models are closed in it
+_STOP_S = 5.0  # until it is killed; the model is closed in it
 
-# What a client of the models does not call. They can be called with this header alone, whose name
+# What a client of the model does not call. They can be called with this header alone, whose name
 # and value nobody is told.
 _LOCKED = "shared-memory,model-repository,model-config,statistics,trace,logging"
 # Lines with which Triton explains itself but does not mean its end.
@@ -72,7 +72,7 @@ def prepare(
     environment: Mapping[str, str] | None = None,
     count: int = 1,
 ) -> TritonLaunch:
-    """Write what Triton and the models read into their folder.
+    """Write what Triton and the model read into their folder.
 
     Args:
         folder: the run's own, or that of one of its engines.
@@ -127,10 +127,10 @@ class TritonServer:
         self._config = config
         self._child = child
         self._has_been_ready = False
-        self._given_up = 0.0  # requests, by the last page read while the models were well
+        self._given_up = 0.0  # requests, by the last page read while the model was well
 
     def ready(self) -> bool:
-        """Whether it can answer: the models are loaded, and their processes say that they live."""
+        """Whether it can answer: the model is loaded, and its process says that it lives."""
         if not self._has_been_ready and self._loaded():
             self._close_regions()
             self._has_been_ready = True
@@ -152,7 +152,7 @@ class TritonServer:
         return _tail(self._child.log())
 
     def peak_memory_bytes(self) -> int:
-        """Largest resident memory of the server and its models, each at its own peak."""
+        """Largest resident memory of the server and its model, each at its own peak."""
         return sum(peak_memory_bytes(pid) for pid in (self.pid, *live_children(self.pid)))
 
     def stop(self) -> None:
@@ -161,7 +161,7 @@ class TritonServer:
         self.kill()
 
     def kill(self) -> None:
-        """End it and its models now."""
+        """End it and its model now."""
         self._child.kill()
 
     def _loaded(self) -> bool:

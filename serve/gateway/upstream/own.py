@@ -25,7 +25,7 @@ from serve.gateway.upstream.calls import CHANNEL_OPTIONS, Call, Channel
 from serve.gateway.upstream.server import Outgoing
 from serve.triton import uploads
 from serve.triton.folder import ALIVE, grpc_target
-from serve.triton.heartbeat import STALE_S, age_s
+from serve.triton.heartbeat import INTERVAL_S, STALE_S, age_s
 from serve.triton.wire import MODEL
 
 logger = logging.getLogger("earshot.gateway")
@@ -67,7 +67,7 @@ class OwnTriton:
 
     def takes(self, model: str) -> bool:
         """Whether its process moves: what Triton gives to one that stands still ends Triton."""
-        return age_s(self._alive) < STALE_S
+        return self._moves()
 
     async def ready(self, model: str) -> bool:
         """Whether Triton and its model are ready, and move."""
@@ -124,10 +124,16 @@ class OwnTriton:
         task.add_done_callback(self._cancels.discard)
 
     async def _send_cancel(self, key: str) -> None:
-        _, source = self._channel.send(cancel_of(key), streamed=False)
+        while not self._moves():  # see `takes`
+            await asyncio.sleep(INTERVAL_S)
         with contextlib.suppress(grpc.aio.AioRpcError):  # its requests have gone with it
+            _, source = self._channel.send(cancel_of(key), streamed=False)
             async for _ in source:
                 pass
+
+    def _moves(self) -> bool:
+        """Whether the model's process has said lately that it lives."""
+        return age_s(self._alive) < STALE_S
 
     def _give(self, key: str, path: str) -> None:
         try:

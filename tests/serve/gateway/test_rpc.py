@@ -123,6 +123,18 @@ def test_a_client_that_goes_cancels_by_key_and_the_call_is_drained(running, meth
     until(lambda: 'reason="client_gone"} 1.0' in running.page())
 
 
+def test_a_cancel_waits_for_a_model_that_stands_still(running):
+    """Triton gives up what it cannot hand on within a second, and dies of its answer."""
+    call = running.call().future(message("wait"))
+    until(lambda: running.triton.waiting)
+    running.triton.beat(age_s=100.0)
+    call.cancel()
+    until(lambda: 'reason="client_gone"} 1.0' in running.page())
+    assert running.triton.cancelled == []
+    running.triton.beat()
+    until(lambda: running.triton.cancelled)
+
+
 def test_who_takes_no_answers_is_read_no_further_and_takes_no_memory(start):
     """What it sends is refused, and so not counted: it must not stay until that can be told."""
     running, size, most = start(max_inflight=5), 2**23, 5
