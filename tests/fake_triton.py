@@ -60,11 +60,11 @@ class Request:
     def __init__(self, **inputs):
         self.inputs = {name: Tensor(name, values) for name, values in inputs.items()}
         self.sender = ResponseSender()
-        self.key = None
+        self.sent = {}
 
     def parameters(self):
         """JSON text, as in Triton 24.10."""
-        return "{}" if self.key is None else json.dumps({"earshot_key": self.key})
+        return json.dumps(self.sent)
 
     def get_response_sender(self):
         return self.sender
@@ -138,5 +138,4 @@ def backend_utils():
         calls=calls,
         get_input_tensor_by_name=lambda request, name: request.inputs.get(name),
         get_output_tensor_by_name=lambda answer, name: answer.request.inputs[0],
-        using_decoupled_model_transaction_policy=lambda config: config["decoupled"],
     )

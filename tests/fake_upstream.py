@@ -1,9 +1,10 @@
 """A stand-in for Triton on its Unix socket, and what stands around it in a run's folder.
 
-What the models answer is told by the request's PROMPT: "error:" and what Triton is to say (for a
-call, a gRPC status may come first), or else the text of the answer, each word of which is a segment
-of a second. "wait" as its first word: the end of the answer waits; "late:" and what Triton is to
-say: a stream has a segment first. Of samples whose words are to be timed, a word a second is heard.
+What the model answers is told by the request's PROMPT: "error:" and what Triton is to say (with a
+gRPC status first, the call ends with that), or else the text of the answer, each word of which is a
+segment of a second. "wait" as its first word: the end of the answer waits; "late:" and what Triton
+is to say: a stream has a segment first. Of samples whose words are to be timed, a word a second is
+heard.
 """
 
 import asyncio
@@ -17,9 +18,9 @@ from serve.gateway.checks import LENGTH
 from serve.gateway.upstream.calls import SERVICE
 from serve.messages import Segment, Timings, TokenLogprob, Transcript, Word
 from serve.triton import uploads, wire
-from serve.triton.folder import HEARTBEATS, METRICS_SOCKET, grpc_target
+from serve.triton.folder import ALIVE, METRICS_SOCKET, grpc_target
 from serve.triton.heartbeat import beat
-from serve.triton.wire import KEY_PARAMETER
+from serve.triton.wire import CANCEL_PARAMETER, KEY_PARAMETER, SEGMENTS_PARAMETER
 
 LEAK = "Unable to find shared memory region: 'triton_python_backend_shm_region_1'"
 
@@ -29,20 +30,19 @@ class FakeTriton:
 
     `ready`: what ServerReady says. `requests`: those that came, by their keys. `ended`: keys of
     those that it answered. `files`: audio that came beside its request, by its key.
+    `cancelled`: keys of requests that were cancelled; `introduced`: of none, as a new gateway does.
     `cancelled_calls`: calls that were cancelled, which must never be. `metrics`: the page of
-    metrics, if there is one. A request that waits ends when its key is
-    cancelled or `release` is called.
+    metrics, if there is one. A request that waits ends when its key is cancelled or `release` is
+    called.
     """
 
     def __init__(self, folder, metrics=b""):
         self.folder = folder
         self.metrics = metrics
         self.ready = True
-        self.connected = True
         self.requests, self.ended, self.cancelled, self.cancelled_calls = {}, [], [], 0
-        self.files = {}
+        self.files, self.introduced = {}, []
         self._waits = {}
-        self._keys = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -53,11 +53,10 @@ class FakeTriton:
 
     def beat(self, age_s=-3600.0):
         """A sign of life so old; from the future it is one for as long as any test takes."""
-        for name in HEARTBEATS:
-            path = self.folder / name
-            beat(path)
-            now = path.stat().st_mtime
-            os.utime(path, (now - age_s, now - age_s))
+        path = self.folder / ALIVE
+        beat(path)
+        now = path.stat().st_mtime
+        os.utime(path, (now - age_s, now - age_s))
 
     def start(self):
         self._run(self._start())
@@ -82,16 +81,6 @@ class FakeTriton:
         """Let every request that waits be answered."""
         for key in list(self._waits):
             self._end(key, False)
-
-    # ---------------------------------------------------------------- as `CancelClient`
-
-    def new_key(self):
-        self._keys += 1
-        return f"test-{self._keys}"
-
-    def cancel(self, key):
-        self.cancelled.append(key)
-        self._end(key, True)
 
     # ---------------------------------------------------------------- as Triton
 
@@ -132,24 +121,17 @@ class FakeTriton:
         answer.inputs.add(name="AUDIO", datatype="BYTES", shape=[1])
         return answer.SerializeToString()
 
-    async def infer(self, message, context):
-        request = service_pb2.ModelInferRequest.FromString(message)
-        try:
-            error = await self._work(request)
-        except asyncio.CancelledError:
-            self.cancelled_calls += 1
-            raise
-        if error is not None:
-            await context.abort(*_status(error))
-        outputs = wire.transcript_outputs(transcript_of(request))
-        return _response(request, outputs).SerializeToString()
-
     async def stream(self, messages, context):
         try:
             async for message in messages:
                 request = service_pb2.ModelInferRequest.FromString(message)
+                if CANCEL_PARAMETER in request.parameters:
+                    self._cancel(request.parameters[CANCEL_PARAMETER].string_param)
+                    yield _streamed(request, {})
+                    continue
                 transcript = transcript_of(request)
-                if not _prompt(request).startswith("error:"):
+                segments = SEGMENTS_PARAMETER in request.parameters
+                if segments and not _prompt(request).startswith("error:"):
                     first = 1 if _prompt(request).startswith(("wait", "late:")) else None
                     for segment in transcript.segments[:first]:
                         yield _streamed(request, wire.segment_outputs(segment))
@@ -157,12 +139,18 @@ class FakeTriton:
                 if error is None:
                     yield _streamed(request, wire.transcript_outputs(transcript))
                 else:
-                    text = _status(error)[1]  # messages have none
-                    answer = service_pb2.ModelStreamInferResponse(error_message=text)
+                    name, _, text = error.partition(" ")
+                    if name in grpc.StatusCode.__members__:
+                        await context.abort(grpc.StatusCode[name], text)
+                    answer = service_pb2.ModelStreamInferResponse(error_message=error)
                     yield answer.SerializeToString()
         except asyncio.CancelledError:
             self.cancelled_calls += 1
             raise
+
+    def _cancel(self, key):
+        (self.cancelled if key in self.requests else self.introduced).append(key)
+        self._end(key, True)
 
     async def _work(self, request):
         """Wait if that is asked for; the error that is to be the answer."""
@@ -235,13 +223,6 @@ def transcript_of(request):
     )
 
 
-def _status(error):
-    """The status and the text that an error names."""
-    name, _, text = error.partition(" ")
-    code = getattr(grpc.StatusCode, name, None)
-    return (code, text) if code else (grpc.StatusCode.INVALID_ARGUMENT, error)
-
-
 def _prompt(request):
     return inputs_of(request).get("PROMPT", "")
 
@@ -271,7 +252,6 @@ class _Methods(grpc.GenericRpcHandler):
             "ServerReady": grpc.unary_unary_rpc_method_handler(triton.server_ready),
             "ServerMetadata": grpc.unary_unary_rpc_method_handler(triton.server_metadata),
             "ModelMetadata": grpc.unary_unary_rpc_method_handler(triton.model_metadata),
-            "ModelInfer": grpc.unary_unary_rpc_method_handler(triton.infer),
             "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(triton.stream),
         }
 

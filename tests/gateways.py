@@ -79,7 +79,7 @@ class Running:
 
     async def _start(self):
         engines = [
-            OwnEngine(device, triton.folder, triton)
+            OwnEngine(device, triton.folder)
             for device, triton in zip(self._devices, self.tritons, strict=True)
         ]
         gateway = Gateway(self.config, self.folder, [] if self._alone else engines)

@@ -8,7 +8,9 @@ import urllib.request
 import numpy as np
 import soundfile
 import tritonclient.http as triton_http
+from tritonclient.grpc import service_pb2
 
+from serve.gateway.envelope import for_triton
 from serve.messages import Segment, Timings, Transcript
 from serve.transcriber.stats import Stats
 from serve.triton import wire
@@ -103,3 +105,17 @@ def http_inputs(request):
         tensor.set_data_from_numpy(values)
         tensors.append(tensor)
     return tensors
+
+
+def ask_triton(stub, message, timeout_s=WAIT_S):
+    """The messages by which Triton itself answers a serialised request."""
+    request = service_pb2.ModelInferRequest.FromString(message)
+    return stub.ModelStreamInfer(iter([request]), timeout=timeout_s)
+
+
+def audio_request(audio, key, segments=False):
+    """A request for Triton itself, serialised."""
+    request = service_pb2.ModelInferRequest()
+    request.inputs.add(name="AUDIO", datatype="BYTES", shape=[1])
+    request.raw_input_contents.append(len(audio).to_bytes(4, "little") + audio)
+    return for_triton([request.SerializeToString()], key, segments)

@@ -17,7 +17,7 @@ from eval.files import write_json
 from eval.gateway.floods import Flood, measure_floods
 from eval.gateway.idle import Idle, measure_idle
 from eval.gateway.kept import Kept, measure_kept
-from eval.gateway.ways import KSERVE, OPENAI, TRITON, Ask, by_form, by_grpc
+from eval.gateway.ways import KSERVE, OPENAI, TRITON, Ask, by_form, by_grpc, straight
 from eval.machine import machine_facts
 from serve.clips import Clip
 from serve.config import LiveConfig
@@ -101,7 +101,7 @@ def gateway(
     limit_s = config.transcriber.request_timeout_s
     with running_server(measured) as server, contextlib.ExitStack() as stack:
         ways = {
-            TRITON: stack.enter_context(by_grpc(grpc_target(server.folder), limit_s)),
+            TRITON: stack.enter_context(straight(grpc_target(server.folder), limit_s)),
             KSERVE: stack.enter_context(by_grpc(server.grpc, limit_s)),
             OPENAI: stack.enter_context(by_form(server.http, limit_s)),
         }

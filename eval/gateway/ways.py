@@ -6,8 +6,16 @@ import json
 import uuid
 from collections.abc import Callable, Iterator
 
+import grpc
+from tritonclient.grpc import service_pb2
+
 from serve.errors import EarshotError, UnavailableError
+from serve.gateway.envelope import with_model
+from serve.gateway.openai.ask import request_parts, transcript
+from serve.gateway.upstream.calls import SERVICE
+from serve.messages import Request
 from serve.triton.client import Client
+from serve.triton.wire import MODEL, error_from_text
 
 TRITON, KSERVE, OPENAI = "straight to Triton", "KServe gRPC", "OpenAI's API"
 
@@ -16,7 +24,7 @@ Ask = Callable[[bytes], str]
 
 
 def by_grpc(address: str, timeout_s: float) -> contextlib.AbstractContextManager[Ask]:
-    """Through the gRPC at this address, the gateway's or Triton's own."""
+    """Through the gateway's gRPC at this address."""
 
     @contextlib.contextmanager
     def opened() -> Iterator[Ask]:
@@ -24,6 +32,27 @@ def by_grpc(address: str, timeout_s: float) -> contextlib.AbstractContextManager
             yield lambda audio: client.transcribe(audio).text
 
     return opened()
+
+
+@contextlib.contextmanager
+def straight(target: str, timeout_s: float) -> Iterator[Ask]:
+    """Straight to the Triton that a gRPC channel to `target` reaches."""
+    with grpc.insecure_channel(target) as channel:
+        # Its model answers by streams alone; one of a message each way is the same on the wire.
+        infer = channel.unary_unary(f"{SERVICE}ModelStreamInfer")
+
+        def ask(audio: bytes) -> str:
+            message = b"".join(with_model(request_parts(Request(audio=b""), audio), MODEL))
+            try:
+                said = infer(message, timeout=timeout_s)
+            except grpc.RpcError as error:
+                raise UnavailableError(f"Triton at {target}: {error}") from error
+            answer = service_pb2.ModelStreamInferResponse.FromString(said)
+            if answer.error_message:
+                raise error_from_text(answer.error_message, "")
+            return transcript(answer.infer_response).text
+
+        yield ask
 
 
 def form(audio: bytes, **fields: str) -> tuple[bytes, dict[str, str]]:

@@ -15,7 +15,7 @@ from eval.soak.client import Ending, by_grpc, by_stream
 from eval.soak.stage import Stage
 
 MAX_RECOVERY_S = 90.0
-_ROLES = ("sandbox", "gateway", "whisper", "tritonserver", "whisper_stream")
+_ROLES = ("sandbox", "gateway", "whisper", "tritonserver")
 _LASTS_S = 4.0  # of what ends by itself
 _STEADY_S = 3.0  # answered for so long by the same processes: it is over
 _LOOK_S = 0.5

@@ -14,6 +14,13 @@ from serve.messages import Timings
 from serve.triton.wire import INPUTS, OUTPUTS, TensorSpec
 
 ITEM_BYTES = {"FP32": 4, "FP64": 8, "INT32": 4, "BOOL": 1}
+_CONTENTS = {
+    "BYTES": "bytes_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "INT32": "int_contents",
+    "BOOL": "bool_contents",
+}
 EMPTY_FINAL = "triton_enable_empty_final_response"
 LENGTH = struct.Struct("<I")
 """Stands before each element of a BYTES tensor."""
@@ -70,6 +77,8 @@ def check_request(
             check_raw(tensor.name, tensor.shape, raw[index])
             if tensor.HasField("contents"):
                 raise refusals.invalid(f"{tensor.name} has contents beside raw_input_contents")
+        else:
+            check_contents(tensor)
 
 
 def check_parameters(
@@ -137,6 +146,21 @@ def check_raw(name: str, shape: Sequence[int], raw: memoryview) -> None:
         raise refusals.invalid(
             f"{name} has {len(raw)} raw bytes; expected {expected} for {datatype} of shape "
             f"{list(shape)}"
+        )
+
+
+def check_contents(tensor: service_pb2.ModelInferRequest.InferInputTensor) -> None:
+    """Refuse values that are not as many as the tensor's shape says, or of another datatype.
+
+    Raises:
+        Refusal: they are more or less.
+    """
+    count = len(getattr(tensor.contents, _CONTENTS[tensor.datatype]))
+    expected = math.prod(tensor.shape)
+    if count != expected:
+        raise refusals.invalid(
+            f"{tensor.name} has {count} values in {_CONTENTS[tensor.datatype]}; expected "
+            f"{expected} for shape {list(tensor.shape)}"
         )
 
 

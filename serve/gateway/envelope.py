@@ -12,10 +12,11 @@ from tritonclient.grpc import service_pb2
 
 from serve.gateway import refusals
 from serve.gateway.limits import MAX_STRUCTURE_BYTES
-from serve.triton.wire import KEY_PARAMETER
+from serve.triton.wire import CANCEL_PARAMETER, KEY_PARAMETER, MODEL, SEGMENTS_PARAMETER
 
 _MAX_FIELDS = 256  # of the message itself; a request with every input has less than 40
 _RAW_CONTENTS = 7  # number of the field raw_input_contents
+_INFER_RESPONSE = 2  # number of that field of a ModelStreamInferResponse
 _BYTES = 2  # wire type of what has a length
 _FIXED_BYTES = {1: 8, 5: 4}  # by wire type
 _MAX_VARINT_BYTES = 10
@@ -63,14 +64,33 @@ def with_model(parts: Sequence[Part], name: str) -> list[Part]:
     return [*parts, named.SerializeToString()]
 
 
-def with_key(parts: Sequence[Part], key: str) -> bytes:
-    """A serialised request, in parts, that carries a key by which it can be cancelled.
+def for_triton(parts: Sequence[Part], key: str, segments: bool) -> bytes:
+    """A serialised request, in parts, as one for the Triton of this run.
 
     Fields of protobuf may come in any order, and the last of two with the same name counts.
+
+    Args:
+        parts: of the request.
+        key: by which it can be cancelled.
+        segments: whether it is for the model that answers segment by segment.
     """
-    named = service_pb2.ModelInferRequest()
+    named = service_pb2.ModelInferRequest(model_name=MODEL)
     named.parameters[KEY_PARAMETER].string_param = key
+    if segments:
+        named.parameters[SEGMENTS_PARAMETER].bool_param = True
     return b"".join([*parts, named.SerializeToString()])
+
+
+def cancel_of(key: str) -> bytes:
+    """A serialised request that cancels the one of this key."""
+    request = service_pb2.ModelInferRequest(model_name=MODEL)
+    request.parameters[CANCEL_PARAMETER].string_param = key
+    return bytes(request.SerializeToString())
+
+
+def streamed_answer(answer: bytes) -> bytes:
+    """A serialised `ModelInferResponse` as a `ModelStreamInferResponse`."""
+    return bytes([_INFER_RESPONSE << 3 | _BYTES]) + _varint_bytes(len(answer)) + answer
 
 
 def raw_parts(contents: Sequence[Part]) -> Iterator[Part]:

@@ -22,7 +22,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp
-from tritonclient.grpc import service_pb2
 
 from serve.gateway import refusals
 from serve.gateway.bodies import body_chunks, while_client_waits
@@ -175,7 +174,7 @@ class _Api:
                 raise
             with exchange:
                 answer = await while_client_waits(request, exchange.only_answer())
-            visit.passed_on(service_pb2.ModelInferResponse.FromString(answer))
+            visit.passed_on(answer)
             body, json_size = answer_to_http(answer, asked)
         if json_size is None:
             return Response(body, media_type="application/json")

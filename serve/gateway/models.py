@@ -32,11 +32,6 @@ class Target:
         """What the gateway of another Earshot calls it, by KServe."""
         return f"{self.model}{_STREAM}" if self.segments else self.model
 
-    @property
-    def triton_name(self) -> str:
-        """What the Triton of an Earshot calls it."""
-        return STREAM_MODEL if self.segments else MODEL
-
 
 class Models:
     """All of a config.

@@ -115,7 +115,7 @@ def from_upstream(status: str, text: str) -> Refusal:
     """What a client is told of an error that Triton answered with.
 
     Args:
-        status: name of Triton's gRPC status; empty where it gave none, as in a stream's messages.
+        status: name of the call's gRPC status; empty for a message of its stream.
         text: Triton's, or the model's in the form of `serve.triton.wire`.
     """
     error = wire.error_from_text(text, "")
@@ -127,12 +127,7 @@ def from_upstream(status: str, text: str) -> Refusal:
         return Refusal(type(error)(_SERVER_FAILED), status or None)
     if status == "UNAVAILABLE" or any(words in text for words in _STALLED):
         return server_away()
-    if status == "INVALID_ARGUMENT":
-        return invalid(
-            "the request's tensors are not what the model takes; its metadata lists them, "
-            "`python -m serve tensors` explains them"
-        )
-    if status == "INTERNAL" and not text.startswith(f"{EarshotError.__name__}: "):
+    if status in ("", "INTERNAL") and not text.startswith(f"{EarshotError.__name__}: "):
         return Refusal(UnavailableError(_SERVER_FAILED))  # Triton did, not the model
     return Refusal(EarshotError(_SERVER_FAILED))
 

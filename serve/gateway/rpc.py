@@ -92,8 +92,8 @@ class Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
                 raise
             with exchange:
                 answer = await exchange.only_answer()
-            visit.passed_on(service_pb2.ModelInferResponse.FromString(answer))
-            await write(context, answer)
+            visit.passed_on(answer)
+            await write(context, answer.SerializeToString())
 
     async def _begin(self, context: Context, ticket: Ticket, visit: Visit) -> Exchange:
         message = await self._door.uploads.receive(context, self._door.upload_timeout_s)

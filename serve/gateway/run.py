@@ -1,7 +1,6 @@
 """The gateway's life: listen, answer, drain, end."""
 
 import asyncio
-import contextlib
 import dataclasses
 import functools
 import logging
@@ -25,10 +24,8 @@ from serve.gateway.page.state import State
 from serve.gateway.rpc import Methods, server_options
 from serve.gateway.shares import share_of
 from serve.gateway.upstream.own import OwnEngine
-from serve.triton.cancels import CancelClient
 from serve.triton.folder import (
     CONFIG,
-    RELAY_SOCKET,
     engine_folders,
     gateway_alive,
     gateway_door,
@@ -154,13 +151,10 @@ def serve_folder(folder: Path, number: int = 0, requests_to: int | None = None) 
     """
     config = load_config(folder / CONFIG)
     _prepare(config, requests_to)
-    with contextlib.ExitStack() as stack:
-        engines = []
-        names = names_of(config.runtime.device)
-        for name, own in zip(names, engine_folders(folder, len(names)), strict=True):
-            cancels = stack.enter_context(contextlib.closing(CancelClient(own / RELAY_SOCKET)))
-            engines.append(OwnEngine(name, own, cancels))
-        return asyncio.run(_serve(config, folder, engines, number))
+    names = names_of(config.runtime.device)
+    folders = engine_folders(folder, len(names))
+    engines = [OwnEngine(name, own) for name, own in zip(names, folders, strict=True)]
+    return asyncio.run(_serve(config, folder, engines, number))
 
 
 def serve_alone(config: Config) -> int:

@@ -214,19 +214,20 @@ def _raw(tensor: _AnyTensor) -> bytes:
     return np.asarray(data, _DTYPES[tensor.datatype]).tobytes()
 
 
-def answer_to_http(answer: bytes, asked: Translated) -> tuple[bytes, int | None]:
+def answer_to_http(
+    answer: service_pb2.ModelInferResponse, asked: Translated
+) -> tuple[bytes, int | None]:
     """An answer as the body of an HTTP response.
 
     Args:
-        answer: a serialised `ModelInferResponse`.
+        answer: it.
         asked: its request.
 
     Returns:
         The body, and how many bytes of it are JSON; None: all.
     """
-    response = service_pb2.ModelInferResponse.FromString(answer)
     outputs, binary = [], []
-    for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+    for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True):
         described: dict[str, Any] = {
             "name": output.name,
             "datatype": output.datatype,
@@ -238,9 +239,9 @@ def answer_to_http(answer: bytes, asked: Translated) -> tuple[bytes, int | None]
         else:
             described["data"] = _values(output.datatype, raw)
         outputs.append(described)
-    head = {"model_name": response.model_name, "model_version": response.model_version}
-    if response.id:
-        head["id"] = response.id
+    head = {"model_name": answer.model_name, "model_version": answer.model_version}
+    if answer.id:
+        head["id"] = answer.id
     text = to_json({**head, "outputs": outputs}).encode()
     return b"".join([text, *binary]), len(text) if binary else None
 

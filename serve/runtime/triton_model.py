@@ -1,4 +1,4 @@
-"""What stands between Triton's own models and the runtimes that have one decode for them."""
+"""What stands between Triton's model `whisper` and the runtimes that have one decode for them."""
 
 import dataclasses
 from collections.abc import Callable, Mapping

@@ -122,7 +122,7 @@ class Server:
             raise EarshotError(f"the server failed and was started again; see {self.log_path}")
 
     def peak_memory_bytes(self) -> int:
-        """Largest resident memory of Triton and its models, each at its own peak."""
+        """Largest resident memory of Triton and its model, each at its own peak."""
         return sum(triton.peak_memory_bytes() for triton in self._tritons())
 
     def failure(self) -> str | None:

@@ -1,12 +1,10 @@
-"""What answers a model's requests: the engine in this process, or the relay to it.
-
-`whisper` has an `EngineBackend`, `whisper_stream` a `serve.triton.relay.RelayClient`.
-"""
+"""What answers the model's requests: the engine, in this process."""
 
 import contextlib
 import functools
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,25 +22,26 @@ from serve.messages import (
 from serve.runtime.triton_model import Infer
 from serve.transcriber.guard import guarded
 from serve.transcriber.stats import Stats
+from serve.triton import folder as names
 from serve.triton import uploads, wire
 from serve.triton.keys import Keys
 from serve.triton.metrics import MetricFamily, Offers, Publisher
-from serve.triton.relay import Inputs, RelayServer
 
 if TYPE_CHECKING:
     from serve.transcriber.loop import Transcriber
 
 logger = logging.getLogger("earshot")
 
+Inputs = Mapping[str, wire.Tensor]
+
 
 class EngineBackend:
-    """The transcriber, in this process, and open to `whisper_stream` through the relay.
+    """The transcriber behind the model, and the requests that it works on by their keys.
 
     Args:
         transcriber: ready to work; closed by `close`.
         drain_s: longest wait at the end for what was accepted.
-        relay: path of the relay's socket, which is made last: `whisper_stream` then is ready.
-        failure: file that gets the reason when the device has failed.
+        folder: of the run; its file `FAILURE` gets the reason when the device has failed.
         metric_family: makes Triton's metrics.
     """
 
@@ -50,17 +49,14 @@ class EngineBackend:
         self,
         transcriber: "Transcriber",
         drain_s: float,
-        relay: Path,
-        failure: Path,
+        folder: Path,
         metric_family: MetricFamily,
     ) -> None:
         self._transcriber = transcriber
         self._drain_s = drain_s
-        self._failure = failure
+        self._folder = folder
         self._publisher = Publisher(self._stats, metric_family, _offers(transcriber))
         self._keys = Keys()
-        self._folder = relay.parent
-        self._relay = RelayServer(relay, self.start, self._keys.cancel, self._keys.cancel_owner)
 
     def start(self, inputs: Inputs, on_event: OnEvent, key: str | None = None) -> RequestHandle:
         """Submit a request; raises nothing but EarshotErrors, whatever is wrong with it.
@@ -68,24 +64,28 @@ class EngineBackend:
         Args:
             inputs: the request's tensors.
             on_event: called as `Transcriber.submit` calls it.
-            key: by which it can be cancelled through the relay; see `serve.triton.keys`.
+            key: by which it can be cancelled; see `serve.triton.keys`.
         """
         handle = guarded("starting a request", lambda: self._start(inputs, on_event, key))
         if isinstance(handle, EarshotError):
             raise handle
         return handle
 
+    def cancel(self, key: str) -> None:
+        """End the request of this key, or refuse it when it comes; see `Keys.cancel`."""
+        self._keys.cancel(key)
+
     def close(self) -> None:
         """Drain, then stop."""
         self._publisher.close()
         self._transcriber.drain(self._drain_s)
-        self._relay.close()
         self._transcriber.close()
 
     def _stats(self) -> Stats:
         """The transcriber's; its health is looked at as often as these are asked for."""
         if not self._transcriber.healthy:
-            self._failure.write_text("the device failed, see the log", encoding="utf-8")
+            failure = self._folder / names.FAILURE
+            failure.write_text("the device failed, see the log", encoding="utf-8")
         return self._transcriber.stats()
 
     def _start(self, inputs: Inputs, on_event: OnEvent, key: str | None) -> RequestHandle:

@@ -1,4 +1,4 @@
-"""A client of the Triton models `whisper` and `whisper_stream`, by gRPC."""
+"""A client of the models `whisper` and `whisper_stream`, by gRPC."""
 
 import contextlib
 import queue
@@ -66,12 +66,9 @@ class Client:
         self._client = triton_grpc.InferenceServerClient(address)
 
     def ready(self) -> bool:
-        """Whether a server answers and has the models loaded."""
+        """Whether a server answers and has the model loaded."""
         with contextlib.suppress(InferenceServerException):
-            return all(
-                self._client.is_model_ready(name, client_timeout=_READY_S)
-                for name in (wire.MODEL, wire.STREAM_MODEL)
-            )
+            return bool(self._client.is_model_ready(wire.MODEL, client_timeout=_READY_S))
         return False
 
     def transcribe(self, audio: bytes | Samples, **options: Any) -> Transcript:

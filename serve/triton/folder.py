@@ -20,10 +20,7 @@ GRPC_SOCKET = "grpc.sock"  # Triton appends a colon and the port: see `grpc_targ
 GRPC_PORT = 1
 METRICS_SOCKET = "metrics.sock"  # Triton's metrics, by HTTP, at /metrics
 METRICS_PORT = 2
-RELAY_SOCKET = "relay.sock"  # to the process that has the engine
 ALIVE = "alive"  # touched every second by the process that has the engine
-STREAM_ALIVE = "alive_stream"  # and by that of whisper_stream
-HEARTBEATS = (ALIVE, STREAM_ALIVE)
 FAILURE = "failure"  # why that process cannot go on, once it cannot
 SUPERVISOR_PAGE = "supervisor.prom"  # what the supervisor adds to the metrics page
 

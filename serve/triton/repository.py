@@ -9,22 +9,21 @@ from typing import Any
 from serve.config import RuntimeConfig
 from serve.runtime.table import RUNTIMES
 from serve.runtime.triton_model import TritonModel
-from serve.triton import folder as names
-from serve.triton.wire import INPUTS, MODEL, OUTPUTS, STREAM_MODEL, TensorSpec
+from serve.triton.wire import INPUTS, MODEL, OUTPUTS, TensorSpec
 
 _PACKAGE = Path(__file__).resolve().parent
 _TEMPLATE = _PACKAGE / "model_repository" / MODEL
 
 
 def write_repository(folder: Path, toml: Path, engine: Path, config: RuntimeConfig) -> Path:
-    """Write `<folder>/models`: both models, and the one that decodes for them if there is one.
+    """Write `<folder>/models`: our model, and the one that decodes for it if there is one.
 
-    Each of our models gets a link to the package `serve` beside its code, because the Python
-    backend's stub looks for packages there.
+    Ours gets a link to the package `serve` beside its code, because the Python backend's stub looks
+    for packages there.
 
     Args:
         folder: the run's own.
-        toml: the configuration, for the models to read.
+        toml: the configuration, for the model to read.
         engine: the engine's folder.
         config: decides whether a model of Triton's decodes.
 
@@ -36,23 +35,19 @@ def write_repository(folder: Path, toml: Path, engine: Path, config: RuntimeConf
     """
     repository = folder / "models"
     decodes = _write_decoding_model(repository, engine, config)
-    for name in (MODEL, STREAM_MODEL):
-        code = repository / name / "1"
-        code.mkdir(parents=True)
-        values = {
-            "name": name,
-            "decoupled": name == STREAM_MODEL,  # True and False are Triton's words, too
-            "config": toml,
-            "engine": engine.resolve(),
-            "relay": folder / names.RELAY_SOCKET,
-            "failure": folder / names.FAILURE,
-            "alive": folder / (names.STREAM_ALIVE if name == STREAM_MODEL else names.ALIVE),
-            "decodes": decodes,
-        }
-        text = _filled(_TEMPLATE / "config.pbtxt", values) + _tensor_lists()
-        (repository / name / "config.pbtxt").write_text(text, encoding="utf-8")
-        (code / "model.py").symlink_to(_TEMPLATE / "1" / "model.py")
-        (code / "serve").symlink_to(_PACKAGE.parent)
+    code = repository / MODEL / "1"
+    code.mkdir(parents=True)
+    values = {
+        "name": MODEL,
+        "config": toml,
+        "engine": engine.resolve(),
+        "folder": folder,
+        "decodes": decodes,
+    }
+    text = _filled(_TEMPLATE / "config.pbtxt", values) + _tensor_lists()
+    (repository / MODEL / "config.pbtxt").write_text(text, encoding="utf-8")
+    (code / "model.py").symlink_to(_TEMPLATE / "1" / "model.py")
+    (code / "serve").symlink_to(_PACKAGE.parent)
     return repository
 
 

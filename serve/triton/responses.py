@@ -1,6 +1,6 @@
 """From a transcriber's events to Triton's responses.
 
-Each request has a `Responder`, which outlives the `execute` of its model; one thread sends what all
+Each request has a `Responder`, which outlives the `execute` of the model; one thread sends what all
 responders have to say (`ResponseQueue`). Cancels do not come through Triton: see
 `serve.triton.keys`.
 """

@@ -25,18 +25,17 @@ from serve.triton.processes import Child, live_children, peak_memory_bytes
 from serve.triton.repository import write_repository
 from serve.triton.unix_http import ask
 
-_MODELS = 2  # each in a process below the server
 _MAX_PATH = 85  # a Unix socket's whole path has room for 107 bytes
 _MIB = 2**20
-_REGIONS_MIB = 16  # shared memory that the models' processes take before any request
+_REGIONS_MIB = 16  # shared memory that the model's process takes before any request, and some
 _METRICS_TIMEOUT_S = 2.0
 # Nothing of ours is pending when Triton is told to end: the gateway has seen to that. What it waits
 # for then are requests that it never lets go, and all that time goes by before it ends.
 _EXIT_S = 3
 _TELLING_S = 1.0  # that a process may take to write why it cannot go on
-_STOP_S = 5.0  # until it is killed; the models are closed in it
+_STOP_S = 5.0  # until it is killed; the model is closed in it
 
-# What a client of the models does not call. They can be called with this header alone, whose name
+# What a client of the model does not call. They can be called with this header alone, whose name
 # and value nobody is told.
 _LOCKED = "shared-memory,model-repository,model-config,statistics,trace,logging"
 # Lines with which Triton explains itself but does not mean its end.
@@ -60,7 +59,7 @@ class TritonLaunch:
         """
         names.remove_shared_memory(self.folder)
         sockets = (f"{names.GRPC_SOCKET}:{names.GRPC_PORT}", names.METRICS_SOCKET)
-        for name in (*sockets, names.RELAY_SOCKET, names.FAILURE, *names.HEARTBEATS):
+        for name in (*sockets, names.FAILURE, names.ALIVE):
             (self.folder / name).unlink(missing_ok=True)
         child = Child(self.command, log_path, self.environment)
         return TritonServer(self.folder, self.config.server, child)
@@ -73,7 +72,7 @@ def prepare(
     environment: Mapping[str, str] | None = None,
     count: int = 1,
 ) -> TritonLaunch:
-    """Write what Triton and the models read into their folder.
+    """Write what Triton and the model read into their folder.
 
     Args:
         folder: the run's own, or that of one of its engines.
@@ -128,10 +127,10 @@ class TritonServer:
         self._config = config
         self._child = child
         self._has_been_ready = False
-        self._given_up = 0.0  # requests, by the last page read while the models were well
+        self._given_up = 0.0  # requests, by the last page read while the model was well
 
     def ready(self) -> bool:
-        """Whether it can answer: the models are loaded, and their processes say that they live."""
+        """Whether it can answer: the model is loaded, and its process says that it lives."""
         if not self._has_been_ready and self._loaded():
             self._close_regions()
             self._has_been_ready = True
@@ -153,7 +152,7 @@ class TritonServer:
         return _tail(self._child.log())
 
     def peak_memory_bytes(self) -> int:
-        """Largest resident memory of the server and its models, each at its own peak."""
+        """Largest resident memory of the server and its model, each at its own peak."""
         return sum(peak_memory_bytes(pid) for pid in (self.pid, *live_children(self.pid)))
 
     def stop(self) -> None:
@@ -162,11 +161,11 @@ class TritonServer:
         self.kill()
 
     def kill(self) -> None:
-        """End it and its models now."""
+        """End it and its model now."""
         self._child.kill()
 
     def _loaded(self) -> bool:
-        present = (self._folder / names.METRICS_SOCKET, *self._heartbeats())
+        present = (self._folder / names.METRICS_SOCKET, self._folder / names.ALIVE)
         if not all(path.exists() for path in present) or _metrics(self._folder) is None:
             return False
         with Client(names.grpc_target(self._folder)) as client:
@@ -180,11 +179,8 @@ class TritonServer:
         for region in names.shared_memory(self._folder):
             region.chmod(0o600)
 
-    def _heartbeats(self) -> list[Path]:
-        return [self._folder / name for name in names.HEARTBEATS]
-
     def _silent_s(self) -> float:
-        return max(map(age_s, self._heartbeats()))
+        return age_s(self._folder / names.ALIVE)
 
     def _told(self) -> str | None:
         """What the process that has the engine says of its failure."""
@@ -198,7 +194,7 @@ class TritonServer:
 
     def _breakdown(self) -> str | None:
         """What went wrong below a server that still runs."""
-        if len(live_children(self.pid)) < _MODELS:
+        if not live_children(self.pid):
             return f"a model's process ended: {cause(self._child.log())}"
         silent_s = self._silent_s()
         if silent_s > self._config.stall_timeout_s:

@@ -1,11 +1,12 @@
-"""Transcriptions as KServe v2 tensors: what the Triton models take and give, both ways.
+"""Transcriptions as KServe v2 tensors: what the Triton model takes and gives, both ways.
 
-`INPUTS` and `OUTPUTS` are the one list of tensors: the models' config.pbtxt is rendered from them,
-and `python -m serve tensors` prints them. The models and the client both use this module, so that
+`INPUTS` and `OUTPUTS` are the one list of tensors: the model's config.pbtxt is rendered from them,
+and `python -m serve tensors` prints them. The model and the client both use this module, so that
 the two cannot disagree.
 
 `whisper` answers once, with all outputs. `whisper_stream` sends a message for each segment, with
-that segment's TEXT and SEGMENTS alone, and then the same answer as its last message.
+that segment's TEXT and SEGMENTS alone, and then the same answer as its last message. Both are
+names of the gateway's: Triton has one model, which sends segments where a parameter says so.
 
 An error's text is the name of its class in `serve.errors`, a colon and its message.
 """
@@ -34,6 +35,10 @@ MODEL = "whisper"
 STREAM_MODEL = "whisper_stream"
 KEY_PARAMETER = "earshot_key"
 """The parameter of a request that names it for cancels; see `serve.triton.keys`."""
+CANCEL_PARAMETER = "earshot_cancel"
+"""The parameter of a request that cancels another: its key."""
+SEGMENTS_PARAMETER = "earshot_segments"
+"""The parameter of a request that is for `whisper_stream`: true."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,13 +33,13 @@ def request_parts(request: Request, audio: Part | None = b"") -> list[Part]:
     return [message.SerializeToString(), *raw]
 
 
-def transcript(answer: bytes) -> Transcript:
-    """The transcript in a `ModelInferResponse`.
+def transcript(answer: service_pb2.ModelInferResponse) -> Transcript:
+    """The transcript in an answer.
 
     Raises:
         Refusal: it holds none.
     """
-    result = InferResult(service_pb2.ModelInferResponse.FromString(answer))
+    result = InferResult(answer)
     try:
         return wire.transcript_from_outputs(result.as_numpy)
     except EarshotError as error:

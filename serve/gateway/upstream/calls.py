@@ -35,8 +35,7 @@ class Call:
 
     Args:
         call: gRPC's.
-        source: its answers.
-        streamed: whether these are ModelStreamInferResponses.
+        source: its answers, ModelStreamInferResponses.
         cancel: tells the server that nobody waits for it; None: the call's own cancel does.
         at_end: is called once the call is over.
     """
@@ -45,13 +44,11 @@ class Call:
         self,
         call: grpc.aio.Call,
         source: AsyncIterator[bytes],
-        streamed: bool,
         cancel: Callable[[], None] | None = None,
         at_end: Callable[["Call"], None] = lambda _: None,
     ) -> None:
         self._call = call
         self._source = source
-        self._streamed = streamed
         self._cancel = cancel
         self._at_end = at_end
         self._ended: Refusal | None = None
@@ -65,7 +62,7 @@ class Call:
         refusal: Refusal | None = None
         try:
             async for answer in self._source:
-                if self._streamed and answer.startswith(_ERROR_FIELD):
+                if answer.startswith(_ERROR_FIELD):
                     message = service_pb2.ModelStreamInferResponse.FromString(answer)
                     refusal = refusals.from_upstream("", message.error_message)
                 elif refusal is None:
@@ -103,14 +100,18 @@ class Channel:
     Args:
         channel: gRPC's.
         headers: sent with every call.
+        infer: the method of requests with one answer.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, headers: Headers = ()) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, headers: Headers = (), infer: str = "ModelInfer"
+    ) -> None:
         self._channel = channel
         self._headers = headers
-        self._infer = channel.unary_unary(f"{SERVICE}ModelInfer")
-        # On the wire the same call, which lets go of the message once it is sent.
-        self._infer_large = channel.stream_stream(f"{SERVICE}ModelInfer")
+        # Whichever method it is, on the wire a stream of one message is the same as a message.
+        self._infer = channel.unary_unary(SERVICE + infer)
+        # The same call, which lets go of the message once it is sent.
+        self._infer_large = channel.stream_stream(SERVICE + infer)
         self._stream = channel.stream_stream(f"{SERVICE}ModelStreamInfer")
 
     def send(
@@ -120,7 +121,7 @@ class Channel:
 
         Args:
             message: a serialised `ModelInferRequest`, or what makes it in a thread of its own.
-            streamed: by ModelStreamInfer; else by ModelInfer.
+            streamed: whether it may have several answers.
         """
         if streamed:
             call = self._stream(metadata=self._headers)

@@ -27,7 +27,7 @@ class Delivery:
     def __init__(
         self, request: Outgoing, servers: Iterable[Server], metrics: UpstreamMetrics
     ) -> None:
-        self._target, self._streamed = request.target, request.streamed
+        self._target = request.target
         self._left = list(servers)  # who have not had it
         self._request: Outgoing | None = request  # as long as another may get it
         self._metrics = metrics
@@ -108,9 +108,7 @@ class Delivery:
         if self._target.asked in ("", self._server.answer_name(self._target)):
             return answer
         head = service_pb2.ModelInferResponse(model_name=self._target.asked)
-        whole = (
-            service_pb2.ModelStreamInferResponse(infer_response=head) if self._streamed else head
-        )
+        whole = service_pb2.ModelStreamInferResponse(infer_response=head)
         return answer + bytes(whole.SerializeToString())
 
 

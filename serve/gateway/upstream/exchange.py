@@ -5,6 +5,8 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Self
 
+from tritonclient.grpc import service_pb2
+
 from serve.gateway import refusals
 from serve.gateway.limits import Ticket
 from serve.gateway.refusals import Refusal
@@ -18,8 +20,8 @@ class Exchange:
     Leaving its `with` block by an exception tells the model that nobody waits any more.
 
     Args:
-        source: the answers; read to their end, whatever happens. Raises a Refusal where the
-            request fails.
+        source: the answers, ModelStreamInferResponses; read to their end, whatever happens. Raises
+            a Refusal where the request fails.
         ticket: closed when the server has let go of the request.
         cancel: tells the server that nobody waits.
         limit_s: longest wait for all answers.
@@ -42,7 +44,7 @@ class Exchange:
         self.pump = asyncio.create_task(self._pump())
 
     async def next_answer(self) -> bytes | None:
-        """The next answer; None: there is no further one.
+        """The next `ModelStreamInferResponse`; None: there is no further one.
 
         Raises:
             Refusal: the request failed.
@@ -56,7 +58,7 @@ class Exchange:
             raise answer
         return answer
 
-    async def only_answer(self) -> bytes:
+    async def only_answer(self) -> service_pb2.ModelInferResponse:
         """The one answer of a request that is not streamed.
 
         Raises:
@@ -65,7 +67,9 @@ class Exchange:
         answer = await self.next_answer()
         if answer is None:
             raise refusals.from_upstream("INTERNAL", "the call ended without an answer")
-        return answer
+        found = service_pb2.ModelStreamInferResponse.FromString(answer).infer_response
+        found.parameters.clear()  # by which Triton tells a stream's client that it is the last
+        return found
 
     def end(self, refusal: Refusal) -> None:
         """Answer this now, whatever the server will."""

@@ -1,44 +1,36 @@
 """A Triton of this run, behind its Unix socket; there is one for each device.
 
 A call of Triton's is never cancelled, for Triton 24.10 keeps a call whose cancel meets its end.
-A request whose client goes is cancelled by its key instead, and its call is read to its end.
+A request whose client goes is cancelled by its key instead, with a small request of its own, and
+its call is read to its end.
 """
 
+import asyncio
+import contextlib
 import dataclasses
 import functools
+import itertools
 import logging
+import secrets
 from pathlib import Path
-from typing import Protocol
 
 import grpc
 from tritonclient.grpc import service_pb2
 
-from serve.errors import UnavailableError
 from serve.gateway import refusals
-from serve.gateway.envelope import with_key, with_model
+from serve.gateway.envelope import cancel_of, for_triton
 from serve.gateway.models import Target
 from serve.gateway.refusals import Refusal
 from serve.gateway.upstream.calls import CHANNEL_OPTIONS, Call, Channel
 from serve.gateway.upstream.server import Outgoing
 from serve.triton import uploads
-from serve.triton.folder import HEARTBEATS, grpc_target
-from serve.triton.heartbeat import STALE_S, age_s
+from serve.triton.folder import ALIVE, grpc_target
+from serve.triton.heartbeat import INTERVAL_S, STALE_S, age_s
+from serve.triton.wire import MODEL
 
 logger = logging.getLogger("earshot.gateway")
 
-
-class Cancels(Protocol):
-    """Names requests and cancels them; `serve.triton.cancels.CancelClient`."""
-
-    @property
-    def connected(self) -> bool:
-        """Whether it can."""
-
-    def new_key(self) -> str:
-        """A key for a request."""
-
-    def cancel(self, key: str) -> None:
-        """End the request of this key."""
+_LAST_S = 1.0  # that cancels on their way may take when the gateway ends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +39,6 @@ class OwnEngine:
 
     device: str  # its name
     folder: Path  # with the sockets of its Triton
-    cancels: Cancels  # ends requests whose clients have gone
 
 
 class OwnTriton:
@@ -63,19 +54,23 @@ class OwnTriton:
         self.name = engine.device
         self.models: tuple[str, ...] = (model,)
         self.inflight = 0
-        self._heartbeats = [folder / name for name in HEARTBEATS]
+        self._alive = folder / ALIVE
         self._uploads = uploads.make_folder(folder)
-        self._cancels = engine.cancels
+        self._sender = secrets.token_hex(8)
+        self._numbers = itertools.count(1)
+        self._cancels: set[asyncio.Task[None]] = set()
+        # Its model is decoupled, and so answers by streams alone.
         self._channel = Channel(
-            grpc.aio.insecure_channel(grpc_target(folder), options=CHANNEL_OPTIONS)
+            grpc.aio.insecure_channel(grpc_target(folder), options=CHANNEL_OPTIONS),
+            infer="ModelStreamInfer",
         )
 
     def takes(self, model: str) -> bool:
-        """Whether its processes move: what Triton gives to one that stands still ends Triton."""
-        return self._moves() and self._cancels.connected
+        """Whether its process moves: what Triton gives to one that stands still ends Triton."""
+        return self._moves()
 
     async def ready(self, model: str) -> bool:
-        """Whether Triton and its models are ready, and move."""
+        """Whether Triton and its model are ready, and move."""
         if not self.takes(model):
             return False
         request = service_pb2.ServerReadyRequest().SerializeToString()
@@ -87,23 +82,19 @@ class OwnTriton:
 
     def answer_name(self, target: Target) -> str:
         """Triton's name."""
-        return target.triton_name
+        return MODEL
 
     def send(self, request: Outgoing) -> Call:
         """Give it a request; its audio is handed over by a link, under the request's key."""
-        try:
-            key = self._cancels.new_key()
-        except UnavailableError:
-            raise refusals.server_away() from None
+        key = self._new_key()
         if request.upload is not None:
             self._give(key, request.upload)
-        message = with_key(with_model(request.parts, request.target.triton_name), key)
+        message = for_triton(request.parts, key, request.target.segments)
         call, source = self._channel.send(message, request.streamed)
         return Call(
             call,
             source,
-            request.streamed,
-            functools.partial(self._cancels.cancel, key),
+            functools.partial(self._cancel, key),
             lambda _: uploads.remove(self._uploads, key) if request.upload is not None else None,
         )
 
@@ -115,11 +106,34 @@ class OwnTriton:
         return await self._channel.small(method, message)
 
     async def watch(self) -> None:
-        """Nor need it be looked at."""
+        """End what a gateway before this one has left behind; it need not be looked at."""
+        await self._send_cancel(self._new_key())
 
     async def close(self) -> None:
         """See `Server`."""
+        if self._cancels:
+            await asyncio.wait(self._cancels, timeout=_LAST_S)
         await self._channel.close()
+
+    def _new_key(self) -> str:
+        return f"{self._sender}-{next(self._numbers)}"
+
+    def _cancel(self, key: str) -> None:
+        task = asyncio.create_task(self._send_cancel(key))
+        self._cancels.add(task)
+        task.add_done_callback(self._cancels.discard)
+
+    async def _send_cancel(self, key: str) -> None:
+        while not self._moves():  # see `takes`
+            await asyncio.sleep(INTERVAL_S)
+        with contextlib.suppress(grpc.aio.AioRpcError):  # its requests have gone with it
+            _, source = self._channel.send(cancel_of(key), streamed=False)
+            async for _ in source:
+                pass
+
+    def _moves(self) -> bool:
+        """Whether the model's process has said lately that it lives."""
+        return age_s(self._alive) < STALE_S
 
     def _give(self, key: str, path: str) -> None:
         try:
@@ -127,7 +141,3 @@ class OwnTriton:
         except OSError as error:
             logger.error("an upload cannot be handed on in %s: %s", self._uploads, error)
             raise refusals.no_room_for_upload() from error
-
-    def _moves(self) -> bool:
-        """Whether the models' processes have said lately that they live."""
-        return max(map(age_s, self._heartbeats)) < STALE_S

@@ -90,8 +90,7 @@ class Upstreams:
             target: the model that it is for.
             parts: of the serialised `ModelInferRequest`.
             ticket: the exchange closes it.
-            streamed: by ModelStreamInfer, which gives ModelStreamInferResponses; else by
-                ModelInfer, which gives one ModelInferResponse.
+            streamed: whether it may have several answers.
             upload: path of the request's audio, in `uploads`; stays there until the first answer.
 
         Raises:

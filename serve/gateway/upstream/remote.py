@@ -10,7 +10,7 @@ import functools
 import logging
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import grpc
@@ -20,7 +20,7 @@ from serve.config import UpstreamConfig
 from serve.errors import AccessError, ConfigError, DeadlineError
 from serve.gateway import refusals
 from serve.gateway.checks import LENGTH
-from serve.gateway.envelope import Part, raw_part, with_model
+from serve.gateway.envelope import Part, raw_part, streamed_answer, with_model
 from serve.gateway.models import Target
 from serve.gateway.refusals import Refusal
 from serve.gateway.upstream.calls import CHANNEL_OPTIONS, Call, Channel
@@ -80,7 +80,8 @@ class Remote:
         else:
             build = functools.partial(_with_file, parts, request.upload)
             call, source = self._channel.send(build, request.streamed)
-        sent = Call(call, source, request.streamed, at_end=self._calls.discard)
+        answers = source if request.streamed else _as_stream(source)
+        sent = Call(call, answers, at_end=self._calls.discard)
         self._calls.add(sent)
         return sent
 
@@ -158,6 +159,12 @@ class Remote:
                 f": {said}" if said else "",
             )
         self._said = said
+
+
+async def _as_stream(source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Answers of ModelInfer as those of ModelStreamInfer."""
+    async for answer in source:
+        yield streamed_answer(answer)
 
 
 def _reason(refusal: Refusal) -> str:

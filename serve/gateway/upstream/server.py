@@ -16,7 +16,7 @@ class Outgoing:
 
     target: Target
     parts: Sequence[Part]  # of the serialised `ModelInferRequest`; its model's name may be any
-    streamed: bool  # by ModelStreamInfer, else by ModelInfer
+    streamed: bool  # whether it may have several answers
     upload: str | None = None  # path of the request's audio, in the folder for uploads
 
 
@@ -40,7 +40,7 @@ class Server(Protocol):
         """What its answers call the model."""
 
     def send(self, request: Outgoing) -> Call:
-        """Give it a request.
+        """Give it a request; its answers are ModelStreamInferResponses.
 
         Raises:
             Refusal: it cannot be reached.

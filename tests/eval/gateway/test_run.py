@@ -14,6 +14,7 @@ from eval.gateway.idle import KINDS, measure_idle
 from eval.gateway.kept import Kept, measure_kept
 from eval.gateway.run import Cost, Way, interval_of, measure_ways
 from eval.gateway.ways import KSERVE, OPENAI, TRITON, by_form, by_grpc
+from eval.gateway.ways import straight as straight_to
 from serve.clips import Clip
 from serve.errors import UnavailableError
 from serve.triton.folder import grpc_target
@@ -32,7 +33,7 @@ def running(tmp_path):
 def test_every_way_gets_every_clip_as_often(running):
     said = []
     with (
-        by_grpc(grpc_target(running.folder), WAIT_S) as straight,
+        straight_to(grpc_target(running.folder), WAIT_S) as straight,
         by_grpc(running.grpc, WAIT_S) as kserve,
         by_form(running.http, WAIT_S) as form,
     ):

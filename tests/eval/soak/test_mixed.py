@@ -120,7 +120,7 @@ def test_actions_follow_from_the_seed_and_have_their_shares():
 
 def test_disruptions_come_all_in_an_order_of_the_seed():
     found = disruptions(3)
-    first, second = ([next(found)[0] for _ in range(13)] for _ in range(2))
+    first, second = ([next(found)[0] for _ in range(11)] for _ in range(2))
     assert sorted(first) == sorted(set(second)) and first != second
 
 

@@ -106,7 +106,6 @@ def test_a_server_that_does_not_start_says_why(nano_config, tmp_path):
         (["/x/bin/tritonserver", "--model-repository=/tmp/models"], "tritonserver"),
         (["/b/triton_python_backend_stub", "/tmp/e/models/whisper/1/model.py"], "whisper"),
         (["python", "-c", "from serve.speech.sandbox.server import main"], "sandbox"),
-        (["/b/python_backend_stub", "/tmp/e/models/whisper_stream/1/m.py"], "whisper_stream"),
         ([], "unnamed"),
     ],
 )

@@ -59,7 +59,7 @@ def test_a_server_lost_while_it_takes_a_large_request_is_away(lost_at, error):
 
     async def ask() -> None:
         call, answers = Channel(LosingChannel(LostCall(lost_at, error))).send(LARGE, False)
-        async for _ in Call(call, answers, streamed=False).answers():
+        async for _ in Call(call, answers).answers():
             pass
 
     with pytest.raises(Refusal) as refusal:

@@ -27,15 +27,24 @@ def test_it_is_what_protobuf_reads():
 def test_parts_make_the_same_request_with_a_key():
     found = envelope.read_envelope(message())
     parts = [found.request.SerializeToString(), *envelope.raw_parts(found.raw)]
-    made = Request.FromString(envelope.with_key(parts, "a-1"))
+    made = Request.FromString(envelope.for_triton(parts, "a-1", segments=False))
     assert made.parameters.pop("earshot_key").string_param == "a-1"
     assert made == Request.FromString(message())
+
+
+def test_whisper_stream_is_a_parameter_of_the_one_model():
+    for segments in (False, True):
+        made = Request.FromString(envelope.for_triton([message("hello", "any")], "a-1", segments))
+        assert made.model_name == "whisper"
+        assert ("earshot_segments" in made.parameters) == segments
 
 
 def test_the_last_key_counts():
     request = Request()
     request.parameters["earshot_key"].string_param = "mine"
-    made = Request.FromString(envelope.with_key([request.SerializeToString()], "a-1"))
+    made = Request.FromString(
+        envelope.for_triton([request.SerializeToString()], "a-1", segments=True)
+    )
     assert made.parameters["earshot_key"].string_param == "a-1"
 
 
@@ -96,6 +105,12 @@ def one_byte_too_few(request):
     request.raw_input_contents[1] = request.raw_input_contents[1][1:]
 
 
+def contents_too_few(request):
+    del request.raw_input_contents[:]
+    request.inputs[0].contents.bytes_contents.append(b"a")
+    request.inputs[1].contents.int_contents.append(1)
+
+
 def twice(request):
     request.inputs.append(request.inputs[0])
 
@@ -108,6 +123,7 @@ def twice(request):
         (contents_beside, "contents beside"),
         (one_too_few, "1 raw_input_contents"),
         (one_byte_too_few, "1599 raw bytes; expected 1600"),
+        (contents_too_few, "SAMPLES has 0 values in fp32_contents; expected 400"),
         (twice, "each name once"),
     ],
 )

@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -63,8 +62,7 @@ def told(tmp_path):
 
     def told(*pages, others=(), took_s=()):
         async def run():
-            away = SimpleNamespace(connected=False)
-            door = Door(Config(), tmp_path, [OwnEngine("cpu", tmp_path, away)], tmp_path / "alive")
+            door = Door(Config(), tmp_path, [OwnEngine("cpu", tmp_path)], tmp_path / "alive")
             door.ready = ready
             door.metrics.recent_s = lambda window_s: list(took_s)
             looking = State(door, Config(), [reader(pages), *map(reader, others)])

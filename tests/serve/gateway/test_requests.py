@@ -126,7 +126,10 @@ def test_kserve_over_grpc(running, line):
 
 def test_a_grpc_stream_has_a_line_for_each_request(running, line):
     stream = running.channel.stream_stream(f"{SERVICE}ModelStreamInfer")
-    requests = [message(SECRET, wire.STREAM_MODEL), message("error:no", wire.STREAM_MODEL)]
+    requests = [
+        message(SECRET, wire.STREAM_MODEL),
+        message("error:EarshotError: no", wire.STREAM_MODEL),
+    ]
     call = stream(iter(requests), timeout=WAIT_S)
     assert list(call)
     id = dict(call.trailing_metadata())["x-request-id"]

@@ -176,7 +176,7 @@ def test_answers_are_json_and_bytes():
         answer.outputs.add(name=name, datatype=datatype, shape=[1])
         answer.raw_output_contents.append(raw)
     asked = read({"inputs": [], "outputs": [{"name": "TEXT", "parameters": {"binary_data": True}}]})
-    body, json_size = answer_to_http(answer.SerializeToString(), asked)
+    body, json_size = answer_to_http(answer, asked)
     assert json.loads(body[:json_size])["outputs"] == [
         {"name": "TEXT", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 6}},
         {"name": "DURATION", "datatype": "FP64", "shape": [1], "data": [0.1]},

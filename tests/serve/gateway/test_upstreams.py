@@ -145,7 +145,8 @@ def test_requests_go_to_who_serves_their_model(start):
         for one in stream(iter([message("four five", name)]), timeout=WAIT_S):
             found = service_pb2.ModelStreamInferResponse.FromString(one)
             assert (found.error_message, found.infer_response.model_name) == ("", name)
-        assert [one.model_name for one in had(triton)[before:]] == ["whisper_stream"]
+        (one,) = had(triton)[before:]
+        assert one.model_name == "whisper" and one.parameters["earshot_segments"].bool_param
     assert (len(had(front)), len(had(turbo))) == (4, 3)
 
     assert front.ask("GET", "/v2/models/turbo/ready")[0] == 200
@@ -367,7 +368,7 @@ def test_it_shows_its_key_and_keeps_quarrels_about_it_to_itself(start, tmp_path,
 )
 def test_configs_that_cannot_be(tmp_path, upstreams, alone, told):
     async def door():
-        own = [] if alone else [OwnEngine("cpu", tmp_path, object())]
+        own = [] if alone else [OwnEngine("cpu", tmp_path)]
         Door(Config(upstreams=upstreams), tmp_path, own, tmp_path / "alive")
 
     with pytest.raises(ConfigError, match=told):

@@ -41,7 +41,7 @@ def test_readiness_and_a_clean_end(nano_config):
         assert is_ready(server.http) and server.failure() is None
         (triton,) = server.pids
         family = [triton, *live_children(triton), gateway_of(server)]
-        assert len(family) == 4 and all(map(is_alive, family))
+        assert len(family) == 3 and all(map(is_alive, family))
         folder = server.folder
         assert client.ready()
         call = client.start(Request(audio=LONG))
@@ -64,11 +64,7 @@ def gateway_of(server):
 
 def whisper_of(server, engine=0):
     """The process that has an engine."""
-    (pid,) = [
-        child.pid
-        for child in psutil.Process(server.pids[engine]).children()
-        if "whisper_0_0" in child.cmdline()
-    ]
+    (pid,) = live_children(server.pids[engine])
     return pid
 
 
@@ -228,8 +224,8 @@ def test_no_process_outlives_a_parent_that_is_killed(nano_config, tmp_path):
                 assert parent.stdout.readline().startswith(b"ready: ")
                 children = psutil.Process(parent.pid).children(recursive=True)
                 family = [child.pid for child in children]
-                # Triton, two models, the gateway, and who decodes audio with or without a spare.
-                assert len(family) in (5, 6) and all(map(is_alive, family))
+                # Triton, its model, the gateway, and who decodes audio with or without a spare.
+                assert len(family) in (4, 5) and all(map(is_alive, family))
             finally:
                 parent.kill()
         wait_until(lambda: not any(map(is_alive, family)), family)

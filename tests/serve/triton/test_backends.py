@@ -2,9 +2,6 @@
 
 import contextlib
 import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,12 +13,9 @@ from serve.messages import Failed, Finished, Request
 from serve.speech.tokenizer import Tokenizer
 from serve.triton import metrics, uploads, wire
 from serve.triton.backends import EngineBackend, open_transcriber
-from serve.triton.relay import RelayClient
 from tests import fake_triton
 from tests.fakes import CAPABILITIES
 from tests.serving import STATS, TRANSCRIPT, wait_until
-
-ROOT = Path(__file__).parents[3]
 
 
 class Transcriber:
@@ -69,9 +63,7 @@ def folder(tmp_path):
 @pytest.fixture
 def backend(transcriber, folder, monkeypatch):
     monkeypatch.setattr(metrics, "_INTERVAL_S", 0.001)
-    backend = EngineBackend(
-        transcriber, 7.0, folder / "relay", folder / "failure", fake_triton.MetricFamily
-    )
+    backend = EngineBackend(transcriber, 7.0, folder, fake_triton.MetricFamily)
     yield backend
     backend.close()
 
@@ -142,7 +134,7 @@ def tokenized(monkeypatch):
 
 
 def test_thirty_megabytes_of_prompt_are_refused_before_anybody_reads_them(
-    backend, transcriber, tokenized, folder
+    backend, transcriber, tokenized
 ):
     class Unread(bytes):
         def decode(self, *_):
@@ -154,12 +146,7 @@ def test_thirty_megabytes_of_prompt_are_refused_before_anybody_reads_them(
     }
     with pytest.raises(OptionError, match="PROMPT has 30000000 bytes"):
         backend.start(inputs, print)
-    client, heard = RelayClient(folder / "relay", 10), []
-    client.start(inputs, heard.append)
-    wait_until(lambda: heard, "no refusal came back")
-    assert isinstance(heard[0].error, OptionError)
     assert not transcriber.submitted and not tokenized
-    client.close()
 
 
 def test_what_the_transcriber_refuses_it_counts_itself(backend, transcriber):
@@ -170,19 +157,11 @@ def test_what_the_transcriber_refuses_it_counts_itself(backend, transcriber):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), DeviceError("the device failed")])
-def test_only_expected_errors_leave_it(backend, transcriber, folder, error):
-    """On the relay's thread anything else would end every stream."""
+def test_only_expected_errors_leave_it(backend, transcriber, error):
     transcriber.refusal = error
     inputs = wire.request_to_inputs(Request(audio=b"x"))
     with pytest.raises(EarshotError, match=str(error)):
         backend.start(inputs, print)
-    client = RelayClient(folder / "relay", 10)
-    heard = []
-    client.start(inputs, heard.append)
-    client.start(inputs, heard.append)
-    wait_until(lambda: len(heard) == 2, "no refusal came back")
-    assert all(str(error) in str(event.error) for event in heard)
-    client.close()
 
 
 def test_a_broken_device_is_told_to_the_launcher(backend, transcriber, folder):
@@ -194,35 +173,11 @@ def test_a_broken_device_is_told_to_the_launcher(backend, transcriber, folder):
     assert "device failed" in (folder / "failure").read_text()
 
 
-def test_the_other_model_reaches_the_transcriber_through_the_relay(backend, transcriber, folder):
-    client = RelayClient(folder / "relay", 10)
-    heard = []
-    client.start(wire.request_to_inputs(Request(audio=b"x", prompt="Zoë")), heard.append)
-    wait_until(lambda: transcriber.submitted, "it never arrived")
-    ((request, on_event),) = transcriber.submitted
-    assert request == Request(audio=b"x", prompt="Zoë")
-    on_event(Finished(TRANSCRIPT))
-    wait_until(lambda: heard, "no answer came back")
-    assert heard == [Finished(TRANSCRIPT)]
-    client.close()
-
-
-def test_a_malformed_request_through_the_relay_is_refused_there(backend, folder):
-    client = RelayClient(folder / "relay", 10)
-    heard = []
-    client.start({}, heard.append)
-    wait_until(lambda: heard, "no refusal came back")
-    (event,) = heard
-    assert isinstance(event, Failed) and isinstance(event.error, AudioError)
-    client.close()
-
-
-def test_the_end_drains_before_it_closes(backend, transcriber, folder):
+def test_the_end_drains_before_it_closes(backend, transcriber):
     thread = backend._publisher._thread
     backend.close()
     assert not thread.is_alive(), "it would ask a closed transcriber"
     assert transcriber.calls == [("drain", 7.0), "close"]
-    assert not (folder / "relay").exists()
     backend.close = lambda: None
 
 
@@ -254,12 +209,3 @@ class TestOpenTranscriber:
         ((arguments, options),) = opened
         assert arguments[:2] == (config, "engines/x") and options == {"warm_up": False}
         assert arguments[2]("engine", "runtime") == (("engine", "runtime"), {"infer": print})
-
-
-def test_the_process_of_whisper_stream_does_without_torch():
-    code = (
-        "import sys\n"
-        "from serve.triton import backends, responses, relay\n"
-        "assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)

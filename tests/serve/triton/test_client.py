@@ -214,9 +214,9 @@ def test_waiting_has_an_end(address, script, streamed):
     assert script.left.wait(WAIT_S)
 
 
-def test_ready_asks_for_both_models(client, script):
+def test_ready_asks_for_the_model(client, script):
     assert client.ready()
-    script.fail = "whisper_stream"
+    script.fail = "whisper"
     assert client.ready() is False
 
 

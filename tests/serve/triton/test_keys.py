@@ -53,20 +53,17 @@ def test_a_key_cancels_its_request_alone_and_only_while_it_runs(keys):
     assert second.cancels == 0 and not keys._running.get("a-2")
 
 
-@pytest.mark.parametrize("cancel", [("cancel", "a-1"), ("cancel_owner", "a")])
-def test_what_is_cancelled_before_it_comes_is_refused(keys, request_, cancel):
-    name, argument = cancel
-    getattr(keys, name)(argument)
+def test_what_is_cancelled_before_it_comes_is_refused(keys, request_):
+    keys.cancel("a-1")
     with pytest.raises(CancelledError, match="before it arrived"):
         submit(keys, "a-1", request_)
     assert request_.say is None
     submit(keys, "b-1", Request())
 
 
-@pytest.mark.parametrize("cancel", [("cancel", "a-1"), ("cancel_owner", "a")])
-def test_what_is_cancelled_while_it_is_submitted_is_cancelled_after(keys, request_, cancel):
-    name, argument = cancel
-    request_.meanwhile = lambda: getattr(keys, name)(argument)
+@pytest.mark.parametrize("cancelled", ["a-1", "b-1"])
+def test_what_is_cancelled_while_it_is_submitted_is_cancelled_after(keys, request_, cancelled):
+    request_.meanwhile = lambda: keys.cancel(cancelled)
     submit(keys, "a-1", request_)
     assert request_.cancels == 1
 
@@ -77,12 +74,12 @@ def test_what_ends_while_it_is_submitted_is_forgotten(keys, request_):
     assert not keys._running
 
 
-def test_a_sender_that_goes_takes_its_requests_along_and_no_others(keys):
-    requests = {key: Request() for key in ("a-1", "a-2", "ab-1", "b-1")}
+def test_a_new_senders_first_cancel_ends_what_others_left_and_nothing_of_its_own(keys):
+    requests = {key: Request() for key in ("a-1", "a-2", "ab-1", "b-2")}
     for key, request in requests.items():
         submit(keys, key, request)
-    keys.cancel_owner("a")
-    assert [request.cancels for request in requests.values()] == [1, 1, 0, 0]
+    keys.cancel("b-1")
+    assert [request.cancels for request in requests.values()] == [1, 1, 1, 0]
 
 
 def test_a_refused_request_leaves_nothing_behind(keys):
@@ -114,4 +111,4 @@ def test_only_the_latest_cancels_are_remembered(keys, monkeypatch):
     submit(keys, "a-0", Request())
     with pytest.raises(CancelledError):
         submit(keys, "a-1", Request())
-    assert len(keys._cancelled._names) == keys_module.REMEMBERED
+    assert len(keys._cancelled) == keys_module.REMEMBERED

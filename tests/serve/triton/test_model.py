@@ -25,6 +25,7 @@ class Backend:
         self.started = []
         self.keys = []
         self.cancelled = []
+        self.cancelled_keys = []
         self.refusal = None
         self.closed = False
 
@@ -35,8 +36,9 @@ class Backend:
         self.started.append((inputs, on_event))
         return self
 
-    def cancel(self):
-        self.cancelled.append(self)
+    def cancel(self, key=None):
+        """Of the backend a key's request, of a handle its own."""
+        (self.cancelled_keys if key else self.cancelled).append(key or self)
 
     def close(self):
         self.closed = True
@@ -65,15 +67,13 @@ def failure(tmp_path):
 @pytest.fixture
 def start(module, backend, failure, monkeypatch):
     """Start the model as Triton does."""
-    monkeypatch.setattr(module, "_open_backend", lambda parameters, stream: backend)
+    monkeypatch.setattr(module, "_open_backend", lambda parameters: backend)
     models = []
     interval = sys.getswitchinterval()
 
-    def start(stream=False):
+    def start():
         model = module.TritonPythonModel()
-        paths = {"failure": failure, "alive": failure.with_name("alive")}
-        parameters = {name: {"string_value": str(path)} for name, path in paths.items()}
-        config = json.dumps({"parameters": parameters, "decoupled": stream})
+        config = json.dumps({"parameters": {"folder": {"string_value": str(failure.parent)}}})
         model.initialize({"model_config": config})
         models.append(model)
         return model
@@ -84,9 +84,11 @@ def start(module, backend, failure, monkeypatch):
     sys.setswitchinterval(interval)
 
 
-def asked(**options):
+def asked(segments=False, **options):
     inputs = wire.request_to_inputs(Request(audio=b"RIFF"))
-    return fake_triton.Request(**inputs, **options)
+    request = fake_triton.Request(**inputs, **options)
+    request.sent = {"earshot_segments": True} if segments else {}
+    return request
 
 
 def last(request):
@@ -97,7 +99,7 @@ def last(request):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_goes_out_once_and_segments_in_a_stream_before_it(start, backend, stream):
-    model, request = start(stream), asked()
+    model, request = start(), asked(stream)
     model.execute([request])
     ((inputs, on_event),) = backend.started
     assert wire.request_from_inputs(inputs) == Request(audio=b"RIFF")
@@ -110,7 +112,7 @@ def test_an_answer_goes_out_once_and_segments_in_a_stream_before_it(start, backe
 
 
 def test_a_stream_asked_for_the_answer_alone_gives_no_segments(start, backend):
-    model, request = start(stream=True), asked(STREAM=np.array([False]))
+    model, request = start(), asked(segments=True, STREAM=np.array([False]))
     model.execute([request])
     for event in (SegmentReady(SEGMENT), Finished(TRANSCRIPT)):
         backend.started[0][1](event)
@@ -165,25 +167,34 @@ def test_tensors_are_copied_because_tritons_memory_ends_with_execute(start, back
 
 
 def test_a_request_whose_answer_cannot_be_sent_is_cancelled(start, backend):
-    request = asked()
-    start(stream=True).execute([request])
+    request = asked(segments=True)
+    start().execute([request])
     request.sender.ended = True  # Triton takes nothing more
     backend.started[0][1](SegmentReady(SEGMENT))
     wait_until(lambda: backend.cancelled, "it goes on for nobody")
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_the_key_for_cancels_is_passed_on(start, backend, stream):
-    model, named, nameless = start(stream), asked(), asked()
-    named.key = "gateway-1"
+def test_the_key_for_cancels_is_passed_on(start, backend):
+    model, named, nameless = start(), asked(), asked()
+    named.sent = {"earshot_key": "gateway-1"}
     model.execute([named, nameless])
     assert backend.keys == ["gateway-1", None]
+
+
+def test_a_cancel_is_passed_on_and_answered_with_nothing(start, backend):
+    request = fake_triton.Request()
+    request.sent = {"earshot_cancel": "gateway-1"}
+    start().execute([request, asked()])
+    assert backend.cancelled_keys == ["gateway-1"]
+    response = last(request)
+    assert response.outputs == {} and response.error is None
+    assert len(backend.started) == 1
 
 
 @pytest.mark.parametrize("key", [7, "", "x" * 65, True])
 def test_a_key_that_is_none_is_refused(start, backend, key):
     request = asked()
-    request.key = key
+    request.sent = {"earshot_key": key}
     start().execute([request])
     assert last(request).error.message.startswith("OptionError: parameter earshot_key is ")
     assert not backend.started
@@ -220,36 +231,31 @@ class TestOpenBackend:
     def parameters(self, tmp_path):
         """As config.pbtxt gives them."""
         toml = tmp_path / "some.toml"
-        toml.write_text("[server]\nstart_timeout_s = 3.0\ndrain_timeout_s = 4.0\n")
+        toml.write_text("[server]\ndrain_timeout_s = 4.0\n")
         return {
             "config": str(toml),
             "engine": "engines/x",
-            "relay": "/run/relay",
-            "failure": "/run/failure",
+            "folder": "/run",
             "decodes": "",
         }
 
     @pytest.fixture
     def made(self, module, monkeypatch):
         """Whatever is made is the list of its name and arguments."""
-        for name in ("RelayClient", "EngineBackend", "open_transcriber"):
+        for name in ("EngineBackend", "open_transcriber"):
             monkeypatch.setattr(module, name, lambda *a, name=name: [name, *a])
         return module._open_backend
 
-    def test_whisper_stream_has_the_relay(self, made, parameters):
-        assert made(parameters, True) == ["RelayClient", Path("/run/relay"), 3.0]
-
-    def test_whisper_has_the_engine(self, made, parameters):
-        name, transcriber, *others = made(parameters, False)
+    def test_it_has_the_engine(self, made, parameters):
+        name, transcriber, *others = made(parameters)
         assert (name, transcriber[0]) == ("EngineBackend", "open_transcriber")
         assert transcriber[1].server.drain_timeout_s == 4.0
         assert transcriber[2:] == ["engines/x", None]
-        paths = [Path("/run/relay"), Path("/run/failure")]
-        assert others == [4.0, *paths, fake_triton.MetricFamily]
+        assert others == [4.0, Path("/run"), fake_triton.MetricFamily]
 
     def test_a_model_that_decodes_is_called_by_its_name(self, made, parameters, module):
         parameters["decodes"] = "tensorrt_llm"
-        infer = made(parameters, False)[1][3]
+        infer = made(parameters)[1][3]
         values = np.array([[1, 2]], np.int32)
         calls = module.pb_utils.calls
         assert infer({"input_ids": values}, ["output_ids"])["output_ids"].tolist() == [[1, 2]]
@@ -264,7 +270,7 @@ class TestOpenBackend:
 def test_a_start_that_fails_leaves_its_reason(
     start, module, failure, monkeypatch, caplog, error, told
 ):
-    def fail(parameters, stream):
+    def fail(parameters):
         raise error
 
     monkeypatch.setattr(module, "_open_backend", fail)

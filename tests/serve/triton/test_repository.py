@@ -82,11 +82,10 @@ def tensors(items):
     return [(item.name, types.Name(item.data_type), list(item.dims)) for item in items]
 
 
-@pytest.mark.parametrize("name, decoupled", [("whisper", False), ("whisper_stream", True)])
-def test_a_model_is_configured_for_triton(repository, name, decoupled):
-    config = read(repository, name)
-    assert (config.name, config.backend, config.max_batch_size) == (name, "python", 0)
-    assert config.model_transaction_policy.decoupled is decoupled
+def test_the_model_is_configured_for_triton(repository):
+    config = read(repository, "whisper")
+    assert (config.name, config.backend, config.max_batch_size) == ("whisper", "python", 0)
+    assert config.model_transaction_policy.decoupled
     (group,) = config.instance_group
     assert (group.count, group.kind) == (1, model_config_pb2.ModelInstanceGroup.KIND_CPU)
     assert tensors(config.input) == INPUTS
@@ -94,26 +93,23 @@ def test_a_model_is_configured_for_triton(repository, name, decoupled):
     assert tensors(config.output) == OUTPUTS
 
 
-def test_both_models_share_the_run_and_this_code(repository, folder):
+def test_the_model_has_the_run_and_this_code(repository, folder):
     assert repository == folder / "models"
-    assert {path.name for path in repository.iterdir()} == {"whisper", "whisper_stream"}
-    for name, alive in (("whisper", "alive"), ("whisper_stream", "alive_stream")):
-        parameters = read(repository, name).parameters
-        assert {key: value.string_value for key, value in parameters.items()} == {
-            "config": str(folder / "some.toml"),
-            "engine": str(folder / "engine"),
-            "relay": str(folder / "relay.sock"),
-            "failure": str(folder / "failure"),
-            "alive": str(folder / alive),
-            "decodes": "",
-        }
-        code = repository / name / "1"
-        assert "class TritonPythonModel" in (code / "model.py").read_text(encoding="utf-8")
-        assert (code / "serve" / "triton" / "wire.py").is_file()
+    assert [path.name for path in repository.iterdir()] == ["whisper"]
+    parameters = read(repository, "whisper").parameters
+    assert {key: value.string_value for key, value in parameters.items()} == {
+        "config": str(folder / "some.toml"),
+        "engine": str(folder / "engine"),
+        "folder": str(folder),
+        "decodes": "",
+    }
+    code = repository / "whisper" / "1"
+    assert "class TritonPythonModel" in (code / "model.py").read_text(encoding="utf-8")
+    assert (code / "serve" / "triton" / "wire.py").is_file()
 
 
 def test_an_engine_given_by_a_relative_path_is_found_from_anywhere(folder, monkeypatch):
-    """The models run in another working directory than the launcher."""
+    """The model runs in another working directory than the launcher."""
     monkeypatch.chdir(folder)
     repository = write_repository(folder, folder / "some.toml", Path("engine"), RuntimeConfig())
     engine = read(repository, "whisper").parameters["engine"].string_value

@@ -41,9 +41,8 @@ def rendered(small_engine, tmp_path):
     config = make_config(kv_cache_fraction=0.6, cross_kv_fraction=0.7, triton_backend=True)
     models = write_repository(tmp_path, tmp_path / "c.toml", small_engine.path, config.runtime)
     assert (models / NAME / "1").is_dir()
-    for ours in ("whisper", "whisper_stream"):
-        said = (models / ours / "config.pbtxt").read_text()
-        assert f'"decodes" value: {{ string_value: "{NAME}"' in said
+    said = (models / "whisper" / "config.pbtxt").read_text()
+    assert f'"decodes" value: {{ string_value: "{NAME}"' in said
     text = (models / NAME / "config.pbtxt").read_text()
     return text_format.Parse(text, model_config_pb2.ModelConfig())
 
@@ -85,7 +84,7 @@ def test_only_engines_of_the_runtime_get_a_second_model(native_engine, tmp_path)
     with pytest.raises(EngineError, match="is for the runtime 'native', expected 'tensorrt_llm'"):
         write_repository(*asked, make_config(triton_backend=True).runtime)
     models = write_repository(*asked, make_config().runtime)
-    assert {path.name for path in models.iterdir()} == {"whisper", "whisper_stream"}
+    assert [path.name for path in models.iterdir()] == ["whisper"]
 
 
 def scripted(tokens, logprob=-1.5):

@@ -1,9 +1,8 @@
-"""The Triton models `whisper` and `whisper_stream`: what Triton calls, and what calls Triton.
+"""The Triton model `whisper`: what Triton calls, and what calls Triton.
 
-Both are this file. `whisper` owns the engine and answers each request once; `whisper_stream` is
-decoupled, sends each segment as soon as it is known, and passes its requests on through
-`serve.triton.relay`. `execute` copies a request's tensors out, starts it and returns; its response
-sender lives on in a `Responder`.
+It owns the engine. It is decoupled, so that an answer may be several messages: each segment as soon
+as it is known, where a request asks for them. `execute` copies a request's tensors out, starts it
+and returns; its response sender lives on in a `Responder`.
 """
 
 import functools
@@ -20,12 +19,12 @@ import triton_python_backend_utils as pb_utils
 
 from serve.config import load_config
 from serve.errors import EarshotError, OptionError, shown
+from serve.triton import folder as names
 from serve.triton import wire
 from serve.triton.backends import EngineBackend, open_transcriber
-from serve.triton.frames import MAX_KEY_CHARS
 from serve.triton.heartbeat import Heartbeat
 from serve.triton.installation import require_numpy_1
-from serve.triton.relay import RelayClient
+from serve.triton.keys import MAX_KEY_CHARS
 from serve.triton.responses import Responder, ResponseQueue, Sender
 
 logger = logging.getLogger("earshot")
@@ -37,47 +36,58 @@ class TritonPythonModel:
     """What Triton calls."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Get ready to answer; `whisper` has transcribed once when this returns."""
+        """Get ready to answer; it has transcribed once when this returns."""
         triton = os.getppid()
         logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
         # Python's 5 ms are several decoder steps, for which the device thread would stand still.
         sys.setswitchinterval(_SWITCH_S)
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
-        self._stream = pb_utils.using_decoupled_model_transaction_policy(config)
+        folder = Path(parameters["folder"])
         try:
             require_numpy_1()
-            self._backend = _open_backend(parameters, self._stream)
+            self._backend = _open_backend(parameters)
         except Exception as error:
             if not isinstance(error, EarshotError):
                 logger.exception("the model failed to start")
-            # The supervisor looks for this file, and then does not wait for the other model.
-            Path(parameters["failure"]).write_text(str(error) or repr(error), encoding="utf-8")
+            # The supervisor looks for this file.
+            (folder / names.FAILURE).write_text(str(error) or repr(error), encoding="utf-8")
             raise pb_utils.TritonModelException(str(error)) from error
         self._responses = ResponseQueue()
-        self._heartbeat = Heartbeat(Path(parameters["alive"]), triton)
+        self._heartbeat = Heartbeat(folder / names.ALIVE, triton)
 
     def execute(self, requests: list[Any]) -> None:
-        """Start the requests; responses come from other threads."""
+        """Start the requests, whose responses come from other threads, and cancel others."""
         for request in requests:
-            inputs = _inputs(request)
-            streamed = bool(inputs.get("STREAM", [self._stream])[0])
+            # Flat: KServe's parameters are a map of texts, numbers, true and false.
+            parameters, inputs = json.loads(request.parameters() or "{}"), _inputs(request)
+            if (key := parameters.get(wire.CANCEL_PARAMETER)) is not None:
+                self._cancel(request, key)
+                continue
+            segments = wire.SEGMENTS_PARAMETER in parameters
+            streamed = bool(inputs.get("STREAM", [segments])[0])
             # No name for the sender: an error's traceback would keep it, and Triton the request.
             responder = Responder(Sender(request.get_response_sender(), pb_utils), streamed)
             try:
-                if streamed and not self._stream:
+                if streamed and not segments:
                     raise OptionError(
                         f"STREAM = true, but the model {wire.MODEL} answers once; send the "
                         f"request to {wire.STREAM_MODEL} over a gRPC stream"
                     )
                 on_event = functools.partial(self._responses.put, responder)
-                handle = self._backend.start(inputs, on_event, _key(request))
+                handle = self._backend.start(inputs, on_event, _key(parameters))
             except Exception as error:  # one request must not hurt its neighbours
                 if not isinstance(error, EarshotError):
                     logger.exception("a request failed")
                 responder.fail(error)
             else:
                 responder.set_handle(handle)
+
+    def _cancel(self, request: Any, key: object) -> None:
+        """Do what a request asks for that is no more than a cancel, and answer it with nothing."""
+        self._backend.cancel(str(key))
+        sender = Sender(request.get_response_sender(), pb_utils)
+        sender.send(sender.response({}), final=True)
 
     def finalize(self) -> None:
         """Finish what was accepted and stop."""
@@ -86,18 +96,14 @@ class TritonPythonModel:
         self._heartbeat.close()
 
 
-def _open_backend(parameters: dict[str, str], stream: bool) -> EngineBackend | RelayClient:
+def _open_backend(parameters: dict[str, str]) -> EngineBackend:
     config = load_config(parameters["config"])
-    relay = Path(parameters["relay"])
-    if stream:
-        return RelayClient(relay, config.server.start_timeout_s)
     model = parameters["decodes"]
     infer = functools.partial(_infer, model) if model else None
     return EngineBackend(
         open_transcriber(config, parameters["engine"], infer),
         config.server.drain_timeout_s,
-        relay,
-        Path(parameters["failure"]),
+        Path(parameters["folder"]),
         pb_utils.MetricFamily,
     )
 
@@ -117,10 +123,9 @@ def _infer(model: str, inputs: Mapping[str, Any], outputs: list[str]) -> dict[st
     return {name: np.array(tensor.as_numpy()) for name, tensor in tensors.items()}
 
 
-def _key(request: Any) -> str | None:
-    """The request's name for cancels, which its sender may have given it."""
-    # Flat: KServe's parameters are a map of texts, numbers, true and false.
-    key = json.loads(request.parameters() or "{}").get(wire.KEY_PARAMETER)
+def _key(parameters: Mapping[str, Any]) -> str | None:
+    """A request's name for cancels, which its sender may have given it."""
+    key = parameters.get(wire.KEY_PARAMETER)
     if key is not None and not (isinstance(key, str) and 0 < len(key) <= MAX_KEY_CHARS):
         raise OptionError(
             f"parameter {wire.KEY_PARAMETER} is {shown(key)}; expected a text of at most "
