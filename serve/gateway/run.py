@@ -153,7 +153,7 @@ def serve_folder(folder: Path, number: int = 0, requests_to: int | None = None) 
     _prepare(config, requests_to)
     names = names_of(config.runtime.device)
     folders = engine_folders(folder, len(names))
-    engines = [OwnEngine(name, own) for name, own in zip(names, folders, strict=True)]
+    engines = [OwnEngine(*found, number) for found in zip(names, folders, strict=True)]
     return asyncio.run(_serve(config, folder, engines, number))
 
 

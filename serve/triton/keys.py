@@ -6,8 +6,9 @@ key as the parameter `earshot_cancel` of a request of its own when nobody waits 
 more. The request then ends with a CancelledError as with any other. Which of the two arrives first
 does not matter.
 
-A key is its sender's own name, a dash and a number. There is one sender at a time: whatever a
-gateway leaves behind that is gone, ends with the first cancel of the next.
+A key is the number of a gateway's process, its sender's own name and a number, with dashes
+between them. Of each process there is one sender at a time: whatever one leaves behind that is
+gone, ends with the first cancel of the next.
 """
 
 import functools
@@ -27,6 +28,11 @@ Submit = Callable[[OnEvent], RequestHandle]
 def owner_of(key: str) -> str:
     """The name of a key's sender."""
     return key.rpartition("-")[0]
+
+
+def _is_left(key: str, by: str) -> bool:
+    """Whether a key's sender was the same process as another's, before it was started again."""
+    return key.partition("-")[0] == by.partition("-")[0] and owner_of(key) != owner_of(by)
 
 
 class Keys:
@@ -71,10 +77,9 @@ class Keys:
         return handle
 
     def cancel(self, key: str) -> None:
-        """End the request of this key, or refuse it when it comes; end those of other senders."""
-        owner = owner_of(key)
+        """End the request of this key, or refuse it when it comes, and what its process has left."""
         with self._lock:
-            ends = [key, *(one for one in self._running if owner_of(one) != owner)]
+            ends = [key, *(one for one in self._running if _is_left(one, key))]
             handles = [self._running.get(one) for one in ends]
             for one, handle in zip(ends, handles, strict=True):
                 if handle is None:

@@ -39,6 +39,7 @@ class OwnEngine:
 
     device: str  # its name
     folder: Path  # with the sockets of its Triton
+    process: int = 0  # of the gateway's, which one asks
 
 
 class OwnTriton:
@@ -56,7 +57,7 @@ class OwnTriton:
         self.inflight = 0
         self._alive = folder / ALIVE
         self._uploads = uploads.make_folder(folder)
-        self._sender = secrets.token_hex(8)
+        self._sender = f"{engine.process}-{secrets.token_hex(8)}"
         self._numbers = itertools.count(1)
         self._cancels: set[asyncio.Task[None]] = set()
         # Its model is decoupled, and so answers by streams alone.

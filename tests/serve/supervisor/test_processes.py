@@ -7,15 +7,17 @@ import os
 import re
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
 
 from serve.config import GatewayConfig
 from serve.errors import EarshotError
+from serve.messages import Finished, Request
 from serve.supervisor.run import running_server
 from serve.triton.client import Client
-from tests.serving import CLIP, metrics_page, wait_until
+from tests.serving import CLIP, audio_file, metrics_page, wait_until
 
 pytestmark = pytest.mark.server
 HTTP, GRPC = "earshot_gateway_requests_total", 'route="grpc"'
@@ -70,6 +72,22 @@ def test_both_take_requests_and_one_page_counts_them(server):
     page = metrics_page(server)
     assert page.count("# TYPE earshot_gateway_requests_total") == 1
     assert 'earshot_restarts_total{part="gateway"} 0' in page
+
+
+def test_a_cancel_by_one_leaves_the_others_requests(server):
+    request = Request(audio=audio_file(119.0))
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(Client(server.grpc, timeout_s=120)) for _ in range(12)]
+        streams = [client.stream(request) for client in clients]
+        for stream in streams:
+            stack.callback(stream.close)
+        with ThreadPoolExecutor(len(streams)) as pool:
+            list(pool.map(next, streams))  # they have begun, on either
+            for stream in streams[::4]:
+                stream.close()
+            kept = [stream for i, stream in enumerate(streams) if i % 4]
+            ends = list(pool.map(lambda stream: type(list(stream)[-1]), kept))
+    assert set(ends) == {Finished}
 
 
 def test_one_that_stands_still_leaves_the_other(server):

@@ -43,43 +43,43 @@ def submit(keys, key, request):
 
 def test_a_key_cancels_its_request_alone_and_only_while_it_runs(keys):
     first, second = Request(), Request()
-    submit(keys, "a-1", first)
-    submit(keys, "a-2", second)
-    keys.cancel("a-1")
+    submit(keys, "0-a-1", first)
+    submit(keys, "0-a-2", second)
+    keys.cancel("0-a-1")
     assert (first.cancels, second.cancels) == (1, 0)
     second.say(Finished(TRANSCRIPT))
     assert second.heard == [Finished(TRANSCRIPT)]
-    keys.cancel("a-2")
-    assert second.cancels == 0 and not keys._running.get("a-2")
+    keys.cancel("0-a-2")
+    assert second.cancels == 0 and not keys._running.get("0-a-2")
 
 
 def test_what_is_cancelled_before_it_comes_is_refused(keys, request_):
-    keys.cancel("a-1")
+    keys.cancel("0-a-1")
     with pytest.raises(CancelledError, match="before it arrived"):
-        submit(keys, "a-1", request_)
+        submit(keys, "0-a-1", request_)
     assert request_.say is None
-    submit(keys, "b-1", Request())
+    submit(keys, "0-b-1", Request())
 
 
-@pytest.mark.parametrize("cancelled", ["a-1", "b-1"])
+@pytest.mark.parametrize("cancelled", ["0-a-1", "0-b-1"])
 def test_what_is_cancelled_while_it_is_submitted_is_cancelled_after(keys, request_, cancelled):
     request_.meanwhile = lambda: keys.cancel(cancelled)
-    submit(keys, "a-1", request_)
+    submit(keys, "0-a-1", request_)
     assert request_.cancels == 1
 
 
 def test_what_ends_while_it_is_submitted_is_forgotten(keys, request_):
     request_.meanwhile = lambda: request_.say(Finished(TRANSCRIPT))
-    submit(keys, "a-1", request_)
+    submit(keys, "0-a-1", request_)
     assert not keys._running
 
 
-def test_a_new_senders_first_cancel_ends_what_others_left_and_nothing_of_its_own(keys):
-    requests = {key: Request() for key in ("a-1", "a-2", "ab-1", "b-2")}
+def test_a_new_senders_first_cancel_ends_what_its_process_left_and_nothing_else(keys):
+    requests = {key: Request() for key in ("0-a-1", "0-a-2", "0-ab-1", "0-b-2", "1-a-1")}
     for key, request in requests.items():
         submit(keys, key, request)
-    keys.cancel("b-1")
-    assert [request.cancels for request in requests.values()] == [1, 1, 1, 0]
+    keys.cancel("0-b-1")
+    assert [request.cancels for request in requests.values()] == [1, 1, 1, 0, 0]
 
 
 def test_a_refused_request_leaves_nothing_behind(keys):
@@ -87,28 +87,28 @@ def test_a_refused_request_leaves_nothing_behind(keys):
         raise AudioError("no audio")
 
     with pytest.raises(AudioError):
-        keys.submit("a-1", print, refuse)
+        keys.submit("0-a-1", print, refuse)
     assert not keys._running
 
 
 def test_a_key_that_is_in_use_is_refused(keys, request_):
-    submit(keys, "a-1", request_)
+    submit(keys, "0-a-1", request_)
     with pytest.raises(CancelledError, match="use each key once"):
-        submit(keys, "a-1", Request())
-    keys.cancel("a-1")
+        submit(keys, "0-a-1", Request())
+    keys.cancel("0-a-1")
     assert request_.cancels == 1
 
 
 def test_failures_end_a_key_too(keys, request_):
-    submit(keys, "a-1", request_)
+    submit(keys, "0-a-1", request_)
     request_.say(Failed(AudioError("x")))
     assert not keys._running
 
 
 def test_only_the_latest_cancels_are_remembered(keys, monkeypatch):
     for number in range(keys_module.REMEMBERED + 1):
-        keys.cancel(f"a-{number}")
-    submit(keys, "a-0", Request())
+        keys.cancel(f"0-a-{number}")
+    submit(keys, "0-a-0", Request())
     with pytest.raises(CancelledError):
-        submit(keys, "a-1", Request())
+        submit(keys, "0-a-1", Request())
     assert len(keys._cancelled) == keys_module.REMEMBERED
