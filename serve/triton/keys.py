@@ -77,7 +77,7 @@ class Keys:
         return handle
 
     def cancel(self, key: str) -> None:
-        """End the request of this key, or refuse it when it comes, and what its process has left."""
+        """End the request of this key, or refuse it when it comes, and what its process left."""
         with self._lock:
             ends = [key, *(one for one in self._running if _is_left(one, key))]
             handles = [self._running.get(one) for one in ends]
