@@ -1,33 +1,67 @@
-"""Flags that commands of `python -m eval` share, and what their values have to be."""
+"""What a flag of `python -m eval` is declared as, and what its value has to be."""
 
 import argparse
+import dataclasses
 import math
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 
-def add_config(parser: argparse.ArgumentParser) -> None:
-    """Which product."""
-    parser.add_argument("--config", required=True, metavar="TOML", help="such as configs/demo.toml")
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """An option of a command, or an argument where the name has no dashes.
+
+    Attributes:
+        name: as it is written.
+        metavar: stands for its value; "": it is a switch.
+        help: says what it is; the default is added unless it names one.
+        type: makes the value of text.
+        default: the value where it is not given.
+        sets: the setting of the config that it stands for, such as eval.limit; "": it is given to
+            the command itself.
+        options: others of `argparse`.
+    """
+
+    name: str
+    metavar: str
+    help: str
+    type: Callable[[str], Any] = str
+    default: Any = None
+    sets: str = ""
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def add(self, parser: argparse.ArgumentParser) -> None:
+        """Let a parser know it."""
+        options = {"help": self._help(), "default": self.default, **self.options}
+        if self.metavar:
+            options |= {"metavar": self.metavar, "type": self.type}
+        else:
+            options.setdefault("action", "store_true")
+        parser.add_argument(self.name, **options)
+
+    def _help(self) -> str:
+        if not self.metavar or self.default in (None, "", ()) or "default:" in self.help:
+            return self.help
+        return "; ".join(filter(None, (self.help, f"default: {shown(self.default)}")))
+
+    @property
+    def dest(self) -> str:
+        """What the command calls its value."""
+        return str(self.options.get("dest", self.name.lstrip("-").replace("-", "_")))
 
 
-def add_output(parser: argparse.ArgumentParser, kind: str = "") -> None:
-    """Where the command of this kind writes; see `output_of`."""
-    where = _reports("<name of the config>", kind)
-    parser.add_argument("--output", type=Path, metavar="DIR", help=f"default: {where}")
+def switch(name: str, help: str, sets: str = "", **options: Any) -> Flag:
+    """A flag without a value; one that sets something leaves it as configured unless given."""
+    if sets:
+        options |= {"action": "store_const", "const": True}
+    return Flag(name, "", help, default=None if sets else False, sets=sets, options=options)
 
 
-def output_of(options: argparse.Namespace, name: str, kind: str = "") -> Path:
-    """The folder that was named, else the config's own for this kind of command."""
-    return options.output or _reports(name, kind)
-
-
-def _reports(name: str, kind: str) -> Path:
-    return Path("reports") / (f"{name}-{kind}" if kind else name)
-
-
-def add_systems(parser: argparse.ArgumentParser, default: str) -> None:
-    """Which systems; `default` says which if none is named."""
-    parser.add_argument("--systems", type=names, metavar="A,B", help=f"comma separated; {default}")
+def shown(value: Any) -> str:
+    """A default, as it would be written."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ def drive(
     *,
     phase: Phase,
     concurrency: int,
-    repeats: int,
+    repeats: int = 1,
     emit: Callable[[TimedCall], None],
     clip_set: ClipSet = "timed",
     tell_language: bool = False,

@@ -11,7 +11,7 @@ report.md, .html, .json      made from these alone, by `python -m eval run` and 
 import dataclasses
 import datetime
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -27,7 +27,7 @@ from eval.accuracy.worker import measure_system, timed_calls_of
 from eval.config import Config
 from eval.corpora.find import Found, find_readable_clips
 from eval.files import read_json, write_json
-from eval.machine import machine_facts
+from eval.measurement import Run, Say
 from serve import hub
 from serve.clips import Clip
 from serve.codec import to_json
@@ -113,36 +113,27 @@ class _Work:
         return sum(map(windows_of, [*scored, *timed]))
 
 
-def run(
-    config: Config,
-    config_path: str,
-    folder: Path,
-    tell: Callable[[str], None],
-    *,
-    again: bool = False,
-) -> None:
-    """Run every configured system over every clip that it has not heard in this folder.
+def run(of: Run, *, again: bool = False) -> None:
+    """Run every configured system over every clip that it has not heard in the run's folder.
 
     Args:
-        config: `eval` says what and how.
-        config_path: for those who build what is missing.
-        folder: of the run; what it holds of the same conditions is gone on with.
-        tell: gets a line on each set of clips, on what is left to do and how long that takes.
+        of: the run; its folder's answers of the same conditions are gone on with.
         again: whether what was said before is dropped.
 
     Raises:
         EarshotError: a system or something that it needs is missing, or a system failed; no clip
             can be read.
     """
+    config, folder, tell = of.config, of.folder, of.say
     names = config.eval.systems
     systems.check(names, config)
     found = _found(config, tell)
     clips = {name: of_set.clips for name, of_set in found.items()}
-    systems.prepare(names, config, config_path)
+    systems.prepare(names, config, of.config_path)
     # Every system gets the same threads, ours too.
     runtime = dataclasses.replace(config.runtime, threads=config.eval.threads)
     config = dataclasses.replace(config, runtime=runtime)
-    facts = _run_facts(config, found, folder)
+    facts = _run_facts(config, found, folder, of.machine)
     keys = keys_of(clips)
     works = [_work(name, config, clips, keys, folder, tell, again=again) for name in names]
     write_json(folder / RUN_FILE, facts)
@@ -162,7 +153,7 @@ def run(
         _run_system(work, config, keys, facts.id, folder)
 
 
-def _found(config: Config, tell: Callable[[str], None]) -> dict[ClipSet, Found]:
+def _found(config: Config, tell: Say) -> dict[ClipSet, Found]:
     """The held-out clips go first: they are many, so a system is warm when the others come."""
     of, limits = config.eval, Limits(config.transcriber.max_audio_s)
     places: dict[ClipSet, str] = {"heldout": of.heldout, "timed": of.manifest}
@@ -220,7 +211,9 @@ def _spelling(config: Config) -> Spelling:
         return Spelling()
 
 
-def _run_facts(config: Config, found: Mapping[ClipSet, Found], folder: Path) -> RunFacts:
+def _run_facts(
+    config: Config, found: Mapping[ClipSet, Found], folder: Path, machine: dict[str, str]
+) -> RunFacts:
     clips = {name: of_set.clips for name, of_set in found.items()}
     nearest = clip_nearest_10_s(clips["timed"])
     return RunFacts(
@@ -232,7 +225,7 @@ def _run_facts(config: Config, found: Mapping[ClipSet, Found], folder: Path) -> 
         audio_s={name: sum(clip.duration_s for clip in of_set) for name, of_set in clips.items()},
         one_clip=nearest.file if nearest else None,
         one_clip_s=nearest.duration_s if nearest else None,
-        machine=machine_facts(),
+        machine=machine,
         sources={name: of_set.summary for name, of_set in found.items()},
         unreadable={name: of_set.unreadable for name, of_set in found.items()},
         **{name: value for name, value in vars(config.eval).items() if name in _KEPT},
@@ -253,7 +246,7 @@ def _work(
     clips: ClipSets,
     keys: Keys,
     folder: Path,
-    tell: Callable[[str], None],
+    tell: Say,
     *,
     again: bool,
 ) -> _Work:

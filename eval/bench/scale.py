@@ -15,13 +15,13 @@ from pathlib import Path
 import psutil
 
 from eval.bench.clients import Answer, Clients, RequestSpec
-from eval.bench.plan import Load, Plan, Progress, configured
+from eval.bench.plan import Load, Plan, configured
 from eval.bench.run import on_disk
-from eval.bench.table import machine, percentiles_ms, software
+from eval.bench.table import device_facts, percentiles_ms, software
 from eval.bench.triton import check_counters, served, settled
 from eval.bench.workloads import release_memory
 from eval.config import Config
-from eval.files import write_json
+from eval.measurement import Check, Result, Run, Say
 from eval.random_whisper.engine import random_engine
 from eval.random_whisper.shapes import published_shape
 from serve.codec import to_json
@@ -90,9 +90,10 @@ class Scaling:
     cores_bind_above: float
 
     @property
-    def good(self) -> bool:
+    def check(self) -> Check:
         """Whether each engine adds as much as it has to."""
-        return self.efficiency >= LEAST
+        name = f"each engine adds at least {LEAST:.1%} of the first one's throughput"
+        return Check(name, self.efficiency >= LEAST, f"{self.efficiency:.1%}")
 
     def __str__(self) -> str:
         """Lines of the report."""
@@ -106,42 +107,47 @@ class Scaling:
         )
 
 
-def run(config: Config, load: Load, path: Path | None, progress: Progress) -> Scaling:
-    """Measure servers on the devices of the load, one after another, and print what was found.
+def scale(
+    run: Run,
+    *,
+    devices: Sequence[str] | None,
+    clients: int,
+    seconds: float,
+    shortest: float,
+    longest: float,
+    slots: int,
+    beam_size: int,
+) -> Result:
+    """Measure servers on some devices, one after another; the text is the record.
 
     Args:
-        config: how to run and serve an engine, and which shape it has; its device is the load's.
-        load: what is sent to which servers.
-        path: the figures are kept there too; None: nowhere.
-        progress: gets a line at a time.
+        run: its config says how to run and serve an engine, and which shape it has.
+        devices, clients, seconds, shortest, longest, slots, beam_size: the fields of `Load`.
 
     Raises:
         ConfigError: the load or the shape is none that can be measured.
         EarshotError: a server did not start, a request failed, or the answers are not those of the
             windows that were sent.
     """
+    where = tuple(devices or Load.devices)
+    load = Load(where, clients, seconds, shortest, longest, slots, beam_size)
     check_load(load)
+    config = run.config
     runtime = dataclasses.replace(config.runtime, slots=load.slots or config.runtime.slots)
     plan = Plan(slots=(runtime.slots,), beam_size=load.beam_size)
     config = configured(dataclasses.replace(config, runtime=runtime), plan)
     each = [counted(dataclasses.replace(config.runtime, device=one)) for one in load.devices]
     first = dataclasses.replace(config, runtime=first_of(each[0]))
     engine = random_engine(published_shape(config.build.checkpoint), config.build.precision)
-    with on_disk(engine, first, progress) as folder:
+    with on_disk(engine, first, run.say) as folder:
         release_memory(first.runtime.device)
-        found = measure_scaling(config, folder, each, load, progress)
-    heading = {
-        "config": config.name,
-        "machine": machine(first.runtime.device),
-        "versions": software(),
-        "settings": {**dataclasses.asdict(load), "runtime": config.runtime},
-    }
-    whole = {**heading, "scaling": found, "good": found.good}
-    if path is not None:
-        write_json(path, whole)
-    progress(str(found))
-    print(to_json(whole), flush=True)  # noqa: T201 - the command's result
-    return found
+        found = measure_scaling(config, folder, each, load, run.say)
+    run.config = config
+    run.machine |= device_facts(first.runtime.device, run.machine["GPU"])
+    run.versions |= software()
+    run.say(str(found))
+    result = Result({"scaling": found}, (found.check,))
+    return dataclasses.replace(result, text=to_json(run.record(result)))
 
 
 def measure_scaling(
@@ -149,7 +155,7 @@ def measure_scaling(
     folder: Path,
     each: Sequence[RuntimeConfig],
     load: Load,
-    progress: Progress,
+    progress: Say,
 ) -> Scaling:
     """Start a server with each of these runtimes in turn and put the load on it.
 
@@ -198,7 +204,7 @@ def check_load(load: Load) -> None:
         )
 
 
-def _measure(config: Config, folder: Path, load: Load, progress: Progress) -> Figure:
+def _measure(config: Config, folder: Path, load: Load, progress: Say) -> Figure:
     engines = len(names_of(config.runtime.device))
     in_flight = engines * load.clients
     one_try = served(config, in_flight)

@@ -8,17 +8,16 @@ import asyncio
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from eval.accuracy.normalize import DEFAULT, RAW, Normalize, normalizer
 from eval.accuracy.score import char_counts
 from eval.config import Config
-from eval.files import write_json
+from eval.live.passages import passages
 from eval.live.systems import System, open_system
 from eval.live.words import Spoken, final_words, latencies
-from eval.machine import machine_facts
+from eval.measurement import Check, Result, Run, Say
 from serve.clips import Clip
 from serve.errors import EarshotError
 from serve.gateway.live.client import Heard
@@ -30,8 +29,6 @@ HELD_S = 2.0  # a stream is held where 95 of 100 words are final by then
 MOST_WORSE = 0.5  # points of CER that live text may have more than whole clips
 _APART_S = 0.37  # between the beginnings of two streams
 _TORN = re.compile(r"[.?!…] (\w)")  # the end of a sentence, and what follows
-
-Say = Callable[[str], object]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,19 +64,17 @@ class Level:
     failed: int  # utterances without text
 
     @property
-    def complaints(self) -> list[str]:
-        """What is not as it should be."""
-        found = []
-        if self.failed:
-            found.append(f"{self.failed} utterances failed")
-        if self.p95_s > HELD_S:
-            found.append(f"p95 is {self.p95_s:.2f} s; expected at most {HELD_S:g}")
-        if (worse := self.cer - self.whole_cer) > MOST_WORSE:
-            found.append(
-                f"CER is {worse:.2f} points above that of whole recordings; expected at most "
-                f"{MOST_WORSE:g}"
-            )
-        return [f"{self.streams} streams: {complaint}" for complaint in found]
+    def checks(self) -> tuple[Check, ...]:
+        """What must hold."""
+        late = f"95 of 100 words are final within {HELD_S:g} s"
+        worse = f"CER at most {MOST_WORSE:g} points above that of whole recordings"
+        points = self.cer - self.whole_cer
+        of = f"with {self.streams} streams"
+        return (
+            Check(f"every utterance has its text {of}", not self.failed, f"{self.failed} failed"),
+            Check(f"{late} {of}", self.p95_s <= HELD_S, f"{self.p95_s:.2f} s"),
+            Check(f"{worse} {of}", points <= MOST_WORSE, f"{points:+.2f} points"),
+        )
 
     def __str__(self) -> str:
         """A line of the table."""
@@ -103,45 +98,31 @@ HEADING = (
 
 
 def live(
-    config: Config,
-    clips: Sequence[Clip],
-    levels: Sequence[int],
-    each: int,
-    decode_s: float,
-    folder: Path,
-    say: Say,
-) -> list[Level]:
-    """Measure live text.
+    run: Run, *, streams: tuple[int, ...], clips: int, join_s: float, simulate: float
+) -> Result:
+    """Measure live text of `eval.manifest`, of which `passages` says what is played.
 
     Args:
-        config: the product.
-        clips: that are played.
-        levels: how many streams at a time, one after another.
-        each: how many clips each stream plays.
-        decode_s: as of `open_system`.
-        folder: gets `live.json`, anew with each number of streams.
-        say: gets a line of progress at a time.
+        run: its record is kept anew with each number of streams.
+        streams: how many at a time, one after another; the last must be good.
+        clips: how many each of them plays.
+        join_s: as of `passages`.
+        simulate: as of `open_system`.
 
     Raises:
         EarshotError: a server did not start, or does not do what it should.
     """
-    measured = []
-    with open_system(config, decode_s) as system:
-        offline: dict[str, Offline] = {}
-        for streams in levels:
-            measure = _Measure(system, config, clips, offline, streams, each, say)
-            measured.append(measure.level())
-            say(f"{HEADING}\n{measured[-1]}")
-            report = {
-                "config": config.name,
-                "machine": machine_facts(),
-                "settings": {"live": config.live, "runtime": config.runtime, "clips": each},
-                "simulated": decode_s,
-                "levels": measured,
-            }
-            write_json(folder / "live.json", report)
+    config, offline, levels = run.config, dict[str, Offline](), list[Level]()
+    played = passages(config, join_s)
+    with open_system(config, simulate) as system:
+        for count in streams:
+            measure = _Measure(system, config, played, offline, count, clips, run.say)
+            levels.append(measure.level())
+            run.say(f"{HEADING}\n{levels[-1]}")
+            result = Result(levels, levels[-1].checks, "\n".join([HEADING, *map(str, levels)]))
+            run.keep(result)
             system.require_unbroken()
-    return measured
+    return result
 
 
 def _offline(system: System, clip: Clip, config: Config) -> Offline:

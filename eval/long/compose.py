@@ -22,6 +22,7 @@ from eval.long import script, sound, truth
 from eval.long.plan import Planned
 from eval.long.script import SNR_DB, Deck, Event, Sentence, write_script
 from eval.long.truth import Recording, Stretch, read_manifest, recording, to_manifest
+from eval.measurement import Say
 from serve.codec import from_json
 from serve.errors import ConfigError
 from serve.files import read_bytes, read_text
@@ -51,7 +52,7 @@ def compose(
     planned: Sequence[Planned],
     seed: int,
     speech: Sequence[str],
-    tell: Callable[[str], None],
+    tell: Say,
     half: str = "",
 ) -> Composed:
     """Make recordings, unless they are there.
@@ -140,7 +141,7 @@ def _make(
     seed: int,
     sentences: Sequence[Sentence],
     folder: Path,
-    tell: Callable[[str], None],
+    tell: Say,
 ) -> None:
     passages = [one for one in sentences if one.end_s - one.start_s > WINDOW_S]
     decks = {code: Deck(some) for code, some in _by_language(sentences, passages).items()}

@@ -5,27 +5,25 @@ recordings.jsonl             the truth
 predictions/<system>.jsonl   every answer, raw, each kept as soon as it is there
 predictions/<system>.json    the system's settings and peak memory, once it has heard everything
 logs/<system>.log            what the system's process wrote
-report.md, .html, .json      made from these alone
+report.md, .html, long.json  made from these alone
 """
 
 import dataclasses
 import datetime
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 from tqdm import tqdm
 
 from eval.accuracy.data import SystemFacts, TimedCall, read_calls
-from eval.accuracy.systems import check_specs, prepare_specs
 from eval.accuracy.worker import measure_system
 from eval.config import Config
 from eval.files import read_json, write_json, write_text
-from eval.long import systems
 from eval.long.compose import Composed, compose, read_sentences
 from eval.long.plan import NAMES, PEOPLE_PLAN, PLAN, plan
+from eval.long.systems import open_system, prepare_names
 from eval.long.truth import Recording, read_manifest, to_manifest
-from eval.machine import machine_facts
+from eval.measurement import Run
 from serve.codec import to_json
 from serve.errors import ConfigError
 
@@ -67,42 +65,30 @@ class Loaded:
 
 
 def run_long(
-    config: Config,
-    config_path: str,
-    names: tuple[str, ...],
-    *,
-    minutes: float | None,
-    seed: int,
-    again: bool,
-    folder: Path,
-    tell: Callable[[str], None],
+    of: Run, names: tuple[str, ...], *, minutes: float | None, seed: int, again: bool
 ) -> None:
     """Let systems hear recordings that they have not heard yet.
 
     Args:
-        config: the product; `eval.threads` is what every system gets.
-        config_path: for those who build what is missing.
+        of: the run; its `config.eval.threads` is what every system gets.
         names: of the systems.
         minutes: of composed recordings, at least; None: of the whole plan.
         seed: of the recordings.
         again: whether what these systems said before is dropped.
-        folder: of the run.
-        tell: gets a line on each stage.
 
     Raises:
         EarshotError: a system, or something that it needs, is missing or failed.
         ConfigError: the folder holds a run of other recordings or settings.
     """
-    known = systems.specs(config)
-    check_specs(names, known)
-    prepare_specs([known[name] for name in names], config, config_path)
+    prepare_names(names, of)
+    config, folder = of.config, of.folder
     places = config.eval.manifest, config.eval.heldout, config.eval.passages
     speech = [place for place in dict.fromkeys(places) if place]  # one may be another
     people = any(one.speaker for place in speech for one in read_sentences(place))
     rows = plan(PEOPLE_PLAN if people else PLAN, minutes)
-    composed = compose(rows, seed, speech, tell, config.eval.half)
+    composed = compose(rows, seed, speech, of.say, config.eval.half)
     config = _fair(config)
-    facts = _resumed(config, seed, composed, folder)
+    facts = _resumed(config, seed, composed, of)
     for name in names:
         if again:
             _forget(folder, name)
@@ -119,7 +105,7 @@ def _fair(config: Config) -> Config:
     return dataclasses.replace(config, eval=heard, runtime=runtime, transcriber=patient)
 
 
-def _resumed(config: Config, seed: int, composed: Composed, folder: Path) -> LongRun:
+def _resumed(config: Config, seed: int, composed: Composed, of: Run) -> LongRun:
     """The run that the folder holds, if it is the same; else a new one."""
     found = LongRun(
         id=uuid.uuid4().hex,
@@ -128,19 +114,19 @@ def _resumed(config: Config, seed: int, composed: Composed, folder: Path) -> Lon
         threads=config.eval.threads,
         seed=seed,
         recordings=str(composed.folder),
-        machine=machine_facts(),
+        machine=of.machine,
     )
-    path = folder / RUN_FILE
+    path = of.folder / RUN_FILE
     if path.is_file():
         before = read_json(path, LongRun, "a run")
         for name in ("config_name", "threads", "recordings"):
             if getattr(before, name) != getattr(found, name):
                 raise ConfigError(
-                    f"{folder} holds a run with {name} = {getattr(before, name)}, this one has "
+                    f"{of.folder} holds a run with {name} = {getattr(before, name)}, this one has "
                     f"{getattr(found, name)}; delete it, or choose another place with --output"
                 )
         return before
-    write_text(folder / RECORDINGS_FILE, to_manifest(composed.recordings))
+    write_text(of.folder / RECORDINGS_FILE, to_manifest(composed.recordings))
     write_json(path, found)
     return found
 
@@ -187,7 +173,7 @@ def _run_system(
                 config,
                 {"timed": left},
                 run_id=facts.id,
-                open_system=systems.open_system,
+                open_system=open_system,
                 on_call=keep,
                 log=folder / "logs" / f"{name}.log",
             )

@@ -1,8 +1,9 @@
 """Which thresholds a day's replay speaks for."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from eval.measurement import Say
 from eval.plan.measured import Measured
 from eval.plan.policy import Policy
 from eval.plan.replay import Array, Day, replay
@@ -11,8 +12,6 @@ SHARES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of the windows that a GPU decodes at 
 QUEUES_S = (0.03, 0.1, 0.3, 1.0)
 MOST_REFUSED = 1e-4  # share of a day's requests
 ALIKE = 0.01  # GPU hours that differ by no more than this share do not decide
-
-Progress = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +96,7 @@ class Simulation:
         days = (replay(self._measured, policy, day, *self._limits) for day in self._days)
         return Outcome(policy, tuple(days))
 
-    def outcomes(self, policies: Iterable[Policy], progress: Progress) -> list[Outcome]:
+    def outcomes(self, policies: Iterable[Policy], progress: Say) -> list[Outcome]:
         """The same of several, each once."""
         found = []
         for policy in dict.fromkeys(policies):
@@ -105,7 +104,7 @@ class Simulation:
             found.append(self.outcome(policy))
         return found
 
-    def least_fixed(self, policy: Policy, progress: Progress) -> Outcome:
+    def least_fixed(self, policy: Policy, progress: Say) -> Outcome:
         """The fewest GPUs that hold p99 on each day without autoscaling."""
         peak = max(float(day.max()) for day in self._days) / self._measured.saturated_per_s
         gpus = max(1, round(peak / 2))

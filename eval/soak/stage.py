@@ -10,12 +10,13 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 from eval.config import Config
+from eval.measurement import Say
 from eval.processes import descendants, kill
 from eval.soak.client import Addresses, Ending, by_grpc
 from serve.clips import Clip
@@ -27,8 +28,6 @@ SHORT_S = 3.0  # a clip of at most so long is a short one
 _READY_GRACE_S = 10.0
 _STOP_GRACE_S = 30.0  # beyond the drain's limit
 _POLL_S = 0.1
-
-Say = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)

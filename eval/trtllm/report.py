@@ -2,12 +2,11 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from eval.machine import machine_facts, versions
+from eval.measurement import Say
 from serve.errors import EarshotError
-
-Progress = Callable[[str], None]
 
 _LINE_CHARACTERS = 500  # of a difference, in the line for a bug report
 
@@ -32,7 +31,7 @@ class Report:
         progress: called with a line for each check, as it ends.
     """
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Say) -> None:
         self.checks: list[Check] = []
         self._progress = progress
 
