@@ -47,15 +47,15 @@ def _run(command: Command, options: dict[str, Any]) -> int:
         if flag.sets and (value := options.pop(flag.dest)) is not None:
             config = _with_setting(config, flag.sets, value)
     kept: Path | None = options.pop("json", None)
-    if command.output:
+    if command.keeps:
         folder = options.pop("output") or command.reports(config.name)
         kept = folder / f"{command.name}.json"
     run = Run(command.name, config, path, kept, flags=options, say=_say)
-    result: Result = pkgutil.resolve_name(command.entry)(run, **options)
+    result: Result = pkgutil.resolve_name(f"eval.{command.entry}")(run, **options)
     run.keep(result)
     if result.text:
         print(result.text)
-    if command.output and result.figures is not None:
+    if command.keeps and result.figures is not None:
         print(f"\nThe figures: {kept}")
     for check in result.checks:
         if not check.passed:

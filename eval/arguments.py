@@ -9,11 +9,10 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """An option of a command, or an argument where the name has no dashes.
+    """An option or an argument of a command.
 
     Attributes:
-        name: as it is written.
-        metavar: stands for its value; "": it is a switch.
+        name: as it is written, and what stands for its value; without dashes it is an argument.
         help: says what it is; the default is added unless it names one.
         type: makes the value of text.
         default: the value where it is not given.
@@ -23,7 +22,6 @@ class Flag:
     """
 
     name: str
-    metavar: str
     help: str
     type: Callable[[str], Any] = str
     default: Any = None
@@ -32,29 +30,31 @@ class Flag:
 
     def add(self, parser: argparse.ArgumentParser) -> None:
         """Let a parser know it."""
+        name, _, metavar = self.name.partition(" ")
         options = {"help": self._help(), "default": self.default, **self.options}
-        if self.metavar:
-            options |= {"metavar": self.metavar, "type": self.type}
-        else:
-            options.setdefault("action", "store_true")
-        parser.add_argument(self.name, **options)
+        if metavar:
+            options["metavar"] = metavar
+        if options.get("action") != "store_const":
+            options["type"] = self.type
+        parser.add_argument(name, **options)
 
     def _help(self) -> str:
-        if not self.metavar or self.default in (None, "", ()) or "default:" in self.help:
+        silent = self.default in (None, "", ()) or self.default is False
+        if silent or "default:" in self.help:
             return self.help
         return "; ".join(filter(None, (self.help, f"default: {shown(self.default)}")))
 
     @property
     def dest(self) -> str:
         """What the command calls its value."""
-        return str(self.options.get("dest", self.name.lstrip("-").replace("-", "_")))
+        name = self.name.partition(" ")[0].lstrip("-")
+        return str(self.options.get("dest", name.replace("-", "_")))
 
 
-def switch(name: str, help: str, sets: str = "", **options: Any) -> Flag:
+def switch(name: str, help: str, sets: str = "") -> Flag:
     """A flag without a value; one that sets something leaves it as configured unless given."""
-    if sets:
-        options |= {"action": "store_const", "const": True}
-    return Flag(name, "", help, default=None if sets else False, sets=sets, options=options)
+    default = None if sets else False
+    return Flag(name, help, str, default, sets, {"action": "store_const", "const": True})
 
 
 def shown(value: Any) -> str:

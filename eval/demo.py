@@ -6,11 +6,9 @@ import os
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from tqdm import tqdm
-
 from eval.accuracy.data import TimedCall
 from eval.accuracy.gates import all_answered
-from eval.accuracy.load import drive, wall_s
+from eval.accuracy.load import driven, wall_s
 from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.ours import EarshotTriton
 from eval.accuracy.prepare import prepare_engine
@@ -18,7 +16,6 @@ from eval.accuracy.score import Accuracy, accuracy, char_counts, compared_texts,
 from eval.config import Config, load_config
 from eval.corpora.find import find_clips
 from eval.measurement import Result, Run, Say
-from serve.clips import Clip
 from serve.errors import MissingCheckpointError
 
 WIDTH = 100  # columns
@@ -40,7 +37,7 @@ def demo(run: Run, *, otherwise: str | None) -> Result:
     run.say(f"Starting Triton Inference Server with the engine {config.engine} …")
     with contextlib.closing(EarshotTriton(config)) as system:
         run.say(f"Ready: HTTP {system.server.http}, gRPC {system.server.grpc}")
-        calls = _send(system, clips, many)
+        calls = driven(system, clips, "Transcribing", phase="loaded", concurrency=many)
         memory_bytes = system.server.peak_memory_bytes()
     run.say("Stopped the server.")
     checks = (all_answered({call.file: [call.error] for call in calls if call.error}),)
@@ -73,18 +70,6 @@ def prepared(paths: Sequence[str], say: Say) -> Config:
     config = load_config(paths[-1])
     prepare_engine(config, paths[-1], config.build.precision)
     return config
-
-
-def _send(system: EarshotTriton, clips: list[Clip], concurrency: int) -> list[TimedCall]:
-    calls: dict[str, TimedCall] = {}
-    with tqdm(total=len(clips), desc="Transcribing", unit="clip", leave=False) as bar:
-
-        def keep(call: TimedCall) -> None:
-            calls[call.file] = call
-            bar.update()
-
-        drive(system, clips, phase="loaded", concurrency=concurrency, emit=keep)
-    return [calls[clip.file] for clip in clips]
 
 
 def render(calls: Sequence[TimedCall], concurrency: int, memory_bytes: int) -> Iterator[str]:

@@ -32,6 +32,7 @@ SPEECH = (*CONTRACTS, "serve.speech")
 RUNTIME = (*SPEECH, "serve.runtime.protocol")
 HARNESS = (
     *("serve", "eval.config", "eval.files", "eval.machine", "eval.measurement", "eval.processes"),
+    "eval.server",
 )
 RULES = {
     "serve.errors": (),
@@ -136,6 +137,7 @@ RULES = {
     "eval.files": ("serve.codec", "serve.errors", "serve.files"),
     "eval.machine": (),
     "eval.processes": ("serve.errors",),
+    "eval.server": ("eval.processes",),
     "eval.arguments": (),
     "eval.measurement": ("eval.config", "eval.files", "eval.machine"),
     "eval.random_whisper": ("serve.config", "serve.engine", "serve.errors", "serve.speech"),

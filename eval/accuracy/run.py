@@ -10,10 +10,11 @@ report.md, .html, .json      made from these alone, by `python -m eval run` and 
 
 import dataclasses
 import datetime
+import functools
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
 from tqdm import tqdm
 
@@ -30,7 +31,6 @@ from eval.files import read_json, write_json
 from eval.measurement import Run, Say
 from serve import hub
 from serve.clips import Clip
-from serve.codec import to_json
 from serve.config import Precision
 from serve.errors import CheckpointError, ConfigError
 from serve.files import read_bytes
@@ -158,13 +158,12 @@ def _found(config: Config, tell: Say) -> dict[ClipSet, Found]:
     of, limits = config.eval, Limits(config.transcriber.max_audio_s)
     places: dict[ClipSet, str] = {"heldout": of.heldout, "timed": of.manifest}
     drawn = {"heldout": of.limit, "timed": of.timed_limit or of.limit}
+    read = functools.partial(_decode, limits=limits)
     found: dict[ClipSet, Found] = {}
     for name, place in places.items():
         if place:
-            found[name] = find_readable_clips(
-                place, read=lambda path: _decode(path, limits), limit=drawn[name], seed=of.seed,
-                language=of.language, half=of.half,
-            )  # fmt: skip
+            how: dict[str, Any] = {"seed": of.seed, "language": of.language, "half": of.half}
+            found[name] = find_readable_clips(place, read=read, limit=drawn[name], **how)
     for name, of_set in found.items():
         tell(f"{places[name]}: {of_set.summary}")
         for file, reason in of_set.unreadable.items():
@@ -285,23 +284,33 @@ def _probe(work: _Work, config: Config, keys: Keys, run_id: str, folder: Path) -
     for name, clip in few:
         clips.setdefault(name, []).append(clip)
     took: list[TimedCall] = []
-    with work.kept.scored_path.open("a", encoding="utf-8") as file:
+    with work.kept.appended() as keep:
 
-        def keep(call: TimedCall) -> None:
+        def heard(call: TimedCall) -> None:
             took.append(call)
             if scored:
-                _keep(file, call, keys)
+                keep(_keyed(call, keys))
 
-        facts = measure_system(
-            work.name, alone, clips, run_id=run_id, open_system=systems.open_system,
-            on_call=keep, log=folder / "logs" / f"{work.name}.log",
-        )  # fmt: skip
+        facts = _measured(work, alone, clips, (), run_id, folder, heard)
     return Cost.of(facts.start_s, took)
 
 
-def _keep(file: TextIO, call: TimedCall, keys: Keys) -> None:
-    file.write(to_json(dataclasses.replace(call, key=keys[call.clip_set][call.file])) + "\n")
-    file.flush()
+def _measured(
+    work: _Work,
+    config: Config,
+    clips: ClipSets,
+    timed: Sequence[Clip],
+    run_id: str,
+    folder: Path,
+    heard: Callable[[TimedCall], None],
+) -> SystemFacts:
+    log = folder / "logs" / f"{work.name}.log"
+    how: dict[str, Any] = {"run_id": run_id, "open_system": systems.open_system, "log": log}
+    return measure_system(work.name, config, clips, timed=timed, on_call=heard, **how)
+
+
+def _keyed(call: TimedCall, keys: Keys) -> TimedCall:
+    return dataclasses.replace(call, key=keys[call.clip_set][call.file])
 
 
 def _run_system(work: _Work, config: Config, keys: Keys, run_id: str, folder: Path) -> None:
@@ -313,20 +322,16 @@ def _run_system(work: _Work, config: Config, keys: Keys, run_id: str, folder: Pa
         desc=f"{work.name:31}",
         unit="window",
     )
-    with bar, work.kept.scored_path.open("a", encoding="utf-8") as file:
+    with bar, work.kept.appended() as keep:
 
-        def keep(call: TimedCall) -> None:
+        def heard(call: TimedCall) -> None:
             if call.phase == "accuracy":
-                _keep(file, call, keys)
+                keep(_keyed(call, keys))
             else:
                 timed.append(call)
             bar.update(windows(call.duration_s))
 
-        facts = measure_system(
-            work.name, config, work.left, timed=work.timed, run_id=run_id,
-            open_system=systems.open_system, on_call=keep,
-            log=folder / "logs" / f"{work.name}.log",
-        )  # fmt: skip
+        facts = _measured(work, config, work.left, work.timed, run_id, folder, heard)
     if work.timed:
         work.kept.keep_timed(timed, work.timed_key)
     work.kept.finish(facts, work.facts_before)

@@ -4,15 +4,14 @@ Everything runs in this process, on the device that is asked for, from engines t
 and INT8, as `engine_of` in eval/accuracy/prepare.py names them; so it runs beside little but a GPU.
 """
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tqdm import tqdm
-
 from eval.accuracy.data import SystemFacts, TimedCall
-from eval.accuracy.load import drive
+from eval.accuracy.load import driven
 from eval.accuracy.normalize import DEFAULT
 from eval.accuracy.ours import EarshotInProcess, greedy
 from eval.accuracy.report import percent
@@ -103,21 +102,12 @@ def _configured(config: Config, variant: Variant) -> Config:
 
 
 def _hear(name: str, variant: Variant, config: Config, clips: Sequence[Clip]) -> Heard:
-    calls: list[TimedCall] = []
+    of = config.eval
+    asked = {"concurrency": of.concurrency, "tell_language": of.tell_language}
     system = EarshotInProcess(_configured(config, variant), variant.precision, **variant.options)
     began = time.perf_counter()
-    try:
-        with tqdm(total=len(clips), desc=f"{name:20}", unit="clip") as bar:
-
-            def keep(call: TimedCall) -> None:
-                calls.append(call)
-                bar.update()
-
-            many = config.eval.concurrency
-            told = config.eval.tell_language
-            drive(system, clips, phase="accuracy", concurrency=many, emit=keep, tell_language=told)
-    finally:
-        system.close()
+    with contextlib.closing(system):
+        calls = driven(system, clips, f"{name:20}", phase="accuracy", **asked)
     facts = SystemFacts("", name, dict(system.settings), 0.0, 0, len(calls))
     score = score_system(facts, calls, DEFAULT).sets["timed"]
     failed = sum(call.error is not None for call in calls)

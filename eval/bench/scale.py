@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -24,17 +25,23 @@ from eval.config import Config
 from eval.measurement import Check, Result, Run, Say
 from eval.random_whisper.engine import random_engine
 from eval.random_whisper.shapes import published_shape
+from eval.server import by_role, cpu_s
 from serve.codec import to_json
 from serve.config import RuntimeConfig
 from serve.devices import counted, first_of, names_of
 from serve.errors import ConfigError
-from serve.supervisor.run import Server, running_server
+from serve.supervisor.run import running_server
 
 LEAST = 0.975  # of the first figure's throughput, for each engine
 LENGTHS = 16  # different ones
 TOKENS_PER_S = 128 / 30  # as in the bench's throughput
 _PROCESSES = 4  # of clients, for each engine
-_GATEWAY, _ENGINE = "gateway", "engine"
+_GATEWAY = "gateway"
+# Kinds of processes, by what each does.
+_KINDS = {
+    **{_GATEWAY: _GATEWAY, "tritonserver": "tritonserver"},
+    **{"whisper": "engine", "whisper_stream": "whisper_stream"},
+}
 
 
 def specs_of(load: Load) -> list[RequestSpec]:
@@ -107,30 +114,20 @@ class Scaling:
         )
 
 
-def scale(
-    run: Run,
-    *,
-    devices: Sequence[str] | None,
-    clients: int,
-    seconds: float,
-    shortest: float,
-    longest: float,
-    slots: int,
-    beam_size: int,
-) -> Result:
+def scale(run: Run, *, devices: Sequence[str] | None, **of_load: Any) -> Result:
     """Measure servers on some devices, one after another; the text is the record.
 
     Args:
         run: its config says how to run and serve an engine, and which shape it has.
-        devices, clients, seconds, shortest, longest, slots, beam_size: the fields of `Load`.
+        devices: as of `Load`; None is its own.
+        of_load: the other fields of `Load`.
 
     Raises:
         ConfigError: the load or the shape is none that can be measured.
         EarshotError: a server did not start, a request failed, or the answers are not those of the
             windows that were sent.
     """
-    where = tuple(devices or Load.devices)
-    load = Load(where, clients, seconds, shortest, longest, slots, beam_size)
+    load = Load(tuple(devices or Load.devices), **of_load)
     check_load(load)
     config = run.config
     runtime = dataclasses.replace(config.runtime, slots=load.slots or config.runtime.slots)
@@ -222,7 +219,7 @@ def _measure(config: Config, folder: Path, load: Load, progress: Say) -> Figure:
         with Clients(server.grpc, specs_of(load), in_flight, processes) as clients:
             while clients.answered < 2 * in_flight:
                 clients.answers()
-            kept, meter, began = list[Answer](), _Meter(server, clients), time.monotonic()
+            kept, meter, began = list[Answer](), _Meter(clients), time.monotonic()
             while (wall_s := time.monotonic() - began) < load.seconds:
                 kept += clients.answers()
             cores, threads = meter.cores(wall_s)
@@ -247,8 +244,8 @@ def _measure(config: Config, folder: Path, load: Load, progress: Say) -> Figure:
 class _Meter:
     """Processor time from when it is made on: of the server's processes, and of its clients."""
 
-    def __init__(self, server: Server, clients: Clients) -> None:
-        self._processes = list(_processes(server, clients))
+    def __init__(self, clients: Clients) -> None:
+        self._processes = list(_processes(clients))
         self._began = self._spent()
 
     def cores(self, wall_s: float) -> tuple[dict[str, float], dict[str, float]]:
@@ -267,19 +264,14 @@ class _Meter:
         found = {}
         for kind, process in self._processes:
             threads = {one.id: one.user_time + one.system_time for one in process.threads()}
-            found[kind, process.pid] = (sum(process.cpu_times()[:2]), threads)
+            found[kind, process.pid] = (cpu_s(process), threads)
         return found
 
 
-def _processes(server: Server, clients: Clients) -> Iterator[tuple[str, psutil.Process]]:
-    """Of the server and its clients, by what they do."""
+def _processes(clients: Clients) -> Iterator[tuple[str, psutil.Process]]:
+    """Of the server and its clients, by what they do; those that read one file are left out."""
     for pid in clients.pids:
         yield "clients", psutil.Process(pid)
-    for process in psutil.Process().children():
-        if "serve.gateway" in process.cmdline():
-            yield _GATEWAY, process
-    for pid in server.pids:
-        triton = psutil.Process(pid)
-        yield "tritonserver", triton
-        for model in triton.children():
-            yield _ENGINE if "whisper_0_0" in model.cmdline() else "whisper_stream", model
+    for role, process in by_role(os.getpid()):
+        if role in _KINDS:
+            yield _KINDS[role], process

@@ -8,7 +8,6 @@ import dataclasses
 import os
 import re
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from eval.bench.plan import Plan
 from eval.bench.table import Measurement, percentiles_ms
 from eval.bench.workloads import REQUEST_S, REQUEST_TOKENS, THROUGHPUT_TOKENS, WARM_REQUESTS
 from eval.measurement import Say
+from eval.server import cpu_s, metrics_page
 from serve.config import Config
 from serve.errors import DeadlineError, EarshotError, UnavailableError
 from serve.speech.features import WINDOW_S
@@ -154,8 +154,7 @@ def _counters(server: Server) -> dict[str, float]:
     """
     server.require_unbroken()
     try:
-        with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as answer:
-            page = answer.read().decode()
+        page = metrics_page(server.metrics)
     except OSError as error:
         reason = server.failure() or f"its metrics cannot be read: {error}"
         raise UnavailableError(f"the server is in trouble: {reason}") from error
@@ -200,11 +199,8 @@ def check_counters(
 def _cpu_s(server: Server) -> dict[str, float]:
     """CPU seconds so far of the server and of the process that has the engine."""
     roots = [psutil.Process(pid) for pid in server.pids]
-    models = [sum(child.cpu_times()[:2]) for root in roots for child in root.children()]
-    return {
-        "tritonserver": sum(sum(root.cpu_times()[:2]) for root in roots),
-        "its models": sum(models),
-    }
+    models = [child for root in roots for child in root.children()]
+    return {"tritonserver": sum(map(cpu_s, roots)), "its models": sum(map(cpu_s, models))}
 
 
 def _kernels() -> int:

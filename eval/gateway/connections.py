@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 from websockets.sync.client import connect
 
+from eval.server import cpu_s
 from serve.supervisor.run import Server
 
 _SETTLE_S = 2.0
@@ -71,16 +72,11 @@ def _measure(
         for _ in range(connections):
             stack.enter_context(open_one(server))
         time.sleep(_SETTLE_S)
-        began, began_s = _cpu_s(process), time.monotonic()
+        began, began_s = cpu_s(process), time.monotonic()
         time.sleep(seconds)
-        share = (_cpu_s(process) - began) / (time.monotonic() - began_s)
+        share = (cpu_s(process) - began) / (time.monotonic() - began_s)
         memory = process.memory_info().rss - before
     return Idle(kind, connections, 100 * share, memory / _MIB)
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 @contextlib.contextmanager

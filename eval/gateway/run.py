@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,8 @@ from eval.gateway.connections import Idle, Kept, measure_idle, measure_kept
 from eval.gateway.floods import Flood, measure_floods
 from eval.gateway.ways import KSERVE, OPENAI, TRITON, Ask, by_form, by_grpc
 from eval.measurement import Check, Result, Run, Say
+from eval.processes import descendants
+from eval.server import by_role, cpu_s
 from serve.clips import Clip
 from serve.config import LiveConfig
 from serve.errors import EarshotError
@@ -141,10 +144,9 @@ def gateway_process() -> psutil.Process:
     Raises:
         EarshotError: there is none.
     """
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):
-            if "serve.gateway" in child.cmdline():
-                return child
+    for role, process in by_role(os.getpid()):
+        if role == "gateway":
+            return process
     raise EarshotError("the gateway's process is not there")
 
 
@@ -212,9 +214,4 @@ def interval_of(straight_s: Sequence[float], took_s: Sequence[float]) -> tuple[f
 
 def _cpu_s(gateway: psutil.Process) -> npt.NDArray[np.float64]:
     """Processor time so far of the gateway, and of all processes below this one."""
-    spent = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            spent.append((process == gateway, times.user + times.system))
-    return np.array([sum(s for own, s in spent if own), sum(s for _, s in spent)])
+    return np.array([cpu_s(gateway), sum(map(cpu_s, descendants(os.getpid())))])

@@ -11,11 +11,13 @@ report.md, .html, long.json  made from these alone
 import dataclasses
 import datetime
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
-from eval.accuracy.data import SystemFacts, TimedCall, read_calls
+from eval.accuracy.data import SystemFacts, TimedCall
+from eval.accuracy.kept import Kept, Keys
 from eval.accuracy.worker import measure_system
 from eval.config import Config
 from eval.files import read_json, write_json, write_text
@@ -24,7 +26,6 @@ from eval.long.plan import NAMES, PEOPLE_PLAN, PLAN, plan
 from eval.long.systems import open_system, prepare_names
 from eval.long.truth import Recording, read_manifest, to_manifest
 from eval.measurement import Run
-from serve.codec import to_json
 from serve.errors import ConfigError
 
 RUN_FILE = "run.json"
@@ -84,15 +85,14 @@ def run_long(
     config, folder = of.config, of.folder
     places = config.eval.manifest, config.eval.heldout, config.eval.passages
     speech = [place for place in dict.fromkeys(places) if place]  # one may be another
-    people = any(one.speaker for place in speech for one in read_sentences(place))
+    sentences = [one for place in speech for one in read_sentences(place, config.eval.half)]
+    people = any(one.speaker for one in sentences)
     rows = plan(PEOPLE_PLAN if people else PLAN, minutes)
-    composed = compose(rows, seed, speech, of.say, config.eval.half)
+    composed = compose(rows, seed, sentences, of.say)
     config = _fair(config)
     facts = _resumed(config, seed, composed, of)
     for name in names:
-        if again:
-            _forget(folder, name)
-        _run_system(name, config, composed, facts, folder)
+        _run_system(name, config, composed, facts, folder, again=again)
 
 
 def _fair(config: Config) -> Config:
@@ -131,28 +131,15 @@ def _resumed(config: Config, seed: int, composed: Composed, of: Run) -> LongRun:
     return found
 
 
-def _forget(folder: Path, name: str) -> None:
-    for path in _paths(folder, name):
-        path.unlink(missing_ok=True)
-
-
-def _paths(folder: Path, name: str) -> tuple[Path, Path]:
-    """Of a system's answers, and of its facts."""
-    path = folder / "predictions" / f"{name}.jsonl"
-    return path, path.with_suffix(".json")
-
-
 def _run_system(
-    name: str, config: Config, composed: Composed, facts: LongRun, folder: Path
+    name: str, config: Config, composed: Composed, facts: LongRun, folder: Path, *, again: bool
 ) -> None:
     """Let one system hear what it has not heard yet, and keep each answer."""
-    answers, facts_path = _paths(folder, name)
-    answers.parent.mkdir(parents=True, exist_ok=True)
-    answers.touch()
-    heard = {call.file for call in read_calls(answers)}
+    kept = Kept(folder, name)
+    kept.open(again=again)
     clips = [one.clip(composed.folder) for one in composed.recordings]
-    left = [clip for clip in clips if clip.file not in heard]
-    if not left and not facts_path.is_file():
+    left = kept.left({"timed": clips}, _keys(composed.recordings)).get("timed", [])
+    if not left and kept.facts() is None:
         left = clips[-1:]  # it died after its last answer, before its facts were known
     bar = tqdm(
         total=sum(clip.duration_s for clip in clips) / 60,
@@ -160,24 +147,29 @@ def _run_system(
         desc=f"{name:36}",
         bar_format="{l_bar}{bar}| {n:.1f} of {total:.1f} minutes [{elapsed}<{remaining}]",
     )
-    with bar, answers.open("a", encoding="utf-8") as file:
+    with bar, kept.appended() as keep:
 
-        def keep(call: TimedCall) -> None:
-            file.write(to_json(call) + "\n")
-            file.flush()
+        def heard(call: TimedCall) -> None:
+            keep(call)
             bar.update(call.duration_s / 60)
 
         if left:
+            log = folder / "logs" / f"{name}.log"
             measured = measure_system(
                 name,
                 config,
                 {"timed": left},
                 run_id=facts.id,
                 open_system=open_system,
-                on_call=keep,
-                log=folder / "logs" / f"{name}.log",
+                on_call=heard,
+                log=log,
             )
-            write_json(facts_path, dataclasses.replace(measured, rows=len(clips)))
+            write_json(kept.facts_path, dataclasses.replace(measured, rows=len(clips)))
+
+
+def _keys(recordings: Sequence[Recording]) -> Keys:
+    """None of them changes as long as the run's recordings are the same."""
+    return {"timed": dict.fromkeys((one.file for one in recordings), "")}
 
 
 def load_long(folder: Path) -> Loaded:
@@ -191,12 +183,12 @@ def load_long(folder: Path) -> Loaded:
     recordings = tuple(read_manifest(folder / RECORDINGS_FILE))
     finished, unfinished = [], []
     for name in NAMES:
-        answers, facts_path = _paths(folder, name)
-        if not answers.is_file():
+        kept = Kept(folder, name)
+        if not kept.scored_path.is_file():
             continue
-        by_file = {call.file: call for call in read_calls(answers)}
-        if facts_path.is_file() and all(one.file in by_file for one in recordings):
-            facts = read_json(facts_path, SystemFacts, "a system's facts")
+        by_file = {call.file: call for call in kept.heard(_keys(recordings))}
+        facts = kept.facts()
+        if facts is not None and len(by_file) == len(recordings):
             finished.append(Heard(facts, tuple(by_file[one.file] for one in recordings)))
         else:
             unfinished.append(name)

@@ -136,7 +136,7 @@ def test_a_line_stands_below_its_heading():
 
 def test_the_exit_status_is_of_the_last_number_of_streams(monkeypatch, capsys, tmp_path):
     bad = dataclasses.replace(GOOD, p95_s=2.5)
-    monkeypatch.setattr(eval.live.run, "passages", lambda *_: [])
+    monkeypatch.setattr(eval.live.run, "passages", lambda *_: ["a clip"])
     system = SimpleNamespace(require_unbroken=lambda: None)
     monkeypatch.setattr(eval.live.run, "open_system", lambda *_: contextlib.nullcontext(system))
     for levels, code in (([bad, GOOD], 0), ([GOOD, bad], 1)):

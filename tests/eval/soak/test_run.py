@@ -10,6 +10,7 @@ import pytest
 import eval.config
 from eval.__main__ import main
 from eval.measurement import Check
+from eval.server import role_of
 from eval.soak import killers, run, stage
 from eval.soak.killers import KILLERS
 from eval.soak.plan import SCENARIOS
@@ -111,4 +112,4 @@ def test_a_server_that_does_not_start_says_why(nano_config, tmp_path):
     ],
 )
 def test_processes_are_named_by_what_they_do(command, role):
-    assert stage._role(command) == role
+    assert role_of(command) == role
