@@ -120,18 +120,25 @@ class _Gap:
         return self.ours - self.theirs
 
     def judged(self, name: str, limit: float) -> Check:
-        low, high = self.interval
         needed = clips_to_decide(self.points, self.interval, limit, self.clips)
         sentence = (
-            f"{self.ours:.2f} % - {self.theirs:.2f} % ({self.name}) = {self.points:+.2f} points "
-            f"[{low:+.2f}, {high:+.2f}] at {100 * CONFIDENCE:g} % on {self.clips} clips, of which "
-            f"{self.equal} have as many errors with both; "
+            f"{gap_text(self.ours, self.theirs, self.name, self.interval)} on {self.clips} clips, "
+            f"of which {self.equal} have as many errors with both; "
         )
         if needed is None:
             sentence += "no number of clips tells a gap that is the limit from it"
         else:
             sentence += f"about {needed:,} such clips decide a gap of this size"
         return decided(name, sentence, self.interval, limit, f"{self.clips}")
+
+
+def gap_text(ours: float, theirs: float, name: str, interval: tuple[float, float]) -> str:
+    """A gap of two rates in percent, with its interval; `name` is who has the other one."""
+    low, high = interval
+    return (
+        f"{ours:.2f} % - {theirs:.2f} % ({name}) = {ours - theirs:+.2f} points "
+        f"[{low:+.2f}, {high:+.2f}] at {100 * CONFIDENCE:g} %"
+    )
 
 
 def decided(

@@ -7,8 +7,8 @@ against the most accurate of them on these recordings.
 
 from collections.abc import Sequence
 
-from eval.accuracy.gates import all_answered, decided
-from eval.accuracy.score import CONFIDENCE, Counts, gap_interval
+from eval.accuracy.gates import all_answered, decided, gap_text
+from eval.accuracy.score import Counts, gap_interval
 from eval.long.plan import OUR_DEFAULT, RIVALS, THEIRS, THEIRS_BATCHED
 from eval.long.score import Figures, LongScore
 from eval.long.truth import Kind
@@ -48,10 +48,7 @@ def _cer_gate(name: str, ours: LongScore | None, theirs: LongScore | None, limit
     title = f"CER of {name} at most {limit:g} points above faster-whisper's best"
     if ours is None or theirs is None:
         return Check(title, None, _missing(name, ours))
-    gap = gap_interval(ours.blocks, theirs.blocks)
-    one, other = (_percent(sum(score.blocks, Counts())) for score in (ours, theirs))
-    detail = _detail(one, other, theirs.name, gap)
-    return decided(title, detail, gap, limit, f"{len(ours.blocks)} minutes")
+    return _judged(title, ours.blocks, theirs.blocks, theirs.name, limit, "minutes")
 
 
 def _cut_gate(name: str, ours: LongScore | None, theirs: LongScore | None) -> Check:
@@ -67,10 +64,22 @@ def _cut_gate(name: str, ours: LongScore | None, theirs: LongScore | None) -> Ch
     if not pairs:
         return Check(title, None, "it cut nowhere")
     mine, others = [one for one, _ in pairs], [other for _, other in pairs]
-    gap = gap_interval(mine, others)
-    one, other = (_percent(sum(found, Counts())) for found in (mine, others))
-    detail = _detail(one, other, theirs.name, gap)
-    return decided(title, detail, gap, MAX_LOST_GAP, f"{len(pairs)} sentences")
+    return _judged(title, mine, others, theirs.name, MAX_LOST_GAP, "sentences")
+
+
+def _judged(
+    title: str,
+    ours: Sequence[Counts],
+    theirs: Sequence[Counts],
+    name: str,
+    limit: float,
+    parts: str,
+) -> Check:
+    """Judge the gap of two that heard the same parts; `name` is of the other."""
+    gap = gap_interval(ours, theirs)
+    one, other = (_percent(sum(found, Counts())) for found in (ours, theirs))
+    detail = gap_text(one, other, name, gap)
+    return decided(title, detail, gap, limit, f"{len(ours)} {parts}")
 
 
 def coverage_gates(ours: LongScore | None, theirs: Sequence[LongScore]) -> list[Check]:
@@ -117,10 +126,3 @@ def _lost_or_added(words: Counts) -> Counts:
 
 def _percent(counts: Counts) -> float:
     return 100.0 * counts.errors / counts.length
-
-
-def _detail(ours: float, theirs: float, name: str, gap: tuple[float, float]) -> str:
-    return (
-        f"{ours:.2f} % - {theirs:.2f} % ({name}) = {ours - theirs:+.2f} points "
-        f"[{gap[0]:+.2f}, {gap[1]:+.2f}] at {100 * CONFIDENCE:g} %"
-    )

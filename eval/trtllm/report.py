@@ -16,8 +16,8 @@ class DifferenceError(EarshotError):
 
 
 @dataclasses.dataclass
-class Check:
-    """One row of the table."""
+class Step:
+    """A check under way, a row of the table."""
 
     what: str
     found: str = ""  # what a passed check saw, or the first difference
@@ -32,18 +32,18 @@ class Report:
     """
 
     def __init__(self, progress: Say) -> None:
-        self.checks: list[Check] = []
+        self.checks: list[Step] = []
         self._progress = progress
 
     @contextlib.contextmanager
-    def check(self, what: str) -> Iterator[Check]:
+    def check(self, what: str) -> Iterator[Step]:
         """A check, which passes unless its block raises.
 
         Raises:
             EarshotError: the block's.
             DifferenceError: the block raised something else: the library's own error, most likely.
         """
-        check = Check(what)
+        check = Step(what)
         self.checks.append(check)
         try:
             yield check
