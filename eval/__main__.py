@@ -50,7 +50,7 @@ def _run(command: Command, options: dict[str, Any]) -> int:
     if command.keeps:
         folder = options.pop("output") or command.reports(config.name)
         kept = folder / f"{command.name}.json"
-    run = Run(command.name, config, path, kept, flags=options, say=_say)
+    run = Run(command.name, config, path, kept, options.copy(), _say)
     result: Result = pkgutil.resolve_name(f"eval.{command.entry}")(run, **options)
     run.keep(result)
     if result.text:

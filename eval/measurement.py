@@ -11,7 +11,7 @@ checks, verdict                   what must hold of it
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,37 +85,17 @@ class Result:
     text: str = ""
 
 
+@dataclasses.dataclass
 class Run:
-    """What a command is given besides its flags.
+    """What a command is given besides its flags."""
 
-    Args:
-        command: its name.
-        config: the product.
-        config_path: where that was read.
-        path: of the record; None: nowhere.
-        flags: by name, as the record's settings tell them.
-        say: gets lines of progress.
-        show: gets lines of the report that are printed before the run ends.
-    """
-
-    def __init__(
-        self,
-        command: str,
-        config: Config,
-        config_path: str = "",
-        path: Path | None = None,
-        *,
-        flags: Mapping[str, Any] | None = None,
-        say: Say = print,
-        show: Say = print,
-    ) -> None:
-        self.command = command
-        self.config = config
-        self.config_path = config_path
-        self.path = path
-        self.say = say
-        self.show = show
-        self._flags = dict(flags or {})
+    command: str
+    config: Config
+    config_path: str = ""  # where that was read
+    path: Path | None = None  # of the record; None: nowhere
+    flags: dict[str, Any] = dataclasses.field(default_factory=dict)  # as the record tells them
+    say: Say = print  # gets lines of progress
+    show: Say = print  # gets lines of the report that are printed before the run ends
 
     @functools.cached_property
     def machine(self) -> dict[str, str]:
@@ -143,7 +123,7 @@ class Run:
             "machine": self.machine,
             "versions": self.versions,
             "settings": {
-                **self._flags,
+                **self.flags,
                 "precision": config.build.precision,
                 "runtime": config.runtime,
                 "transcriber": config.transcriber,

@@ -55,6 +55,7 @@ def bench(
         run.say("--random-weights is not needed any more: the bench always makes its weights up")
     config = run.config
     plan = Plan(**of_plan, peers=installed_peers(run.say) if peers is None else peers)
+    run.flags["peers"] = plan.peers
     check(config, plan)
     engine = made_up(config, plan)
     run.machine |= device_facts(config.runtime.device, run.machine["GPU"])
