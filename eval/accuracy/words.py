@@ -165,7 +165,7 @@ def _ours(transcriber: Transcriber, request: Request) -> list[Timed]:
 
 
 def _timed(word: str, start: float, end: float) -> Timed:
-    return Timed(word.strip(_MARKS).lower(), start, end)
+    return Timed(word.strip(_MARKS).lower(), float(start), float(end))  # not NumPy's
 
 
 def _same(a: Sequence[Timed], b: Sequence[Timed]) -> list[tuple[int, int]]:
