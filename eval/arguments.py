@@ -1,33 +1,67 @@
-"""Flags that commands of `python -m eval` share, and what their values have to be."""
+"""What a flag of `python -m eval` is declared as, and what its value has to be."""
 
 import argparse
+import dataclasses
 import math
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 
-def add_config(parser: argparse.ArgumentParser) -> None:
-    """Which product."""
-    parser.add_argument("--config", required=True, metavar="TOML", help="such as configs/demo.toml")
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """An option or an argument of a command.
+
+    Attributes:
+        name: as it is written, and what stands for its value; without dashes it is an argument.
+        help: says what it is; the default is added unless it names one.
+        type: makes the value of text.
+        default: the value where it is not given.
+        sets: the setting of the config that it stands for, such as eval.limit; "": it is given to
+            the command itself.
+        options: others of `argparse`.
+    """
+
+    name: str
+    help: str
+    type: Callable[[str], Any] = str
+    default: Any = None
+    sets: str = ""
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def add(self, parser: argparse.ArgumentParser) -> None:
+        """Let a parser know it."""
+        name, _, metavar = self.name.partition(" ")
+        options = {"help": self._help(), "default": self.default, **self.options}
+        if metavar:
+            options["metavar"] = metavar
+        if options.get("action") != "store_const":
+            options["type"] = self.type
+        parser.add_argument(name, **options)
+
+    def _help(self) -> str:
+        silent = self.default in (None, "", ()) or self.default is False
+        if silent or "default:" in self.help:
+            return self.help
+        return "; ".join(filter(None, (self.help, f"default: {shown(self.default)}")))
+
+    @property
+    def dest(self) -> str:
+        """What the command calls its value."""
+        name = self.name.partition(" ")[0].lstrip("-")
+        return str(self.options.get("dest", name.replace("-", "_")))
 
 
-def add_output(parser: argparse.ArgumentParser, kind: str = "") -> None:
-    """Where the command of this kind writes; see `output_of`."""
-    where = _reports("<name of the config>", kind)
-    parser.add_argument("--output", type=Path, metavar="DIR", help=f"default: {where}")
+def switch(name: str, help: str, sets: str = "") -> Flag:
+    """A flag without a value; one that sets something leaves it as configured unless given."""
+    default = None if sets else False
+    return Flag(name, help, str, default, sets, {"action": "store_const", "const": True})
 
 
-def output_of(options: argparse.Namespace, name: str, kind: str = "") -> Path:
-    """The folder that was named, else the config's own for this kind of command."""
-    return options.output or _reports(name, kind)
-
-
-def _reports(name: str, kind: str) -> Path:
-    return Path("reports") / (f"{name}-{kind}" if kind else name)
-
-
-def add_systems(parser: argparse.ArgumentParser, default: str) -> None:
-    """Which systems; `default` says which if none is named."""
-    parser.add_argument("--systems", type=names, metavar="A,B", help=f"comma separated; {default}")
+def shown(value: Any) -> str:
+    """A default, as it would be written."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -7,6 +7,8 @@ import build.config
 from serve.config import read_config
 from serve.fields import Count, CountOrNone, Finite, Name, NameOrNone, SecondsOrNone
 
+HELD_S = 2.0  # live streams are held where 95 of 100 words are final so soon after their end
+
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:

@@ -1,44 +1,54 @@
 """What `python -m eval demo` shows: clips through a real server, with their figures."""
 
 import contextlib
-import dataclasses
 import itertools
 import os
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-
-from tqdm import tqdm
+from collections.abc import Iterator, Sequence
 
 from eval.accuracy.data import TimedCall
-from eval.accuracy.load import drive, wall_s
+from eval.accuracy.gates import all_answered
+from eval.accuracy.load import driven, wall_s
 from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.ours import EarshotTriton
 from eval.accuracy.prepare import prepare_engine
 from eval.accuracy.score import Accuracy, accuracy, char_counts, compared_texts, latency, rtfx
 from eval.config import Config, load_config
 from eval.corpora.find import find_clips
-from serve.clips import Clip
+from eval.measurement import Result, Run, Say
 from serve.errors import MissingCheckpointError
 
 WIDTH = 100  # columns
 _MARGIN = " " * 4
 
 
-@dataclasses.dataclass(frozen=True)
-class DemoResult:
-    """What came of a demo."""
+def demo(run: Run, *, otherwise: str | None) -> Result:
+    """Start a server, send it every clip of `eval.demo` once, and stop it.
 
-    calls: tuple[TimedCall, ...]  # in the order of the manifest
-    concurrency: int
-    peak_memory_bytes: int  # of the server and its model process
+    Args:
+        run: says where the config is, what is sent and how many at a time.
+        otherwise: the config where the checkpoint cannot be had.
 
-    @property
-    def failed(self) -> int:
-        """Calls without an answer."""
-        return sum(call.error is not None for call in self.calls)
+    Raises:
+        EarshotError: the engine cannot be built, a clip is missing or the server did not start.
+    """
+    config = prepared([run.config_path, *([otherwise] if otherwise else [])], run.say)
+    clips, many = find_clips(config.eval.demo).clips, config.eval.concurrency
+    run.say(f"Starting Triton Inference Server with the engine {config.engine} …")
+    with contextlib.closing(EarshotTriton(config)) as system:
+        run.say(f"Ready: HTTP {system.server.http}, gRPC {system.server.grpc}")
+        calls = driven(system, clips, "Transcribing", phase="loaded", concurrency=many)
+        memory_bytes = system.server.peak_memory_bytes()
+    run.say("Stopped the server.")
+    checks = (all_answered({call.file: [call.error] for call in calls if call.error}),)
+    return Result(
+        {"calls": calls, "peak_memory_bytes": memory_bytes},
+        checks,
+        "\n".join(["", *render(calls, many, memory_bytes)]),
+    )
 
 
-def prepared(paths: Sequence[str], say: Callable[[str], None]) -> Config:
+def prepared(paths: Sequence[str], say: Say) -> Config:
     """Build the engine of a config unless it is up to date.
 
     Args:
@@ -62,43 +72,13 @@ def prepared(paths: Sequence[str], say: Callable[[str], None]) -> Config:
     return config
 
 
-def demo(config: Config, say: Callable[[str], None]) -> DemoResult:
-    """Start a server, send it every clip once, `concurrency` at a time, and stop it.
-
-    `say` gets a line on each stage; a progress bar goes to stderr.
-
-    Raises:
-        EarshotError: a clip is missing or the server did not start.
-    """
-    clips = find_clips(config.eval.demo).clips
-    say(f"Starting Triton Inference Server with the engine {config.engine} …")
-    with contextlib.closing(EarshotTriton(config)) as system:
-        say(f"Ready: HTTP {system.server.http}, gRPC {system.server.grpc}")
-        calls = _send(system, clips, config.eval.concurrency)
-        memory = system.server.peak_memory_bytes()
-    say("Stopped the server.")
-    return DemoResult(tuple(calls), config.eval.concurrency, memory)
-
-
-def _send(system: EarshotTriton, clips: list[Clip], concurrency: int) -> list[TimedCall]:
-    calls: dict[str, TimedCall] = {}
-    with tqdm(total=len(clips), desc="Transcribing", unit="clip", leave=False) as bar:
-
-        def keep(call: TimedCall) -> None:
-            calls[call.file] = call
-            bar.update()
-
-        drive(system, clips, phase="loaded", concurrency=concurrency, repeats=1, emit=keep)
-    return [calls[clip.file] for clip in clips]
-
-
-def render(result: DemoResult) -> Iterator[str]:
+def render(calls: Sequence[TimedCall], concurrency: int, memory_bytes: int) -> Iterator[str]:
     """The lines to print: a block per clip, then the totals."""
-    longest = max(len(call.file) for call in result.calls)
-    for call in result.calls:
+    longest = max(len(call.file) for call in calls)
+    for call in calls:
         yield from _clip_lines(call, longest)
         yield ""
-    yield from _totals(result)
+    yield from _totals(calls, concurrency, memory_bytes)
 
 
 def _clip_lines(call: TimedCall, longest: int) -> Iterator[str]:
@@ -132,19 +112,19 @@ def _wrapped(label: str, text: str) -> list[str]:
     ]
 
 
-def _totals(result: DemoResult) -> Iterator[str]:
-    calls = result.calls
+def _totals(calls: Sequence[TimedCall], concurrency: int, memory_bytes: int) -> Iterator[str]:
+    failed = sum(call.error is not None for call in calls)
     found: Accuracy = accuracy(calls, normalizer(DEFAULT))
     times = latency(calls)
     audio_s = sum(call.duration_s for call in calls if call.error is None)
     lines = {
-        "clips": f"{len(calls)}, {result.concurrency} at a time, {result.failed} failed",
+        "clips": f"{len(calls)}, {concurrency} at a time, {failed} failed",
         "CER": f"{_rate(found.cer.percent)} (normaliser {DEFAULT})",
         "WER": _rate(found.wer.percent),
         "latency": f"p50 {times.p50_s:.2f} s, p95 {times.p95_s:.2f} s, p99 {times.p99_s:.2f} s",
         "RTFx": f"{rtfx(calls):.1f} ({audio_s:.1f} s of audio in {wall_s(calls):.1f} s, "
         f"{os.cpu_count()} CPU cores)",
-        "peak memory": f"{result.peak_memory_bytes / 2**20:.0f} MiB (server and model)",
+        "peak memory": f"{memory_bytes / 2**20:.0f} MiB (server and model)",
     }
     for label, text in lines.items():
         yield f"{label:12}  {text}"

@@ -30,6 +30,10 @@ MODULES = [p for p in SOURCES if "model_repository" not in str(p)]
 CONTRACTS = ("serve.errors", "serve.fields", "serve.config", "serve.messages", "serve.engine")
 SPEECH = (*CONTRACTS, "serve.speech")
 RUNTIME = (*SPEECH, "serve.runtime.protocol")
+HARNESS = (
+    *("serve", "eval.config", "eval.files", "eval.machine", "eval.measurement", "eval.processes"),
+    "eval.server",
+)
 RULES = {
     "serve.errors": (),
     "serve.messages": (),
@@ -134,95 +138,25 @@ RULES = {
     "eval.files": ("serve.codec", "serve.errors", "serve.files"),
     "eval.machine": (),
     "eval.processes": ("serve.errors",),
+    "eval.server": ("eval.processes",),
+    "eval.arguments": (),
+    "eval.measurement": ("eval.config", "eval.files", "eval.machine"),
     "eval.random_whisper": ("serve.config", "serve.engine", "serve.errors", "serve.speech"),
     "eval.config": ("serve.config", "serve.fields", "build.config"),
     "eval.corpora": ("serve.clips", "serve.errors", "serve.files", "eval.machine"),
-    "eval.accuracy": (
-        "serve",
-        "eval.config",
-        "eval.corpora",
-        "eval.files",
-        "eval.machine",
-        "eval.processes",
-    ),
-    # Command lines alone, which load nothing.
-    "eval.accuracy.flags": ("eval.accuracy.normalize", "eval.arguments", "eval.config"),
+    "eval.accuracy": (*HARNESS, "eval.corpora"),
     # A tool in a process of its own: it writes a checkpoint as another program reads it.
     "eval.accuracy.ggml": (
         *("build.checkpoint", "build.names", "serve.engine", "serve.errors"),
         "eval.accuracy.prepare",
     ),
-    "eval.bench": (
-        "serve",
-        "eval.arguments",
-        "eval.config",
-        "eval.files",
-        "eval.machine",
-        "eval.processes",
-        "eval.random_whisper",
-    ),
-    "eval.bulk": (
-        "serve",
-        "eval.arguments",
-        "eval.config",
-        "eval.corpora",
-        "eval.files",
-        "eval.machine",
-        "eval.processes",
-    ),
-    "eval.gateway": (
-        "serve",
-        "eval.arguments",
-        "eval.config",
-        "eval.corpora",
-        "eval.files",
-        "eval.machine",
-    ),
-    "eval.live": (
-        "serve",
-        "eval.accuracy",
-        "eval.arguments",
-        "eval.config",
-        "eval.corpora",
-        "eval.files",
-        "eval.machine",
-    ),
-    "eval.invented": (
-        "serve",
-        "eval.accuracy",
-        "eval.arguments",
-        "eval.config",
-        "eval.corpora",
-        "eval.files",
-        "eval.long",
-        "eval.machine",
-    ),
-    "eval.long": (
-        "serve",
-        "eval.accuracy",
-        "eval.arguments",
-        "eval.config",
-        "eval.files",
-        "eval.machine",
-    ),
-    "eval.plan": ("serve", "eval.arguments", "eval.config", "eval.files"),
-    "eval.soak": (
-        "serve",
-        "eval.arguments",
-        "eval.config",
-        "eval.files",
-        "eval.gateway.floods",
-        "eval.gateway.ways",
-        "eval.machine",
-        "eval.processes",
-    ),
-    "eval.trtllm": (
-        "serve",
-        "build.config",
-        "eval.machine",
-        "eval.processes",
-        "eval.random_whisper",
-    ),
+    "eval.bench": (*HARNESS, "eval.random_whisper"),
+    "eval.gateway": (*HARNESS, "eval.corpora"),
+    "eval.live": (*HARNESS, "eval.accuracy", "eval.corpora"),
+    "eval.long": (*HARNESS, "eval.accuracy", "eval.corpora"),
+    "eval.plan": HARNESS,
+    "eval.soak": (*HARNESS, "eval.gateway.floods", "eval.gateway.ways"),
+    "eval.trtllm": (*HARNESS, "build.config", "eval.random_whisper"),
     "eval": ("serve", "build.config"),
 }
 # Packages that an interpreter without them must never be asked for, and who may.
@@ -239,7 +173,7 @@ RUNTIMES_OF_OTHERS = {
     "trtllm": re.compile("trt_?llm|tensor_?rt", re.IGNORECASE),
 }
 TEXTS = {".py", ".md", ".pbtxt", ".js", ".html", ".css", ""}
-TABLES = ("serve/runtime/table.py", "build/builders.py", "eval/__main__.py")
+TABLES = ("serve/runtime/table.py", "build/builders.py", "eval/commands.py")
 NEEDS_TRITON = [  # the GPU's language has to be installed to import these
     "serve.native.rules.kernel",
     "serve.native.rules.search_kernel",

@@ -4,8 +4,9 @@ import dataclasses
 import operator
 
 from eval.accuracy.data import ClipSet
-from eval.accuracy.report import Report, table
+from eval.accuracy.report import Report
 from eval.accuracy.score import SystemScore
+from eval.measurement import table
 from serve.errors import ConfigError
 
 _SPEEDS = (  # figure, where a Speed has it, factor, digits

@@ -8,7 +8,7 @@ Each gate says how many clips it takes to decide a gap of the size that it found
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from eval.accuracy.data import ClipSet
 from eval.accuracy.score import (
@@ -18,6 +18,7 @@ from eval.accuracy.score import (
     clips_to_decide,
     gap_interval,
 )
+from eval.measurement import Check
 from serve.config import Precision
 
 THEIR_DEFAULTS = ("faster-whisper-float32", "faster-whisper-int8")
@@ -28,15 +29,6 @@ _ROUNDING = 1e-9  # points
 TITLES: dict[ClipSet, str] = {"heldout": "the held-out clips", "timed": "the timed clips"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Gate:
-    """A bound; `passed` is None where it could not be decided, and `detail` says why."""
-
-    name: str
-    passed: bool | None
-    detail: str
-
-
 def gates(
     scores: Sequence[SystemScore],
     precision: Precision,
@@ -44,7 +36,7 @@ def gates(
     max_gap_faster_whisper: float,
     max_gap_fp16: float,
     groups: Sequence[str] = (),
-) -> list[Gate]:
+) -> list[Check]:
     """Judge a run, on the clips that those who are compared heard.
 
     Args:
@@ -63,7 +55,8 @@ def gates(
         # Behind Triton is the same transcriber, so a few clips are enough to see that it is.
         (f"{default} in process", "earshot-triton", [default], max_gap_fp16),
     ]
-    return [*(_gap_gate(*pair, found, groups) for pair in pairs), _error_gate(scores)]
+    answered = all_answered({score.facts.name: score.errors for score in scores})
+    return [*(_gap_gate(*pair, found, groups) for pair in pairs), answered]
 
 
 def _gap_gate(
@@ -73,16 +66,16 @@ def _gap_gate(
     limit: float,
     found: dict[str, SystemScore],
     groups: Sequence[str],
-) -> Gate:
+) -> Check:
     """Judge `ours` against the most accurate of `others`; `title` is what they are."""
     name = f"CER of {ours} at most {limit:g} points above {title}"
     missing = [system for system in (ours, *others) if system not in found]
     if missing or not others:
-        return Gate(name, None, f"{' and '.join(missing) or title} did not run")
+        return Check(name, None, f"{' and '.join(missing) or title} did not run")
     gaps = [_Gap.of(found[ours], found[other], groups) for other in others]
     known = [gap for gap in gaps if gap is not None]
     if not known:
-        return Gate(name, None, "they heard no clip with a reference text together")
+        return Check(name, None, "they heard no clip with a reference text together")
     return max(known, key=lambda gap: gap.points).judged(name, limit)
 
 
@@ -126,13 +119,11 @@ class _Gap:
     def points(self) -> float:
         return self.ours - self.theirs
 
-    def judged(self, name: str, limit: float) -> Gate:
-        low, high = self.interval
+    def judged(self, name: str, limit: float) -> Check:
         needed = clips_to_decide(self.points, self.interval, limit, self.clips)
         sentence = (
-            f"{self.ours:.2f} % - {self.theirs:.2f} % ({self.name}) = {self.points:+.2f} points "
-            f"[{low:+.2f}, {high:+.2f}] at {100 * CONFIDENCE:g} % on {self.clips} clips, of which "
-            f"{self.equal} have as many errors with both; "
+            f"{gap_text(self.ours, self.theirs, self.name, self.interval)} on {self.clips} clips, "
+            f"of which {self.equal} have as many errors with both; "
         )
         if needed is None:
             sentence += "no number of clips tells a gap that is the limit from it"
@@ -141,23 +132,29 @@ class _Gap:
         return decided(name, sentence, self.interval, limit, f"{self.clips}")
 
 
-def decided(name: str, detail: str, interval: tuple[float, float], limit: float, what: str) -> Gate:
+def gap_text(ours: float, theirs: float, name: str, interval: tuple[float, float]) -> str:
+    """A gap of two rates in percent, with its interval; `name` is who has the other one."""
+    low, high = interval
+    return (
+        f"{ours:.2f} % - {theirs:.2f} % ({name}) = {ours - theirs:+.2f} points "
+        f"[{low:+.2f}, {high:+.2f}] at {100 * CONFIDENCE:g} %"
+    )
+
+
+def decided(
+    name: str, detail: str, interval: tuple[float, float], limit: float, what: str
+) -> Check:
     """Judge a gap by its interval; `what` is too little to tell, where it is not decided."""
     low, high = interval
     if high <= limit + _ROUNDING:
-        return Gate(name, True, detail)
+        return Check(name, True, detail)
     if low > limit + _ROUNDING:
-        return Gate(name, False, detail)
-    return Gate(name, None, f"{detail}: {what} cannot tell")
+        return Check(name, False, detail)
+    return Check(name, None, f"{detail}: {what} cannot tell")
 
 
-def complaints(gates: Sequence[Gate]) -> list[str]:
-    """A line for each gate that did not pass."""
-    said = {False: "FAILED", None: "not decided"}
-    return [f"{said[g.passed]}: {g.name}. {g.detail}" for g in gates if g.passed is not True]
-
-
-def _error_gate(scores: Sequence[SystemScore]) -> Gate:
-    failed = [f"{score.facts.name}: {error}" for score in scores for error in score.errors]
+def all_answered(errors: Mapping[str, Sequence[str]]) -> Check:
+    """Whether no call failed; errors by system."""
+    failed = [f"{name}: {error}" for name, found in errors.items() for error in found]
     detail = f"{len(failed)} failed, the first: {failed[0]}" if failed else "0 failed"
-    return Gate("every call answered", not failed, detail)
+    return Check("every call answered", not failed, detail)

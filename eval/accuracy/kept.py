@@ -6,10 +6,11 @@ predictions/<system>.key.json     what these depend on: where it differs, they a
 predictions/<system>.json         the system's facts, once it has heard everything
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from eval.accuracy.data import ClipSet, SystemFacts, TimedCall, read_calls
@@ -59,20 +60,36 @@ class Kept:
         self.facts_path = base.with_name(f"{name}.json")
         self._key_path = base.with_name(f"{name}.key.json")
 
+    def open(self, *, again: bool) -> None:
+        """Get ready for more answers, after those that are there or in their place."""
+        self.scored_path.parent.mkdir(parents=True, exist_ok=True)
+        if again:
+            for path in (self.scored_path, self.timed_path, self.facts_path):
+                path.unlink(missing_ok=True)
+        _drop_unfinished_line(self.scored_path)
+
+    @contextlib.contextmanager
+    def appended(self) -> Iterator[Callable[[TimedCall], None]]:
+        """What keeps an answer as soon as it is there."""
+        with self.scored_path.open("a", encoding="utf-8") as file:
+
+            def keep(call: TimedCall) -> None:
+                file.write(to_json(call) + "\n")
+                file.flush()
+
+            yield keep
+
     def go_on(self, system_key: str, *, again: bool) -> bool:
         """Get ready for a run under these conditions; drops what was heard under others.
 
         Returns:
             Whether something was dropped because its conditions were others.
         """
-        self.scored_path.parent.mkdir(parents=True, exist_ok=True)
         there = self.scored_path.is_file()
         same = there and self._key().system == system_key
+        self.open(again=again or not same)
         if not same or again:
-            for path in (self.scored_path, self.timed_path, self.facts_path):
-                path.unlink(missing_ok=True)
             write_json(self._key_path, Key(system_key))
-        _drop_unfinished_line(self.scored_path)
         return there and not same
 
     def heard(self, keys: Keys) -> list[TimedCall]:

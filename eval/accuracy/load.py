@@ -9,6 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import Any
+
+from tqdm import tqdm
 
 from eval.accuracy.data import ClipSet, Phase, Prediction, TimedCall
 from serve.clips import Clip
@@ -45,7 +48,7 @@ def drive(
     *,
     phase: Phase,
     concurrency: int,
-    repeats: int,
+    repeats: int = 1,
     emit: Callable[[TimedCall], None],
     clip_set: ClipSet = "timed",
     tell_language: bool = False,
@@ -99,6 +102,27 @@ def drive(
     finally:
         # After Ctrl-C or a crash, calls under way are left to whoever closes the system.
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def driven(
+    system: System, clips: Sequence[Clip], title: str, *, phase: Phase, **options: Any
+) -> list[TimedCall]:
+    """Drive every clip once beside a bar; the calls in the order of the clips.
+
+    Args:
+        system, clips, phase: as of `drive`.
+        title: of the bar.
+        options: others of `drive`.
+    """
+    calls: dict[str, TimedCall] = {}
+    with tqdm(total=len(clips), desc=title, unit="clip") as bar:
+
+        def keep(call: TimedCall) -> None:
+            calls[call.file] = call
+            bar.update()
+
+        drive(system, clips, phase=phase, emit=keep, **options)
+    return [calls[clip.file] for clip in clips]
 
 
 def _transcribe(

@@ -6,10 +6,9 @@ The rules of comparison stand in the report itself, beside the numbers that foll
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 from eval.accuracy.data import ClipSet, SystemFacts
-from eval.accuracy.gates import TITLES, Gate
+from eval.accuracy.gates import TITLES
 from eval.accuracy.rules import RULES
 from eval.accuracy.run import RunFacts
 from eval.accuracy.score import (
@@ -20,14 +19,13 @@ from eval.accuracy.score import (
     Speed,
     SystemScore,
 )
+from eval.measurement import Check, Verdict, table, verdict
 from serve.codec import from_json, require_version, to_json
 from serve.files import read_text
 
 FORMAT_VERSION = 4
 MOST_MISTAKES = 40  # clips in the table of errors
 GREEDY = "-greedy"  # how the names of systems end that search greedily
-
-Verdict = Literal["passed", "failed", "not decided"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,21 +36,13 @@ class Report:
     normalizer: str
     normalizers: dict[str, str]  # what each does that texts were compared under
     systems: tuple[SystemScore, ...]
-    gates: tuple[Gate, ...]
+    gates: tuple[Check, ...]
     unheard: dict[str, str] = dataclasses.field(default_factory=dict)  # by file: why by nobody
 
     @property
     def verdict(self) -> Verdict:
         """Of all gates."""
         return verdict(self.gates)
-
-
-def verdict(gates: Sequence[Gate]) -> Verdict:
-    """Failed where one gate did; passed where every gate did."""
-    found = {gate.passed for gate in gates}
-    if False in found:
-        return "failed"
-    return "not decided" if None in found else "passed"
 
 
 def read_report(path: Path) -> Report:
@@ -110,17 +100,9 @@ def ratios(systems: Sequence[SystemScore]) -> dict[str, dict[str, float]]:
     return found
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose columns also line up as plain text; numbers to the right."""
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-
-    def line(cells: Sequence[str]) -> str:
-        first, *rest = zip(cells, widths, strict=True)
-        padded = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]
-        return "| " + " | ".join(padded) + " |"
-
-    rule = "|" + "-" * (widths[0] + 2) + "|" + "|".join("-" * (w + 1) + ":" for w in widths[1:])
-    return "\n".join([line(header), rule + "|", *(line(row) for row in rows)])
+def head_of(markdown: str) -> str:
+    """What is printed of a report: its figures."""
+    return markdown.partition("## Rules")[0].rstrip()
 
 
 def to_markdown(report: Report) -> str:
@@ -226,7 +208,7 @@ def _by_normalizer(sets: dict[str, SetScore]) -> str:
     return table(header, rows)
 
 
-def gates_text(gates: Sequence[Gate]) -> str:
+def gates_text(gates: Sequence[Check]) -> str:
     """The verdict, and each gate."""
     marks = {True: "passed", False: "**FAILED**", None: "**not decided**"}
     lines = [f"- {marks[gate.passed]}: {gate.name}. {gate.detail}" for gate in gates]

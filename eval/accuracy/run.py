@@ -10,10 +10,11 @@ report.md, .html, .json      made from these alone, by `python -m eval run` and 
 
 import dataclasses
 import datetime
+import functools
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
 from tqdm import tqdm
 
@@ -27,10 +28,9 @@ from eval.accuracy.worker import measure_system, timed_calls_of
 from eval.config import Config
 from eval.corpora.find import Found, find_readable_clips
 from eval.files import read_json, write_json
-from eval.machine import machine_facts
+from eval.measurement import Run, Say
 from serve import hub
 from serve.clips import Clip
-from serve.codec import to_json
 from serve.config import Precision
 from serve.errors import CheckpointError, ConfigError
 from serve.files import read_bytes
@@ -113,36 +113,27 @@ class _Work:
         return sum(map(windows_of, [*scored, *timed]))
 
 
-def run(
-    config: Config,
-    config_path: str,
-    folder: Path,
-    tell: Callable[[str], None],
-    *,
-    again: bool = False,
-) -> None:
-    """Run every configured system over every clip that it has not heard in this folder.
+def run(of: Run, *, again: bool = False) -> None:
+    """Run every configured system over every clip that it has not heard in the run's folder.
 
     Args:
-        config: `eval` says what and how.
-        config_path: for those who build what is missing.
-        folder: of the run; what it holds of the same conditions is gone on with.
-        tell: gets a line on each set of clips, on what is left to do and how long that takes.
+        of: the run; its folder's answers of the same conditions are gone on with.
         again: whether what was said before is dropped.
 
     Raises:
         EarshotError: a system or something that it needs is missing, or a system failed; no clip
             can be read.
     """
+    config, folder, tell = of.config, of.folder, of.say
     names = config.eval.systems
     systems.check(names, config)
     found = _found(config, tell)
     clips = {name: of_set.clips for name, of_set in found.items()}
-    systems.prepare(names, config, config_path)
+    systems.prepare(names, config, of.config_path)
     # Every system gets the same threads, ours too.
     runtime = dataclasses.replace(config.runtime, threads=config.eval.threads)
     config = dataclasses.replace(config, runtime=runtime)
-    facts = _run_facts(config, found, folder)
+    facts = _run_facts(config, found, folder, of.machine)
     keys = keys_of(clips)
     works = [_work(name, config, clips, keys, folder, tell, again=again) for name in names]
     write_json(folder / RUN_FILE, facts)
@@ -162,18 +153,17 @@ def run(
         _run_system(work, config, keys, facts.id, folder)
 
 
-def _found(config: Config, tell: Callable[[str], None]) -> dict[ClipSet, Found]:
+def _found(config: Config, tell: Say) -> dict[ClipSet, Found]:
     """The held-out clips go first: they are many, so a system is warm when the others come."""
     of, limits = config.eval, Limits(config.transcriber.max_audio_s)
     places: dict[ClipSet, str] = {"heldout": of.heldout, "timed": of.manifest}
     drawn = {"heldout": of.limit, "timed": of.timed_limit or of.limit}
+    read = functools.partial(_decode, limits=limits)
     found: dict[ClipSet, Found] = {}
     for name, place in places.items():
         if place:
-            found[name] = find_readable_clips(
-                place, read=lambda path: _decode(path, limits), limit=drawn[name], seed=of.seed,
-                language=of.language, half=of.half,
-            )  # fmt: skip
+            how: dict[str, Any] = {"seed": of.seed, "language": of.language, "half": of.half}
+            found[name] = find_readable_clips(place, read=read, limit=drawn[name], **how)
     for name, of_set in found.items():
         tell(f"{places[name]}: {of_set.summary}")
         for file, reason in of_set.unreadable.items():
@@ -220,7 +210,9 @@ def _spelling(config: Config) -> Spelling:
         return Spelling()
 
 
-def _run_facts(config: Config, found: Mapping[ClipSet, Found], folder: Path) -> RunFacts:
+def _run_facts(
+    config: Config, found: Mapping[ClipSet, Found], folder: Path, machine: dict[str, str]
+) -> RunFacts:
     clips = {name: of_set.clips for name, of_set in found.items()}
     nearest = clip_nearest_10_s(clips["timed"])
     return RunFacts(
@@ -232,7 +224,7 @@ def _run_facts(config: Config, found: Mapping[ClipSet, Found], folder: Path) -> 
         audio_s={name: sum(clip.duration_s for clip in of_set) for name, of_set in clips.items()},
         one_clip=nearest.file if nearest else None,
         one_clip_s=nearest.duration_s if nearest else None,
-        machine=machine_facts(),
+        machine=machine,
         sources={name: of_set.summary for name, of_set in found.items()},
         unreadable={name: of_set.unreadable for name, of_set in found.items()},
         **{name: value for name, value in vars(config.eval).items() if name in _KEPT},
@@ -253,7 +245,7 @@ def _work(
     clips: ClipSets,
     keys: Keys,
     folder: Path,
-    tell: Callable[[str], None],
+    tell: Say,
     *,
     again: bool,
 ) -> _Work:
@@ -292,23 +284,33 @@ def _probe(work: _Work, config: Config, keys: Keys, run_id: str, folder: Path) -
     for name, clip in few:
         clips.setdefault(name, []).append(clip)
     took: list[TimedCall] = []
-    with work.kept.scored_path.open("a", encoding="utf-8") as file:
+    with work.kept.appended() as keep:
 
-        def keep(call: TimedCall) -> None:
+        def heard(call: TimedCall) -> None:
             took.append(call)
             if scored:
-                _keep(file, call, keys)
+                keep(_keyed(call, keys))
 
-        facts = measure_system(
-            work.name, alone, clips, run_id=run_id, open_system=systems.open_system,
-            on_call=keep, log=folder / "logs" / f"{work.name}.log",
-        )  # fmt: skip
+        facts = _measured(work, alone, clips, (), run_id, folder, heard)
     return Cost.of(facts.start_s, took)
 
 
-def _keep(file: TextIO, call: TimedCall, keys: Keys) -> None:
-    file.write(to_json(dataclasses.replace(call, key=keys[call.clip_set][call.file])) + "\n")
-    file.flush()
+def _measured(
+    work: _Work,
+    config: Config,
+    clips: ClipSets,
+    timed: Sequence[Clip],
+    run_id: str,
+    folder: Path,
+    heard: Callable[[TimedCall], None],
+) -> SystemFacts:
+    log = folder / "logs" / f"{work.name}.log"
+    how: dict[str, Any] = {"run_id": run_id, "open_system": systems.open_system, "log": log}
+    return measure_system(work.name, config, clips, timed=timed, on_call=heard, **how)
+
+
+def _keyed(call: TimedCall, keys: Keys) -> TimedCall:
+    return dataclasses.replace(call, key=keys[call.clip_set][call.file])
 
 
 def _run_system(work: _Work, config: Config, keys: Keys, run_id: str, folder: Path) -> None:
@@ -320,20 +322,16 @@ def _run_system(work: _Work, config: Config, keys: Keys, run_id: str, folder: Pa
         desc=f"{work.name:31}",
         unit="window",
     )
-    with bar, work.kept.scored_path.open("a", encoding="utf-8") as file:
+    with bar, work.kept.appended() as keep:
 
-        def keep(call: TimedCall) -> None:
+        def heard(call: TimedCall) -> None:
             if call.phase == "accuracy":
-                _keep(file, call, keys)
+                keep(_keyed(call, keys))
             else:
                 timed.append(call)
             bar.update(windows(call.duration_s))
 
-        facts = measure_system(
-            work.name, config, work.left, timed=work.timed, run_id=run_id,
-            open_system=systems.open_system, on_call=keep,
-            log=folder / "logs" / f"{work.name}.log",
-        )  # fmt: skip
+        facts = _measured(work, config, work.left, work.timed, run_id, folder, heard)
     if work.timed:
         work.kept.keep_timed(timed, work.timed_key)
     work.kept.finish(facts, work.facts_before)

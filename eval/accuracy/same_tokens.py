@@ -8,15 +8,15 @@ sequences are scored in one way: teacher-forced by our network, under our rules,
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from eval.accuracy.prepare import converted_folder, engine_of, prepare_converted, prepare_engine
-from eval.config import Config
 from eval.corpora.find import find_clips
+from eval.measurement import Check, Result, Run
 from serve.config import RuntimeConfig
 from serve.engine import Engine, TokenizerFacts, mel_filters, open_engine
 from serve.native.rules.definition import Rules
@@ -68,29 +68,27 @@ class Difference:
         )
 
 
-def compare_tokens(
-    config: Config,
-    config_path: str,
-    manifest: str,
-    beams: Sequence[int],
-    tell: Callable[[str], None],
-) -> list[float]:
-    """Decode every window of a manifest's clips both ways; tell what differs, and by how much.
+def compare_tokens(run: Run, *, beams: tuple[int, ...] | None) -> Result:
+    """Decode every window of `eval.manifest` both ways; show what differs, and by how much.
 
-    Returns:
-        The share of windows with equal tokens, for each beam.
+    The figures are the share of windows with equal tokens, by beam.
+
+    Args:
+        run: of a config whose checkpoint and clips are used.
+        beams: their sizes; None is `BEAMS`.
 
     Raises:
         EarshotError: the engine, the conversion or a clip is not to be had.
     """
-    prepare_engine(config, config_path, "fp16")
+    config, beams = run.config, beams or BEAMS
+    prepare_engine(config, run.config_path, "fp16")
     prepare_converted(config)
     engine = open_engine(engine_of(config, "fp16"))
-    windows = list(_windows(engine, manifest))
+    windows = list(_windows(engine, config.eval.manifest))
     threads = config.runtime.threads or os.cpu_count() or 1
     ours = _Ours(engine, max(beams), threads)
     theirs = _Theirs(engine.manifest.tokenizer, converted_folder(config), threads)
-    shares = []
+    shares = dict[str, float]()
     for beam in beams:
         said, equal = ours.decode(windows, beam), 0
         for window, mine in zip(windows, said, strict=True):
@@ -99,10 +97,14 @@ def compare_tokens(
                 equal += 1
                 continue
             scores = [ours.score(window, tokens) for tokens in (mine, other)]
-            tell(str(Difference(window.name, beam, mine, other, scores[0], scores[1], reported)))
-        shares.append(equal / len(windows))
-        tell(f"beam {beam}: {equal} of {len(windows)} windows equal, {shares[-1]:.2%}")
-    return shares
+            run.show(
+                str(Difference(window.name, beam, mine, other, scores[0], scores[1], reported))
+            )
+        share = shares[f"beam {beam}"] = equal / len(windows)
+        run.show(f"beam {beam}: {equal} of {len(windows)} windows equal, {share:.2%}")
+    least = min(shares.values())
+    name = f"{LEAST_EQUAL:.0%} of the windows are equal with each beam"
+    return Result(shares, (Check(name, least >= LEAST_EQUAL, f"{least:.2%} with the worst"),))
 
 
 def _windows(engine: Engine, manifest: str) -> Iterator[Window]:

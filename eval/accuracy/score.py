@@ -8,6 +8,7 @@ insertions. Intervals are percentile bootstraps over clips.
 
 import collections
 import dataclasses
+import difflib
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -142,6 +143,12 @@ class SystemScore:
     speed: Speed | None  # None where it was not timed
     unstable: tuple[str, ...]  # clips whose text was not the same in every call
     errors: tuple[str, ...]  # calls that failed
+
+
+def in_common(first: Sequence[str], second: Sequence[str]) -> list[tuple[int, int]]:
+    """Indices of the words that two texts have in common, in order."""
+    blocks = difflib.SequenceMatcher(None, first, second, autojunk=False).get_matching_blocks()
+    return [(block.a + i, block.b + i) for block in blocks for i in range(block.size)]
 
 
 def word_counts(reference: str, hypothesis: str) -> Counts:

@@ -4,23 +4,22 @@ Everything runs in this process, on the device that is asked for, from engines t
 and INT8, as `engine_of` in eval/accuracy/prepare.py names them; so it runs beside little but a GPU.
 """
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tqdm import tqdm
-
 from eval.accuracy.data import SystemFacts, TimedCall
-from eval.accuracy.load import drive
+from eval.accuracy.load import driven
 from eval.accuracy.normalize import DEFAULT
 from eval.accuracy.ours import EarshotInProcess, greedy
-from eval.accuracy.report import percent, table
+from eval.accuracy.report import percent
 from eval.accuracy.score import SetScore, gap_interval, score_system
 from eval.config import Config
 from eval.corpora.find import find_clips
-from eval.files import write_json, write_text
+from eval.files import write_text
+from eval.measurement import Result, Run, table
 from serve.clips import Clip
 from serve.codec import to_json
 from serve.config import Precision
@@ -65,40 +64,35 @@ class Heard:
     failed: int  # calls
 
 
-def measure_variants(
-    config: Config, names: Sequence[str], folder: Path, tell: Callable[[str], None]
-) -> str:
+def measure_variants(run: Run, *, variants: tuple[str, ...] | None) -> Result:
     """Let variants hear the clips of `eval.manifest`, keep what they say, and hold them together.
 
-    Args:
-        config: its engines, which have to be there, device, clips and calls at a time.
-        names: of the variants.
-        folder: gets `<variant>.jsonl`, its calls, and variants.json and .md.
-        tell: gets a line on each variant.
+    The folder gets `<variant>.jsonl`, its calls, and variants.md.
 
-    Returns:
-        A table in Markdown.
+    Args:
+        run: of a config whose engines are there; it says the device, clips and calls at a time.
+        variants: their names; None is all.
 
     Raises:
         ConfigError: a variant is not known, or an engine is missing or of another precision.
         EarshotError: a clip or the device is not to be had.
     """
+    names = variants or tuple(VARIANTS)
     for name in names:
         if name not in VARIANTS:
             raise ConfigError(f"unknown variant {name!r}; known: {', '.join(VARIANTS)}")
-    of = config.eval
+    of, folder = run.config.eval, run.folder
     found = find_clips(of.manifest, limit=of.limit, seed=of.seed, half=of.half)
-    tell(f"{of.manifest}: {found.summary}")
+    run.say(f"{of.manifest}: {found.summary}")
     heard = {}
     for name in names:
-        heard[name] = _hear(name, VARIANTS[name], config, found.clips)
+        heard[name] = _hear(name, VARIANTS[name], run.config, found.clips)
         lines = "".join(to_json(call) + "\n" for call in heard[name].calls)
         write_text(folder / f"{name}.jsonl", lines)
-        tell(f"{name}: CER {percent(heard[name].score.overall.cer)}, {heard[name].took_s:.0f} s")
+        run.say(f"{name}: CER {percent(heard[name].score.overall.cer)}, {heard[name].took_s:.0f} s")
     text = _table(heard)
-    write_json(folder / "variants.json", {name: one.score for name, one in heard.items()})
     write_text(folder / "variants.md", f"{found.summary}\n\n{text}\n")
-    return text
+    return Result({name: one.score for name, one in heard.items()}, text=text)
 
 
 def _configured(config: Config, variant: Variant) -> Config:
@@ -108,22 +102,12 @@ def _configured(config: Config, variant: Variant) -> Config:
 
 
 def _hear(name: str, variant: Variant, config: Config, clips: Sequence[Clip]) -> Heard:
-    calls: list[TimedCall] = []
+    of = config.eval
+    asked = {"concurrency": of.concurrency, "tell_language": of.tell_language}
     system = EarshotInProcess(_configured(config, variant), variant.precision, **variant.options)
     began = time.perf_counter()
-    try:
-        with tqdm(total=len(clips), desc=f"{name:20}", unit="clip") as bar:
-
-            def keep(call: TimedCall) -> None:
-                calls.append(call)
-                bar.update()
-
-            drive(
-                system, clips, phase="accuracy", concurrency=config.eval.concurrency, repeats=1,
-                emit=keep, tell_language=config.eval.tell_language,
-            )  # fmt: skip
-    finally:
-        system.close()
+    with contextlib.closing(system):
+        calls = driven(system, clips, f"{name:20}", phase="accuracy", **asked)
     facts = SystemFacts("", name, dict(system.settings), 0.0, 0, len(calls))
     score = score_system(facts, calls, DEFAULT).sets["timed"]
     failed = sum(call.error is not None for call in calls)

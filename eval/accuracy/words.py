@@ -7,21 +7,23 @@ compared; and of sentences that espeak-ng speaks, where both say what it spoke, 
 
 import concurrent.futures
 import dataclasses
-import difflib
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from eval.accuracy.espeak import Espeak
+from eval.accuracy.ours import greedy
 from eval.accuracy.peers import fair_options
 from eval.accuracy.prepare import converted_folder, prepare_converted, prepare_engine
+from eval.accuracy.score import in_common
 from eval.config import Config
 from eval.corpora.find import find_clips
+from eval.measurement import Check, Result, Run
 from serve.clips import Clip, load_clips
 from serve.messages import Request, Samples
 from serve.speech.audio import from_samples
@@ -64,9 +66,9 @@ class Found:
     theirs_s: float | None
     throughput: float  # with words / without
 
-    def lines(self) -> list[str]:
+    def __str__(self) -> str:
         """The report."""
-        return [
+        lines = [
             f"{self.compared} words that faster-whisper says too: {self.within:.1%} begin and end "
             f"within {FRAME_S * 1e3:.0f} ms of its (wanted: {LEAST_WITHIN:.0%}); of "
             f"{self.longer} in longer clips, whose windows begin elsewhere, "
@@ -75,6 +77,7 @@ class Found:
             f"throughput with words, {AT_A_TIME} at a time: {self.throughput:.1%} of that without "
             f"(wanted: {LEAST_THROUGHPUT:.0%})",
         ]
+        return "\n".join(lines)
 
     def _truth(self) -> str:
         if self.ours_s is None or self.theirs_s is None:
@@ -85,47 +88,41 @@ class Found:
         )
 
     @property
-    def good(self) -> bool:
-        """Whether all that was measured is as wanted."""
-        near = True
+    def checks(self) -> tuple[Check, ...]:
+        """What is wanted."""
+        near = None
         if self.ours_s is not None and self.theirs_s is not None:
             near = self.ours_s <= MOST_MEDIAN_S and self.ours_s <= self.theirs_s + 1e-9
-        return self.within >= LEAST_WITHIN and near and self.throughput >= LEAST_THROUGHPUT
+        within, kept = f"{self.within:.1%}", f"{self.throughput:.1%}"
+        return (
+            Check("words lie where faster-whisper's do", self.within >= LEAST_WITHIN, within),
+            Check("words lie where they were spoken", near, self._truth()),
+            Check("their times cost little throughput", self.throughput >= LEAST_THROUGHPUT, kept),
+        )
 
 
-def measure_words(
-    config: Config,
-    config_path: str,
-    *,
-    limit: int,
-    spoken: str,
-    sentences: int,
-    tell: Callable[[str], None],
-) -> Found:
+def measure_words(run: Run, *, limit: int, spoken: str, sentences: int) -> Result:
     """Measure all three.
 
     Args:
-        config: its engine, checkpoint and clips.
-        config_path: for those who prepare them.
+        run: of a config whose engine, checkpoint and clips are used.
         limit: how many clips to draw.
         spoken: manifest whose texts are spoken.
         sentences: how many of them; 0 leaves the truth out, and needs no espeak-ng.
-        tell: gets a line on each stage.
 
     Raises:
         EarshotError: the engine, the conversion, a clip or espeak-ng is not to be had.
     """
-    espeak = Espeak() if sentences else None
-    prepare_engine(config, config_path, config.build.precision)
+    espeak, config = Espeak() if sentences else None, run.config
+    prepare_engine(config, run.config_path, config.build.precision)
     prepare_converted(config)
-    greedy = dataclasses.replace(config.transcriber, beam_size=1, best_of=1)
-    config = dataclasses.replace(config, transcriber=greedy)
+    config = greedy(config)
     of = config.eval
     drawn = find_clips(of.manifest, limit=limit, seed=of.seed, half=of.half).clips
     clips = [clip for clip in drawn if clip.text]
     theirs = _Theirs(config)
     with open_transcriber(config) as transcriber:
-        tell(f"{len(clips)} clips, beside faster-whisper")
+        run.show(f"{len(clips)} clips, beside faster-whisper")
         apart: dict[bool, list[float]] = {False: [], True: []}  # by whether a clip is longer
         for clip in tqdm(clips, unit="clip"):
             request = _request(clip)
@@ -137,11 +134,11 @@ def measure_words(
             ]
         errors: list[tuple[float, float]] = []
         if espeak:
-            tell(f"{sentences} sentences, beside the truth")
+            run.show(f"{sentences} sentences, beside the truth")
             errors = _errors(espeak, transcriber, theirs, load_clips(spoken), sentences)
-        tell("throughput with words and without")
+        run.show("throughput with words and without")
         throughput = _throughput(transcriber, clips[:THROUGHPUT_CLIPS])
-    return Found(
+    found = Found(
         compared=len(apart[False]),
         within=_within(apart[False]),
         longer=len(apart[True]),
@@ -151,6 +148,7 @@ def measure_words(
         theirs_s=statistics.median(others for _, others in errors) if errors else None,
         throughput=throughput,
     )
+    return Result(found, found.checks, str(found))
 
 
 def _within(apart: Sequence[float]) -> float:
@@ -167,14 +165,12 @@ def _ours(transcriber: Transcriber, request: Request) -> list[Timed]:
 
 
 def _timed(word: str, start: float, end: float) -> Timed:
-    return Timed(word.strip(_MARKS).lower(), start, end)
+    return Timed(word.strip(_MARKS).lower(), float(start), float(end))  # not NumPy's
 
 
 def _same(a: Sequence[Timed], b: Sequence[Timed]) -> list[tuple[int, int]]:
     """Indices of the words that two texts have in common, in order."""
-    first, second = ([one.word for one in found] for found in (a, b))
-    blocks = difflib.SequenceMatcher(None, first, second, autojunk=False).get_matching_blocks()
-    return [(block.a + i, block.b + i) for block in blocks for i in range(block.size)]
+    return in_common(*([one.word for one in found] for found in (a, b)))
 
 
 class _Theirs:

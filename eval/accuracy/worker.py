@@ -9,6 +9,7 @@ silent.
 
 import contextlib
 import dataclasses
+import functools
 import os
 import threading
 import time
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from eval.accuracy.data import ClipSet, Phase, SystemFacts, TimedCall, clip_nearest_10_s
+from eval.accuracy.data import ClipSet, SystemFacts, TimedCall, clip_nearest_10_s
 from eval.accuracy.load import System, drive
 from eval.config import Config
 from eval.processes import ChildProcess, Send
@@ -160,28 +161,22 @@ def _run_phases(
     began = time.perf_counter()
     with contextlib.closing(open_system(name, config)) as system:
         send(SystemReady(dict(system.settings), time.perf_counter() - began))
+        go = functools.partial(drive, system, emit=send, tell_language=config.eval.tell_language)
+        many = config.eval.concurrency
         for clip_set, of_set in clips.items():
-            drive(
-                system, of_set, clip_set=clip_set, phase="accuracy",
-                concurrency=config.eval.concurrency, repeats=1, emit=send,
-                tell_language=config.eval.tell_language,
-            )  # fmt: skip
+            go(of_set, clip_set=clip_set, phase="accuracy", concurrency=many)
         if timed:
-            _drive_timed_phases(system, config, timed, send)
+            _drive_timed_phases(go, timed, many, config.eval.repeats)
     # Not getrusage's peak, which outlives exec: it begins at our starter's size.
     send(PeakMemory(peak_memory_bytes(os.getpid())))
 
 
-def _drive_timed_phases(system: System, config: Config, clips: Sequence[Clip], send: Send) -> None:
-    repeats, nearest = config.eval.repeats, clip_nearest_10_s(clips)
-
-    def go(phase: Phase, clips: Sequence[Clip], concurrency: int, repeats: int) -> None:
-        drive(
-            system, clips, phase=phase, concurrency=concurrency, repeats=repeats, emit=send,
-            tell_language=config.eval.tell_language,
-        )  # fmt: skip
-
-    go("alone", clips, 1, repeats)
+def _drive_timed_phases(
+    go: Callable[..., None], clips: Sequence[Clip], many: int, repeats: int
+) -> None:
+    nearest = clip_nearest_10_s(clips)
+    go(clips, phase="alone", concurrency=1, repeats=repeats)
     if nearest:
-        go("one_clip", [nearest], 1, ONE_CLIP_CALLS_PER_REPEAT * repeats)
-    go("loaded", clips, config.eval.concurrency, repeats)
+        repeated = ONE_CLIP_CALLS_PER_REPEAT * repeats
+        go([nearest], phase="one_clip", concurrency=1, repeats=repeated)
+    go(clips, phase="loaded", concurrency=many, repeats=repeats)

@@ -16,10 +16,11 @@ import torch
 
 from eval.bench.floor import Ceilings
 from eval.bench.load import NoiseWindows
-from eval.bench.plan import Plan, Progress, with_slots
+from eval.bench.plan import Plan, with_slots
 from eval.bench.table import Measurement, refused
 from eval.bench.workloads import Session, release_memory
 from eval.config import Config
+from eval.measurement import Say
 from serve.config import Precision, RuntimeConfig
 from serve.engine import Engine
 from serve.errors import UnavailableError
@@ -99,7 +100,7 @@ def probe(engine: Engine, device: torch.device, windows: int) -> Probe:
 
 
 def run_ablation(
-    engine: Engine, config: Config, plan: Plan, ceilings: Ceilings, progress: Progress
+    engine: Engine, config: Config, plan: Plan, ceilings: Ceilings, progress: Say
 ) -> Iterator[Measurement]:
     """The lines of every variant: throughput, one request, error; or that it is refused."""
     slots, probes = plan.slots[0], dict[Precision, Probe]()
@@ -123,7 +124,7 @@ def _measure(
     plan: Plan,
     ceilings: Ceilings,
     probed: Probe,
-    progress: Progress,
+    progress: Say,
 ) -> Iterator[Measurement]:
     """A function of its own, so that a runtime's memory goes before the next one is opened."""
     try:

@@ -25,7 +25,6 @@ from serve.gateway.live.utterance import SURE_S
 from serve.runtime.protocol import DecodingOptions, Event, Job, Runtime
 from serve.speech.words import handovers
 
-HELD_MS = 2000.0  # streams are held where 95 of 100 words are final by then
 WARM_S = 2.0  # words said before this are not counted
 WORDS_PER_S, TOKENS_PER_S = 2.5, 4.3  # 4.3 a second are MLPerf's 128 in 30 s
 RIGHT = 0.5  # of a draft's tokens; on the demo's clips 0.53 were

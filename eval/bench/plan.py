@@ -1,7 +1,7 @@
 """What `python -m eval bench` is asked to run. Light, for the command's flags are made from it."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from eval.config import Config
 from serve.config import RuntimeConfig
@@ -18,9 +18,6 @@ WORKLOADS = {
     "steps": "one decoder step with 1 to 16 rows a slot, by itself",
 }
 FORMER_NAMES = {"a": "throughput", "b": "latency", "c": "mlperf", "d": "open-loop"}
-
-Progress = Callable[[str], None]
-"""Gets a line on each stage."""
 
 
 DRAFT_LAYERS = 2  # of the draft decoder, as distil-large-v3 has

@@ -1,10 +1,8 @@
-"""One run of the bench: ceilings, workloads, options, peers; each figure once it is known."""
+"""`python -m eval bench`: ceilings, workloads, options, peers; each figure once it is known."""
 
 import contextlib
-import dataclasses
-import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +11,77 @@ import torch
 from eval.bench.ablate import run_ablation
 from eval.bench.floor import measure_ceilings
 from eval.bench.peers.run import PEERS, check_peers, measure_peer
-from eval.bench.plan import DRAFT_LAYERS, Plan, Progress, check_workloads, configured
+from eval.bench.plan import DRAFT_LAYERS, Plan, check_workloads, configured
 from eval.bench.steps import run_steps
-from eval.bench.table import OURS, Measurement, machine, ratio, refused, render, software
+from eval.bench.table import (
+    OURS,
+    Measurement,
+    device_facts,
+    ratio,
+    refused,
+    render,
+    software,
+)
 from eval.bench.workloads import measure_start, release_memory, run_workloads, system_name
 from eval.config import Config
-from eval.files import write_json
 from eval.machine import missing_packages
+from eval.measurement import Result, Run, Say
 from eval.random_whisper.engine import RandomEngine, random_engine, write_engine
 from eval.random_whisper.shapes import published_shape
+from serve.codec import to_json
 from serve.devices import names_of
 from serve.errors import ConfigError, UnavailableError
 
 SERVER_PACKAGES = ("pytriton", "soundfile", "tritonclient")  # beyond what the runtime needs
 
 
-def installed_peers(progress: Progress) -> tuple[str, ...]:
+def bench(
+    run: Run, *, peers: tuple[str, ...] | None, random_weights: bool, **of_plan: Any
+) -> Result:
+    """Measure everything that was asked for, show it as a table and a line of JSON.
+
+    An error or Ctrl-C keeps what was measured, in the record and in what is shown.
+
+    Args:
+        run: of a product for a GPU.
+        peers: their names; None is all that are installed.
+        random_weights: not needed any more.
+        of_plan: the fields of `Plan`.
+
+    Raises:
+        EarshotError: as of `check` and `measurements`; the record cannot be written.
+    """
+    if random_weights:
+        run.say("--random-weights is not needed any more: the bench always makes its weights up")
+    config = run.config
+    plan = Plan(**of_plan, peers=installed_peers(run.say) if peers is None else peers)
+    run.flags["peers"] = plan.peers
+    check(config, plan)
+    engine = made_up(config, plan)
+    run.machine |= device_facts(config.runtime.device, run.machine["GPU"])
+    run.versions |= software()
+    found: list[Measurement] = []
+    result = _keep(run, found, complete=False)
+    try:
+        for measurement in measurements(engine, config, plan, run.say):
+            found.append(measurement)
+            result = _keep(run, found, complete=False)
+            run.say(str(measurement))
+        result = _keep(run, found, complete=True)
+    finally:
+        run.show("\n".join([*render(found), to_json(run.record(result))]))
+    return result
+
+
+def _keep(run: Run, found: Sequence[Measurement], *, complete: bool) -> Result:
+    """What was measured so far, each line with how many times as fast we are."""
+    rows = [{**vars(one), "earshot_over_this": ratio(one, found)} for one in found]
+    result = Result({"complete": complete, "rows": rows})
+    run.keep(result)
+    return result
+
+
+def installed_peers(progress: Say) -> tuple[str, ...]:
     """The peers that this machine has, and a line on each that it lacks."""
     found = []
     for name in PEERS:
@@ -84,7 +137,7 @@ def made_up(config: Config, plan: Plan) -> RandomEngine:
 
 
 def measurements(
-    engine: RandomEngine, config: Config, plan: Plan, progress: Progress
+    engine: RandomEngine, config: Config, plan: Plan, progress: Say
 ) -> Iterator[Measurement]:
     """Everything that was asked for, one after the other.
 
@@ -109,7 +162,7 @@ def measurements(
 
 
 def _in_process(
-    engine: RandomEngine, folder: Path | None, config: Config, plan: Plan, progress: Progress
+    engine: RandomEngine, folder: Path | None, config: Config, plan: Plan, progress: Say
 ) -> Iterator[Measurement]:
     """Ceilings, then the runtime without a server."""
     progress("ceilings of this machine")
@@ -128,7 +181,7 @@ def _in_process(
 
 
 def _through_triton(
-    folder: Path, config: Config, plan: Plan, found: list[Measurement], progress: Progress
+    folder: Path, config: Config, plan: Plan, found: list[Measurement], progress: Say
 ) -> Iterator[Measurement]:
     """A real server, compared with the same number of slots in process."""
     from eval.bench.triton import through_triton  # noqa: PLC0415 - needs the server's packages
@@ -143,7 +196,7 @@ def _through_triton(
 
 
 @contextlib.contextmanager
-def on_disk(engine: RandomEngine, config: Config, progress: Progress) -> Iterator[Path]:
+def on_disk(engine: RandomEngine, config: Config, progress: Say) -> Iterator[Path]:
     """The engine as a folder, gone at the end.
 
     Raises:
@@ -159,54 +212,3 @@ def on_disk(engine: RandomEngine, config: Config, progress: Progress) -> Iterato
                 "set TMPDIR"
             ) from error
         yield Path(name)
-
-
-class Record:
-    """The measurements so far, and a file that always holds them.
-
-    Args:
-        config, plan: of the run.
-        path: where the JSON goes; None: nowhere.
-
-    Raises:
-        FileError: the file cannot be written.
-    """
-
-    def __init__(self, config: Config, plan: Plan, path: Path | None) -> None:
-        precision = config.build.precision
-        runtime = dataclasses.asdict(config.runtime)
-        self._heading = {
-            "config": config.name,
-            "machine": machine(config.runtime.device),
-            "versions": software(),
-            "settings": {"precision": precision, **dataclasses.asdict(plan), "runtime": runtime},
-        }
-        self._path = path
-        self._measurements: list[Measurement] = []
-        self._complete = False  # so after an interruption or an error
-        self._write()
-
-    def add(self, measurement: Measurement) -> None:
-        """Keep one more."""
-        self._measurements.append(measurement)
-        self._write()
-
-    def finish(self) -> None:
-        """Nothing more will come."""
-        self._complete = True
-        self._write()
-
-    def lines(self) -> list[str]:
-        """The table, and one line of JSON below it."""
-        return [*render(self._measurements), json.dumps(self._fields())]
-
-    def _fields(self) -> dict[str, Any]:
-        rows = [
-            {**vars(measured), "earshot_over_this": ratio(measured, self._measurements)}
-            for measured in self._measurements
-        ]
-        return {**self._heading, "complete": self._complete, "rows": rows}
-
-    def _write(self) -> None:
-        if self._path is not None:
-            write_json(self._path, self._fields())

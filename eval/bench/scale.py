@@ -11,30 +11,34 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from eval.bench.clients import Answer, Clients, RequestSpec
-from eval.bench.plan import Load, Plan, Progress, configured
+from eval.bench.plan import Load, Plan, configured
 from eval.bench.run import on_disk
-from eval.bench.table import machine, percentiles_ms, software
+from eval.bench.table import device_facts, percentiles_ms, software
 from eval.bench.triton import check_counters, served, settled
 from eval.bench.workloads import release_memory
 from eval.config import Config
-from eval.files import write_json
+from eval.measurement import Check, Result, Run, Say
 from eval.random_whisper.engine import random_engine
 from eval.random_whisper.shapes import published_shape
+from eval.server import by_role, cpu_s
 from serve.codec import to_json
 from serve.config import RuntimeConfig
 from serve.devices import counted, first_of, names_of
 from serve.errors import ConfigError
-from serve.supervisor.run import Server, running_server
+from serve.supervisor.run import running_server
 
 LEAST = 0.975  # of the first figure's throughput, for each engine
 LENGTHS = 16  # different ones
 TOKENS_PER_S = 128 / 30  # as in the bench's throughput
 _PROCESSES = 4  # of clients, for each engine
-_GATEWAY, _ENGINE = "gateway", "engine"
+_GATEWAY = "gateway"
+# Kinds of processes, by what each does.
+_KINDS = {_GATEWAY: _GATEWAY, "tritonserver": "tritonserver", "whisper": _ENGINE}
 
 
 def specs_of(load: Load) -> list[RequestSpec]:
@@ -90,9 +94,10 @@ class Scaling:
     cores_bind_above: float
 
     @property
-    def good(self) -> bool:
+    def check(self) -> Check:
         """Whether each engine adds as much as it has to."""
-        return self.efficiency >= LEAST
+        name = f"each engine adds at least {LEAST:.1%} of the first one's throughput"
+        return Check(name, self.efficiency >= LEAST, f"{self.efficiency:.1%}")
 
     def __str__(self) -> str:
         """Lines of the report."""
@@ -106,42 +111,37 @@ class Scaling:
         )
 
 
-def run(config: Config, load: Load, path: Path | None, progress: Progress) -> Scaling:
-    """Measure servers on the devices of the load, one after another, and print what was found.
+def scale(run: Run, *, devices: Sequence[str] | None, **of_load: Any) -> Result:
+    """Measure servers on some devices, one after another; the text is the record.
 
     Args:
-        config: how to run and serve an engine, and which shape it has; its device is the load's.
-        load: what is sent to which servers.
-        path: the figures are kept there too; None: nowhere.
-        progress: gets a line at a time.
+        run: its config says how to run and serve an engine, and which shape it has.
+        devices: as of `Load`; None is its own.
+        of_load: the other fields of `Load`.
 
     Raises:
         ConfigError: the load or the shape is none that can be measured.
         EarshotError: a server did not start, a request failed, or the answers are not those of the
             windows that were sent.
     """
+    load = Load(tuple(devices or Load.devices), **of_load)
     check_load(load)
+    config = run.config
     runtime = dataclasses.replace(config.runtime, slots=load.slots or config.runtime.slots)
     plan = Plan(slots=(runtime.slots,), beam_size=load.beam_size)
     config = configured(dataclasses.replace(config, runtime=runtime), plan)
     each = [counted(dataclasses.replace(config.runtime, device=one)) for one in load.devices]
     first = dataclasses.replace(config, runtime=first_of(each[0]))
     engine = random_engine(published_shape(config.build.checkpoint), config.build.precision)
-    with on_disk(engine, first, progress) as folder:
+    with on_disk(engine, first, run.say) as folder:
         release_memory(first.runtime.device)
-        found = measure_scaling(config, folder, each, load, progress)
-    heading = {
-        "config": config.name,
-        "machine": machine(first.runtime.device),
-        "versions": software(),
-        "settings": {**dataclasses.asdict(load), "runtime": config.runtime},
-    }
-    whole = {**heading, "scaling": found, "good": found.good}
-    if path is not None:
-        write_json(path, whole)
-    progress(str(found))
-    print(to_json(whole), flush=True)  # noqa: T201 - the command's result
-    return found
+        found = measure_scaling(config, folder, each, load, run.say)
+    run.config = config
+    run.machine |= device_facts(first.runtime.device, run.machine["GPU"])
+    run.versions |= software()
+    run.say(str(found))
+    result = Result({"scaling": found}, (found.check,))
+    return dataclasses.replace(result, text=to_json(run.record(result)))
 
 
 def measure_scaling(
@@ -149,7 +149,7 @@ def measure_scaling(
     folder: Path,
     each: Sequence[RuntimeConfig],
     load: Load,
-    progress: Progress,
+    progress: Say,
 ) -> Scaling:
     """Start a server with each of these runtimes in turn and put the load on it.
 
@@ -198,7 +198,7 @@ def check_load(load: Load) -> None:
         )
 
 
-def _measure(config: Config, folder: Path, load: Load, progress: Progress) -> Figure:
+def _measure(config: Config, folder: Path, load: Load, progress: Say) -> Figure:
     engines = len(names_of(config.runtime.device))
     in_flight = engines * load.clients
     one_try = served(config, in_flight)
@@ -216,7 +216,7 @@ def _measure(config: Config, folder: Path, load: Load, progress: Progress) -> Fi
         with Clients(server.grpc, specs_of(load), in_flight, processes) as clients:
             while clients.answered < 2 * in_flight:
                 clients.answers()
-            kept, meter, began = list[Answer](), _Meter(server, clients), time.monotonic()
+            kept, meter, began = list[Answer](), _Meter(clients), time.monotonic()
             while (wall_s := time.monotonic() - began) < load.seconds:
                 kept += clients.answers()
             cores, threads = meter.cores(wall_s)
@@ -241,8 +241,8 @@ def _measure(config: Config, folder: Path, load: Load, progress: Progress) -> Fi
 class _Meter:
     """Processor time from when it is made on: of the server's processes, and of its clients."""
 
-    def __init__(self, server: Server, clients: Clients) -> None:
-        self._processes = list(_processes(server, clients))
+    def __init__(self, clients: Clients) -> None:
+        self._processes = list(_processes(clients))
         self._began = self._spent()
 
     def cores(self, wall_s: float) -> tuple[dict[str, float], dict[str, float]]:
@@ -261,19 +261,14 @@ class _Meter:
         found = {}
         for kind, process in self._processes:
             threads = {one.id: one.user_time + one.system_time for one in process.threads()}
-            found[kind, process.pid] = (sum(process.cpu_times()[:2]), threads)
+            found[kind, process.pid] = (cpu_s(process), threads)
         return found
 
 
-def _processes(server: Server, clients: Clients) -> Iterator[tuple[str, psutil.Process]]:
-    """Of the server and its clients, by what they do."""
+def _processes(clients: Clients) -> Iterator[tuple[str, psutil.Process]]:
+    """Of the server and its clients, by what they do; those that read one file are left out."""
     for pid in clients.pids:
         yield "clients", psutil.Process(pid)
-    for process in psutil.Process().children():
-        if "serve.gateway" in process.cmdline():
-            yield _GATEWAY, process
-    for pid in server.pids:
-        triton = psutil.Process(pid)
-        yield "tritonserver", triton
-        for model in triton.children():
-            yield _ENGINE, model
+    for role, process in by_role(os.getpid()):
+        if role in _KINDS:
+            yield _KINDS[role], process

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from eval.bench.floor import Ceilings, median_seconds, step_bytes
-from eval.bench.plan import Plan, Progress
+from eval.bench.plan import Plan
 from eval.bench.table import OURS, Measurement, refused
 from eval.bench.workloads import release_memory
+from eval.measurement import Say
 from serve.config import RuntimeConfig
 from serve.engine import Engine
 from serve.native.decoder import Cache
@@ -26,7 +27,7 @@ AGE = 64  # tokens that each row has
 
 
 def run_steps(
-    engine: Engine, config: RuntimeConfig, plan: Plan, ceilings: Ceilings, progress: Progress
+    engine: Engine, config: RuntimeConfig, plan: Plan, ceilings: Ceilings, progress: Say
 ) -> Iterator[Measurement]:
     """Two lines for each number of slots and of rows a slot; or one that memory does not do."""
     device = torch.device(config.device)

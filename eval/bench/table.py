@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from eval.machine import machine_facts, versions
-
 OURS = "earshot"
 LESS_IS_BETTER = ("ms", "s")
 MORE_IS_BETTER = ("RTFx", "samples/s", "requests/s")
@@ -102,21 +100,19 @@ def _times(times: float | None) -> str:
     return " " * 10 if times is None else f"{times:8.2f} x"
 
 
-def machine(device: str) -> dict[str, str]:
-    """The hardware, the driver included."""
-    facts = machine_facts()
-    if torch.device(device).type == "cuda":
-        facts["device"] = torch.cuda.get_device_name(device)
-        facts["driver"] = facts["GPU"].partition(";")[0].rpartition(", ")[2]
-    return facts
+def device_facts(device: str, gpu: str) -> dict[str, str]:
+    """The device that is measured and its driver; `gpu` is the machine's."""
+    if torch.device(device).type != "cuda":
+        return {}
+    driver = gpu.partition(";")[0].rpartition(", ")[2]
+    return {"device": torch.cuda.get_device_name(device), "driver": driver}
 
 
 def software() -> dict[str, str]:
-    """Versions of what the figures depend on most."""
+    """Versions of what torch brings."""
     cudnn: Any = torch.backends.cudnn  # its annotations are incomplete
     return {
         "torch": torch.__version__,
-        **versions("triton", "transformers", "ctranslate2", "vllm"),
         "CUDA": torch.version.cuda or "none",
         "cuDNN": str(cudnn.version() or "none"),
     }

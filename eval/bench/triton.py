@@ -8,16 +8,17 @@ import dataclasses
 import os
 import re
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 from eval.bench.clients import Answer, Clients, RequestSpec, processes_for, timed_request, wav
-from eval.bench.plan import Plan, Progress
+from eval.bench.plan import Plan
 from eval.bench.table import Measurement, percentiles_ms
 from eval.bench.workloads import REQUEST_S, REQUEST_TOKENS, THROUGHPUT_TOKENS, WARM_REQUESTS
+from eval.measurement import Say
+from eval.server import cpu_s, metrics_page
 from serve.config import Config
 from serve.errors import DeadlineError, EarshotError, UnavailableError
 from serve.speech.features import WINDOW_S
@@ -32,7 +33,7 @@ _COUNTED = ("windows", "retries", "tokens")
 
 
 def through_triton(
-    config: Config, folder: Path, in_process: float | None, plan: Plan, progress: Progress
+    config: Config, folder: Path, in_process: float | None, plan: Plan, progress: Say
 ) -> Iterator[Measurement]:
     """Start a server, put load on it, then single requests; a measurement of each.
 
@@ -91,7 +92,7 @@ def _start(server: Server, ready_s: float, compiled: int) -> Measurement:
 
 
 def _throughput(
-    server: Server, in_flight: int, in_process: float | None, seconds: float, progress: Progress
+    server: Server, in_flight: int, in_process: float | None, seconds: float, progress: Say
 ) -> Measurement:
     """Clips of 30 s, `in_flight` of them in flight at any time."""
     processes = processes_for(in_flight)
@@ -123,7 +124,7 @@ def _throughput(
     return Measurement("throughput", SYSTEM, rate * WINDOW_S, "RTFx", None, detail, figures)
 
 
-def _latency(server: Server, requests: int, progress: Progress) -> Measurement:
+def _latency(server: Server, requests: int, progress: Say) -> Measurement:
     """One clip of 10 s at a time."""
     progress("one request at a time through Triton")
     spec, before = RequestSpec(REQUEST_S, REQUEST_TOKENS), settled(server)
@@ -153,8 +154,7 @@ def _counters(server: Server) -> dict[str, float]:
     """
     server.require_unbroken()
     try:
-        with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as answer:
-            page = answer.read().decode()
+        page = metrics_page(server.metrics)
     except OSError as error:
         reason = server.failure() or f"its metrics cannot be read: {error}"
         raise UnavailableError(f"the server is in trouble: {reason}") from error
@@ -199,11 +199,8 @@ def check_counters(
 def _cpu_s(server: Server) -> dict[str, float]:
     """CPU seconds so far of the server and of the process that has the engine."""
     roots = [psutil.Process(pid) for pid in server.pids]
-    models = [sum(child.cpu_times()[:2]) for root in roots for child in root.children()]
-    return {
-        "tritonserver": sum(sum(root.cpu_times()[:2]) for root in roots),
-        "its models": sum(models),
-    }
+    models = [child for root in roots for child in root.children()]
+    return {"tritonserver": sum(map(cpu_s, roots)), "its models": sum(map(cpu_s, models))}
 
 
 def _kernels() -> int:

@@ -2,23 +2,23 @@
 
 import contextlib
 import dataclasses
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import psutil
 
-from eval.config import Config
 from eval.corpora.find import find_clips
-from eval.files import write_json
+from eval.gateway.connections import Idle, Kept, measure_idle, measure_kept
 from eval.gateway.floods import Flood, measure_floods
-from eval.gateway.idle import Idle, measure_idle
-from eval.gateway.kept import Kept, measure_kept
 from eval.gateway.ways import KSERVE, OPENAI, TRITON, Ask, by_form, by_grpc, straight
-from eval.machine import machine_facts
+from eval.measurement import Check, Result, Run, Say
+from eval.processes import descendants
+from eval.server import by_role, cpu_s
 from serve.clips import Clip
 from serve.config import LiveConfig
 from serve.errors import EarshotError
@@ -30,7 +30,7 @@ MOST = 2.0  # times as long as in quiet that a short clip waits for its text bes
 SHORT_S = 2.0
 DRAWS = 4000  # of a bootstrap
 
-Say = Callable[[str], object]
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,37 +63,39 @@ class Cost:
     floods: tuple[Flood, ...]  # the first is none
 
     @property
-    def good(self) -> bool:
-        """Whether the gateway takes no more than it may, and no flood keeps others waiting."""
-        most_ms = MOST * self.floods[0].median_ms
-        return all(way.share >= LEAST for way in self.ways) and all(
-            flood.median_ms <= most_ms and not flood.failures for flood in self.floods
+    def checks(self) -> tuple[Check, ...]:
+        """The gateway takes no more than it may, and no flood keeps others waiting."""
+        quiet_ms, least = self.floods[0].median_ms, f"at least {LEAST:.0%} of it straight to Triton"
+        return (
+            *(
+                Check(f"throughput by {way.name}, {least}", way.share >= LEAST, f"{way.share:.1%}")
+                for way in self.ways[1:]
+            ),
+            *(
+                Check(
+                    f"a text beside {flood.name}, at most {MOST:g} times as late as in quiet",
+                    flood.median_ms <= MOST * quiet_ms and not flood.failures,
+                    f"{flood.median_ms:.0f} ms against {quiet_ms:.0f}, {flood.failures} failures",
+                )
+                for flood in self.floods
+            ),
         )
 
 
-def gateway(
-    config: Config,
-    at_once: int,
-    passes: int,
-    connections: int,
-    seconds: float,
-    folder: Path,
-    say: Say,
-) -> Cost:
+def gateway(run: Run, *, at_once: int, passes: int, connections: int, seconds: float) -> Result:
     """Start a server and measure its gateway.
 
     Args:
-        config: the product.
+        run: of the product whose server it is.
         at_once: requests at a time.
         passes: how often each way gets all clips.
         connections: that do nothing, of each kind.
         seconds: for which they do.
-        folder: gets `gateway.json`.
-        say: gets a line of progress at a time.
 
     Raises:
         EarshotError: the server did not start, or a request failed.
     """
+    config, say = run.config, run.say
     clips = sorted(find_clips(config.eval.manifest).clips, key=lambda clip: -clip.duration_s)
     measured = dataclasses.replace(
         config, server=for_this_machine(config.server), live=_wide(config.live)
@@ -111,20 +113,21 @@ def gateway(
             say(str(way))
         kept = measure_kept(server.http)
         say(str(kept))
-        idle = []
-        for one in measure_idle(server, process, connections, seconds):
-            say(str(one))
-            idle.append(one)
-        floods = []
-        for flood in measure_floods(server.http, ways[OPENAI], _short(clips), seconds):
-            say(str(flood))
-            floods.append(flood)
+        idle = _told(measure_idle(server, process, connections, seconds), say)
+        asked = measure_floods(server.http, ways[OPENAI], _short(clips), seconds)
+        floods = _told(asked, say)
         server.require_unbroken()
-    cost = Cost(tuple(found), kept, tuple(idle), tuple(floods))
-    settings = {"at_once": at_once, "passes": passes, "runtime": config.runtime}
-    found_here = {"machine": machine_facts(), "settings": settings, "cost": cost}
-    write_json(folder / "gateway.json", {"config": config.name, **found_here})
-    return cost
+    cost = Cost(tuple(found), kept, idle, floods)
+    return Result(cost, cost.checks)
+
+
+def _told(found: Iterable[T], say: Say) -> tuple[T, ...]:
+    """All of them, each told as it comes."""
+    kept = []
+    for one in found:
+        say(str(one))
+        kept.append(one)
+    return tuple(kept)
 
 
 def _short(clips: Sequence[Clip]) -> bytes:
@@ -141,10 +144,9 @@ def gateway_process() -> psutil.Process:
     Raises:
         EarshotError: there is none.
     """
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):
-            if "serve.gateway" in child.cmdline():
-                return child
+    for role, process in by_role(os.getpid()):
+        if role == "gateway":
+            return process
     raise EarshotError("the gateway's process is not there")
 
 
@@ -212,9 +214,4 @@ def interval_of(straight_s: Sequence[float], took_s: Sequence[float]) -> tuple[f
 
 def _cpu_s(gateway: psutil.Process) -> npt.NDArray[np.float64]:
     """Processor time so far of the gateway, and of all processes below this one."""
-    spent = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            spent.append((process == gateway, times.user + times.system))
-    return np.array([sum(s for own, s in spent if own), sum(s for _, s in spent)])
+    return np.array([cpu_s(gateway), sum(map(cpu_s, descendants(os.getpid())))])

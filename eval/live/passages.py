@@ -11,23 +11,22 @@ from serve.errors import ConfigError
 from serve.speech.meter import Limits
 
 
-def passages(config: Config, speech: str, half: str, join_s: float) -> list[Clip]:
-    """Passages of a place's clips, of its groups in turn.
+def passages(config: Config, join_s: float) -> list[Clip]:
+    """Passages of the clips of `eval.manifest` and `eval.half`, of their groups in turn.
 
     The clips of each speaker are joined. Where that or the place itself makes passages the other
     clips are left out, else they are taken as they are.
 
     Args:
         config: the product, whose `eval.gate_groups` alone are taken where there are any.
-        speech: recordings, as `find_clips` takes them.
-        half: of a manifest's two, whose clips alone are taken; "" is both.
         join_s: the most that joined clips last; what lasts half of it is a passage.
 
     Raises:
         ConfigError: there are none.
         EarshotError: a clip cannot be read.
     """
-    found = find_clips(speech, half=half).clips
+    speech = config.eval.manifest
+    found = find_clips(speech, half=config.eval.half).clips
     groups = {clip.group for clip in found} & set(config.eval.gate_groups)
     clips = [clip for clip in found if clip.text and (not groups or clip.group in groups)]
     if not clips:

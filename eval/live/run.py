@@ -8,17 +8,16 @@ import asyncio
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from eval.accuracy.normalize import DEFAULT, RAW, Normalize, normalizer
 from eval.accuracy.score import char_counts
-from eval.config import Config
-from eval.files import write_json
+from eval.config import HELD_S, Config
+from eval.live.passages import passages
 from eval.live.systems import System, open_system
 from eval.live.words import Spoken, final_words, latencies
-from eval.machine import machine_facts
+from eval.measurement import Check, Result, Run, Say
 from serve.clips import Clip
 from serve.errors import EarshotError
 from serve.gateway.live.client import Heard
@@ -26,12 +25,10 @@ from serve.messages import Request, Transcript
 from serve.speech.audio import decode
 from serve.speech.meter import Limits
 
-HELD_S = 2.0  # a stream is held where 95 of 100 words are final by then
 MOST_WORSE = 0.5  # points of CER that live text may have more than whole clips
+_NORMALIZE = normalizer(DEFAULT)
 _APART_S = 0.37  # between the beginnings of two streams
 _TORN = re.compile(r"[.?!…] (\w)")  # the end of a sentence, and what follows
-
-Say = Callable[[str], object]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,19 +64,17 @@ class Level:
     failed: int  # utterances without text
 
     @property
-    def complaints(self) -> list[str]:
-        """What is not as it should be."""
-        found = []
-        if self.failed:
-            found.append(f"{self.failed} utterances failed")
-        if self.p95_s > HELD_S:
-            found.append(f"p95 is {self.p95_s:.2f} s; expected at most {HELD_S:g}")
-        if (worse := self.cer - self.whole_cer) > MOST_WORSE:
-            found.append(
-                f"CER is {worse:.2f} points above that of whole recordings; expected at most "
-                f"{MOST_WORSE:g}"
-            )
-        return [f"{self.streams} streams: {complaint}" for complaint in found]
+    def checks(self) -> tuple[Check, ...]:
+        """What must hold."""
+        late = f"95 of 100 words are final within {HELD_S:g} s"
+        worse = f"CER at most {MOST_WORSE:g} points above that of whole recordings"
+        points = self.cer - self.whole_cer
+        of = f"with {self.streams} streams"
+        return (
+            Check(f"every utterance has its text {of}", not self.failed, f"{self.failed} failed"),
+            Check(f"{late} {of}", self.p95_s <= HELD_S, f"{self.p95_s:.2f} s"),
+            Check(f"{worse} {of}", points <= MOST_WORSE, f"{points:+.2f} points"),
+        )
 
     def __str__(self) -> str:
         """A line of the table."""
@@ -103,45 +98,32 @@ HEADING = (
 
 
 def live(
-    config: Config,
-    clips: Sequence[Clip],
-    levels: Sequence[int],
-    each: int,
-    decode_s: float,
-    folder: Path,
-    say: Say,
-) -> list[Level]:
-    """Measure live text.
+    run: Run, *, streams: tuple[int, ...], clips: int, join_s: float, simulate: float
+) -> Result:
+    """Measure live text of `eval.manifest`, of which `passages` says what is played.
 
     Args:
-        config: the product.
-        clips: that are played.
-        levels: how many streams at a time, one after another.
-        each: how many clips each stream plays.
-        decode_s: as of `open_system`.
-        folder: gets `live.json`, anew with each number of streams.
-        say: gets a line of progress at a time.
+        run: its record is kept anew with each number of streams.
+        streams: how many at a time, one after another; the last must be good.
+        clips: how many each of them plays.
+        join_s: as of `passages`.
+        simulate: as of `open_system`.
 
     Raises:
         EarshotError: a server did not start, or does not do what it should.
     """
-    measured = []
-    with open_system(config, decode_s) as system:
-        offline: dict[str, Offline] = {}
-        for streams in levels:
-            measure = _Measure(system, config, clips, offline, streams, each, say)
-            measured.append(measure.level())
-            say(f"{HEADING}\n{measured[-1]}")
-            report = {
-                "config": config.name,
-                "machine": machine_facts(),
-                "settings": {"live": config.live, "runtime": config.runtime, "clips": each},
-                "simulated": decode_s,
-                "levels": measured,
-            }
-            write_json(folder / "live.json", report)
+    config, offline, levels = run.config, dict[str, Offline](), list[Level]()
+    played = passages(config, join_s)
+    with open_system(config, simulate) as system:
+        for count in streams:
+            shares = [_share(played, index, clips) for index in range(count)]
+            measure = _Measure(system, config, shares, offline, run.say)
+            levels.append(measure.level())
+            run.say(f"{HEADING}\n{levels[-1]}")
+            result = Result(levels, levels[-1].checks, "\n".join([HEADING, *map(str, levels)]))
+            run.keep(result)
             system.require_unbroken()
-    return measured
+    return result
 
 
 def _offline(system: System, clip: Clip, config: Config) -> Offline:
@@ -171,36 +153,16 @@ class _Played:
     failed: int
 
 
+@dataclasses.dataclass
 class _Measure:
-    """One number of streams.
+    """One number of streams."""
 
-    Args:
-        system: makes the text.
-        config: its.
-        clips: of all streams.
-        offline: what it says of each as a whole; grows.
-        streams: how many there are at a time.
-        each: how many clips each one plays.
-        say: gets a line for each clip.
-    """
-
-    def __init__(
-        self,
-        system: System,
-        config: Config,
-        clips: Sequence[Clip],
-        offline: dict[str, Offline],
-        streams: int,
-        each: int,
-        say: Say,
-    ) -> None:
-        self._system = system
-        self._config = config
-        self._offline = offline
-        self._shares = [_share(clips, index, each) for index in range(streams)]
-        self._say = say
-        self._normalize = normalizer(DEFAULT)
-        self._played: list[_Played] = []
+    system: System  # makes the text
+    config: Config  # its
+    shares: Sequence[Sequence[Clip]]  # what each stream plays
+    offline: dict[str, Offline]  # what it says of each clip as a whole; grows
+    say: Say
+    played: list[_Played] = dataclasses.field(default_factory=list)
 
     def level(self) -> Level:
         """Play all of them.
@@ -208,23 +170,23 @@ class _Measure:
         Raises:
             EarshotError: the system does not do what it should.
         """
-        new = {clip.file: clip for share in self._shares for clip in share}
-        self._say(f"as a whole: {len(new.keys() - self._offline.keys())} …")
-        for file in new.keys() - self._offline.keys():
-            self._offline[file] = _offline(self._system, new[file], self._config)
-        all_s = max(sum(clip.duration_s for clip in share) for share in self._shares)
-        self._say(f"{len(self._shares)} streams, {all_s:.0f} s at the pace of speech …")
-        changed = self._system.changed()
-        self._system.run(self._streams())
-        changed = self._system.changed() - changed
-        played = self._played
+        new = {clip.file: clip for share in self.shares for clip in share}
+        self.say(f"as a whole: {len(new.keys() - self.offline.keys())} …")
+        for file in new.keys() - self.offline.keys():
+            self.offline[file] = _offline(self.system, new[file], self.config)
+        all_s = max(sum(clip.duration_s for clip in share) for share in self.shares)
+        self.say(f"{len(self.shares)} streams, {all_s:.0f} s at the pace of speech …")
+        changed = self.system.changed()
+        self.system.run(self._streams())
+        changed = self.system.changed() - changed
+        played = self.played
         times = [latency for one in played for latency in one.latency_s]
         if not times:
             raise EarshotError("no word became final that is in the whole clips; expected most")
         words = sum(one.words for one in played)
         p50_s, p95_s, p99_s = map(float, np.percentile(times, (50, 95, 99)))
         return Level(
-            streams=len(self._shares),
+            streams=len(self.shares),
             audio_s=sum(one.clip.duration_s for one in played),
             words=words,
             matched=len(times),
@@ -234,8 +196,8 @@ class _Measure:
             changed_per_word=changed / max(1, words),
             cer=self._cer(_said, _text),
             whole_cer=self._cer(_said, self._whole),
-            alike_cer=self._cer(_said, lambda one: self._offline[one.clip.file].alike),
-            short_cer=self._cer(_said, lambda one: self._offline[one.clip.file].short),
+            alike_cer=self._cer(_said, lambda one: self.offline[one.clip.file].alike),
+            short_cer=self._cer(_said, lambda one: self.offline[one.clip.file].short),
             from_whole=self._cer(self._whole, _text),
             from_written=self._cer(self._whole, _text, normalizer(RAW)),
             torn=sum(_torn(one.text) for one in played),
@@ -245,22 +207,22 @@ class _Measure:
 
     async def _streams(self) -> None:
         await asyncio.gather(
-            *(self._stream(share, index * _APART_S) for index, share in enumerate(self._shares))
+            *(self._stream(share, index * _APART_S) for index, share in enumerate(self.shares))
         )
 
     async def _stream(self, clips: Sequence[Clip], wait_s: float) -> None:
         await asyncio.sleep(wait_s)
         for clip in clips:
-            self._played.append(await self._play(clip))
-            total = sum(map(len, self._shares))
-            self._say(f"  {len(self._played)} of {total} clips; {clip.file}")
+            self.played.append(await self._play(clip))
+            total = sum(map(len, self.shares))
+            self.say(f"  {len(self.played)} of {total} clips; {clip.file}")
 
     async def _play(self, clip: Clip) -> _Played:
         blocks = decode(clip.path.read_bytes(), Limits(clip.duration_s + 60))
         wanted = {} if clip.language is None else {"language": clip.language}
         deltas: dict[str, list[tuple[float, str]]] = {}
         transcripts, failed = list[str](), 0
-        async for heard in self._system.play(list(blocks), wanted):
+        async for heard in self.system.play(list(blocks), wanted):
             kind = heard.event["type"].rpartition(".")[2]
             if kind == "delta":
                 deltas.setdefault(heard.event["item_id"], []).append(_timed(heard))
@@ -268,12 +230,12 @@ class _Measure:
                 transcripts.append(heard.event["transcript"])
             failed += kind == "failed"
         words = [word for utterance in deltas.values() for word in final_words(utterance)]
-        known = self._offline[clip.file].words
-        times = latencies(words, known, self._normalize, clip.language)
+        known = self.offline[clip.file].words
+        times = latencies(words, known, _NORMALIZE, clip.language)
         return _Played(clip, " ".join(transcripts), times, len(words), failed)
 
     def _whole(self, one: _Played) -> str:
-        return self._offline[one.clip.file].text
+        return self.offline[one.clip.file].text
 
     def _cer(
         self,
@@ -283,10 +245,10 @@ class _Measure:
     ) -> float:
         """% of the characters."""
         errors = length = 0
-        for one in self._played:
+        for one in self.played:
             texts = (text(one) for text in (right, heard))
             counts = char_counts(
-                *((normalize or self._normalize)(text, one.clip.language) for text in texts)
+                *((normalize or _NORMALIZE)(text, one.clip.language) for text in texts)
             )
             errors, length = errors + counts.errors, length + counts.length
         return 100 * errors / length

@@ -5,13 +5,13 @@ import contextlib
 import dataclasses
 import re
 import selectors
-import urllib.request
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry
 
 from eval.config import Config
+from eval.server import metrics_page
 from serve.codec import to_json
 from serve.config import LiveConfig
 from serve.gateway.live.client import Heard, converse, transcribe_live
@@ -94,8 +94,8 @@ class _Real:
         return asyncio.run(work)
 
     def changed(self) -> float:
-        page = urllib.request.urlopen(f"http://{self.server.metrics}/metrics", timeout=10).read()
-        counted = re.findall(rf"^{_CHANGED}(?:{{.*}})? (\S+)", page.decode(), re.MULTILINE)
+        page = metrics_page(self.server.metrics)
+        counted = re.findall(rf"^{_CHANGED}(?:{{.*}})? (\S+)", page, re.MULTILINE)
         return sum(map(float, counted))
 
     def require_unbroken(self) -> None:

@@ -1,10 +1,10 @@
 """When the words of a stream became final, held against when they were said. Pure."""
 
 import dataclasses
-import difflib
 from collections.abc import Iterable, Sequence
 
 from eval.accuracy.normalize import Normalize
+from eval.accuracy.score import in_common
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +53,4 @@ def latencies(
     """
     mine = [normalize(word.text, language) for word in final]
     theirs = [normalize(word.text, language) for word in spoken]
-    blocks = difflib.SequenceMatcher(None, mine, theirs, autojunk=False).get_matching_blocks()
-    return [
-        final[block.a + i].at_s - spoken[block.b + i].end_s
-        for block in blocks
-        for i in range(block.size)
-    ]
+    return [final[i].at_s - spoken[j].end_s for i, j in in_common(mine, theirs)]

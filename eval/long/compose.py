@@ -22,6 +22,7 @@ from eval.long import script, sound, truth
 from eval.long.plan import Planned
 from eval.long.script import SNR_DB, Deck, Event, Sentence, write_script
 from eval.long.truth import Recording, Stretch, read_manifest, recording, to_manifest
+from eval.measurement import Say
 from serve.codec import from_json
 from serve.errors import ConfigError
 from serve.files import read_bytes, read_text
@@ -50,26 +51,23 @@ class Composed:
 def compose(
     planned: Sequence[Planned],
     seed: int,
-    speech: Sequence[str],
-    tell: Callable[[str], None],
-    half: str = "",
+    sentences: Sequence[Sentence],
+    tell: Say,
 ) -> Composed:
     """Make recordings, unless they are there.
 
     Args:
         planned: what each is like.
         seed: of everything that is drawn.
-        speech: manifests of clips that are spoken.
-        half: of the clips, those alone that are of it or of none; "" is all.
+        sentences: that are spoken; see `read_sentences`.
         tell: gets a line on each that is made.
 
     Raises:
         FileError: speech cannot be read.
         ConfigError: a manifest lists no speech in a language that is planned.
     """
-    folder = CACHE / _key(planned, seed, speech, half)
+    folder = CACHE / _key(planned, seed, sentences)
     if not folder.is_dir():
-        sentences = [one for manifest in speech for one in read_sentences(manifest, half)]
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(
             prefix="composing-", dir=CACHE, ignore_cleanup_errors=True
@@ -79,14 +77,12 @@ def compose(
     return Composed(folder, tuple(read_manifest(folder / MANIFEST)))
 
 
-def _key(planned: Sequence[Planned], seed: int, speech: Sequence[str], half: str) -> str:
-    """Of everything that recordings depend on; the clips themselves change with their manifest."""
-    digest = hashlib.sha256(repr((list(planned), seed, half)).encode())
+def _key(planned: Sequence[Planned], seed: int, sentences: Sequence[Sentence]) -> str:
+    """Of everything that recordings depend on; a clip does not change without its manifest."""
+    digest = hashlib.sha256(repr((list(planned), seed, list(sentences))).encode())
     for module in (inspect.getmodule(_key), script, sound, truth):
         assert module is not None
         digest.update(inspect.getsource(module).encode())
-    for manifest in speech:
-        digest.update(read_bytes(Path(manifest)))
     return digest.hexdigest()[:24]
 
 
@@ -140,7 +136,7 @@ def _make(
     seed: int,
     sentences: Sequence[Sentence],
     folder: Path,
-    tell: Callable[[str], None],
+    tell: Say,
 ) -> None:
     passages = [one for one in sentences if one.end_s - one.start_s > WINDOW_S]
     decks = {code: Deck(some) for code, some in _by_language(sentences, passages).items()}

@@ -7,11 +7,12 @@ against the most accurate of them on these recordings.
 
 from collections.abc import Sequence
 
-from eval.accuracy.gates import Gate, decided
-from eval.accuracy.score import CONFIDENCE, Counts, gap_interval
+from eval.accuracy.gates import all_answered, decided, gap_text
+from eval.accuracy.score import Counts, gap_interval
 from eval.long.plan import OUR_DEFAULT, RIVALS, THEIRS, THEIRS_BATCHED
 from eval.long.score import Figures, LongScore
 from eval.long.truth import Kind
+from eval.measurement import Check
 
 MAX_LOST_GAP = 0.5  # points of words lost or added, in the sentences beside our cuts
 MAX_UNCOVERED = 0.5  # per cent of words lost or repeated in stretches, where people read clearly
@@ -19,7 +20,7 @@ CLEAR: tuple[Kind, ...] = ("reading", "passage")
 THEIRS_ALL = (*THEIRS, *THEIRS_BATCHED)
 
 
-def long_gates(scores: Sequence[LongScore], max_cer_gap: float) -> list[Gate]:
+def long_gates(scores: Sequence[LongScore], max_cer_gap: float) -> list[Check]:
     """Judge a run.
 
     Args:
@@ -35,8 +36,7 @@ def long_gates(scores: Sequence[LongScore], max_cer_gap: float) -> list[Gate]:
         if name == OUR_DEFAULT:
             judged.append(_cut_gate(name, ours, theirs))
             judged += coverage_gates(ours, [s for s in scores if s.name in THEIRS_ALL])
-    answered = not any(score.errors for score in scores)
-    return [*judged, Gate("every call answered", answered, _failures(scores))]
+    return [*judged, all_answered({score.name: score.errors for score in scores})]
 
 
 def best(scores: Sequence[LongScore]) -> LongScore | None:
@@ -44,36 +44,45 @@ def best(scores: Sequence[LongScore]) -> LongScore | None:
     return min(scores, key=lambda score: score.overall.cer.counts.errors, default=None)
 
 
-def _cer_gate(name: str, ours: LongScore | None, theirs: LongScore | None, limit: float) -> Gate:
+def _cer_gate(name: str, ours: LongScore | None, theirs: LongScore | None, limit: float) -> Check:
     title = f"CER of {name} at most {limit:g} points above faster-whisper's best"
     if ours is None or theirs is None:
-        return Gate(title, None, _missing(name, ours))
-    gap = gap_interval(ours.blocks, theirs.blocks)
-    one, other = (_percent(sum(score.blocks, Counts())) for score in (ours, theirs))
-    detail = _detail(one, other, theirs.name, gap)
-    return decided(title, detail, gap, limit, f"{len(ours.blocks)} minutes")
+        return Check(title, None, _missing(name, ours))
+    return _judged(title, ours.blocks, theirs.blocks, theirs.name, limit, "minutes")
 
 
-def _cut_gate(name: str, ours: LongScore | None, theirs: LongScore | None) -> Gate:
+def _cut_gate(name: str, ours: LongScore | None, theirs: LongScore | None) -> Check:
     title = f"words lost or added by {name} beside its cuts at most {MAX_LOST_GAP:g} points above"
     title += " faster-whisper's best in the same sentences"
     if ours is None or theirs is None:
-        return Gate(title, None, _missing(name, ours))
+        return Check(title, None, _missing(name, ours))
     pairs = [
         (_lost_or_added(one), _lost_or_added(other))
         for (at_cut, one), (_, other) in zip(ours.sentences, theirs.sentences, strict=True)
         if at_cut
     ]
     if not pairs:
-        return Gate(title, None, "it cut nowhere")
+        return Check(title, None, "it cut nowhere")
     mine, others = [one for one, _ in pairs], [other for _, other in pairs]
-    gap = gap_interval(mine, others)
-    one, other = (_percent(sum(found, Counts())) for found in (mine, others))
-    detail = _detail(one, other, theirs.name, gap)
-    return decided(title, detail, gap, MAX_LOST_GAP, f"{len(pairs)} sentences")
+    return _judged(title, mine, others, theirs.name, MAX_LOST_GAP, "sentences")
 
 
-def coverage_gates(ours: LongScore | None, theirs: Sequence[LongScore]) -> list[Gate]:
+def _judged(
+    title: str,
+    ours: Sequence[Counts],
+    theirs: Sequence[Counts],
+    name: str,
+    limit: float,
+    parts: str,
+) -> Check:
+    """Judge the gap of two that heard the same parts; `name` is of the other."""
+    gap = gap_interval(ours, theirs)
+    one, other = (_percent(sum(found, Counts())) for found in (ours, theirs))
+    detail = gap_text(one, other, name, gap)
+    return decided(title, detail, gap, limit, f"{len(ours)} {parts}")
+
+
+def coverage_gates(ours: LongScore | None, theirs: Sequence[LongScore]) -> list[Check]:
     """Of speech that people read: what is lost or comes twice, beside each kind's best of theirs.
 
     A stretch that is lost is lost on every run, so these are counts without an interval.
@@ -94,7 +103,7 @@ def coverage_gates(ours: LongScore | None, theirs: Sequence[LongScore]) -> list[
             f"words of kind {kind} lost or repeated in stretches: at most {MAX_UNCOVERED:g} %, and "
             "no more than faster-whisper's best"
         )
-        judged.append(Gate(title, mine <= limit, detail))
+        judged.append(Check(title, mine <= limit, detail))
     return judged
 
 
@@ -117,15 +126,3 @@ def _lost_or_added(words: Counts) -> Counts:
 
 def _percent(counts: Counts) -> float:
     return 100.0 * counts.errors / counts.length
-
-
-def _detail(ours: float, theirs: float, name: str, gap: tuple[float, float]) -> str:
-    return (
-        f"{ours:.2f} % - {theirs:.2f} % ({name}) = {ours - theirs:+.2f} points "
-        f"[{gap[0]:+.2f}, {gap[1]:+.2f}] at {100 * CONFIDENCE:g} %"
-    )
-
-
-def _failures(scores: Sequence[LongScore]) -> str:
-    failed = [f"{score.name}: {error}" for score in scores for error in score.errors]
-    return f"{len(failed)} failed, the first: {failed[0]}" if failed else "0 failed"

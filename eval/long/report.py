@@ -1,26 +1,24 @@
-"""Scores of long recordings -> report.json, report.md and report.html."""
+"""`python -m eval long`: recordings are heard and scored; the report, and its page."""
 
 import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from eval.accuracy.gates import Gate
 from eval.accuracy.normalize import DEFAULT, Spelling, descriptions, normalizer
-from eval.accuracy.page.page import environment
+from eval.accuracy.page.page import PAGE, environment
 from eval.accuracy.page.plots import rates_plot
-from eval.accuracy.report import Verdict, gates_text, percent, settings_text, table, verdict
+from eval.accuracy.report import gates_text, head_of, percent, settings_text
 from eval.accuracy.score import Counts, Rate
-from eval.accuracy.write import PAGE
 from eval.files import write_text
 from eval.long.align import NEAR_CUT_S, RUN, TOUCH_S
 from eval.long.gates import long_gates
-from eval.long.run import Loaded, LongRun, load_long
+from eval.long.plan import NAMES
+from eval.long.run import Loaded, LongRun, load_long, run_long
 from eval.long.score import BLOCK_S, Figures, LongScore, score_long
 from eval.long.truth import KINDS, UNSPOKEN, Recording, What
-from serve.codec import to_json
+from eval.measurement import Check, Result, Run, table, verdict
 
-FORMAT_VERSION = 1
 _SHOWN: tuple[What, ...] = ("speech", *UNSPOKEN)
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -50,42 +48,39 @@ class LongReport:
     recordings: tuple[Recording, ...]
     systems: tuple[LongScore, ...]
     unfinished: tuple[str, ...]
-    gates: tuple[Gate, ...]
-
-    @property
-    def verdict(self) -> Verdict:
-        """Of all gates."""
-        return verdict(self.gates)
+    gates: tuple[Check, ...]
 
 
-def write_long_report(folder: Path, max_cer_gap: float) -> LongReport:
-    """Score a run's predictions and write the reports beside them.
+def long(
+    run: Run,
+    *,
+    systems: tuple[str, ...] | None,
+    minutes: float | None,
+    seed: int,
+    again: bool,
+) -> Result:
+    """Let systems hear recordings, score all that the folder holds and report on it.
 
     Args:
-        folder: of the run.
-        max_cer_gap: points of CER that the gate allows.
+        run: its folder gets the reports; its config says what the gates allow.
+        systems: their names; None is all.
+        minutes, seed, again: as of `run_long`.
 
     Raises:
-        ConfigError: the folder holds no run.
+        EarshotError: a system, or something that it needs, is missing or failed.
+        ConfigError: the folder holds a run of other recordings or settings.
         FileError: a report cannot be written.
     """
-    loaded = load_long(folder)
-    report = _scored(loaded, max_cer_gap)
-    scores = [
-        {**vars(score), "blocks": None, "sentences": None, "facts": score.facts}
-        for score in report.systems
-    ]
-    fields = {
-        "format_version": FORMAT_VERSION,
-        "verdict": report.verdict,
-        **vars(report),
-        "recordings": None,
-        "systems": scores,
-    }
-    write_text(folder / "report.json", to_json(fields, indent=2) + "\n")
-    write_text(folder / "report.md", to_markdown(report))
+    run_long(run, systems or NAMES, minutes=minutes, seed=seed, again=again)
+    folder = run.folder
+    report = _scored(load_long(folder), run.config.eval.max_cer_gap_faster_whisper)
+    markdown = to_markdown(report)
+    write_text(folder / "report.md", markdown)
     write_text(folder / PAGE, _page(report))
-    return report
+    scores = [{**vars(score), "blocks": None, "sentences": None} for score in report.systems]
+    figures = {"run": report.run, "systems": scores, "unfinished": report.unfinished}
+    text = f"{head_of(markdown)}\n\nThe whole report: {folder / 'report.md'} and .html"
+    return Result(figures, report.gates, text)
 
 
 def _scored(loaded: Loaded, max_cer_gap: float) -> LongReport:
@@ -256,7 +251,7 @@ def _page(report: LongReport) -> str:
         .get_template("long.html")
         .render(
             report=report,
-            verdict=report.verdict,
+            verdict=verdict(report.gates),
             contents=contents(report.recordings),
             accuracy=rates_plot(rates, "accuracy") if report.systems else None,
             parts=parts_of(report),

@@ -5,28 +5,27 @@ recordings.jsonl             the truth
 predictions/<system>.jsonl   every answer, raw, each kept as soon as it is there
 predictions/<system>.json    the system's settings and peak memory, once it has heard everything
 logs/<system>.log            what the system's process wrote
-report.md, .html, .json      made from these alone
+report.md, .html, long.json  made from these alone
 """
 
 import dataclasses
 import datetime
 import uuid
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
-from eval.accuracy.data import SystemFacts, TimedCall, read_calls
-from eval.accuracy.systems import check_specs, prepare_specs
+from eval.accuracy.data import SystemFacts, TimedCall
+from eval.accuracy.kept import Kept, Keys
 from eval.accuracy.worker import measure_system
 from eval.config import Config
 from eval.files import read_json, write_json, write_text
-from eval.long import systems
 from eval.long.compose import Composed, compose, read_sentences
 from eval.long.plan import NAMES, PEOPLE_PLAN, PLAN, plan
+from eval.long.systems import open_system, prepare_names
 from eval.long.truth import Recording, read_manifest, to_manifest
-from eval.machine import machine_facts
-from serve.codec import to_json
+from eval.measurement import Run
 from serve.errors import ConfigError
 
 RUN_FILE = "run.json"
@@ -67,46 +66,33 @@ class Loaded:
 
 
 def run_long(
-    config: Config,
-    config_path: str,
-    names: tuple[str, ...],
-    *,
-    minutes: float | None,
-    seed: int,
-    again: bool,
-    folder: Path,
-    tell: Callable[[str], None],
+    of: Run, names: tuple[str, ...], *, minutes: float | None, seed: int, again: bool
 ) -> None:
     """Let systems hear recordings that they have not heard yet.
 
     Args:
-        config: the product; `eval.threads` is what every system gets.
-        config_path: for those who build what is missing.
+        of: the run; its `config.eval.threads` is what every system gets.
         names: of the systems.
         minutes: of composed recordings, at least; None: of the whole plan.
         seed: of the recordings.
         again: whether what these systems said before is dropped.
-        folder: of the run.
-        tell: gets a line on each stage.
 
     Raises:
         EarshotError: a system, or something that it needs, is missing or failed.
         ConfigError: the folder holds a run of other recordings or settings.
     """
-    known = systems.specs(config)
-    check_specs(names, known)
-    prepare_specs([known[name] for name in names], config, config_path)
+    prepare_names(names, of)
+    config, folder = of.config, of.folder
     places = config.eval.manifest, config.eval.heldout, config.eval.passages
     speech = [place for place in dict.fromkeys(places) if place]  # one may be another
-    people = any(one.speaker for place in speech for one in read_sentences(place))
+    sentences = [one for place in speech for one in read_sentences(place, config.eval.half)]
+    people = any(one.speaker for one in sentences)
     rows = plan(PEOPLE_PLAN if people else PLAN, minutes)
-    composed = compose(rows, seed, speech, tell, config.eval.half)
+    composed = compose(rows, seed, sentences, of.say)
     config = _fair(config)
-    facts = _resumed(config, seed, composed, folder)
+    facts = _resumed(config, seed, composed, of)
     for name in names:
-        if again:
-            _forget(folder, name)
-        _run_system(name, config, composed, facts, folder)
+        _run_system(name, config, composed, facts, folder, again=again)
 
 
 def _fair(config: Config) -> Config:
@@ -119,7 +105,7 @@ def _fair(config: Config) -> Config:
     return dataclasses.replace(config, eval=heard, runtime=runtime, transcriber=patient)
 
 
-def _resumed(config: Config, seed: int, composed: Composed, folder: Path) -> LongRun:
+def _resumed(config: Config, seed: int, composed: Composed, of: Run) -> LongRun:
     """The run that the folder holds, if it is the same; else a new one."""
     found = LongRun(
         id=uuid.uuid4().hex,
@@ -128,45 +114,32 @@ def _resumed(config: Config, seed: int, composed: Composed, folder: Path) -> Lon
         threads=config.eval.threads,
         seed=seed,
         recordings=str(composed.folder),
-        machine=machine_facts(),
+        machine=of.machine,
     )
-    path = folder / RUN_FILE
+    path = of.folder / RUN_FILE
     if path.is_file():
         before = read_json(path, LongRun, "a run")
         for name in ("config_name", "threads", "recordings"):
             if getattr(before, name) != getattr(found, name):
                 raise ConfigError(
-                    f"{folder} holds a run with {name} = {getattr(before, name)}, this one has "
+                    f"{of.folder} holds a run with {name} = {getattr(before, name)}, this one has "
                     f"{getattr(found, name)}; delete it, or choose another place with --output"
                 )
         return before
-    write_text(folder / RECORDINGS_FILE, to_manifest(composed.recordings))
+    write_text(of.folder / RECORDINGS_FILE, to_manifest(composed.recordings))
     write_json(path, found)
     return found
 
 
-def _forget(folder: Path, name: str) -> None:
-    for path in _paths(folder, name):
-        path.unlink(missing_ok=True)
-
-
-def _paths(folder: Path, name: str) -> tuple[Path, Path]:
-    """Of a system's answers, and of its facts."""
-    path = folder / "predictions" / f"{name}.jsonl"
-    return path, path.with_suffix(".json")
-
-
 def _run_system(
-    name: str, config: Config, composed: Composed, facts: LongRun, folder: Path
+    name: str, config: Config, composed: Composed, facts: LongRun, folder: Path, *, again: bool
 ) -> None:
     """Let one system hear what it has not heard yet, and keep each answer."""
-    answers, facts_path = _paths(folder, name)
-    answers.parent.mkdir(parents=True, exist_ok=True)
-    answers.touch()
-    heard = {call.file for call in read_calls(answers)}
+    kept = Kept(folder, name)
+    kept.open(again=again)
     clips = [one.clip(composed.folder) for one in composed.recordings]
-    left = [clip for clip in clips if clip.file not in heard]
-    if not left and not facts_path.is_file():
+    left = kept.left({"timed": clips}, _keys(composed.recordings)).get("timed", [])
+    if not left and kept.facts() is None:
         left = clips[-1:]  # it died after its last answer, before its facts were known
     bar = tqdm(
         total=sum(clip.duration_s for clip in clips) / 60,
@@ -174,24 +147,29 @@ def _run_system(
         desc=f"{name:36}",
         bar_format="{l_bar}{bar}| {n:.1f} of {total:.1f} minutes [{elapsed}<{remaining}]",
     )
-    with bar, answers.open("a", encoding="utf-8") as file:
+    with bar, kept.appended() as keep:
 
-        def keep(call: TimedCall) -> None:
-            file.write(to_json(call) + "\n")
-            file.flush()
+        def heard(call: TimedCall) -> None:
+            keep(call)
             bar.update(call.duration_s / 60)
 
         if left:
+            log = folder / "logs" / f"{name}.log"
             measured = measure_system(
                 name,
                 config,
                 {"timed": left},
                 run_id=facts.id,
-                open_system=systems.open_system,
-                on_call=keep,
-                log=folder / "logs" / f"{name}.log",
+                open_system=open_system,
+                on_call=heard,
+                log=log,
             )
-            write_json(facts_path, dataclasses.replace(measured, rows=len(clips)))
+            write_json(kept.facts_path, dataclasses.replace(measured, rows=len(clips)))
+
+
+def _keys(recordings: Sequence[Recording]) -> Keys:
+    """None of them changes as long as the run's recordings are the same."""
+    return {"timed": dict.fromkeys((one.file for one in recordings), "")}
 
 
 def load_long(folder: Path) -> Loaded:
@@ -205,12 +183,12 @@ def load_long(folder: Path) -> Loaded:
     recordings = tuple(read_manifest(folder / RECORDINGS_FILE))
     finished, unfinished = [], []
     for name in NAMES:
-        answers, facts_path = _paths(folder, name)
-        if not answers.is_file():
+        kept = Kept(folder, name)
+        if not kept.scored_path.is_file():
             continue
-        by_file = {call.file: call for call in read_calls(answers)}
-        if facts_path.is_file() and all(one.file in by_file for one in recordings):
-            facts = read_json(facts_path, SystemFacts, "a system's facts")
+        by_file = {call.file: call for call in kept.heard(_keys(recordings))}
+        facts = kept.facts()
+        if facts is not None and len(by_file) == len(recordings):
             finished.append(Heard(facts, tuple(by_file[one.file] for one in recordings)))
         else:
             unfinished.append(name)

@@ -5,9 +5,10 @@ from typing import Any
 from eval.accuracy.load import System
 from eval.accuracy.ours import EarshotInProcess
 from eval.accuracy.peers import FasterWhisper, fair_options
-from eval.accuracy.systems import PEER_PACKAGES, Spec
+from eval.accuracy.systems import PEER_PACKAGES, Spec, check_specs, prepare_specs
 from eval.config import Config
 from eval.long.plan import OURS, THEIRS, THEIRS_BATCHED
+from eval.measurement import Run
 
 _COMPUTE_TYPE = "float32"  # which the library keeps of a converted checkpoint if told nothing
 
@@ -34,6 +35,13 @@ def specs(config: Config) -> dict[str, Spec]:
         **{name: theirs(options) for name, options in THEIRS.items()},
         **{name: theirs(options, batched=True) for name, options in THEIRS_BATCHED.items()},
     }
+
+
+def prepare_names(names: tuple[str, ...], run: Run) -> None:
+    """Refuse what cannot run, and make what the others need; errors as of both."""
+    known = specs(run.config)
+    check_specs(names, known)
+    prepare_specs([known[name] for name in names], run.config, run.config_path)
 
 
 def open_system(name: str, config: Config) -> System:

@@ -30,11 +30,16 @@ class _Row:
 
 
 @dataclasses.dataclass(frozen=True)
+class _Figures:
+    rows: tuple[_Row, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class _File:
     config: str
     settings: dict[str, Any]
-    complete: bool
-    rows: tuple[_Row, ...]
+    figures: _Figures | None = None
+    rows: tuple[_Row, ...] = ()  # of files that the bench wrote before it had a record
     conditions: str = ""
     machine: dict[str, str] = dataclasses.field(default_factory=dict)
 
@@ -92,18 +97,18 @@ class Measured:
         return float(loads[self.latency_s(loads, "p99") <= p99_s][-1])
 
 
-def find_measured(config: Config, file: Path | None, beam_size: int) -> Measured:
+def find_measured(config: Config, file: Path | None) -> Measured:
     """What is known of a config.
 
     Args:
-        config: of a product.
+        config: of a product; all requests are searched as it says.
         file: of the bench; None: the committed table of the config's name.
-        beam_size: of all requests.
 
     Raises:
         FileError, ConfigError: there is no such file, it is of something else, or it lacks what is
             needed; the message says how to measure it.
     """
+    beam_size = config.transcriber.beam_size
     path = file or COMMITTED / f"{config.name}.json"
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
@@ -118,17 +123,17 @@ def find_measured(config: Config, file: Path | None, beam_size: int) -> Measured
         )
     text = read_text(path, "expected what `python -m eval bench --json` wrote")
     found = from_json(_File, text, str(path), advice=measure, extra="ignore")
-    _require_same(found, config, beam_size, path, measure)
+    _require_same(found, config, path, measure)
     return _measured(found, path, measure)
 
 
-def _require_same(found: _File, config: Config, beam_size: int, path: Path, measure: str) -> None:
+def _require_same(found: _File, config: Config, path: Path, measure: str) -> None:
     """Refuse figures of another product, or of other settings."""
     runtime = found.settings.get("runtime", {})
     expected: dict[str, Any] = {
         "config": config.name,
         "build.precision": config.build.precision,
-        "beam_size": beam_size,
+        "beam_size": config.transcriber.beam_size,
         "runtime.slots": config.runtime.slots,
         **{f"runtime.{key}": getattr(config.runtime, key) for key in _SETTINGS},
     }
@@ -148,7 +153,8 @@ def _require_same(found: _File, config: Config, beam_size: int, path: Path, meas
 
 
 def _measured(found: _File, path: Path, measure: str) -> Measured:
-    ours = [row for row in found.rows if row.system.startswith("earshot") and row.value]
+    rows = found.figures.rows if found.figures else found.rows
+    ours = [row for row in rows if row.system.startswith("earshot") and row.value]
     through = {row.workload: row.value for row in ours if row.system.endswith("through Triton")}
     direct = {row.workload: row for row in ours if not row.system.endswith("through Triton")}
     levels = [

@@ -1,13 +1,12 @@
 """`python -m eval plan`: GPUs for a load, what an hour of audio costs, and a day of autoscaling."""
 
-import argparse
+import dataclasses
 import math
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from eval.arguments import output_of
-from eval.config import Config
-from eval.files import write_json, write_text
+from eval.files import write_text
+from eval.measurement import Check, Result, Run, table
 from eval.plan.day import arrivals_per_s
 from eval.plan.measured import REQUEST_S, Measured, find_measured
 from eval.plan.plot import draw
@@ -15,27 +14,47 @@ from eval.plan.policy import Policy, read_policy
 from eval.plan.sweep import ALIKE, Outcome, Simulation, candidates, choose, fixed
 from serve.errors import ConfigError
 
-Progress = Callable[[str], None]
+
+@dataclasses.dataclass(frozen=True)
+class Days:
+    """What is replayed, as the flags say it."""
+
+    load: float
+    p99: float
+    price: float | None
+    provision_s: float
+    policy: Path
+    slower: float
+    days: int
+    seed: int
 
 
-def plan(config: Config, options: argparse.Namespace, say: Progress, progress: Progress) -> int:
-    """Run the command; returns the exit status.
+def plan(
+    run: Run, *, measured: Path | None, simulate: bool, provision_s: float | None, **of: Any
+) -> Result:
+    """Show what an even load needs, and replay days of it where that is asked for.
+
+    Args:
+        run: of a product of which is known what a GPU does.
+        measured: a file of the bench; None is the committed one.
+        simulate: whether days are replayed.
+        provision_s: needed for it.
+        of: the other fields of `Days`.
 
     Raises:
         ConfigError: something is needed that nobody has measured or told.
     """
-    beam_size = options.beam_size or config.transcriber.beam_size
-    measured = find_measured(config, options.measured, beam_size)
-    if options.simulate and options.provision_s is None:
+    gpu = find_measured(run.config, measured)
+    if simulate and provision_s is None:
         raise ConfigError(
             "--simulate needs --provision-s: how long your cluster takes from the call for a pod "
             "to its container's start (a GPU's node, image and volume); nothing here can know it"
         )
-    for line in steady(measured, options.load, options.p99, options.price):
-        say(line)
-    if not options.simulate:
-        return 0
-    return _simulate(config, measured, options, say, progress)
+    for line in steady(gpu, of["load"], of["p99"], of["price"]):
+        run.show(line)
+    if not simulate or provision_s is None:
+        return Result()
+    return _simulate(run, gpu, Days(provision_s=provision_s, **of))
 
 
 def steady(measured: Measured, load: float, p99_s: float, price: float | None) -> list[str]:
@@ -61,13 +80,8 @@ def steady(measured: Measured, load: float, p99_s: float, price: float | None) -
     return lines
 
 
-def _simulate(
-    config: Config,
-    measured: Measured,
-    options: argparse.Namespace,
-    say: Progress,
-    progress: Progress,
-) -> int:
+def _simulate(run: Run, measured: Measured, options: Days) -> Result:
+    progress = run.say
     if measured.start_s is None:
         raise ConfigError(
             f"{measured.source} has no figure of the workload start, so how long a server takes "
@@ -77,7 +91,7 @@ def _simulate(
     gpu = measured.slower(options.slower)
     days = [arrivals_per_s(options.load, options.seed + day) for day in range(options.days)]
     start_s = options.provision_s + measured.start_s
-    pending = config.transcriber.max_pending
+    pending = run.config.transcriber.max_pending
     simulation = Simulation(gpu, days, start_s, pending, options.p99)
     scaled = simulation.outcomes([policy, *candidates(policy, measured)], progress)
     always = simulation.least_fixed(policy, progress)
@@ -91,43 +105,42 @@ def _simulate(
     )
     if options.slower != 1:
         conditions += f"; GPUs take {options.slower:g} times as long as measured"
-    table = "\n".join(_table([*scaled, fewer, always], policy, options.p99, options.price))
+    rows = table(*_rows([*scaled, fewer, always], policy, options.p99, options.price))
     verdict = _verdict(chosen, policy, options.policy, options.p99)
-    folder = output_of(options, config.name, "plan")
-    write_text(folder / "plan.md", f"{conditions}.\n\n{table}\n\n{verdict}\n")
-    write_json(folder / "plan.json", {"conditions": conditions, "rows": [*map(_row, scaled)]})
+    folder = run.folder
+    write_text(folder / "plan.md", f"{conditions}.\n\n{rows}\n\n{verdict}\n")
     shown = [one for one in (chosen, scaled[-1], always) if one is not None]
     title = f"{options.load:g} requests/s on average, pods ready after {start_s:.0f} s"
     draw(folder / "day.png", [one.days[0] for one in shown], options.p99, title)
-    say(
-        f"\n{conditions}\n\n{table}\n\n{verdict}\n"
+    text = (
+        f"\n{conditions}\n\n{rows}\n\n{verdict}\n"
         f"The report: {folder / 'plan.md'}, with a picture beside it"
     )
-    return 0 if chosen is not None else 1
+    held = Check(f"a policy holds a p99 of {options.p99:g} s", chosen is not None, verdict)
+    return Result({"conditions": conditions, "rows": [*map(_row, scaled)]}, (held,), text)
 
 
-def _table(
+def _rows(
     outcomes: list[Outcome], deployed: Policy, p99_s: float, price: float | None
-) -> list[str]:
-    """As Markdown."""
-    cost = "" if price is None else " an hour of audio |"
-    lines = [
-        f"| policy | p99 | its worst minute | minutes over {p99_s:g} s | refused | GPU hours a day "
-        f"| most GPUs |{cost}",
-        "|---|---|---|---|---|---|---|" + "---|" * bool(cost),
-    ]
+) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of the table."""
+    header = ["policy", "p99", "its worst minute", f"minutes over {p99_s:g} s", "refused"]
+    header += ["GPU hours a day", "most GPUs", *["an hour of audio"] * (price is not None)]
+    rows = []
     for one in outcomes:
-        mark = " **(deployed)**" if one.policy == deployed else ""
-        line = (
-            f"| {one.policy.name}{mark} | {one.p99_s:.2f} s | "
-            f"{max(day.worst_minute_s for day in one.days):.2f} s | "
-            f"{max(day.minutes_over for day in one.days)} | {one.refused:.3%} | "
-            f"{one.gpu_hours:.0f} | {max(day.most for day in one.days)} |"
-        )
+        row = [
+            one.policy.name + " **(deployed)**" * (one.policy == deployed),
+            f"{one.p99_s:.2f} s",
+            f"{max(day.worst_minute_s for day in one.days):.2f} s",
+            str(max(day.minutes_over for day in one.days)),
+            f"{one.refused:.3%}",
+            f"{one.gpu_hours:.0f}",
+            str(max(day.most for day in one.days)),
+        ]
         if price is not None:
-            line += f" {price * one.gpu_hours / one.audio_hours:.5f} |"
-        lines.append(line)
-    return lines
+            row.append(f"{price * one.gpu_hours / one.audio_hours:.5f}")
+        rows.append(row)
+    return header, rows
 
 
 def _verdict(chosen: Outcome | None, deployed: Policy, path: Path, p99_s: float) -> str:

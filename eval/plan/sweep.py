@@ -1,8 +1,9 @@
 """Which thresholds a day's replay speaks for."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from eval.measurement import Say
 from eval.plan.measured import Measured
 from eval.plan.policy import Policy
 from eval.plan.replay import Array, Day, replay
@@ -11,8 +12,6 @@ SHARES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of the windows that a GPU decodes at 
 QUEUES_S = (0.03, 0.1, 0.3, 1.0)
 MOST_REFUSED = 1e-4  # share of a day's requests
 ALIKE = 0.01  # GPU hours that differ by no more than this share do not decide
-
-Progress = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,51 +67,38 @@ def fixed(policy: Policy, gpus: int) -> Policy:
     return dataclasses.replace(policy, least=gpus, most=gpus, queue_s=None, windows_per_s=None)
 
 
+@dataclasses.dataclass(frozen=True)
 class Simulation:
-    """Days, and what is the same for all policies.
+    """Days, and what is the same for all policies."""
 
-    Args:
-        measured: one GPU.
-        days: arrivals of each (requests a second), by minute.
-        start_s: from the call for a replica to its first request.
-        most_pending: requests that a replica takes in.
-        p99_s: what is wanted.
-    """
-
-    def __init__(
-        self,
-        measured: Measured,
-        days: Sequence[Array],
-        start_s: float,
-        most_pending: int,
-        p99_s: float,
-    ) -> None:
-        self._measured = measured
-        self._days = days
-        self._limits = (start_s, most_pending, p99_s)
-        self._p99_s = p99_s
+    measured: Measured  # one GPU
+    days: Sequence[Array]  # arrivals of each (requests a second), by minute
+    start_s: float  # from the call for a replica to its first request
+    most_pending: int  # requests that a replica takes in
+    p99_s: float  # what is wanted
 
     def outcome(self, policy: Policy) -> Outcome:
         """What a policy makes of the days."""
-        days = (replay(self._measured, policy, day, *self._limits) for day in self._days)
+        limits = (self.start_s, self.most_pending, self.p99_s)
+        days = (replay(self.measured, policy, day, *limits) for day in self.days)
         return Outcome(policy, tuple(days))
 
-    def outcomes(self, policies: Iterable[Policy], progress: Progress) -> list[Outcome]:
+    def outcomes(self, policies: Iterable[Policy], progress: Say) -> list[Outcome]:
         """The same of several, each once."""
         found = []
         for policy in dict.fromkeys(policies):
-            progress(f"replaying {len(self._days)} days: {policy.name}")
+            progress(f"replaying {len(self.days)} days: {policy.name}")
             found.append(self.outcome(policy))
         return found
 
-    def least_fixed(self, policy: Policy, progress: Progress) -> Outcome:
+    def least_fixed(self, policy: Policy, progress: Say) -> Outcome:
         """The fewest GPUs that hold p99 on each day without autoscaling."""
-        peak = max(float(day.max()) for day in self._days) / self._measured.saturated_per_s
+        peak = max(float(day.max()) for day in self.days) / self.measured.saturated_per_s
         gpus = max(1, round(peak / 2))
         while True:
-            progress(f"replaying {len(self._days)} days: {gpus} GPUs all day")
+            progress(f"replaying {len(self.days)} days: {gpus} GPUs all day")
             found = self.outcome(fixed(policy, gpus))
-            if found.holds(self._p99_s):
+            if found.holds(self.p99_s):
                 return found
             gpus += 1
 

@@ -16,7 +16,7 @@ import grpc
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from eval.soak.verdict import Check
+from eval.measurement import Check
 from serve.triton.wire import MODEL, STREAM_MODEL
 
 Kind = Literal["answered", "refused", "failed", "lost"]

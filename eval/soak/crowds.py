@@ -10,10 +10,11 @@ import numpy as np
 import soundfile
 
 from eval.config import Config
+from eval.measurement import Check
 from eval.soak.client import Ending, all_answered, by_grpc, counted, crowd, endings
 from eval.soak.memory import Watch
+from eval.soak.report import Found
 from eval.soak.stage import Stage
-from eval.soak.verdict import Check, Found
 from serve.clips import Clip
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE

@@ -17,16 +17,16 @@ from pathlib import Path
 import psutil
 from tqdm import tqdm
 
-from eval.config import Config
+from eval.measurement import Check, Result, Run, Say
 from eval.soak.client import Ending, crowd
 from eval.soak.disruptions import Span, Unable, disruptions, recover, with_link
 from eval.soak.doors import DOORS
 from eval.soak.files import files_of
 from eval.soak.hostile import ATTACKS
 from eval.soak.memory import resident_kb
-from eval.soak.stage import Say, Stage, stage
+from eval.soak.report import Finding, reported
+from eval.soak.stage import Stage, stage
 from eval.soak.tally import Asked, Tally, uneven
-from eval.soak.verdict import Check, Finding, write_report
 from serve.clips import load_clips
 from serve.errors import EarshotError
 
@@ -75,33 +75,27 @@ def action(seed: int, number: int, files: int) -> Action:
     )
 
 
-def mixed(config: Config, load: Load, folder: Path, say: Say) -> bool:
+def mixed(run: Run, load: Load) -> Result:
     """Soak a server of its own and write the report, also where it is interrupted.
 
     Args:
-        config: the product.
+        run: of the product that is attacked.
         load: how much.
-        folder: of the report.
-        say: gets a line of progress at a time.
-
-    Returns:
-        False where something did not hold.
 
     Raises:
         EarshotError: the server did not start, or a clip cannot be used.
         KeyboardInterrupt: of Ctrl-C; the report is written.
     """
-    clips = tuple(load_clips(config.eval.manifest))
+    clips = tuple(load_clips(run.config.eval.manifest))
     with tempfile.TemporaryDirectory(prefix="earshot-soak-") as name:
-        linked = with_link(config, Path(name))
-        with stage(linked, clips, say) as running:
-            soak = _Mixed(running, load, say)
+        linked = with_link(run.config, Path(name))
+        with stage(linked, clips, run.say) as running:
+            soak = _Mixed(running, load, run.say)
             try:
                 soak.run()
             finally:
-                finding = soak.finding()
-                write_report(folder, config.name, [finding])
-    return finding.passed is not False
+                result = reported(run, [soak.finding()])
+    return result
 
 
 class _Mixed:

@@ -1,18 +1,19 @@
-"""Run scenarios, each on a server of its own, and keep what they find."""
+"""`python -m eval soak`: everything at once, or scenarios, each on a server of its own."""
 
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import psutil
 
 from eval.config import Config
+from eval.measurement import Check, Result, Run, Say, loud
 from eval.soak.crowds import forty_hours, short_beside_long, with_limit
 from eval.soak.killers import killers
+from eval.soak.mixed import Load, mixed
 from eval.soak.plan import SCENARIOS
-from eval.soak.stage import Say, Stage, stage
+from eval.soak.report import Finding, Found, reported
+from eval.soak.stage import Stage, stage
 from eval.soak.uploads import descriptors, large_uploads, slow_clients, with_short_uploads
-from eval.soak.verdict import Check, Finding, Found, word, write_report
 from serve.clips import Clip, load_clips
 from serve.errors import ConfigError, EarshotError
 
@@ -34,36 +35,36 @@ _CONFIGS: dict[str, Callable[[Config], Config]] = {
 }
 
 
-def soak(config: Config, names: tuple[str, ...], folder: Path, say: Say) -> bool:
-    """Run scenarios and write the report anew after each.
+def soak(
+    run: Run, *, minutes: int, actions: int | None, seed: int, scenarios: Sequence[str] | None
+) -> Result:
+    """Attack a server and write the report.
 
     Args:
-        config: the product.
-        names: of `SCENARIOS`; () is all of them.
-        folder: of the report.
-        say: gets a line of progress at a time.
-
-    Returns:
-        False where a check failed.
+        run: of the product that is attacked.
+        minutes, actions, seed: as of `Load`.
+        scenarios: names of `SCENARIOS` that are run instead; () is all of them.
 
     Raises:
         ConfigError: there is no scenario of a name, or the clips cannot be used.
         EarshotError: a server did not start.
         FileError: the report cannot be written.
     """
-    for name in names:
+    if scenarios is None:
+        return mixed(run, Load(minutes, actions, seed))
+    for name in scenarios:
         if name not in SCENARIOS:
             raise ConfigError(f"no scenario {name!r}; there are {', '.join(SCENARIOS)}")
-    clips, findings = tuple(load_clips(config.eval.manifest)), list[Finding]()
-    for name in names or tuple(SCENARIOS):
-        say(f"{name}: {SCENARIOS[name]} …")
-        findings.append(run(name, config, clips, say))
-        write_report(folder, config.name, findings)
-        say(f"{name}: {word(findings[-1].passed)}")
-    return all(finding.passed is not False for finding in findings)
+    clips, findings = tuple(load_clips(run.config.eval.manifest)), list[Finding]()
+    for name in scenarios or tuple(SCENARIOS):
+        run.say(f"{name}: {SCENARIOS[name]} …")
+        findings.append(attacked(name, run.config, clips, run.say))
+        result = reported(run, findings)
+        run.say(f"{name}: {loud(findings[-1].verdict)}")
+    return result
 
 
-def run(name: str, config: Config, clips: tuple[Clip, ...], say: Say) -> Finding:
+def attacked(name: str, config: Config, clips: tuple[Clip, ...], say: Say) -> Finding:
     """Run one scenario on a server of its own; an error in it is a check that failed.
 
     Raises:

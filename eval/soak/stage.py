@@ -3,20 +3,21 @@
 import contextlib
 import dataclasses
 import os
-import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 from eval.config import Config
+from eval.measurement import Say
 from eval.processes import descendants, kill
+from eval.server import by_role, metrics_page
 from eval.soak.client import Addresses, Ending, by_grpc
 from serve.clips import Clip
 from serve.errors import EarshotError
@@ -27,8 +28,6 @@ SHORT_S = 3.0  # a clip of at most so long is a short one
 _READY_GRACE_S = 10.0
 _STOP_GRACE_S = 30.0  # beyond the drain's limit
 _POLL_S = 0.1
-
-Say = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,15 +56,8 @@ class Stage:
     def processes(self) -> dict[str, psutil.Process]:
         """All processes of the server by what they do, those that have ended left out."""
         found: dict[str, psutil.Process] = {}
-        try:
-            root = psutil.Process(self.process.pid)
-        except psutil.NoSuchProcess:
-            return found
-        for process in [root, *descendants(root.pid)]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    role = _role(process.cmdline())
-                    found[f"{role} {process.pid}" if role in found else role] = process
+        for role, process in by_role(self.process.pid):
+            found[f"{role} {process.pid}" if role in found else role] = process
         return found
 
     def pids(self) -> dict[str, int]:
@@ -76,9 +68,8 @@ class Stage:
     def metrics(self) -> str:
         """What the metrics page says; "" while nobody answers."""
         server = self.config.server
-        url = f"http://{server.host}:{server.metrics_port}/metrics"
-        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10) as answer:
-            return str(answer.read().decode())
+        with contextlib.suppress(OSError):
+            return metrics_page(f"{server.host}:{server.metrics_port}")
         return ""
 
     def ready(self) -> bool:
@@ -166,17 +157,3 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _role(command: list[str]) -> str:
-    """What a process of the server does, by its command line."""
-    line = " ".join(command)
-    if found := re.search(r"python_backend_stub \S*/models/(\w+)/", line):
-        return found[1]
-    if "serve.gateway" in line:
-        return "gateway"
-    if "sandbox.server" in line:
-        return "sandbox"
-    if command and Path(command[0]).name == "tritonserver":
-        return "tritonserver"
-    return "supervisor" if "-m serve triton" in line else line[:60] or "unnamed"

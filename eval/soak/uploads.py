@@ -13,6 +13,7 @@ from concurrent.futures import Future
 import psutil
 
 from eval.config import Config
+from eval.measurement import Check
 from eval.soak.client import (
     Ending,
     all_answered,
@@ -27,8 +28,8 @@ from eval.soak.client import (
 )
 from eval.soak.memory import Watch
 from eval.soak.raw import Upload, chunked, head, upload
+from eval.soak.report import Found
 from eval.soak.stage import Stage
-from eval.soak.verdict import Check, Found
 
 MAX_RATIO = 2.0
 _MB = 2**20

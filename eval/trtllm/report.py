@@ -2,12 +2,11 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from eval.machine import machine_facts, versions
+from eval.measurement import Say
 from serve.errors import EarshotError
-
-Progress = Callable[[str], None]
 
 _LINE_CHARACTERS = 500  # of a difference, in the line for a bug report
 
@@ -17,8 +16,8 @@ class DifferenceError(EarshotError):
 
 
 @dataclasses.dataclass
-class Check:
-    """One row of the table."""
+class Step:
+    """A check under way, a row of the table."""
 
     what: str
     found: str = ""  # what a passed check saw, or the first difference
@@ -32,19 +31,19 @@ class Report:
         progress: called with a line for each check, as it ends.
     """
 
-    def __init__(self, progress: Progress) -> None:
-        self.checks: list[Check] = []
+    def __init__(self, progress: Say) -> None:
+        self.checks: list[Step] = []
         self._progress = progress
 
     @contextlib.contextmanager
-    def check(self, what: str) -> Iterator[Check]:
+    def check(self, what: str) -> Iterator[Step]:
         """A check, which passes unless its block raises.
 
         Raises:
             EarshotError: the block's.
             DifferenceError: the block raised something else: the library's own error, most likely.
         """
-        check = Check(what)
+        check = Step(what)
         self.checks.append(check)
         try:
             yield check

@@ -3,24 +3,25 @@
 import tempfile
 from pathlib import Path
 
+from eval.measurement import Result, Run
 from eval.trtllm.check import build_by_command_line, run
-from eval.trtllm.report import Progress, Report
+from eval.trtllm.report import Report
 
 
-def check(progress: Progress, python: str) -> int:
-    """Run every check; the exit code.
+def check(of: Run, *, python: str) -> Result:
+    """Run every check.
 
     Args:
-        progress: called with what there is to read.
+        of: shows what there is to read.
         python: of another environment that has the library; empty: this one.
 
     Raises:
         EarshotError: the first difference, once the table is out.
     """
-    report = Report(progress)
+    report = Report(of.show)
     with tempfile.TemporaryDirectory(prefix="earshot-trtllm-check-") as folder:
         try:
             run(Path(folder), report, build_by_command_line, python)
         finally:
-            progress(f"\n{report.table()}\n\nFor a bug report:\n{report.line()}")
-    return 0
+            of.show(f"\n{report.table()}\n\nFor a bug report:\n{report.line()}")
+    return Result()

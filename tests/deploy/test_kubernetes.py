@@ -9,9 +9,9 @@ import tomllib
 import kubernetes_validate
 import pytest
 import yaml
+from eval.plan.flags import POLICY
 
 from deploy.images import earshot
-from eval.plan.flags import POLICY
 from eval.plan.policy import read_policy
 from serve.config import ServerConfig, load_config
 from serve.gateway.upstream import pool as upstreams

@@ -2,6 +2,9 @@ import numpy as np
 import pytest
 import soundfile
 
+from eval.config import Config
+from eval.measurement import Run
+
 
 @pytest.fixture
 def record():
@@ -13,3 +16,15 @@ def record():
         return path
 
     return write
+
+
+@pytest.fixture
+def run_of(tmp_path):
+    """Makes the run of a command, whose results go to `tmp_path`."""
+
+    def make(config=None, command="test", said=None):
+        say = (lambda _: None) if said is None else said.append
+        path = tmp_path / f"{command}.json"
+        return Run(command, config or Config(), "x.toml", path, say=say, show=say)
+
+    return make

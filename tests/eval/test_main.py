@@ -1,23 +1,29 @@
 import dataclasses
 import importlib.util
+import inspect
 import json
+import operator
 import os
+import pkgutil
 import re
 import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
-from eval import processes
+import eval.config
+from eval import flags, processes
 from eval.__main__ import _parser, main
+from eval.accuracy import kept as kept_module
 from eval.accuracy import run as run_module
 from eval.accuracy import systems
 from eval.accuracy.data import read_calls
 from eval.accuracy.page import page
-from eval.bench.plan import Plan
+from eval.bench.plan import Load, Plan
+from eval.commands import COMMANDS
+from eval.plan.run import Days
 from serve.errors import AudioError
 from tests.eval.fakes import open_fake, open_fake_for_any_bytes
 
@@ -189,7 +195,7 @@ def test_a_run_that_did_not_finish_is_not_scored_by_chance(config, capsys):
 
 def test_ctrl_c_keeps_valid_lines(config, capsys, monkeypatch):
     (config.parent / "b.txt").write_text("hang")
-    original = run_module.to_json
+    original = kept_module.to_json
     timers = []
 
     def interrupt_soon(row):  # b.txt answers once, and then never again
@@ -198,7 +204,7 @@ def test_ctrl_c_keeps_valid_lines(config, capsys, monkeypatch):
             timers[0].start()
         return original(row)
 
-    monkeypatch.setattr(run_module, "to_json", interrupt_soon)
+    monkeypatch.setattr(kept_module, "to_json", interrupt_soon)
     code, folder = run(config, "--systems", "earshot-int8")
     assert code == 130
     assert "interrupted" in capsys.readouterr().err
@@ -207,7 +213,7 @@ def test_ctrl_c_keeps_valid_lines(config, capsys, monkeypatch):
     assert heard >= 1
     assert not (folder / "report.json").exists()
     # A later run goes on there, what was being written when it ended is dropped.
-    monkeypatch.setattr(run_module, "to_json", original)
+    monkeypatch.setattr(kept_module, "to_json", original)
     (config.parent / "b.txt").write_text("good bye")
     before = kept.read_text()
     with kept.open("a") as file:
@@ -323,6 +329,25 @@ def test_help(command):
     assert done.returncode == 0 and "usage: python -m eval" in done.stdout
 
 
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_flag_is_a_keyword_of_what_does_the_command(command):
+    """The table names functions by text, which no type checker follows."""
+    _, *parameters = inspect.signature(
+        pkgutil.resolve_name(f"eval.{command.entry}")
+    ).parameters.values()
+    named = {one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
+    rest = {"bench": Plan, "scale": Load, "plan": Days}.get(command.name)
+    assert (rest is not None) == any(one.kind is one.VAR_KEYWORD for one in parameters)
+    if rest is not None:
+        named |= {field.name for field in dataclasses.fields(rest)}
+    of_main = {"config", "output", "json"}
+    flags = {flag.dest for flag in command.all_flags if not flag.sets}
+    assert flags - of_main == named
+    config = eval.config.Config()
+    for place in (flag.sets for flag in command.flags if flag.sets):
+        assert operator.attrgetter(place)(config) is not None
+
+
 def test_the_flags_of_the_bench_have_the_defaults_of_its_plan(capsys):
     """Each default stands in one place."""
     with pytest.raises(SystemExit):
@@ -335,5 +360,5 @@ def test_the_flags_of_the_bench_have_the_defaults_of_its_plan(capsys):
     for field in dataclasses.fields(Plan):
         if field.name != "peers":  # what is installed is not known before
             assert getattr(options, field.name) == field.default
-    source = Path("eval/bench/flags.py").read_text(encoding="utf-8")
-    assert not re.search(r"default=[\d(\"']", source)
+    shown = [flag.default for flag in flags.BENCH if flag.default is not None]
+    assert set(shown) <= {field.default for field in dataclasses.fields(Plan)}

@@ -34,6 +34,7 @@ from eval.accuracy.run import RunFacts
 from eval.accuracy.score import Misheard, Rate, Speed, SystemScore
 from eval.files import write_text
 
+PAGE = "report.html"
 _SHOWN_WORDS = 12  # of each kind of mistake
 _CONTEXT_WORDS = 8  # beside a mistake in a long text
 _TEMPLATES = Path(__file__).parent / "templates"

@@ -124,7 +124,7 @@ class LatencyPanel(Panel):
         axes.set_xscale("log")
         axes.set_xlim(low, high)
         ticks = [value for value in _LATENCIES if low <= value <= high]
-        axes.xaxis.set_major_locator(FixedLocator(ticks[:: -(-len(ticks) // 4)]))
+        axes.xaxis.set_major_locator(FixedLocator(ticks[:: max(1, -(-len(ticks) // 4))]))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from eval.bench.peers.forced import Decode, batched, latency
-from eval.bench.plan import Progress
 from eval.bench.table import Measurement
+from eval.measurement import Say
 from eval.random_whisper.checkpoint import write_peer_checkpoint
 from eval.random_whisper.shapes import END, Shape, prompt_ids, special_ids
 
@@ -23,7 +23,7 @@ NOTE = "log-mel at hand on the device, not timed"
 
 
 def measure_ctranslate2(
-    shape: Shape, device: str, seconds: float, progress: Progress, batch: int = BATCH
+    shape: Shape, device: str, seconds: float, progress: Say, batch: int = BATCH
 ) -> Iterator[Measurement]:
     """For each compute type: one request, then throughput in batches."""
     import ctranslate2  # noqa: PLC0415 - only a peer

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from eval.bench.peers.forced import batched, latency
-from eval.bench.plan import Progress
 from eval.bench.table import Measurement
+from eval.measurement import Say
 from eval.random_whisper.checkpoint import hugging_face_config
 from eval.random_whisper.shapes import Shape, prompt_ids
 
@@ -17,7 +17,7 @@ NOTE = "log-mel at hand on the device, not timed"
 
 
 def measure_hugging_face(
-    shape: Shape, device: str, seconds: float, progress: Progress, sizes: Sequence[int] = BATCHES
+    shape: Shape, device: str, seconds: float, progress: Say, sizes: Sequence[int] = BATCHES
 ) -> Iterator[Measurement]:
     """One request, then throughput with each batch size."""
     import transformers  # noqa: PLC0415 - heavy, and only a peer

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from eval.bench.peers.ctranslate2 import measure_ctranslate2
 from eval.bench.peers.hugging_face import measure_hugging_face
 from eval.bench.peers.vllm import measure_vllm
-from eval.bench.plan import Progress
 from eval.bench.table import Measurement, refused
 from eval.machine import missing_packages
+from eval.measurement import Say
 from eval.processes import ChildProcess, Send
 from eval.random_whisper.shapes import Shape
 from serve.errors import EarshotError, UnavailableError
@@ -21,7 +21,7 @@ START_S = 900.0  # to convert weights, load and compile
 SUSTAINED = 10  # a figure is told after at most so many times as long as it is sustained
 LOG_LINES = 20  # told of a child that failed
 
-Run = Callable[[Shape, str, float, Progress], Iterator[Measurement]]
+Run = Callable[[Shape, str, float, Say], Iterator[Measurement]]
 """Takes shape, device, how long to sustain a throughput figure, and what gets a line on each
 stage."""
 
@@ -56,7 +56,7 @@ def check_peers(names: Sequence[str]) -> None:
 
 
 def measure_peer(
-    name: str, shape: Shape, device: str, seconds: float, progress: Progress
+    name: str, shape: Shape, device: str, seconds: float, progress: Say
 ) -> Iterator[Measurement]:
     """The lines of one peer that is installed; where it fails, the last one says why."""
     arguments = (PEERS[name].run, shape, device, seconds)

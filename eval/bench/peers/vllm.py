@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from eval.bench.peers.forced import Decode, batched, latency, mlperf, queued
-from eval.bench.plan import Progress
 from eval.bench.table import Measurement
 from eval.bench.workloads import REQUEST_S
+from eval.measurement import Say
 from eval.random_whisper.checkpoint import write_peer_checkpoint
 from eval.random_whisper.shapes import Shape, prompt_ids
 from serve.errors import UnavailableError
@@ -43,9 +43,7 @@ SETTINGS: dict[str, Any] = {
 LOG_MELS = {"CPU": {}, "GPU": {"device": "cuda"}}  # where -> options of the feature extractor
 
 
-def measure_vllm(
-    shape: Shape, device: str, seconds: float, progress: Progress
-) -> Iterator[Measurement]:
+def measure_vllm(shape: Shape, device: str, seconds: float, progress: Say) -> Iterator[Measurement]:
     """One request, throughput with 64 and 256 windows, MLPerf-shaped; all with both log-mels.
 
     Raises:

@@ -1,5 +1,6 @@
 """Our tokens against CTranslate2's own, on the demo checkpoint."""
 
+import dataclasses
 import json
 import re
 
@@ -8,7 +9,8 @@ import pytest
 from build.checkpoint import open_checkpoint
 from build.config import BuildConfig
 from eval.accuracy import prepare, same_tokens
-from eval.config import Config
+from eval.config import Config, EvalConfig
+from eval.measurement import verdict
 from serve.config import RuntimeConfig
 from tests.checkpoints import write_engine
 
@@ -40,9 +42,13 @@ def manifest(tmp_path):
     return str(path)
 
 
-def test_tokens_equal_ctranslate2s_and_both_are_scored_alike(config, manifest, monkeypatch):
+def test_tokens_equal_ctranslate2s_and_both_are_scored_alike(config, manifest, monkeypatch, run_of):
     told = []
-    assert same_tokens.compare_tokens(config, "", manifest, (1, 5), told.append) == [1.0, 1.0]
+    config = dataclasses.replace(config, eval=EvalConfig(manifest=manifest))
+    run = run_of(config, said=told)
+    result = same_tokens.compare_tokens(run, beams=(1, 5))
+    assert result.figures == {"beam 1": 1.0, "beam 5": 1.0}
+    assert verdict(result.checks) == "passed"
     assert told == [f"beam {beam}: 2 of 2 windows equal, 100.00%" for beam in (1, 5)]
 
     decode = same_tokens._Theirs.decode
@@ -53,7 +59,8 @@ def test_tokens_equal_ctranslate2s_and_both_are_scored_alike(config, manifest, m
 
     monkeypatch.setattr(same_tokens._Theirs, "decode", greedy)
     told.clear()
-    assert same_tokens.compare_tokens(config, "", manifest, (1,), told.append) == [0.5]
+    result = same_tokens.compare_tokens(run, beams=(1,))
+    assert (result.figures, verdict(result.checks)) == ({"beam 1": 0.5}, "failed")
     found = re.search(
         r"equal up to token (\d+); ours scores (\S+), theirs (\S+) .* (\S+)\)", told[0]
     )

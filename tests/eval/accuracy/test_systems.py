@@ -15,8 +15,9 @@ from eval import demo as demo_module
 from eval.accuracy import ours, prepare, systems
 from eval.accuracy.data import Prediction
 from eval.config import Config, EvalConfig, load_config
-from eval.demo import DemoResult, demo, render
+from eval.demo import demo, render
 from eval.long import systems as long_systems
+from eval.measurement import verdict
 from serve.clips import load_clips
 from serve.config import TranscriberConfig
 from serve.errors import ConfigError, EarshotError, MissingCheckpointError, UnavailableError
@@ -236,33 +237,29 @@ def test_another_config_is_shown_where_a_checkpoint_cannot_be_had(tmp_path, monk
 
 
 @pytest.mark.server
-def test_demo_sends_every_clip_and_stops_the_server(config, tmp_path):
+def test_demo_sends_every_clip_and_stops_the_server(config, tmp_path, run_of, monkeypatch):
     lines = Path("tests/data/manifest.jsonl").read_text().splitlines()
     manifest = tmp_path / "m.jsonl"
     manifest.write_text("\n".join(lines[:3]))
     for clip in load_clips("tests/data/manifest.jsonl")[:3]:
         (tmp_path / clip.file).write_bytes(clip.path.read_bytes())
     evaluation = dataclasses.replace(config.eval, demo=str(manifest))
-    stages = []
-    result = demo(dataclasses.replace(config, eval=evaluation), stages.append)
-    assert [r.file for r in result.calls] == [c.file for c in load_clips(manifest)]
-    assert result.failed == 0
-    assert result.peak_memory_bytes > 50_000_000
+    stages, config = [], dataclasses.replace(config, eval=evaluation)
+    monkeypatch.setattr(demo_module, "prepared", lambda paths, say: config)
+    result = demo(run_of(config, said=stages), otherwise=None)
+    assert [r.file for r in result.figures["calls"]] == [c.file for c in load_clips(manifest)]
+    assert verdict(result.checks) == "passed"
+    assert result.figures["peak_memory_bytes"] > 50_000_000
     assert stages[-1] == "Stopped the server."
 
 
 def test_demo_output():
-    spoken = timed_call("a.wav", "Hello there", "Hallo there", latency_s=0.5)
-    result = DemoResult(
-        calls=(
-            spoken,
-            timed_call("silent.wav", "", "", latency_s=0.25),
-            timed_call("lost.wav", "Gone", "", prediction=None, error="AudioError: AUDIO is empty"),
-        ),
-        concurrency=8,
-        peak_memory_bytes=300 * 2**20,
+    calls = (
+        timed_call("a.wav", "Hello there", "Hallo there", latency_s=0.5),
+        timed_call("silent.wav", "", "", latency_s=0.25),
+        timed_call("lost.wav", "Gone", "", prediction=None, error="AudioError: AUDIO is empty"),
     )
-    text = "\n".join(render(result))
+    text = "\n".join(render(calls, 8, 300 * 2**20))
     for part in (
         "a.wav        10.0 s  en  latency  0.50 s  CER   9.1 %",
         "    reference        Hello there",

@@ -1,7 +1,6 @@
 """The command over a tiny engine with random weights: what it says is nonsense."""
 
 import dataclasses
-import json
 
 import pytest
 
@@ -19,9 +18,11 @@ def config(nano_config):
     return Config(**vars(nano_config()), build=BuildConfig(precision="int8"), eval=evaluation)
 
 
-def test_variants_are_held_together_over_the_same_clips(config, tmp_path):
+def test_variants_are_held_together_over_the_same_clips(config, tmp_path, run_of):
     told = []
-    text = measure_variants(config, ("int8", "int8-words", "int8-greedy"), tmp_path, told.append)
+    names = ("int8", "int8-words", "int8-greedy")
+    result = measure_variants(run_of(config, said=told), variants=names)
+    text = result.text
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:]]
     assert [row[0] for row in rows] == ["int8", "int8-words", "int8-greedy"]
     assert [row[4] for row in rows] == ["fp16", "int8", "fp16-greedy"]
@@ -30,8 +31,8 @@ def test_variants_are_held_together_over_the_same_clips(config, tmp_path):
     assert rows[0][5] == rows[2][5] == "did not run"
     assert len(told) == 4 and "3 of them drawn with seed 0" in told[0]
     assert len(read_calls(tmp_path / "int8-words.jsonl")) == 3
-    kept = json.loads((tmp_path / "variants.json").read_text())
-    assert kept["int8"]["overall"]["clips"] == 3 and text in (tmp_path / "variants.md").read_text()
+    assert result.figures["int8"].overall.clips == 3
+    assert text in (tmp_path / "variants.md").read_text()
 
 
 def test_each_variant_changes_what_its_name_says(config):
@@ -46,7 +47,7 @@ def test_each_variant_changes_what_its_name_says(config):
         assert same == config.runtime
 
 
-def test_an_unknown_variant_is_refused_before_anything_runs(config, tmp_path):
+def test_an_unknown_variant_is_refused_before_anything_runs(config, tmp_path, run_of):
     with pytest.raises(ConfigError, match=r"unknown variant 'int4'; known: fp16, int8, "):
-        measure_variants(config, ("int8", "int4"), tmp_path, print)
+        measure_variants(run_of(config), variants=("int8", "int4"))
     assert not list(tmp_path.iterdir())

@@ -6,6 +6,7 @@ import pytest
 
 from eval.accuracy.espeak import Espeak
 from eval.accuracy.words import Found, Timed, _same, _within
+from eval.measurement import verdict
 from serve.errors import UnavailableError
 
 GOOD = Found(
@@ -27,14 +28,15 @@ def test_words_that_both_say_are_matched_in_order():
     "worse", [{"within": 0.94}, {"ours_s": 0.07}, {"theirs_s": 0.01}, {"throughput": 0.85}]
 )
 def test_each_figure_must_be_as_wanted(worse):
-    assert GOOD.good and not dataclasses.replace(GOOD, **worse).good
-    assert len(GOOD.lines()) == 3 and "97.0%" in GOOD.lines()[0]
+    assert verdict(GOOD.checks) == "passed"
+    assert verdict(dataclasses.replace(GOOD, **worse).checks) == "failed"
+    assert str(GOOD).count("\n") == 2 and "97.0%" in str(GOOD).splitlines()[0]
 
 
 def test_what_was_not_measured_is_said_and_fails_nothing():
     found = dataclasses.replace(GOOD, truths=0, ours_s=None, theirs_s=None)
-    assert found.good and "not measured" in found.lines()[1]
-    assert not dataclasses.replace(found, within=0.5).good
+    assert verdict(found.checks) == "not decided" and "not measured" in str(found)
+    assert verdict(dataclasses.replace(found, within=0.5).checks) == "failed"
 
 
 @pytest.mark.needs_program("espeak-ng")

@@ -1,5 +1,6 @@
 """One run of the bench: what it refuses, in which order it measures, what it keeps."""
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -14,9 +15,10 @@ import torch
 from eval.__main__ import main
 from eval.bench import run
 from eval.bench.plan import Plan
-from eval.bench.run import Record, installed_peers, measurements
+from eval.bench.run import bench, installed_peers, measurements
 from eval.bench.table import Measurement
 from eval.config import load_config
+from eval.measurement import Run
 from serve.engine import open_engine
 from serve.errors import ConfigError, UnavailableError
 from serve.native.runtime import NativeRuntime
@@ -47,22 +49,39 @@ def test_without_a_word_the_peers_are_those_that_are_installed(monkeypatch):
     assert said == ["left out: the peer other needs a package"]
 
 
-def test_what_was_measured_before_an_interruption_is_kept(config, plan, tmp_path):
-    path = tmp_path / "deeper" / "bench.json"
-    record = Record(config, plan, path)
-    record.add(Measurement("latency", "earshot, 2 slots", 20.0, "ms", 5.0))
-    kept = json.loads(path.read_text())
-    assert kept["complete"] is False and kept["rows"][0]["value"] == 20.0
+@pytest.fixture
+def measured(config, plan, tmp_path, monkeypatch):
+    """Runs the bench of the plan, whose measurements are given."""
+
+    def measured(measurements, path=tmp_path / "deeper" / "bench.json"):
+        monkeypatch.setattr(run, "check", lambda *given: None)
+        monkeypatch.setattr(run, "measurements", lambda *given: measurements)
+        said, flags = [], vars(plan)
+        of = Run("bench", config, "x.toml", path, flags=flags, say=said.append, show=said.append)
+        with contextlib.suppress(KeyboardInterrupt):
+            bench(of, random_weights=False, **flags)
+        return json.loads(path.read_text()), said
+
+    return measured
+
+
+def test_what_was_measured_before_an_interruption_is_kept(measured):
+    def interrupted():
+        yield Measurement("latency", "earshot, 2 slots", 20.0, "ms", 5.0)
+        raise KeyboardInterrupt
+
+    kept, said = measured(interrupted())
+    assert kept["figures"]["complete"] is False and kept["figures"]["rows"][0]["value"] == 20.0
     assert kept["config"] == "large-v3-turbo" and kept["versions"]["torch"] == torch.__version__
     assert kept["settings"]["runtime"]["slots"] == 2 and kept["settings"]["seconds"] == 0.05
-    record.finish()
-    assert json.loads(path.read_text())["complete"] is True
+    assert json.loads(said[-1].splitlines()[-1]) == kept
+    assert measured(iter([]))[0]["figures"] == {"complete": True, "rows": []}
 
 
-def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(config, plan, tmp_path):
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(measured, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot write"):
-        Record(config, plan, tmp_path / "file" / "bench.json")
+        measured(None, tmp_path / "file" / "bench.json")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +114,7 @@ def test_the_command_ends_with_a_table_and_a_line_of_json(config, engine, capsys
     flags = "--config x --workloads start,latency --slots 2 --requests 2 --seconds 1"
     assert main(["bench", *flags.split(), "--peers="]) == 0
     out = capsys.readouterr().out.splitlines()
-    rows = json.loads(out[-1])["rows"]
+    rows = json.loads(out[-1])["figures"]["rows"]
     assert [row["workload"] for row in rows] == ["ceiling"] * 3 + [
         "start",
         "opening",

@@ -21,11 +21,11 @@ def figure(engines, rtfx, gateway, engine):
 def test_what_more_engines_would_meet():
     found = scaling_of([figure(1, 5000, 0.2, 0.7), figure(2, 9800, 0.5, 0.75)], cores=32)
     assert (found.ratio, found.efficiency) == (pytest.approx(1.96), pytest.approx(0.98))
-    assert found.good
+    assert found.check.passed
     assert found.gateway_thread_binds_above == 4.0  # 0.25 of a core for each engine
     assert found.cores_bind_above == 32.0  # (0.5 + 1.5) / 2 for each; clients are elsewhere
     worse = scaling_of([figure(1, 5000, 0.2, 0.7), figure(2, 9740, 0.5, 0.75)], cores=32)
-    assert not worse.good
+    assert not worse.check.passed
 
 
 def test_lengths_lie_between_the_shortest_and_the_longest():

@@ -9,9 +9,8 @@ import psutil
 import pytest
 
 from eval.gateway import floods
+from eval.gateway.connections import KINDS, Kept, measure_idle, measure_kept
 from eval.gateway.floods import Flood
-from eval.gateway.idle import KINDS, measure_idle
-from eval.gateway.kept import Kept, measure_kept
 from eval.gateway.run import Cost, Way, interval_of, measure_ways
 from eval.gateway.ways import KSERVE, OPENAI, TRITON, by_form, by_grpc
 from eval.gateway.ways import straight as straight_to
@@ -60,14 +59,16 @@ def test_a_way_that_is_too_slow_is_not_good():
         Way(KSERVE, 18.8, 0.94, (0.9, 0.98), 5.0, 9.6),
     )
     kept, quiet = Kept(0.5, 1.0), Flood("quiet", 9, 0, 100.0, 110.0)
-    assert not Cost(ways, kept, (), (quiet,)).good
-    assert Cost(ways[:1], kept, (), (quiet,)).good
+    slow, alone = Cost(ways, kept, (), (quiet,)).checks
+    assert not slow.passed and "KServe" in slow.name and slow.detail == "94.0%"
+    assert alone.passed
     for flood, good in (
         (Flood("pings", 9, 0, 199.0, 900.0), True),
         (Flood("pings", 9, 0, 201.0, 202.0), False),
         (Flood("pings", 9, 1, 100.0, 110.0), False),
     ):
-        assert Cost(ways[:1], kept, (), (quiet, flood)).good == good
+        _, beside = Cost(ways[:1], kept, (), (quiet, flood)).checks
+        assert beside.passed == good and "pings" in beside.name
 
 
 def test_a_clip_is_asked_for_in_quiet_and_beside_a_flood(running, monkeypatch):

@@ -40,6 +40,10 @@ def by(speaker, group="a", half="report"):
     return {"speaker": speaker, "group": group, "half": half}
 
 
+def played(place, half="", groups=EvalConfig.gate_groups):
+    return passages(Config(eval=EvalConfig(manifest=place, half=half, gate_groups=groups)), 10.0)
+
+
 def texts(clips):
     return [clip.text for clip in clips]
 
@@ -50,31 +54,30 @@ def test_clips_of_each_speaker_are_joined_and_groups_take_turns(table):
         *[(4.0, by("two", "b"))] * 2,
         (4.0, by("three", "b", "choose")),
     )
-    found = passages(Config(), place, "report", 10.0)
+    found = played(place, "report")
     assert texts(found) == ["text 0 text 1", "text 4 text 5", "text 2 text 3"]
     assert all(8.3 <= clip.duration_s <= 8.8 for clip in found), "with a pause between"
-    assert texts(passages(Config(), place, "", 10.0))[-1] == "text 2 text 3"
+    assert texts(played(place))[-1] == "text 2 text 3"
     with pytest.raises(ConfigError, match="lists no clips of the half 'other'"):
-        passages(Config(), place, "other", 10.0)
+        played(place, "other")
 
 
 def test_what_stays_short_is_left_out_where_there_are_passages(table):
     long_alone = (6.0, {"group": "b", "half": "report"})
     place = table(*[(4.0, by("one"))] * 2, (2.0, by("two")), long_alone)
-    assert texts(passages(Config(), place, "", 10.0)) == ["text 0 text 1", "text 3"]
+    assert texts(played(place)) == ["text 0 text 1", "text 3"]
     place = table((2.0, {"group": "b"}), (1.0, {"group": "a"}))
-    assert texts(passages(Config(), place, "", 10.0)) == ["text 1", "text 0"], "as they are"
+    assert texts(played(place)) == ["text 1", "text 0"], "as they are"
 
 
 def test_of_the_configs_own_clips_the_groups_of_its_gates_are_taken(table):
     place = table((6.0, by("one")), (6.0, by("two", "hard")))
-    own = Config(eval=EvalConfig(manifest=place, gate_groups=("a",)))
-    assert texts(passages(own, place, "", 10.0)) == ["text 0"]
-    assert texts(passages(Config(), place, "", 10.0)) == ["text 0", "text 1"]
+    assert texts(played(place, groups=("a",))) == ["text 0"]
+    assert texts(played(place)) == ["text 0", "text 1"]
 
 
 def test_what_has_no_text_says_nothing(table):
     place = table((6.0, by("one")), (6.0, {"text": "", "language": None}))
-    assert texts(passages(Config(), place, "", 10.0)) == ["text 0"]
+    assert texts(played(place)) == ["text 0"]
     with pytest.raises(ConfigError, match="has no clip with text; expected some"):
-        passages(Config(), table((6.0, {"text": "", "language": None})), "", 10.0)
+        played(table((6.0, {"text": "", "language": None})))

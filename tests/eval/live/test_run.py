@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ import eval.live.run
 from eval.__main__ import main
 from eval.config import Config
 from eval.live.run import HEADING, Level, live
+from eval.measurement import Result
 from serve.clips import Clip
 from serve.config import LiveConfig
 from serve.errors import EarshotError
@@ -64,7 +66,7 @@ class Told:
 
 
 @pytest.fixture
-def measure(monkeypatch, tmp_path):
+def measure(monkeypatch, tmp_path, run_of):
     """Measures what a system tells of one clip."""
     monkeypatch.setattr(eval.live.run, "_APART_S", 0.0)
     clip = Clip(*("a.wav", tmp_path / "a.wav", "All is quiet the rain was gone", "en", 7.0))
@@ -77,15 +79,16 @@ def measure(monkeypatch, tmp_path):
         monkeypatch.setattr(eval.live.run, "open_system", opened)
         monkeypatch.setattr(eval.live.run, "decode", lambda audio, limits: [])
         clip.path.write_bytes(b"audio")
-        config = Config(live=LiveConfig(short_encoder=True))
-        return live(config, [clip], streams, 1, 0.5, tmp_path, lambda line: None)
+        monkeypatch.setattr(eval.live.run, "passages", lambda config, join_s: [clip])
+        run = run_of(Config(live=LiveConfig(short_encoder=True)), "live")
+        return live(run, streams=streams, clips=1, join_s=60.0, simulate=0.5)
 
     return measure
 
 
 def test_live_text_is_held_against_whole_recordings_and_against_what_is_right(measure, tmp_path):
     system = Told("All is quiet. the rain had gone.")
-    (level,) = measure(system)
+    (level,) = measure(system).figures
     assert [request.word_timestamps for request in system.asked] == [True, False, False]
     assert (level.words, level.matched, level.p50_s, level.p99_s) == (7, 6, 1.5, 1.5)
     length = len("all is quiet the rain was gone")
@@ -95,33 +98,35 @@ def test_live_text_is_held_against_whole_recordings_and_against_what_is_right(me
     assert level.from_whole == pytest.approx(100 / length)
     assert level.from_written == pytest.approx(100 * 2 / len(SAID)), "the letter and the word"
     assert (level.torn, level.whole_torn, level.failed) == (1, 0, 0)
-    report = json.loads((tmp_path / "live.json").read_text())
-    assert report["simulated"] == 0.5
-    assert [one["p95_s"] for one in report["levels"]] == [1.5]
+    record = json.loads((tmp_path / "live.json").read_text())
+    assert record["settings"]["live"]["short_encoder"] is True
+    assert [one["p95_s"] for one in record["figures"]] == [1.5]
 
 
 def test_a_whole_recording_is_asked_for_once(measure):
     system = Told(SAID)
-    one, two = measure(system, streams=(1, 2))
+    result = measure(system, streams=(1, 2))
+    one, two = result.figures
     assert len(system.asked) == 3
     assert (one.words, two.words, two.streams) == (7, 14, 2)
-    assert two.complaints == [] and two.changed_per_word == 0
+    assert all(check.passed for check in result.checks) and two.changed_per_word == 0
 
 
 def test_utterances_without_text_are_counted(measure):
-    (level,) = measure(Told(SAID, failed=True))
-    assert level.complaints[0] == "1 streams: 1 utterances failed"
+    failed, *_ = measure(Told(SAID, failed=True)).checks
+    assert str(failed) == "FAILED: every utterance has its text with 1 streams. 1 failed"
     with pytest.raises(EarshotError, match="no word became final"):
         measure(Told(""))
 
 
 def test_what_is_late_or_worse_or_failed_is_named():
-    assert GOOD.complaints == []
+    assert all(check.passed for check in GOOD.checks)
     bad = dataclasses.replace(GOOD, p95_s=2.5, cer=5.0, failed=1)
-    assert bad.complaints == [
-        "4 streams: 1 utterances failed",
-        "4 streams: p95 is 2.50 s; expected at most 2",
-        "4 streams: CER is 1.00 points above that of whole recordings; expected at most 0.5",
+    assert [str(check) for check in bad.checks] == [
+        "FAILED: every utterance has its text with 4 streams. 1 failed",
+        "FAILED: 95 of 100 words are final within 2 s with 4 streams. 2.50 s",
+        "FAILED: CER at most 0.5 points above that of whole recordings with 4 streams. "
+        "+1.00 points",
     ]
 
 
@@ -131,25 +136,40 @@ def test_a_line_stands_below_its_heading():
 
 def test_the_exit_status_is_of_the_last_number_of_streams(monkeypatch, capsys, tmp_path):
     bad = dataclasses.replace(GOOD, p95_s=2.5)
+    monkeypatch.setattr(eval.live.run, "passages", lambda *_: ["a clip"])
+    system = SimpleNamespace(require_unbroken=lambda: None)
+    monkeypatch.setattr(eval.live.run, "open_system", lambda *_: contextlib.nullcontext(system))
     for levels, code in (([bad, GOOD], 0), ([GOOD, bad], 1)):
-        monkeypatch.setattr(eval.live.run, "live", lambda *_, levels=levels: levels)
+        measures = (SimpleNamespace(level=lambda level=level: level) for level in levels)
+        monkeypatch.setattr(eval.live.run, "_Measure", lambda *_, m=measures: next(m))
         line = ["live", "--config", "configs/demo.toml", "--output", str(tmp_path)]
         assert main(line) == code
-        assert capsys.readouterr().err == "4 streams: p95 is 2.50 s; expected at most 2\n" * code
+        out, err = capsys.readouterr()
+        assert out.endswith(f"\nThe figures: {tmp_path / 'live.json'}\n")
+        late = "FAILED: 95 of 100 words are final within 2 s with 4 streams. 2.50 s\n"
+        assert err.endswith(late) == bool(code)
 
 
 def test_what_is_played_is_what_was_asked_for(monkeypatch, tmp_path):
     asked = {}
-    monkeypatch.setattr("eval.live.passages.passages", lambda *given: asked.update(clips=given))
-    monkeypatch.setattr(eval.live.run, "live", lambda *given: asked.update(live=given) or [GOOD])
+
+    def live(run, **flags):
+        asked.update(flags, manifest=run.config.eval.manifest, half=run.config.eval.half)
+        return Result()
+
+    monkeypatch.setattr(eval.live.run, "live", live)
     line = ["live", "--config", "configs/base.toml", "--output", str(tmp_path)]
     assert main(line) == 0
-    assert asked["clips"][1:] == ("tests/data/human/manifest.jsonl", "report", 60.0)
-    assert asked["live"][2:5] == ((1, 4), 6, 0.0)
+    assert asked == {
+        **{"manifest": "tests/data/human/manifest.jsonl", "half": "report", "join_s": 60.0},
+        **{"streams": (1, 4), "clips": 6, "simulate": 0.0},
+    }
     line += ["--speech", "a.jsonl", "--half", "", "--join-s", "30", "--simulate", "0.35"]
     assert main([*line, "--streams", "2", "--clips", "3"]) == 0
-    assert asked["clips"][1:] == ("a.jsonl", "", 30.0)
-    assert asked["live"][2:5] == ((2,), 3, 0.35)
+    assert asked == {
+        **{"manifest": "a.jsonl", "half": "", "join_s": 30.0},
+        **{"streams": (2,), "clips": 3, "simulate": 0.35},
+    }
 
 
 def test_clips_without_text_are_refused_before_a_server_starts(tmp_path, capsys):

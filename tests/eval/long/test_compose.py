@@ -101,8 +101,9 @@ def test_recordings_are_made_once_and_tell_what_is_in_them(tmp_path, monkeypatch
     manifest.write_text("\n".join(map(json.dumps, (line | {"segments": spans}, other))))
     planned = [Planned("tones", ("en",), 0.2), Planned("pauses", ("en",), 0.1)]
     told = []
-    made = compose(planned, 7, (str(manifest),), told.append)
-    assert compose(planned, 7, (str(manifest),), told.append) == made
+    sentences = list(read_sentences(manifest))
+    made = compose(planned, 7, sentences, told.append)
+    assert compose(planned, 7, sentences, told.append) == made
     assert len(told) == 2 and "composing 00-tones-en.flac: " in told[0]
     assert {s.text for one in made.recordings for s in one.sentences} == {"One.", "Two.", "Three."}
     # Any system can be given them.
@@ -110,9 +111,9 @@ def test_recordings_are_made_once_and_tell_what_is_in_them(tmp_path, monkeypatch
     for clip, one in zip(clips, made.recordings, strict=True):
         assert clip == one.clip(made.folder)
         assert soundfile.info(clip.path).duration == pytest.approx(one.duration, abs=1e-3)
-    assert compose(planned, 8, (str(manifest),), told.append).folder != made.folder
+    assert compose(planned, 8, sentences, told.append).folder != made.folder
     with pytest.raises(FileError, match=r"cannot read none\.jsonl"):
-        compose(planned, 9, ("none.jsonl",), told.append)
+        list(read_sentences("none.jsonl"))
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("composing-")]
 
 
@@ -132,7 +133,7 @@ def test_of_people_one_speaker_reads_and_long_passages_stay_whole(tmp_path, monk
     manifest = tmp_path / "people.jsonl"
     manifest.write_text("\n".join(map(json.dumps, lines)))
     planned = [Planned("reading", ("en",), 1.0)]
-    made = compose(planned, 0, (str(manifest),), lambda _: None, half="report")
+    made = compose(planned, 0, list(read_sentences(manifest, "report")), lambda _: None)
     reading, passage = made.recordings
     said = {sentence.text for sentence in reading.sentences}
     assert said and all(text.startswith("Ann ") for text in said)

@@ -50,7 +50,7 @@ def config(tmp_path, monkeypatch):
     planned = [Planned("tones", ("en",), 0.5), Planned("languages", ("es", "en"), 0.5)]
     monkeypatch.setattr(compose, "CACHE", tmp_path / "cache")
     monkeypatch.setattr(run, "plan", lambda rows, minutes: planned)
-    monkeypatch.setattr(run, "prepare_specs", lambda *_: None)
+    monkeypatch.setattr(systems, "prepare_specs", lambda *_: None)
     monkeypatch.setattr(run, "measure_system", measure)
     path = tmp_path / "small.toml"
     path.write_text(f'[eval]\nthreads = 1\nmanifest = "{manifest}"\nheldout = ""\npassages = ""\n')
@@ -89,7 +89,7 @@ def test_a_run_goes_on_where_it_ended_and_is_judged(config, capsys):
     assert "not decided: CER of earshot-no-timestamps" in out.err  # it did not hear them
     # What was heard was not heard again.
     assert (folder / "predictions" / f"{OUR_DEFAULT}.jsonl").read_text() == kept
-    report = json.loads((folder / "report.json").read_text())
+    report = json.loads((folder / "long.json").read_text())["figures"]
     ours, peer = (next(s for s in report["systems"] if s["facts"]["name"] == name)
                   for name in (OUR_DEFAULT, PEER))  # fmt: skip
     assert ours["overall"]["cer"]["percent"] == 0.0

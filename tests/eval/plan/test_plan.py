@@ -9,11 +9,9 @@ import pytest
 
 from eval.__main__ import main
 from eval.bench import run as bench
-from eval.bench.plan import Plan
 from eval.bench.table import OURS, Measurement, refused
 from eval.config import load_config
 from eval.plan.day import arrivals_per_s
-from eval.plan.flags import POLICY
 from eval.plan.measured import COMMITTED, Level, Measured, find_measured
 from eval.plan.policy import SYNC_S, Autoscaler, Policy, Step, read_policy
 from eval.plan.replay import replay
@@ -23,6 +21,8 @@ from serve.errors import ConfigError
 
 CONFIG = "configs/large-v3-turbo.toml"
 TURBO = load_config(CONFIG)
+TURBO = dataclasses.replace(TURBO, transcriber=dataclasses.replace(TURBO.transcriber, beam_size=1))
+POLICY = Path("deploy/kubernetes/components/keda/scale.yaml")
 # A GPU of round numbers.
 GPU = Measured("here", "made up", 100.0, (Level(50, 0.1, 0.2), Level(90, 0.3, 0.6)), None, 10.0)
 STEPS = (Step(2, 100.0, 30),), (Step(1, 0.0, 60),)
@@ -76,20 +76,22 @@ def bench_file(tmp_path, change):
 
 
 def test_what_the_bench_writes_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench, "machine", lambda device: {"device": "H200"})
-    path = tmp_path / "bench.json"
-    record = bench.Record(TURBO, Plan(), path)
+    path, written = tmp_path / "bench.json", []
     rows = json.loads((COMMITTED / "large-v3-turbo.json").read_text(encoding="utf-8"))["rows"]
     for row in rows:
         row["system"] = row["system"].replace("earshot", "earshot, 64 slots", row["system"] == OURS)
-        record.add(Measurement(**row, ideal=None))
-    record.add(Measurement("latency", "vllm", 63.9, "ms", None))
-    record.add(refused("mlperf", OURS, "samples/s", ConfigError("no memory")))
-    record.finish()
-    committed, found = find_measured(TURBO, None, 1), find_measured(TURBO, path, 1)
+        written.append(Measurement(**row, ideal=None))
+    written.append(Measurement("latency", "vllm", 63.9, "ms", None))
+    written.append(refused("mlperf", OURS, "samples/s", ConfigError("no memory")))
+    monkeypatch.setattr(bench, "check", lambda *_: None)
+    monkeypatch.setattr(bench, "device_facts", lambda *_: {"device": "H200"})
+    monkeypatch.setattr(bench, "measurements", lambda *_: iter(written))
+    arguments = ["--config", CONFIG, "--json", str(path), "--peers="]
+    assert main(["bench", *arguments]) == 0
+    committed, found = find_measured(TURBO, None), find_measured(TURBO, path)
     apart = {"source": "", "conditions": ""}
     assert dataclasses.replace(found, **apart) == dataclasses.replace(committed, **apart)
-    assert found.conditions == "device H200"
+    assert found.conditions.endswith("; device H200")
     assert committed.server_s == pytest.approx(0.0062)
 
 
@@ -100,13 +102,13 @@ def test_what_the_bench_writes_is_read(tmp_path, monkeypatch):
 def test_figures_of_other_settings_are_refused(tmp_path, key, value):
     path = bench_file(tmp_path, lambda table: table["settings"]["runtime"].__setitem__(key, value))
     with pytest.raises(ConfigError, match=f"runtime.{key} = {value!r}"):
-        find_measured(TURBO, path, 1)
+        find_measured(TURBO, path)
 
 
 def test_a_file_without_an_open_loop_is_refused(tmp_path):
     path = bench_file(tmp_path, lambda table: table.__setitem__("rows", table["rows"][:3]))
     with pytest.raises(ConfigError, match="no figures of the workload open-loop"):
-        find_measured(TURBO, path, 1)
+        find_measured(TURBO, path)
 
 
 # ---------------------------------------------------------------- a day
@@ -165,7 +167,7 @@ def test_the_autoscaler_follows_kubernetes():
 
 
 def test_what_is_deployed_is_what_the_simulation_chooses():
-    measured, policy = find_measured(TURBO, None, 1), read_policy(POLICY)
+    measured, policy = find_measured(TURBO, None), read_policy(POLICY)
     days = [arrivals_per_s(400.0, 1)]
     limits = (300.0 + measured.start_s, TURBO.transcriber.max_pending, 0.5)
     simulation = Simulation(measured, days, *limits)
@@ -194,5 +196,5 @@ def test_the_command_writes_a_table_and_a_picture(tmp_path, capsys):
     table = (tmp_path / "plan.md").read_text(encoding="utf-8")
     assert "**(deployed)**" in table and table in capsys.readouterr().out + table
     assert (tmp_path / "day.png").read_bytes().startswith(b"\x89PNG")
-    rows = json.loads(Path(tmp_path / "plan.json").read_text(encoding="utf-8"))["rows"]
+    rows = json.loads(Path(tmp_path / "plan.json").read_text(encoding="utf-8"))["figures"]["rows"]
     assert len(rows) > 5

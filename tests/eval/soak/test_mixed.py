@@ -11,6 +11,7 @@ import pytest
 
 import eval.config
 from eval.__main__ import main
+from eval.measurement import Check
 from eval.soak import mixed
 from eval.soak.client import Ending
 from eval.soak.disruptions import Span, disruptions
@@ -18,7 +19,6 @@ from eval.soak.doors import DOORS
 from eval.soak.hostile import ATTACKS
 from eval.soak.mixed import Load, action
 from eval.soak.tally import Asked, Tally, uneven
-from eval.soak.verdict import Check
 
 MINUTES = 0.6
 
@@ -29,12 +29,13 @@ def product(nano_config):
 
 
 @pytest.mark.server
-def test_a_real_server_holds(product, tmp_path):
+def test_a_real_server_holds(product, tmp_path, run_of):
     said = []
-    good = mixed.mixed(product, Load(MINUTES, None, 1), tmp_path, said.append)
-    (finding,) = json.loads((tmp_path / "soak.json").read_text())["scenarios"]
-    bad = [check for check in finding["checks"] if check["passed"] is False]
-    assert good and not bad, bad
+    mixed.mixed(run_of(product, "soak", said), Load(MINUTES, None, 1))
+    record = json.loads((tmp_path / "soak.json").read_text())
+    bad = [check for check in record["checks"] if check["passed"] is False]
+    assert not bad, bad
+    (finding,) = record["figures"]["scenarios"]
     figures = finding["figures"]
     assert figures["disruptions"] >= 1 and figures["actions: hostile"] >= 1, (figures, said)
     assert figures["actions: answered"] >= 20, figures
@@ -102,7 +103,7 @@ def test_ctrl_c_keeps_what_was_counted(no_server, tmp_path, monkeypatch):
     monkeypatch.setattr(mixed, "DOORS", {"any": lambda *_: RIGHT})
     monkeypatch.setattr(mixed._Mixed, "_show", interrupted)
     assert main(["soak", "--config", "x", "--output", str(tmp_path)]) == 130
-    (finding,) = json.loads((tmp_path / "soak.json").read_text())["scenarios"]
+    (finding,) = json.loads((tmp_path / "soak.json").read_text())["figures"]["scenarios"]
     assert finding["figures"]["actions"] >= 20
 
 
@@ -125,7 +126,7 @@ def test_disruptions_come_all_in_an_order_of_the_seed():
 
 
 def checks(tally):
-    return {one.what: one for one in tally.found() if isinstance(one, Check)}
+    return {one.name: one for one in tally.found() if isinstance(one, Check)}
 
 
 ASKED = Asked("SSE, a.wav", "hello", True, 0.0)
@@ -157,7 +158,7 @@ def test_an_honest_request_has_one_right_ending(ending, patient, disrupted, brok
     if disrupted:
         tally.spans.append(Span("gateway killed", now_s - 1))
     tally.honest(dataclasses.replace(ASKED, patient=patient, begin_s=now_s), ending)
-    found = [one.what for one in checks(tally).values() if not one.passed]
+    found = [one.name for one in checks(tally).values() if not one.passed]
     assert found == ([broken] if broken else [])
 
 

@@ -9,16 +9,18 @@ import pytest
 
 import eval.config
 from eval.__main__ import main
+from eval.measurement import Check
+from eval.server import role_of
 from eval.soak import killers, run, stage
 from eval.soak.killers import KILLERS
 from eval.soak.plan import SCENARIOS
 from eval.soak.run import soak
-from eval.soak.verdict import Check
 from serve.clips import load_clips
 from serve.errors import AudioError, ConfigError, EarshotError
 
 CLIPS = "tests/data/manifest.jsonl"
 GOOD = Check("good", True, "yes")
+ALL = {"minutes": 5, "actions": None, "seed": 0}
 
 
 @pytest.fixture
@@ -42,25 +44,24 @@ def test_every_scenario_has_its_attack():
     assert run._CONFIGS.keys() <= SCENARIOS.keys()
 
 
-def test_findings_are_written_as_they_come(acted, tmp_path):
+def test_findings_are_written_as_they_come(acted, tmp_path, run_of):
     def killers(stage):
         yield GOOD
         yield "tried", 7
         raise AudioError("odd")
 
     def descriptors(stage):
-        (first,) = json.loads((tmp_path / "soak.json").read_text())["scenarios"]
+        (first,) = json.loads((tmp_path / "soak.json").read_text())["figures"]["scenarios"]
         assert first["figures"] == {"tried": 7.0, "stopped after SIGTERM, s": 1.5}
-        told = [(check["what"], check["passed"]) for check in first["checks"]]
+        told = [(check["name"], check["passed"]) for check in first["checks"]]
         assert ("good", True) in told
         assert ("the scenario comes to its end", False) in told
         raise KeyboardInterrupt
 
     acted.update(killers=killers, descriptors=descriptors)
-    config = eval.config.Config()
     with pytest.raises(KeyboardInterrupt):
-        soak(config, ("killers", "descriptors"), tmp_path, lambda _: None)
-    assert len(json.loads((tmp_path / "soak.json").read_text())["scenarios"]) == 1
+        soak(run_of(command="soak"), **ALL, scenarios=["killers", "descriptors"])
+    assert len(json.loads((tmp_path / "soak.json").read_text())["figures"]["scenarios"]) == 1
 
 
 def test_a_failed_check_fails_the_command(acted, tmp_path, capsys):
@@ -74,9 +75,9 @@ def test_a_failed_check_fails_the_command(acted, tmp_path, capsys):
     assert "| killers | FAILED | it lives: seen |" in capsys.readouterr().out
 
 
-def test_an_unknown_scenario_is_refused_by_name(tmp_path):
+def test_an_unknown_scenario_is_refused_by_name(run_of):
     with pytest.raises(ConfigError, match="no scenario 'stal'; there are short-beside-long, "):
-        soak(eval.config.Config(), ("stal",), tmp_path, lambda _: None)
+        soak(run_of(), **ALL, scenarios=["stal"])
 
 
 @pytest.mark.server
@@ -85,9 +86,9 @@ def test_a_real_server_is_attacked(nano_config, monkeypatch):
     quick = {name: KILLERS[name] for name in ("a playlist", "a torn message by gRPC")}
     monkeypatch.setattr(killers, "KILLERS", quick)
     config = eval.config.Config(**vars(nano_config()))
-    found = run.run("killers", config, tuple(load_clips(CLIPS))[:2], lambda _: None)
-    assert found.passed, found
-    good = {check.what for check in found.checks if check.passed}
+    found = run.attacked("killers", config, tuple(load_clips(CLIPS))[:2], lambda _: None)
+    assert found.verdict == "passed", found
+    good = {check.name for check in found.checks if check.passed}
     assert good >= {"a playlist: the server lives and answers", "it stops when it is asked to"}
 
 
@@ -110,4 +111,4 @@ def test_a_server_that_does_not_start_says_why(nano_config, tmp_path):
     ],
 )
 def test_processes_are_named_by_what_they_do(command, role):
-    assert stage._role(command) == role
+    assert role_of(command) == role

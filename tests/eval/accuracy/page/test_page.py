@@ -8,6 +8,7 @@ from eval.accuracy.normalize import normalizer
 from eval.accuracy.page import clips as clips_module
 from eval.accuracy.page import page as page_module
 from eval.accuracy.page.page import write_comparison, write_page
+from eval.accuracy.page.panels import LatencyPanel, rows_figure
 from tests.eval.accuracy.runs import calls, report, score
 
 BASIC = normalizer("basic-v1")
@@ -247,3 +248,9 @@ def test_the_checker_sees_what_it_looks_for():
     for wrong in ('<img src="http://a.b/c.png">', "<script></script>", '<a href="#none">x</a>'):
         with pytest.raises(AssertionError):
             check_self_contained(policy + wrong)
+
+
+def test_latencies_that_lie_between_two_marks_of_the_axis_are_drawn():
+    heard = score("earshot-int8", "hello you", 0.3).speed.alone
+    panel = LatencyPanel("alone", {"earshot-int8": [heard]})
+    assert rows_figure([panel], "alone", "latencies", narrow=False).startswith("<svg")

@@ -1,4 +1,4 @@
-"""Connections that do nothing: what they cost the gateway."""
+"""Connections: how soon one that is kept is answered again, and what those cost that do nothing."""
 
 import contextlib
 import dataclasses
@@ -7,13 +7,16 @@ import time
 from collections.abc import Callable, Iterator
 
 import grpc
+import numpy as np
 import psutil
 from websockets.sync.client import connect
 
+from eval.server import cpu_s
 from serve.supervisor.run import Server
 
 _SETTLE_S = 2.0
 _WAIT_S = 30.0
+_REQUESTS = 200  # on a kept connection
 _SERVER_LIVE = "/inference.GRPCInferenceService/ServerLive"
 _MIB = 2**20
 
@@ -69,16 +72,11 @@ def _measure(
         for _ in range(connections):
             stack.enter_context(open_one(server))
         time.sleep(_SETTLE_S)
-        began, began_s = _cpu_s(process), time.monotonic()
+        began, began_s = cpu_s(process), time.monotonic()
         time.sleep(seconds)
-        share = (_cpu_s(process) - began) / (time.monotonic() - began_s)
+        share = (cpu_s(process) - began) / (time.monotonic() - began_s)
         memory = process.memory_info().rss - before
     return Idle(kind, connections, 100 * share, memory / _MIB)
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 @contextlib.contextmanager
@@ -105,3 +103,36 @@ def _websocket(server: Server) -> Iterator[None]:
 
 
 KINDS: dict[str, Opener] = {"HTTP": _http, "gRPC": _grpc, "WebSocket": _websocket}
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """Answers with a body, one after another."""
+
+    median_ms: float
+    p99_ms: float
+
+    def __str__(self) -> str:
+        """A line of the report."""
+        return (
+            f"a kept connection's answer with a body, {_REQUESTS} in turn: median "
+            f"{self.median_ms:.2f} ms, 99 of 100 within {self.p99_ms:.2f} ms"
+        )
+
+
+def measure_kept(address: str) -> Kept:
+    """Ask a gateway for its models, over and over.
+
+    Args:
+        address: of its HTTP.
+    """
+    took_s = []
+    connection = http.client.HTTPConnection(address, timeout=_WAIT_S)
+    with contextlib.closing(connection):
+        for _ in range(_REQUESTS + 1):
+            began_s = time.perf_counter()
+            connection.request("GET", "/v1/models")
+            connection.getresponse().read()
+            took_s.append(time.perf_counter() - began_s)
+    median, p99 = np.percentile(np.array(took_s[1:]) * 1e3, (50, 99))
+    return Kept(float(median), float(p99))

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from eval.accuracy.data import Prediction, SystemFacts, TimedCall
-from eval.config import Config
+from eval.config import Config, EvalConfig
 from eval.corpora.find import find_clips
-from eval.invented import run
-from eval.invented.clips import HARD, NOBODY, SPOKEN, Kind, make
-from eval.invented.flags import NAMES
-from eval.long import systems
+from eval.long import invented, systems
+from eval.long.plan import HEARING_NOBODY as NAMES
+from eval.long.without_speech import HARD, NOBODY, SPOKEN, Kind, make
+from eval.measurement import verdict
 from serve.errors import ConfigError, EarshotError
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 
@@ -62,7 +62,7 @@ def call(file, text, reference="", error=None):
 
 
 def test_text_where_nobody_speaks_is_invented_and_words_may_be_lost():
-    score = run.score(
+    score = invented.score(
         "ours",
         [
             *[call("noise/0.wav", "You"), call("noise/1.wav", " "), call("music/2.wav", "")],
@@ -74,14 +74,15 @@ def test_text_where_nobody_speaks_is_invented_and_words_may_be_lost():
     assert (score.with_text["cut words"], score.clips["cut words"]) == (1, 1)
     assert (score.spoken.deletions, score.spoken.insertions, score.spoken.length) == (2, 1, 5)
     assert (score.people.deletions, score.people.length) == (2, 4)
-    assert "| ours | **33.3 %** |" in run.table([score])[-1]
-    assert "1 of 3 clips" in run.complaints([score])[0]
+    assert "| ours | **33.3 %** |" in invented.table_of([score])
+    check = invented.check_of(score)
+    assert not check.passed and check.detail == "1 of 3 clips"
     clean = dataclasses.replace(score, with_text=dict.fromkeys(score.with_text, 0))
-    assert run.complaints([clean, score]) == [], "it is the first that counts"
+    assert invented.check_of(clean).passed
 
 
 @pytest.fixture
-def hear(monkeypatch, tmp_path):
+def hear(monkeypatch, run_of):
     """Runs it with systems that say what a function makes of a clip."""
 
     def hear(say):
@@ -91,26 +92,24 @@ def hear(monkeypatch, tmp_path):
                 on_call(dataclasses.replace(say(clip), reference=clip.text, language=clip.language))
             return SystemFacts("run", name, {}, 0.0, 0, len(clips["timed"]))
 
-        monkeypatch.setattr(run, "measure_system", measure)
-        monkeypatch.setattr(run, "check_specs", lambda *_: None)
-        monkeypatch.setattr(run, "prepare_specs", lambda *_: None)
-        return run.run_invented(
-            Config(), "x.toml", NAMES[:2], speech=SPEECH, half="report", limit=5, seed=0,
-            folder=tmp_path, tell=lambda _: None,
-        )  # fmt: skip
+        monkeypatch.setattr(invented, "measure_system", measure)
+        monkeypatch.setattr(invented, "prepare_names", lambda *_: None)
+        of = run_of(Config(eval=EvalConfig(manifest=SPEECH)), "invented")
+        return invented.invented(of, systems=NAMES[:2], half="report", limit=5, seed=0)
 
     return hear
 
 
 def test_systems_hear_all_clips_and_what_they_said_is_kept(hear, tmp_path):
-    ours, _ = hear(lambda clip: call(clip.file, clip.text))
+    result = hear(lambda clip: call(clip.file, clip.text))
+    ours, _ = result.figures
+    assert verdict(result.checks) == "passed"
     text, of = ours.invented()
     assert text == 0 and of > 80
     assert ours.people.errors == ours.spoken.errors == 0 < ours.people.length
     kept = (tmp_path / "predictions" / f"{NAMES[1]}.jsonl").read_text().splitlines()
     assert len(kept) == sum(ours.clips.values()) + 5
     assert "earshot-no-vad" in (tmp_path / "invented.md").read_text()
-    assert (tmp_path / "invented.json").is_file()
     first = sorted((tmp_path / "clips" / "silence").iterdir())[0]
     assert first.stat().st_size == 44 + 2 * round(0.05 * SAMPLE_RATE)
 

@@ -1,4 +1,4 @@
-"""The same files through `serve bulk`'s Ray Data and through a plain loop, in turn.
+"""`python -m eval bulk`: the same files through Ray Data and through a plain loop, in turn.
 
 Each pass is a process of its own, from the opening of the engine to the last answer. The loop is
 what one would write without Ray: one engine with all cores, and a file for each of its slots.
@@ -10,14 +10,13 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from eval.config import Config
 from eval.corpora.find import find_clips
-from eval.files import write_json
-from eval.machine import machine_facts, versions
+from eval.measurement import Check, Result, Run
 from eval.processes import ChildProcess, Send
 from serve.bulk.command import SHARD_FILES
 from serve.bulk.plan import Output, shards_of
@@ -25,8 +24,6 @@ from serve.errors import EarshotError
 from serve.messages import Request
 
 LEAST = 0.9  # of the loop's throughput, opening the engines apart
-
-Say = Callable[[str], object]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +61,10 @@ class Cost:
         return _median(self.loop, "whole_s") / _median(self.bulk, "whole_s")
 
     @property
-    def good(self) -> bool:
+    def check(self) -> Check:
         """Whether Ray takes no more than it may."""
-        return self.share >= LEAST
+        name = f"serve bulk has at least {LEAST:.0%} of the loop's throughput"
+        return Check(name, self.share >= LEAST, f"{self.share:.1%}")
 
     def __str__(self) -> str:
         """Lines of the report."""
@@ -85,21 +83,19 @@ def _median(passes: Sequence[Pass], name: str) -> float:
     return float(statistics.median(getattr(one, name) for one in passes))
 
 
-def measure(config: Config, manifest: str, times: int, passes: int, folder: Path, say: Say) -> Cost:
+def bulk(run: Run, *, manifest: str, times: int, passes: int) -> Result:
     """Transcribe all files each way as often as there are passes.
 
     Args:
-        config: how an engine runs.
+        run: its config says how an engine runs.
         manifest: names the files.
         times: how often a pass has each of them.
         passes: of each way.
-        folder: gets `bulk.json`.
-        say: gets a line of progress at a time.
 
     Raises:
         EarshotError: an engine does not open, or files could not be transcribed.
     """
-    clips = find_clips(manifest).clips
+    clips, config = find_clips(manifest).clips, run.config
     files = times * [str(clip.path.absolute()) for clip in clips]
     limit_s = config.transcriber.request_timeout_s * len(files)
     found: dict[str, list[Pass]] = {"plain loop": [], "serve bulk": []}
@@ -110,17 +106,11 @@ def measure(config: Config, manifest: str, times: int, passes: int, folder: Path
                 child.receive(limit_s)  # its end
             if one.failed:
                 raise EarshotError(f"{name}: {one.failed} of {len(files)} files failed")
-            say(f"pass {number + 1}: {name}: {one.start_s:.1f} s, then {one.worked_s:.1f} s")
+            run.say(f"pass {number + 1}: {name}: {one.start_s:.1f} s, then {one.worked_s:.1f} s")
             found[name].append(one)
     audio_s = times * sum(clip.duration_s for clip in clips)
     cost = Cost(audio_s, len(files), *map(tuple, found.values()))
-    facts = {**machine_facts(), **versions("ray", "torch")}
-    settings = {"shard_files": SHARD_FILES, "runtime": config.runtime}
-    write_json(
-        folder / "bulk.json",
-        {"config": config.name, "machine": facts, "settings": settings, "cost": cost},
-    )
-    return cost
+    return Result(cost, (cost.check,), str(cost))
 
 
 def by_loop(send: Send, config: Config, files: Sequence[str]) -> None:

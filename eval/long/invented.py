@@ -7,7 +7,7 @@ invented.json, invented.md   the figures
 
 import dataclasses
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -16,14 +16,14 @@ import soundfile
 from eval.accuracy.data import TimedCall
 from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.score import Counts, char_counts, compared_texts
-from eval.accuracy.systems import check_specs, prepare_specs
 from eval.accuracy.worker import measure_system
 from eval.config import Config
 from eval.corpora.find import find_clips
-from eval.files import write_json, write_text
-from eval.invented.clips import HARD, NOBODY, SPOKEN, Kind, make
-from eval.long import systems
-from eval.machine import machine_facts
+from eval.files import write_text
+from eval.long.plan import HEARING_NOBODY
+from eval.long.systems import open_system, prepare_names
+from eval.long.without_speech import HARD, NOBODY, SPOKEN, Kind, make
+from eval.measurement import Check, Result, Run, table
 from serve.clips import Clip
 from serve.codec import to_json
 from serve.errors import EarshotError
@@ -49,52 +49,35 @@ class Score:
         return sum(self.with_text[kind] for kind in NOBODY), sum(self.clips[k] for k in NOBODY)
 
 
-def run_invented(
-    config: Config,
-    config_path: str,
-    names: tuple[str, ...],
-    *,
-    speech: str,
-    half: str,
-    limit: int,
-    seed: int,
-    folder: Path,
-    tell: Callable[[str], None],
-) -> list[Score]:
-    """Make the clips, let systems hear them, write the figures.
+def invented(
+    run: Run, *, systems: tuple[str, ...] | None, half: str, limit: int, seed: int
+) -> Result:
+    """Make the clips of `eval.manifest`'s speech, let systems hear them, count.
 
     Args:
-        config: the product; `eval.threads` is what every system gets.
-        config_path: for those who build what is missing.
-        names: of the systems, which are `eval.long`'s.
-        speech: recordings of people, as `find_clips` takes them.
+        run: its `config.eval.threads` is what every system gets.
+        systems: their names; None is `HEARING_NOBODY`.
         half: of a manifest's two; "" is both.
-        limit: so many of them are heard as they are.
+        limit: so many recordings are heard as they are.
         seed: of everything that is drawn.
-        folder: of the run.
-        tell: gets a line on each system.
 
     Raises:
         EarshotError: a system, a recording, or something that they need is missing or failed.
     """
-    known = systems.specs(config)
-    check_specs(names, known)
-    prepare_specs([known[name] for name in names], config, config_path)
-    clips = _written(find_clips(speech, seed=seed, half=half).clips, seed, folder / "clips")
+    names, speech = systems or HEARING_NOBODY, run.config.eval.manifest
+    prepare_names(names, run)
+    clips = _written(find_clips(speech, seed=seed, half=half).clips, seed, run.folder / "clips")
     clips += [
         dataclasses.replace(clip, file=f"{_AS_THEY_ARE}/{clip.file}")
         for clip in find_clips(speech, limit=limit, seed=seed, half=half).clips
     ]
     scores = []
     for name in names:
-        tell(f"{name}: {len(clips)} clips …")
-        scores.append(score(name, _heard(name, config, clips, folder)))
-    write_json(
-        folder / "invented.json",
-        {"config": config.name, "seed": seed, "machine": machine_facts(), "systems": scores},
-    )
-    write_text(folder / "invented.md", "\n".join(table(scores)) + "\n")
-    return scores
+        run.say(f"{name}: {len(clips)} clips …")
+        scores.append(score(name, _heard(name, run.config, clips, run.folder)))
+    text = table_of(scores)
+    write_text(run.folder / "invented.md", text + "\n")
+    return Result(scores, (check_of(scores[0]),), text)
 
 
 def _written(speech: Sequence[Clip], seed: int, folder: Path) -> list[Clip]:
@@ -117,7 +100,7 @@ def _heard(name: str, config: Config, clips: list[Clip], folder: Path) -> list[T
         config,
         {"timed": clips},
         run_id=uuid.uuid4().hex,
-        open_system=systems.open_system,
+        open_system=open_system,
         on_call=calls.append,
         log=folder / "logs" / f"{name}.log",
     )
@@ -146,38 +129,32 @@ def score(name: str, calls: Sequence[TimedCall]) -> Score:
     return Score(name, clips, with_text, spoken, people)
 
 
-def table(scores: Sequence[Score]) -> list[str]:
+def table_of(scores: Sequence[Score]) -> str:
     """The figures, as Markdown."""
     kinds = (*NOBODY, *HARD)
-    lines = [
-        "| | invented | "
-        + " | ".join(kinds)
-        + " | around words: lost, added | people: lost, CER |",
-        "|---" * (len(kinds) + 4) + "|",
-    ]
+    header = ["", "invented", *kinds, "around words: lost, added", "people: lost, CER"]
+    rows = []
     for one in scores:
         text, of = one.invented()
-        by_kind = (f"{one.with_text[kind]} of {one.clips[kind]}" for kind in kinds)
-        lines.append(
-            f"| {one.system} | **{100 * text / max(1, of):.1f} %** | {' | '.join(by_kind)} "
-            f"| {_share(one.spoken, one.spoken.deletions)}, "
-            f"{_share(one.spoken, one.spoken.insertions)} "
-            f"| {_share(one.people, one.people.deletions)}, "
-            f"{_share(one.people, one.people.errors)} |"
+        spoken, people = one.spoken, one.people
+        rows.append(
+            [
+                one.system,
+                f"**{100 * text / max(1, of):.1f} %**",
+                *(f"{one.with_text[kind]} of {one.clips[kind]}" for kind in kinds),
+                f"{_share(spoken, spoken.deletions)}, {_share(spoken, spoken.insertions)}",
+                f"{_share(people, people.deletions)}, {_share(people, people.errors)}",
+            ]
         )
-    return lines
+    return table(header, rows)
 
 
 def _share(counts: Counts, edits: int) -> str:
     return f"{100 * edits / max(1, counts.length):.2f} %"
 
 
-def complaints(scores: Sequence[Score]) -> list[str]:
-    """What is not as it should be of the first system, which is ours as configured."""
-    text, of = scores[0].invented()
-    if 100 * text <= MOST_INVENTED * of:
-        return []
-    return [
-        f"{scores[0].system} wrote text of {text} of {of} clips in which nobody speaks; expected "
-        f"at most {MOST_INVENTED:g} %"
-    ]
+def check_of(ours: Score) -> Check:
+    """What must hold of our system as it is configured."""
+    text, of = ours.invented()
+    name = f"{ours.system} writes text of at most {MOST_INVENTED:g} % of the clips without speech"
+    return Check(name, 100 * text <= MOST_INVENTED * of, f"{text} of {of} clips")

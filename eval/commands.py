@@ -1,0 +1,159 @@
+"""Every command of `python -m eval`: what it is for, its flags, and which function does it.
+
+This loads nothing that a command needs: `eval run` measures memory, and a bench has few packages.
+"""
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Literal
+
+from eval import flags
+from eval.arguments import Flag
+from eval.corpora.layout import EXPECTED, UNDERSTOOD
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A command of `python -m eval`.
+
+    Attributes:
+        name: what it is called.
+        help: what it does.
+        entry: module of eval and function that does it, by name: only they need what they load.
+        flags: its own.
+        of: what it has besides: a config, and a folder for its results.
+        epilog: ends its help.
+    """
+
+    name: str
+    help: str
+    entry: str
+    flags: tuple[Flag, ...] = ()
+    of: Literal["nothing", "config", "config and folder"] = "config and folder"
+    epilog: str | None = None
+
+    def add(self, commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+        """Let a parser know it."""
+        parser = commands.add_parser(self.name, help=self.help, epilog=self.epilog)
+        for flag in self.all_flags:
+            flag.add(parser)
+        parser.set_defaults(command=self)
+
+    @property
+    def all_flags(self) -> tuple[Flag, ...]:
+        """Its own, and those that all commands of its kind have."""
+        where = Flag("--output DIR", f"default: {self.reports('<name of the config>')}", Path)
+        if self.of == "nothing":
+            return self.flags
+        return (_CONFIG, *self.flags, *([where] if self.keeps else []))
+
+    @property
+    def keeps(self) -> bool:
+        """Whether it has a folder for its results."""
+        return self.of == "config and folder"
+
+    def reports(self, name: str) -> Path:
+        """Where the results of a config go unless something else is said."""
+        return Path("reports") / (name if self.name == "run" else f"{name}-{self.name}")
+
+
+_PYTHON = (
+    Flag(
+        "--python PATH",
+        "of another environment that has release 1.3 or later; default: this one",
+        default="",
+    ),
+)
+_CONFIG = Flag("--config TOML", "such as configs/demo.toml", options={"required": True})
+
+
+COMMANDS = (
+    Command(
+        "run",
+        "run the systems over the clips, write the report",
+        "accuracy.commands.evaluate",
+        flags.RUN,
+        epilog=f"CLIPS is where recordings with references are: {EXPECTED}. Keys: {UNDERSTOOD}.",
+    ),
+    Command(
+        "score",
+        "score the predictions of a run again",
+        "accuracy.commands.score",
+        flags.SCORE,
+        of="nothing",
+    ),
+    Command(
+        "compare",
+        "show two report.json side by side",
+        "accuracy.commands.compare",
+        flags.COMPARE,
+        of="nothing",
+    ),
+    Command(
+        "demo",
+        "build the engine unless it is there, serve it and transcribe some clips",
+        "demo.demo",
+        flags.DEMO,
+        of="config",
+    ),
+    Command(
+        "bench",
+        "speed of the native runtime on one GPU",
+        "bench.run.bench",
+        flags.BENCH,
+        of="config",
+    ),
+    Command(
+        "scale",
+        "throughput of a server on one GPU and on several",
+        "bench.scale.scale",
+        flags.SCALE,
+        of="config",
+    ),
+    Command("soak", "attack a real server: what survives?", "soak.run.soak", flags.SOAK),
+    Command(
+        "same-tokens",
+        "compare our tokens with CTranslate2's, beam by beam",
+        "accuracy.same_tokens.compare_tokens",
+        flags.SAME_TOKENS,
+    ),
+    Command(
+        "words",
+        "compare times of words with faster-whisper's and the truth; their cost",
+        "accuracy.words.measure_words",
+        flags.WORDS,
+    ),
+    Command(
+        "variants",
+        "one checkpoint in several precisions and searches, side by side",
+        "accuracy.variants.measure_variants",
+        flags.VARIANTS,
+    ),
+    Command(
+        "gateway",
+        "what the gateway costs, beside Triton alone",
+        "gateway.run.gateway",
+        flags.GATEWAY,
+    ),
+    Command("bulk", "many files by Ray, beside a plain loop", "bulk.bulk", flags.BULK),
+    Command("live", "live text: how late, how right", "live.run.live", flags.LIVE),
+    Command("plan", "how many GPUs a load needs, and what that costs", "plan.run.plan", flags.PLAN),
+    Command(
+        "long", "long recordings: what is lost, repeated, made up", "long.report.long", flags.LONG
+    ),
+    Command(
+        "invented",
+        "short clips without speech: in how many is text?",
+        "long.invented.invented",
+        flags.INVENTED,
+    ),
+    Command(
+        "trtllm-check",
+        "on a machine with TensorRT-LLM: compare it with transformers",
+        "trtllm.run.check",
+        _PYTHON,
+        of="nothing",
+    ),
+)
+"""All of them, in the order of `--help`."""

@@ -1,0 +1,277 @@
+"""The flags of every command of `python -m eval`; a flag stands for a keyword of its function."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from eval.accuracy.normalize import DEFAULT, NORMALIZERS
+from eval.arguments import Flag, counts, names, not_negative, positive, seconds, share, switch
+from eval.bench.plan import DRAFT_TOKENS, WORKLOADS, Load, Plan
+from eval.config import EvalConfig
+from eval.long import plan as long_plan
+from eval.soak.plan import SCENARIOS
+from serve.fields import MAX_BEAMS
+
+
+def _systems(default: str, sets: str = "") -> Flag:
+    return Flag("--systems A,B", f"comma separated; default: {default}", names, sets=sets)
+
+
+def _beam_size(help: str, default: int | None = None, sets: str = "") -> Flag:
+    beams = {"choices": range(1, MAX_BEAMS + 1)}
+    return Flag("--beam-size N", help, int, default, sets, beams)
+
+
+def _setting(name: str, help: str, type: Callable[[str], Any] = str) -> Flag:
+    """A flag that stands for the setting of [eval] that is called as it is."""
+    setting = f"eval.{Flag(name, help).dest}"
+    return Flag(name, f"{help}; default: {setting}", type, sets=setting)
+
+
+_GREEDY = f"of every request; 1 to {MAX_BEAMS}; default: 1, greedy"
+_NORMALIZER = Flag("--normalizer", "", str, DEFAULT, options={"choices": NORMALIZERS})
+_DRAWN = (
+    "draw N clips of each, 0 for all; of clips with groups each group gives its share, and a "
+    "larger draw holds the smaller"
+)
+_JOINED = "join the held-out clips of a speaker to passages of at most S seconds, 0 for not"
+_DRAW_SEED = _setting("--seed N", "of the draw", int)
+_JSON = Flag("--json FILE", "keep the figures here too, each once it is known", Path)
+_AGAIN = switch("--again", "drop what these systems said before, instead of going on with it")
+
+_HALF = _setting("--half NAME", "of a manifest's halves, '' for both")
+_TELL = switch("--tell-language", "tell every system what language is spoken", "eval.tell_language")
+_CONCURRENCY = _setting("--concurrency N", "calls at a time under load", positive)
+RUN = (
+    _systems("the config's eval.systems", sets="eval.systems"),
+    _setting("--manifest CLIPS", "clips to score and to time"),
+    _setting("--heldout CLIPS", "clips to score only, '' for none"),
+    Flag("--without A,B", "leave these systems out; comma separated", names, ()),
+    _setting("--limit N", _DRAWN, not_negative),
+    _setting("--timed-limit N", "draw N clips to be timed, 0 for as many as --limit", not_negative),
+    _HALF,
+    _setting("--join-s S", _JOINED, float),
+    _TELL,
+    _AGAIN,
+    _DRAW_SEED,
+    _setting("--language CODE", "of clips whose references do not say it"),
+    switch(
+        "--full",
+        "let every system hear the held-out clips and be timed; takes more than twice as long",
+    ),
+    _CONCURRENCY,
+    _setting("--repeats N", "timed passes", positive),
+    _NORMALIZER,
+)
+SCORE = (
+    Flag("folder", "what `run` wrote, such as reports/demo", Path),
+    _systems("all of the run"),
+    _NORMALIZER,
+)
+COMPARE = (
+    Flag("a A", "report.json, or the folder that has it", Path),
+    Flag("b B", "the same of the other run", Path),
+    Flag("--html FILE", "page with figures", Path, Path("reports/compare.html")),
+)
+BENCH = (
+    Flag(
+        "--workloads A,B",
+        "default: all. " + "; ".join(f"{name}: {text}" for name, text in WORKLOADS.items()),
+        names,
+        Plan.workloads,
+    ),
+    Flag(
+        "--slots N,M",
+        "throughput and steps with each, latency and open-loop with the first, mlperf and live "
+        "with the last",
+        counts,
+        Plan.slots,
+    ),
+    Flag("--seconds S", "least time per figure, without its warm-up", positive, Plan.seconds),
+    Flag(
+        "--streams N",
+        "of the live workload, which finds how many are held: where it begins",
+        positive,
+        Plan.streams,
+    ),
+    Flag(
+        "--update-s S",
+        "of the live workload: between two decodings of a stream",
+        seconds,
+        Plan.update_s,
+    ),
+    _beam_size(_GREEDY, Plan.beam_size),
+    Flag(
+        "--draft-acceptance P",
+        "with a draft decoder of two layers, of whose guesses this share is right, 0 to 1; "
+        f"runtime.draft_tokens of them a turn, or {DRAFT_TOKENS}; default: without a draft",
+        share,
+    ),
+    Flag("--requests N", "of the latency workload, through Triton too", positive, Plan.requests),
+    switch("--ablate", "turn each option: its gain and its error"),
+    switch(
+        "--through-triton", "the same load on a real tritonserver over gRPC, audio in, text out"
+    ),
+    Flag(
+        "--peers A,B",
+        "of hugging-face, faster-whisper and vllm; '' for none; default: what is installed",
+        names,
+    ),
+    _JSON,
+    # Former versions demanded it. Old command lines go on working.
+    switch("--random-weights", argparse.SUPPRESS),
+)
+SCALE = (
+    Flag(
+        "--device DEVICE",
+        f"as runtime.device has it; once for each server; default: {' and '.join(Load.devices)}",
+        options={"action": "append", "dest": "devices"},
+    ),
+    Flag("--clients N", "requests in flight for each engine", positive, Load.clients),
+    Flag("--seconds S", "of each figure, without its warm-up", seconds, Load.seconds),
+    Flag("--shortest S", "of the clips", seconds, Load.shortest_s, options={"dest": "shortest_s"}),
+    Flag("--longest S", "", seconds, Load.longest_s, options={"dest": "longest_s"}),
+    Flag("--slots N", "default: as configured", positive, Load.slots),
+    _beam_size(_GREEDY, Load.beam_size),
+    Flag("--json FILE", "keep the figures here too", Path),
+)
+SOAK = (
+    Flag("--minutes M", "that it lasts", positive, 5),
+    Flag("--actions N", "after which it ends, if that comes before", positive),
+    Flag("--seed S", "says what each client does", int, 0),
+    Flag(
+        "--scenario NAME",
+        "instead, these in turn, each on a server of its own; without a name all. "
+        + "; ".join(f"{name}: {title}" for name, title in SCENARIOS.items()),
+        options={"nargs": "*", "dest": "scenarios"},
+    ),
+)
+SAME_TOKENS = (
+    _setting("--manifest JSONL", "clips to decode"),
+    Flag(
+        "--beams N,M",
+        "beam sizes, each at most 8; default: greedy, a narrow one and faster-whisper's own",
+        counts,
+    ),
+)
+WORDS = (
+    Flag("--limit N", "draw N clips of eval.manifest, 0 for all", not_negative, 60),
+    Flag(
+        "--spoken JSONL", "texts that espeak-ng speaks", default="tests/data/heldout/manifest.jsonl"
+    ),
+    Flag("--sentences N", "of these, 0 for none, which needs no espeak-ng", not_negative, 80),
+)
+VARIANTS = (
+    Flag("--variants A,B", "comma separated; default: all", names),
+    Flag("--device DEVICE", "such as cuda; default: runtime.device", sets="runtime.device"),
+    _setting("--manifest CLIPS", "clips to score"),
+    _setting("--limit N", "draw N clips", not_negative),
+    _DRAW_SEED,
+    _HALF,
+    _TELL,
+    _CONCURRENCY,
+)
+GATEWAY = (
+    Flag("--at-once N", "requests at a time", positive, 8),
+    Flag("--passes N", "times that each way gets all clips, in turn", positive, 5),
+    Flag("--connections N", "that do nothing, of each kind", positive, 200),
+    Flag("--seconds S", "for which they do so", seconds, 20.0),
+)
+BULK = (
+    Flag("--manifest CLIPS", "files to transcribe", default=EvalConfig.heldout),
+    Flag("--times N", "each file so often, which makes a pass longer", positive, 1),
+    Flag("--passes N", "of all files each way, in turn", positive, 3),
+)
+LIVE = (
+    Flag("--streams N,M", "at a time, one after another", counts, (1, 4)),
+    Flag("--clips N", "that each stream plays, at the pace of speech", positive, 6),
+    Flag(
+        "--speech CLIPS",
+        "recordings with their texts; default: eval.manifest",
+        sets="eval.manifest",
+    ),
+    _HALF,
+    Flag(
+        "--join-s S",
+        "clips whose speaker is known are joined to passages of at most so long",
+        seconds,
+        60.0,
+    ),
+    Flag(
+        "--simulate S",
+        "no server: streams run as fast as they are decoded, by a clock by which every "
+        "decoding takes so many seconds; accuracy is real, and lateness is what such a machine "
+        "has; default: a real server",
+        seconds,
+        0.0,
+    ),
+)
+PLAN = (
+    Flag(
+        "--load N",
+        "requests of 10 s of audio a second; with --simulate their mean over a day",
+        seconds,
+        options={"required": True},
+    ),
+    Flag(
+        "--p99 S",
+        "seconds within which 99 of 100 are answered",
+        seconds,
+        options={"required": True},
+    ),
+    Flag("--price P", "of a GPU for an hour, in any currency", seconds),
+    _beam_size("of all requests; default: transcriber.beam_size", sets="transcriber.beam_size"),
+    Flag(
+        "--measured FILE",
+        "what `python -m eval bench --json FILE` wrote on such a GPU; default: the committed "
+        "figures of the config's name, in eval/plan/measured/",
+        Path,
+    ),
+    switch("--simulate", "replay days of bursty arrivals: autoscaling, before it is believed"),
+    Flag(
+        "--provision-s S",
+        "from the call for a pod to its container's start: node, image and volume. Only you "
+        "can know it; needed with --simulate",
+        seconds,
+    ),
+    Flag(
+        "--policy YAML",
+        "ScaledObject whose limits, steps and thresholds are tried",
+        Path,
+        Path("deploy/kubernetes/components/keda/scale.yaml"),
+    ),
+    Flag(
+        "--slower N",
+        "replay as if requests took N times as long as measured, under the same thresholds: "
+        "longer ones, or another GPU",
+        seconds,
+        1.0,
+    ),
+    Flag("--days N", "", positive, 3),
+    Flag("--seed N", "of the first day", int, 0),
+)
+_PLANNED = (
+    f"{long_plan.minutes_of(long_plan.PLAN):.0f}, of people "
+    f"{long_plan.minutes_of(long_plan.PEOPLE_PLAN):.0f} and their passages"
+)
+LONG = (
+    _systems("all, " + ", ".join(long_plan.NAMES)),
+    Flag(
+        "--minutes M", f"of composed recordings, at least; default: the plan, {_PLANNED}", positive
+    ),
+    Flag("--seed N", "of them", int, 0),
+    _AGAIN,
+)
+INVENTED = (
+    _systems(", ".join(long_plan.HEARING_NOBODY)),
+    Flag(
+        "--speech CLIPS",
+        "of people, with their texts: sources, and heard as they are; default: eval.manifest",
+        sets="eval.manifest",
+    ),
+    Flag("--half NAME", 'of these, such as "report"; default: both', default=""),
+    Flag("--limit N", "of them are heard as they are", positive, 60),
+    Flag("--seed N", "of everything", int, 0),
+)
+DEMO = (Flag("--otherwise TOML", "the config where the checkpoint cannot be had"),)

@@ -1,0 +1,47 @@
+"""A server that runs, seen from outside: its processes by what they do, and its metrics."""
+
+import contextlib
+import re
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+from eval.processes import descendants
+
+
+def by_role(root: int) -> Iterator[tuple[str, psutil.Process]]:
+    """A process and all below it, by what they do; those that have ended are left out."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in (psutil.Process(root), *descendants(root)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    yield role_of(process.cmdline()), process
+
+
+def role_of(command: Sequence[str]) -> str:
+    """What a process of a server does, by its command line."""
+    line = " ".join(command)
+    if found := re.search(r"python_backend_stub \S*/models/(\w+)/", line):
+        return found[1]
+    if "serve.gateway" in line:
+        return "gateway"
+    if "sandbox.server" in line:
+        return "sandbox"
+    if command and Path(command[0]).name == "tritonserver":
+        return "tritonserver"
+    return "supervisor" if "-m serve triton" in line else line[:60] or "unnamed"
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """Processor time so far, of all its threads; 0 once it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return float(sum(process.cpu_times()[:2]))
+    return 0.0
+
+
+def metrics_page(address: str) -> str:
+    """What the metrics of a server at this address say; raises OSError."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        return str(answer.read().decode())
