@@ -38,7 +38,7 @@ TOKENS_PER_S = 128 / 30  # as in the bench's throughput
 _PROCESSES = 4  # of clients, for each engine
 _GATEWAY = "gateway"
 # Kinds of processes, by what each does.
-_KINDS = {_GATEWAY: _GATEWAY, "tritonserver": "tritonserver", "whisper": _ENGINE}
+_KINDS = {_GATEWAY: _GATEWAY, "tritonserver": "tritonserver", "whisper": "engine"}
 
 
 def specs_of(load: Load) -> list[RequestSpec]:
