@@ -26,9 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--languages", type=codes, metavar="CODE,CODE,…", help="it is found among these")
     add("--prompt", help="text before the audio: names, spelling, style")
     add(
-        "--pace", type=float, default=1.0, metavar="X",
+        "--pace",
+        type=float,
+        default=1.0,
+        metavar="X",
         help="seconds of audio in a second; 0: as many as the server takes; default: %(default)g",
-    )  # fmt: skip
+    )
 
 
 def run(server: str, args: argparse.Namespace, key: str | None, say: Say, complain: Say) -> int:

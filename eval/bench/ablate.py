@@ -77,11 +77,15 @@ class Probe:
         same = logits.argmax(dim=-1) == self.logits.argmax(dim=-1)
         equal = float(same.float().mean())
         return Measurement(
-            "logit error", "", 100 * relative, "%", None,
+            "logit error",
+            "",
+            100 * relative,
+            "%",
+            None,
             f"||logits - FP32|| / ||FP32||; {100 * equal:.2f} % of {same.numel()} greedy tokens "
             "as in FP32",
             {"relative_error": relative, "equal_tokens": equal, "tokens": same.numel()},
-        )  # fmt: skip
+        )
 
 
 def probe(engine: Engine, device: torch.device, windows: int) -> Probe:

@@ -67,14 +67,22 @@ def _measured(
     dims, manifest = network.dims, engine.manifest
     size = step_bytes(dims, manifest.precision, config.cross_kv, slots, AGE, rows)
     yield Measurement(
-        names[0], system, 1e3 * step_s, "ms", 1e3 * size / ceilings.memory,
+        names[0],
+        system,
+        1e3 * step_s,
+        "ms",
+        1e3 * size / ceilings.memory,
         f"{slots * rows} tokens fed to rows of {AGE}; without the choice of the next",
-    )  # fmt: skip
+    )
     ideal_s = cache.cross[0].nbytes / ceilings.memory
     yield Measurement(
-        names[1], system, 1e3 * cross_s / dims.n_text_layer, "ms", 1e3 * ideal_s,
+        names[1],
+        system,
+        1e3 * cross_s / dims.n_text_layer,
+        "ms",
+        1e3 * ideal_s,
         f"of one of {dims.n_text_layer} layers; {cache.cross.dtype} keys and values",
-    )  # fmt: skip
+    )
 
 
 def _feed(slots: int, rows: int, n_text_ctx: int, device: torch.device) -> Feed:

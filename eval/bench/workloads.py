@@ -127,10 +127,14 @@ class Session:
         found = self._closed_loop(self._load(words=words), lengths, seconds)
         ideal = WINDOW_S / self._floor.window_s(THROUGHPUT_TOKENS, slots)
         return Measurement(
-            "words" if words else "throughput", self._system, found.rate * WINDOW_S, "RTFx", ideal,
+            "words" if words else "throughput",
+            self._system,
+            found.rate * WINDOW_S,
+            "RTFx",
+            ideal,
             f"30 s of sound, {THROUGHPUT_TOKENS} tokens{', each timed' * words}; {found.detail}",
             {"windows_per_s": found.rate, "seconds": found.wall_s, **found.energy},
-        )  # fmt: skip
+        )
 
     def latency(self, requests: int) -> Measurement:
         """One request at a time."""
@@ -142,12 +146,15 @@ class Session:
             times.append(time.perf_counter() - began)
         found = percentiles_ms(times[WARM_REQUESTS:])
         return Measurement(
-            "latency", self._system, found["p50_ms"], "ms",
+            "latency",
+            self._system,
+            found["p50_ms"],
+            "ms",
             1e3 * self._floor.window_s(REQUEST_TOKENS, 1),
             f"p50 of {requests}, p95 {found['p95_ms']:.2f}, p99 {found['p99_ms']:.2f}; "
             f"10 s of sound in 30 s, {REQUEST_TOKENS} tokens",
             {**found, "requests": requests},
-        )  # fmt: skip
+        )
 
     def mlperf(self, seconds: float) -> Iterator[Measurement]:
         """Twice: full all the time, then a given number from an empty runtime to an empty one.
@@ -164,16 +171,24 @@ class Session:
             reached, count = count / wall_s, math.ceil(1.2 * count * seconds / wall_s)
         ideal = 1 / statistics.mean(self._floor.window_s(length, slots) for length in lengths)
         yield Measurement(
-            "MLPerf-shaped", self._system, reached, "samples/s", ideal,
+            "MLPerf-shaped",
+            self._system,
+            reached,
+            "samples/s",
+            ideal,
             f"{len(lengths)} windows at hand at the start, {statistics.mean(lengths):.1f} tokens "
             f"on average, {wall_s:.1f} s with fill and drain",
             {"windows": len(lengths), "seconds": wall_s},
-        )  # fmt: skip
+        )
         yield Measurement(
-            "MLPerf-shaped, always full", self._system, full.rate, "samples/s", ideal,
+            "MLPerf-shaped, always full",
+            self._system,
+            full.rate,
+            "samples/s",
+            ideal,
             f"the same lengths, without fill and drain: {full.detail}",
             {"windows": full.windows, "seconds": full.wall_s, **full.energy},
-        )  # fmt: skip
+        )
 
     def live(self, plan: Plan) -> Iterator[Measurement]:
         """As many streams as words are final in time of; what each number of them met before it."""
@@ -184,24 +199,32 @@ class Session:
             search.note(count, row.figures["p95_ms"] <= 1e3 * HELD_S)
             yield row
         yield Measurement(
-            "live", self._system, search.held, "streams", None,
+            "live",
+            self._system,
+            search.held,
+            "streams",
+            None,
             f"held: 95 of 100 words are final {HELD_S:g} s after their end; updates every "
             f"{plan.update_s:g} s at the soonest, utterances of 2 to 10 s, {100 * RIGHT:.0f} % of "
             "drafts right",
             {"update_s": plan.update_s, "seconds": plan.seconds},
-        )  # fmt: skip
+        )
 
     def _live(self, count: int, plan: Plan) -> Measurement:
         """So many streams."""
         found = self._streams(count, plan.update_s, plan.seconds).figures
         return Measurement(
-            f"live, {count} streams", self._system, found["p95_ms"], "ms", None,
+            f"live, {count} streams",
+            self._system,
+            found["p95_ms"],
+            "ms",
+            None,
             f"p95 of {found['words']:.0f} words from their end to their final text, p50 "
             f"{found['p50_ms']:.0f}, {found['unfinished']:.0f} unfinished; "
             f"{found['updates_per_s']:.0f} updates a second, from due to done p50 "
             f"{found['update_p50_ms']:.0f}, p95 {found['update_p95_ms']:.0f} ms",
             found,
-        )  # fmt: skip
+        )
 
     def _streams(self, count: int, update_s: float, seconds: float) -> LiveLoad:
         batch = self.config.encoder_batch
@@ -214,10 +237,14 @@ class Session:
         full = self._closed_loop(load, itertools.repeat(REQUEST_TOKENS), seconds)
         ideal = 1 / self._floor.window_s(REQUEST_TOKENS, slots)
         yield Measurement(
-            "open loop, saturated", self._system, full.rate, "requests/s", ideal,
+            "open loop, saturated",
+            self._system,
+            full.rate,
+            "requests/s",
+            ideal,
             f"10 s of sound in 30 s, {REQUEST_TOKENS} tokens; {full.detail}",
             {"seconds": full.wall_s},
-        )  # fmt: skip
+        )
         for share in SHARES:
             yield self._open_loop(load, share, full.rate, seconds)
 
@@ -227,13 +254,17 @@ class Session:
         arrivals = poisson(rate, warm_s + seconds, seed=round(100 * share))
         found = open_loop(load, arrivals, REQUEST_TOKENS, warm_s, DRAIN_S).figures
         return Measurement(
-            f"open loop, {100 * share:.0f} % load", self._system, found["p99_ms"], "ms", None,
+            f"open loop, {100 * share:.0f} % load",
+            self._system,
+            found["p99_ms"],
+            "ms",
+            None,
             f"p99 of {found['arrivals']:.0f} at {rate:.1f} a second, p50 {found['p50_ms']:.1f}, "
             f"p95 {found['p95_ms']:.1f}, jitter {found['jitter_ms']:.1f} (p99 - p50), deviation "
             f"{found['stdev_ms']:.1f}; {found['late']:.0f} handed over late (at most "
             f"{found['latest_ms']:.1f} ms), {found['unfinished']:.0f} unfinished",
             {"offered_per_s": rate, **found},
-        )  # fmt: skip
+        )
 
 
 def measure_start(
@@ -255,10 +286,14 @@ def measure_start(
     session.runtime.close()
     size = sum(file.bytes for file in engine.manifest.files.values()) / 2**30
     return Measurement(
-        "start", system_name(config), ready_s, "s", None,
+        "start",
+        system_name(config),
+        ready_s,
+        "s",
+        None,
         f"from an engine folder of {size:.2f} GiB in the page cache, whose files are checked "
         "meanwhile",
-    )  # fmt: skip
+    )
 
 
 def run_workloads(

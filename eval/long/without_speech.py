@@ -22,9 +22,20 @@ from serve.speech.features import SAMPLE_RATE
 from serve.speech.meter import Limits
 
 Kind = Literal[
-    "silence", "moments", "noise", "hum", "keys", "music", "dialling", "rooms", "breaths",
-    "cut words", "reversed", "in silence", "in noise",
-]  # fmt: skip
+    "silence",
+    "moments",
+    "noise",
+    "hum",
+    "keys",
+    "music",
+    "dialling",
+    "rooms",
+    "breaths",
+    "cut words",
+    "reversed",
+    "in silence",
+    "in noise",
+]
 
 NOBODY: tuple[Kind, ...] = (
     *("silence", "moments", "noise", "hum", "keys", "music", "dialling", "rooms", "breaths"),

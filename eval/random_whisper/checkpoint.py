@@ -24,15 +24,26 @@ def hugging_face_config(shape: Shape) -> Any:
 
     dims, ids = shape.dims, special_ids(shape)
     return transformers.WhisperConfig(
-        vocab_size=dims.n_vocab, num_mel_bins=dims.n_mels, d_model=dims.n_audio_state,
-        encoder_layers=dims.n_audio_layer, decoder_layers=dims.n_text_layer,
-        encoder_attention_heads=dims.n_audio_head, decoder_attention_heads=dims.n_text_head,
-        encoder_ffn_dim=dims.n_audio_ffn, decoder_ffn_dim=dims.n_text_ffn,
-        max_source_positions=dims.n_audio_ctx, max_target_positions=dims.n_text_ctx,
-        pad_token_id=ids[END], bos_token_id=ids[END], eos_token_id=ids[END],
-        decoder_start_token_id=ids[START], suppress_tokens=None, begin_suppress_tokens=None,
-        architectures=["WhisperForConditionalGeneration"], dtype="float16",
-    )  # fmt: skip
+        vocab_size=dims.n_vocab,
+        num_mel_bins=dims.n_mels,
+        d_model=dims.n_audio_state,
+        encoder_layers=dims.n_audio_layer,
+        decoder_layers=dims.n_text_layer,
+        encoder_attention_heads=dims.n_audio_head,
+        decoder_attention_heads=dims.n_text_head,
+        encoder_ffn_dim=dims.n_audio_ffn,
+        decoder_ffn_dim=dims.n_text_ffn,
+        max_source_positions=dims.n_audio_ctx,
+        max_target_positions=dims.n_text_ctx,
+        pad_token_id=ids[END],
+        bos_token_id=ids[END],
+        eos_token_id=ids[END],
+        decoder_start_token_id=ids[START],
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+        architectures=["WhisperForConditionalGeneration"],
+        dtype="float16",
+    )
 
 
 def hugging_face_tensors(shape: Shape) -> dict[str, torch.Tensor]:

@@ -77,10 +77,14 @@ def random_engine(shape: Shape, precision: Precision, draft_layers: int = 0) -> 
     first_timestamp = ids["<|0.00|>"]
     allowed_timestamps = range(first_timestamp, first_timestamp + MAX_INITIAL_TIMESTAMP_INDEX + 1)
     facts = TokenizerFacts(
-        eot=ids[END], sot=ids[START], sot_prev=ids["<|startofprev|>"],
-        no_speech=first_timestamp - 2, no_timestamps=first_timestamp - 1,
+        eot=ids[END],
+        sot=ids[START],
+        sot_prev=ids["<|startofprev|>"],
+        no_speech=first_timestamp - 2,
+        no_timestamps=first_timestamp - 1,
         timestamp_begin=first_timestamp,
-        transcribe=ids["<|transcribe|>"], translate=ids["<|translate|>"],
+        transcribe=ids["<|transcribe|>"],
+        translate=ids["<|translate|>"],
         languages={"en": ids["<|en|>"]},
         suppress_tokens=(
             *range(ids[END], allowed_timestamps.start),
@@ -89,11 +93,21 @@ def random_engine(shape: Shape, precision: Precision, draft_layers: int = 0) -> 
         begin_suppress_tokens=(220,),
         max_initial_timestamp_index=MAX_INITIAL_TIMESTAMP_INDEX,
         alignment_heads=_alignment_heads(dims),
-    )  # fmt: skip
+    )
     manifest = Manifest(
-        FORMAT_VERSION, "native", precision, dims, facts, Source("random", "0" * 64), {}, {}, {}, 0,
-        None, {},
-    )  # fmt: skip
+        FORMAT_VERSION,
+        "native",
+        precision,
+        dims,
+        facts,
+        Source("random", "0" * 64),
+        {},
+        {},
+        {},
+        0,
+        None,
+        {},
+    )
     if draft_layers:
         draft = Draft(manifest.source, draft_layers, dims.n_text_ffn)
         manifest = dataclasses.replace(manifest, draft=draft)

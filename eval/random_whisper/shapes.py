@@ -35,12 +35,18 @@ class Shape:
         width, heads, ffn = self.width, self.width // HEAD_DIM, 4 * self.width
         return Dims(
             n_mels=self.n_mels,
-            n_audio_ctx=1500, n_audio_state=width, n_audio_head=heads,
-            n_audio_layer=self.encoder_layers, n_audio_ffn=ffn,
+            n_audio_ctx=1500,
+            n_audio_state=width,
+            n_audio_head=heads,
+            n_audio_layer=self.encoder_layers,
+            n_audio_ffn=ffn,
             n_vocab=self.n_vocab,
-            n_text_ctx=448, n_text_state=width, n_text_head=heads,
-            n_text_layer=self.decoder_layers, n_text_ffn=ffn,
-        )  # fmt: skip
+            n_text_ctx=448,
+            n_text_state=width,
+            n_text_head=heads,
+            n_text_layer=self.decoder_layers,
+            n_text_ffn=ffn,
+        )
 
 
 def _english(width: int, encoder_layers: int, decoder_layers: int) -> Shape:

@@ -59,9 +59,12 @@ def by_live(at: Addresses, file: File, timeout_s: float) -> Ending:
     began = time.monotonic()
     try:
         with connect(
-            f"ws://{at.http}/v1/realtime?intent=transcription", open_timeout=timeout_s,
-            close_timeout=1, max_size=None, compression=None,
-        ) as socket:  # fmt: skip
+            f"ws://{at.http}/v1/realtime?intent=transcription",
+            open_timeout=timeout_s,
+            close_timeout=1,
+            max_size=None,
+            compression=None,
+        ) as socket:
             for message in _utterance(file):
                 socket.send(message)
             finals, errors = list[str](), list[str]()

@@ -38,16 +38,35 @@ _LINE_EVERY_S = 30.0  # where the output is no terminal
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Let the command have its own, beside --config and --engine."""
     add = parser.add_argument
-    add("--input", required=True, metavar="FOLDER|MANIFEST", help="a path or s3://…; a manifest "
-        "is JSONL with `file` in each line, relative to it")  # fmt: skip
+    add(
+        "--input",
+        required=True,
+        metavar="FOLDER|MANIFEST",
+        help="a path or s3://…; a manifest is JSONL with `file` in each line, relative to it",
+    )
     add("--output", required=True, metavar="FOLDER", help="a path or s3://…")
-    add("--format", default="jsonl", metavar="FORMAT,…", help=f"of shards: {', '.join(SHARDS)}; "
-        f"of a file for each besides: {', '.join(TEXTS)}; default: %(default)s")  # fmt: skip
-    add("--shard-files", type=int, default=SHARD_FILES, metavar="N", help="files in a shard, which "
-        "is lost and done again where an engine dies; default: %(default)s")  # fmt: skip
+    add(
+        "--format",
+        default="jsonl",
+        metavar="FORMAT,…",
+        help=f"of shards: {', '.join(SHARDS)}; "
+        f"of a file for each besides: {', '.join(TEXTS)}; default: %(default)s",
+    )
+    add(
+        "--shard-files",
+        type=int,
+        default=SHARD_FILES,
+        metavar="N",
+        help="files in a shard, which "
+        "is lost and done again where an engine dies; default: %(default)s",
+    )
     add("--address", metavar="HOST:PORT", help="a Ray cluster's; without: this machine alone")
-    add("--cpus", type=int, metavar="N", help="cores of an engine; default: runtime.threads, else "
-        "4 or what there are; on GPUs 1")  # fmt: skip
+    add(
+        "--cpus",
+        type=int,
+        metavar="N",
+        help="cores of an engine; default: runtime.threads, else 4 or what there are; on GPUs 1",
+    )
     add_cue_options(parser)
     add_options(parser)
 

@@ -40,8 +40,10 @@ _SENTENCE_ENDS = ".?!…。？！｡"
 _CLAUSE_ENDS = ",;:—–،؛，、；：､"
 _CLOSING = "\"'”’»)]}」』）】》〉］｝"  # may stand behind these ends
 # No line begins with the first, or ends with the second: Japanese and Chinese rules of typesetting.
-_NO_START = frozenset(_SENTENCE_ENDS + _CLAUSE_ENDS + _CLOSING + "%‰°ー々〻ゝゞヽヾ・ะาำๅๆฯ"
-                      "ぁぃぅぇぉっゃゅょゎァィゥェォッャュョヮヵヶ")  # fmt: skip
+_NO_START = frozenset(
+    _SENTENCE_ENDS + _CLAUSE_ENDS + _CLOSING + "%‰°ー々〻ゝゞヽヾ・ะาำๅๆฯ"
+    "ぁぃぅぇぉっゃゅょゎァィゥェォッャュョヮヵヶ"
+)
 _NO_END = frozenset("([{«“‘¿¡「『（【《〈［｛$€£¥￥#เแโใไ")
 _SPACELESS = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")  # Thai, Lao, Burmese, Khmer
 _HANGUL = re.compile(r"[\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3]")  # wide, and written with spaces

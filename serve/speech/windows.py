@@ -318,9 +318,7 @@ def judge(
     repetitive = attempt.compression_ratio > config.compression_ratio_threshold
     if attempt.looped and not repetitive:
         return Verdict("retry", attempt.temperature)
-    unsure = (
-        attempt.avg_logprob is not None and attempt.avg_logprob < config.logprob_threshold
-    )  # fmt: skip
+    unsure = attempt.avg_logprob is not None and attempt.avg_logprob < config.logprob_threshold
     hardly_spoken = voice_s is not None and voice_s < HARDLY_SPOKEN_S
     if (
         attempt.no_speech_prob is not None

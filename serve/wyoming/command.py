@@ -43,9 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--key-file", type=Path, help="has an API key and nothing else; default: EARSHOT_API_KEY")
     add("--language", help="of whoever names none; default, and auto: detected")
     add(
-        "--languages", type=codes, metavar="CODE,CODE,…",
+        "--languages",
+        type=codes,
+        metavar="CODE,CODE,…",
         help="that clients may choose from; default: transcriber.languages, else all of Whisper's",
-    )  # fmt: skip
+    )
 
 
 def run(config: Config | None, url: str, args: argparse.Namespace, key: str, say: Say) -> int:

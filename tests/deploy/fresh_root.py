@@ -147,8 +147,11 @@ def prepare(root, pod):
         elif "secret" in volume:
             made = subprocess.run(
                 (*SERVE, "keys", "new", "--name", "alice", "--file", str(path / "keys.toml")),
-                check=True, capture_output=True, text=True, cwd=ROOT,
-            )  # fmt: skip
+                check=True,
+                capture_output=True,
+                text=True,
+                cwd=ROOT,
+            )
             (root.parent / f"{root.name}.key").write_text(made.stdout, encoding="utf-8")
         run("chgrp", "-R", str(pod["securityContext"]["fsGroup"]), str(path))
         run("chmod", "-R", "g+rwX", str(path))
@@ -198,20 +201,43 @@ def ask(probe):
     assert asked["port"] == "http"
     (header,) = asked["httpHeaders"]
     found = subprocess.run(
-        ("curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "-H",
-         "{name}: {value}".format(**header), f"http://127.0.0.1:8000{asked['path']}"),
-        capture_output=True, text=True, timeout=30, check=False,
-    )  # fmt: skip
+        (
+            "curl",
+            "-s",
+            "-o",
+            "/dev/null",
+            "-w",
+            "%{http_code}",
+            "-H",
+            "{name}: {value}".format(**header),
+            f"http://127.0.0.1:8000{asked['path']}",
+        ),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
     return int(found.stdout)
 
 
 def transcript(clip, key):
     """What the server says of a clip, or why it does not."""
     found = subprocess.run(
-        ("curl", "-s", "-H", f"Authorization: Bearer {key}", "-F", f"file=@{ROOT / clip}", "-F",
-         "language=en", "http://127.0.0.1:8000/v1/audio/transcriptions"),
-        capture_output=True, timeout=120, check=True,
-    )  # fmt: skip
+        (
+            "curl",
+            "-s",
+            "-H",
+            f"Authorization: Bearer {key}",
+            "-F",
+            f"file=@{ROOT / clip}",
+            "-F",
+            "language=en",
+            "http://127.0.0.1:8000/v1/audio/transcriptions",
+        ),
+        capture_output=True,
+        timeout=120,
+        check=True,
+    )
     return json.loads(found.stdout)
 
 

@@ -49,8 +49,11 @@ def test_manifests_are_what_kubernetes_takes(one):
 def test_overlays_are_what_kubernetes_takes(overlay):
     found = subprocess.run(
         ["kubectl", "kustomize", str(KUBERNETES / "overlays" / overlay)],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert found.returncode == 0, found.stderr
     made = list(yaml.safe_load_all(found.stdout))
     for one in made:

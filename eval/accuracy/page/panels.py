@@ -68,9 +68,14 @@ class RatePanel(Panel):
             if middle <= self._end:
                 fill = PAPER if number < len(rates) - 1 else colour
                 axes.plot(
-                    [middle], [y], marker="o", markersize=8, markerfacecolor=fill,
-                    markeredgecolor=colour, markeredgewidth=2,
-                )  # fmt: skip
+                    [middle],
+                    [y],
+                    marker="o",
+                    markersize=8,
+                    markerfacecolor=fill,
+                    markeredgecolor=colour,
+                    markeredgewidth=2,
+                )
 
     def words(self, name: str) -> str:
         """As `Panel.words`."""
@@ -100,13 +105,21 @@ class LatencyPanel(Panel):
             for low, high, opacity in _BANDS:
                 left, right = latency.percentiles_s[low], latency.percentiles_s[high]
                 axes.barh(
-                    [y], [right - left], height, [left], color=colour if last else SOFT,
-                    alpha=opacity, linewidth=0,
-                )  # fmt: skip
+                    [y],
+                    [right - left],
+                    height,
+                    [left],
+                    color=colour if last else SOFT,
+                    alpha=opacity,
+                    linewidth=0,
+                )
             axes.plot(
-                [latency.p50_s] * 2, [y - height / 2, y + height / 2], color=PAPER,
-                linewidth=3.5, solid_capstyle="butt",
-            )  # fmt: skip
+                [latency.p50_s] * 2,
+                [y - height / 2, y + height / 2],
+                color=PAPER,
+                linewidth=3.5,
+                solid_capstyle="butt",
+            )
 
     def words(self, name: str) -> str:
         """As `Panel.words`."""
@@ -208,7 +221,14 @@ def _beside(
 ) -> None:
     """A text at x in parts of the axes, y in rows, moved right and up by pixels."""
     axes.annotate(
-        text, (x, y), (pixels, above), xycoords=axes.get_yaxis_transform(),
-        textcoords="offset points", va="center", ha=align, color=colour, fontsize=12,
+        text,
+        (x, y),
+        (pixels, above),
+        xycoords=axes.get_yaxis_transform(),
+        textcoords="offset points",
+        va="center",
+        ha=align,
+        color=colour,
+        fontsize=12,
         annotation_clip=False,
-    )  # fmt: skip
+    )

@@ -78,23 +78,40 @@ def _scales(axes: Axes, points: dict[str, list[Point]], *, narrow: bool) -> None
 def _point(axes: Axes, system: str, found: Sequence[Point], words: str, at: float) -> None:
     colour, (memory, speed) = colour_of(system), found[-1]
     axes.annotate(
-        words, (memory, speed), (1.02, at), textcoords="axes fraction", va="center", ha="left",
-        fontsize=12, annotation_clip=False,
+        words,
+        (memory, speed),
+        (1.02, at),
+        textcoords="axes fraction",
+        va="center",
+        ha="left",
+        fontsize=12,
+        annotation_clip=False,
         arrowprops={"arrowstyle": "-", "color": LINE, "linewidth": 1.2, "shrinkB": 6},
-    )  # fmt: skip
+    )
     if len(found) == 2:
         axes.annotate(
-            "", (memory, speed), found[0],
+            "",
+            (memory, speed),
+            found[0],
             arrowprops={"arrowstyle": "->", "color": colour, "linewidth": 1.6, "shrinkB": 5},
-        )  # fmt: skip
+        )
         axes.plot(
-            *([value] for value in found[0]), marker="o", markersize=8, markerfacecolor=PAPER,
-            markeredgecolor=colour, markeredgewidth=2,
-        )  # fmt: skip
+            *([value] for value in found[0]),
+            marker="o",
+            markersize=8,
+            markerfacecolor=PAPER,
+            markeredgecolor=colour,
+            markeredgewidth=2,
+        )
     axes.plot(
-        [memory], [speed], marker="o", markersize=10, color=colour, markeredgecolor=PAPER,
+        [memory],
+        [speed],
+        marker="o",
+        markersize=10,
+        color=colour,
+        markeredgecolor=PAPER,
         markeredgewidth=1.5,
-    )  # fmt: skip
+    )
 
 
 def _apart(wanted: Sequence[float], least: float) -> list[float]:

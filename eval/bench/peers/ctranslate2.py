@@ -61,10 +61,13 @@ def _decoder(model: Any, shape: Shape, device: str, batch: int) -> Decode:
     def decode(lengths: Sequence[int]) -> list[int]:
         count, (tokens,) = len(lengths), set(lengths)
         results = model.generate(
-            ctranslate2.StorageView.from_array(noise[:count]), [prompt] * count, beam_size=1,
+            ctranslate2.StorageView.from_array(noise[:count]),
+            [prompt] * count,
+            beam_size=1,
             max_length=2 * tokens,  # half of it may be new
-            suppress_tokens=[end], suppress_blank=False,
-        )  # fmt: skip
+            suppress_tokens=[end],
+            suppress_blank=False,
+        )
         return [len(result.sequences_ids[0]) for result in results]
 
     return decode

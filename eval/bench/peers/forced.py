@@ -46,11 +46,15 @@ def latency(system: str, decode: Decode, note: str) -> Measurement:
     times = sorted(1e3 * seconds_of(decode, [REQUEST_TOKENS]) for _ in range(REQUESTS))
     p50 = statistics.median(times)
     return Measurement(
-        "latency", system, p50, "ms", None,
+        "latency",
+        system,
+        p50,
+        "ms",
+        None,
         f"p50 of {REQUESTS}, worst {times[-1]:.1f}; 10 s of sound in 30 s, {REQUEST_TOKENS} "
         f"tokens; {note}",
         {"p50_ms": p50, "worst_ms": times[-1], "requests": REQUESTS},
-    )  # fmt: skip
+    )
 
 
 def batched(system: str, decode: Decode, batch: int, seconds: float, note: str) -> Measurement:
@@ -74,11 +78,15 @@ def mlperf(system: str, decode: Decode, in_flight: int, seconds: float, note: st
     """As `queued`, with lengths as in MLPerf's set."""
     lengths, wall_s = offline(decode, mlperf_lengths(), in_flight, seconds)
     return Measurement(
-        "MLPerf-shaped", system, len(lengths) / wall_s, "samples/s", None,
+        "MLPerf-shaped",
+        system,
+        len(lengths) / wall_s,
+        "samples/s",
+        None,
         f"{len(lengths)} windows queued at the start, {statistics.mean(lengths):.1f} tokens on "
         f"average, {in_flight} in flight, {wall_s:.1f} s; {note}",
         {"windows": len(lengths), "seconds": wall_s},
-    )  # fmt: skip
+    )
 
 
 def offline(
@@ -100,7 +108,11 @@ def offline(
 
 def _throughput(system: str, windows: int, wall_s: float, note: str) -> Measurement:
     return Measurement(
-        "throughput", system, windows * WINDOW_S / wall_s, "RTFx", None,
+        "throughput",
+        system,
+        windows * WINDOW_S / wall_s,
+        "RTFx",
+        None,
         f"30 s of sound, {THROUGHPUT_TOKENS} tokens; {windows} windows in {wall_s:.1f} s, {note}",
         {"windows_per_s": windows / wall_s, "seconds": wall_s},
-    )  # fmt: skip
+    )

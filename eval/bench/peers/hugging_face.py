@@ -35,9 +35,13 @@ def measure_hugging_face(
         count, (tokens,) = len(lengths), set(lengths)
         # Not the model's own generate, which cuts and stitches windows around this one.
         ids: Any = transformers.GenerationMixin.generate(
-            model, features[:count], decoder_input_ids=prompt[:count], do_sample=False,
-            min_new_tokens=tokens, max_new_tokens=tokens,
-        )  # fmt: skip
+            model,
+            features[:count],
+            decoder_input_ids=prompt[:count],
+            do_sample=False,
+            min_new_tokens=tokens,
+            max_new_tokens=tokens,
+        )
         return [len(row) - prompt.shape[1] for row in ids.tolist()]
 
     yield latency(SYSTEM, decode, NOTE)

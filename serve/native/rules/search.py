@@ -110,9 +110,7 @@ def _keep_best(
     score = sums[:, :beam] / length.float().pow(state.length_penalty[leader][:, None])
     # An empty one has -inf, and is still better than none.
     rank = torch.where(hypothesis, score, NEVER)
-    best = torch.where(
-        rank.amax(1) > NEVER, rank.argmax(1), hypothesis.long().argmax(1)
-    )[:, None]  # fmt: skip
+    best = torch.where(rank.amax(1) > NEVER, rank.argmax(1), hypothesis.long().argmax(1))[:, None]
     better = score.gather(1, best)[:, 0] > state.best_score[leader]
     better |= state.ended[leader] == 0
     better &= hypothesis.any(1)

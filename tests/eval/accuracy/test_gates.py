@@ -16,11 +16,15 @@ def system(name, errors, clip_set="timed", **changes):
     """A scored system that gets `errors[clip]` of 1000 characters of each clip wrong."""
     calls = [
         timed_call(
-            f"{clip:03}", "a" * 1000, "b" * wrong + "a" * (1000 - wrong),
-            phase="accuracy", clip_set=clip_set, **changes,
+            f"{clip:03}",
+            "a" * 1000,
+            "b" * wrong + "a" * (1000 - wrong),
+            phase="accuracy",
+            clip_set=clip_set,
+            **changes,
         )
         for clip, wrong in enumerate(errors)
-    ]  # fmt: skip
+    ]
     return score_system(facts(name), calls, "raw")
 
 
@@ -95,9 +99,11 @@ def test_a_missing_system_leaves_its_gates_undecided(missing, undecided):
 def test_a_missing_system_is_named():
     found = gates([system("earshot-int8", [1])], "int8", max_gap_faster_whisper=1, max_gap_fp16=1)
     assert [gate.detail for gate in found] == [
-        "faster-whisper's default did not run", "earshot-fp16 did not run",
-        "earshot-triton did not run", "0 failed",
-    ]  # fmt: skip
+        "faster-whisper's default did not run",
+        "earshot-fp16 did not run",
+        "earshot-triton did not run",
+        "0 failed",
+    ]
 
 
 def test_a_gate_says_how_many_clips_decide_its_gap():
@@ -108,8 +114,9 @@ def test_a_gate_says_how_many_clips_decide_its_gap():
     assert clips_to_decide(0.0, (0.0, 0.0), 0.1, 100) == 1
     noisy = [system("earshot-int8", [30, 50] * 20), system("earshot-fp16", [40] * 40)]
     gate = gates(noisy, "int8", max_gap_faster_whisper=0.1, max_gap_fp16=0.1)[1]
-    number = re.search(r"about ([\d,]+) such clips decide a gap of this size: 40 cannot tell",
-                       gate.detail)  # fmt: skip
+    number = re.search(
+        r"about ([\d,]+) such clips decide a gap of this size: 40 cannot tell", gate.detail
+    )
     assert gate.passed is None and 300 < int(number[1]) < 500  # (0.31 / 0.1) ** 2 * 40
 
 
@@ -132,9 +139,10 @@ def test_all_clips_that_both_heard_are_judged_together():
             "raw",
         )
         for name, sets in (
-            ("earshot-int8", ("heldout", "timed")), ("faster-whisper-int8", ("timed",)),
+            ("earshot-int8", ("heldout", "timed")),
+            ("faster-whisper-int8", ("timed",)),
         )
-    )  # fmt: skip
+    )
     fp16 = score_system(
         facts("earshot-fp16"),
         [

@@ -31,8 +31,12 @@ def test_clips_of_a_speaker_are_joined_up_to_a_length(clip):
     clips.append(clip("long.wav", 15.0, "long", "c"))
     found = join_clips(clips, 10.0, LIMITS)
     assert [one.text for one in found] == [
-        "word 0 word 1", "word 2 word 3", "word 4", "other", "long",
-    ]  # fmt: skip
+        "word 0 word 1",
+        "word 2 word 3",
+        "word 4",
+        "other",
+        "long",
+    ]
     assert found[0].file == "en/readers/a 000 (2 clips from 0.wav)"
     assert found[2:] == clips[4:]  # alone, they stay as they are
     samples, rate = soundfile.read(found[0].path)

@@ -10,9 +10,15 @@ from eval.measurement import verdict
 from serve.errors import UnavailableError
 
 GOOD = Found(
-    compared=200, within=0.97, longer=10, longer_within=0.5, truths=100, ours_s=0.02,
-    theirs_s=0.021, throughput=0.95,
-)  # fmt: skip
+    compared=200,
+    within=0.97,
+    longer=10,
+    longer_within=0.5,
+    truths=100,
+    ours_s=0.02,
+    theirs_s=0.021,
+    throughput=0.95,
+)
 
 
 def test_words_that_both_say_are_matched_in_order():

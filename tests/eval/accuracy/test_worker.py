@@ -89,9 +89,14 @@ def test_the_language_is_told_where_that_is_asked_for(tmp_path):
     rows = []
     clips = [dataclasses.replace(clip, language="es") for clip in write_clips(tmp_path, HELDOUT)]
     measure_system(
-        "fake", config, {"heldout": clips}, run_id="r", open_system=open_fake,
-        on_call=rows.append, log=tmp_path / "log",
-    )  # fmt: skip
+        "fake",
+        config,
+        {"heldout": clips},
+        run_id="r",
+        open_system=open_fake,
+        on_call=rows.append,
+        log=tmp_path / "log",
+    )
     assert {r.prediction.language for r in rows} == {"es"}
 
 

@@ -46,6 +46,8 @@ def test_ceilings_are_measured(tiny, ceilings):
     assert min(found.product, found.attention, found.memory) > 1e6
     assert found.fp8_product is None
     assert [row.system for row in found.measurements()] == [
-        "matrix product", "attention", "copy, read + write"
-    ]  # fmt: skip
+        "matrix product",
+        "attention",
+        "copy, read + write",
+    ]
     assert len(list(ceilings.measurements())) == 4

@@ -48,8 +48,9 @@ class OneSecondEach:
             self.steps += 1
             tokens = (7,) * (job.options.max_tokens - self._short_by)
             events.append(Event(job.id, tokens[:1]))
-            events.append(Event(job.id, tokens[1:], "error" if self._error else "length",
-                                error=self._error))  # fmt: skip
+            events.append(
+                Event(job.id, tokens[1:], "error" if self._error else "length", error=self._error)
+            )
         return events
 
     def cancel(self, job_id):

@@ -123,10 +123,12 @@ def test_vllm_gets_new_sound_and_a_length_for_every_window(short, monkeypatch, t
         (workload, f"vLLM fp16, log-mel on {where}", unit)
         for where in ("CPU", "GPU")
         for workload, unit in (
-            ("latency", "ms"), ("throughput", "RTFx"), ("throughput", "RTFx"),
+            ("latency", "ms"),
+            ("throughput", "RTFx"),
+            ("throughput", "RTFx"),
             ("MLPerf-shaped", "samples/s"),
         )
-    ]  # fmt: skip
+    ]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
     assert {len(sound) for sound in fake.sounds} == {160_000, 480_000}
     mine = [(len(s), s[:1000].tobytes()) for s in fake.sounds[: len(fake.sounds) // 2]]

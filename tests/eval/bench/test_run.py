@@ -168,8 +168,10 @@ def test_the_bench_needs_no_package_of_the_evaluation_or_of_the_server():
     """It once imported jiwer, by way of the accuracy's report."""
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT.replace("{hidden}", repr(set(PACKAGES)))],
-        capture_output=True, text=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )
     assert done.returncode == 0 and "Traceback" not in done.stderr
     last_asked = re.findall(r"torch sees 0 CUDA devices here.*\n1\n", done.stderr)
     left_out = "left out: the peer faster-whisper needs the package ctranslate2"

@@ -117,9 +117,15 @@ def manifest_of(folder, record, groups):
             record(folder / file, 0.1)
             half = ("choose", "report")[number % 2]
             lines.append(
-                {"file": file, "text": "a", "language": "en", "duration": 0.1, "group": group,
-                 "half": half}
-            )  # fmt: skip
+                {
+                    "file": file,
+                    "text": "a",
+                    "language": "en",
+                    "duration": 0.1,
+                    "group": group,
+                    "half": half,
+                }
+            )
     (folder / "manifest.jsonl").write_text("\n".join(map(json.dumps, lines)))
     return str(folder)
 

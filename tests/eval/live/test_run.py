@@ -20,10 +20,24 @@ from serve.gateway.live.client import Heard
 from serve.messages import Segment, Timings, Transcript, Word
 
 GOOD = Level(
-    streams=4, audio_s=100.0, words=200, matched=180, p50_s=1.0, p95_s=1.9, p99_s=2.4,
-    changed_per_word=0.3, cer=4.4, whole_cer=4.0, alike_cer=4.3, short_cer=4.1, from_whole=1.2,
-    from_written=2.5, torn=1, whole_torn=0, failed=0,
-)  # fmt: skip
+    streams=4,
+    audio_s=100.0,
+    words=200,
+    matched=180,
+    p50_s=1.0,
+    p95_s=1.9,
+    p99_s=2.4,
+    changed_per_word=0.3,
+    cer=4.4,
+    whole_cer=4.0,
+    alike_cer=4.3,
+    short_cer=4.1,
+    from_whole=1.2,
+    from_written=2.5,
+    torn=1,
+    whole_torn=0,
+    failed=0,
+)
 SAID = "All is quiet. The rain has gone."
 
 

@@ -42,8 +42,11 @@ def segments(*texts, windows=(0, 0, 0, 0)):
 def test_nothing_is_wrong_where_all_was_heard(truth):
     found = hear(truth, segments(*SAID), NORMALIZE)
     assert [sentence.words for sentence in found.sentences] == [
-        Counts(hits=6), Counts(hits=5), Counts(hits=5), Counts(hits=5)
-    ]  # fmt: skip
+        Counts(hits=6),
+        Counts(hits=5),
+        Counts(hits=5),
+        Counts(hits=5),
+    ]
     assert all(sentence.characters.errors == 0 for sentence in found.sentences)
     assert (found.lost_in_stretches, found.repeated, found.made_up, found.cuts) == (0, 0, 0, 0)
     assert found.unspoken == {"silence": 0, "noise": 0, "tones": 0}

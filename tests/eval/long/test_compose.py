@@ -67,9 +67,14 @@ def test_scripts_depend_on_their_seed_alone():
 def test_the_sound_is_where_the_script_says():
     """Levels: speech, the noise under it, tones, noise alone, the room."""
     spans = (
-        ("silence", 2.0, None), ("speech", 2.0, 15.0), ("noise", 1.0, 15.0),
-        ("silence", 1.0, None), ("tones", 6.0, None), ("noise", 4.0, None), ("silence", 2.0, None),
-    )  # fmt: skip
+        ("silence", 2.0, None),
+        ("speech", 2.0, 15.0),
+        ("noise", 1.0, 15.0),
+        ("silence", 1.0, None),
+        ("tones", 6.0, None),
+        ("noise", 4.0, None),
+        ("silence", 2.0, None),
+    )
     events, at_s = [], 0.0
     for what, seconds, snr_db in spans:
         sentence = Sentence("f", 0.0, seconds, "a", "en") if what == "speech" else None

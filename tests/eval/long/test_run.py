@@ -64,9 +64,13 @@ def measure(name, config, clips, *, run_id, open_system, on_call, log):
     folder = clips["timed"][0].path.parent
     listener = Listener(name, read_manifest(folder / "manifest.jsonl"), folder)
     drive(
-        listener, clips["timed"], phase="accuracy", concurrency=1, repeats=1,
+        listener,
+        clips["timed"],
+        phase="accuracy",
+        concurrency=1,
+        repeats=1,
         emit=on_call,
-    )  # fmt: skip
+    )
     if name == OTHER and not (folder.parent / "mended").exists():
         raise UnavailableError(f"{OTHER} ended early")
     return SystemFacts(run_id, name, {"threads": "1"}, 0.1, 1 << 20, len(clips["timed"]))
@@ -90,8 +94,10 @@ def test_a_run_goes_on_where_it_ended_and_is_judged(config, capsys):
     # What was heard was not heard again.
     assert (folder / "predictions" / f"{OUR_DEFAULT}.jsonl").read_text() == kept
     report = json.loads((folder / "long.json").read_text())["figures"]
-    ours, peer = (next(s for s in report["systems"] if s["facts"]["name"] == name)
-                  for name in (OUR_DEFAULT, PEER))  # fmt: skip
+    ours, peer = (
+        next(s for s in report["systems"] if s["facts"]["name"] == name)
+        for name in (OUR_DEFAULT, PEER)
+    )
     assert ours["overall"]["cer"]["percent"] == 0.0
     counts = peer["overall"]["wer"]["counts"]
     assert counts["deletions"] == peer["overall"]["lost_in_stretches"] > 0

@@ -16,9 +16,13 @@ from serve.engine import N_FREQUENCIES, tensor_specs
 def test_a_random_engine_has_the_tensors_of_its_shape(name):
     engine = random_engine(PUBLISHED[name], "int8")
     dims = dataclasses.replace(
-        engine.manifest.dims, n_audio_layer=1, n_text_layer=1, n_audio_ffn=64, n_text_ffn=64,
+        engine.manifest.dims,
+        n_audio_layer=1,
+        n_text_layer=1,
+        n_audio_ffn=64,
+        n_text_ffn=64,
         n_vocab=99,
-    )  # fmt: skip
+    )
     small = dataclasses.replace(engine, manifest=dataclasses.replace(engine.manifest, dims=dims))
     weights = small.load_weights()
     specs = tensor_specs(dims, "int8")

@@ -11,10 +11,16 @@ from tests.fake_trtllm.contract import SIZES
 def test_every_shape_is_the_published_one():
     """As TensorRT-LLM's own table states them."""
     found = {
-        name: (shape.n_mels, shape.width, shape.dims.n_audio_head, shape.encoder_layers,
-               shape.decoder_layers, shape.n_vocab)
+        name: (
+            shape.n_mels,
+            shape.width,
+            shape.dims.n_audio_head,
+            shape.encoder_layers,
+            shape.decoder_layers,
+            shape.n_vocab,
+        )
         for name, shape in PUBLISHED.items()
-    }  # fmt: skip
+    }
     assert found == SIZES
     assert PUBLISHED["large-v3-turbo"].dims == Dims(
         128, 1500, 1280, 20, 32, 5120, 51866, 448, 1280, 20, 4, 5120

@@ -75,8 +75,10 @@ def test_each_recording_gets_files_of_the_formats_that_have_one(start, files, tm
     do, output, _ = start(texts=("srt", "tsv"), cues=CueOptions(max_line_width=9))
     places = ["a", "empty", "below/b", "missing", "c"]
     do({"number": 0, "files": files, "places": places})
-    found = {path.relative_to(tmp_path / "out/files").as_posix() for path in
-             (tmp_path / "out/files").rglob("*.*")}  # fmt: skip
+    found = {
+        path.relative_to(tmp_path / "out/files").as_posix()
+        for path in (tmp_path / "out/files").rglob("*.*")
+    }
     assert found == {
         f"{name}.{suffix}" for name in ("a", "below/b", "c") for suffix in ("srt", "tsv")
     }

@@ -101,9 +101,13 @@ def random_checkpoint(checkpoint, dims, seed=0):
         begin_suppress_tokens=(220, 50257),
     )
     return dataclasses.replace(
-        checkpoint, naming="openai", dims=dims, tensors=tensors, facts=facts,
+        checkpoint,
+        naming="openai",
+        dims=dims,
+        tensors=tensors,
+        facts=facts,
         source=Source("random", "0" * 64),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("timestamps", [True, False])

@@ -123,8 +123,16 @@ def test_no_cue_stays_longer_than_the_most():
     assert all(cue.end - cue.start <= MOST_S + 1e-6 for cue in cut(slow))
 
 
-@pytest.mark.parametrize("options", [{}, {"max_line_width": 20}, {"max_line_count": 1},
-                                     {"max_words_per_line": 3}, {"max_line_width": 4}])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_line_width": 20},
+        {"max_line_count": 1},
+        {"max_words_per_line": 3},
+        {"max_line_width": 4},
+    ],
+)
 def test_all_text_is_shown_in_its_order_within_the_limits(options):
     asked = CueOptions(**options)
     parts = evenly(LONG, each_s=0.15), segment(3.5, 9.0, LONG), segment(8.9, 9.5, " Overlapping.")

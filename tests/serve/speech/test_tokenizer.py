@@ -33,14 +33,21 @@ def test_prompt_order(tokenizer: Tokenizer):
     facts = tokenizer.facts
     spanish, english = facts.languages["es"], facts.languages["en"]
     assert tokenizer.prompt_ids("es", "transcribe", True, "") == (
-        facts.sot, spanish, facts.transcribe,
-    )  # fmt: skip
+        facts.sot,
+        spanish,
+        facts.transcribe,
+    )
     assert tokenizer.prompt_ids("en", "translate", False, "") == (
-        facts.sot, english, facts.translate, facts.no_timestamps,
-    )  # fmt: skip
+        facts.sot,
+        english,
+        facts.translate,
+        facts.no_timestamps,
+    )
     assert tokenizer.prompt_ids(None, "transcribe", True, "") == (
-        facts.sot, DETECT_LANGUAGE, facts.transcribe,
-    )  # fmt: skip
+        facts.sot,
+        DETECT_LANGUAGE,
+        facts.transcribe,
+    )
 
 
 def test_english_only_prompts_have_no_language_and_no_task(english: Tokenizer):

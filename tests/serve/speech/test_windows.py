@@ -39,10 +39,20 @@ from serve.speech.windows import cut as cut_blocks
 
 EOT, SOT, TIMES = 100, 101, 110
 FACTS = TokenizerFacts(
-    eot=EOT, sot=SOT, sot_prev=102, no_speech=103, no_timestamps=104, timestamp_begin=TIMES,
-    transcribe=105, translate=106, languages={"en": 107}, suppress_tokens=(),
-    begin_suppress_tokens=(), max_initial_timestamp_index=50, alignment_heads=(),
-)  # fmt: skip
+    eot=EOT,
+    sot=SOT,
+    sot_prev=102,
+    no_speech=103,
+    no_timestamps=104,
+    timestamp_begin=TIMES,
+    transcribe=105,
+    translate=106,
+    languages={"en": 107},
+    suppress_tokens=(),
+    begin_suppress_tokens=(),
+    max_initial_timestamp_index=50,
+    alignment_heads=(),
+)
 CONFIG = TranscriberConfig()
 DATA = Path(__file__).parents[2] / "data"
 EDGE = 1 / 16  # s; a cut may be this far outside a pause, through smoothing and frames

@@ -103,8 +103,11 @@ def test_triton_is_told_which_kind_each_family_is(publish, families):
 def test_what_the_engine_can_do_stands_in_labels(publish, families):
     publish(lambda: STATS)
     assert families.labels["earshot_engine_info"] == {
-        "languages": "en,es", "detects_language": "true", "words": "false", "beams": "5",
-    }  # fmt: skip
+        "languages": "en,es",
+        "detects_language": "true",
+        "words": "false",
+        "beams": "5",
+    }
 
 
 def test_counters_never_fall_and_gauges_do(publish, families):

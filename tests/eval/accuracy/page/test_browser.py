@@ -73,8 +73,10 @@ def measured(path, width, *flags):
     command += ["--virtual-time-budget=5000", f"--window-size={width},900", *flags]
     done = subprocess.run(
         [*command, f"--user-data-dir={path.parent / 'profile'}", copy.as_uri()],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     found = re.search(r'data-found="([^"]*)"', done.stdout)
     assert found, done.stderr[-2000:]
     return json.loads(found[1].replace("&quot;", '"').replace("&amp;", "&"))

@@ -127,18 +127,25 @@ def test_hostile_texts_stay_texts(tmp_path, made):
     clean = Page(page_of(tmp_path, plain, made))
     facts = dataclasses.replace(plain.systems[0].facts, settings={HOSTILE: HOSTILE})
     run = dataclasses.replace(
-        plain.run, config_name=HOSTILE, machine={HOSTILE: HOSTILE}, manifest=HOSTILE,
-        sources={"timed": HOSTILE}, one_clip=HOSTILE,
+        plain.run,
+        config_name=HOSTILE,
+        machine={HOSTILE: HOSTILE},
+        manifest=HOSTILE,
+        sources={"timed": HOSTILE},
+        one_clip=HOSTILE,
         unreadable={"timed": {HOSTILE: HOSTILE}},
-    )  # fmt: skip
+    )
     gates = tuple(dataclasses.replace(gate, name=HOSTILE, detail=HOSTILE) for gate in plain.gates)
     rows = calls(HOSTILE, path="x.wav")
     rows[0] = dataclasses.replace(rows[0], reference=HOSTILE, error=HOSTILE, language=HOSTILE)
     scored = dataclasses.replace(score("earshot-int8", HOSTILE), facts=facts)
     found = dataclasses.replace(
-        plain, run=run, gates=gates, systems=(scored, *plain.systems[1:]),
+        plain,
+        run=run,
+        gates=gates,
+        systems=(scored, *plain.systems[1:]),
         normalizers={**plain.normalizers, HOSTILE: HOSTILE},
-    )  # fmt: skip
+    )
     for heard in scored.sets.values():
         heard.by_normalizer[HOSTILE] = heard.overall
         heard.by_language[HOSTILE] = heard.overall

@@ -50,9 +50,9 @@ def plain_search(logits, beam, patience, length_penalty, limit, timestamps, pena
                 score = total / len(text) ** length_penalty if text else -math.inf
                 found.append((text, total, score, ended))
         first_ended = candidates[0][2] == FACTS.eot
-        enough = first_ended if length_penalty == 0 else len(found) >= math.floor(
-            beam * patience + 0.5
-        )  # fmt: skip
+        enough = (
+            first_ended if length_penalty == 0 else len(found) >= math.floor(beam * patience + 0.5)
+        )
         if last or enough:
             best = max(found, key=lambda hypothesis: hypothesis[2])  # the first of equals
             return (*best, len(found), step + 1)
