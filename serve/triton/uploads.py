@@ -1,5 +1,8 @@
 """Audio that comes beside its request, as a file in the run's folder under the request's key.
 
+Each of the gateway's processes has a folder of its own for them, by its number, with which its keys
+begin.
+
 The gateway spools what is large, gives it the key's name there and sends the request without
 audio. Keys are the gateway's own, clients cannot send any. The engine's process opens the file and
 takes its name away at once, so that its end is the file's; what nobody took, its sender removes.
@@ -13,13 +16,19 @@ from pathlib import Path
 from serve.errors import EarshotError
 from serve.messages import AudioFile
 
-UPLOADS = "uploads"  # in the run's folder
-_KEY = re.compile(r"[0-9A-Za-z]+-[0-9]+")
+_UPLOADS = "uploads"  # in the run's folder
+_KEY = re.compile(r"([0-9]+)-[0-9A-Za-z]+-[0-9]+")
 
 
-def make_folder(run: Path) -> Path:
-    """The folder for uploads of a run, empty: what lay there is of a gateway that is gone."""
-    folder = run / UPLOADS
+def folder_of(run: Path, process: int) -> Path:
+    """Where one of the gateway's processes has its uploads."""
+    return run / _UPLOADS / str(process)
+
+
+def make_folder(run: Path, process: int = 0) -> Path:
+    """The folder of one of the gateway's processes, empty: what lay there is of one before it."""
+    folder = folder_of(run, process)
+    folder.parent.mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     for left in folder.iterdir():
         left.unlink(missing_ok=True)
@@ -32,9 +41,10 @@ def take(run: Path, key: str) -> AudioFile | None:
     Raises:
         EarshotError: it cannot be opened.
     """
-    if not _KEY.fullmatch(key):
+    named = _KEY.fullmatch(key)
+    if not named:
         return None
-    path = run / UPLOADS / key
+    path = folder_of(run, int(named[1])) / key
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:

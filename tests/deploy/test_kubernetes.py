@@ -9,7 +9,6 @@ import tomllib
 import kubernetes_validate
 import pytest
 import yaml
-from eval.plan.flags import POLICY
 
 from deploy.images import earshot
 from eval.plan.policy import read_policy
@@ -21,6 +20,7 @@ from tests.deploy.dockerfiles import ROOT, all_of
 from tests.deploy.manifests import BASE, KUBERNETES, bytes_of, documents, objects, pod, the
 from tests.deploy.test_images import NATIVE
 
+POLICY = "deploy/kubernetes/components/keda/scale.yaml"  # which `python -m eval plan` simulates
 # Of operators: Kubernetes itself has no schemas for them.
 OF_OPERATORS = {"PodMonitor", "PrometheusRule", "ScaledObject"}
 OVERLAYS = sorted(path.name for path in (KUBERNETES / "overlays").iterdir())

@@ -56,7 +56,7 @@ class OwnTriton:
         self.models: tuple[str, ...] = (model,)
         self.inflight = 0
         self._alive = folder / ALIVE
-        self._uploads = uploads.make_folder(folder)
+        self._uploads = uploads.make_folder(folder, engine.process)
         self._sender = f"{engine.process}-{secrets.token_hex(8)}"
         self._numbers = itertools.count(1)
         self._cancels: set[asyncio.Task[None]] = set()

@@ -52,7 +52,8 @@ class Upstreams:
         engines: Sequence[OwnEngine],
         metrics: UpstreamMetrics,
     ) -> None:
-        self.uploads = uploads.make_folder(folder)
+        # A gateway that has no engine is one process.
+        self.uploads = uploads.make_folder(folder, engines[0].process if engines else 0)
         """Where large audio is spooled; see `serve.triton.uploads`."""
         self.own = tuple(OwnTriton(engine, models.default) for engine in engines)
         stall_s = config.server.stall_timeout_s

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from serve.gateway.metrics import joined
 from serve.gateway.upstream.calls import SERVICE
 from serve.supervisor.run import free_ports
-from serve.triton.uploads import UPLOADS
+from serve.triton.uploads import folder_of
 from tests.gateways import WAIT_S, message, until
 
 ROOT = Path(__file__).parents[3]
@@ -136,14 +136,14 @@ def test_a_file_of_a_gateway_that_is_killed_goes_with_the_next_one(tmp_path):
                 b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
             )
             connection.sendall(bytes(3 * 2**20))
-            until(lambda: list((tmp_path / UPLOADS).iterdir()))
+            until(lambda: list(folder_of(tmp_path, 0).iterdir()))
             first.end()
     finally:
         first.end()
-    assert list((tmp_path / UPLOADS).iterdir())
+    assert list(folder_of(tmp_path, 0).iterdir())
     second = Process(tmp_path)
     try:
-        until(lambda: not list((tmp_path / UPLOADS).iterdir()))
+        until(lambda: not list(folder_of(tmp_path, 0).iterdir()))
     finally:
         second.end()
 

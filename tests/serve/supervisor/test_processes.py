@@ -9,6 +9,7 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import openai
 import psutil
 import pytest
 
@@ -16,6 +17,7 @@ from serve.config import GatewayConfig
 from serve.errors import EarshotError
 from serve.messages import Finished, Request
 from serve.supervisor.run import running_server
+from serve.triton import uploads
 from serve.triton.client import Client
 from tests.serving import CLIP, audio_file, metrics_page, wait_until
 
@@ -72,6 +74,20 @@ def test_both_take_requests_and_one_page_counts_them(server):
     page = metrics_page(server)
     assert page.count("# TYPE earshot_gateway_requests_total") == 1
     assert 'earshot_restarts_total{part="gateway"} 0' in page
+
+
+def test_either_hands_large_files_over(server):
+    file = ("a.wav", audio_file(60.0))  # more than is kept in memory
+    for _ in range(8):  # connections
+        with openai.OpenAI(
+            base_url=f"http://{server.http}/v1", api_key="-", max_retries=0
+        ) as client:
+            answer = client.audio.transcriptions.create(
+                model="nano", file=file, response_format="verbose_json"
+            )
+        assert float(answer.duration) == 60.0
+    taken = [uploads.folder_of(server.folder, process) for process in (0, 1)]
+    wait_until(lambda: not any(list(folder.iterdir()) for folder in taken), "files are left")
 
 
 def test_a_cancel_by_one_leaves_the_others_requests(server):

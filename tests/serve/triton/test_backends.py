@@ -82,13 +82,13 @@ def test_a_file_is_let_go_where_its_request_ends_whoever_keeps_the_error(
     backend, transcriber, folder, end
 ):
     uploads.make_folder(folder)
-    path = folder / uploads.UPLOADS / "ab-1"
+    path = uploads.folder_of(folder, 0) / "0-ab-1"
     path.write_bytes(b"RIFF")
     lies = path.stat()
     inputs = wire.request_to_inputs(Request(audio=b"RIFF"))
     del inputs["AUDIO"]
     if isinstance(end, Finished | Failed):
-        backend.start(inputs, lambda event: None, "ab-1")
+        backend.start(inputs, lambda event: None, "0-ab-1")
         ((_, on_event),) = transcriber.submitted
         assert is_open(lies)
         on_event(end)
@@ -97,7 +97,7 @@ def test_a_file_is_let_go_where_its_request_ends_whoever_keeps_the_error(
         if isinstance(end, OptionError):
             inputs["TASK"] = np.array([b"sing"])
         with pytest.raises(EarshotError) as kept:
-            backend.start(inputs, print, "ab-1")
+            backend.start(inputs, print, "0-ab-1")
         assert kept.value.__traceback__ is not None
     assert not is_open(lies)
 

@@ -54,17 +54,17 @@ def test_a_call_ends_with_its_key(server, stub):
 
 def test_a_call_whose_cancel_came_first_is_refused(server, stub):
     before = settled(server)
-    cancel(stub, "early-1")
-    (answer,) = ask_triton(stub, audio_request(AUDIO, "early-1"))
+    cancel(stub, "0-early-1")
+    (answer,) = ask_triton(stub, audio_request(AUDIO, "0-early-1"))
     assert answer.error_message.startswith("CancelledError: the client cancelled the request")
     assert settled(server)["cancelled"] == before["cancelled"]
 
 
 def test_a_stream_ends_when_another_takes_its_senders_place(server, stub):
     before = settled(server)
-    answers = ask_triton(stub, audio_request(AUDIO, "gone-1", segments=True))
+    answers = ask_triton(stub, audio_request(AUDIO, "0-gone-1", segments=True))
     assert not next(answers).error_message
-    cancel(stub, "new-1")
+    cancel(stub, "0-new-1")
     *_, last = answers
     assert last.error_message.startswith("CancelledError: ")
     assert settled(server)["cancelled"] == before["cancelled"] + 1

@@ -146,7 +146,7 @@ def test_a_large_file_comes_whole(shared, client):
     transcribe(client, file=("a.wav", data))
     assert "AUDIO" not in sent(shared)
     assert list(shared.triton.files.values())[-1][:] == data
-    assert list((shared.folder / uploads.UPLOADS).iterdir()) == []
+    assert list(uploads.folder_of(shared.folder, 0).iterdir()) == []
 
 
 def test_without_room_for_a_file_nothing_stays(shared, client, monkeypatch):
@@ -157,7 +157,7 @@ def test_without_room_for_a_file_nothing_stays(shared, client, monkeypatch):
     with pytest.raises(openai.InternalServerError, match="no room for the file") as caught:
         transcribe(client, file=("a.wav", b"RIFF" * 2**19))
     assert caught.value.status_code == 503
-    assert list((shared.folder / uploads.UPLOADS).iterdir()) == []
+    assert list(uploads.folder_of(shared.folder, 0).iterdir()) == []
 
 
 def test_a_file_that_cannot_be_handed_on(shared, client, monkeypatch):
@@ -168,7 +168,7 @@ def test_a_file_that_cannot_be_handed_on(shared, client, monkeypatch):
     with pytest.raises(openai.InternalServerError, match="no room for the file") as caught:
         transcribe(client, file=("a.wav", b"RIFF" * 2**19))
     assert caught.value.status_code == 503
-    assert list((shared.folder / uploads.UPLOADS).iterdir()) == []
+    assert list(uploads.folder_of(shared.folder, 0).iterdir()) == []
 
 
 def test_models(client):
