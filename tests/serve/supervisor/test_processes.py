@@ -19,6 +19,7 @@ from serve.messages import Finished, Request
 from serve.supervisor.run import running_server
 from serve.triton import uploads
 from serve.triton.client import Client
+from serve.triton.processes import is_alive
 from tests.serving import CLIP, audio_file, metrics_page, wait_until
 
 pytestmark = pytest.mark.server
@@ -119,6 +120,7 @@ def test_one_that_stands_still_leaves_the_other(server):
 def test_one_that_dies_is_started_again_and_the_other_answers_meanwhile(server):
     gone = processes(server)["0"]
     os.kill(gone, signal.SIGKILL)
+    wait_until(lambda: not is_alive(gone), "it lives")  # until then it may be given connections
     until = time.monotonic() + 120.0
     while 'earshot_restarts_total{part="gateway"} 1' not in metrics_page(server):
         with Client(server.grpc, timeout_s=120) as client:

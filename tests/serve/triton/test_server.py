@@ -60,6 +60,19 @@ def test_an_answer_by_grpc_is_whole_and_says_where_time_went(client):
     assert 0 < timings.encode_s <= timings.total_s and 0 < timings.decode_s <= timings.total_s
 
 
+def comparable(transcript):
+    """All but how long it took; a CPU rounds scores by how many windows it decodes at a time."""
+    segments = tuple(
+        dataclasses.replace(
+            segment,
+            avg_logprob=round(segment.avg_logprob, 4),
+            no_speech_prob=round(segment.no_speech_prob, 4),
+        )
+        for segment in transcript.segments
+    )
+    return dataclasses.replace(transcript, segments=segments, timings=None)
+
+
 def test_http_and_stream_give_the_same_answer_as_grpc(server, client):
     expected = client.transcribe(LONG, language="en")
     assert expected.language_prob is None and len(expected.segments) >= 3
@@ -73,7 +86,7 @@ def test_http_and_stream_give_the_same_answer_as_grpc(server, client):
     with triton_http.InferenceServerClient(server.http, network_timeout=WAIT_S) as http:
         by_http = wire.transcript_from_outputs(http.infer("whisper", inputs).as_numpy)
     for found in (last.transcript, by_http):
-        assert dataclasses.replace(found, timings=expected.timings) == expected
+        assert comparable(found) == comparable(expected)
 
 
 def test_audio_in_which_nobody_speaks_has_an_empty_answer(server, client):
