@@ -194,9 +194,9 @@ def read_fields(
 def _is_unknown(name: str) -> bool:
     """Whether neither OpenAI's API nor ours has a field of this name."""
     base = name.removesuffix("[]")
-    many = base == name or (base in FIELDS and FIELDS[base].many)
-    known = (base in FIELDS and many) or base in _REFUSED
-    return not (known or _NESTED.fullmatch(name))
+    if base in FIELDS:
+        return base != name and not FIELDS[base].many
+    return base not in _REFUSED and not _NESTED.fullmatch(name)
 
 
 def _collect(pairs: Iterable[tuple[str, str]]) -> tuple[dict[str, list[str]], dict[str, str]]:
