@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import get_args
 
-from serve.config import Precision
-from serve.errors import EarshotError
+from serve.contract.config import Precision
+from serve.contract.errors import EarshotError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

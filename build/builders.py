@@ -16,7 +16,7 @@ from build.config import Config
 from build.draft import draft_facts
 from build.trtllm import engines, llm_api
 from build.writer import Log, Made, disk_errors, manifest_of, staged, write_manifest
-from serve.engine import (
+from serve.contract.engine import (
     MEL_FILTERS_FILE,
     TOKENIZER_FILE,
     Dims,
@@ -26,8 +26,8 @@ from serve.engine import (
     open_engine,
     write_mel_filters,
 )
-from serve.errors import ConfigError, EngineError
-from serve.runtime.table import RuntimeName
+from serve.contract.errors import ConfigError, EngineError
+from serve.contract.runtimes import RuntimeName
 
 
 class EngineBuilder(Protocol):
@@ -73,7 +73,7 @@ class EngineBuilder(Protocol):
         ...
 
 
-# The table: with that of serve.runtime.table all that knows them by name.
+# The table: with that of serve.contract.runtimes all that knows them by name.
 _BUILDERS: dict[RuntimeName, EngineBuilder] = {
     "native": native,
     "tensorrt_llm": engines,

@@ -17,12 +17,12 @@ import torch
 from tqdm import tqdm
 
 from build.checkpoint import Checkpoint
+from build.clips import load_clips
 from build.names import foreign_name
 from build.recordings import Recording, read_recordings
-from serve.clips import load_clips
-from serve.config import RuntimeConfig
-from serve.engine import Calibration, mel_filters, tensor_kinds
-from serve.files import read_bytes
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import Calibration, mel_filters, tensor_kinds
+from serve.contract.files import read_bytes
 from serve.native.device import open_device
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 

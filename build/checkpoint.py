@@ -1,8 +1,8 @@
 """Open a Whisper checkpoint: a folder of Hugging Face's or CTranslate2's, or an OpenAI `.pt`.
 
-Every tensor gets its name in `serve.engine`, through the table in `build.names`. A tensor that is
-missing, unknown or of another shape is an error that names it. Nothing is executed: pickles are
-read with `weights_only`. `build.draft` opens a second one beside it.
+Every tensor gets its name in `serve.contract.engine`, through the table in `build.names`. A tensor
+that is missing, unknown or of another shape is an error that names it. Nothing is executed: pickles
+are read with `weights_only`. `build.draft` opens a second one beside it.
 """
 
 import dataclasses
@@ -19,10 +19,7 @@ from safetensors.torch import load_file
 
 from build.ct2 import read_ct2
 from build.facts import read_json, read_tokenizer_files, tokenizer_facts
-from build.names import Naming, foreign_name
-from serve.engine import HEAD_DIM, TOKENIZER_FILE, Dims, Source, TokenizerFacts, tensor_kinds
-from serve.errors import CheckpointError
-from serve.hub import (
+from build.hub import (
     CONFIG,
     CT2_WEIGHTS,
     GENERATION_CONFIG,
@@ -31,6 +28,16 @@ from serve.hub import (
     Found,
     checkpoint_folder,
 )
+from build.names import Naming, foreign_name
+from serve.contract.engine import (
+    HEAD_DIM,
+    TOKENIZER_FILE,
+    Dims,
+    Source,
+    TokenizerFacts,
+    tensor_kinds,
+)
+from serve.contract.errors import CheckpointError
 from serve.speech.features import N_FRAMES
 
 HF_DIMS = {  # our field: Hugging Face's key in config.json

@@ -17,8 +17,8 @@ from build.draft import with_draft
 from build.recordings import Recording, read_recordings, recordings_of, synthetic_recordings
 from build.summary import summary
 from build.writer import write_manifest
-from serve.engine import Engine, TokenizerFacts, manifest_to_json, open_engine
-from serve.errors import ConfigError, EngineError
+from serve.contract.engine import Engine, TokenizerFacts, manifest_to_json, open_engine
+from serve.contract.errors import ConfigError, EngineError
 
 
 def _engine(args: argparse.Namespace) -> None:

@@ -3,20 +3,20 @@
 import dataclasses
 from pathlib import Path
 
-import serve.config
-from serve.config import Precision, read_config
-from serve.fields import Device, Name, NameOrNone
-from serve.runtime.table import RuntimeName
+import serve.contract.config
+from serve.contract.config import Precision, read_config
+from serve.contract.fields import Device, Name, NameOrNone
+from serve.contract.runtimes import RuntimeName
 
 
 @dataclasses.dataclass(frozen=True)
 class BuildConfig:
     """How a checkpoint becomes an engine."""
 
-    # Name of serve/published.py, hub id, Hugging Face's or CTranslate2's folder, or OpenAI .pt.
+    # Name of build/published.py, hub id, Hugging Face's or CTranslate2's folder, or OpenAI .pt.
     checkpoint: Name = "base"
     precision: Precision = "int8"
-    runtime: RuntimeName = "native"  # one of serve/runtime/table.py
+    runtime: RuntimeName = "native"  # one of serve/contract/runtimes.py
     tokenizer: NameOrNone = ""  # folder or hub id with tokenizer.json; needed for .pt only
     draft: NameOrNone = (
         ""  # smaller checkpoint on the same encoder, as distil-large-v3; native only
@@ -29,12 +29,12 @@ class BuildConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(serve.config.Config):
+class Config(serve.contract.config.Config):
     """One product: what to build, and how it will be served."""
 
     build: BuildConfig = BuildConfig()
 
 
 def load_config(path: str | Path) -> Config:
-    """Read a product's TOML file; see `serve.config.read_config`."""
+    """Read a product's TOML file; see `serve.contract.config.read_config`."""
     return read_config(path, Config)

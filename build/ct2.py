@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from serve.errors import CheckpointError
+from serve.contract.errors import CheckpointError
 
 Tensors = dict[str, torch.Tensor]
 
@@ -53,9 +53,9 @@ def read_ct2(path: Path) -> tuple[dict[str, Any], Tensors]:
         path: the file.
 
     Returns:
-        The network's sizes by the names of `serve.engine.Dims`, None where the tensors do not
-        show one, and the tensors by the names of `build.names`: stacked matrices apart, INT8 as
-        float16.
+        The network's sizes by the names of `serve.contract.engine.Dims`, None where the tensors do
+        not show one, and the tensors by the names of `build.names`: stacked matrices apart, INT8
+        as float16.
 
     Raises:
         CheckpointError: the file cannot be read, is damaged, or is not Whisper.

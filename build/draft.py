@@ -12,9 +12,9 @@ import torch
 
 from build.checkpoint import Checkpoint, Network, open_network
 from build.facts import read_json, read_tokenizer_files, tokenizer_facts
-from serve.engine import TOKENIZER_FILE, Dims, Draft, TokenizerFacts
-from serve.errors import CheckpointError
-from serve.hub import CONFIG
+from build.hub import CONFIG
+from serve.contract.engine import TOKENIZER_FILE, Dims, Draft, TokenizerFacts
+from serve.contract.errors import CheckpointError
 
 _OWN_SIZES = ("n_text_layer", "n_text_ffn")  # all others must be the checkpoint's
 _OWN_FACTS = (  # not about special tokens, and never read of a draft

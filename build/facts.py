@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from serve.engine import TOKENIZER_FILE, Dims, TokenizerFacts
-from serve.errors import CheckpointError
-from serve.hub import CONFIG, GENERATION_CONFIG
+from build.hub import CONFIG, GENERATION_CONFIG
+from serve.contract.engine import TOKENIZER_FILE, Dims, TokenizerFacts
+from serve.contract.errors import CheckpointError
 
 N_TIMESTAMPS = 1501  # 0.00 to 30.00 s in steps of 20 ms
 MAX_INITIAL_TIMESTAMP_INDEX = 50  # 1.0 s, the default of OpenAI's DecodingOptions

@@ -14,8 +14,8 @@ import torch
 
 from build.recordings import Recording
 from build.reference import prompt_of
-from serve.config import RuntimeConfig
-from serve.engine import Engine
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import Engine
 from serve.native.alignment import Aligner, Said
 from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime

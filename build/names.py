@@ -1,4 +1,4 @@
-"""The one table of tensor names: ours (`serve.engine.tensor_kinds`) and each format's.
+"""The one table of tensor names: ours (`serve.contract.engine.tensor_kinds`) and each format's.
 
 CTranslate2 stacks some matrices of attention; their parts are called `….q`, `….k` and `….v` here,
 as `build.ct2` takes them apart.

@@ -16,8 +16,8 @@ from build.config import BuildConfig, Config
 from build.draft import draft_facts, engine_tensors
 from build.quantize import Quantized, layer_error, quantize_compensated, quantize_rows
 from build.writer import Log, Made, disk_errors, finite
-from serve.config import Precision
-from serve.engine import (
+from serve.contract.config import Precision
+from serve.contract.engine import (
     TOKENIZER_FILE,
     WEIGHTS_FILE,
     Dims,
@@ -107,7 +107,7 @@ def convert(
     names: Iterable[str],
     moments: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> tuple[Tensors, dict[str, LayerError]]:
-    """Turn a checkpoint's tensors into an engine's, as `serve.engine.tensor_specs` lists them.
+    """Turn a checkpoint's tensors into those that `serve.contract.engine.tensor_specs` lists.
 
     Args:
         checkpoint: full-precision tensors.

@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from serve.engine import LayerError
+from serve.contract.engine import LayerError
 
 QMAX = 127
 _BLOCK = 128  # columns whose errors reach those behind them in one product

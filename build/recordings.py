@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from serve.clips import load_clips
-from serve.engine import TokenizerFacts
-from serve.errors import AudioError, ConfigError
-from serve.files import read_bytes
-from serve.messages import Samples
+from build.clips import load_clips
+from serve.contract.engine import TokenizerFacts
+from serve.contract.errors import AudioError, ConfigError
+from serve.contract.files import read_bytes
+from serve.contract.messages import Samples
 from serve.speech.audio import decode, whole
 from serve.speech.features import SAMPLE_RATE, WINDOW_S
 from serve.speech.meter import Limits

@@ -9,7 +9,7 @@ import transformers
 from build.checkpoint import HF_DIMS, Checkpoint
 from build.names import foreign_name
 from build.recordings import Recording
-from serve.engine import TokenizerFacts
+from serve.contract.engine import TokenizerFacts
 from serve.speech.features import WINDOW_SAMPLES, log_mel
 
 _hf: Any = transformers  # its annotations are too incomplete for strict checking

@@ -3,7 +3,7 @@
 import math
 
 from build.builders import builder_for
-from serve.engine import Dims, Draft, Engine, LayerError, Manifest, tensor_kinds
+from serve.contract.engine import Dims, Draft, Engine, LayerError, Manifest, tensor_kinds
 
 WORST_SHOWN = 5
 _GOOD = 0.95  # greedy agreement, which every FP16 engine has

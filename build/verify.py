@@ -18,9 +18,9 @@ from build.checkpoint import Checkpoint
 from build.native import unquantized
 from build.recordings import Recording
 from build.reference import decode_greedily, features_of, load_reference, prompt_of
-from serve.config import Precision, RuntimeConfig
-from serve.engine import Engine
-from serve.errors import EngineError
+from serve.contract.config import Precision, RuntimeConfig
+from serve.contract.engine import Engine
+from serve.contract.errors import EngineError
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job, Runtime
 

@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from build.checkpoint import Checkpoint
 from build.config import BuildConfig
 from build.draft import draft_facts
-from serve.engine import (
+from serve.contract.engine import (
     FORMAT_VERSION,
     MANIFEST_FILE,
     Calibration,
@@ -36,7 +36,7 @@ from serve.engine import (
     manifest_to_json,
     sha256_of,
 )
-from serve.errors import CheckpointError, EngineError
+from serve.contract.errors import CheckpointError, EngineError
 
 Log = Callable[[str], None]
 """Called with each line that a builder has to say."""

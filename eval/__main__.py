@@ -11,7 +11,7 @@ from typing import Any
 from eval.commands import COMMANDS, Command
 from eval.config import Config, load_config
 from eval.measurement import Result, Run, verdict
-from serve.errors import EarshotError
+from serve.contract.errors import EarshotError
 
 INTERRUPTED = 130
 

@@ -18,10 +18,10 @@ from eval.config import Config
 from eval.corpora.find import find_clips
 from eval.measurement import Check, Result, Run
 from eval.processes import ChildProcess, Send
-from serve.bulk.command import SHARD_FILES
 from serve.bulk.plan import Output, shards_of
-from serve.errors import EarshotError
-from serve.messages import Request
+from serve.cli.bulk import SHARD_FILES
+from serve.contract.errors import EarshotError
+from serve.contract.messages import Request
 
 LEAST = 0.9  # of the loop's throughput, opening the engines apart
 

@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 
 import build.config
-from serve.config import read_config
-from serve.fields import Count, CountOrNone, Finite, Name, NameOrNone, SecondsOrNone
+from serve.contract.config import read_config
+from serve.contract.fields import Count, CountOrNone, Finite, Name, NameOrNone, SecondsOrNone
 
 HELD_S = 2.0  # live streams are held where 95 of 100 words are final so soon after their end
 
@@ -87,5 +87,5 @@ class Config(build.config.Config):
 
 
 def load_config(path: str | Path) -> Config:
-    """Read a product's TOML file; see `serve.config.read_config`."""
+    """Read a product's TOML file; see `serve.contract.config.read_config`."""
     return read_config(path, Config)

@@ -16,7 +16,7 @@ from eval.accuracy.score import Accuracy, accuracy, char_counts, compared_texts,
 from eval.config import Config, load_config
 from eval.corpora.find import find_clips
 from eval.measurement import Result, Run, Say
-from serve.errors import MissingCheckpointError
+from serve.contract.errors import MissingCheckpointError
 
 WIDTH = 100  # columns
 _MARGIN = " " * 4

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 from typing import Any, TypeVar
 
-from serve.codec import from_json, to_json
-from serve.errors import FileError
-from serve.files import read_text
+from serve.contract.codec import from_json, to_json
+from serve.contract.errors import FileError
+from serve.contract.files import read_text
 
 T = TypeVar("T")
 

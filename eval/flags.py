@@ -11,7 +11,7 @@ from eval.bench.plan import DRAFT_TOKENS, WORKLOADS, Load, Plan
 from eval.config import EvalConfig
 from eval.long import plan as long_plan
 from eval.soak.plan import SCENARIOS
-from serve.fields import MAX_BEAMS
+from serve.contract.fields import MAX_BEAMS
 
 
 def _systems(default: str, sets: str = "") -> Flag:

@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from serve.errors import (
+from serve.contract.errors import (
     DeadlineError,
     EarshotError,
     MissingCheckpointError,

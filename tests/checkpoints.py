@@ -21,7 +21,7 @@ from eval.random_whisper.checkpoint import (
     write_tokenizer,
 )
 from eval.random_whisper.shapes import PUBLISHED, Shape, special_ids
-from serve.errors import CheckpointError
+from serve.contract.errors import CheckpointError
 
 __all__ = [
     "NANO",

@@ -14,11 +14,17 @@ import pytest
 import torch
 
 from build.checkpoint import open_checkpoint
-from serve.clips import load_clips
-from serve.config import Config, RuntimeConfig, ServerConfig, TranscriberConfig, load_config
-from serve.errors import MissingCheckpointError
+from build.clips import load_clips
+from serve.contract.config import (
+    Config,
+    RuntimeConfig,
+    ServerConfig,
+    TranscriberConfig,
+    load_config,
+)
+from serve.contract.errors import MissingCheckpointError
 from serve.supervisor.run import free_ports, running_server
-from serve.triton.client import Client
+from serve.wire.client import Client
 from tests.checkpoints import NANO, random_weights, write_engine, write_hf
 from tests.programs import how_to_get, path_of
 

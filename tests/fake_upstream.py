@@ -14,13 +14,13 @@ import threading
 import grpc
 from tritonclient.grpc import service_pb2
 
+from serve.contract.messages import Segment, Timings, TokenLogprob, Transcript, Word
 from serve.gateway.checks import LENGTH
 from serve.gateway.upstream.calls import SERVICE
-from serve.messages import Segment, Timings, TokenLogprob, Transcript, Word
-from serve.triton import uploads, wire
-from serve.triton.folder import ALIVE, METRICS_SOCKET, grpc_target
-from serve.triton.heartbeat import beat
-from serve.triton.wire import CANCEL_PARAMETER, KEY_PARAMETER, SEGMENTS_PARAMETER
+from serve.wire import tensors, uploads
+from serve.wire.alive import beat
+from serve.wire.folder import ALIVE, METRICS_SOCKET, grpc_target
+from serve.wire.tensors import CANCEL_PARAMETER, KEY_PARAMETER, SEGMENTS_PARAMETER
 
 LEAK = "Unable to find shared memory region: 'triton_python_backend_shm_region_1'"
 
@@ -134,10 +134,10 @@ class FakeTriton:
                 if segments and not _prompt(request).startswith("error:"):
                     first = 1 if _prompt(request).startswith(("wait", "late:")) else None
                     for segment in transcript.segments[:first]:
-                        yield _streamed(request, wire.segment_outputs(segment))
+                        yield _streamed(request, tensors.segment_outputs(segment))
                 error = await self._work(request)
                 if error is None:
-                    yield _streamed(request, wire.transcript_outputs(transcript))
+                    yield _streamed(request, tensors.transcript_outputs(transcript))
                 else:
                     name, _, text = error.partition(" ")
                     if name in grpc.StatusCode.__members__:
@@ -180,7 +180,7 @@ def inputs_of(request):
         elif tensor.name == "SAMPLES":
             found[tensor.name] = raw
         else:
-            values = wire.np.frombuffer(raw, wire.NUMPY_TYPES[tensor.datatype])
+            values = tensors.np.frombuffer(raw, tensors.NUMPY_TYPES[tensor.datatype])
             found[tensor.name] = values.item() if len(values) == 1 else values.tolist()
     return found
 
@@ -239,7 +239,7 @@ def _response(request, outputs):
     )
     asked = [output.name for output in request.outputs] or list(outputs)
     for name in asked:
-        datatype, tensor = wire.OUTPUTS[name].datatype, outputs[name]
+        datatype, tensor = tensors.OUTPUTS[name].datatype, outputs[name]
         raw = LENGTH.pack(len(tensor[0])) + tensor[0] if datatype == "BYTES" else tensor.tobytes()
         response.outputs.add(name=name, datatype=datatype, shape=tensor.shape)
         response.raw_output_contents.append(raw)

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from serve.engine import DETECT_LANGUAGE, Engine
-from serve.errors import AudioError, DeviceError, EarshotError, OptionError
-from serve.messages import Alignment, Request, Segment, Timings, Transcript
+from serve.contract.engine import DETECT_LANGUAGE, Engine
+from serve.contract.errors import AudioError, DeviceError, EarshotError, OptionError
+from serve.contract.messages import Alignment, Request, Segment, Timings, Transcript
 from serve.runtime.protocol import Capabilities, Event, FinishReason, Gauges, Job, Scores
 from serve.speech.tokenizer import Tokenizer
 from tests.tiny_engine import make_engine

@@ -17,13 +17,13 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.grpc import service_pb2
 
-from serve.config import Config, GatewayConfig, LiveConfig, ServerConfig, TranscriberConfig
+from serve.contract.config import Config, GatewayConfig, LiveConfig, ServerConfig, TranscriberConfig
 from serve.gateway.run import Gateway
 from serve.gateway.upstream.calls import SERVICE
 from serve.gateway.upstream.own import OwnEngine
 from serve.supervisor.run import free_ports
-from serve.triton import wire
-from serve.triton.folder import engine_folders
+from serve.wire import tensors
+from serve.wire.folder import engine_folders
 from tests.fake_upstream import FakeTriton
 
 WAIT_S = 20.0
@@ -148,7 +148,7 @@ def until(condition):
         time.sleep(0.005)
 
 
-def message(prompt="hello", model=wire.MODEL, samples=400, **fields):
+def message(prompt="hello", model=tensors.MODEL, samples=400, **fields):
     """A serialised ModelInferRequest."""
     request = service_pb2.ModelInferRequest(model_name=model, **fields)
     data = prompt.encode()
@@ -165,18 +165,18 @@ def inputs(client, prompt="hello", samples=400, **options):
         "PROMPT": np.array([prompt.encode()], np.object_),
         "SAMPLES": np.zeros(samples, np.float32),
     }
-    tensors = []
+    made = []
     for name, array in values.items():
-        tensor = client.InferInput(name, list(array.shape), wire.INPUTS[name].datatype)
+        tensor = client.InferInput(name, list(array.shape), tensors.INPUTS[name].datatype)
         tensor.set_data_from_numpy(array, **options)
-        tensors.append(tensor)
-    return tensors
+        made.append(tensor)
+    return made
 
 
 def json_request(prompt="hello", **fields):
     """The JSON of a request over HTTP."""
-    tensors = [
+    sent = [
         {"name": "PROMPT", "datatype": "BYTES", "shape": [1], "data": [prompt]},
         {"name": "SAMPLES", "datatype": "FP32", "shape": [2], "data": [0.5, -1]},
     ]
-    return {"inputs": tensors, **fields}
+    return {"inputs": sent, **fields}

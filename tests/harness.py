@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from serve.config import TranscriberConfig
-from serve.messages import Failed, Finished, Request, SegmentReady
+from serve.contract.config import TranscriberConfig
+from serve.contract.messages import Failed, Finished, Request, SegmentReady
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber.loop import Transcriber

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from serve.config import Config, RuntimeConfig
-from serve.engine import Engine, open_engine
-from serve.errors import UnavailableError
+from serve.contract.config import Config, RuntimeConfig
+from serve.contract.engine import Engine, open_engine
+from serve.contract.errors import UnavailableError
+from serve.contract.tensorrt_llm import TrtllmConfig
 from serve.runtime.open import open_runtime
 from serve.runtime.protocol import DecodingOptions, Job, Runtime
 from serve.speech.features import N_FRAMES, SAMPLE_RATE, WINDOW_SAMPLES
 from serve.speech.tokenizer import Tokenizer
-from serve.trtllm.config import TrtllmConfig
 from serve.trtllm.limits import find_gpu
 from serve.trtllm.release import api_version, library_version
 from tests.fake_trtllm.install import (

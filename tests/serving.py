@@ -10,10 +10,10 @@ import soundfile
 import tritonclient.http as triton_http
 from tritonclient.grpc import service_pb2
 
+from serve.contract.messages import Segment, Timings, Transcript
 from serve.gateway.envelope import for_triton
-from serve.messages import Segment, Timings, Transcript
 from serve.transcriber.stats import Stats
-from serve.triton import wire
+from serve.wire import tensors
 
 WAIT_S = 60.0
 
@@ -99,12 +99,12 @@ def wait_until(condition, what, timeout_s=WAIT_S):
 
 def http_inputs(request):
     """A request as the HTTP client of tritonclient sends it."""
-    tensors = []
-    for name, values in wire.request_to_inputs(request).items():
-        tensor = triton_http.InferInput(name, list(values.shape), wire.INPUTS[name].datatype)
+    made = []
+    for name, values in tensors.request_to_inputs(request).items():
+        tensor = triton_http.InferInput(name, list(values.shape), tensors.INPUTS[name].datatype)
         tensor.set_data_from_numpy(values)
-        tensors.append(tensor)
-    return tensors
+        made.append(tensor)
+    return made
 
 
 def ask_triton(stub, message, timeout_s=WAIT_S):

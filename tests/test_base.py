@@ -5,9 +5,9 @@ import pytest
 
 from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.score import char_counts
-from serve.config import load_config
-from serve.files import read_bytes
-from serve.messages import Request
+from serve.contract.config import load_config
+from serve.contract.files import read_bytes
+from serve.contract.messages import Request
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.meter import Limits

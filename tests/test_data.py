@@ -11,8 +11,8 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 
 from build.checkpoint import open_checkpoint
+from build.clips import load_clips
 from build.draft import with_draft
-from serve.clips import load_clips
 from serve.speech import sources
 from serve.speech.audio import decode, whole
 from serve.speech.languages import LANGUAGE_NAMES

@@ -8,7 +8,7 @@ import pytest
 
 import build.__main__
 import eval.__main__
-import serve.__main__
+import serve.cli.main
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -22,7 +22,7 @@ PAGES = (README, *sorted(DOCS.glob("*.md")), *OTHERS)
 PARSERS = {
     "build": build.__main__._parser(),
     "eval": eval.__main__._parser(),
-    "serve": serve.__main__._parser(),
+    "serve": serve.cli.main.parser(),
 }
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 MADE = {"deploy/compose/keys.toml"}  # by the reader

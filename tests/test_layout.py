@@ -14,11 +14,10 @@ from typing import get_args
 import pytest
 
 from build.builders import builder_for
-from serve.config import RuntimeConfig
-from serve.engine import Engine
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import Engine
+from serve.contract.runtimes import OWN, RUNTIMES, Infer, RuntimeName, TritonModel
 from serve.runtime.protocol import Runtime
-from serve.runtime.table import OWN, RUNTIMES, RuntimeName
-from serve.runtime.triton_model import Infer, TritonModel
 
 ROOT = Path(__file__).parents[1]
 TOPS = ("build", "serve", "eval")
@@ -27,68 +26,41 @@ MODULES = [p for p in SOURCES if "model_repository" not in str(p)]
 
 # What each package may import from this project besides itself: one rule a package. A name stands
 # for everything below it.
-CONTRACTS = ("serve.errors", "serve.fields", "serve.config", "serve.messages", "serve.engine")
-SPEECH = (*CONTRACTS, "serve.speech")
-RUNTIME = (*SPEECH, "serve.runtime.protocol")
+CONTRACT = ("serve.contract",)
+RUNTIME = (*CONTRACT, "serve.speech", "serve.runtime.protocol")
 HARNESS = (
-    *("serve", "eval.config", "eval.files", "eval.machine", "eval.measurement", "eval.processes"),
+    *(
+        "serve",
+        "build.clips",
+        "build.hub",
+        "eval.config",
+        "eval.files",
+        "eval.machine",
+        "eval.measurement",
+        "eval.processes",
+    ),
     "eval.server",
 )
 RULES = {
-    "serve.errors": (),
-    "serve.messages": (),
-    "serve.files": ("serve.errors",),
-    "serve.codec": ("serve.errors", "serve.files"),
-    "serve.fields": ("serve.codec",),
-    "serve.config": (
-        *("serve.codec", "serve.errors", "serve.fields", "serve.messages"),
-        "serve.runtime.table",
-    ),
-    "serve.devices": ("serve.config", "serve.errors"),
-    "serve.clips": ("serve.codec", "serve.errors", "serve.files"),
-    "serve.keys": ("serve.codec", "serve.errors", "serve.fields"),
-    "serve.key_commands": ("serve.errors", "serve.keys"),
-    "serve.published": (),
-    "serve.wheels": ("serve.errors", "serve.published"),
-    "serve.hub": ("serve.errors", "serve.published", "serve.wheels"),
-    "serve.manifest": (
-        *("serve.codec", "serve.config", "serve.errors", "serve.fields"),
-        "serve.runtime.table",
-    ),
-    "serve.engine": ("serve.config", "serve.errors", "serve.manifest"),
-    "serve.speech": CONTRACTS,
-    "serve.speech.rate": (),
-    "serve.runtime.protocol": CONTRACTS,
-    # Below the config, which takes the sections of the runtimes from it.
-    "serve.runtime.table": ("serve.trtllm.config",),
-    "serve.runtime.triton_model": (),
-    "serve.runtime.open": (*CONTRACTS, "serve.devices", "serve.runtime"),
-    "serve.native.kernels": CONTRACTS,
-    "serve.native.rules": (*CONTRACTS, "serve.native.kernels.launch"),
-    "serve.native": RUNTIME,
-    "serve.trtllm.config": ("serve.errors", "serve.fields"),
+    "serve.contract": (),
     # In the environment of a library that lacks most of what the rest needs.
-    "serve.trtllm.release": ("serve.errors",),
-    "serve.trtllm.worker": ("serve.errors", "serve.trtllm.release"),
-    "serve.trtllm": (
-        *RUNTIME,
-        "serve.codec",
-        "serve.runtime.triton_model",
-        "serve.native.rules.definition",
-        "serve.native.rules.state",
-    ),
-    "serve.transcriber": (*RUNTIME, "serve.codec", "serve.runtime.open"),
-    "serve.triton": (
-        *CONTRACTS,
-        "serve.codec",
-        "serve.runtime",
-        "serve.transcriber",
-    ),
+    "serve.contract.errors": (),
+    "serve.wire": CONTRACT,
+    "serve.speech": CONTRACT,
+    "serve.speech.rate": (),
+    "serve.runtime": CONTRACT,
+    "serve.native.kernels": CONTRACT,
+    "serve.native.rules": (*CONTRACT, "serve.native.kernels.launch"),
+    "serve.native": RUNTIME,
+    "serve.trtllm.release": ("serve.contract.errors",),
+    "serve.trtllm.worker": ("serve.contract.errors", "serve.trtllm.release"),
+    "serve.trtllm": (*RUNTIME, "serve.native.rules.definition", "serve.native.rules.state"),
+    "serve.transcriber": (*RUNTIME, "serve.runtime.open"),
+    # What runs inside Triton.
+    "serve.triton": (*CONTRACT, "serve.wire", "serve.runtime.open", "serve.transcriber"),
     "serve.gateway": (
-        *CONTRACTS,
-        "serve.codec",
-        "serve.devices",
-        "serve.keys",
+        *CONTRACT,
+        "serve.wire",
         # What does not load torch: the gateway's process is small.
         "serve.speech.activity",
         "serve.speech.cues",
@@ -97,58 +69,40 @@ RULES = {
         "serve.speech.pcm",
         "serve.speech.raw",
         "serve.speech.rate",
-        "serve.triton",
     ),
-    # Starts Triton and the gateway; knows the latter by its command line alone.
-    "serve.supervisor": (*CONTRACTS, "serve.devices", "serve.triton"),
-    "serve.live": (
-        *CONTRACTS,
-        "serve.files",
-        "serve.gateway.live",
-        "serve.options",
-        "serve.speech",
-    ),
-    "serve.wyoming": (
-        *CONTRACTS,
-        "serve.codec",
-        "serve.files",
-        # What keeps a log short.
-        "serve.gateway.log",
-        "serve.options",
-        "serve.speech.languages",
-        "serve.speech.raw",
-    ),
+    # Starts Triton and the gateway; knows them by their command lines and their repository alone.
+    "serve.supervisor": (*CONTRACT, "serve.wire"),
+    "serve.wyoming": (*CONTRACT, "serve.speech.languages", "serve.speech.raw"),
     "serve.bulk": (
-        *CONTRACTS,
-        "serve.codec",
-        "serve.inputs",
-        "serve.options",
-        "serve.outputs",
+        *CONTRACT,
         "serve.speech.cues",
         "serve.speech.formats",
+        "serve.speech.kinds",
         "serve.transcriber",
     ),
-    "serve.inputs": ("serve.errors", "serve.files"),
-    "serve.outputs": ("serve.errors", "serve.inputs", "serve.speech.formats"),
-    "serve.options": (*CONTRACTS, "serve.speech.cues", "serve.speech.formats"),
-    "serve.__main__": ("serve",),
-    "build.config": ("serve.config", "serve.fields", "serve.runtime.table"),
-    "build.trtllm": ("serve", "build.checkpoint", "build.config", "build.writer"),
+    "serve.cli": ("serve",),
+    "serve.__main__": ("serve.cli.main",),
+    "build.clips": CONTRACT,
+    "build.published": (),
+    "build.wheels": (*CONTRACT, "build.published"),
+    "build.hub": (*CONTRACT, "build.published", "build.wheels"),
+    "build.config": CONTRACT,
+    "build.trtllm": ("serve", "build.hub", "build.checkpoint", "build.config", "build.writer"),
     "build": ("serve",),
-    "eval.files": ("serve.codec", "serve.errors", "serve.files"),
+    "eval.files": CONTRACT,
     "eval.machine": (),
-    "eval.processes": ("serve.errors",),
+    "eval.processes": CONTRACT,
     "eval.server": ("eval.processes",),
     "eval.arguments": (),
     "eval.measurement": ("eval.config", "eval.files", "eval.machine"),
-    "eval.random_whisper": ("serve.config", "serve.engine", "serve.errors", "serve.speech"),
-    "eval.config": ("serve.config", "serve.fields", "build.config"),
-    "eval.corpora": ("serve.clips", "serve.errors", "serve.files", "eval.machine"),
+    "eval.random_whisper": (*CONTRACT, "serve.speech"),
+    "eval.config": (*CONTRACT, "build.config"),
+    "eval.corpora": (*CONTRACT, "build.clips", "eval.machine"),
     "eval.accuracy": (*HARNESS, "eval.corpora"),
     # A tool in a process of its own: it writes a checkpoint as another program reads it.
     "eval.accuracy.ggml": (
-        *("build.checkpoint", "build.names", "serve.engine", "serve.errors"),
-        "eval.accuracy.prepare",
+        *CONTRACT,
+        *("build.checkpoint", "build.names", "eval.accuracy.prepare"),
     ),
     "eval.bench": (*HARNESS, "eval.random_whisper"),
     "eval.gateway": (*HARNESS, "eval.corpora"),
@@ -157,7 +111,7 @@ RULES = {
     "eval.plan": HARNESS,
     "eval.soak": (*HARNESS, "eval.gateway.floods", "eval.gateway.ways"),
     "eval.trtllm": (*HARNESS, "build.config", "eval.random_whisper"),
-    "eval": ("serve", "build.config"),
+    "eval": ("serve", "build.clips", "build.config", "build.hub"),
 }
 # Packages that an interpreter without them must never be asked for, and who may.
 ONLY_IN = {
@@ -165,7 +119,7 @@ ONLY_IN = {
     "ray": ("serve.bulk",),
     "triton": ("serve.native.kernels", "serve.native.rules"),
     "tensorrt_llm": ("serve.trtllm",),
-    "transformers": ("serve.engine", "build", "eval"),
+    "transformers": ("serve.contract.engine", "build", "eval"),
 }
 # A runtime that is not ours, by the words that give it away: its folders, and the tables that know
 # every runtime, every builder, every command of eval. Nothing else imports or names it.
@@ -173,7 +127,10 @@ RUNTIMES_OF_OTHERS = {
     "trtllm": re.compile("trt_?llm|tensor_?rt", re.IGNORECASE),
 }
 TEXTS = {".py", ".md", ".pbtxt", ".js", ".html", ".css", ""}
-TABLES = ("serve/runtime/table.py", "build/builders.py", "eval/commands.py")
+TABLES = (
+    *("serve/contract/runtimes.py", "serve/contract/tensorrt_llm.py"),
+    *("build/builders.py", "eval/commands.py"),
+)
 NEEDS_TRITON = [  # the GPU's language has to be installed to import these
     "serve.native.rules.kernel",
     "serve.native.rules.search_kernel",
@@ -238,12 +195,8 @@ def test_no_module_can_be_reached_from_itself():
 
 
 def package_of(name):
-    """The folder that a module stands in: serve.native for serve.native.runtime.
-
-    Its settings are a contract, as `serve.config` is, and lie below it.
-    """
-    parts = name.split(".")
-    return ".".join(parts[: 3 if parts[2:3] == ["config"] else 2])
+    """The folder that a module stands in: serve.native for serve.native.runtime."""
+    return ".".join(name.split(".")[:2])
 
 
 def imports_of_packages():
@@ -277,6 +230,10 @@ def test_the_page_on_design_says_who_imports_whom():
     rows = (row.strip("|").split("|") for row in table.splitlines())
     said = {row[0].strip(" `/"): set(re.findall(r"`([\w.]+)`", row[2])) for row in rows}
     assert said == expected
+
+
+def test_the_root_of_serve_holds_only_packages():
+    assert {path.name for path in (ROOT / "serve").glob("*.py")} == {"__init__.py", "__main__.py"}
 
 
 def test_every_runtime_can_be_opened():

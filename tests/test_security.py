@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from serve.config import Config
+from serve.contract.config import Config
 
 PAGE = (Path(__file__).parents[1] / "SECURITY.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `(\w+)\.(\w+)` \| (\S+) \|", PAGE, re.MULTILINE)

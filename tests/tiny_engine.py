@@ -7,7 +7,7 @@ from safetensors.torch import save
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Pieces
 
-from serve.engine import (
+from serve.contract.engine import (
     FORMAT_VERSION,
     MEL_FILTERS_FILE,
     N_FREQUENCIES,

@@ -19,10 +19,10 @@ from build.config import Config
 from build.trtllm import COMPARED_BY as COMPARED_BY
 from build.trtllm.weights import CONFIG_FILE, HALVES, write_checkpoint
 from build.writer import Log, Made, disk_errors
-from serve.config import Precision
-from serve.devices import first_of
-from serve.engine import Dims, Engine
-from serve.errors import ConfigError, EngineError, UnavailableError
+from serve.contract.config import Precision
+from serve.contract.devices import first_of
+from serve.contract.engine import Dims, Engine
+from serve.contract.errors import ConfigError, EngineError, UnavailableError
 from serve.trtllm.limits import (
     ENGINES_FOLDER,
     Gpu,

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from build.checkpoint import Checkpoint, folder_files
 from build.config import Config
+from build.hub import GENERATION_CONFIG, PROCESSOR_CONFIGS
 from build.trtllm import COMPARED_BY as COMPARED_BY
 from build.writer import Log, Made, disk_errors, finite
-from serve.engine import MEL_FILTERS_FILE, TOKENIZER_FILE, Dims, Engine, sha256_of
-from serve.errors import CheckpointError, ConfigError
-from serve.hub import GENERATION_CONFIG, PROCESSOR_CONFIGS
+from serve.contract.engine import MEL_FILTERS_FILE, TOKENIZER_FILE, Dims, Engine, sha256_of
+from serve.contract.errors import CheckpointError, ConfigError
 from serve.trtllm.limits import CHECKPOINT_FOLDER
 
 VERIFIES = False

@@ -19,9 +19,9 @@ import torch
 from safetensors.torch import save_file
 
 from build.writer import finite
-from serve.config import Precision
-from serve.engine import HEAD_DIM, Dims
-from serve.errors import CheckpointError
+from serve.contract.config import Precision
+from serve.contract.engine import HEAD_DIM, Dims
+from serve.contract.errors import CheckpointError
 
 Tensors = dict[str, torch.Tensor]
 
@@ -35,7 +35,7 @@ _TOKENS_BESIDE_LANGUAGES = 51765  # of a published vocabulary
 
 
 def encoder_tensors(dims: Dims, tensors: Mapping[str, torch.Tensor]) -> Tensors:
-    """Tensors of the encoder, from `serve.engine.tensor_kinds` names to the library's.
+    """Tensors of the encoder, from `serve.contract.engine.tensor_kinds` names to the library's.
 
     Linear weights stay (out, in). Convolutions get a trailing dimension of 1. The attention's
     query, key and value are stacked on dimension 0, not scaled and not interleaved by head.
@@ -184,7 +184,7 @@ def write_checkpoint(
     """Write both halves below `folder`, which must exist.
 
     Args:
-        dims, tensors: a checkpoint's, by the names of `serve.engine.tensor_kinds`.
+        dims, tensors: a checkpoint's, by the names of `serve.contract.engine.tensor_kinds`.
         precision: "int8" asks the library for W8A16.
         folder: gets `encoder/` and `decoder/`.
         on_file: called with each file once it is written.

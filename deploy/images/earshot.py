@@ -14,9 +14,9 @@ from pathlib import Path
 
 import tomli_w
 
-from serve.codec import read_toml
-from serve.config import load_config
-from serve.errors import EarshotError
+from serve.contract.codec import read_toml
+from serve.contract.config import load_config
+from serve.contract.errors import EarshotError
 
 LOCK = Path("engines/.lock")
 

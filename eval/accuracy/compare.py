@@ -7,7 +7,7 @@ from eval.accuracy.data import ClipSet
 from eval.accuracy.report import Report
 from eval.accuracy.score import SystemScore
 from eval.measurement import table
-from serve.errors import ConfigError
+from serve.contract.errors import ConfigError
 
 _SPEEDS = (  # figure, where a Speed has it, factor, digits
     ("one clip ms", "one_clip_s", 1e3, 0),

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from serve.clips import Clip
-from serve.codec import from_json
-from serve.files import read_text
+from build.clips import Clip
+from serve.contract.codec import from_json
+from serve.contract.files import read_text
 
 ClipSet = Literal["timed", "heldout"]
 """The clips of `eval.manifest`, which speed is measured on as well; those of `eval.heldout`."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from serve.errors import UnavailableError
-from serve.messages import Samples
+from serve.contract.errors import UnavailableError
+from serve.contract.messages import Samples
 
 _RETRIEVAL = 1  # AUDIO_OUTPUT_RETRIEVAL: the sound goes to a call back
 _WORD_EVENT, _END_OF_EVENTS = 1, 0

@@ -5,8 +5,8 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
+from build.clips import Clip
 from eval.accuracy.data import TimedCall
-from serve.clips import Clip
 from serve.speech.features import WINDOW_S
 
 

@@ -19,7 +19,7 @@ from eval.accuracy.score import (
     gap_interval,
 )
 from eval.measurement import Check
-from serve.config import Precision
+from serve.contract.config import Precision
 
 THEIR_DEFAULTS = ("faster-whisper-float32", "faster-whisper-int8")
 """faster-whisper as its users run it; the more accurate of them is what ours is held against."""

@@ -22,8 +22,8 @@ import torch
 from build.checkpoint import Checkpoint, open_checkpoint
 from build.names import foreign_name
 from eval.accuracy.prepare import OPENAI_VOCABULARIES, GgmlKind
-from serve.engine import Dims, mel_filters
-from serve.errors import EarshotError, UnavailableError
+from serve.contract.engine import Dims, mel_filters
+from serve.contract.errors import EarshotError, UnavailableError
 
 _MAGIC = 0x67676D6C
 _TYPES = {"f32": 0, "f16": 1, "q8_0": 8}  # ggml_type

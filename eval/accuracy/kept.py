@@ -13,12 +13,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from build.clips import Clip
 from eval.accuracy.data import ClipSet, SystemFacts, TimedCall, read_calls
 from eval.files import read_json, write_json, write_text
-from serve.clips import Clip
-from serve.codec import to_json
-from serve.errors import ConfigError
-from serve.files import read_bytes
+from serve.contract.codec import to_json
+from serve.contract.errors import ConfigError
+from serve.contract.files import read_bytes
 
 ClipSets = Mapping[ClipSet, list[Clip]]
 Keys = dict[ClipSet, dict[str, str]]

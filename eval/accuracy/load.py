@@ -13,10 +13,10 @@ from typing import Any
 
 from tqdm import tqdm
 
+from build.clips import Clip
 from eval.accuracy.data import ClipSet, Phase, Prediction, TimedCall
-from serve.clips import Clip
-from serve.errors import EarshotError
-from serve.files import read_bytes
+from serve.contract.errors import EarshotError
+from serve.contract.files import read_bytes
 
 SHUFFLE_SEED = 20  # the same order of clips for every system
 

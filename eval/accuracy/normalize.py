@@ -12,9 +12,9 @@ import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
-from serve.codec import from_json
-from serve.errors import ConfigError
-from serve.files import read_text
+from serve.contract.codec import from_json
+from serve.contract.errors import ConfigError
+from serve.contract.files import read_text
 
 DEFAULT = "basic-v1"
 WHISPER = "whisper-english"

@@ -13,9 +13,9 @@ from eval.accuracy.load import System
 from eval.accuracy.prepare import engine_of
 from eval.config import Config
 from eval.machine import versions
-from serve.config import Precision
-from serve.errors import ConfigError
-from serve.messages import Request, Transcript
+from serve.contract.config import Precision
+from serve.contract.errors import ConfigError
+from serve.contract.messages import Request, Transcript
 
 
 def _from_transcript(transcript: Transcript) -> Prediction:
@@ -75,7 +75,7 @@ class EarshotTriton(System):
             on_free_ports,
             running_server,
         )
-        from serve.triton.client import Client  # noqa: PLC0415 - needs tritonclient
+        from serve.wire.client import Client  # noqa: PLC0415 - needs tritonclient
 
         server = on_free_ports(config.server)
         running = running_server(dataclasses.replace(config, server=server))
@@ -105,7 +105,7 @@ class EarshotInProcess(System):
     """A transcriber in this process; `options` are those of `Request` that every call asks for."""
 
     def __init__(self, config: Config, precision: Precision, **options: Any) -> None:
-        from serve.engine import open_engine  # noqa: PLC0415 - loads torch
+        from serve.contract.engine import open_engine  # noqa: PLC0415 - loads torch
         from serve.transcriber.open import open_transcriber  # noqa: PLC0415 - loads torch
 
         path = engine_of(config, precision)

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from serve.clips import Clip
-from serve.files import read_bytes
-from serve.messages import Samples
+from build.clips import Clip
+from serve.contract.files import read_bytes
+from serve.contract.messages import Samples
 from serve.speech.audio import decode
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.meter import Limits

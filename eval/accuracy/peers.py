@@ -22,7 +22,7 @@ from eval.accuracy.prepare import (
 )
 from eval.config import Config
 from eval.machine import versions
-from serve.errors import AudioError, UnavailableError
+from serve.contract.errors import AudioError, UnavailableError
 
 
 def _from_segments(language: str | None, segments: list[TimedText]) -> Prediction:

@@ -15,11 +15,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
+from build import hub
 from eval.config import Config
 from eval.processes import run_tool
-from serve import hub
-from serve.config import Precision
-from serve.errors import UnavailableError
+from serve.contract.config import Precision
+from serve.contract.errors import UnavailableError
 
 CACHE = Path(".cache") / "ctranslate2"
 """Converted checkpoints, by a hash of what made them; relative to the project's root."""

@@ -20,8 +20,8 @@ from eval.accuracy.score import (
     SystemScore,
 )
 from eval.measurement import Check, Verdict, table, verdict
-from serve.codec import from_json, require_version, to_json
-from serve.files import read_text
+from serve.contract.codec import from_json, require_version, to_json
+from serve.contract.files import read_text
 
 FORMAT_VERSION = 4
 MOST_MISTAKES = 40  # clips in the table of errors

@@ -18,6 +18,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from build import hub
+from build.clips import Clip
 from eval.accuracy import systems
 from eval.accuracy.data import ClipSet, SystemFacts, TimedCall, clip_nearest_10_s
 from eval.accuracy.estimate import Cost, estimate_lines, windows, windows_of
@@ -29,11 +31,9 @@ from eval.config import Config
 from eval.corpora.find import Found, find_readable_clips
 from eval.files import read_json, write_json
 from eval.measurement import Run, Say
-from serve import hub
-from serve.clips import Clip
-from serve.config import Precision
-from serve.errors import CheckpointError, ConfigError
-from serve.files import read_bytes
+from serve.contract.config import Precision
+from serve.contract.errors import CheckpointError, ConfigError
+from serve.contract.files import read_bytes
 from serve.speech.audio import decode
 from serve.speech.meter import Limits
 

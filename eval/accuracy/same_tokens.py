@@ -17,8 +17,8 @@ import torch
 from eval.accuracy.prepare import converted_folder, engine_of, prepare_converted, prepare_engine
 from eval.corpora.find import find_clips
 from eval.measurement import Check, Result, Run
-from serve.config import RuntimeConfig
-from serve.engine import Engine, TokenizerFacts, mel_filters, open_engine
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import Engine, TokenizerFacts, mel_filters, open_engine
 from serve.native.rules.definition import Rules
 from serve.native.rules.state import new_state
 from serve.native.runtime import NativeRuntime

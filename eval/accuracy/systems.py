@@ -27,10 +27,10 @@ from eval.accuracy.prepare import (
 from eval.accuracy.whisper_cpp import WhisperCpp
 from eval.config import Config
 from eval.machine import missing_packages, versions
-from serve.codec import to_json
-from serve.config import Precision
-from serve.errors import ConfigError, UnavailableError
-from serve.files import read_bytes
+from serve.contract.codec import to_json
+from serve.contract.config import Precision
+from serve.contract.errors import ConfigError, UnavailableError
+from serve.contract.files import read_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +151,7 @@ def key_of(name: str, config: Config) -> str:
         EarshotError: the checkpoint is not to be had.
         FileError: a file cannot be read.
     """
-    from serve.engine import MANIFEST_FILE  # noqa: PLC0415 - loads torch, which is not a peer's
+    from serve.contract.engine import MANIFEST_FILE  # noqa: PLC0415 - loads torch, which is not a peer's
 
     spec, of = specs(config)[name], config.eval
     facts = [name, of.threads, of.concurrency, of.tell_language, config.runtime.device]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from build.clips import Clip
 from eval.accuracy.data import SystemFacts, TimedCall
 from eval.accuracy.load import driven
 from eval.accuracy.normalize import DEFAULT
@@ -20,10 +21,9 @@ from eval.config import Config
 from eval.corpora.find import find_clips
 from eval.files import write_text
 from eval.measurement import Result, Run, table
-from serve.clips import Clip
-from serve.codec import to_json
-from serve.config import Precision
-from serve.errors import ConfigError
+from serve.contract.codec import to_json
+from serve.contract.config import Precision
+from serve.contract.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,8 @@ from eval.accuracy.load import System
 from eval.accuracy.prepare import GgmlKind, ggml_file
 from eval.config import Config
 from eval.machine import versions
-from serve.errors import AudioError
-from serve.messages import Samples
+from serve.contract.errors import AudioError
+from serve.contract.messages import Samples
 
 BEAM_SEARCH = 1  # its default strategy on the command line: a beam of 5
 BEST_OF = 5  # likewise, at temperatures above 0

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from build.clips import Clip, load_clips
 from eval.accuracy.espeak import Espeak
 from eval.accuracy.ours import greedy
 from eval.accuracy.peers import fair_options
@@ -24,8 +25,7 @@ from eval.accuracy.score import in_common
 from eval.config import Config
 from eval.corpora.find import find_clips
 from eval.measurement import Check, Result, Run
-from serve.clips import Clip, load_clips
-from serve.messages import Request, Samples
+from serve.contract.messages import Request, Samples
 from serve.speech.audio import from_samples
 from serve.speech.features import WINDOW_S
 from serve.speech.meter import Limits

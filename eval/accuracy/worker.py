@@ -18,12 +18,12 @@ from pathlib import Path
 
 import psutil
 
+from build.clips import Clip
 from eval.accuracy.data import ClipSet, SystemFacts, TimedCall, clip_nearest_10_s
 from eval.accuracy.load import System, drive
 from eval.config import Config
 from eval.processes import ChildProcess, Send
-from serve.clips import Clip
-from serve.triton.processes import peak_memory_bytes
+from serve.supervisor.processes import peak_memory_bytes
 
 START_TIMEOUT_S = 900.0  # opening a large model from a cold disk
 SAMPLER_TIMEOUT_S = 60.0  # for the memory sampler's thread to end

@@ -21,9 +21,9 @@ from eval.bench.table import Measurement, refused
 from eval.bench.workloads import Session, release_memory
 from eval.config import Config
 from eval.measurement import Say
-from serve.config import Precision, RuntimeConfig
-from serve.engine import Engine
-from serve.errors import UnavailableError
+from serve.contract.config import Precision, RuntimeConfig
+from serve.contract.engine import Engine
+from serve.contract.errors import UnavailableError
 from serve.native.network import Whisper
 
 WINDOWS = 4  # asked at most

@@ -20,8 +20,8 @@ import numpy as np
 import soundfile
 
 from eval.processes import ChildProcess, Send, wait_for_any
-from serve.errors import DeadlineError, EarshotError
-from serve.triton.client import Client
+from serve.contract.errors import DeadlineError, EarshotError
+from serve.wire.client import Client
 
 STALL_S = 120.0  # nothing was answered for so long: the server is stuck
 MOST_PROCESSES = 6

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from eval.bench.table import Measurement
-from serve.config import CrossPrecision, Precision, RuntimeConfig
-from serve.engine import HEAD_DIM, Dims, Manifest
+from serve.contract.config import CrossPrecision, Precision, RuntimeConfig
+from serve.contract.engine import HEAD_DIM, Dims, Manifest
 
 PROMPT_TOKENS = 4  # start, language, task, no timestamps
 ATTENTION_WINDOWS = 8

@@ -19,7 +19,7 @@ from typing import Any
 
 from eval.bench.load import NoiseWindows
 from eval.bench.table import percentiles_ms
-from serve.errors import EarshotError
+from serve.contract.errors import EarshotError
 from serve.gateway.live.pace import Pace
 from serve.gateway.live.utterance import SURE_S
 from serve.runtime.protocol import DecodingOptions, Event, Job, Runtime

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from eval.bench.table import percentiles_ms
-from serve.engine import Engine
-from serve.errors import DeadlineError
+from serve.contract.engine import Engine
+from serve.contract.errors import DeadlineError
 from serve.runtime.protocol import DecodingOptions, Event, Gauges, Job, Runtime
 from serve.speech.features import SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES, log_mel, upload
 from serve.speech.words import handovers

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Iterable
 
 from eval.config import Config
-from serve.config import RuntimeConfig
-from serve.errors import ConfigError
+from serve.contract.config import RuntimeConfig
+from serve.contract.errors import ConfigError
 
 WORKLOADS = {
     "start": "from an engine folder on the disk to a runtime that is ready",

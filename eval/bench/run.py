@@ -28,9 +28,9 @@ from eval.machine import missing_packages
 from eval.measurement import Result, Run, Say
 from eval.random_whisper.engine import RandomEngine, random_engine, write_engine
 from eval.random_whisper.shapes import published_shape
-from serve.codec import to_json
-from serve.devices import names_of
-from serve.errors import ConfigError, UnavailableError
+from serve.contract.codec import to_json
+from serve.contract.devices import names_of
+from serve.contract.errors import ConfigError, UnavailableError
 
 SERVER_PACKAGES = ("pytriton", "soundfile", "tritonclient")  # beyond what the runtime needs
 

@@ -26,10 +26,10 @@ from eval.measurement import Check, Result, Run, Say
 from eval.random_whisper.engine import random_engine
 from eval.random_whisper.shapes import published_shape
 from eval.server import by_role, cpu_s
-from serve.codec import to_json
-from serve.config import RuntimeConfig
-from serve.devices import counted, first_of, names_of
-from serve.errors import ConfigError
+from serve.contract.codec import to_json
+from serve.contract.config import RuntimeConfig
+from serve.contract.devices import counted, first_of, names_of
+from serve.contract.errors import ConfigError
 from serve.supervisor.run import running_server
 
 LEAST = 0.975  # of the first figure's throughput, for each engine

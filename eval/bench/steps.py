@@ -15,8 +15,8 @@ from eval.bench.plan import Plan
 from eval.bench.table import OURS, Measurement, refused
 from eval.bench.workloads import release_memory
 from eval.measurement import Say
-from serve.config import RuntimeConfig
-from serve.engine import Engine
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import Engine
 from serve.native.decoder import Cache
 from serve.native.kernels.choose import choose
 from serve.native.kernels.feed import Feed, Groups

@@ -19,11 +19,11 @@ from eval.bench.table import Measurement, percentiles_ms
 from eval.bench.workloads import REQUEST_S, REQUEST_TOKENS, THROUGHPUT_TOKENS, WARM_REQUESTS
 from eval.measurement import Say
 from eval.server import cpu_s, metrics_page
-from serve.config import Config
-from serve.errors import DeadlineError, EarshotError, UnavailableError
+from serve.contract.config import Config
+from serve.contract.errors import DeadlineError, EarshotError, UnavailableError
 from serve.speech.features import WINDOW_S
 from serve.supervisor.run import Server, on_free_ports, running_server
-from serve.triton.client import Client
+from serve.wire.client import Client
 
 SYSTEM = "earshot, through Triton"
 _PUBLISHED_S = 1.2  # the server's counters are renewed once a second

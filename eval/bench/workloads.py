@@ -26,9 +26,9 @@ from eval.bench.plan import Plan, with_slots
 from eval.bench.table import OURS, Measurement, percentiles_ms, refused
 from eval.config import HELD_S, Config
 from eval.measurement import Say
-from serve.config import RuntimeConfig
-from serve.engine import Engine, checked_meanwhile
-from serve.errors import UnavailableError
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import Engine, checked_meanwhile
+from serve.contract.errors import UnavailableError
 from serve.native.runtime import NativeRuntime
 from serve.speech.features import WINDOW_S
 

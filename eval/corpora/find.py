@@ -15,13 +15,13 @@ import av
 import soundfile
 from tqdm import tqdm
 
+from build.clips import Clip
 from eval.corpora.hub import PREFIX, open_hub
 from eval.corpora.layout import EXPECTED, Entry, Layout
 from eval.corpora.librispeech import TRANSCRIPTS, LibriSpeech
 from eval.corpora.parquet import Parquet
 from eval.corpora.tables import CLIPS, Table, open_table
-from serve.clips import Clip
-from serve.errors import ConfigError, EarshotError, FileError
+from serve.contract.errors import ConfigError, EarshotError, FileError
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")  # what is taken for references in a folder
 COMMON_VOICE = ("test.tsv", "validated.tsv")  # of its tables, the one that is taken

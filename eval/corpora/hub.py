@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from eval.corpora.layout import Layout
 from eval.corpora.parquet import Parquet
-from serve.errors import ConfigError, UnavailableError
+from serve.contract.errors import ConfigError, UnavailableError
 
 PREFIX = "hf:"
 BRANCH = "refs/convert/parquet"

@@ -27,7 +27,7 @@ class Entry:
     language: str | None  # None where the layout does not say
     where: str  # the line that lists it, for error texts
     duration_s: float | None = None  # where the layout says it
-    group: str = ""  # as in `serve.clips.Clip`
+    group: str = ""  # as in `build.clips.Clip`
     speaker: str = ""
     half: str = ""
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from eval.corpora.layout import Entry, Layout
-from serve.errors import ConfigError
-from serve.files import read_text
+from serve.contract.errors import ConfigError
+from serve.contract.files import read_text
 
 TRANSCRIPTS = "*.trans.txt"
 

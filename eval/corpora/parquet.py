@@ -13,7 +13,7 @@ from typing import Any
 
 from eval.corpora.layout import UNDERSTOOD, Columns, Entry, Layout, columns_of, language_code
 from eval.machine import missing_packages
-from serve.errors import ConfigError, FileError, UnavailableError
+from serve.contract.errors import ConfigError, FileError, UnavailableError
 
 CACHE = Path(".cache") / "clips"
 """Audio taken out of Parquet files; relative to the project's root."""

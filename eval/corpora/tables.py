@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from build.clips import load_clips
 from eval.corpora.layout import UNDERSTOOD, Columns, Entry, Layout, columns_of, language_code
-from serve.clips import load_clips
-from serve.errors import ConfigError, FileError
+from serve.contract.errors import ConfigError, FileError
 
 DELIMITERS = ",\t;|"
 CLIPS = "clips"  # Common Voice's folder of audio
@@ -82,7 +82,7 @@ class Table(Layout):
 
 
 class Manifest(Layout):
-    """A manifest of ours: see `serve.clips`. Its empty texts say that nobody speaks."""
+    """A manifest of ours: see `build.clips`. Its empty texts say that nobody speaks."""
 
     title = "a manifest of clips"
 
@@ -90,7 +90,7 @@ class Manifest(Layout):
         """Read and check it.
 
         Raises:
-            FileError, ConfigError: as `serve.clips.load_clips`.
+            FileError, ConfigError: as `build.clips.load_clips`.
         """
         self._clips = load_clips(path)
 

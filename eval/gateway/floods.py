@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from eval.gateway.ways import Ask
-from serve.errors import EarshotError
+from serve.contract.errors import EarshotError
 
 _BEFORE_S = 4.0  # for a flood to rise, and for what it has left to go
 _WAIT_S = 30.0

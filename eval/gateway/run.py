@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
+from build.clips import Clip
 from eval.corpora.find import find_clips
 from eval.gateway.connections import Idle, Kept, measure_idle, measure_kept
 from eval.gateway.floods import Flood, measure_floods
@@ -19,11 +20,10 @@ from eval.gateway.ways import KSERVE, OPENAI, TRITON, Ask, by_form, by_grpc, str
 from eval.measurement import Check, Result, Run, Say
 from eval.processes import descendants
 from eval.server import by_role, cpu_s
-from serve.clips import Clip
-from serve.config import LiveConfig
-from serve.errors import EarshotError
+from serve.contract.config import LiveConfig
+from serve.contract.errors import EarshotError
 from serve.supervisor.run import for_this_machine, running_server
-from serve.triton.folder import grpc_target
+from serve.wire.folder import grpc_target
 
 LEAST = 0.95  # of the throughput straight to Triton
 MOST = 2.0  # times as long as in quiet that a short clip waits for its text beside a flood

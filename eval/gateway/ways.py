@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 import grpc
 from tritonclient.grpc import service_pb2
 
-from serve.errors import EarshotError, UnavailableError
+from serve.contract.errors import EarshotError, UnavailableError
+from serve.contract.messages import Request
 from serve.gateway.envelope import with_model
 from serve.gateway.openai.ask import request_parts, transcript
 from serve.gateway.upstream.calls import SERVICE
-from serve.messages import Request
-from serve.triton.client import Client
-from serve.triton.wire import MODEL, error_from_text
+from serve.wire.client import Client
+from serve.wire.tensors import MODEL, error_from_text
 
 TRITON, KSERVE, OPENAI = "straight to Triton", "KServe gRPC", "OpenAI's API"
 

@@ -3,11 +3,11 @@
 import itertools
 from collections.abc import Iterable
 
+from build.clips import Clip
 from eval.accuracy.passages import join_clips
 from eval.config import Config
 from eval.corpora.find import find_clips
-from serve.clips import Clip
-from serve.errors import ConfigError
+from serve.contract.errors import ConfigError
 from serve.speech.meter import Limits
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from build.clips import Clip
 from eval.accuracy.normalize import DEFAULT, RAW, Normalize, normalizer
 from eval.accuracy.score import char_counts
 from eval.config import HELD_S, Config
@@ -18,10 +19,9 @@ from eval.live.passages import passages
 from eval.live.systems import System, open_system
 from eval.live.words import Spoken, final_words, latencies
 from eval.measurement import Check, Result, Run, Say
-from serve.clips import Clip
-from serve.errors import EarshotError
-from serve.gateway.live.client import Heard
-from serve.messages import Request, Transcript
+from serve.cli.live_client import Heard
+from serve.contract.errors import EarshotError
+from serve.contract.messages import Request, Transcript
 from serve.speech.audio import decode
 from serve.speech.meter import Limits
 

@@ -12,19 +12,19 @@ from prometheus_client import CollectorRegistry
 
 from eval.config import Config
 from eval.server import metrics_page
-from serve.codec import to_json
-from serve.config import LiveConfig
-from serve.gateway.live.client import Heard, converse, transcribe_live
+from serve.cli.live_client import Heard, converse, transcribe_live
+from serve.contract.codec import to_json
+from serve.contract.config import LiveConfig
+from serve.contract.messages import Request, Samples, Transcript
 from serve.gateway.live.events import Event
 from serve.gateway.live.session import Session
 from serve.gateway.live.utterance import Window
 from serve.gateway.metrics import LiveMetrics
-from serve.messages import Request, Samples, Transcript
 from serve.speech.activity import Detector
 from serve.supervisor.run import Server, for_this_machine, running_server
 from serve.transcriber.loop import Transcriber
 from serve.transcriber.open import open_transcriber
-from serve.triton.client import Client
+from serve.wire.client import Client
 
 _CHANGED = "earshot_live_changed_words_total"
 _WAIT_S = 60.0  # that a session may say nothing
@@ -41,7 +41,7 @@ class System(Protocol):
     def play(
         self, blocks: Iterable[Samples], transcription: dict[str, Any]
     ) -> AsyncIterator[Heard]:
-        """Stream audio as it is spoken; see `serve.gateway.live.client.transcribe_live`."""
+        """Stream audio as it is spoken; see `serve.cli.live_client.transcribe_live`."""
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something in which streams are played."""

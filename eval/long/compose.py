@@ -23,10 +23,10 @@ from eval.long.plan import Planned
 from eval.long.script import SNR_DB, Deck, Event, Sentence, write_script
 from eval.long.truth import Recording, Stretch, read_manifest, recording, to_manifest
 from eval.measurement import Say
-from serve.codec import from_json
-from serve.errors import ConfigError
-from serve.files import read_bytes, read_text
-from serve.messages import Samples
+from serve.contract.codec import from_json
+from serve.contract.errors import ConfigError
+from serve.contract.files import read_bytes, read_text
+from serve.contract.messages import Samples
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE, WINDOW_S
 from serve.speech.meter import Limits

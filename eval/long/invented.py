@@ -13,6 +13,7 @@ from typing import get_args
 
 import soundfile
 
+from build.clips import Clip
 from eval.accuracy.data import TimedCall
 from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.score import Counts, char_counts, compared_texts
@@ -24,9 +25,8 @@ from eval.long.plan import HEARING_NOBODY
 from eval.long.systems import open_system, prepare_names
 from eval.long.without_speech import HARD, NOBODY, SPOKEN, Kind, make
 from eval.measurement import Check, Result, Run, table
-from serve.clips import Clip
-from serve.codec import to_json
-from serve.errors import EarshotError
+from serve.contract.codec import to_json
+from serve.contract.errors import EarshotError
 from serve.speech.features import SAMPLE_RATE
 
 MOST_INVENTED = 1.0  # % of the clips in which nobody speaks

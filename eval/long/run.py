@@ -26,7 +26,7 @@ from eval.long.plan import NAMES, PEOPLE_PLAN, PLAN, plan
 from eval.long.systems import open_system, prepare_names
 from eval.long.truth import Recording, read_manifest, to_manifest
 from eval.measurement import Run
-from serve.errors import ConfigError
+from serve.contract.errors import ConfigError
 
 RUN_FILE = "run.json"
 RECORDINGS_FILE = "recordings.jsonl"

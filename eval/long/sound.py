@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from serve.messages import Samples
+from serve.contract.messages import Samples
 from serve.speech.features import SAMPLE_RATE
 
 FADE_S = 0.05

@@ -1,6 +1,6 @@
 """What is in a recording, second by second, and the manifest that tells it.
 
-A manifest of recordings is one of `serve.clips`, so that any system can be given them, with a few
+A manifest of recordings is one of `build.clips`, so that any system can be given them, with a few
 keys more: `kind`, `seed` and `stretches`.
 """
 
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from serve.clips import Clip
-from serve.codec import from_json, to_json
-from serve.files import read_text
+from build.clips import Clip
+from serve.contract.codec import from_json, to_json
+from serve.contract.files import read_text
 
 Kind = Literal["pauses", "noise", "tones", "languages", "reading", "passage"]
 """What a recording is difficult for. All but the last two have pauses of up to 8 s."""

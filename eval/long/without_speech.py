@@ -11,11 +11,11 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
+from build.clips import Clip
 from eval.long.sound import at_level, faded, music, noise
-from serve.clips import Clip
-from serve.errors import ConfigError
-from serve.files import read_bytes
-from serve.messages import Samples
+from serve.contract.errors import ConfigError
+from serve.contract.files import read_bytes
+from serve.contract.messages import Samples
 from serve.speech import audio
 from serve.speech.activity import FRAME, Detector
 from serve.speech.features import SAMPLE_RATE

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from eval.config import Config
-from serve.codec import from_json
-from serve.errors import ConfigError
-from serve.files import read_text
+from serve.contract.codec import from_json
+from serve.contract.errors import ConfigError
+from serve.contract.files import read_text
 
 COMMITTED = Path(__file__).parent / "measured"
 REQUEST_S = 10.0  # audio of a request of the bench's open loop

@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from serve.errors import ConfigError
-from serve.files import read_text
+from serve.contract.errors import ConfigError
+from serve.contract.files import read_text
 
 SYNC_S = 15  # between two looks at the metrics
 _TOLERANCE = 0.1  # a metric that is so near to its target changes nothing

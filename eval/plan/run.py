@@ -12,7 +12,7 @@ from eval.plan.measured import REQUEST_S, Measured, find_measured
 from eval.plan.plot import draw
 from eval.plan.policy import Policy, read_policy
 from eval.plan.sweep import ALIKE, Outcome, Simulation, candidates, choose, fixed
-from serve.errors import ConfigError
+from serve.contract.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)

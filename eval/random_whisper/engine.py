@@ -14,8 +14,8 @@ from safetensors.torch import save
 
 from eval.random_whisper.checkpoint import byte_alphabet, byte_level_tokenizer
 from eval.random_whisper.shapes import END, START, Shape, special_ids, special_tokens
-from serve.config import Precision
-from serve.engine import (
+from serve.contract.config import Precision
+from serve.contract.engine import (
     FORMAT_VERSION,
     MANIFEST_FILE,
     MEL_FILTERS_FILE,

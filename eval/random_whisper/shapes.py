@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from serve.engine import HEAD_DIM, Dims
-from serve.errors import ConfigError
+from serve.contract.engine import HEAD_DIM, Dims
+from serve.contract.errors import ConfigError
 from serve.speech.languages import LANGUAGE_NAMES
 
 TIMESTAMPS = 1501

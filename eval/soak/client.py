@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from eval.measurement import Check
-from serve.triton.wire import MODEL, STREAM_MODEL
+from serve.wire.tensors import MODEL, STREAM_MODEL
 
 Kind = Literal["answered", "refused", "failed", "lost"]
 INFER_PATH = f"/v2/models/{MODEL}/infer"

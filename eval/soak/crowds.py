@@ -9,13 +9,13 @@ import time
 import numpy as np
 import soundfile
 
+from build.clips import Clip
 from eval.config import Config
 from eval.measurement import Check
 from eval.soak.client import Ending, all_answered, by_grpc, counted, crowd, endings
 from eval.soak.memory import Watch
 from eval.soak.report import Found
 from eval.soak.stage import Stage
-from serve.clips import Clip
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.meter import Limits

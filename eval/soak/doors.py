@@ -14,7 +14,7 @@ from websockets.sync.client import connect
 from eval.gateway.ways import form
 from eval.soak.client import Addresses, Ending, by_grpc, by_http, by_stream, ended_by_openai
 from eval.soak.files import File
-from serve.codec import to_json
+from serve.contract.codec import to_json
 from serve.speech.features import SAMPLE_RATE
 
 PATH = "/v1/audio/transcriptions"

@@ -8,8 +8,8 @@ import av
 import numpy as np
 import soundfile
 
-from serve.clips import Clip
-from serve.messages import Samples
+from build.clips import Clip
+from serve.contract.messages import Samples
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.meter import Limits

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 from tqdm import tqdm
 
+from build.clips import load_clips
 from eval.measurement import Check, Result, Run, Say
 from eval.soak.client import Ending, crowd
 from eval.soak.disruptions import Span, Unable, disruptions, recover, with_link
@@ -27,8 +28,7 @@ from eval.soak.memory import resident_kb
 from eval.soak.report import Finding, reported
 from eval.soak.stage import Stage, stage
 from eval.soak.tally import Asked, Tally, uneven
-from serve.clips import load_clips
-from serve.errors import EarshotError
+from serve.contract.errors import EarshotError
 
 TITLE = "clients of every kind, hostile ones and disruptions at once"
 _AT_ONCE = 8

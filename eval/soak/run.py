@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import psutil
 
+from build.clips import Clip, load_clips
 from eval.config import Config
 from eval.measurement import Check, Result, Run, Say, loud
 from eval.soak.crowds import forty_hours, short_beside_long, with_limit
@@ -14,8 +15,7 @@ from eval.soak.plan import SCENARIOS
 from eval.soak.report import Finding, Found, reported
 from eval.soak.stage import Stage, stage
 from eval.soak.uploads import descriptors, large_uploads, slow_clients, with_short_uploads
-from serve.clips import Clip, load_clips
-from serve.errors import ConfigError, EarshotError
+from serve.contract.errors import ConfigError, EarshotError
 
 Attack = Callable[[Stage], Found]
 """What is done to a server."""

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import psutil
 
+from build.clips import Clip
 from eval.config import Config
 from eval.measurement import Say
 from eval.processes import descendants, kill
 from eval.server import by_role, metrics_page
 from eval.soak.client import Addresses, Ending, by_grpc
-from serve.clips import Clip
-from serve.errors import EarshotError
+from serve.contract.errors import EarshotError
 from serve.supervisor.run import on_free_ports
-from serve.triton.server import config_to_toml
+from serve.supervisor.server import config_to_toml
 
 SHORT_S = 3.0  # a clip of at most so long is a short one
 _READY_GRACE_S = 10.0

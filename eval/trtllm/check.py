@@ -26,15 +26,15 @@ from eval.processes import run_tool
 from eval.random_whisper.checkpoint import hugging_face_config
 from eval.random_whisper.shapes import PUBLISHED
 from eval.trtllm.report import DifferenceError, Report
-from serve.config import Precision, RuntimeConfig
-from serve.engine import Engine, TokenizerFacts, mel_filters, open_engine
-from serve.errors import CheckpointError, EarshotError
+from serve.contract.config import Precision, RuntimeConfig
+from serve.contract.engine import Engine, TokenizerFacts, mel_filters, open_engine
+from serve.contract.errors import CheckpointError, EarshotError
+from serve.contract.runtimes import RuntimeName
+from serve.contract.tensorrt_llm import TrtllmConfig
 from serve.runtime.protocol import DecodingOptions, Job
-from serve.runtime.table import RuntimeName
 from serve.speech.features import N_FRAMES, WINDOW_SAMPLES, log_mel
-from serve.triton.server import config_to_toml
+from serve.supervisor.server import config_to_toml
 from serve.trtllm import limits, release
-from serve.trtllm.config import TrtllmConfig
 from serve.trtllm.executor import CppExecutor
 from serve.trtllm.llm_api import LlmApiExecutor
 from serve.trtllm.runtime import Executor, ExecutorRequest, TensorRTLLMRuntime

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from eval.machine import machine_facts, versions
 from eval.measurement import Say
-from serve.errors import EarshotError
+from serve.contract.errors import EarshotError
 
 _LINE_CHARACTERS = 500  # of a difference, in the line for a bug report
 

@@ -21,9 +21,9 @@ from ray.util.annotations import RayDeprecationWarning
 
 from serve.bulk.plan import Output, Shard
 from serve.bulk.worker import Report, Worker
-from serve.config import Config
-from serve.errors import ConfigError, EarshotError, UnavailableError
-from serve.messages import Request
+from serve.contract.config import Config
+from serve.contract.errors import ConfigError, EarshotError, UnavailableError
+from serve.contract.messages import Request
 
 _IN_HAND = 2  # shards that an engine has at a time
 _BLOCKS = 5_000  # of a data set; with more shards than that a block has several

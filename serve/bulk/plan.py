@@ -25,12 +25,12 @@ from typing import Any, Literal
 from pyarrow import fs
 
 from serve.bulk import store
-from serve.codec import from_json, to_json
-from serve.errors import ConfigError
-from serve.inputs import is_audio
-from serve.outputs import places_of, suffix_of
+from serve.contract.codec import from_json, to_json
+from serve.contract.errors import ConfigError
 from serve.speech import formats
 from serve.speech.cues import DEFAULT, CueOptions
+from serve.speech.formats import places_of, suffix_of
+from serve.speech.kinds import is_audio
 
 Format = Literal["jsonl", "parquet"]
 

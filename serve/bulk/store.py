@@ -12,7 +12,7 @@ from pathlib import Path
 import fsspec
 from pyarrow import ArrowException, fs
 
-from serve.errors import FileError, shown
+from serve.contract.errors import FileError, shown
 
 _NO_FILE = {
     fs.FileType.NotFound: "there is none",

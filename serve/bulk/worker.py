@@ -15,9 +15,9 @@ from pyarrow import parquet
 
 from serve.bulk import store
 from serve.bulk.plan import Format, Output, Shard
-from serve.codec import to_json
-from serve.config import Config
-from serve.errors import (
+from serve.contract.codec import to_json
+from serve.contract.config import Config
+from serve.contract.errors import (
     AudioError,
     AudioLimitError,
     CancelledError,
@@ -27,7 +27,7 @@ from serve.errors import (
     OverloadedError,
     shown,
 )
-from serve.messages import Request, Transcript
+from serve.contract.messages import Request, Transcript
 from serve.speech.formats import render
 from serve.transcriber.audio import MIB
 from serve.transcriber.open import open_transcriber

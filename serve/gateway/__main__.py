@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from serve.errors import EarshotError
+from serve.contract.errors import EarshotError
 from serve.gateway.run import serve_folder
 
 

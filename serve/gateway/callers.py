@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from serve.config import Config, ServerConfig
-from serve.errors import AccessError, ConfigError
+from serve.contract.config import Config, ServerConfig
+from serve.contract.errors import AccessError, ConfigError
+from serve.contract.keys import ENVIRONMENT, Key, environment_keys, hash_of, read_keys
 from serve.gateway import refusals
 from serve.gateway.limits import Account
 from serve.gateway.refusals import Refusal
-from serve.keys import ENVIRONMENT, Key, environment_keys, hash_of, read_keys
 
 logger = logging.getLogger("earshot.gateway")
 

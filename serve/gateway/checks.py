@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tritonclient.grpc import service_pb2
 
-from serve.codec import from_json
+from serve.contract.codec import from_json
+from serve.contract.messages import Timings
 from serve.gateway import refusals
 from serve.gateway.models import Target
-from serve.messages import Timings
-from serve.triton.wire import INPUTS, OUTPUTS, TensorSpec
+from serve.wire.tensors import INPUTS, OUTPUTS, TensorSpec
 
 ITEM_BYTES = {"FP32": 4, "FP64": 8, "INT32": 4, "BOOL": 1}
 _CONTENTS = {

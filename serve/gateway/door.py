@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tritonclient.grpc import service_pb2
 
-from serve.config import Config
+from serve.contract.config import Config
 from serve.gateway import refusals
 from serve.gateway.callers import Callers
 from serve.gateway.checks import check_request, check_streamed

@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2
 
 from serve.gateway import refusals
 from serve.gateway.limits import MAX_STRUCTURE_BYTES
-from serve.triton.wire import CANCEL_PARAMETER, KEY_PARAMETER, MODEL, SEGMENTS_PARAMETER
+from serve.wire.tensors import CANCEL_PARAMETER, KEY_PARAMETER, MODEL, SEGMENTS_PARAMETER
 
 _MAX_FIELDS = 256  # of the message itself; a request with every input has less than 40
 _RAW_CONTENTS = 7  # number of the field raw_input_contents

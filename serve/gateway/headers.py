@@ -10,8 +10,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve.config import ServerConfig
-from serve.errors import shown
+from serve.contract.config import ServerConfig
+from serve.contract.errors import shown
 from serve.gateway import hosts
 from serve.gateway.listen import CROWDED
 from serve.gateway.log import Line

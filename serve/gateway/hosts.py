@@ -9,8 +9,8 @@ import re
 
 from starlette.responses import JSONResponse
 
-from serve.config import ServerConfig
-from serve.errors import shown
+from serve.contract.config import ServerConfig
+from serve.contract.errors import shown
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:@/\s]+))(?::[0-9]*)?")  # [IPv6] or name, port
 

@@ -9,7 +9,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 
-from serve.config import ServerConfig
+from serve.contract.config import ServerConfig
 from serve.gateway import refusals
 from serve.gateway.memory import LARGE_BYTES
 

@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from serve.gateway.limits import Admission
 from serve.gateway.watch import LoopWatch
-from serve.triton.folder import METRICS_SOCKET, SUPERVISOR_PAGE, gateway_door
-from serve.triton.unix_http import ask
+from serve.wire.folder import METRICS_SOCKET, SUPERVISOR_PAGE, gateway_door
+from serve.wire.unix_http import ask
 
 logger = logging.getLogger("earshot.gateway")
 

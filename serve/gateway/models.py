@@ -9,10 +9,10 @@ that OpenAI's may write, and behind it `_stream` for such answers.
 import dataclasses
 import re
 
-from serve.config import Config
-from serve.errors import ConfigError, shown
+from serve.contract.config import Config
+from serve.contract.errors import ConfigError, shown
 from serve.gateway import refusals
-from serve.triton.wire import MODEL, STREAM_MODEL
+from serve.wire.tensors import MODEL, STREAM_MODEL
 
 _VERSIONS = ("", "1")
 _STREAM = "_stream"

@@ -1,6 +1,6 @@
 """What a client is answered in place of an answer: which status, which words.
 
-A refusal's text is what `serve.triton.wire` makes of an error, so that our client raises the same
+A refusal's text is what `serve.wire.tensors` makes of an error, so that our client raises the same
 error again. Triton's own words never leave the machine: they name shared-memory regions, paths and
 addresses.
 """
@@ -8,7 +8,7 @@ addresses.
 import logging
 import math
 
-from serve.errors import (
+from serve.contract.errors import (
     CancelledError,
     DeadlineError,
     EarshotError,
@@ -16,7 +16,7 @@ from serve.errors import (
     RequestError,
     UnavailableError,
 )
-from serve.triton import wire
+from serve.wire import tensors
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -56,7 +56,7 @@ class Refusal(Exception):
         super().__init__(str(error))
         self.error = error
         self.status = status or _TRITON_NAMES.get(error.status, error.status)
-        self.text = wire.error_to_text(error)
+        self.text = tensors.error_to_text(error)
         self.reason = reason or self.status.lower()
         self.param: str | None = None
         """The field that is wrong, where it is one."""
@@ -116,9 +116,9 @@ def from_upstream(status: str, text: str) -> Refusal:
 
     Args:
         status: name of the call's gRPC status; empty for a message of its stream.
-        text: Triton's, or the model's in the form of `serve.triton.wire`.
+        text: Triton's, or the model's in the form of `serve.wire.tensors`.
     """
-    error = wire.error_from_text(text, "")
+    error = tensors.error_from_text(text, "")
     named = type(error) is not EarshotError
     if named and error.status != "INTERNAL":
         return Refusal(error, status or None)

@@ -12,9 +12,9 @@ from pathlib import Path
 import grpc
 from prometheus_client import disable_created_metrics
 
-from serve.config import Config, ServerConfig, load_config
-from serve.devices import names_of
-from serve.errors import ConfigError, UnavailableError
+from serve.contract.config import Config, ServerConfig, load_config
+from serve.contract.devices import names_of
+from serve.contract.errors import ConfigError, UnavailableError
 from serve.gateway import log, memory
 from serve.gateway.door import Door
 from serve.gateway.http import build_app, build_watchers_app
@@ -24,7 +24,7 @@ from serve.gateway.page.state import State
 from serve.gateway.rpc import Methods, server_options
 from serve.gateway.shares import share_of
 from serve.gateway.upstream.own import OwnEngine
-from serve.triton.folder import (
+from serve.wire.folder import (
     CONFIG,
     engine_folders,
     gateway_alive,

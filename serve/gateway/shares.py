@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from serve.config import Config
+from serve.contract.config import Config
 
 
 def share_of(config: Config) -> Config:

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator
 
-from serve.config import LiveConfig
+from serve.contract.config import LiveConfig
 from serve.gateway import refusals
 from serve.gateway.limits import Account
 

@@ -17,13 +17,13 @@ import numpy.typing as npt
 from pydantic import Field
 from tritonclient.grpc import service_pb2
 
-from serve.codec import from_json, to_json
-from serve.errors import RequestError
+from serve.contract.codec import from_json, to_json
+from serve.contract.errors import RequestError
 from serve.gateway import refusals
 from serve.gateway.checks import LENGTH, check_names, check_parameters, check_request, check_tensor
 from serve.gateway.limits import MAX_JSON_BYTES, check_json
 from serve.gateway.refusals import Refusal
-from serve.triton.wire import INPUTS, OUTPUTS
+from serve.wire.tensors import INPUTS, OUTPUTS
 
 _MAX_FLOAT = float(np.finfo(np.float32).max)
 _DTYPES = {"FP32": "<f4", "FP64": "<f8", "INT32": "<i4", "BOOL": "?"}

@@ -5,12 +5,12 @@ from collections.abc import Collection
 
 from tritonclient.grpc import service_pb2
 
+from serve.contract.messages import Transcript
 from serve.gateway.callers import Caller
 from serve.gateway.checks import audio_s, queue_s
 from serve.gateway.limits import Account
 from serve.gateway.log import Line
 from serve.gateway.metrics import Metrics
-from serve.messages import Transcript
 
 
 class Visit:

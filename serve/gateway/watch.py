@@ -5,10 +5,10 @@ import collections
 import contextlib
 from pathlib import Path
 
-from serve.triton import heartbeat
+from serve.wire import alive as signs
 
 _TICK_S = 0.05
-_TICKS = round(heartbeat.INTERVAL_S / _TICK_S)  # between two signs of life
+_TICKS = round(signs.INTERVAL_S / _TICK_S)  # between two signs of life
 _MINUTE = 60  # signs of life
 
 
@@ -16,7 +16,7 @@ class LoopWatch:
     """Sees how late the loop is, and touches a file as long as it goes on at all.
 
     Args:
-        alive: the file; see `serve.triton.heartbeat`.
+        alive: the file; see `serve.wire.alive`.
     """
 
     def __init__(self, alive: Path) -> None:
@@ -43,7 +43,7 @@ class LoopWatch:
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
         while True:
-            heartbeat.beat(self._alive)
+            signs.beat(self._alive)
             self._late_s.append(0.0)
             for _ in range(_TICKS):
                 due_s = clock() + _TICK_S

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from serve.engine import DETECT_LANGUAGE, Dims, TokenizerFacts
-from serve.messages import Alignment
+from serve.contract.engine import DETECT_LANGUAGE, Dims, TokenizerFacts
+from serve.contract.messages import Alignment
 from serve.native.decoder import Cache, Decoder
 from serve.native.feeds import upload
 from serve.native.forced import MOST_TOKENS, MOST_WINDOWS, SIZES, Forced, ForcedStep

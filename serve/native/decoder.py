@@ -11,8 +11,8 @@ from typing import Literal
 
 import torch
 
-from serve.config import CrossPrecision
-from serve.engine import HEAD_DIM, Dims
+from serve.contract.config import CrossPrecision
+from serve.contract.engine import HEAD_DIM, Dims
 from serve.native.kernels.choose import Ops
 from serve.native.kernels.definition import CrossKV, Matrix, linear
 from serve.native.kernels.feed import Feed, Groups

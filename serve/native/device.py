@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from serve.config import RuntimeConfig
-from serve.errors import UnavailableError
+from serve.contract.config import RuntimeConfig
+from serve.contract.errors import UnavailableError
 
 
 def open_device(config: RuntimeConfig) -> torch.device:

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import torch
 
-from serve.config import RuntimeConfig
-from serve.engine import Engine, draft_dims
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import Engine, draft_dims
 from serve.native.decoder import Cache, Decoder
 from serve.native.feeds import Span, feed_of, feed_of_spans, one_token_each, upload
 from serve.native.graphs import EagerLoop, GraphLoop, SlotLoop, Snapshot

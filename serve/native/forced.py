@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from serve.engine import HEAD_DIM
+from serve.contract.engine import HEAD_DIM
 from serve.native.decoder import Cache, Decoder
 from serve.native.device import capture
 from serve.native.feeds import upload

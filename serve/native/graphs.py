@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-from serve.fields import MAX_BEAMS
+from serve.contract.fields import MAX_BEAMS
 from serve.native.decoder import Cache
 from serve.native.device import capture
 from serve.native.feeds import feed_of, one_token_each, upload

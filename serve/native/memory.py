@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
-from serve.config import RuntimeConfig
-from serve.errors import UnavailableError
+from serve.contract.config import RuntimeConfig
+from serve.contract.errors import UnavailableError
 from serve.native.decoder import Decoder
 
 _FIXED = 3 << 29  # the CUDA context, graphs, workspaces, projections of cross-attention

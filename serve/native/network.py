@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from serve.config import CrossPrecision
-from serve.engine import Dims
+from serve.contract.config import CrossPrecision
+from serve.contract.engine import Dims
 from serve.native.decoder import Decoder, one_each
 from serve.native.kernels.choose import Activation, EncoderOps, Ops, torch_only
 from serve.native.kernels.feed import Feed

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 
 import torch
 
-from serve.config import RuntimeConfig
-from serve.engine import DETECT_LANGUAGE, Engine
-from serve.errors import DeviceError, OptionError, UnavailableError
-from serve.fields import MAX_BEAMS
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import DETECT_LANGUAGE, Engine
+from serve.contract.errors import DeviceError, OptionError, UnavailableError
+from serve.contract.fields import MAX_BEAMS
 from serve.native.alignment import Aligner, Said, pass_bytes
 from serve.native.decoder import Cache, Decoder
 from serve.native.device import check_graphs, current, open_device

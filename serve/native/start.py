@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from serve.engine import DETECT_LANGUAGE
+from serve.contract.engine import DETECT_LANGUAGE
 from serve.native.decoder import Cache, Decoder
 from serve.native.feeds import Span, feed_of_spans, upload
 from serve.native.kernels.feed import Feed

@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from serve.engine import DETECT_LANGUAGE
+from serve.contract.engine import DETECT_LANGUAGE
 from serve.native.rules.state import RowState
 from serve.native.slots import Place
 from serve.runtime.protocol import Event, Job

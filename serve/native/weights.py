@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from serve.engine import HEAD_DIM, scale_name
+from serve.contract.engine import HEAD_DIM, scale_name
 from serve.native.kernels.definition import Matrix, Norm
 
 Weights = dict[str, torch.Tensor]

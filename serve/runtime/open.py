@@ -4,13 +4,12 @@ import dataclasses
 import pkgutil
 from typing import Any
 
-from serve.config import RuntimeConfig
-from serve.devices import first_of
-from serve.engine import Engine
-from serve.errors import ConfigError
+from serve.contract.config import RuntimeConfig
+from serve.contract.devices import first_of
+from serve.contract.engine import Engine
+from serve.contract.errors import ConfigError
+from serve.contract.runtimes import OWN, RUNTIMES, Infer, Row
 from serve.runtime.protocol import Runtime
-from serve.runtime.table import OWN, RUNTIMES, Row
-from serve.runtime.triton_model import Infer
 
 
 def open_runtime(engine: Engine, config: RuntimeConfig) -> Runtime:

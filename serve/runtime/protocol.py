@@ -10,9 +10,9 @@ from typing import Literal, Protocol
 
 import torch
 
-from serve.config import SEARCH_OPTIONS, SearchConfig
-from serve.errors import EarshotError
-from serve.messages import Alignment
+from serve.contract.config import SEARCH_OPTIONS, SearchConfig
+from serve.contract.errors import EarshotError
+from serve.contract.messages import Alignment
 
 # "loop": the text repeats itself, see `Job.loop_tokens`; scores are of what was sampled until then.
 FinishReason = Literal["eot", "length", "loop", "cancelled", "error"]

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from serve.config import SpeechConfig
-from serve.errors import EarshotError
-from serve.messages import Samples
+from serve.contract.config import SpeechConfig
+from serve.contract.errors import EarshotError
+from serve.contract.messages import Samples
 from serve.speech.rate import SAMPLE_RATE
 
 FRAME = 512  # samples that get one probability: 32 ms

@@ -32,8 +32,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 import numpy as np
 import soxr
 
-from serve.errors import AudioError, AudioLimitError, EarshotError
-from serve.messages import Samples
+from serve.contract.errors import AudioError, AudioLimitError, EarshotError
+from serve.contract.messages import Samples
 from serve.speech import containers
 from serve.speech.containers import Bytes
 from serve.speech.meter import Limits, Meter, ignore, never

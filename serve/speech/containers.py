@@ -7,8 +7,8 @@ whole has to look into it. Sizes and offsets are in bytes.
 import dataclasses
 import struct
 
-from serve.errors import AudioError
-from serve.messages import AudioFile
+from serve.contract.errors import AudioError
+from serve.contract.messages import AudioFile
 
 Bytes = bytes | AudioFile
 """A file's bytes: its length and slices are all that is asked for."""

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from serve.messages import Samples
+from serve.contract.messages import Samples
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.windows import Piece, Window
 

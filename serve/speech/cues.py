@@ -17,8 +17,8 @@ import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 
-from serve.errors import OptionError, shown
-from serve.messages import Segment
+from serve.contract.errors import OptionError, shown
+from serve.contract.messages import Segment
 
 LEAST_S, MOST_S = 5 / 6, 7.0  # that a cue is shown
 READING_SPEED = 20.0  # characters per second

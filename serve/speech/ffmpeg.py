@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import av
 from av.codec import codecs_available
 
-from serve.errors import AudioError
-from serve.messages import Samples
+from serve.contract.errors import AudioError
+from serve.contract.messages import Samples
 from serve.speech import kinds
 from serve.speech.containers import Bytes
 from serve.speech.meter import Meter, MeteredFile

@@ -3,10 +3,12 @@
 import dataclasses
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import PurePosixPath
 from typing import Literal
 
-from serve.messages import Segment, Transcript
+from serve.contract.messages import Segment, Transcript
 from serve.speech.cues import DEFAULT, Cue, CueOptions, Piece, split
 
 Format = Literal["text", "srt", "vtt", "tsv", "json"]
@@ -138,3 +140,30 @@ def _marked(text: str, marked: bool) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+def suffix_of(format: Format) -> str:
+    """What the names of files of a format end with."""
+    return ".txt" if format == "text" else f".{format}"
+
+
+def places_of(paths: Sequence[str]) -> list[str]:
+    """Where the transcripts of files go, without suffixes: talk.mp3 to talk.
+
+    Of files that would go to the same place, talk.mp3 and talk.wav, each keeps its whole name.
+
+    Args:
+        paths: each once, with /.
+    """
+    whole: set[str] = set()  # paths that keep it
+    while True:
+        places = [
+            path if path in whole else path.removesuffix(PurePosixPath(path).suffix)
+            for path in paths
+        ]
+        counts = Counter(places)
+        pairs = zip(paths, places, strict=True)
+        shared = {path for path, place in pairs if counts[place] > 1} - whole
+        if not shared:
+            return places
+        whole |= shared

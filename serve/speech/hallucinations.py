@@ -10,7 +10,7 @@ left out, and no other with it. Pure functions; all times are those of the whole
 import itertools
 from collections.abc import Sequence
 
-from serve.messages import Segment, Word
+from serve.contract.messages import Segment, Word
 from serve.speech.features import WINDOW_S
 from serve.speech.windows import Decoded
 from serve.speech.words import PUNCTUATION

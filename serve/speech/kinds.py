@@ -1,10 +1,16 @@
-"""What a file that cannot be read seems to be, in words for whoever sent it."""
+"""What a file is: audio by its name, or by its bytes what a file seems to be that is none."""
 
+import os
 import string
 
 from serve.speech.containers import Bytes
 from serve.speech.pcm import EXPECTED
 
+# What a folder is searched for; whoever names a file or a pattern may name anything.
+AUDIO_SUFFIXES = frozenset(
+    ".3gp .aac .ac3 .aif .aiff .amr .au .avi .awb .caf .flac .flv .m4a .m4b .m4v .mka .mkv .mov "
+    ".mp3 .mp4 .mpeg .mpg .mpga .oga .ogg .opus .sph .w64 .wav .webm .wma .wmv".split()
+)
 _HEAD_BYTES = 512
 _TEXT = frozenset(string.printable.encode()) | frozenset(range(0x80, 0x100))
 # Where a signature stands, and whose it is.
@@ -44,6 +50,12 @@ _OTHERS = (
     (0, b"MZ", "a program"),
     (0, b"SQLite format", "a database"),
 )
+
+
+def is_audio(name: str) -> bool:
+    """Whether a file that was found in a folder is to be transcribed."""
+    base = os.path.basename(name)
+    return not base.startswith(".") and os.path.splitext(base)[1].lower() in AUDIO_SUFFIXES
 
 
 def refusal(audio: Bytes) -> str:

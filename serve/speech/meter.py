@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any
 
-from serve.errors import AudioError, AudioLimitError, CancelledError
-from serve.messages import Samples
+from serve.contract.errors import AudioError, AudioLimitError, CancelledError
+from serve.contract.messages import Samples
 from serve.speech.containers import Bytes
 
 MAX_HEADER_READS = 4_000  # of a library, before it gives the first sample; whole files take tens

@@ -5,7 +5,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from serve.messages import Samples
+from serve.contract.messages import Samples
 from serve.speech.activity import Listener
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from serve.speech.timeline import Pause

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from serve.messages import Samples
+from serve.contract.messages import Samples
 from serve.speech import containers
 
 EXPECTED = (

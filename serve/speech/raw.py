@@ -10,7 +10,7 @@ call WAV and AU files by some of these names, too.
 import re
 import struct
 
-from serve.errors import AudioError, shown
+from serve.contract.errors import AudioError, shown
 from serve.speech.containers import STREAM_BYTES
 
 _PCM, _MULAW, _ALAW = "pcm", "mulaw", "alaw"

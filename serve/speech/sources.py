@@ -16,8 +16,8 @@ from typing import Any
 
 import soundfile
 
-from serve.errors import AudioError, EarshotError
-from serve.messages import Samples
+from serve.contract.errors import AudioError, EarshotError
+from serve.contract.messages import Samples
 from serve.speech import containers, ends, kinds
 from serve.speech.audio import samples_of
 from serve.speech.ffmpeg import FFmpegFile

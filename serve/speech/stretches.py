@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from serve.messages import Samples
+from serve.contract.messages import Samples
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.packing import BREATHER
 from serve.speech.windows import Window

@@ -9,7 +9,7 @@ across a seam belongs to the side on which its middle is.
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from serve.messages import Segment, Word
+from serve.contract.messages import Segment, Word
 
 
 @dataclasses.dataclass(frozen=True)

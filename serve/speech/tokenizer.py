@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import tokenizers
 
-from serve.engine import DETECT_LANGUAGE, TOKENIZER_FILE, Engine, TokenizerFacts
-from serve.errors import EngineError, OptionError, shown
-from serve.messages import Task
+from serve.contract.engine import DETECT_LANGUAGE, TOKENIZER_FILE, Engine, TokenizerFacts
+from serve.contract.errors import EngineError, OptionError, shown
+from serve.contract.messages import Task
 from serve.speech.languages import TO_LANGUAGE_CODE, language_code
 
 _MAX_LANGUAGE_CHARS = 60

@@ -26,9 +26,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from serve.config import TranscriberConfig
-from serve.engine import TokenizerFacts
-from serve.messages import Alignment, Samples, Segment
+from serve.contract.config import TranscriberConfig
+from serve.contract.engine import TokenizerFacts
+from serve.contract.messages import Alignment, Samples, Segment
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from serve.speech.timeline import Pause, Timeline
 

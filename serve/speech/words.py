@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from serve.messages import Alignment, Segment, TokenLogprob, Word
+from serve.contract.messages import Alignment, Segment, TokenLogprob, Word
 
 FRAMES_PER_S = 50  # of an alignment
 

@@ -10,13 +10,13 @@ import time
 import urllib.request
 from pathlib import Path
 
-from serve.config import ServerConfig
-from serve.errors import UnavailableError
-from serve.triton.folder import gateway_alive, gateway_door
-from serve.triton.heartbeat import age_s
-from serve.triton.processes import Child
-from serve.triton.unix_http import ask
-from serve.triton.wire import MODEL
+from serve.contract.config import ServerConfig
+from serve.contract.errors import UnavailableError
+from serve.supervisor.processes import Child
+from serve.wire.alive import age_s
+from serve.wire.folder import gateway_alive, gateway_door
+from serve.wire.tensors import MODEL
+from serve.wire.unix_http import ask
 
 _ROOT = Path(__file__).resolve().parents[2]
 _LOOK_S = 2.0

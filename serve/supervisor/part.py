@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from serve.errors import EarshotError
+from serve.contract.errors import EarshotError
 
 logger = logging.getLogger("earshot")
 

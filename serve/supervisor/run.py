@@ -23,13 +23,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from serve.config import Config, ServerConfig
-from serve.devices import counted, places_of
-from serve.errors import DeadlineError, EarshotError
+from serve.contract.config import Config, ServerConfig
+from serve.contract.devices import counted, places_of
+from serve.contract.errors import DeadlineError, EarshotError
 from serve.supervisor.gateway import Gateway, address, check_ports, is_ready
 from serve.supervisor.part import Part
-from serve.triton.folder import CONFIG, SUPERVISOR_PAGE, engine_folders, run_folder
-from serve.triton.server import TritonLaunch, TritonServer, config_to_toml, prepare
+from serve.supervisor.server import TritonLaunch, TritonServer, config_to_toml, prepare
+from serve.wire.folder import CONFIG, SUPERVISOR_PAGE, engine_folders, run_folder
 
 logger = logging.getLogger("earshot")
 

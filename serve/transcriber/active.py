@@ -17,9 +17,9 @@ import math
 import time
 from collections.abc import Callable
 
-from serve.config import TranscriberConfig
-from serve.engine import DETECT_LANGUAGE, TokenizerFacts
-from serve.messages import Alignment, OnEvent, Segment, Timings, Transcript
+from serve.contract.config import TranscriberConfig
+from serve.contract.engine import DETECT_LANGUAGE, TokenizerFacts
+from serve.contract.messages import Alignment, OnEvent, Segment, Timings, Transcript
 from serve.runtime.protocol import DecodingOptions, Scores
 from serve.speech.coverage import untold, untold_s
 from serve.speech.features import HOP_LENGTH, N_FRAMES, SAMPLE_RATE

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from serve.config import TranscriberConfig
-from serve.errors import AudioError, AudioLimitError, OptionError, shown
-from serve.messages import AudioFile, Request
+from serve.contract.config import TranscriberConfig
+from serve.contract.errors import AudioError, AudioLimitError, OptionError, shown
+from serve.contract.messages import AudioFile, Request
 from serve.speech.stretches import Stretch
 
 MIB = 1 << 20

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from serve.config import TranscriberConfig
-from serve.errors import ConfigError, OptionError, shown
-from serve.messages import Request
+from serve.contract.config import TranscriberConfig
+from serve.contract.errors import ConfigError, OptionError, shown
+from serve.contract.messages import Request
 from serve.runtime.protocol import Capabilities, Detection
 from serve.speech.tokenizer import Tokenizer
 

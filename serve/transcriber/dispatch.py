@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from serve.errors import DeviceError, EarshotError
+from serve.contract.errors import DeviceError, EarshotError
 from serve.runtime.protocol import Capabilities, Event, Job, Runtime
 from serve.speech.features import HOP_LENGTH, log_mel, upload
 from serve.speech.windows import Window

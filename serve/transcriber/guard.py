@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from serve.errors import DeviceError, EarshotError, OptionError, shown
+from serve.contract.errors import DeviceError, EarshotError, OptionError, shown
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ import functools
 import threading
 from collections.abc import Callable, Generator
 
-from serve.config import TranscriberConfig
-from serve.errors import EarshotError
-from serve.messages import AudioFile, Request, Samples
+from serve.contract.config import TranscriberConfig
+from serve.contract.errors import EarshotError
+from serve.contract.messages import AudioFile, Request, Samples
 from serve.speech import activity, audio
 from serve.speech.meter import Limits
 from serve.speech.packing import cut_heard, cut_long, cut_told, pack

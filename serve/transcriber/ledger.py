@@ -5,9 +5,9 @@ import threading
 import time
 from typing import Literal
 
-from serve.config import TranscriberConfig
-from serve.errors import DeviceError, OverloadedError
-from serve.messages import OnEvent
+from serve.contract.config import TranscriberConfig
+from serve.contract.errors import DeviceError, OverloadedError
+from serve.contract.messages import OnEvent
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.audio import MIB
 from serve.transcriber.plan import Plan

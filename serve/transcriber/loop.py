@@ -20,10 +20,10 @@ import time
 from collections.abc import Callable
 from typing import Self
 
-from serve.config import TranscriberConfig
-from serve.engine import Engine
-from serve.errors import CancelledError, DeadlineError, DeviceError, EarshotError, shown
-from serve.messages import (
+from serve.contract.config import TranscriberConfig
+from serve.contract.engine import Engine
+from serve.contract.errors import CancelledError, DeadlineError, DeviceError, EarshotError, shown
+from serve.contract.messages import (
     Failed,
     Finished,
     OnEvent,

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from serve.config import Config, RuntimeConfig
-from serve.engine import Engine, checked_meanwhile
-from serve.errors import ConfigError
-from serve.messages import Request
+from serve.contract.config import Config, RuntimeConfig
+from serve.contract.engine import Engine, checked_meanwhile
+from serve.contract.errors import ConfigError
+from serve.contract.messages import Request
 from serve.runtime.open import open_runtime
 from serve.runtime.protocol import Capabilities, Runtime
 from serve.speech.features import SAMPLE_RATE

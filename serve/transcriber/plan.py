@@ -4,17 +4,17 @@ import dataclasses
 import math
 from typing import TypeVar
 
-from serve.codec import from_table
-from serve.config import (
+from serve.contract.codec import from_table
+from serve.contract.config import (
     SPEECH_OPTIONS,
     SearchConfig,
     SpeechConfig,
     TranscriberConfig,
     VoiceActivity,
 )
-from serve.engine import DETECT_LANGUAGE
-from serve.errors import ConfigError, OptionError, shown
-from serve.messages import Mode, Request
+from serve.contract.engine import DETECT_LANGUAGE
+from serve.contract.errors import ConfigError, OptionError, shown
+from serve.contract.messages import Mode, Request
 from serve.runtime.protocol import Capabilities, DecodingOptions, Detection
 from serve.speech.languages import named_language
 from serve.speech.stretches import Stretch

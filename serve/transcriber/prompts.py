@@ -12,10 +12,10 @@ has lost its way repeats itself. Only the first window has a prefix.
 import dataclasses
 from typing import get_args
 
-from serve.config import TranscriberConfig
-from serve.engine import DETECT_LANGUAGE
-from serve.errors import OptionError, shown
-from serve.messages import Mode, Request
+from serve.contract.config import TranscriberConfig
+from serve.contract.engine import DETECT_LANGUAGE
+from serve.contract.errors import OptionError, shown
+from serve.contract.messages import Mode, Request
 from serve.runtime.protocol import Capabilities
 from serve.speech.tokenizer import Tokenizer
 

@@ -3,7 +3,7 @@
 import concurrent.futures
 from collections.abc import Callable
 
-from serve.errors import EarshotError
+from serve.contract.errors import EarshotError
 from serve.speech.words import WindowWords
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.guard import guarded

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serve.config import Config
-from serve.errors import EarshotError
-from serve.fields import MAX_BEAMS
-from serve.messages import (
+from serve.contract.config import Config
+from serve.contract.errors import EarshotError
+from serve.contract.fields import MAX_BEAMS
+from serve.contract.messages import (
     AudioFile,
     Failed,
     Finished,
@@ -19,20 +19,20 @@ from serve.messages import (
     RequestHandle,
     TranscriberEvent,
 )
-from serve.runtime.triton_model import Infer
+from serve.contract.runtimes import Infer
 from serve.transcriber.guard import guarded
 from serve.transcriber.stats import Stats
-from serve.triton import folder as names
-from serve.triton import uploads, wire
 from serve.triton.keys import Keys
 from serve.triton.metrics import MetricFamily, Offers, Publisher
+from serve.wire import folder as names
+from serve.wire import tensors, uploads
 
 if TYPE_CHECKING:
     from serve.transcriber.loop import Transcriber
 
 logger = logging.getLogger("earshot")
 
-Inputs = Mapping[str, wire.Tensor]
+Inputs = Mapping[str, tensors.Tensor]
 
 
 class EngineBackend:
@@ -101,7 +101,7 @@ class EngineBackend:
                 if file is not None:
                     stack.callback(file.let_go)
                     on_event = functools.partial(_let_go_at_end, file, on_event)
-                request = wire.request_from_inputs(inputs, file)
+                request = tensors.request_from_inputs(inputs, file)
             except EarshotError:
                 self._transcriber.reject()
                 raise

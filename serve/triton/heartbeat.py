@@ -1,15 +1,12 @@
-"""A sign of life from a model's process, for those who cannot ask it."""
+"""The thread by which a model's process shows that it lives, and dies with Triton."""
 
-import math
 import os
 import select
 import signal
 import threading
-import time
 from pathlib import Path
 
-INTERVAL_S = 1.0
-STALE_S = 3.0  # older than that, and the process does not run as it should
+from serve.wire.alive import INTERVAL_S, beat
 
 LAST_S = 60.0
 """After so long without Python the kernel ends the process."""
@@ -60,24 +57,3 @@ class Heartbeat:
         if any(fd == parent for fd, _ in found):
             os.kill(os.getpid(), signal.SIGKILL)
         os.close(parent)
-
-
-def beat(path: Path) -> None:
-    """A sign of life: the file's time becomes that of the clock that nobody sets.
-
-    It counts from the machine's start, and all processes of the machine have the same.
-    """
-    now_ns = time.monotonic_ns()
-    try:
-        os.utime(path, ns=(now_ns, now_ns))
-    except FileNotFoundError:
-        path.touch()
-        os.utime(path, ns=(now_ns, now_ns))
-
-
-def age_s(path: Path) -> float:
-    """How old the last sign of life in a file is; infinite where there is none."""
-    try:
-        return (time.monotonic_ns() - path.stat().st_mtime_ns) / 1e9
-    except FileNotFoundError:
-        return math.inf

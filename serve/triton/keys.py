@@ -15,8 +15,8 @@ import functools
 import threading
 from collections.abc import Callable
 
-from serve.errors import CancelledError
-from serve.messages import Failed, Finished, OnEvent, RequestHandle, TranscriberEvent
+from serve.contract.errors import CancelledError
+from serve.contract.messages import Failed, Finished, OnEvent, RequestHandle, TranscriberEvent
 
 MAX_KEY_CHARS = 64
 REMEMBERED = 1024

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from serve.errors import EarshotError, shown
-from serve.messages import Failed, Finished, RequestHandle, TranscriberEvent
-from serve.triton import wire
+from serve.contract.errors import EarshotError, shown
+from serve.contract.messages import Failed, Finished, RequestHandle, TranscriberEvent
+from serve.wire import tensors
 
 logger = logging.getLogger("earshot")
 
@@ -32,15 +32,15 @@ class Sender:
         self._sender = sender
         self._utils = backend_utils
 
-    def response(self, outputs: Mapping[str, wire.Tensor]) -> Any:
+    def response(self, outputs: Mapping[str, tensors.Tensor]) -> Any:
         """A response with these outputs."""
-        tensors = [self._utils.Tensor(*item) for item in outputs.items()]
-        return self._utils.InferenceResponse(tensors)
+        made = [self._utils.Tensor(*item) for item in outputs.items()]
+        return self._utils.InferenceResponse(made)
 
     def error_response(self, error: EarshotError) -> Any:
         """A response with an error's text and status: the one place where errors become that."""
         code = getattr(self._utils.TritonError, error.status)
-        triton_error = self._utils.TritonError(wire.error_to_text(error), code)
+        triton_error = self._utils.TritonError(tensors.error_to_text(error), code)
         return self._utils.InferenceResponse(error=triton_error)
 
     def send(self, response: Any, final: bool) -> None:
@@ -85,12 +85,12 @@ class Responder:
             return
         try:
             if isinstance(event, Finished):
-                outputs = wire.transcript_outputs(event.transcript)
+                outputs = tensors.transcript_outputs(event.transcript)
                 self._send(sender.response(outputs), final=True)
             elif isinstance(event, Failed):
                 self.fail(event.error)
             elif self._stream:
-                outputs = wire.segment_outputs(event.segment)
+                outputs = tensors.segment_outputs(event.segment)
                 self._send(sender.response(outputs), final=False)
         except Exception as error:
             logger.exception("a response could not be sent")

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from serve.config import RuntimeConfig
-from serve.engine import Engine
-from serve.errors import ConfigError
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import Engine
+from serve.contract.errors import ConfigError
+from serve.contract.runtimes import Infer
 from serve.runtime.protocol import Capabilities
-from serve.runtime.triton_model import Infer
 from serve.trtllm.limits import Lengths, Limits, check_config, limits_of
 from serve.trtllm.runtime import (
     FORBIDDEN,

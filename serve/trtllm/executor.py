@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from serve.config import RuntimeConfig
-from serve.engine import Dims, Engine, TokenizerFacts
-from serve.errors import DeviceError, UnavailableError
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import Dims, Engine, TokenizerFacts
+from serve.contract.errors import DeviceError, UnavailableError
 from serve.native.rules.definition import Rules
 from serve.native.rules.state import new_state
 from serve.runtime.protocol import Capabilities, FinishReason

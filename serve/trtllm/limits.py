@@ -8,11 +8,11 @@ import os
 
 import torch
 
-from serve.codec import from_table
-from serve.config import RuntimeConfig
-from serve.engine import Engine
-from serve.errors import ConfigError, EngineError, UnavailableError
-from serve.trtllm.config import OF_LLM_API, require_unset
+from serve.contract.codec import from_table
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import Engine
+from serve.contract.errors import ConfigError, EngineError, UnavailableError
+from serve.contract.tensorrt_llm import OF_LLM_API, require_unset
 
 ENGINES_FOLDER = "tensorrt_llm"  # in the engine folder; holds encoder/ and decoder/
 CHECKPOINT_FOLDER = "checkpoint"  # in an engine for the LLM API: the Hugging Face folder

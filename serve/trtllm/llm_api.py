@@ -28,13 +28,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from serve.config import RuntimeConfig
-from serve.engine import Engine
-from serve.errors import ConfigError, DeviceError, UnavailableError
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import Engine
+from serve.contract.errors import ConfigError, DeviceError, UnavailableError
+from serve.contract.tensorrt_llm import OF_ENGINES, require_unset
 from serve.runtime.protocol import Capabilities
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.tokenizer import Tokenizer
-from serve.trtllm.config import OF_ENGINES, require_unset
 from serve.trtllm.limits import CHECKPOINT_FOLDER, Lengths, visible_gpu
 from serve.trtllm.runtime import (
     LENGTH_PENALTY,

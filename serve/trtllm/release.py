@@ -11,7 +11,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from serve.errors import UnavailableError
+from serve.contract.errors import UnavailableError
 
 RELEASE = (1, 2)  # the last that compiles engines; what the checkpoint's names are for
 API_RELEASE = (1, 3)  # the first whose PyTorch backend runs Whisper

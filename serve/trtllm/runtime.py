@@ -18,8 +18,8 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from serve.engine import DETECT_LANGUAGE, Engine, TokenizerFacts
-from serve.errors import EarshotError, OptionError
+from serve.contract.engine import DETECT_LANGUAGE, Engine, TokenizerFacts
+from serve.contract.errors import EarshotError, OptionError
 from serve.runtime.protocol import Capabilities, Event, FinishReason, Gauges, Job, Scores
 from serve.speech.features import WINDOW_SAMPLES
 from serve.trtllm.limits import Lengths

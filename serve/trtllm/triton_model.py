@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from serve.config import RuntimeConfig
-from serve.runtime.triton_model import TritonModel
+from serve.contract.config import RuntimeConfig
+from serve.contract.runtimes import TritonModel
 
 NAME = "tensorrt_llm"
 
@@ -21,7 +21,7 @@ def triton_model(engine_path: Path, config: RuntimeConfig) -> TritonModel | None
     if not own.triton_backend:
         return None
     # These load torch, which only this configuration needs in the launcher's process.
-    from serve.engine import open_engine  # noqa: PLC0415
+    from serve.contract.engine import open_engine  # noqa: PLC0415
     from serve.trtllm.limits import ENGINES_FOLDER, check_config, limits_of  # noqa: PLC0415
 
     limits = limits_of(open_engine(engine_path))

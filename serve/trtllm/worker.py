@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from serve.errors import EarshotError
+from serve.contract.errors import EarshotError
 from serve.trtllm.release import api_version
 
 LAST_S = 60

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 
-from serve.errors import OverloadedError, UnavailableError
+from serve.contract.errors import OverloadedError, UnavailableError
 from serve.wyoming.events import MAX_LINE_BYTES
 from serve.wyoming.session import Session, Settings
 

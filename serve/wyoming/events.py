@@ -11,8 +11,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
-from serve.codec import from_json, to_json
-from serve.errors import RequestError
+from serve.contract.codec import from_json, to_json
+from serve.contract.errors import RequestError
 
 MAX_LINE_BYTES = 2**16
 MAX_DATA_BYTES = 2**16

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar
 
-from serve.errors import DeadlineError, EarshotError, RequestError
+from serve.contract.errors import DeadlineError, EarshotError, RequestError
 from serve.wyoming.events import Event, data_of, read_event
 from serve.wyoming.upstream import Heard, Upstream
 from serve.wyoming.utterance import Asked, AudioFormat, Utterance

@@ -12,8 +12,8 @@ import urllib.parse
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
-from serve.codec import from_json
-from serve.errors import (
+from serve.contract.codec import from_json
+from serve.contract.errors import (
     AccessError,
     ConfigError,
     DeadlineError,

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from serve.errors import AudioError, AudioLimitError
+from serve.contract.errors import AudioError, AudioLimitError
 from serve.speech.raw import wav_header
 
 MAX_S = 300.0

@@ -8,9 +8,9 @@ import pytest
 from build.builders import build_engine, builder_of, up_to_date
 from build.config import BuildConfig, Config
 from build.writer import write_manifest
-from serve.engine import MEL_FILTERS_FILE, WEIGHTS_FILE, open_engine
-from serve.errors import EngineError
-from serve.runtime.table import RuntimeName
+from serve.contract.engine import MEL_FILTERS_FILE, WEIGHTS_FILE, open_engine
+from serve.contract.errors import EngineError
+from serve.contract.runtimes import RuntimeName
 from tests.checkpoints import write_engine
 
 

@@ -18,8 +18,8 @@ from build.native import convert
 from build.recordings import Recording
 from build.reference import features_of
 from build.summary import summary
-from serve.engine import open_engine, tensor_kinds
-from serve.errors import AudioError, ConfigError, FileError, UnavailableError
+from serve.contract.engine import open_engine, tensor_kinds
+from serve.contract.errors import AudioError, ConfigError, FileError, UnavailableError
 from serve.native.network import Whisper
 from serve.speech.features import SAMPLE_RATE
 

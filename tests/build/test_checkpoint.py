@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from build.checkpoint import folder_files, open_checkpoint
 from build.names import foreign_name
-from serve.engine import tensor_kinds
+from serve.contract.engine import tensor_kinds
 from tests.checkpoints import (
     NANO,
     PUBLISHED,

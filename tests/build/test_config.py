@@ -3,7 +3,7 @@
 import pytest
 
 from build.config import BuildConfig, load_config
-from serve.errors import ConfigError
+from serve.contract.errors import ConfigError
 
 
 def test_build_reads_its_own_section_and_serves(tmp_path):

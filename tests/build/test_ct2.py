@@ -9,7 +9,7 @@ import torch
 
 from build.checkpoint import open_checkpoint
 from build.ct2 import read_ct2
-from serve.errors import CheckpointError
+from serve.contract.errors import CheckpointError
 from tests.checkpoints import (
     NANO,
     PUBLISHED,

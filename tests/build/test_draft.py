@@ -12,8 +12,8 @@ from build.config import BuildConfig, Config
 from build.draft import draft_facts, with_draft
 from build.quantize import quantize_rows
 from build.summary import summary
-from serve.engine import Draft, open_engine, scale_name, tensor_specs
-from serve.errors import CheckpointError, ConfigError
+from serve.contract.engine import Draft, open_engine, scale_name, tensor_specs
+from serve.contract.errors import CheckpointError, ConfigError
 from tests.checkpoints import NANO, edit_json, random_weights, write_engine, write_hf, write_openai
 
 TOKENS = "model.decoder.embed_tokens.weight"

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from build.checkpoint import open_checkpoint
 from build.facts import read_tokenizer_files, tokenizer_facts
-from serve.errors import CheckpointError
+from serve.contract.errors import CheckpointError
 from tests.checkpoints import (
     NANO,
     PUBLISHED,

@@ -10,7 +10,7 @@ import pytest
 from build import commands, verify
 from build.__main__ import main
 from build.recordings import synthetic_recordings
-from serve.engine import MANIFEST_FILE, open_engine
+from serve.contract.engine import MANIFEST_FILE, open_engine
 from tests.checkpoints import NANO, edit_json, random_weights, write_hf, write_json, write_openai
 
 ROOT = Path(__file__).resolve().parents[2]

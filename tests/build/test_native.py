@@ -10,8 +10,8 @@ import torch
 from build.checkpoint import open_checkpoint
 from build.native import convert
 from build.quantize import quantize_rows
-from serve.engine import Dims, tensor_specs
-from serve.errors import CheckpointError
+from serve.contract.engine import Dims, tensor_specs
+from serve.contract.errors import CheckpointError
 from tests.checkpoints import NANO, write_engine, write_openai
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from build.quantize import layer_error, quantize_compensated, quantize_rows
-from serve.engine import LayerError
+from serve.contract.engine import LayerError
 
 FLOAT16_TINY = 2.0**-24  # the smallest subnormal
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from build.summary import summary
-from serve.engine import Engine, FileFacts, LayerError
+from serve.contract.engine import Engine, FileFacts, LayerError
 from tests.checkpoints import write_engine
 
 

@@ -13,9 +13,9 @@ from tqdm import tqdm
 from build import verify
 from build.checkpoint import open_checkpoint
 from build.recordings import read_recordings, recordings_of, synthetic_recordings
-from serve.config import RuntimeConfig
-from serve.engine import WEIGHTS_FILE
-from serve.errors import AudioError, ConfigError, EngineError, FileError, UnavailableError
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import WEIGHTS_FILE
+from serve.contract.errors import AudioError, ConfigError, EngineError, FileError, UnavailableError
 from serve.native import runtime as native
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from tests.checkpoints import (

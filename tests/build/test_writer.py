@@ -15,8 +15,8 @@ import build.writer
 from build.builders import fill
 from build.config import Config
 from build.writer import staged, write_manifest
-from serve.engine import MANIFEST_FILE, open_engine
-from serve.errors import EngineError
+from serve.contract.engine import MANIFEST_FILE, open_engine
+from serve.contract.errors import EngineError
 from tests.checkpoints import write_engine
 
 ROOT = Path(__file__).resolve().parents[2]

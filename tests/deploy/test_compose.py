@@ -2,7 +2,7 @@
 
 import pytest
 
-from serve.config import load_config
+from serve.contract.config import load_config
 from tests.deploy.dockerfiles import ROOT, environment
 from tests.deploy.manifests import COMPOSE, bytes_of, documents, pod
 from tests.deploy.test_images import NATIVE

@@ -12,10 +12,11 @@ import yaml
 
 from deploy.images import earshot
 from eval.plan.policy import read_policy
-from serve.config import ServerConfig, load_config
+from serve.contract.config import ServerConfig, load_config
 from serve.gateway.upstream import pool as upstreams
 from serve.supervisor import gateway as supervised
-from serve.triton import folder, server
+from serve.supervisor import server
+from serve.wire import folder
 from tests.deploy.dockerfiles import ROOT, all_of
 from tests.deploy.manifests import BASE, KUBERNETES, bytes_of, documents, objects, pod, the
 from tests.deploy.test_images import NATIVE

@@ -4,7 +4,7 @@ import re
 import shlex
 
 from eval.__main__ import _parser
-from serve.keys import read_keys
+from serve.contract.keys import read_keys
 from tests.deploy.manifests import DEPLOY, KUBERNETES
 
 TEXT = (DEPLOY / "README.md").read_text(encoding="utf-8")

@@ -5,9 +5,9 @@ import threading
 import time
 from pathlib import Path
 
+from build.clips import Clip
 from eval.accuracy.data import Prediction, SystemFacts, TimedCall, TimedText
-from serve.clips import Clip
-from serve.errors import AudioError, UnavailableError
+from serve.contract.errors import AudioError, UnavailableError
 
 
 class FakeSystem:

@@ -6,7 +6,7 @@ import pytest
 
 from eval.bulk import Cost, Pass, bulk
 from eval.config import Config
-from serve.errors import EarshotError
+from serve.contract.errors import EarshotError
 from tests.serving import audio_file
 
 

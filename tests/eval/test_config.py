@@ -3,7 +3,7 @@
 import pytest
 
 from eval.config import EvalConfig, load_config
-from serve.errors import ConfigError
+from serve.contract.errors import ConfigError
 
 
 def test_eval_reads_all_sections(tmp_path):

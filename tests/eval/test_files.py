@@ -3,7 +3,7 @@
 import pytest
 
 from eval.files import write_json
-from serve.errors import FileError
+from serve.contract.errors import FileError
 
 
 def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path):

@@ -24,7 +24,7 @@ from eval.accuracy.page import page
 from eval.bench.plan import Load, Plan
 from eval.commands import COMMANDS
 from eval.plan.run import Days
-from serve.errors import AudioError
+from serve.contract.errors import AudioError
 from tests.eval.fakes import open_fake, open_fake_for_any_bytes
 
 NAMES = (

@@ -15,7 +15,7 @@ import pytest
 
 from eval import processes
 from eval.processes import ChildProcess, run_tool, wait_for_any
-from serve.errors import AudioError, DeadlineError, EarshotError, UnavailableError
+from serve.contract.errors import AudioError, DeadlineError, EarshotError, UnavailableError
 
 ROOT = Path(__file__).parents[2]
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]

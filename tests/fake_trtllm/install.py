@@ -17,10 +17,10 @@ from transformers import WhisperFeatureExtractor
 from build.builders import build_engine
 from build.checkpoint import Checkpoint, open_checkpoint
 from build.config import BuildConfig, Config
-from serve.config import RuntimeConfig
-from serve.engine import Dims, Source, TokenizerFacts, tensor_kinds
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import Dims, Source, TokenizerFacts, tensor_kinds
+from serve.contract.tensorrt_llm import TrtllmConfig
 from serve.trtllm import llm_api, worker
-from serve.trtllm.config import TrtllmConfig
 from tests.checkpoints import NANO, random_weights, write_hf
 from tests.fake_trtllm import contract
 

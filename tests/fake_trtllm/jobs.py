@@ -2,7 +2,7 @@
 
 import torch
 
-from serve.engine import DETECT_LANGUAGE
+from serve.contract.engine import DETECT_LANGUAGE
 from serve.runtime.protocol import DecodingOptions, Job
 from tests.fake_trtllm.install import FACTS
 

@@ -15,8 +15,8 @@ from eval.accuracy.gates import TITLES
 from eval.accuracy.normalize import Normalize
 from eval.accuracy.report import Report
 from eval.accuracy.score import compared_texts
-from serve.errors import FileError
-from serve.files import read_bytes
+from serve.contract.errors import FileError
+from serve.contract.files import read_bytes
 
 MOST_CLIPS = 10
 MOST_BYTES = 6_000_000  # of all embedded audio, before base64

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from eval.bench.table import Measurement
 from eval.bench.workloads import REQUEST_TOKENS, THROUGHPUT_TOKENS, mlperf_lengths
-from serve.errors import EarshotError
+from serve.contract.errors import EarshotError
 from serve.speech.features import WINDOW_S
 
 Decode = Callable[[Sequence[int]], list[int]]

@@ -15,7 +15,7 @@ from eval.machine import missing_packages
 from eval.measurement import Say
 from eval.processes import ChildProcess, Send
 from eval.random_whisper.shapes import Shape
-from serve.errors import EarshotError, UnavailableError
+from serve.contract.errors import EarshotError, UnavailableError
 
 START_S = 900.0  # to convert weights, load and compile
 SUSTAINED = 10  # a figure is told after at most so many times as long as it is sustained

@@ -20,7 +20,7 @@ from eval.bench.workloads import REQUEST_S
 from eval.measurement import Say
 from eval.random_whisper.checkpoint import write_peer_checkpoint
 from eval.random_whisper.shapes import Shape, prompt_ids
-from serve.errors import UnavailableError
+from serve.contract.errors import UnavailableError
 from serve.speech.features import SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES
 
 FEW, MANY = 64, 256

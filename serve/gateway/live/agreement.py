@@ -17,7 +17,7 @@ import dataclasses
 import unicodedata
 from collections.abc import Sequence
 
-from serve.messages import Word
+from serve.contract.messages import Word
 
 _RECENT = 8  # final words by whose text the place in a hypothesis is found
 _EDITS_PER_S = 1.0  # so many differing words weigh as much as a second between the times

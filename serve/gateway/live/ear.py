@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from serve.messages import Samples
+from serve.contract.messages import Samples
 from serve.speech.activity import FRAME, Detector, Options, Voice
 
 Turn = Literal["", "begins", "ends"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pydantic_core
 
-from serve.errors import shown
+from serve.contract.errors import shown
 from serve.gateway.live import older
 from serve.gateway.live.settings import HYPOTHESIS, Settings, SettingWarning, as_session
 

@@ -7,7 +7,7 @@ https://platform.openai.com/docs/api-reference/realtime-client-events/transcript
 from collections.abc import Mapping
 from typing import Any
 
-from serve.errors import shown
+from serve.contract.errors import shown
 from serve.gateway.live.settings import SettingError, Settings, as_session
 
 PREFIX = "transcription_session."

@@ -20,8 +20,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from serve.codec import to_json
-from serve.errors import AccessError, EarshotError, shown
+from serve.contract.codec import to_json
+from serve.contract.errors import AccessError, EarshotError, shown
+from serve.contract.messages import Transcript
 from serve.gateway import refusals
 from serve.gateway.door import Door
 from serve.gateway.headers import LINE, served_by
@@ -39,7 +40,6 @@ from serve.gateway.protocols import LOST, SHARE, NotTaken
 from serve.gateway.refusals import Refusal
 from serve.gateway.turns import EVENT_S, JSON_S_PER_BYTE, Share
 from serve.gateway.visits import Visit
-from serve.messages import Transcript
 from serve.speech.activity import Detector
 
 logger = logging.getLogger("earshot.gateway")

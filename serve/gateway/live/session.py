@@ -16,7 +16,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 
-from serve.config import LiveConfig
+from serve.contract.config import LiveConfig
+from serve.contract.messages import Samples, Transcript
 from serve.gateway.live import events
 from serve.gateway.live.ear import Ear, Frame
 from serve.gateway.live.events import Asked, Event, EventError
@@ -27,7 +28,6 @@ from serve.gateway.live.updates import read_update
 from serve.gateway.live.utterance import NOTHING, Said, Utterance, Window
 from serve.gateway.metrics import LiveMetrics
 from serve.gateway.refusals import Refusal
-from serve.messages import Samples, Transcript
 from serve.speech.activity import FRAME, Detector, Options
 from serve.speech.languages import named_language
 from serve.speech.rate import SAMPLE_RATE

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from serve.codec import from_table, text_that
-from serve.errors import OptionError, shown
+from serve.contract.codec import from_table, text_that
+from serve.contract.errors import OptionError, shown
 from serve.speech.languages import language_code, named_language
 
 _MAX_PROMPT_CHARS = 2**16

@@ -8,8 +8,8 @@ import numpy.typing as npt
 import soundfile
 import soxr
 
+from serve.contract.messages import Samples
 from serve.gateway.live.settings import Format
-from serve.messages import Samples
 from serve.speech.rate import SAMPLE_RATE
 
 _PCM_RATE, _G711_RATE = 24_000, 8_000  # Hz, which OpenAI's API has, unless PCM says another

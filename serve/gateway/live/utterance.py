@@ -7,9 +7,9 @@ import dataclasses
 
 import numpy as np
 
-from serve.config import LiveConfig, SpeechConfig
+from serve.contract.config import LiveConfig, SpeechConfig
+from serve.contract.messages import Request, Samples, Timings, Transcript, Word
 from serve.gateway.live.agreement import Agreement
-from serve.messages import Request, Samples, Timings, Transcript, Word
 from serve.speech.rate import SAMPLE_RATE
 
 MOST_S = 28.0  # of audio at a time: a window has 30 s

@@ -5,9 +5,9 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from serve.codec import to_json
+from serve.contract.codec import to_json
+from serve.contract.messages import Segment, Transcript, Word
 from serve.gateway.openai.fields import Asked
-from serve.messages import Segment, Transcript, Word
 from serve.speech.formats import render
 from serve.speech.languages import LANGUAGE_NAMES
 

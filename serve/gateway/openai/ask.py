@@ -2,12 +2,12 @@
 
 from tritonclient.grpc import InferResult, service_pb2
 
-from serve.errors import EarshotError
+from serve.contract.errors import EarshotError
+from serve.contract.messages import Finished, Request, SegmentReady, Transcript
 from serve.gateway import refusals
 from serve.gateway.checks import LENGTH
 from serve.gateway.envelope import Part, raw_part
-from serve.messages import Finished, Request, SegmentReady, Transcript
-from serve.triton import wire
+from serve.wire import tensors
 
 
 def request_parts(request: Request, audio: Part | None = b"") -> list[Part]:
@@ -19,8 +19,8 @@ def request_parts(request: Request, audio: Part | None = b"") -> list[Part]:
     """
     message = service_pb2.ModelInferRequest()
     raw: list[Part] = []
-    for name, tensor in wire.request_to_inputs(request).items():
-        spec = wire.INPUTS[name]
+    for name, tensor in tensors.request_to_inputs(request).items():
+        spec = tensors.INPUTS[name]
         if name == "AUDIO" and audio is None:
             continue
         message.inputs.add(name=name, datatype=spec.datatype, shape=tensor.shape)
@@ -41,9 +41,9 @@ def transcript(answer: service_pb2.ModelInferResponse) -> Transcript:
     """
     result = InferResult(answer)
     try:
-        return wire.transcript_from_outputs(result.as_numpy)
+        return tensors.transcript_from_outputs(result.as_numpy)
     except EarshotError as error:
-        raise refusals.from_upstream("INTERNAL", wire.error_to_text(error)) from error
+        raise refusals.from_upstream("INTERNAL", tensors.error_to_text(error)) from error
 
 
 def stream_event(answer: bytes) -> SegmentReady | Finished:
@@ -54,9 +54,9 @@ def stream_event(answer: bytes) -> SegmentReady | Finished:
     """
     result = InferResult(service_pb2.ModelStreamInferResponse.FromString(answer).infer_response)
     try:
-        if wire.is_whole(result.as_numpy):
-            return Finished(wire.transcript_from_outputs(result.as_numpy))
-        (segment,) = wire.segments_from_outputs(result.as_numpy)
+        if tensors.is_whole(result.as_numpy):
+            return Finished(tensors.transcript_from_outputs(result.as_numpy))
+        (segment,) = tensors.segments_from_outputs(result.as_numpy)
     except EarshotError as error:
-        raise refusals.from_upstream("INTERNAL", wire.error_to_text(error)) from error
+        raise refusals.from_upstream("INTERNAL", tensors.error_to_text(error)) from error
     return SegmentReady(segment)

@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from serve.errors import (
+from serve.contract.errors import (
     AccessError,
     AudioError,
     AudioLimitError,

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.types import Send
 
-from serve.codec import to_json
+from serve.contract.codec import to_json
 from serve.gateway.protocols import NotTaken
 from serve.gateway.refusals import client_gone
 

@@ -1,7 +1,7 @@
 """What a form may say besides its file: OpenAI's fields, and our options under their own names.
 
 A field that is unknown, or that cannot be honoured, is refused by name: whoever asks for something
-does not get something else. Our options are those of `serve.triton.wire.INPUTS`, so that a new one
+does not get something else. Our options are those of `serve.wire.tensors.INPUTS`, so that a new one
 is a new field by itself.
 https://developers.openai.com/api/reference/resources/audio
 """
@@ -14,16 +14,16 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field as Bounds
 
-from serve.codec import from_json, from_table, nearest
-from serve.config import UnknownFields
-from serve.errors import EarshotError, OptionError, shown
-from serve.fields import Finite
+from serve.contract.codec import from_json, from_table, nearest
+from serve.contract.config import UnknownFields
+from serve.contract.errors import EarshotError, OptionError, shown
+from serve.contract.fields import Finite
+from serve.contract.messages import Request, Task
 from serve.gateway.openai.errors import FieldRefusal
 from serve.gateway.refusals import Refusal
-from serve.messages import Request, Task
 from serve.speech.cues import CueOptions, check_bounds
 from serve.speech.formats import SUBTITLES
-from serve.triton.wire import INPUTS, request_to_inputs
+from serve.wire.tensors import INPUTS, request_to_inputs
 
 Milliseconds = Annotated[int, Bounds(ge=0, le=1_000_000)]
 Format = Literal["json", "text", "srt", "verbose_json", "vtt"]

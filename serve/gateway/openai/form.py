@@ -16,7 +16,7 @@ from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from serve.errors import AudioError
+from serve.contract.errors import AudioError
 from serve.gateway import refusals
 from serve.gateway.bodies import body_chunks
 from serve.gateway.limits import Ticket

@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from serve.errors import shown
+from serve.contract.errors import shown
 from serve.gateway.models import Models
 from serve.gateway.openai.errors import FieldRefusal
 

@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from serve.contract.messages import Finished, Task, Transcript
 from serve.gateway import refusals
 from serve.gateway.bodies import while_client_waits
 from serve.gateway.door import Door
@@ -35,7 +36,6 @@ from serve.gateway.openai.models import listed, named, one
 from serve.gateway.refusals import Refusal
 from serve.gateway.upstream.exchange import Exchange
 from serve.gateway.visits import Visit
-from serve.messages import Finished, Task, Transcript
 
 logger = logging.getLogger("earshot.gateway")
 

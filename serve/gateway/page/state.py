@@ -17,7 +17,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from serve.config import Config
+from serve.contract.config import Config
 from serve.gateway.door import Door
 
 logger = logging.getLogger("earshot.gateway")

@@ -14,13 +14,13 @@ from typing import Literal
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from serve.codec import from_json
-from serve.errors import OptionError
-from serve.fields import Finite
+from serve.contract.codec import from_json
+from serve.contract.errors import OptionError
+from serve.contract.fields import Finite
+from serve.contract.messages import Segment, Timings, Transcript, Word
 from serve.gateway import refusals
 from serve.gateway.bodies import body_chunks
 from serve.gateway.door import Door
-from serve.messages import Segment, Timings, Transcript, Word
 from serve.speech.formats import render
 
 _MOST_BYTES = 4 * 1024**2

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterable
 
 from tritonclient.grpc import service_pb2
 
-from serve.errors import AccessError, DeadlineError, OverloadedError, UnavailableError
+from serve.contract.errors import AccessError, DeadlineError, OverloadedError, UnavailableError
 from serve.gateway import refusals
 from serve.gateway.metrics import UpstreamMetrics
 from serve.gateway.refusals import Refusal

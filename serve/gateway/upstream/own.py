@@ -23,10 +23,10 @@ from serve.gateway.models import Target
 from serve.gateway.refusals import Refusal
 from serve.gateway.upstream.calls import CHANNEL_OPTIONS, Call, Channel
 from serve.gateway.upstream.server import Outgoing
-from serve.triton import uploads
-from serve.triton.folder import ALIVE, grpc_target
-from serve.triton.heartbeat import INTERVAL_S, STALE_S, age_s
-from serve.triton.wire import MODEL
+from serve.wire import uploads
+from serve.wire.alive import INTERVAL_S, STALE_S, age_s
+from serve.wire.folder import ALIVE, grpc_target
+from serve.wire.tensors import MODEL
 
 logger = logging.getLogger("earshot.gateway")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tritonclient.grpc import service_pb2
 
-from serve.config import Config
-from serve.errors import ConfigError
+from serve.contract.config import Config
+from serve.contract.errors import ConfigError
 from serve.gateway import refusals
 from serve.gateway.envelope import Part
 from serve.gateway.limits import Ticket
@@ -25,7 +25,7 @@ from serve.gateway.upstream.exchange import Exchange
 from serve.gateway.upstream.own import OwnEngine, OwnTriton
 from serve.gateway.upstream.remote import Remote
 from serve.gateway.upstream.server import Outgoing, Server
-from serve.triton import uploads
+from serve.wire import uploads
 
 _GRACE_S = 30.0  # beyond the transcriber's own limit
 
@@ -54,7 +54,7 @@ class Upstreams:
     ) -> None:
         # A gateway that has no engine is one process.
         self.uploads = uploads.make_folder(folder, engines[0].process if engines else 0)
-        """Where large audio is spooled; see `serve.triton.uploads`."""
+        """Where large audio is spooled; see `serve.wire.uploads`."""
         self.own = tuple(OwnTriton(engine, models.default) for engine in engines)
         stall_s = config.server.stall_timeout_s
         remotes = [Remote(one, stall_s) for one in config.upstreams]

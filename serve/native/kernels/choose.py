@@ -11,9 +11,9 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
-from serve.config import EncoderPrecision, Kernels
-from serve.engine import Dims
-from serve.errors import UnavailableError
+from serve.contract.config import EncoderPrecision, Kernels
+from serve.contract.engine import Dims
+from serve.contract.errors import UnavailableError
 from serve.native.kernels import definition
 from serve.native.kernels.definition import CrossKV, Matrix, Norm, Scaled
 from serve.native.kernels.feed import Feed, Groups

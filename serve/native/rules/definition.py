@@ -9,7 +9,7 @@ sampling is a hash of the row's own seed.
 
 import torch
 
-from serve.engine import DETECT_LANGUAGE, Dims, TokenizerFacts
+from serve.contract.engine import DETECT_LANGUAGE, Dims, TokenizerFacts
 from serve.native.rules.loops import end_loops
 from serve.native.rules.search import extend
 from serve.native.rules.state import NEVER, Picks, RowState

@@ -19,14 +19,14 @@ from pathlib import Path
 
 import numpy as np
 
-from serve.errors import (
+from serve.contract.errors import (
     CancelledError,
     DeadlineError,
     EarshotError,
     OverloadedError,
     UnavailableError,
 )
-from serve.messages import AudioFile, Samples
+from serve.contract.messages import AudioFile, Samples
 from serve.speech.containers import Bytes
 from serve.speech.meter import Limits, ignore, never
 from serve.speech.sandbox.wire import (

@@ -23,8 +23,8 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 import soundfile
 
-from serve.errors import AudioError, CancelledError
-from serve.messages import AudioFile, Samples
+from serve.contract.errors import AudioError, CancelledError
+from serve.contract.messages import AudioFile, Samples
 from serve.speech import sources
 from serve.speech.meter import Limits
 from serve.speech.pcm import BLOCK_VALUES

@@ -9,7 +9,7 @@ import enum
 import signal
 import struct
 
-from serve.errors import AudioError, AudioLimitError, EarshotError, UnavailableError
+from serve.contract.errors import AudioError, AudioLimitError, EarshotError, UnavailableError
 from serve.speech.meter import Limits, too_slow
 
 LIMITS = struct.Struct("=ddd?")  # the fields of `Limits`

@@ -15,10 +15,10 @@ from build.checkpoint import open_checkpoint
 from build.config import BuildConfig, Config, load_config
 from build.trtllm import engines as trtllm_build
 from build.trtllm.engines import check, commands, commands_for, planned_limits
-from serve.config import RuntimeConfig
-from serve.engine import MANIFEST_FILE, MEL_FILTERS_FILE, open_engine
-from serve.errors import ConfigError, EngineError, UnavailableError
-from serve.trtllm.config import TrtllmConfig
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import MANIFEST_FILE, MEL_FILTERS_FILE, open_engine
+from serve.contract.errors import ConfigError, EngineError, UnavailableError
+from serve.contract.tensorrt_llm import TrtllmConfig
 from serve.trtllm.limits import Gpu, limits_of
 from tests.fake_trtllm import facts
 from tests.fake_trtllm.install import (

@@ -14,9 +14,9 @@ from build.__main__ import main as build_main
 from build.builders import build_engine, up_to_date
 from build.checkpoint import open_checkpoint
 from build.config import BuildConfig, Config, load_config
-from serve.config import RuntimeConfig
-from serve.engine import MANIFEST_FILE, MEL_FILTERS_FILE, open_engine
-from serve.errors import CheckpointError, ConfigError, EarshotError, UnavailableError
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import MANIFEST_FILE, MEL_FILTERS_FILE, open_engine
+from serve.contract.errors import CheckpointError, ConfigError, EarshotError, UnavailableError
 from serve.runtime.open import open_runtime
 from serve.trtllm import llm_api
 from serve.trtllm.llm_api import check_config

@@ -15,8 +15,8 @@ from build.trtllm.weights import (
     encoder_tensors,
     write_checkpoint,
 )
-from serve.engine import Dims, tensor_kinds
-from serve.errors import CheckpointError
+from serve.contract.engine import Dims, tensor_kinds
+from serve.contract.errors import CheckpointError
 from tests.fake_trtllm import contract
 from tests.fake_trtllm.install import DIMS, dims_of, random_tensors
 from tests.fake_trtllm.plain_whisper import PlainWhisper

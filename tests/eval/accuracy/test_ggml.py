@@ -9,7 +9,7 @@ from build.checkpoint import open_checkpoint
 from build.names import foreign_name
 from eval.accuracy import ggml
 from eval.config import EvalConfig
-from serve.errors import UnavailableError
+from serve.contract.errors import UnavailableError
 
 CHECKPOINT = "tests/fixture/checkpoint"
 DTYPES = {0: np.dtype("<f4"), 1: np.dtype("<f2")}

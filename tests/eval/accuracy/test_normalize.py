@@ -8,7 +8,7 @@ from eval.accuracy.normalize import (
     normalizer,
     read_spelling,
 )
-from serve.errors import ConfigError
+from serve.contract.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import soundfile
 
+from build.clips import Clip
 from eval.accuracy import passages
 from eval.accuracy.passages import PAUSES_S, join_clips
-from serve.clips import Clip
 from serve.speech.meter import Limits
 
 LIMITS = Limits(60.0)

@@ -5,7 +5,7 @@ import pytest
 
 from eval.accuracy.compare import clips_that_changed, compare
 from eval.accuracy.report import ratios, read_report, report_to_json, table, to_markdown
-from serve.errors import ConfigError
+from serve.contract.errors import ConfigError
 from tests.eval.accuracy.runs import report, score
 
 

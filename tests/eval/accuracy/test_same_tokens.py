@@ -11,7 +11,7 @@ from build.config import BuildConfig
 from eval.accuracy import prepare, same_tokens
 from eval.config import Config, EvalConfig
 from eval.measurement import verdict
-from serve.config import RuntimeConfig
+from serve.contract.config import RuntimeConfig
 from tests.checkpoints import write_engine
 
 CLIPS = ("en_thanks.flac", "es_question.wav")

@@ -10,6 +10,7 @@ import pytest
 from transformers import WhisperFeatureExtractor
 
 from build.checkpoint import open_checkpoint
+from build.clips import load_clips
 from build.config import BuildConfig
 from eval import demo as demo_module
 from eval.accuracy import ours, prepare, systems
@@ -18,9 +19,13 @@ from eval.config import Config, EvalConfig, load_config
 from eval.demo import demo, render
 from eval.long import systems as long_systems
 from eval.measurement import verdict
-from serve.clips import load_clips
-from serve.config import TranscriberConfig
-from serve.errors import ConfigError, EarshotError, MissingCheckpointError, UnavailableError
+from serve.contract.config import TranscriberConfig
+from serve.contract.errors import (
+    ConfigError,
+    EarshotError,
+    MissingCheckpointError,
+    UnavailableError,
+)
 from tests.eval.fakes import timed_call
 from tests.fakes import transcript
 

@@ -9,7 +9,7 @@ from eval.accuracy import variants
 from eval.accuracy.data import read_calls
 from eval.accuracy.variants import VARIANTS, measure_variants
 from eval.config import Config, EvalConfig
-from serve.errors import ConfigError
+from serve.contract.errors import ConfigError
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from eval.accuracy.espeak import Espeak
 from eval.accuracy.words import Found, Timed, _same, _within
 from eval.measurement import verdict
-from serve.errors import UnavailableError
+from serve.contract.errors import UnavailableError
 
 GOOD = Found(
     compared=200,

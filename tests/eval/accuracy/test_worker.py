@@ -12,7 +12,7 @@ import pytest
 from eval import processes
 from eval.accuracy.worker import measure_system, timed_calls_of, tree_memory_bytes
 from eval.config import Config, EvalConfig
-from serve.errors import DeadlineError, UnavailableError
+from serve.contract.errors import DeadlineError, UnavailableError
 from tests.eval.fakes import open_fake, write_clips
 
 CONFIG = Config(eval=EvalConfig(concurrency=3, repeats=2, threads=1))

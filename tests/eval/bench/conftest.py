@@ -10,7 +10,7 @@ from eval.bench.plan import Plan
 from eval.config import load_config
 from eval.random_whisper.engine import random_engine
 from eval.random_whisper.shapes import PUBLISHED
-from serve.config import RuntimeConfig, TranscriberConfig
+from serve.contract.config import RuntimeConfig, TranscriberConfig
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from eval.bench import ablate
 from eval.bench.ablate import run_ablation, variants
 from eval.bench.table import ratio
 from eval.config import load_config
-from serve.config import RuntimeConfig
+from serve.contract.config import RuntimeConfig
 
 
 def test_each_option_is_turned_alone_and_its_error_is_measured(

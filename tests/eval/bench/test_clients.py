@@ -6,8 +6,8 @@ import pytest
 import soundfile
 
 from eval.bench.clients import Clients, RequestSpec, processes_for, timed_request, wav
-from serve.errors import EarshotError, UnavailableError
-from serve.messages import Timings, Transcript
+from serve.contract.errors import EarshotError, UnavailableError
+from serve.contract.messages import Timings, Transcript
 from serve.supervisor.run import free_ports
 
 

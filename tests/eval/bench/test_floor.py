@@ -7,7 +7,7 @@ import torch
 
 from eval.bench.floor import Floor, encoder_work, measure_ceilings, step_bytes
 from eval.random_whisper.shapes import PUBLISHED
-from serve.config import RuntimeConfig
+from serve.contract.config import RuntimeConfig
 
 
 def test_the_least_work_is_what_a_count_by_hand_gives(turbo):

@@ -8,7 +8,7 @@ import pytest
 
 from eval.bench import load as load_module
 from eval.bench.load import Load, closed_loop, offline, open_loop, poisson
-from serve.errors import DeadlineError, DeviceError
+from serve.contract.errors import DeadlineError, DeviceError
 from serve.runtime.protocol import DecodingOptions, Event, Gauges, Job
 
 

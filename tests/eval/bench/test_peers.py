@@ -23,7 +23,7 @@ from eval.bench.peers.run import PEERS, Peer, check_peers, measure_peer
 from eval.bench.table import Measurement
 from eval.random_whisper.checkpoint import write_peer_checkpoint
 from eval.random_whisper.shapes import PROMPT, prompt_ids
-from serve.errors import EarshotError, UnavailableError
+from serve.contract.errors import EarshotError, UnavailableError
 
 
 def silent(line):

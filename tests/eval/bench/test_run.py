@@ -19,8 +19,8 @@ from eval.bench.run import bench, installed_peers, measurements
 from eval.bench.table import Measurement
 from eval.config import load_config
 from eval.measurement import Run
-from serve.engine import open_engine
-from serve.errors import ConfigError, UnavailableError
+from serve.contract.engine import open_engine
+from serve.contract.errors import ConfigError, UnavailableError
 from serve.native.runtime import NativeRuntime
 
 

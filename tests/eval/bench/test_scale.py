@@ -8,7 +8,7 @@ from eval.bench import scale
 from eval.bench.plan import Load
 from eval.bench.scale import Figure, check_load, measure_scaling, scaling_of, specs_of
 from eval.random_whisper.engine import write_engine
-from serve.errors import ConfigError
+from serve.contract.errors import ConfigError
 
 
 def figure(engines, rtfx, gateway, engine):

@@ -9,8 +9,8 @@ import torch
 from eval.bench import triton
 from eval.bench.plan import Plan
 from eval.random_whisper.engine import write_engine
-from serve.engine import open_engine
-from serve.errors import EarshotError, OverloadedError, UnavailableError
+from serve.contract.engine import open_engine
+from serve.contract.errors import EarshotError, OverloadedError, UnavailableError
 from serve.speech.tokenizer import Tokenizer
 
 

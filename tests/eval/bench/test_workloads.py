@@ -6,7 +6,7 @@ import pytest
 
 from eval.bench.plan import Plan
 from eval.bench.workloads import MLPERF_MEAN, mlperf_lengths, run_workloads
-from serve.config import RuntimeConfig
+from serve.contract.config import RuntimeConfig
 
 
 def test_every_workload_ends_with_its_forced_lengths(config, engine, plan, ceilings):

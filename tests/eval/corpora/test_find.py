@@ -3,7 +3,7 @@ import json
 import pytest
 
 from eval.corpora.find import find_clips, find_readable_clips
-from serve.errors import ConfigError, FileError
+from serve.contract.errors import ConfigError, FileError
 from serve.speech.audio import decode
 from serve.speech.meter import Limits
 

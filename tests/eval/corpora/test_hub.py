@@ -11,7 +11,7 @@ from huggingface_hub import errors
 
 from eval.corpora import parquet
 from eval.corpora.find import find_clips
-from serve.errors import ConfigError, UnavailableError
+from serve.contract.errors import ConfigError, UnavailableError
 
 FILES = ("clean/test/0000.parquet", "clean/test/0001.parquet", "clean/train/0000.parquet")
 

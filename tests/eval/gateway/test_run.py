@@ -8,15 +8,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from build.clips import Clip
 from eval.gateway import floods
 from eval.gateway.connections import KINDS, Kept, measure_idle, measure_kept
 from eval.gateway.floods import Flood
 from eval.gateway.run import Cost, Way, interval_of, measure_ways
 from eval.gateway.ways import KSERVE, OPENAI, TRITON, by_form, by_grpc
 from eval.gateway.ways import straight as straight_to
-from serve.clips import Clip
-from serve.errors import UnavailableError
-from serve.triton.folder import grpc_target
+from serve.contract.errors import UnavailableError
+from serve.wire.folder import grpc_target
 from tests.gateways import WAIT_S, Running
 
 CLIP = Path(__file__).parents[2] / "data" / "en_two.wav"

@@ -8,7 +8,7 @@ import soundfile
 
 from eval.config import Config, EvalConfig
 from eval.live.passages import passages
-from serve.errors import ConfigError
+from serve.contract.errors import ConfigError
 from serve.speech.rate import SAMPLE_RATE
 
 

@@ -9,15 +9,15 @@ from types import SimpleNamespace
 import pytest
 
 import eval.live.run
+from build.clips import Clip
 from eval.__main__ import main
 from eval.config import Config
 from eval.live.run import HEADING, Level, live
 from eval.measurement import Result
-from serve.clips import Clip
-from serve.config import LiveConfig
-from serve.errors import EarshotError
-from serve.gateway.live.client import Heard
-from serve.messages import Segment, Timings, Transcript, Word
+from serve.cli.live_client import Heard
+from serve.contract.config import LiveConfig
+from serve.contract.errors import EarshotError
+from serve.contract.messages import Segment, Timings, Transcript, Word
 
 GOOD = Level(
     streams=4,

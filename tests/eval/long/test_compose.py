@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from build.clips import load_clips
 from eval.config import load_config
 from eval.long import compose as compose_module
 from eval.long import sound
@@ -14,8 +15,7 @@ from eval.long.compose import compose, read_sentences, render
 from eval.long.plan import PEOPLE_PLAN, PLAN, Planned, minutes_of, plan
 from eval.long.script import Deck, Event, Sentence, write_script
 from eval.long.truth import KINDS, Stretch
-from serve.clips import load_clips
-from serve.errors import FileError
+from serve.contract.errors import FileError
 from serve.speech.features import WINDOW_S
 
 RATE = 16_000

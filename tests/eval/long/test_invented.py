@@ -14,7 +14,7 @@ from eval.long import invented, systems
 from eval.long.plan import HEARING_NOBODY as NAMES
 from eval.long.without_speech import HARD, NOBODY, SPOKEN, Kind, make
 from eval.measurement import verdict
-from serve.errors import ConfigError, EarshotError
+from serve.contract.errors import ConfigError, EarshotError
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 
 SPEECH = "tests/data/human/manifest.jsonl"

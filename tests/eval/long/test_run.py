@@ -15,7 +15,7 @@ from eval.long import compose, run, systems
 from eval.long.gates import coverage_gates
 from eval.long.plan import OUR_DEFAULT, Planned
 from eval.long.truth import read_manifest
-from serve.errors import UnavailableError
+from serve.contract.errors import UnavailableError
 
 PEER, OTHER = "faster-whisper-default", "faster-whisper-vad"
 

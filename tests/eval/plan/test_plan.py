@@ -17,7 +17,7 @@ from eval.plan.policy import SYNC_S, Autoscaler, Policy, Step, read_policy
 from eval.plan.replay import replay
 from eval.plan.run import steady
 from eval.plan.sweep import SHARES, Simulation, choose, fixed, with_share
-from serve.errors import ConfigError
+from serve.contract.errors import ConfigError
 
 CONFIG = "configs/large-v3-turbo.toml"
 TURBO = load_config(CONFIG)

@@ -9,7 +9,7 @@ import torch
 
 from eval.random_whisper.engine import random_engine
 from eval.random_whisper.shapes import PUBLISHED
-from serve.engine import N_FREQUENCIES, tensor_specs
+from serve.contract.engine import N_FREQUENCIES, tensor_specs
 
 
 @pytest.mark.parametrize("name", ["large-v3-turbo", "large-v3", "tiny"])

@@ -3,8 +3,8 @@
 import pytest
 
 from eval.random_whisper.shapes import PUBLISHED, published_shape
-from serve.engine import Dims
-from serve.errors import ConfigError
+from serve.contract.engine import Dims
+from serve.contract.errors import ConfigError
 from tests.fake_trtllm.contract import SIZES
 
 

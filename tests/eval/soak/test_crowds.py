@@ -1,8 +1,8 @@
 """Hours of audio made of bundled clips."""
 
+from build.clips import load_clips
 from eval.soak import crowds
 from eval.soak.crowds import hour_of
-from serve.clips import load_clips
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.meter import Limits

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import eval.config
+from build.clips import load_clips
 from eval.__main__ import main
 from eval.measurement import Check
 from eval.server import role_of
@@ -15,8 +16,7 @@ from eval.soak import killers, run, stage
 from eval.soak.killers import KILLERS
 from eval.soak.plan import SCENARIOS
 from eval.soak.run import soak
-from serve.clips import load_clips
-from serve.errors import AudioError, ConfigError, EarshotError
+from serve.contract.errors import AudioError, ConfigError, EarshotError
 
 CLIPS = "tests/data/manifest.jsonl"
 GOOD = Check("good", True, "yes")

@@ -22,9 +22,9 @@ from eval.trtllm.check import (
     write_config,
 )
 from eval.trtllm.report import DifferenceError, Report
-from serve.config import load_config
-from serve.engine import open_engine
-from serve.errors import CheckpointError, EngineError, UnavailableError
+from serve.contract.config import load_config
+from serve.contract.engine import open_engine
+from serve.contract.errors import CheckpointError, EngineError, UnavailableError
 from serve.trtllm import limits
 from tests.fake_trtllm.install import HERE, install, install_api
 
@@ -201,7 +201,8 @@ def test_warnings_of_the_library_do_not_fail_the_contract_tests_but_ours_do(tmp_
     run_contract_tests(as_here, tmp_path / "tests.xml")
     test.write_text(
         "import warnings\n"
-        "def test_it(): warnings.warn_explicit('w', UserWarning, 'a.py', 1, 'serve.engine')\n"
+        "def test_it():\n"
+        "    warnings.warn_explicit('w', UserWarning, 'a.py', 1, 'serve.contract.engine')\n"
     )
     with pytest.raises(DifferenceError, match=r"^test_it: UserWarning: w$"):
         run_contract_tests(as_here, tmp_path / "tests.xml")

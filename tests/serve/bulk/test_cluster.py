@@ -17,8 +17,8 @@ import pytest
 from pyarrow import parquet
 
 from eval.processes import kill
-from serve.__main__ import main
-from serve.triton.server import config_to_toml
+from serve.cli.main import main
+from serve.supervisor.server import config_to_toml
 from tests.serving import audio_file, wait_until
 
 ROOT = Path(__file__).parents[3]

@@ -6,9 +6,9 @@ from serve.bulk import cluster, store
 from serve.bulk.cluster import Engines, transcribe
 from serve.bulk.plan import Output, Shard
 from serve.bulk.worker import Report
-from serve.config import Config
-from serve.errors import EarshotError
-from serve.messages import Request
+from serve.contract.config import Config
+from serve.contract.errors import EarshotError
+from serve.contract.messages import Request
 
 SHARDS = [Shard(number, (f"{number}a", f"{number}b")) for number in range(3)]
 

@@ -6,10 +6,11 @@ import threading
 
 import pytest
 
-from serve.__main__ import main
-from serve.bulk import command, store
+from serve.bulk import store
 from serve.bulk.plan import Output, Shard, find_files, keep_or_compare, places_below, shards_of
-from serve.errors import ConfigError, FileError
+from serve.cli import bulk
+from serve.cli.main import main
+from serve.contract.errors import ConfigError, FileError
 
 
 @pytest.fixture
@@ -180,7 +181,7 @@ def test_s3_is_where_the_environment_says(monkeypatch):
 
 
 def test_where_packages_are_missing_they_are_named(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(command, "_NEEDED", ("json", "no_such_package"))
+    monkeypatch.setattr(bulk, "_NEEDED", ("json", "no_such_package"))
     (tmp_path / "some.toml").touch()
     words = ["--config", tmp_path / "some.toml", "--input", tmp_path, "--output", tmp_path]
     assert main(["bulk", *map(str, words)]) == 2

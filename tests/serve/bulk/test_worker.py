@@ -9,9 +9,9 @@ from pyarrow import parquet
 from serve.bulk import worker
 from serve.bulk.plan import Output
 from serve.bulk.worker import Worker
-from serve.config import Config, TranscriberConfig
-from serve.errors import DeviceError, EngineError, OptionError, OverloadedError
-from serve.messages import Request
+from serve.contract.config import Config, TranscriberConfig
+from serve.contract.errors import DeviceError, EngineError, OptionError, OverloadedError
+from serve.contract.messages import Request
 from serve.speech.cues import CueOptions
 from tests.fakes import FakeTranscriber
 

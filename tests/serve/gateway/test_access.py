@@ -15,16 +15,16 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from serve.config import ServerConfig
-from serve.errors import AccessError, OverloadedError
+from serve.contract.config import ServerConfig
+from serve.contract.errors import AccessError, OverloadedError
+from serve.contract.keys import add_key, hash_of
+from serve.contract.messages import Request
 from serve.gateway.headers import with_headers
 from serve.gateway.hosts import may_be_called
 from serve.gateway.upstream.calls import SERVICE
-from serve.keys import add_key, hash_of
-from serve.messages import Request
 from serve.supervisor.gateway import is_live, is_ready
-from serve.triton.client import Client
-from serve.triton.folder import gateway_door
+from serve.wire.client import Client
+from serve.wire.folder import gateway_door
 from tests.gateways import WAIT_S, Running, inputs, json_request, message
 
 KEY = {"authorization": "Bearer secret-a"}

@@ -4,11 +4,11 @@ import os
 
 import pytest
 
-from serve.config import Config, ServerConfig
-from serve.errors import ConfigError
+from serve.contract.config import Config, ServerConfig
+from serve.contract.errors import ConfigError
+from serve.contract.keys import ENVIRONMENT, Key, add_key, hash_of
 from serve.gateway.callers import Caller, Callers
 from serve.gateway.refusals import Refusal
-from serve.keys import ENVIRONMENT, Key, add_key, hash_of
 
 
 class Clock:

@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from serve.errors import UnavailableError
+from serve.contract.errors import UnavailableError
 from serve.gateway.refusals import Refusal
 from serve.gateway.upstream.calls import Call, Channel
 

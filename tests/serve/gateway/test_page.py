@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serve.config import Config
+from serve.contract.config import Config
 from serve.gateway.door import Door
 from serve.gateway.page import state
 from serve.gateway.page.state import State

@@ -18,8 +18,8 @@ import soxr
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect, sync_playwright
 
-from serve.keys import add_key, hash_of
-from serve.messages import Segment, Timings, Transcript, Word
+from serve.contract.keys import add_key, hash_of
+from serve.contract.messages import Segment, Timings, Transcript, Word
 from serve.speech.formats import render
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, Running, until

@@ -9,11 +9,11 @@ import grpc
 import pytest
 from websockets.sync.client import connect
 
+from serve.contract.keys import ENVIRONMENT, hash_of
 from serve.gateway import log
 from serve.gateway.log import MOST_REFUSALS, Behind, FewLines, Line
 from serve.gateway.upstream.calls import SERVICE
-from serve.keys import ENVIRONMENT, hash_of
-from serve.triton import wire
+from serve.wire import tensors
 from tests.gateways import WAIT_S, json_request, message, until
 from tests.serve.gateway.live.conftest import LIVE, LoudIsSpeech, Talk, sound
 from tests.serve.gateway.openai.test_routes import END, FILE, FORM, TRANSCRIPTIONS, part
@@ -127,8 +127,8 @@ def test_kserve_over_grpc(running, line):
 def test_a_grpc_stream_has_a_line_for_each_request(running, line):
     stream = running.channel.stream_stream(f"{SERVICE}ModelStreamInfer")
     requests = [
-        message(SECRET, wire.STREAM_MODEL),
-        message("error:EarshotError: no", wire.STREAM_MODEL),
+        message(SECRET, tensors.STREAM_MODEL),
+        message("error:EarshotError: no", tensors.STREAM_MODEL),
     ]
     call = stream(iter(requests), timeout=WAIT_S)
     assert list(call)

@@ -15,9 +15,9 @@ from serve.gateway.log import Line
 from serve.gateway.refusals import Refusal
 from serve.gateway.rpc_stream import Stream
 from serve.gateway.upstream.calls import SERVICE
-from serve.triton import wire
-from serve.triton.client import Client
 from serve.triton.keys import owner_of
+from serve.wire import tensors
+from serve.wire.client import Client
 from tests.fake_upstream import LEAK
 from tests.gateways import WAIT_S, inputs, message, until
 
@@ -112,7 +112,7 @@ def test_a_stream_that_wants_its_error_as_status_gets_it(running):
     ("method", "streamed"), [("ModelInfer", False), ("ModelStreamInfer", True)]
 )
 def test_a_client_that_goes_cancels_by_key_and_the_call_is_drained(running, method, streamed):
-    model = wire.STREAM_MODEL if streamed else wire.MODEL
+    model = tensors.STREAM_MODEL if streamed else tensors.MODEL
     call = running.channel.stream_stream(SERVICE + method)(iter([message("wait", model)]))
     until(lambda: running.triton.requests)
     (key,) = running.triton.requests

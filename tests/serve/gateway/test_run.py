@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from serve.gateway.metrics import joined
 from serve.gateway.upstream.calls import SERVICE
 from serve.supervisor.run import free_ports
-from serve.triton.uploads import folder_of
+from serve.wire.uploads import folder_of
 from tests.gateways import WAIT_S, message, until
 
 ROOT = Path(__file__).parents[3]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tritonclient.http as triton_http
 
+from serve.contract.messages import Request
 from serve.gateway.upstream.calls import SERVICE
-from serve.messages import Request
-from serve.triton import wire
+from serve.wire import tensors
 from tests.gateways import WAIT_S
 from tests.serving import CLIP, http_inputs, wait_until
 
@@ -42,11 +42,13 @@ def test_deeply_nested_json_does_it_no_harm(ask):
 
 
 def test_json_and_binary_data_say_the_same(server):
-    tensors = http_inputs(Request(audio=CLIP, language="en"))
+    inputs = http_inputs(Request(audio=CLIP, language="en"))
     client = triton_http.InferenceServerClient(server.http, network_timeout=WAIT_S)
-    outputs = [triton_http.InferRequestedOutput(name, binary_data=False) for name in wire.OUTPUTS]
-    as_json = client.infer(wire.MODEL, tensors, outputs=outputs)
-    as_bytes = client.infer(wire.MODEL, tensors)
+    outputs = [
+        triton_http.InferRequestedOutput(name, binary_data=False) for name in tensors.OUTPUTS
+    ]
+    as_json = client.infer(tensors.MODEL, inputs, outputs=outputs)
+    as_bytes = client.infer(tensors.MODEL, inputs)
     client.close()
     assert as_json.as_numpy("TEXT")[0] == as_bytes.as_numpy("TEXT")[0].decode()
     assert as_json.as_numpy("DURATION") == as_bytes.as_numpy("DURATION") == np.float64(1.0)

@@ -10,7 +10,7 @@ from tritonclient.grpc import service_pb2
 
 from serve.gateway.refusals import Refusal
 from serve.gateway.translate import answer_to_http, request_from_http
-from serve.triton.wire import INPUTS, OUTPUTS
+from serve.wire.tensors import INPUTS, OUTPUTS
 
 
 def read(request, binary=b""):

@@ -13,12 +13,12 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.grpc import service_pb2
 
-from serve.config import Config, UpstreamConfig
-from serve.errors import ConfigError
+from serve.contract.config import Config, UpstreamConfig
+from serve.contract.errors import ConfigError
+from serve.contract.keys import ENVIRONMENT, hash_of
 from serve.gateway.door import Door
 from serve.gateway.upstream.calls import SERVICE
 from serve.gateway.upstream.own import OwnEngine
-from serve.keys import ENVIRONMENT, hash_of
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, inputs, json_request, message, until
 

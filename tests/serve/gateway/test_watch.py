@@ -5,8 +5,8 @@ import re
 import time
 
 from serve.gateway.watch import LoopWatch
-from serve.triton.folder import gateway_alive
-from serve.triton.heartbeat import age_s
+from serve.wire.alive import age_s
+from serve.wire.folder import gateway_alive
 from tests.gateways import until
 
 

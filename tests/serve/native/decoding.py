@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from serve.engine import mel_filters
+from serve.contract.engine import mel_filters
 from serve.speech.features import WINDOW_SAMPLES, log_mel
 
 

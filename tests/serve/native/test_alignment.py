@@ -7,9 +7,9 @@ import pytest
 import torch
 import transformers
 
-from serve.config import RuntimeConfig
-from serve.engine import DETECT_LANGUAGE
-from serve.errors import OptionError
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import DETECT_LANGUAGE
+from serve.contract.errors import OptionError
 from serve.native.alignment import Aligner, Said, median_of_7, smoothed
 from serve.native.forced import MOST_WINDOWS, Forced, ForcedStep
 from serve.native.network import Whisper

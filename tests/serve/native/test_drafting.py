@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from build.checkpoint import Network, open_checkpoint
-from serve.config import RuntimeConfig
-from serve.engine import DETECT_LANGUAGE, Source
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import DETECT_LANGUAGE, Source
 from serve.native.drafting import HOLD, TRIAL, Pace
 from serve.native.graphs import EagerLoop, Snapshot
 from serve.native.runtime import NativeRuntime

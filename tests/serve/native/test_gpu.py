@@ -10,9 +10,9 @@ import triton
 
 from eval.random_whisper.engine import random_engine
 from eval.random_whisper.shapes import published_shape
-from serve.config import RuntimeConfig
-from serve.engine import DETECT_LANGUAGE
-from serve.errors import UnavailableError
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import DETECT_LANGUAGE
+from serve.contract.errors import UnavailableError
 from serve.native.runtime import NativeRuntime
 from serve.native.start import rows_of
 from serve.runtime.protocol import DecodingOptions, Detection, Job

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from serve.config import RuntimeConfig
-from serve.engine import open_engine
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import open_engine
 from serve.native.runtime import NativeRuntime
 from tests.runtimes import mel_job, run
 

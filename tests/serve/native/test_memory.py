@@ -9,9 +9,9 @@ import torch
 
 from eval.config import load_config
 from eval.random_whisper.shapes import published_shape
-from serve.config import RuntimeConfig
-from serve.engine import Dims, tensor_specs
-from serve.errors import UnavailableError
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import Dims, tensor_specs
+from serve.contract.errors import UnavailableError
 from serve.native.decoder import Decoder
 from serve.native.memory import plan_memory
 

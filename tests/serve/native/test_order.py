@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve.config import RuntimeConfig
-from serve.engine import open_engine
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import open_engine
 from serve.native.order import Line, Turns
 from serve.native.runtime import NativeRuntime
 from serve.native.slots import Slots

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from serve.config import RuntimeConfig
-from serve.engine import DETECT_LANGUAGE
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import DETECT_LANGUAGE
 from serve.native import prompts
 from serve.native.feeds import Span
 from serve.native.prompts import PromptGraph, ShortPrompt

@@ -8,9 +8,9 @@ import torch
 import transformers
 
 from build.reference import load_reference
-from serve.config import RuntimeConfig
-from serve.engine import DETECT_LANGUAGE, Dims, Source, mel_filters, tensor_kinds
-from serve.errors import OptionError, UnavailableError
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import DETECT_LANGUAGE, Dims, Source, mel_filters, tensor_kinds
+from serve.contract.errors import OptionError, UnavailableError
 from serve.native.encoders import SILENCE
 from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from serve.config import RuntimeConfig
-from serve.engine import DETECT_LANGUAGE
-from serve.errors import OptionError, UnavailableError
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import DETECT_LANGUAGE
+from serve.contract.errors import OptionError, UnavailableError
 from serve.native.kernels.feed import Feed, Groups
 from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from serve.config import RuntimeConfig
-from serve.engine import DETECT_LANGUAGE
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import DETECT_LANGUAGE
 from serve.native.runtime import NativeRuntime
 from serve.native.tries import best, next_try, try_of
 from serve.runtime.protocol import DecodingOptions, Detection, Event, Job, Scores

@@ -10,10 +10,10 @@ import random
 import pytest
 import torch
 
-from serve.config import Config, RuntimeConfig, TranscriberConfig
-from serve.engine import DETECT_LANGUAGE
-from serve.errors import OptionError
-from serve.messages import Request
+from serve.contract.config import Config, RuntimeConfig, TranscriberConfig
+from serve.contract.engine import DETECT_LANGUAGE
+from serve.contract.errors import OptionError
+from serve.contract.messages import Request
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.languages import LANGUAGE_NAMES
 from serve.transcriber.open import open_transcriber

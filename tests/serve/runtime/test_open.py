@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 
-from serve.config import RuntimeConfig
-from serve.engine import Engine, open_engine
-from serve.errors import ConfigError
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import Engine, open_engine
+from serve.contract.errors import ConfigError
+from serve.contract.runtimes import RUNTIMES
+from serve.contract.tensorrt_llm import TrtllmConfig
 from serve.runtime import open as opening
-from serve.runtime.table import RUNTIMES
-from serve.trtllm.config import TrtllmConfig
 
 
 @pytest.fixture

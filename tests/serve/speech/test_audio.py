@@ -15,7 +15,7 @@ import pytest
 import soundfile
 import soxr
 
-from serve.errors import AudioError, CancelledError
+from serve.contract.errors import AudioError, CancelledError
 from serve.speech import audio, containers, ffmpeg, pcm, sources
 from serve.speech.meter import Limits, Meter, MeteredFile
 from tests.serve.speech.sounds import (

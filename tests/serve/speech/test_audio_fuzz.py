@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve.errors import AudioError
+from serve.contract.errors import AudioError
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.meter import Limits

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from serve.errors import AudioError
+from serve.contract.errors import AudioError
 from serve.speech.containers import (
     MAX_CHUNKS,
     STREAM_BYTES,

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from serve.errors import OptionError
-from serve.messages import Segment, Word
+from serve.contract.errors import OptionError
+from serve.contract.messages import Segment, Word
 from serve.speech.cues import (
     DEFAULT,
     LEAST_S,

@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import WhisperFeatureExtractor
 
-from serve.engine import mel_filters
+from serve.contract.engine import mel_filters
 from serve.speech import features
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from serve.messages import Segment, Timings, Transcript, Word
+from serve.contract.messages import Segment, Timings, Transcript, Word
 from serve.speech.cues import CueOptions
 from serve.speech.formats import render, timestamp
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from serve.messages import Segment, Word
+from serve.contract.messages import Segment, Word
 from serve.speech.hallucinations import is_odd, without_hallucinations
 from serve.speech.timeline import Pause, Timeline
 from serve.speech.windows import Attempt, Decoded

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from serve.errors import AudioError
+from serve.contract.errors import AudioError
 from serve.speech import audio, raw
 from serve.speech.meter import Limits
 from tests.serve.speech.sounds import RATE, tone

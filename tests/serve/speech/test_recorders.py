@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import sync_playwright
 
-from serve.errors import AudioError
+from serve.contract.errors import AudioError
 from serve.speech import audio
 from serve.speech.ends import is_cut_off
 from serve.speech.meter import Limits

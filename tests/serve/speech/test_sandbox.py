@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from eval.soak.harm import greedy_mp4
-from serve.errors import (
+from serve.contract.errors import (
     AudioError,
     AudioLimitError,
     CancelledError,
@@ -23,7 +23,7 @@ from serve.errors import (
     OverloadedError,
     UnavailableError,
 )
-from serve.messages import AudioFile
+from serve.contract.messages import AudioFile
 from serve.speech import audio, sources
 from serve.speech.meter import Limits
 from serve.speech.sandbox import client, wire
@@ -75,7 +75,7 @@ def test_a_kilobyte_takes_no_gigabytes(monkeypatch):
     assert len(data) < 500
     in_a_process_without_limits = (
         "import pathlib, re, sys\n"
-        "from serve.errors import AudioError\n"
+        "from serve.contract.errors import AudioError\n"
         "from serve.speech import sources\n"
         "from serve.speech.meter import Limits\n"
         "def peak_kb():\n"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve.messages import Segment, Word
+from serve.contract.messages import Segment, Word
 from serve.speech.timeline import Pause, Timeline
 
 SEGMENT = Segment(0.0, 1.0, " a", (1,), None, None, 0.0, 1.0)

@@ -6,8 +6,8 @@ import pytest
 from tokenizers import Tokenizer as Pieces
 from tokenizers import models, processors
 
-from serve.engine import DETECT_LANGUAGE
-from serve.errors import EngineError, OptionError
+from serve.contract.engine import DETECT_LANGUAGE
+from serve.contract.errors import EngineError, OptionError
 from serve.speech import languages
 from serve.speech.languages import LANGUAGE_NAMES
 from serve.speech.tokenizer import Tokenizer

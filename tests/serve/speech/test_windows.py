@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve.config import TranscriberConfig
-from serve.engine import TokenizerFacts
+from serve.contract.config import TranscriberConfig
+from serve.contract.engine import TokenizerFacts
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from serve.speech.meter import Limits

@@ -12,7 +12,7 @@ from faster_whisper.transcribe import WhisperModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve.messages import Alignment, Segment
+from serve.contract.messages import Alignment, Segment
 from serve.speech.words import FRAMES_PER_S, give_words, handovers, split_words, time_words
 
 CHECKPOINT = Path(__file__).parents[2] / "fixture" / "checkpoint"

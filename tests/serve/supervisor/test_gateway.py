@@ -11,11 +11,11 @@ import time
 
 import pytest
 
-from serve.config import Config, GatewayConfig, ServerConfig
+from serve.contract.config import Config, GatewayConfig, ServerConfig
 from serve.supervisor.gateway import Gateway
 from serve.supervisor.run import free_ports
-from serve.triton.folder import CONFIG, engine_folders
-from serve.triton.server import config_to_toml
+from serve.supervisor.server import config_to_toml
+from serve.wire.folder import CONFIG, engine_folders
 from tests.serving import wait_until
 
 STALL_S = 2.0

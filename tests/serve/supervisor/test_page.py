@@ -1,8 +1,8 @@
 """What the supervisor adds to the metrics page."""
 
-from serve.config import Config
+from serve.contract.config import Config
 from serve.supervisor.run import Server
-from serve.triton.folder import SUPERVISOR_PAGE
+from serve.wire.folder import SUPERVISOR_PAGE
 
 
 def test_a_full_disk_does_not_end_the_server(tmp_path, caplog):

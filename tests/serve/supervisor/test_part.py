@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from serve.errors import EarshotError, UnavailableError
+from serve.contract.errors import EarshotError, UnavailableError
 from serve.supervisor.part import MAX_FAILED_STARTS, Part
 
 

@@ -13,12 +13,12 @@ import openai
 import psutil
 import pytest
 
-from serve.config import GatewayConfig
-from serve.errors import EarshotError
-from serve.messages import Finished, Request
+from serve.contract.config import GatewayConfig
+from serve.contract.errors import EarshotError
+from serve.contract.messages import Finished, Request
 from serve.supervisor.run import running_server
-from serve.triton import uploads
-from serve.triton.client import Client
+from serve.wire import uploads
+from serve.wire.client import Client
 from tests.serving import CLIP, audio_file, metrics_page, wait_until
 
 pytestmark = pytest.mark.server

@@ -13,16 +13,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from serve.errors import DeadlineError, EarshotError, OverloadedError, UnavailableError
-from serve.messages import Finished, Request
+from serve.contract.errors import DeadlineError, EarshotError, OverloadedError, UnavailableError
+from serve.contract.messages import Finished, Request
 from serve.supervisor import run as run_module
 from serve.supervisor.gateway import is_ready
+from serve.supervisor.processes import is_alive, live_children
 from serve.supervisor.run import free_ports, running_server
-from serve.triton.client import Client
-from serve.triton.folder import ALIVE, shared_memory
-from serve.triton.heartbeat import STALE_S, age_s
-from serve.triton.processes import is_alive, live_children
-from serve.triton.server import config_to_toml
+from serve.supervisor.server import config_to_toml
+from serve.wire.alive import STALE_S, age_s
+from serve.wire.client import Client
+from serve.wire.folder import ALIVE, shared_memory
 from tests.serving import CLIP, LONG, accepted, audio_file, metrics_page, outcomes, wait_until
 
 pytestmark = pytest.mark.server

@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from serve.errors import EarshotError, UnavailableError
-from serve.messages import Finished, Request
+from serve.contract.errors import EarshotError, UnavailableError
+from serve.contract.messages import Finished, Request
 from serve.supervisor.gateway import is_ready
 from serve.supervisor.run import running_server
-from serve.triton.client import Client
+from serve.wire.client import Client
 from tests.serving import CLIP, LONG, audio_file, metrics_page, wait_until
 
 pytestmark = pytest.mark.server

@@ -6,8 +6,8 @@ import weakref
 import numpy as np
 import pytest
 
-from serve.config import TranscriberConfig
-from serve.engine import DETECT_LANGUAGE
+from serve.contract.config import TranscriberConfig
+from serve.contract.engine import DETECT_LANGUAGE
 from serve.runtime.protocol import DecodingOptions, Scores
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.tokenizer import Tokenizer

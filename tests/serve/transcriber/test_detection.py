@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from serve.config import TranscriberConfig
-from serve.engine import DETECT_LANGUAGE
-from serve.errors import ConfigError, OptionError
+from serve.contract.config import TranscriberConfig
+from serve.contract.engine import DETECT_LANGUAGE
+from serve.contract.errors import ConfigError, OptionError
 from serve.runtime.protocol import Detection
 from tests.fakes import CAPABILITIES, fake_engine
 from tests.harness import TranscriberTests, noise, request

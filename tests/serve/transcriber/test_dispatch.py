@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from serve.config import TranscriberConfig
-from serve.errors import OptionError
+from serve.contract.config import TranscriberConfig
+from serve.contract.errors import OptionError
 from serve.runtime.protocol import DecodingOptions
 from serve.speech.windows import Window
 from serve.transcriber.active import ActiveRequest

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from serve.errors import (
+from serve.contract.errors import (
     AudioError,
     CancelledError,
     DeadlineError,
@@ -17,7 +17,7 @@ from serve.errors import (
     EarshotError,
     OverloadedError,
 )
-from serve.messages import Failed, Finished, SegmentReady
+from serve.contract.messages import Failed, Finished, SegmentReady
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE
 from tests.fakes import CAPABILITIES, Echo

@@ -5,8 +5,8 @@ import threading
 import pytest
 import torch
 
-from serve.errors import CancelledError, DeadlineError, DeviceError, EarshotError
-from serve.messages import Finished
+from serve.contract.errors import CancelledError, DeadlineError, DeviceError, EarshotError
+from serve.contract.messages import Finished
 from serve.speech import windows
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber import active

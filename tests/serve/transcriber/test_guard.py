@@ -2,7 +2,13 @@
 
 import pytest
 
-from serve.errors import AudioError, DeviceError, EarshotError, OptionError, OverloadedError
+from serve.contract.errors import (
+    AudioError,
+    DeviceError,
+    EarshotError,
+    OptionError,
+    OverloadedError,
+)
 from serve.transcriber.guard import guarded, runtime_calls
 
 

@@ -10,9 +10,9 @@ import weakref
 import numpy as np
 import pytest
 
-from serve.config import TranscriberConfig
-from serve.errors import AudioError, EarshotError, OptionError
-from serve.messages import Request
+from serve.contract.config import TranscriberConfig
+from serve.contract.errors import AudioError, EarshotError, OptionError
+from serve.contract.messages import Request
 from serve.runtime.protocol import DecodingOptions
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.windows import Window

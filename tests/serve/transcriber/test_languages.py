@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from serve.engine import DETECT_LANGUAGE
-from serve.errors import OptionError
+from serve.contract.engine import DETECT_LANGUAGE
+from serve.contract.errors import OptionError
 from serve.speech import words
 from serve.transcriber.languages import Languages
 from tests.fakes import CAPABILITIES, Echo, fake_engine

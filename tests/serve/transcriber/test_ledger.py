@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from serve.config import TranscriberConfig
-from serve.errors import DeviceError, OverloadedError
+from serve.contract.config import TranscriberConfig
+from serve.contract.errors import DeviceError, OverloadedError
 from serve.runtime.protocol import DecodingOptions
 from serve.transcriber.audio import MIB
 from serve.transcriber.ledger import Ledger

@@ -6,9 +6,9 @@ import threading
 import numpy as np
 import pytest
 
-from serve.engine import DETECT_LANGUAGE
-from serve.errors import CancelledError, OptionError
-from serve.messages import SegmentReady
+from serve.contract.engine import DETECT_LANGUAGE
+from serve.contract.errors import CancelledError, OptionError
+from serve.contract.messages import SegmentReady
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import LOOP_START
 from tests.fakes import CAPABILITIES, Echo, Play, fake_engine

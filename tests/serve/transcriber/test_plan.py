@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from serve.config import TranscriberConfig
-from serve.engine import DETECT_LANGUAGE
-from serve.errors import AudioError, ConfigError, OptionError
-from serve.messages import Request
+from serve.contract.config import TranscriberConfig
+from serve.contract.engine import DETECT_LANGUAGE
+from serve.contract.errors import AudioError, ConfigError, OptionError
+from serve.contract.messages import Request
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber.audio import MIB
 from serve.transcriber.plan import check_config, plan_request

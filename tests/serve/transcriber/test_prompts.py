@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from serve.config import TranscriberConfig
-from serve.errors import ConfigError, OptionError
+from serve.contract.config import TranscriberConfig
+from serve.contract.errors import ConfigError, OptionError
 from serve.transcriber.plan import check_config
 from serve.transcriber.prompts import Prompts, Texts
 from tests.fakes import CAPABILITIES, Echo, Play

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from serve.engine import DETECT_LANGUAGE
-from serve.errors import CancelledError
+from serve.contract.engine import DETECT_LANGUAGE
+from serve.contract.errors import CancelledError
 from serve.speech import activity
 from serve.speech.activity import FRAME
 from tests.fakes import CAPABILITIES, Echo, Play

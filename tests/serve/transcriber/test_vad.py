@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from serve.errors import OptionError
+from serve.contract.errors import OptionError
 from serve.speech import activity
 from serve.speech.activity import FRAME
 from serve.speech.features import SAMPLE_RATE

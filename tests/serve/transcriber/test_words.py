@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from serve.engine import Engine
-from serve.errors import ConfigError, EarshotError, OptionError
-from serve.messages import SegmentReady
+from serve.contract.engine import Engine
+from serve.contract.errors import ConfigError, EarshotError, OptionError
+from serve.contract.messages import SegmentReady
 from serve.speech import words
 from tests.fakes import CAPABILITIES, Echo, even_alignment
 from tests.harness import UNSURE, WAIT_S, Client, TranscriberTests, noise, quiescent, request

@@ -7,12 +7,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from serve.config import Config
-from serve.errors import AudioError, DeviceError, EarshotError, OptionError, OverloadedError
-from serve.messages import Failed, Finished, Request
+from serve.contract.config import Config
+from serve.contract.errors import (
+    AudioError,
+    DeviceError,
+    EarshotError,
+    OptionError,
+    OverloadedError,
+)
+from serve.contract.messages import Failed, Finished, Request
 from serve.speech.tokenizer import Tokenizer
-from serve.triton import metrics, uploads, wire
+from serve.triton import metrics
 from serve.triton.backends import EngineBackend, open_transcriber
+from serve.wire import tensors, uploads
 from tests import fake_triton
 from tests.fakes import CAPABILITIES
 from tests.serving import STATS, TRANSCRIPT, wait_until
@@ -85,7 +92,7 @@ def test_a_file_is_let_go_where_its_request_ends_whoever_keeps_the_error(
     path = uploads.folder_of(folder, 0) / "0-ab-1"
     path.write_bytes(b"RIFF")
     lies = path.stat()
-    inputs = wire.request_to_inputs(Request(audio=b"RIFF"))
+    inputs = tensors.request_to_inputs(Request(audio=b"RIFF"))
     del inputs["AUDIO"]
     if isinstance(end, Finished | Failed):
         backend.start(inputs, lambda event: None, "0-ab-1")
@@ -113,7 +120,7 @@ def is_open(lies):
 
 def test_a_request_reaches_the_transcriber(backend, transcriber):
     request = Request(audio=b"RIFF", language="en")
-    assert backend.start(wire.request_to_inputs(request), print) == "the handle"
+    assert backend.start(tensors.request_to_inputs(request), print) == "the handle"
     assert transcriber.submitted == [(request, print)]
 
 
@@ -152,14 +159,14 @@ def test_thirty_megabytes_of_prompt_are_refused_before_anybody_reads_them(
 def test_what_the_transcriber_refuses_it_counts_itself(backend, transcriber):
     transcriber.refusal = OverloadedError("full")
     with pytest.raises(OverloadedError):
-        backend.start(wire.request_to_inputs(Request(audio=b"x")), print)
+        backend.start(tensors.request_to_inputs(Request(audio=b"x")), print)
     assert transcriber.rejected == 0
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), DeviceError("the device failed")])
 def test_only_expected_errors_leave_it(backend, transcriber, error):
     transcriber.refusal = error
-    inputs = wire.request_to_inputs(Request(audio=b"x"))
+    inputs = tensors.request_to_inputs(Request(audio=b"x"))
     with pytest.raises(EarshotError, match=str(error)):
         backend.start(inputs, print)
 

@@ -7,7 +7,7 @@ import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from serve.gateway.envelope import cancel_of
-from serve.triton.folder import grpc_target
+from serve.wire.folder import grpc_target
 from tests.serving import accepted, ask_triton, audio_file, audio_request, settled, wait_until
 
 pytestmark = pytest.mark.server

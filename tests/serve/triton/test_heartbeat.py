@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from serve.triton import heartbeat
-from serve.triton.heartbeat import Heartbeat, age_s, beat
+from serve.triton.heartbeat import Heartbeat
+from serve.wire import alive
+from serve.wire.alive import age_s, beat
 from tests.serving import WAIT_S, wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -61,8 +63,8 @@ def test_a_process_that_keeps_the_interpreters_lock_for_good_is_ended(tmp_path):
 
 def test_silence_is_counted_by_the_clock_that_nobody_sets(tmp_path, monkeypatch):
     now, path = 1000 * 10**9, tmp_path / "alive"
-    monkeypatch.setattr(heartbeat.time, "monotonic_ns", lambda: now)
-    monkeypatch.setattr(heartbeat.time, "time", lambda: 0.0)  # set back by years
+    monkeypatch.setattr(alive.time, "monotonic_ns", lambda: now)
+    monkeypatch.setattr(alive.time, "time", lambda: 0.0)  # set back by years
     assert age_s(path) == float("inf"), "no beat yet"
     beat(path)
     assert age_s(path) == 0.0

@@ -2,8 +2,8 @@
 
 import pytest
 
-from serve.errors import AudioError, CancelledError
-from serve.messages import Failed, Finished, RequestHandle
+from serve.contract.errors import AudioError, CancelledError
+from serve.contract.messages import Failed, Finished, RequestHandle
 from serve.triton import keys as keys_module
 from serve.triton.keys import Keys
 from tests.serving import TRANSCRIPT

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serve.errors import EarshotError, OverloadedError
-from serve.messages import Finished, Request, SegmentReady
-from serve.triton import heartbeat, wire
+from serve.contract.errors import EarshotError, OverloadedError
+from serve.contract.messages import Finished, Request, SegmentReady
+from serve.triton import heartbeat
+from serve.wire import tensors
 from tests import fake_triton
 from tests.serving import SEGMENT, TRANSCRIPT, wait_until
 
@@ -85,7 +86,7 @@ def start(module, backend, failure, monkeypatch):
 
 
 def asked(segments=False, **options):
-    inputs = wire.request_to_inputs(Request(audio=b"RIFF"))
+    inputs = tensors.request_to_inputs(Request(audio=b"RIFF"))
     request = fake_triton.Request(**inputs, **options)
     request.sent = {"earshot_segments": True} if segments else {}
     return request
@@ -102,13 +103,13 @@ def test_an_answer_goes_out_once_and_segments_in_a_stream_before_it(start, backe
     model, request = start(), asked(stream)
     model.execute([request])
     ((inputs, on_event),) = backend.started
-    assert wire.request_from_inputs(inputs) == Request(audio=b"RIFF")
+    assert tensors.request_from_inputs(inputs) == Request(audio=b"RIFF")
     for event in (SegmentReady(SEGMENT), Finished(TRANSCRIPT)):
         on_event(event)
     if stream:
         response, final = request.sender.sent.get(timeout=10)
-        assert not final and wire.segments_from_outputs(response.outputs.get) == (SEGMENT,)
-    assert wire.transcript_from_outputs(last(request).outputs.get) == TRANSCRIPT
+        assert not final and tensors.segments_from_outputs(response.outputs.get) == (SEGMENT,)
+    assert tensors.transcript_from_outputs(last(request).outputs.get) == TRANSCRIPT
 
 
 def test_a_stream_asked_for_the_answer_alone_gives_no_segments(start, backend):

@@ -4,10 +4,10 @@ import threading
 
 import pytest
 
-from serve.errors import AudioError, EarshotError
-from serve.messages import Failed, Finished, SegmentReady
-from serve.triton import wire
+from serve.contract.errors import AudioError, EarshotError
+from serve.contract.messages import Failed, Finished, SegmentReady
 from serve.triton.responses import Responder, ResponseQueue
+from serve.wire import tensors
 from tests.serving import SEGMENT, TRANSCRIPT, wait_until
 
 SEGMENT_READY, FINISHED = SegmentReady(SEGMENT), Finished(TRANSCRIPT)
@@ -54,8 +54,8 @@ def sender():
     return Sender()
 
 
-WHOLE = sorted(wire.transcript_outputs(TRANSCRIPT))
-PIECE = sorted(wire.segment_outputs(SEGMENT))
+WHOLE = sorted(tensors.transcript_outputs(TRANSCRIPT))
+PIECE = sorted(tensors.segment_outputs(SEGMENT))
 
 
 class TestResponder:

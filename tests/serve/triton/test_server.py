@@ -18,16 +18,16 @@ import tritonclient.http as triton_http
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from serve.errors import (
+from serve.contract.errors import (
     AudioError,
     CancelledError,
     EarshotError,
     OptionError,
     OverloadedError,
 )
-from serve.messages import Finished, Request, SegmentReady
+from serve.contract.messages import Finished, Request, SegmentReady
 from serve.speech.languages import LANGUAGE_NAMES
-from serve.triton import wire
+from serve.wire import tensors
 from tests.serving import (
     CLIP,
     LONG,
@@ -84,7 +84,7 @@ def test_http_and_stream_give_the_same_answer_as_grpc(server, client):
 
     inputs = http_inputs(Request(audio=LONG, language="en"))
     with triton_http.InferenceServerClient(server.http, network_timeout=WAIT_S) as http:
-        by_http = wire.transcript_from_outputs(http.infer("whisper", inputs).as_numpy)
+        by_http = tensors.transcript_from_outputs(http.infer("whisper", inputs).as_numpy)
     for found in (last.transcript, by_http):
         assert comparable(found) == comparable(expected)
 
@@ -96,7 +96,7 @@ def test_audio_in_which_nobody_speaks_has_an_empty_answer(server, client):
     assert expected.duration == 40.0
     with triton_http.InferenceServerClient(server.http, network_timeout=WAIT_S) as http:
         found = http.infer("whisper", http_inputs(request)).as_numpy
-        by_http = wire.transcript_from_outputs(found)
+        by_http = tensors.transcript_from_outputs(found)
     (streamed,) = client.stream(request)
     for answer in (by_http, streamed.transcript):
         assert dataclasses.replace(answer, timings=expected.timings) == expected
@@ -300,7 +300,8 @@ def test_a_client_that_vanishes_is_cancelled(server):
     """The connection breaks without a word: what `kill -9` does to a client."""
     before, requests = settled(server), accepted(server)
     code = (
-        "import sys; from serve.triton.client import Client; from serve.messages import Request\n"
+        "import sys\nfrom serve.contract.messages import Request\n"
+        "from serve.wire.client import Client\n"
         "client = Client(sys.argv[1]); audio = sys.stdin.buffer.read()\n"
         "calls = [client.start(Request(audio=audio)) for _ in range(60)]\n"
         "print('sent', flush=True); [call.result() for call in calls]\n"

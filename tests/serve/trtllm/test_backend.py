@@ -9,18 +9,18 @@ import torch
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from serve.config import ServerConfig, TranscriberConfig
-from serve.engine import MANIFEST_FILE, manifest_to_json
-from serve.errors import ConfigError, EarshotError, EngineError, OptionError
-from serve.messages import Request
+from serve.contract.config import ServerConfig, TranscriberConfig
+from serve.contract.engine import MANIFEST_FILE, manifest_to_json
+from serve.contract.errors import ConfigError, EarshotError, EngineError, OptionError
+from serve.contract.messages import Request
 from serve.runtime.protocol import DecodingOptions, Job
+from serve.supervisor import repository as repository_module
+from serve.supervisor.repository import write_repository
 from serve.supervisor.run import free_ports, running_server
-from serve.triton import repository as repository_module
-from serve.triton.client import Client
-from serve.triton.repository import write_repository
 from serve.trtllm.backend import OUTPUTS, open_backend
 from serve.trtllm.executor import open_tensorrt_llm
 from serve.trtllm.triton_model import NAME
+from serve.wire.client import Client
 from tests.fake_trtllm import facts
 from tests.fake_trtllm.install import FACTS, HERE, make_config
 from tests.fake_trtllm.jobs import DETECT, PLAIN, make_job, run

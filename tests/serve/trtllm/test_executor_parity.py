@@ -8,8 +8,8 @@ import dataclasses
 import pytest
 import torch
 
-from serve.config import RuntimeConfig, TranscriberConfig
-from serve.messages import Request
+from serve.contract.config import RuntimeConfig, TranscriberConfig
+from serve.contract.messages import Request
 from serve.native.runtime import NativeRuntime
 from serve.runtime.open import open_runtime
 from serve.speech.features import SAMPLE_RATE

@@ -10,10 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from serve.config import TranscriberConfig, load_config
-from serve.engine import DETECT_LANGUAGE
-from serve.errors import ConfigError, DeviceError, EarshotError, OptionError, UnavailableError
-from serve.messages import Request
+from serve.contract.config import TranscriberConfig, load_config
+from serve.contract.engine import DETECT_LANGUAGE
+from serve.contract.errors import (
+    ConfigError,
+    DeviceError,
+    EarshotError,
+    OptionError,
+    UnavailableError,
+)
+from serve.contract.messages import Request
+from serve.contract.tensorrt_llm import TrtllmConfig
 from serve.runtime.open import open_runtime
 from serve.runtime.protocol import DecodingOptions
 from serve.speech.tokenizer import Tokenizer
@@ -24,7 +31,6 @@ from serve.transcriber.loop import Transcriber
 from serve.transcriber.plan import Plan, plan_request
 from serve.trtllm import llm_api as trtllm_api
 from serve.trtllm import worker
-from serve.trtllm.config import TrtllmConfig
 from tests.fake_trtllm.install import OnThread, copy_engine, install_api
 from tests.fakes import FakeRuntime, Play
 from tests.runtimes import LLM_API, run, samples_job

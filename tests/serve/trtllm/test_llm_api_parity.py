@@ -8,9 +8,9 @@ import dataclasses
 import pytest
 import torch
 
-from serve.config import RuntimeConfig, TranscriberConfig
-from serve.engine import mel_filters
-from serve.messages import Request
+from serve.contract.config import RuntimeConfig, TranscriberConfig
+from serve.contract.engine import mel_filters
+from serve.contract.messages import Request
 from serve.native.runtime import NativeRuntime
 from serve.runtime.open import open_runtime
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES, log_mel

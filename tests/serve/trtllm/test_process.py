@@ -11,20 +11,27 @@ import sys
 
 import pytest
 
-from serve.config import Config, ServerConfig, TranscriberConfig
-from serve.errors import ConfigError, DeviceError, UnavailableError
-from serve.messages import Request
+from serve.contract.config import Config, ServerConfig, TranscriberConfig
+from serve.contract.errors import ConfigError, DeviceError, UnavailableError
+from serve.contract.messages import Request
+from serve.contract.tensorrt_llm import TrtllmConfig
 from serve.runtime.open import open_runtime
 from serve.speech.features import SAMPLE_RATE
 from serve.supervisor.run import free_ports, running_server
 from serve.transcriber.loop import Transcriber
-from serve.triton.client import Client
 from serve.trtllm import llm_api
-from serve.trtllm.config import TrtllmConfig
+from serve.wire.client import Client
 from tests.fake_trtllm.install import HERE, OnThread, copy_engine, install_api
 from tests.runtimes import TRTLLM, run, samples_job
 
-LACKS = ("tritonclient", "starlette", "tomli_w", "serve.codec", "serve.config", "serve.engine")
+LACKS = (
+    "tritonclient",
+    "starlette",
+    "tomli_w",
+    "serve.contract.codec",
+    "serve.contract.config",
+    "serve.contract.engine",
+)
 SITE = f"""
 import sys
 

@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
-from serve.engine import Engine
-from serve.errors import ConfigError, DeviceError, EarshotError, EngineError, OptionError
-from serve.errors import UnavailableError as Unavailable
+from serve.contract.engine import Engine
+from serve.contract.errors import ConfigError, DeviceError, EarshotError, EngineError, OptionError
+from serve.contract.errors import UnavailableError as Unavailable
 from serve.runtime.open import open_runtime
 from serve.trtllm.executor import RulesCallback
 from serve.trtllm.limits import ENGINES_FOLDER

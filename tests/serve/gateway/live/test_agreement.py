@@ -4,8 +4,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
+from serve.contract.messages import Word
 from serve.gateway.live.agreement import Agreement
-from serve.messages import Word
 
 
 def heard(text, begin_s=0.0):

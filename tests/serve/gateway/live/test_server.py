@@ -8,8 +8,8 @@ import soundfile
 import soxr
 from websockets.sync.client import connect
 
-from serve.__main__ import main
-from serve.errors import UnavailableError
+from serve.cli.main import main
+from serve.contract.errors import UnavailableError
 from tests.gateways import until
 from tests.serve.gateway.live.conftest import RATE, Talk
 from tests.serving import outcomes, settled

@@ -18,11 +18,11 @@ from prometheus_client import CollectorRegistry
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from serve.config import LiveConfig
+from serve.contract.config import LiveConfig
+from serve.contract.keys import add_key, hash_of, new_key
 from serve.gateway.live.session import Session, _Arrivals
 from serve.gateway.live.settings import HYPOTHESIS
 from serve.gateway.metrics import LiveMetrics
-from serve.keys import add_key, hash_of, new_key
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, until
 from tests.serve.gateway.live.conftest import LIVE, LoudIsSpeech, Talk, sound

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from serve.contract.messages import Segment, Timings, Transcript, Word
 from serve.gateway.live.utterance import Utterance
-from serve.messages import Segment, Timings, Transcript, Word
 from serve.speech.rate import SAMPLE_RATE
 
 TIMINGS = Timings(0.0, 0.0, 0.0, 0.0)

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serve.contract.messages import Segment
 from serve.gateway.openai.answers import Deltas
-from serve.messages import Segment
 from serve.speech.windows import join_text
 
 

@@ -11,7 +11,7 @@ from websockets.sync.client import connect as connect_websocket
 
 from serve.gateway.openai import form
 from serve.speech import raw
-from serve.triton import uploads
+from serve.wire import uploads
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, until
 

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
+from serve.contract.messages import Request
 from serve.gateway.openai.fields import FIELDS, read_fields
 from serve.gateway.refusals import Refusal
-from serve.messages import Request
 from serve.speech.cues import CueOptions
 
 VERBOSE = ("response_format", "verbose_json")

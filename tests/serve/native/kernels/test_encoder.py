@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from serve.config import RuntimeConfig
-from serve.engine import Dims
-from serve.errors import UnavailableError
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import Dims
+from serve.contract.errors import UnavailableError
 from serve.native.kernels import definition
 from serve.native.kernels.choose import choose
 from serve.native.kernels.definition import Matrix

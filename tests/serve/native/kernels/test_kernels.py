@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from serve.config import RuntimeConfig
-from serve.engine import Dims
-from serve.errors import UnavailableError
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import Dims
+from serve.contract.errors import UnavailableError
 from serve.native.kernels import definition
 from serve.native.kernels.choose import choose
 from tests.serve.native.kernels.parity import (

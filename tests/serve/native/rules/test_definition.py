@@ -11,7 +11,7 @@ from transformers.generation import (
     WhisperTimeStampLogitsProcessor,
 )
 
-from serve.engine import DETECT_LANGUAGE
+from serve.contract.engine import DETECT_LANGUAGE
 from serve.native.rules.definition import Rules
 from serve.native.rules.state import Picks, new_state
 from tests.serve.native.rules.rows import CPU, DIMS, FACTS, N_VOCAB, PROMPT, admit, picks_of, stamp

@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from serve.engine import Dims, TokenizerFacts
+from serve.contract.engine import Dims, TokenizerFacts
 from serve.native.rules.definition import Rules
 from serve.native.rules.state import Picks, new_state
 from tests.serve.native.kernels.parity import DEVICE

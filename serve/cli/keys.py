@@ -1,0 +1,104 @@
+"""`python -m serve keys`: makes API keys, lists them, takes them back and lets them expire."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from serve.contract.errors import ConfigError
+from serve.contract.keys import (
+    ENVIRONMENT,
+    LIMITS,
+    add_key,
+    expire_key,
+    hash_of,
+    new_key,
+    read_keys,
+    revoke_key,
+)
+
+
+def add_parser(commands: Any) -> None:
+    """The command with its commands, among those of `python -m serve`."""
+    title = "make, list, revoke and expire API keys"
+    parser = commands.add_parser("keys", help=title, description=f"{title.capitalize()}.")
+    keys = parser.add_subparsers(metavar="COMMAND", required=True)
+    new = keys.add_parser(
+        "new",
+        help="make a key",
+        description="Make an API key and show it, once: what is kept is its hash, in --file, which "
+        "a running server reads again, or shown beside it for the variable " + ENVIRONMENT + ".",
+    )
+    new.set_defaults(run=_new_key)
+    new.add_argument("--name", required=True, help="whose it is; stands in the metrics")
+    new.add_argument("--file", type=Path, help="TOML; server.keys_file of the config names it")
+    new.add_argument("--requests-per-minute", type=int, help="default: no limit")
+    new.add_argument("--audio-s-per-minute", type=float, help="default: no limit")
+    for flag in ("--requests-at-once", "--live-streams"):
+        new.add_argument(flag, type=int, help="default: by server.key_share of the config")
+    _add_expiry(new)
+
+    every = keys.add_parser("list", help="what is known of the keys in a file")
+    every.set_defaults(run=_list_keys)
+    revoked = keys.add_parser(
+        "revoke", help="take a key out of a file, which a running server reads again"
+    )
+    revoked.set_defaults(run=lambda args: _changed_key(revoke_key, args.file, args.name))
+    expired = keys.add_parser("expire", help="say from when on a key is good no more")
+    expired.set_defaults(run=lambda args: _changed_key(expire_key, args.file, args.name, args.at))
+    _add_expiry(expired, required=True)
+    for one in (every, revoked, expired):
+        one.add_argument("--file", type=Path, required=True, help="TOML, as `keys new` writes it")
+    for one in (revoked, expired):
+        one.add_argument("--name", required=True, help="whose it is")
+
+
+def _add_expiry(parser: argparse.ArgumentParser, required: bool = False) -> None:
+    parser.add_argument(
+        "--at" if required else "--expires",
+        required=required,
+        metavar="TIME",
+        help="in UTC, as 2027-01-31 or 2027-01-31T12:00Z"
+        + ("" if required else "; default: never"),
+    )
+
+
+def _new_key(args: argparse.Namespace) -> int:
+    key = new_key()
+    limits = {
+        "requests_per_minute": args.requests_per_minute,
+        "audio_s_per_minute": args.audio_s_per_minute,
+        "requests_at_once": args.requests_at_once,
+        "live_streams": args.live_streams,
+        "expires": args.expires,
+    }
+    if args.file is not None:
+        add_key(args.file, args.name, {"sha256": hash_of(key), **limits})
+    elif any(limit is not None for limit in limits.values()):
+        raise ConfigError("limits and an end stand in a file; name one with --file")
+    else:
+        print(f"{ENVIRONMENT}={args.name}:{hash_of(key)}", file=sys.stderr)
+    print(key)
+    return 0
+
+
+def _list_keys(args: argparse.Namespace) -> int:
+    columns = ("name", "sha256", *LIMITS, "expires")
+    rows: list[tuple[str, ...]] = [columns]
+    for name, key in read_keys(args.file).items():
+        limits = tuple("-" if most is None else f"{most:g}" for most in key.limits)
+        end = f"{key.expires} (expired)" if key.expired else key.expires or "-"
+        rows.append((name, f"{key.sha256[:8]}…", *limits, end))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print(
+            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        )
+    return 0
+
+
+def _changed_key(change: Callable[..., None], file: Path, name: str, *more: str) -> int:
+    change(file, name, *more)
+    print(f"{file}: {name} has changed; servers that run read it again", file=sys.stderr)
+    return 0

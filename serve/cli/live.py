@@ -1,0 +1,73 @@
+"""Stream a file to the running server as it is spoken, and print each word once it is final."""
+
+import argparse
+import asyncio
+import sys
+from typing import Any
+
+from serve.cli.options import api_key, codes, server_url
+from serve.contract.config import LiveConfig, load_config
+from serve.contract.errors import ConfigError
+from serve.contract.files import read_bytes
+
+FASTEST = 1000.0  # seconds of audio in a second
+
+
+def add_parser(commands: Any) -> None:
+    """The command, among those of `python -m serve`."""
+    title = "stream a file to the running server, and see its text come word by word"
+    parser = commands.add_parser("live", help=title, description=__doc__)
+    parser.set_defaults(run=_run)
+    add = parser.add_argument
+    add("--config", required=True, metavar="TOML", help="names the server's address")
+    add("file", metavar="FILE", help="WAV, FLAC, MP3, OGG, …")
+    add("--language", help="such as en, English or en-US; found in each utterance without")
+    add("--languages", type=codes, metavar="CODE,CODE,…", help="it is found among these")
+    add("--prompt", help="text before the audio: names, spelling, style")
+    add(
+        "--pace",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="seconds of audio in a second; 0: as many as the server takes; default: %(default)g",
+    )
+
+
+def _run(args: argparse.Namespace) -> int:
+    """Stream the file and print each word once it is final; returns the exit status.
+
+    Raises:
+        EarshotError: the file or an argument is wrong, or there is no such server.
+    """
+    server = server_url(load_config(args.config), "ws")
+    if not 0 <= args.pace <= FASTEST:
+        raise ConfigError(f"--pace {args.pace:g}; expected 0 to {FASTEST:g} seconds in a second")
+    given = {
+        "language": args.language,
+        "languages": args.languages,
+        "prompt": args.prompt,
+    }
+    transcription = {name: value for name, value in given.items() if value is not None}
+    audio = read_bytes(args.file)
+    return asyncio.run(_stream(server, audio, transcription, args.pace))
+
+
+async def _stream(server: str, audio: bytes, transcription: dict[str, Any], pace: float) -> int:
+    # Other commands do without these and what they load.
+    from serve.cli.live_client import transcribe_live  # noqa: PLC0415
+    from serve.speech.audio import decode  # noqa: PLC0415
+    from serve.speech.meter import Limits  # noqa: PLC0415
+
+    failed = 0
+    blocks = decode(audio, Limits(LiveConfig.max_session_s))
+    async for heard in transcribe_live(server, blocks, transcription, pace=pace, key=api_key()):
+        event = heard.event
+        kind = event["type"].rpartition(".")[2]
+        if kind == "delta":
+            print(event["delta"], end="", flush=True)
+        elif kind == "completed":
+            print(flush=True)
+        elif kind == "failed":
+            failed += 1
+            print(f"error: {event['error']['message']}", file=sys.stderr)
+    return 1 if failed else 0

@@ -1,0 +1,156 @@
+"""A client of live text: streams audio, as fast as it is spoken or faster, and hears the text."""
+
+import asyncio
+import base64
+import dataclasses
+import json
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import soxr
+import websockets.exceptions
+from websockets.asyncio.client import connect
+
+from serve.contract.codec import to_json
+from serve.contract.errors import DeadlineError, EarshotError, UnavailableError
+from serve.contract.messages import Samples
+from serve.gateway.live.events import Event
+from serve.speech.rate import SAMPLE_RATE
+
+_WIRE_RATE = 24_000  # Hz, of 16-bit samples
+_PIECE_S = 0.1  # of audio in a message
+_QUIET_S = 1.0  # behind the audio, so that its last utterance ends
+_ENDS = ("completed", "failed")
+
+
+@dataclasses.dataclass(frozen=True)
+class Heard:
+    """An event of the server's."""
+
+    at_s: float  # since the first sample was sent
+    event: Event
+
+
+class Wire(Protocol):
+    """What carries messages to a session and from it."""
+
+    async def send(self, message: str) -> None:
+        """Give it one; returns once that is taken."""
+
+    async def recv(self) -> str | bytes:
+        """The next one from it."""
+
+
+async def transcribe_live(
+    server: str,
+    blocks: Iterable[Samples],
+    transcription: dict[str, Any],
+    *,
+    key: str | None = None,
+    pace: float = 1.0,
+    wait_s: float = 60.0,
+) -> AsyncIterator[Heard]:
+    """Stream audio, and hear what the server says of it until all of it is text.
+
+    Args:
+        server: ws://host:port of the gateway's HTTP, or wss:// where that has TLS.
+        blocks: float32 (n,) each, 16 kHz mono.
+        transcription: of the session's settings: model, language, languages, prompt.
+        key: an API key.
+        pace: seconds of audio that are sent in a second; 0: as many as the server takes.
+        wait_s: longest that the server may say nothing once all has been sent.
+
+    Raises:
+        UnavailableError: there is no server, it refused, or it hung up.
+        DeadlineError: it says nothing any more.
+        EarshotError: it answered with an error.
+    """
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    url = f"{server}/v1/realtime?intent=transcription"
+    try:
+        async with connect(url, additional_headers=headers, max_size=None) as socket:
+            async for heard in converse(socket, blocks, transcription, pace=pace, wait_s=wait_s):
+                yield heard
+    except (OSError, websockets.exceptions.WebSocketException) as error:
+        raise UnavailableError(f"the server at {server}: {error}") from error
+
+
+async def converse(
+    wire: Wire,
+    blocks: Iterable[Samples],
+    transcription: dict[str, Any],
+    *,
+    pace: float,
+    wait_s: float,
+) -> AsyncIterator[Heard]:
+    """What `transcribe_live` says once it is connected, and hears.
+
+    Args:
+        wire: a session's, which nothing has been said to.
+        blocks: as of `transcribe_live`, as are the others.
+
+    Raises:
+        DeadlineError, EarshotError: as of `transcribe_live`.
+    """
+    session = {"type": "transcription", "audio": {"input": {"transcription": transcription}}}
+    await wire.send(to_json({"type": "session.update", "session": session}))
+    for _ in ("session.created", "session.updated"):
+        await _next(wire, wait_s)
+    began_s = asyncio.get_running_loop().time()
+    sending = asyncio.create_task(_send(wire, blocks, pace, began_s))
+    try:
+        async for event in _until_all_is_text(wire, sending, wait_s):
+            yield Heard(asyncio.get_running_loop().time() - began_s, event)
+    finally:
+        sending.cancel()
+        await asyncio.wait((sending,))
+
+
+async def _next(wire: Wire, limit_s: float | None) -> Event:
+    try:
+        async with asyncio.timeout(limit_s):
+            event: Event = json.loads(await wire.recv())
+    except TimeoutError:
+        raise DeadlineError(f"the server has said nothing for {limit_s:g} s") from None
+    if event["type"] == "error":
+        raise EarshotError(event["error"]["message"])
+    return event
+
+
+async def _until_all_is_text(
+    wire: Wire, sending: "asyncio.Task[None]", wait_s: float
+) -> AsyncIterator[Event]:
+    under_way, all_heard = set[str](), False
+    while not all_heard or under_way:
+        # While audio is sent there may be nothing to say; a server that is gone answers no pings.
+        event = await _next(wire, wait_s if sending.done() else None)
+        kind = event["type"]
+        if kind == "input_audio_buffer.speech_started":
+            under_way.add(event["item_id"])
+        if kind.rpartition(".")[2] in _ENDS:
+            under_way.discard(event["item_id"])
+        all_heard |= kind == "input_audio_buffer.cleared"
+        yield event
+
+
+async def _send(wire: Wire, blocks: Iterable[Samples], pace: float, began_s: float) -> None:
+    now_s = asyncio.get_running_loop().time
+    for count, piece in enumerate(_pieces(blocks), 1):
+        if pace:  # a piece is sent when its last sample has been spoken
+            await asyncio.sleep(max(0.0, began_s + count * _PIECE_S / pace - now_s()))
+        audio = base64.b64encode(piece).decode()
+        await wire.send(to_json({"type": "input_audio_buffer.append", "audio": audio}))
+    await wire.send(to_json({"type": "input_audio_buffer.clear"}))  # answered behind the audio
+
+
+def _pieces(blocks: Iterable[Samples]) -> Iterator[bytes]:
+    """16-bit samples as they are sent, and quiet behind them."""
+    resampler = soxr.ResampleStream(SAMPLE_RATE, _WIRE_RATE, 1, dtype="float32")
+    quiet = np.zeros(round(_QUIET_S * SAMPLE_RATE), np.float32)
+    held, size = np.zeros(0, np.float32), round(_PIECE_S * _WIRE_RATE)
+    for block in (*blocks, quiet):
+        held = np.concatenate([held, resampler.resample_chunk(block)])
+        while len(held) >= size:
+            yield (held[:size].clip(-1, 1) * 32767).astype("<i2").tobytes()
+            held = held[size:]

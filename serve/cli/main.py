@@ -1,0 +1,63 @@
+"""Serve engines: `python -m serve COMMAND`, each with --help.
+
+python -m serve triton --config configs/demo.toml
+python -m serve gateway --config before-others.toml
+python -m serve transcribe --config configs/demo.toml --format srt talk.mp3
+python -m serve bulk --config configs/demo.toml --input recordings --output transcripts
+python -m serve live --config configs/demo.toml talk.mp3
+python -m serve wyoming --config configs/demo.toml
+python -m serve tensors
+python -m serve keys new --name alice --file keys.toml
+"""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from serve.cli import bulk, keys, live, transcribe, triton, wyoming
+from serve.contract.errors import EarshotError
+from serve.wire import tensors
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    args = parser().parse_args(arguments)
+    try:
+        return int(args.run(args))
+    except EarshotError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    # Whoever reads the output has closed it, as `head` does: nothing more may be written.
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands; each sets `run`, which takes the arguments and returns the exit status."""
+    whole = argparse.ArgumentParser(
+        prog="python -m serve", description="Transcribe with Earshot engines."
+    )
+    commands = whole.add_subparsers(metavar="COMMAND", required=True)
+    triton.add_parsers(commands)
+    transcribe.add_parser(commands)
+    for command in (bulk, live, wyoming):
+        command.add_parser(commands)
+    listing = commands.add_parser(
+        "tensors",
+        help="list the inputs and outputs of the Triton models",
+        description="List the inputs and outputs of the Triton models, as KServe v2 has them.",
+    )
+    listing.set_defaults(run=_tensors)
+    keys.add_parser(commands)
+    return whole
+
+
+def _tensors(args: argparse.Namespace) -> int:
+    print(tensors.describe(), end="")
+    return 0

@@ -1,0 +1,63 @@
+"""Where transcripts go: to standard output, or to files of a folder."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from serve.cli.inputs import Recording
+from serve.contract.errors import ConfigError, FileError
+from serve.speech.formats import Format, places_of, suffix_of
+
+_ADVICE = "name another --output folder"
+
+
+def targets_of(
+    recordings: Sequence[Recording], folder: Path | None, format: Format
+) -> list[Path | None]:
+    """The file that each transcript goes to; None is standard output.
+
+    Folders for them are made.
+
+    Raises:
+        ConfigError: one cannot be written there, or would replace a recording.
+    """
+    if folder is None:
+        return [None] * len(recordings)
+    places = places_of([recording.path for recording in recordings])
+    targets = [folder / f"{place}{suffix_of(format)}" for place in places]
+    for parent in sorted({target.parent for target in targets}):
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = f"cannot make the folder {parent}: {error.strerror}"
+            raise ConfigError(f"{reason}; {_ADVICE}") from error
+        if not os.access(parent, os.W_OK):
+            raise ConfigError(f"cannot write to the folder {parent}; {_ADVICE}")
+    named = {os.path.realpath(recording.name) for recording in recordings}
+    for target in targets:
+        if target.is_dir():
+            raise ConfigError(f"cannot write {target}: it is a folder; {_ADVICE}")
+        if os.path.realpath(target) in named:
+            raise ConfigError(f"{target} is one of the recordings; {_ADVICE}")
+    return list(targets)
+
+
+def write(text: str, file: str, target: Path | None, titled: bool) -> None:
+    """Write a transcript; on standard output with its file's name above it, if it is `titled`.
+
+    Raises:
+        FileError: it cannot be written.
+    """
+    if target is not None:
+        try:
+            target.write_text(text, encoding="utf-8")
+        except OSError as error:
+            reason = f"cannot write {target}: {error.strerror}"
+            raise FileError(f"{reason}; {_ADVICE}") from error
+        return
+    title = f"==> {file} <==\n" if titled else ""
+    tqdm.write(f"{title}{text}", file=sys.stdout, end="")
+    sys.stdout.flush()

@@ -1,0 +1,110 @@
+"""`python -m serve triton` and `python -m serve gateway`: servers in the foreground."""
+
+import argparse
+import dataclasses
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from serve.cli.options import add_config
+from serve.contract.config import Config, load_config
+from serve.contract.errors import EarshotError
+from serve.supervisor.run import running_server
+
+_WATCH_INTERVAL_S = 0.5
+
+
+def add_parsers(commands: Any) -> None:
+    """The two commands, among those of `python -m serve`."""
+    triton = commands.add_parser(
+        "triton",
+        help="run Triton Inference Server in the foreground",
+        description="Run Triton Inference Server and the gateway before it until Ctrl-C or "
+        "SIGTERM, which let them finish what they have accepted; a second Ctrl-C stops them at "
+        "once. What fails is started again. The exit status is 1 where a request was accepted and "
+        "not answered.",
+    )
+    triton.set_defaults(run=_triton)
+    add_config(triton)
+    _add_open(triton)
+    triton.add_argument(
+        "--log",
+        type=Path,
+        help="keep the server's log in this file; of several engines in FILE.0, FILE.1",
+    )
+
+    gateway = commands.add_parser(
+        "gateway",
+        help="run a gateway before other Earshots in the foreground",
+        description="Run a gateway before the servers that [[upstreams]] of the config names, with "
+        "no engine of its own, until Ctrl-C or SIGTERM; a second Ctrl-C stops it at once. The exit "
+        "status is 1 where a request was accepted and not answered.",
+    )
+    gateway.set_defaults(run=_gateway)
+    gateway.add_argument("--config", required=True, metavar="TOML", help="addresses, limits")
+    _add_open(gateway)
+
+
+def _add_open(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--open", action="store_true", help="let everybody in; as server.open = true in the config"
+    )
+
+
+class _StopSignals:
+    """SIGINT and SIGTERM: the first after `armed` asks for a drain, any other interrupts."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.armed = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if not self.armed or self.asked.is_set():
+            raise KeyboardInterrupt
+        self.asked.set()
+
+
+def _triton(args: argparse.Namespace) -> int:
+    config = _served(args)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)  # what the supervisor says
+    stop = _StopSignals()
+    engine = args.engine or config.engine
+    print(f"starting Triton Inference Server with the engine {engine} …", file=sys.stderr)
+    # Those of requests are for whoever looks at this process, where no file is named.
+    requests_to = os.dup(2) if args.log is None else None
+    with running_server(config, args.engine, args.log, requests_to) as server:
+        stop.armed = True
+        print(
+            f"ready: HTTP {server.http}, gRPC {server.grpc}, "
+            f"metrics http://{server.metrics}/metrics",
+            flush=True,
+        )
+        while not stop.asked.wait(_WATCH_INTERVAL_S):
+            reason = server.failure()
+            if reason is not None:
+                raise EarshotError(reason)
+        print("stopping when all requests are answered; Ctrl-C stops at once", file=sys.stderr)
+    print("stopped", file=sys.stderr)
+    return 0
+
+
+def _gateway(args: argparse.Namespace) -> int:
+    from serve.gateway.run import serve_alone  # noqa: PLC0415 - only if asked for
+
+    if serve_alone(_served(args)) != 0:
+        raise EarshotError("not every request that was accepted has been answered")
+    return 0
+
+
+def _served(args: argparse.Namespace) -> Config:
+    config = load_config(args.config)
+    if args.open:
+        return dataclasses.replace(config, server=dataclasses.replace(config.server, open=True))
+    return config

@@ -1,0 +1,112 @@
+"""Let Home Assistant, and whatever else speaks the Wyoming protocol, use a running server.
+
+Runs until Ctrl-C or SIGTERM, which let what is being said become text; a second Ctrl-C stops at
+once. The protocol knows no keys and no TLS: whoever reaches the bridge may use the server with the
+bridge's key.
+"""
+
+import argparse
+import asyncio
+import ipaddress
+import logging
+import signal
+from pathlib import Path
+from typing import Any
+
+from serve.cli.options import api_key, codes, server_url
+from serve.contract.config import Config, load_config
+from serve.contract.errors import ConfigError, shown
+from serve.contract.files import read_text
+from serve.gateway.log import FewLines
+from serve.speech.languages import LANGUAGE_NAMES, language_code, named_language
+from serve.wyoming.bridge import Bridge
+from serve.wyoming.session import Settings
+from serve.wyoming.upstream import Upstream
+
+LISTEN = "127.0.0.1:10300"
+
+_DRAIN_S = 10.0
+_IDLE_S = 60.0
+
+
+def add_parser(commands: Any) -> None:
+    """The command, among those of `python -m serve`."""
+    title = "a bridge for Home Assistant: the Wyoming protocol before a running server"
+    parser = commands.add_parser("wyoming", help=title, description=__doc__)
+    parser.set_defaults(run=_run)
+    add = parser.add_argument
+    add("--config", metavar="TOML", help="names the server's address and languages")
+    add("--server", metavar="URL", help="such as http://127.0.0.1:8000; default: the config's")
+    add("--listen", "--uri", default=LISTEN, metavar="ADDRESS:PORT", help="default: %(default)s")
+    add("--open", action="store_true", help="let everybody in who reaches the address")
+    add("--key-file", type=Path, help="has an API key and nothing else; default: EARSHOT_API_KEY")
+    add("--language", help="of whoever names none; default, and auto: detected")
+    add(
+        "--languages",
+        type=codes,
+        metavar="CODE,CODE,…",
+        help="that clients may choose from; default: transcriber.languages, else all of Whisper's",
+    )
+
+
+def _run(args: argparse.Namespace) -> int:
+    """Serve until a signal comes; returns the exit status.
+
+    Raises:
+        EarshotError: an argument is wrong, or the address is taken.
+    """
+    if not args.config and args.server is None:
+        raise ConfigError("no server is named; say --config TOML, or --server URL")
+    config = load_config(args.config) if args.config else Config()
+    url = args.server if args.server is not None else server_url(config, "http")
+    host, port = _address(args.listen, args.open)
+    key = (api_key() or "") if args.key_file is None else read_text(args.key_file).strip()
+    languages = args.languages or config.transcriber.languages or tuple(LANGUAGE_NAMES)
+    settings = Settings(
+        Upstream(url, key, config.transcriber.request_timeout_s),
+        tuple(_code(language, "--languages") for language in languages),
+        _code(args.language, "--language") if named_language(args.language) else None,
+        _IDLE_S,
+    )
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(FewLines())
+    asyncio.run(_serve(Bridge(settings), host, port, settings.upstream.url))
+    return 0
+
+
+async def _serve(bridge: Bridge, host: str, port: int, url: str) -> None:
+    signals, loop = asyncio.Queue[int](), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    port = await bridge.start(host, port)
+    print(f"ready: tcp://{host}:{port}, through {url}", flush=True)
+    await signals.get()
+    ending, again = asyncio.create_task(bridge.stop(_DRAIN_S)), asyncio.create_task(signals.get())
+    await asyncio.wait((ending, again), return_when=asyncio.FIRST_COMPLETED)
+    await bridge.stop(0.0)
+    await ending
+
+
+def _address(text: str, open_to_all: bool) -> tuple[str, int]:
+    host, _, port = text.removeprefix("tcp://").rpartition(":")
+    try:
+        loopback = ipaddress.IPv4Address(host).is_loopback
+        known = port.isascii() and port.isdecimal() and int(port) < 2**16
+    except ValueError:
+        known = False
+    if not known:
+        raise ConfigError(f"--listen {shown(text)}; expected an address and a port, as {LISTEN}")
+    if not (loopback or open_to_all):
+        raise ConfigError(
+            f"--listen {text} is for other machines, and the Wyoming protocol knows no keys; say "
+            "--open where everybody who reaches it may use the server"
+        )
+    return host, int(port)
+
+
+def _code(language: str, flag: str) -> str:
+    code = language_code(language)
+    if code is None:
+        raise ConfigError(f"{flag} {shown(language)}; expected such as en, English or en-US")
+    return code

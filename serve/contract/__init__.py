@@ -1,0 +1,1 @@
+"""What all of Earshot agrees on: settings, requests and answers, errors, engines."""

@@ -1,0 +1,351 @@
+"""Configuration: frozen dataclasses read from one TOML file. The only home of serve's defaults.
+
+Each section of the file is one dataclass below and each key one field; `build/config.py` and
+`eval/config.py` hold the sections of their own. Command lines read their defaults from these
+fields.
+"""
+
+import dataclasses
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field
+
+from serve.contract.codec import from_table, read_toml
+from serve.contract.errors import ConfigError
+from serve.contract.fields import (
+    MAX_BEAMS,
+    Address,
+    Beams,
+    Count,
+    CountOrNone,
+    Device,
+    Factor,
+    Finite,
+    Fraction,
+    Host,
+    HostPort,
+    ModelName,
+    Moment,
+    Name,
+    NameOrNone,
+    Origin,
+    Port,
+    Power,
+    Seconds,
+    SecondsOrNone,
+    Share,
+    Temperature,
+)
+from serve.contract.messages import Mode
+from serve.contract.runtimes import RuntimeSections
+
+Precision = Literal["int8", "fp16"]
+Kernels = Literal["auto", "torch", "triton"]
+CrossPrecision = Literal["full", "int8"]
+EncoderPrecision = Literal["full", "fp8"]
+VoiceActivity = Literal["auto", "on", "off"]
+LogKind = Literal["text", "json", "off"]
+UnknownFields = Literal["refuse", "ignore"]
+
+SECTIONS_OF_OTHERS = ("build", "eval")
+"""Sections that serve passes over: those wings read them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RuntimeConfig(RuntimeSections):
+    """How the runtime executes an engine. What one runtime alone knows has a section of its own."""
+
+    # "cpu", "cuda" or "cuda:N". Several, "cuda:0,1", "cuda:*" or "cpu,cpu", are for servers, which
+    # have an engine on each; the numbers below are of each. See serve/contract/devices.py.
+    device: Device = "cpu"
+    slots: Count = 8  # windows that decode at the same time
+    # Sequences that decode at the same time, of all windows together: a greedy window takes one, a
+    # beam of 5 takes five. 0 = one for each slot, so no beams.
+    rows: CountOrNone = 0
+    # Most tokens that the engine's draft, if it holds one, guesses at a time; 0 = none. Without
+    # CUDA graphs it is left alone where guessing measures slower than decoding without.
+    draft_tokens: Annotated[int, Field(ge=0, le=16)] = 0
+    encoder_batch: Count = 4  # most windows encoded in one go
+    threads: CountOrNone = 0  # CPU threads for compute; 0 = every core, or its share of several
+    kernels: Kernels = "auto"  # "triton" where the device is CUDA, else "torch"
+    cuda_graph: bool = False  # replay CUDA graphs: needs a CUDA device with triton kernels
+    memory_share: Share = 0.9  # of a GPU's memory that may be taken
+    cross_kv: CrossPrecision = "full"  # keys and values of cross-attention; "int8": half the memory
+    encoder_precision: EncoderPrecision = "full"  # "fp8": its products, on Hopper and later
+    # On a GPU: windows that have decoded for longer go first, while fewer wait than decode.
+    decode_target_s: SecondsOrNone = 0.005
+    steps_per_sync: Count = 4  # with cuda_graph: decoder steps between two looks at what has ended
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchConfig:
+    """How the best text of a window is searched for, where a request does not say it itself.
+
+    The keys stand in [transcriber]; they mean what faster-whisper's options of these names mean.
+    """
+
+    beam_size: Beams = 1  # at temperature 0; 1 = greedy
+    patience: Factor = 1.0  # a search ends with round(beam_size * patience) hypotheses
+    length_penalty: Power = 1.0  # hypotheses rank by log-probability / length ** this
+    best_of: Beams = 1  # samples at temperatures above 0, of which the best is the answer
+    repetition_penalty: Factor = 1.0  # above 1: tokens that were sampled become less likely
+    # So many tokens, at most the context's, are never sampled twice in a row; 0 = off.
+    no_repeat_ngram_size: Annotated[int, Field(ge=0, le=448)] = 0
+
+
+SEARCH_OPTIONS = tuple(field.name for field in dataclasses.fields(SearchConfig))
+"""The options of a request that are `SearchConfig`'s fields."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SpeechConfig:
+    """What counts as speech, where a request does not say it itself; keys of [transcriber].
+
+    The values are those with which faster-whisper packs windows for a batch, but for the shortest
+    speech, which it leaves at 0. In the recordings of `python -m eval long` 0.1 s keeps out 13 of
+    23 moments in which nobody speaks, and 30 ms of 39 minutes in which somebody does.
+    """
+
+    vad_threshold: Fraction = 0.5  # a frame of 32 ms that is likelier begins speech
+    vad_min_speech_s: Moment = 0.1  # what is no longer is no speech
+    vad_min_silence_s: Moment = 0.16  # speech ends when it has been unlikely for so long
+    vad_pad_s: Moment = 0.4  # stays on either side of speech
+
+
+SPEECH_OPTIONS = tuple(field.name for field in dataclasses.fields(SpeechConfig))
+"""The options of a request that are `SpeechConfig`'s fields."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TranscriberConfig(SearchConfig, SpeechConfig):
+    """What requests may ask for, and when a window is decoded again."""
+
+    max_audio_s: Seconds = 3600.0
+    max_audio_mb: Count = 768  # MiB of a file, or of samples, as sent
+    # Millions of samples, of all channels, that a request's audio may unpack to. An hour of 192 kHz
+    # stereo has 1382.
+    max_decoded_msamples: Count = 1500
+    # Seconds of processor time for decoding a request's audio; finding speech in it is apart.
+    max_decode_s: Seconds = 60.0
+    # Whether what is there of a file that was cut short is transcribed, with a warning, where a
+    # request does not say it; else it is refused.
+    partial: bool = False
+    max_pending: Count = 256  # requests accepted and not yet answered; more are refused
+    max_pending_mb: Count = 1024  # MiB of their audio that is not yet decoded; more is refused
+    decode_workers: Count = 2  # threads that turn bytes into samples
+    request_timeout_s: Seconds = 600.0  # a request that takes longer ends with an error
+    max_tokens: Count = 224  # new tokens per window
+    # Codes of the languages that audio may be in, where a request names none: detection chooses
+    # among them. (): among all that the engine knows.
+    languages: tuple[Name, ...] = ()
+    # While the languages that were tried are together less likely than this, a window is decoded
+    # in the next one, too, and the likeliest text is taken; 0: the likeliest language is.
+    language_certainty: Annotated[Finite, Field(ge=0, le=1)] = 0.85
+    language_tries: Annotated[int, Field(ge=1, le=5)] = 2  # the most languages of a window
+    # Whether requests may ask for English. Some checkpoints have the token, but never learnt it.
+    translate: bool = True
+    # Where a request does not say it: "parallel", its windows are decoded at the same time;
+    # "sequential", one after another, each with the text of those before it as its prompt.
+    mode: Mode = "parallel"
+    # Most tokens of text before a window: hotwords, the client's prompt and, in sequence, what was
+    # said. A network that was trained with less may stop early where it gets more.
+    previous_tokens: Annotated[int, Field(ge=1, le=223)] = 223
+    previous_timestamps: bool = True  # what was said keeps its timestamps there, as OpenAI's does
+    temperatures: Annotated[tuple[Temperature, ...], Field(min_length=1)] = (
+        *(0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
+    )
+    compression_ratio_threshold: Finite = 2.4  # above: the text repeats itself, decode again
+    logprob_threshold: Finite = -1.0  # below: the model is unsure, decode again
+    no_speech_threshold: Finite = 0.6  # above, and unsure: silence, no text
+    # Segments of unlikely words between silences that are longer, in seconds, are left out, where a
+    # request does not say it; 0 = none are. Words are timed for it.
+    hallucination_silence_threshold: SecondsOrNone = 0.0
+    # Whether what is not speech is left out before decoding, where a request does not say it: "on";
+    # "off"; "auto", in audio that is longer than a window of 30 s. With "auto" audio in which
+    # nobody speaks is left out whole, however short it is.
+    vad: VoiceActivity = "auto"
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerConfig:
+    """Where the gateway listens, what it lets in, and how long things may take."""
+
+    host: Address = "127.0.0.1"
+    http_port: Port = 8000
+    grpc_port: Port = 8001
+    metrics_port: Port = 8002
+    # A file of API keys (see serve/contract/keys.py), read again when it changes; relative to where
+    # the server is started. Where there is none, and none in the environment, everybody may come
+    # in: if `host` is not of this machine alone, the server does not start unless `open` says so.
+    keys_file: NameOrNone = ""
+    open: bool = False
+    # Pages of other hosts that browsers may let in, such as "https://example.org". Requests of
+    # other pages are refused, those of programs that are no browsers are not.
+    allowed_origins: tuple[Origin, ...] = ()
+    # Names by which clients may call it besides localhost and addresses of loopback, such as that
+    # of a proxy before it. Where `host` is of this machine alone, or names stand here, requests
+    # with another Host are refused.
+    allowed_hosts: tuple[Host, ...] = ()
+    tls_certificate: NameOrNone = ""  # PEM, the whole chain; with it HTTP and gRPC speak TLS
+    tls_key: NameOrNone = ""  # PEM, without a password
+    start_timeout_s: Seconds = 180.0
+    drain_timeout_s: SecondsOrNone = 30.0
+    max_request_mb: Count = 256  # MiB of one request; an hour of 16 kHz WAV is 110
+    # MiB of all requests between their arrival and their answer. Each byte of them is there about
+    # 6 times for a moment: in the gateway, Triton, shared memory, the model. So 1024 may want 6 GB
+    # beside the engine; with 4 GB for everything, set 400: SECURITY.md, "Memory". Files of more
+    # than 1 MiB in forms count once, and lie on disk.
+    max_inflight_mb: Count = 1024
+    max_inflight: Count = 1024  # requests between their arrival and their answer
+    # Where there are several keys: the most that one of them may have of `max_inflight`,
+    # `max_inflight_mb` and `live.max_streams`, unless its own limits in the file say more or less.
+    key_share: Share = 0.5
+    # What clients of OpenAI's API may write for `model` beside the product's own name; in patterns
+    # * is any text. The defaults are what known clients send. Names of upstreams' models come
+    # first.
+    model_aliases: tuple[Name, ...] = (
+        "whisper-1",
+        "gpt-*transcribe*",
+        "gpt-*realtime*",
+        "whisper-*",
+        "*/*whisper-*",
+    )
+    upload_timeout_s: Seconds = 60.0  # a request that takes longer to arrive is given up
+    stall_timeout_s: Seconds = 60.0  # a model's process silent for so long is started again
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether `host` is reached from this machine alone."""
+        return ipaddress.IPv4Address(self.host).is_loopback
+
+
+@dataclasses.dataclass(frozen=True)
+class GatewayConfig:
+    """The gateway's processes, and what they say of requests."""
+
+    # That share the server's addresses, so that one that is busy, or ends, is not the server: the
+    # system gives each connection to one of them. Each has its share, rounded up, of
+    # `server.max_inflight`, `server.max_inflight_mb`, `live.max_streams` and of keys' limits.
+    processes: Count = 1
+    # A line in the log for each request: words for people, JSON objects (all lines of the gateway
+    # are, then), or none. See serve/gateway/log.py.
+    log: LogKind = "text"
+    # Fields of forms that OpenAI's API and ours do not have: "ignore" names them in the answer's
+    # header x-earshot-ignored.
+    unknown_fields: UnknownFields = "refuse"
+
+
+@dataclasses.dataclass(frozen=True)
+class LiveConfig:
+    """How live text is made, and what a stream may cost."""
+
+    update_s: Seconds = 0.5  # between two decodings of an utterance that is not over
+    # Of these decodings. Greedy, they take the one before as a draft; 0 = as in [transcriber].
+    beam_size: Annotated[int, Field(ge=0, le=MAX_BEAMS)] = 1
+    # Whether the encoder sees the utterance and a second of silence alone; see
+    # `serve.contract.messages.Request.short_encoder`. On a CPU it is most of the work.
+    short_encoder: bool = False
+    max_streams: Count = 64  # at a time; more are refused
+    idle_timeout_s: Seconds = 300.0  # a stream that says nothing for so long is closed
+    max_session_s: Seconds = 3600.0  # one that lasts longer as well
+
+
+@dataclasses.dataclass(frozen=True)
+class UpstreamConfig:
+    """One of [[upstreams]]: another Earshot, to which requests for its models are passed on."""
+
+    address: HostPort  # of its gRPC
+    # What it serves: its config's `name`, or those of its own upstreams. A model that several
+    # serve, this server's own among them, is asked where least is under way.
+    models: Annotated[tuple[ModelName, ...], Field(min_length=1)]
+    # A file that holds an API key of its and nothing else, read at the start. Where none is named
+    # the variable EARSHOT_UPSTREAM_KEY may hold one.
+    key_file: NameOrNone = ""
+    tls: bool = False  # whether it is spoken to over TLS
+    tls_roots: NameOrNone = ""  # PEM of who vouches for it; where none is named, the system's
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """One product, as far as serve knows it: what to run and how to serve it."""
+
+    name: Name = "demo"
+    engine: Name = "engines/demo"  # the folder that build writes and serve opens
+    runtime: RuntimeConfig = RuntimeConfig()
+    transcriber: TranscriberConfig = TranscriberConfig()
+    server: ServerConfig = ServerConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    live: LiveConfig = LiveConfig()
+    upstreams: tuple[UpstreamConfig, ...] = ()
+
+
+def load_config(path: str | Path) -> Config:
+    """Read what serve knows of a product from its TOML file; see `read_config`."""
+    return read_config(path, Config)
+
+
+C = TypeVar("C", bound=Config)
+
+
+def read_config(path: str | Path, kind: type[C]) -> C:
+    """Read a product's TOML file; the product is named after it where it gives no name.
+
+    Args:
+        path: of the file.
+        kind: `Config`, or what another wing adds its sections to. Sections of wings that `kind`
+            does not have are passed over.
+
+    Raises:
+        FileError: the file cannot be read.
+        ConfigError: it is not TOML, or a key or value is wrong.
+    """
+    path = Path(path)
+    table = read_toml(path)
+    build = table.get("build")
+    if isinstance(build, dict) and "engine" in build:
+        raise ConfigError(
+            f"{path}: [build] engine has moved; write engine = {build['engine']!r} at the top of "
+            "the file, above its first section"
+        )
+    known = {field.name for field in dataclasses.fields(kind)}
+    own = {key: table[key] for key in table if key in known or key not in SECTIONS_OF_OTHERS}
+    config = from_table(kind, {"name": path.stem, **own}, str(path))
+    _check_server(config.server, path)
+    _check_shares(config, path)
+    _check_upstreams(config, path)
+    return config
+
+
+def _check_server(server: ServerConfig, path: Path) -> None:
+    ports = (server.http_port, server.grpc_port, server.metrics_port)
+    if len(set(ports)) != len(ports):
+        raise ConfigError(f"{path}: server ports {ports} must be three different ports")
+    if bool(server.tls_certificate) != bool(server.tls_key):
+        raise ConfigError(
+            f"{path}: server.tls_certificate and server.tls_key belong together; expected both, or "
+            "neither"
+        )
+
+
+def _check_shares(config: Config, path: Path) -> None:
+    server, processes = config.server, config.gateway.processes
+    if server.max_request_mb * processes > server.max_inflight_mb:
+        share = "" if processes == 1 else f", shared by gateway.processes = {processes}"
+        raise ConfigError(
+            f"{path}: server.max_request_mb = {server.max_request_mb} is more than "
+            f"server.max_inflight_mb = {server.max_inflight_mb}{share}; expected at most as much"
+        )
+
+
+def _check_upstreams(config: Config, path: Path) -> None:
+    for upstream in config.upstreams:
+        if upstream.tls_roots and not upstream.tls:
+            raise ConfigError(
+                f"{path}: upstreams: {upstream.address} has tls_roots and not tls; expected both, "
+                "or neither"
+            )
+    addresses = [upstream.address for upstream in config.upstreams]
+    if len(set(addresses)) != len(addresses):
+        raise ConfigError(f"{path}: upstreams name an address twice: {', '.join(addresses)}")

@@ -1,0 +1,328 @@
+"""The engine folder: its manifest, its tensors, and how it is opened.
+
+    engine.json           the manifest: everything a runtime must know
+    weights.safetensors   the tensors listed by `tensor_specs`
+    tokenizer.json        byte-level BPE, as the `tokenizers` library reads it
+    mel_filters.safetensors   the filterbank of the log-mel spectrogram; engines built before it
+                          was kept lack it
+
+This is the contract between build, which writes the folder, and serve, which opens it strictly.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save
+
+from serve.contract.config import Precision
+from serve.contract.errors import EngineError, UnavailableError
+from serve.contract.manifest import FORMAT_VERSION as FORMAT_VERSION
+from serve.contract.manifest import HEAD_DIM as HEAD_DIM
+from serve.contract.manifest import TOKENIZER_FILE as TOKENIZER_FILE
+from serve.contract.manifest import WEIGHTS_FILE as WEIGHTS_FILE
+from serve.contract.manifest import Calibration as Calibration
+from serve.contract.manifest import Dims as Dims
+from serve.contract.manifest import Draft as Draft
+from serve.contract.manifest import FileFacts as FileFacts
+from serve.contract.manifest import LayerError as LayerError
+from serve.contract.manifest import Manifest as Manifest
+from serve.contract.manifest import Source as Source
+from serve.contract.manifest import TokenizerFacts as TokenizerFacts
+from serve.contract.manifest import check_manifest
+from serve.contract.manifest import manifest_from_json as manifest_from_json
+from serve.contract.manifest import manifest_to_json as manifest_to_json
+
+MANIFEST_FILE = "engine.json"
+MEL_FILTERS_FILE = "mel_filters.safetensors"
+N_FREQUENCIES = 201  # of a Fourier transform over 400 samples
+DETECT_LANGUAGE = -1
+"""Stands in a prompt where the runtime must put the language token it finds most likely."""
+
+Kind = Literal["quantized", "plain"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of weights.safetensors."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def tensor_kinds(
+    dims: Dims, draft: Draft | None = None
+) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
+    """Yield (name, shape, kind) of every tensor of a full-precision engine.
+
+    `quantized` marks the matrices that INT8 engines hold as int8 plus one scale per row. One of
+    them is `decoder.tokens`, the embedding, which the vocabulary projection is tied to. A draft's
+    tensors are those of a decoder, and `draft` stands for it in their names.
+    """
+    d = dims.n_audio_state
+    yield "encoder.conv1.weight", (d, dims.n_mels, 3), "plain"
+    yield "encoder.conv1.bias", (d,), "plain"
+    yield "encoder.conv2.weight", (d, d, 3), "plain"
+    yield "encoder.conv2.bias", (d,), "plain"
+    yield "encoder.positions", (dims.n_audio_ctx, d), "plain"
+    for i in range(dims.n_audio_layer):
+        prefix = f"encoder.layers.{i}"
+        yield from _attention(prefix, "attn", d)
+        yield from _mlp(prefix, d, dims.n_audio_ffn)
+    yield from _norm("encoder.norm", d)
+    yield from _decoder("decoder", dims)
+    if draft is not None:
+        yield from _decoder("draft", draft_dims(dims, draft))
+
+
+def draft_dims(dims: Dims, draft: Draft) -> Dims:
+    """Sizes of the network that the draft and the encoder make."""
+    return dataclasses.replace(dims, n_text_layer=draft.n_text_layer, n_text_ffn=draft.n_text_ffn)
+
+
+def _decoder(side: str, dims: Dims) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
+    d = dims.n_text_state
+    yield f"{side}.tokens", (dims.n_vocab, d), "quantized"
+    yield f"{side}.positions", (dims.n_text_ctx, d), "plain"
+    for i in range(dims.n_text_layer):
+        prefix = f"{side}.layers.{i}"
+        yield from _attention(prefix, "attn", d)
+        yield from _attention(prefix, "cross", d)
+        yield from _mlp(prefix, d, dims.n_text_ffn)
+    yield from _norm(f"{side}.norm", d)
+
+
+def _norm(name: str, d: int) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
+    yield f"{name}.weight", (d,), "plain"
+    yield f"{name}.bias", (d,), "plain"
+
+
+def _attention(prefix: str, name: str, d: int) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
+    yield from _norm(f"{prefix}.{name}_norm", d)
+    for part in ("q", "k", "v", "out"):
+        yield f"{prefix}.{name}.{part}.weight", (d, d), "quantized"
+        if part != "k":  # Whisper's key projection has no bias
+            yield f"{prefix}.{name}.{part}.bias", (d,), "plain"
+
+
+def _mlp(prefix: str, d: int, ffn: int) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
+    yield from _norm(f"{prefix}.mlp_norm", d)
+    for part, rows, columns in (("fc1", ffn, d), ("fc2", d, ffn)):
+        yield f"{prefix}.mlp.{part}.weight", (rows, columns), "quantized"
+        yield f"{prefix}.mlp.{part}.bias", (rows,), "plain"
+
+
+def scale_name(weight_name: str) -> str:
+    """Name of the per-row scale that belongs to an int8 weight."""
+    return weight_name.removesuffix(".weight") + ".scale"
+
+
+def tensor_specs(
+    dims: Dims, precision: Precision, draft: Draft | None = None
+) -> dict[str, TensorSpec]:
+    """Every tensor that weights.safetensors must hold, and nothing else.
+
+    fp16: all tensors float16. int8: each quantised matrix is int8 with a float16 `.scale` per row.
+    """
+    specs: dict[str, TensorSpec] = {}
+    for name, shape, kind in tensor_kinds(dims, draft):
+        if kind == "quantized" and precision == "int8":
+            specs[name] = TensorSpec(shape, torch.int8)
+            specs[scale_name(name)] = TensorSpec(shape[:1], torch.float16)
+        else:
+            specs[name] = TensorSpec(shape, torch.float16)
+    return specs
+
+
+def sha256_of(path: Path) -> str:
+    """Hex SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def mel_filters(n_mels: int) -> torch.Tensor:
+    """The filterbank of Whisper's log-mel spectrogram: Slaney-normalised triangles up to 8 kHz.
+
+    Made by transformers, exactly as its WhisperFeatureExtractor makes it; builds need that library,
+    servers do not, since engines carry the result.
+
+    Args:
+        n_mels: 80, or 128 for large-v3 and turbo.
+
+    Returns:
+        float32 (n_mels, N_FREQUENCIES).
+
+    Raises:
+        UnavailableError: transformers is not installed.
+    """
+    try:
+        from transformers.audio_utils import mel_filter_bank  # noqa: PLC0415 - only builds need it
+    except ImportError as error:
+        raise UnavailableError(
+            "mel filters are made by transformers, which is not installed here; install it"
+        ) from error
+    filters = mel_filter_bank(
+        num_frequency_bins=N_FREQUENCIES,
+        num_mel_filters=n_mels,
+        min_frequency=0.0,
+        max_frequency=8000.0,
+        sampling_rate=16_000,
+        norm="slaney",
+        mel_scale="slaney",
+    )
+    return torch.tensor(filters, dtype=torch.float32).T.contiguous()
+
+
+def write_mel_filters(folder: Path, n_mels: int) -> None:
+    """Write the file that `Engine.load_mel_filters` reads; errors are those of `mel_filters`."""
+    (folder / MEL_FILTERS_FILE).write_bytes(save({"mel_filters": mel_filters(n_mels)}))
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """An engine folder that has passed every check, or does so before it is used."""
+
+    path: Path
+    manifest: Manifest
+
+    def load_weights(self, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
+        """Read every tensor onto a device, as stored.
+
+        Raises:
+            EngineError: a tensor is missing, surplus, or has another shape or dtype.
+        """
+        path = self.path / WEIGHTS_FILE
+        manifest = self.manifest
+        specs = tensor_specs(manifest.dims, manifest.precision, manifest.draft)
+        try:
+            with safe_open(path, framework="pt", device=str(device)) as file:
+                _check_names(path, set(file.keys()), set(specs))
+                tensors = {name: file.get_tensor(name) for name in specs}
+        except (OSError, SafetensorError) as error:
+            raise EngineError(f"cannot read {path}: {error}; build the engine again") from error
+        for name, spec in specs.items():
+            found = TensorSpec(tuple(tensors[name].shape), tensors[name].dtype)
+            if found != spec:
+                raise EngineError(f"{path}: {name} is {found}, expected {spec}")
+        return tensors
+
+    def load_mel_filters(self) -> torch.Tensor:
+        """The filterbank that log-mels are computed with: float32 (n_mels, N_FREQUENCIES), CPU.
+
+        Raises:
+            EngineError: the file cannot be read or holds something else, or the engine was built
+                before it was kept and transformers, which makes it, is not installed.
+        """
+        path, n_mels = self.path / MEL_FILTERS_FILE, self.manifest.dims.n_mels
+        if MEL_FILTERS_FILE not in self.manifest.files:
+            try:
+                return mel_filters(n_mels)
+            except UnavailableError as error:
+                raise EngineError(
+                    f"{self.path} was built before engines kept their mel filters, and without "
+                    "transformers they cannot be made here; build the engine again"
+                ) from error
+        try:
+            filters = load_file(path)["mel_filters"]
+        except (OSError, SafetensorError, KeyError) as error:
+            raise EngineError(f"cannot read {path}: {error}; build the engine again") from error
+        found = TensorSpec(tuple(filters.shape), filters.dtype)
+        expected = TensorSpec((n_mels, N_FREQUENCIES), torch.float32)
+        if found != expected:
+            raise EngineError(f"{path} holds {found}, expected {expected}; build the engine again")
+        return filters
+
+
+def _check_names(path: Path, found: set[str], expected: set[str]) -> None:
+    if found != expected:
+        missing = ", ".join(sorted(expected - found)) or "none"
+        surplus = ", ".join(sorted(found - expected)) or "none"
+        raise EngineError(f"{path}: missing tensors: {missing}; surplus tensors: {surplus}")
+
+
+def open_engine(path: str | Path) -> Engine:
+    """Open an engine folder, checking format, files, sizes and hashes.
+
+    Raises:
+        EngineError: anything is not as the manifest says; the message names it.
+    """
+    engine = _with_its_files(Path(path))
+    _check_hashes(engine)
+    return engine
+
+
+@contextlib.contextmanager
+def checked_meanwhile(path: str | Path) -> Iterator[Engine]:
+    """Open an engine folder whose hashes are checked while the block gets it ready.
+
+    A gigabyte takes most of a second. Only what is safe to read whatever it holds is read before it
+    is checked, so of compiled engines nothing is.
+
+    Raises:
+        EngineError: as `open_engine`; at the block's end, or in place of an error in it, which may
+            have come of a damaged file.
+    """
+    engine = _with_its_files(Path(path))
+    if engine.manifest.runtime != "native":
+        _check_hashes(engine)
+        yield engine
+        return
+    hashing = concurrent.futures.ThreadPoolExecutor(1, "earshot-hashes")
+    checked = hashing.submit(_check_hashes, engine)
+    hashing.shutdown(wait=False)
+    try:
+        yield engine
+    except Exception:
+        checked.result()
+        raise
+    checked.result()
+
+
+def _with_its_files(path: Path) -> Engine:
+    """An engine whose manifest is right, and whose files are there, in their sizes."""
+    manifest_path = path / MANIFEST_FILE
+    try:
+        text = manifest_path.read_bytes()
+    except OSError as error:
+        raise EngineError(
+            f"no engine at {path} ({manifest_path}: {error.strerror}); "
+            "build one with `make build-engine CONFIG=…`"
+        ) from error
+    manifest = manifest_from_json(text, str(manifest_path))
+    check_manifest(manifest, str(manifest_path))
+    for name, facts in manifest.files.items():
+        try:
+            _check_file(path, name, facts)
+        except OSError as error:
+            raise EngineError(f"cannot read {path / name}: {error.strerror}") from error
+    return Engine(path, manifest)
+
+
+def _check_hashes(engine: Engine) -> None:
+    for name, facts in engine.manifest.files.items():
+        file = engine.path / name
+        try:
+            found = sha256_of(file)
+        except OSError as error:
+            raise EngineError(f"cannot read {file}: {error.strerror}") from error
+        if found != facts.sha256:
+            raise EngineError(f"{file} fails its SHA-256; build the engine again")
+
+
+def _check_file(folder: Path, name: str, facts: FileFacts) -> None:
+    file = folder / name
+    if not file.is_file():
+        raise EngineError(f"{file} is missing; build the engine again")
+    if not file.resolve().is_relative_to(folder.resolve()):
+        raise EngineError(
+            f"{file} is a link to {file.resolve()}, outside the engine; expected a file in it"
+        )
+    size = file.stat().st_size
+    if size != facts.bytes:
+        raise EngineError(f"{file} has {size} bytes, the manifest says {facts.bytes}")

@@ -1,0 +1,83 @@
+"""Types of a config's keys: numbers with their bounds, texts with what they must look like."""
+
+import ipaddress
+import re
+from typing import Annotated
+
+from pydantic import Field
+
+from serve.contract.codec import text_that
+
+Count = Annotated[int, Field(gt=0, le=1_000_000_000)]
+CountOrNone = Annotated[int, Field(ge=0, le=1_000_000_000)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+_MAX_S = 10_000_000  # four months; what waits cannot wait for ever
+Seconds = Annotated[Finite, Field(gt=0, le=_MAX_S)]
+SecondsOrNone = Annotated[Finite, Field(ge=0, le=_MAX_S)]
+Share = Annotated[Finite, Field(gt=0, le=1)]
+Fraction = Annotated[Finite, Field(gt=0, lt=1)]
+Temperature = Annotated[Finite, Field(ge=0, le=1)]
+Port = Annotated[int, Field(gt=0, lt=65536)]
+MAX_BEAMS = 8
+Beams = Annotated[int, Field(ge=1, le=MAX_BEAMS)]
+Factor = Annotated[Finite, Field(ge=0.1, le=10)]
+Power = Annotated[Finite, Field(ge=0, le=10)]
+Moment = Annotated[Finite, Field(ge=0, le=10)]  # s
+Name = Annotated[
+    str,
+    text_that(lambda text: text.strip() and text.isprintable(), "text of printable characters"),
+]
+NameOrNone = Annotated[str, text_that(str.isprintable, "text of printable characters")]
+Address = Annotated[
+    str, text_that(lambda text: _is_ipv4(text), "an IPv4 address such as 127.0.0.1")
+]
+Origin = Annotated[
+    str,
+    text_that(
+        re.compile(r"https?://[^/\s?#@]+|null").fullmatch, "an origin such as https://example.org"
+    ),
+]
+Host = Annotated[
+    str,
+    text_that(
+        re.compile(r"[A-Za-z0-9._-]+").fullmatch,
+        "a host's name without a port, such as asr.example.org",
+    ),
+]
+HostPort = Annotated[
+    str,
+    text_that(
+        re.compile(r"[A-Za-z0-9._-]+:[0-9]{1,5}").fullmatch,
+        "a host and its port such as 10.0.0.2:8001",
+    ),
+]
+# KServe's clients reach the model of a name that answers segment by segment as NAME_stream.
+ModelName = Annotated[
+    str,
+    text_that(
+        lambda text: text.strip() and text.isprintable() and not text.endswith("_stream"),
+        "text of printable characters that does not end with _stream",
+    ),
+]
+Device = Annotated[
+    str,
+    text_that(
+        lambda text: _is_device(text),
+        '"cpu", "cuda" or "cuda:N"; or several, each once: "cuda:0,1", "cuda:*"; "cpu,cpu"',
+    ),
+]
+
+
+def _is_device(text: str) -> bool:
+    if not re.fullmatch(r"cpu(,cpu)*|cuda(:([0-9]{1,3}(,[0-9]{1,3})*|\*))?", text):
+        return False
+    numbers = [int(number) for number in re.findall(r"\d+", text)]
+    return len(set(numbers)) == len(numbers)
+
+
+def _is_ipv4(text: str) -> bool:
+    try:
+        ipaddress.IPv4Address(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,41 @@
+"""Reading the files that a person names: audio, configs, manifests, predictions.
+
+One error for all of them, `FileError`, with the path, the reason and what to do. Files of engines
+and checkpoints have errors of their own.
+"""
+
+from pathlib import Path
+
+from serve.contract.errors import FileError
+
+_ADVICE = "name a file that exists and that you may read"
+
+
+def read_bytes(path: str | Path, advice: str = _ADVICE) -> bytes:
+    """A file's content.
+
+    Args:
+        path: as it was named; it stands so in the error.
+        advice: what to do if it cannot be read.
+
+    Raises:
+        FileError: it is missing, a folder, not permitted, or the disk fails.
+    """
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}; {advice}") from error
+
+
+def read_text(path: str | Path, advice: str = _ADVICE) -> str:
+    """A UTF-8 file's content; arguments as for `read_bytes`.
+
+    Raises:
+        FileError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        return read_bytes(path, advice).decode()
+    except UnicodeDecodeError as error:
+        raise FileError(
+            f"cannot read {path}: byte {error.start} is not UTF-8 ({error.reason}); {advice}"
+        ) from error

@@ -1,0 +1,225 @@
+"""The manifest of an engine: what `engine.json` says, and whether that makes sense.
+
+Field by field it is checked by the types below, and as a whole by `check_manifest`.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from serve.contract.codec import from_json, require_version, text_that, to_json
+from serve.contract.config import Precision
+from serve.contract.errors import EngineError, shown
+from serve.contract.fields import Finite
+from serve.contract.runtimes import RuntimeName
+
+FORMAT_VERSION = 2  # 1 held an INT8 vocabulary twice, once in float16
+WEIGHTS_FILE = "weights.safetensors"
+TOKENIZER_FILE = "tokenizer.json"
+HEAD_DIM = 64
+
+Size = Annotated[int, Field(gt=0, le=1_000_000)]
+Layers = Annotated[int, Field(gt=0, le=1000)]
+Index = Annotated[int, Field(ge=0, le=1000)]
+TokenId = Annotated[int, Field(ge=0, le=1_000_000)]
+Bytes = Annotated[int, Field(ge=0)]
+Deviation = Annotated[Finite, Field(ge=0)]
+Sha256 = Annotated[
+    str, text_that(re.compile(r"[0-9a-f]{64}").fullmatch, "64 hexadecimal digits, a SHA-256")
+]
+
+_FILE_NAME = re.compile(r"[\w.+-]{1,128}", re.ASCII)
+_ADVICE = "build the engine again with `make build-engine`"
+
+
+@dataclasses.dataclass(frozen=True)
+class Dims:
+    """The network's sizes, by OpenAI's names."""
+
+    n_mels: Size
+    n_audio_ctx: Size
+    n_audio_state: Size
+    n_audio_head: Size
+    n_audio_layer: Layers
+    n_audio_ffn: Size
+    n_vocab: Size
+    n_text_ctx: Size
+    n_text_state: Size
+    n_text_head: Size
+    n_text_layer: Layers
+    n_text_ffn: Size
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerFacts:
+    """Special token ids and decoding lists, as the checkpoint's own files state them."""
+
+    eot: TokenId
+    sot: TokenId
+    sot_prev: TokenId
+    no_speech: TokenId
+    no_timestamps: TokenId
+    timestamp_begin: TokenId
+    transcribe: TokenId | None  # None in English-only checkpoints
+    translate: TokenId | None
+    languages: dict[str, TokenId]  # code -> token id; empty in English-only checkpoints
+    suppress_tokens: tuple[TokenId, ...]
+    begin_suppress_tokens: tuple[TokenId, ...]
+    max_initial_timestamp_index: TokenId  # counted from timestamp_begin
+    alignment_heads: tuple[tuple[Index, Index], ...]  # (decoder layer, head)
+
+    @property
+    def multilingual(self) -> bool:
+        """Whether prompts carry a language and a task."""
+        return bool(self.languages)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where the weights came from."""
+
+    id: str
+    sha256: Sha256
+
+
+@dataclasses.dataclass(frozen=True)
+class Draft:
+    """A second, smaller decoder on the same encoder: it guesses what the first one verifies.
+
+    Its other sizes and its tokens are the first one's.
+    """
+
+    source: Source
+    n_text_layer: Layers
+    n_text_ffn: Size
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerError:
+    """What quantising one matrix cost: ||w - q * scale|| / ||w||, and the largest difference."""
+
+    relative: Deviation
+    max_abs: Deviation
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """The speech by which rounding errors were compensated."""
+
+    clips: Annotated[int, Field(gt=0)]
+    sha256: Sha256  # of their files and languages
+
+
+@dataclasses.dataclass(frozen=True)
+class FileFacts:
+    """One file of the engine folder."""
+
+    sha256: Sha256
+    bytes: Bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """Everything an engine says about itself; `engine.json` holds exactly these fields."""
+
+    format_version: int
+    runtime: RuntimeName
+    precision: Precision
+    dims: Dims
+    tokenizer: TokenizerFacts
+    source: Source
+    quantization: dict[str, LayerError]  # empty in fp16 engines
+    versions: dict[str, str]  # what built it
+    files: dict[str, FileFacts]  # by path in the folder; every file but engine.json
+    checkpoint_bytes: Bytes  # size of the checkpoint's weights
+    verification: dict[str, Finite] | None  # measured deviation; None until verified
+    runtime_options: dict[str, Any]  # limits a compiled engine was built for; {} for native
+    draft: Draft | None = None  # engines built before there were drafts do not say
+    calibration: Calibration | None = None  # None where rounding was to nearest
+
+
+def manifest_to_json(manifest: Manifest) -> str:
+    """The text of `engine.json`."""
+    return to_json(manifest, indent=2) + "\n"
+
+
+def manifest_from_json(text: str | bytes, where: str) -> Manifest:
+    """Read `engine.json`.
+
+    Raises:
+        EngineError: not JSON, another format version, or a missing, surplus or malformed field.
+    """
+    require_version(text, where, FORMAT_VERSION, error=EngineError, advice=_ADVICE)
+    return from_json(Manifest, text, where, error=EngineError, advice=_ADVICE)
+
+
+def check_manifest(manifest: Manifest, where: str) -> None:
+    """Refuse a manifest whose fields do not fit each other.
+
+    Args:
+        manifest: as it was read.
+        where: stands at the start of an error's message.
+
+    Raises:
+        EngineError: names the field, what it says and what was expected.
+    """
+    for found in (_files, _heads, _tokens, _alignment_heads):
+        for problem in found(manifest):
+            raise EngineError(f"{where}: {problem}; {_ADVICE}")
+
+
+def _files(manifest: Manifest) -> Iterator[str]:
+    for name in manifest.files:
+        # Compiled engines have folders of files.
+        parts = name.split("/")
+        if any(part in (".", "..") or not _FILE_NAME.fullmatch(part) for part in parts):
+            yield f"files holds {shown(name)}; expected names of files in the engine's folder"
+    needed = [TOKENIZER_FILE, *([WEIGHTS_FILE] if manifest.runtime == "native" else [])]
+    for name in needed:
+        if name not in manifest.files:
+            yield f"files does not hold {name}, which every {manifest.runtime} engine has"
+
+
+def _heads(manifest: Manifest) -> Iterator[str]:
+    dims = manifest.dims
+    for side in ("audio", "text"):
+        state, heads = getattr(dims, f"n_{side}_state"), getattr(dims, f"n_{side}_head")
+        if state != heads * HEAD_DIM:
+            yield (
+                f"dims.n_{side}_head = {heads}; expected n_{side}_state = {state} in heads of "
+                f"{HEAD_DIM}, as in every Whisper"
+            )
+    if dims.n_audio_state != dims.n_text_state:
+        yield (
+            f"dims.n_text_state = {dims.n_text_state}; expected n_audio_state = "
+            f"{dims.n_audio_state}, which the decoder attends to"
+        )
+
+
+def _tokens(manifest: Manifest) -> Iterator[str]:
+    """Ids beyond the vocabulary would read beyond a tensor."""
+    facts, n_vocab = manifest.tokenizer, manifest.dims.n_vocab
+    last = facts.timestamp_begin + facts.max_initial_timestamp_index
+    ids = {
+        **{name: value for name, value in vars(facts).items() if isinstance(value, int)},
+        **{f"languages.{code}": id for code, id in facts.languages.items()},
+        **{f"suppress_tokens[{i}]": id for i, id in enumerate(facts.suppress_tokens)},
+        **{f"begin_suppress_tokens[{i}]": id for i, id in enumerate(facts.begin_suppress_tokens)},
+        "max_initial_timestamp_index + timestamp_begin": last,
+    }
+    for name, id in ids.items():
+        if id >= n_vocab:
+            yield f"tokenizer.{name} = {id}; expected less than dims.n_vocab = {n_vocab}"
+
+
+def _alignment_heads(manifest: Manifest) -> Iterator[str]:
+    dims = manifest.dims
+    for i, (layer, head) in enumerate(manifest.tokenizer.alignment_heads):
+        if layer >= dims.n_text_layer or head >= dims.n_text_head:
+            yield (
+                f"tokenizer.alignment_heads[{i}] = {[layer, head]}; expected a layer below "
+                f"{dims.n_text_layer} and a head below {dims.n_text_head}"
+            )

@@ -1,0 +1,104 @@
+"""Where tritonserver is on this machine, and the environment that it needs.
+
+NVIDIA's images have it at /opt/tritonserver, ready to run. Elsewhere it is the one that the wheel
+of `nvidia-pytriton` carries, which needs around it:
+
+- its Python backend folder with the stub for this Python beside it, which the wheel keeps apart;
+- the wheel's own libraries and libpython in LD_LIBRARY_PATH;
+- this environment's `python3` first in PATH: the stub ignores PYTHONPATH and takes its packages
+  from the environment of the first `python3` that it finds.
+"""
+
+import ctypes.util
+import dataclasses
+import importlib.util
+import os
+import sys
+import sysconfig
+from pathlib import Path
+
+from serve.contract.errors import UnavailableError
+
+_IMAGE = Path("/opt/tritonserver")
+
+
+@dataclasses.dataclass(frozen=True)
+class Installation:
+    """A tritonserver that can be started."""
+
+    binary: Path
+    backends: Path  # folder of backends
+    libraries: tuple[str, ...]  # folders for LD_LIBRARY_PATH
+
+    def environment(self) -> dict[str, str]:
+        """This process's environment with what the server needs put first."""
+        return {
+            **os.environ,
+            # Of what is started in there with an interpreter of its own.
+            "EARSHOT_LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
+            "LD_LIBRARY_PATH": _joined(self.libraries, "LD_LIBRARY_PATH"),
+            "PATH": _joined((str(Path(sys.executable).parent),), "PATH"),
+        }
+
+
+def find_installation(folder: Path) -> Installation:
+    """The server of NVIDIA's image if this is one, else the wheel's.
+
+    Args:
+        folder: the run's own; gets a folder of backends where the wheel's is used.
+
+    Raises:
+        UnavailableError: there is none, or it or libpython lacks a part.
+    """
+    if (_IMAGE / "bin" / "tritonserver").is_file():
+        return Installation(_IMAGE / "bin" / "tritonserver", _IMAGE / "backends", ())
+    wheel = _wheel()
+    libraries = (str(wheel.parent / "nvidia_pytriton.libs"), _libpython_folder())
+    binary = wheel / "tritonserver" / "bin" / "tritonserver"
+    return Installation(binary, _link_backend(folder, wheel), libraries)
+
+
+def _wheel() -> Path:
+    found = importlib.util.find_spec("pytriton")
+    if found is None or found.origin is None:
+        raise UnavailableError(
+            "Triton Inference Server is not installed: the wheel nvidia-pytriton is missing; "
+            "install the packages of requirements.txt, as `make setup` does"
+        )
+    return Path(found.origin).parent
+
+
+def _link_backend(folder: Path, wheel: Path) -> Path:
+    """A backend folder as Triton expects it, with the stub for this Python."""
+    version = sysconfig.get_python_version()
+    backend = wheel / "tritonserver" / "backends" / "python"
+    stub = wheel / "tritonserver" / "python_backend_stubs" / version / "triton_python_backend_stub"
+    target = folder / "backends" / "python"
+    target.mkdir(parents=True)
+    sources = (backend / "libtriton_python.so", backend / "triton_python_backend_utils.py", stub)
+    for source in sources:
+        if not source.is_file():
+            raise UnavailableError(
+                f"{source} is missing; expected nvidia-pytriton with a stub for Python {version}"
+            )
+        (target / source.name).symlink_to(source)
+    return target.parent
+
+
+def _libpython_folder() -> str:
+    """Where the stub finds libpython; empty where the loader knows by itself."""
+    version = sysconfig.get_python_version()
+    name = f"libpython{version}.so.1.0"
+    folder = str(sysconfig.get_config_var("LIBDIR") or "")
+    if (Path(folder) / name).is_file():
+        return folder
+    if ctypes.util.find_library(f"python{version}"):
+        return ""
+    raise UnavailableError(
+        f"{name} was not found, and Triton's Python backend needs it; install this Python's "
+        f"shared library (on Debian and Ubuntu: libpython{version})"
+    )
+
+
+def _joined(first: tuple[str, ...], variable: str) -> str:
+    return os.pathsep.join([*first, *filter(None, [os.environ.get(variable)])])

@@ -1,0 +1,134 @@
+"""The processes of a server: started, looked at and ended."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from serve.contract.errors import UnavailableError
+
+_PR_SET_PDEATHSIG = 1
+_UMASK = 0o077  # what a server makes, shared memory above all, is for its own user
+_KILL_S = 10.0
+_POLL_S = 0.02
+_LOG_BYTES = 2**20
+
+# Replaces itself by the command. SIGKILL comes when whoever started it is gone, however that
+# ended; the check after it is for a parent that went before the call.
+_LAUNCH = f"""
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.umask({_UMASK})
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class Child:
+    """A process that ends when the thread that started it does, and never outlives this process.
+
+    Args:
+        command: the program's full path and its arguments.
+        log_path: what it writes is appended there.
+        environment: None is this process's own.
+        folder: that it works in; None is this process's own.
+        kept: descriptors that it has as this process does.
+
+    Raises:
+        UnavailableError: it cannot be started.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        log_path: Path,
+        environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+        kept: Sequence[int] = (),
+    ) -> None:
+        self._log_path = log_path
+        try:
+            with log_path.open("ab") as log:
+                self._log_begin = log.tell()
+                self._process = subprocess.Popen(
+                    [sys.executable, "-S", "-c", _LAUNCH, str(os.getpid()), *command],
+                    env=environment,
+                    cwd=folder,
+                    pass_fds=kept,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C is for this process, which then stops it
+                )
+        except OSError as error:
+            raise UnavailableError(f"cannot start {command[0]}: {error}") from error
+        self.pid = self._process.pid
+
+    def status(self) -> int | None:
+        """What it ended with, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    def log(self) -> list[str]:
+        """The lines of the log since it was started; of very many the last ones."""
+        with self._log_path.open("rb") as log:
+            log.seek(max(self._log_begin, log.seek(0, os.SEEK_END) - _LOG_BYTES))
+            return log.read().decode("utf-8", errors="replace").splitlines()
+
+    def terminate(self, timeout_s: float) -> int | None:
+        """Ask it to end and wait, at most so long; what it ended with, or None."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.send_signal(signal.SIGTERM)
+            return self._process.wait(timeout_s)
+        return None
+
+    def kill(self) -> None:
+        """End it and all that it started, now; returns when they have gone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it
+            self._process.wait(_KILL_S)
+        end = time.monotonic() + _KILL_S
+        while any(map(is_alive, _group(self.pid))) and time.monotonic() < end:
+            time.sleep(_POLL_S)
+
+
+def _group(leader: int) -> list[int]:
+    """The processes of a group, which a process that has ended may have left behind."""
+    found = []
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(pid) == leader:
+                found.append(pid)
+    return found
+
+
+def live_children(pid: int) -> list[int]:
+    """Direct children of a process that have not ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [child.pid for child in psutil.Process(pid).children() if is_alive(child.pid)]
+    return []
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process has not ended; a zombie, which nobody has asked about yet, has."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def peak_memory_bytes(pid: int) -> int:
+    """Largest resident memory that a process has had; 0 once it has ended."""
+    # Linux keeps the peak itself, which sampling would miss; psutil gives the present size alone.
+    with contextlib.suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+        match = re.search(r"VmHWM:\s+(\d+) kB", status)
+        return int(match.group(1)) * 1024 if match else 0
+    return 0

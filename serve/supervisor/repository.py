@@ -1,0 +1,90 @@
+"""Triton's model repository, written anew for each run from the templates in `serve/triton`."""
+
+import pkgutil
+import string
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from serve.contract.config import RuntimeConfig
+from serve.contract.runtimes import RUNTIMES, TritonModel
+from serve.wire.tensors import INPUTS, MODEL, OUTPUTS, TensorSpec
+
+_SERVE = Path(__file__).resolve().parents[1]
+_TEMPLATE = _SERVE / "triton" / "model_repository" / MODEL
+
+
+def write_repository(folder: Path, toml: Path, engine: Path, config: RuntimeConfig) -> Path:
+    """Write `<folder>/models`: our model, and the one that decodes for it if there is one.
+
+    Ours gets a link to the package `serve` beside its code, because the Python backend's stub looks
+    for packages there.
+
+    Args:
+        folder: the run's own.
+        toml: the configuration, for the model to read.
+        engine: the engine's folder.
+        config: decides whether a model of Triton's decodes.
+
+    Returns:
+        The repository.
+
+    Raises:
+        EarshotError: the engine cannot run behind that model as configured.
+    """
+    repository = folder / "models"
+    decodes = _write_decoding_model(repository, engine, config)
+    code = repository / MODEL / "1"
+    code.mkdir(parents=True)
+    values = {
+        "name": MODEL,
+        "config": toml,
+        "engine": engine.resolve(),
+        "folder": folder,
+        "decodes": decodes,
+    }
+    text = _filled(_TEMPLATE / "config.pbtxt", values) + _tensor_lists()
+    (repository / MODEL / "config.pbtxt").write_text(text, encoding="utf-8")
+    (code / "model.py").symlink_to(_TEMPLATE / "1" / "model.py")
+    (code / "serve").symlink_to(_SERVE)
+    return repository
+
+
+def _write_decoding_model(repository: Path, engine: Path, config: RuntimeConfig) -> str:
+    """Write the model of Triton's that decodes; its name, or nothing where `whisper` itself does.
+
+    Raises:
+        EarshotError: a runtime that has such a model refuses.
+    """
+    for row in RUNTIMES.values():
+        if not row.triton_model:
+            continue
+        model: TritonModel | None = pkgutil.resolve_name(row.triton_model)(engine, config)
+        if model is not None:
+            folder = repository / model.name
+            (folder / "1").mkdir(parents=True)
+            text = _filled(model.template, model.values)
+            (folder / "config.pbtxt").write_text(text, encoding="utf-8")
+            return model.name
+    return ""
+
+
+def _tensor_lists() -> str:
+    """The inputs and outputs of config.pbtxt, as `serve.wire.tensors` lists them."""
+    # The client may leave any input out: `wire.request_from_inputs` says what belongs together.
+    inputs = "".join(f"input {{ {_fields(spec)} optional: true }}\n" for spec in INPUTS.values())
+    outputs = "".join(f"output {{ {_fields(spec)} }}\n" for spec in OUTPUTS.values())
+    return inputs + outputs
+
+
+def _fields(spec: TensorSpec) -> str:
+    datatype = "STRING" if spec.datatype == "BYTES" else spec.datatype
+    return f'name: "{spec.name}" data_type: TYPE_{datatype} dims: {list(spec.dims)}'
+
+
+def _filled(template: Path, values: Mapping[str, Any]) -> str:
+    """A template's text with its $-names filled in, escaped for strings of config.pbtxt."""
+    escaped = {
+        key: str(value).replace("\\", "\\\\").replace('"', '\\"') for key, value in values.items()
+    }
+    return string.Template(template.read_text(encoding="utf-8")).substitute(escaped)

@@ -1,0 +1,268 @@
+"""Triton Inference Server as a child process, which this machine's gateway alone can reach.
+
+It listens on two Unix sockets in the run's folder and nowhere else: gRPC and metrics. What clients
+need no more, its HTTP port and the calls that change or reveal the server, is off or locked.
+"""
+
+import contextlib
+import dataclasses
+import os
+import re
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import tomli_w
+
+from serve.contract.config import Config, ServerConfig
+from serve.contract.errors import UnavailableError
+from serve.supervisor.installation import find_installation
+from serve.supervisor.processes import Child, live_children, peak_memory_bytes
+from serve.supervisor.repository import write_repository
+from serve.wire import folder as names
+from serve.wire.alive import INTERVAL_S, STALE_S, age_s
+from serve.wire.client import Client
+from serve.wire.numpy_version import require_numpy_1
+from serve.wire.unix_http import ask
+
+_MAX_PATH = 85  # a Unix socket's whole path has room for 107 bytes
+_MIB = 2**20
+_REGIONS_MIB = 16  # shared memory that the model's process takes before any request, and some
+_METRICS_TIMEOUT_S = 2.0
+# Nothing of ours is pending when Triton is told to end: the gateway has seen to that. What it waits
+# for then are requests that it never lets go, and all that time goes by before it ends.
+_EXIT_S = 3
+_TELLING_S = 1.0  # that a process may take to write why it cannot go on
+_STOP_S = 5.0  # until it is killed; the model is closed in it
+
+# What a client of the model does not call. They can be called with this header alone, whose name
+# and value nobody is told.
+_LOCKED = "shared-memory,model-repository,model-config,statistics,trace,logging"
+# Lines with which Triton explains itself but does not mean its end.
+_NOISE = ("CudaDriverHelper has not been initialized",)
+
+
+@dataclasses.dataclass(frozen=True)
+class TritonLaunch:
+    """Everything that is needed to start Triton, any number of times; `prepare` makes it."""
+
+    folder: Path
+    config: Config
+    command: tuple[str, ...]
+    environment: dict[str, str]
+
+    def start(self, log_path: Path) -> "TritonServer":
+        """Start it anew, with nothing left of one that ran before.
+
+        Raises:
+            UnavailableError: the program cannot be started.
+        """
+        names.remove_shared_memory(self.folder)
+        sockets = (f"{names.GRPC_SOCKET}:{names.GRPC_PORT}", names.METRICS_SOCKET)
+        for name in (*sockets, names.FAILURE, names.ALIVE):
+            (self.folder / name).unlink(missing_ok=True)
+        child = Child(self.command, log_path, self.environment)
+        return TritonServer(self.folder, self.config.server, child)
+
+
+def prepare(
+    folder: Path,
+    config: Config,
+    engine: str,
+    environment: Mapping[str, str] | None = None,
+    count: int = 1,
+) -> TritonLaunch:
+    """Write what Triton and the model read into their folder.
+
+    Args:
+        folder: the run's own, or that of one of its engines.
+        config: the whole configuration, with one device.
+        engine: the engine's folder.
+        environment: what its processes have beside this one's.
+        count: how many engines the run has.
+
+    Raises:
+        UnavailableError: the machine lacks what the server needs.
+        EarshotError: the engine cannot run as configured.
+    """
+    require_numpy_1()
+    if len(str(folder)) > _MAX_PATH:
+        raise UnavailableError(
+            f"{folder} is too long a path for the sockets in it; set TMPDIR to a shorter folder"
+        )
+    _require_shared_memory(config.server, count)
+    toml = folder / names.CONFIG
+    toml.write_text(config_to_toml(config), encoding="utf-8")
+    repository = write_repository(folder, toml, Path(engine), config.runtime)
+    installation = find_installation(folder)
+    key = f"{secrets.token_hex(16)}={secrets.token_hex(16)}"
+    command = (
+        str(installation.binary),
+        f"--model-repository={repository}",
+        f"--backend-directory={installation.backends}",
+        f"--backend-config=python,shm-region-prefix-name={folder.name}",
+        "--allow-http=false",
+        f"--grpc-address=unix:{folder / names.GRPC_SOCKET}",
+        f"--grpc-port={names.GRPC_PORT}",
+        f"--grpc-restricted-protocol={_LOCKED}:{key}",
+        f"--metrics-address=unix:{folder / names.METRICS_SOCKET}",
+        f"--metrics-port={names.METRICS_PORT}",
+        f"--exit-timeout-secs={_EXIT_S}",
+    )
+    whole = {**installation.environment(), **(environment or {})}
+    return TritonLaunch(folder, config, command, whole)
+
+
+def config_to_toml(config: Config) -> str:
+    """The text of a file from which `load_config` reads the same configuration."""
+    return tomli_w.dumps(dataclasses.asdict(config))
+
+
+class TritonServer:
+    """A tritonserver that was started and may become ready, fail, or both in turn."""
+
+    def __init__(self, folder: Path, config: ServerConfig, child: Child) -> None:
+        self.pid = child.pid
+        self._folder = folder
+        self._config = config
+        self._child = child
+        self._has_been_ready = False
+        self._given_up = 0.0  # requests, by the last page read while the model was well
+
+    def ready(self) -> bool:
+        """Whether it can answer: the model is loaded, and its process says that it lives."""
+        if not self._has_been_ready and self._loaded():
+            self._close_regions()
+            self._has_been_ready = True
+        return self._has_been_ready and self._silent_s() < STALE_S
+
+    def failure(self) -> str | None:
+        """Why it cannot go on; None while it can, or may become ready."""
+        if told := self._told():
+            return told
+        status = self._child.status()
+        if status is not None:
+            return f"it ended with status {status}: {cause(self._child.log())}"
+        if self._has_been_ready:
+            return self._breakdown()
+        return None
+
+    def said(self) -> str:
+        """The end of its log."""
+        return _tail(self._child.log())
+
+    def peak_memory_bytes(self) -> int:
+        """Largest resident memory of the server and its model, each at its own peak."""
+        return sum(peak_memory_bytes(pid) for pid in (self.pid, *live_children(self.pid)))
+
+    def stop(self) -> None:
+        """End it; whatever it still works for is given up."""
+        self._child.terminate(_STOP_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it and its model now."""
+        self._child.kill()
+
+    def _loaded(self) -> bool:
+        present = (self._folder / names.METRICS_SOCKET, self._folder / names.ALIVE)
+        if not all(path.exists() for path in present) or _metrics(self._folder) is None:
+            return False
+        with Client(names.grpc_target(self._folder)) as client:
+            return client.ready()
+
+    def _close_regions(self) -> None:
+        """Let nobody else read what requests will leave in shared memory.
+
+        Whatever the umask, Triton makes its regions readable by all; it makes no more after this.
+        """
+        for region in names.shared_memory(self._folder):
+            region.chmod(0o600)
+
+    def _silent_s(self) -> float:
+        return age_s(self._folder / names.ALIVE)
+
+    def _told(self) -> str | None:
+        """What the process that has the engine says of its failure."""
+        path = self._folder / names.FAILURE
+        with contextlib.suppress(FileNotFoundError):
+            since_s = time.time() - path.stat().st_mtime
+            told = path.read_text(encoding="utf-8")
+            if told or since_s > _TELLING_S:  # where the disk is full it says nothing
+                return told or "a model's process cannot go on; its log says why"
+        return None
+
+    def _breakdown(self) -> str | None:
+        """What went wrong below a server that still runs."""
+        if not live_children(self.pid):
+            return f"a model's process ended: {cause(self._child.log())}"
+        silent_s = self._silent_s()
+        if silent_s > self._config.stall_timeout_s:
+            return (
+                f"a model's process said nothing for {silent_s:.0f} s; server.stall_timeout_s is "
+                f"{self._config.stall_timeout_s:g}"
+            )
+        return self._abandoned_requests(silent_s)
+
+    def _abandoned_requests(self, silent_s: float) -> str | None:
+        """Whether Triton has given up on requests that a silent process has still to read.
+
+        Triton waits a second for a process that does not run, which no option changes, then forgets
+        the request; the process answers it once it runs again, and Triton dies of the answer.
+        """
+        page = _metrics(self._folder) or ""
+        counts = re.findall(r'^nv_inference_request_failure{.*"BACKEND".*} (\S+)', page, re.M)
+        given_up = sum(map(float, counts))
+        if silent_s < INTERVAL_S:  # nothing that began after that beat has been given up yet
+            self._given_up = given_up
+        elif silent_s > STALE_S and given_up > self._given_up:
+            return "a model's process stood still, and Triton gave up requests that it still has"
+        return None
+
+
+def cause(log: Sequence[str]) -> str:
+    """What a log of Triton's says about its end, in a sentence if it can be had."""
+    refused = [re.search(r"failed to load '\w+' version \d+: (.*)", line) for line in log]
+    reasons = [match.group(1).rstrip('"') for match in refused if match is not None]
+    if reasons:
+        return reasons[0]
+    for line in log:
+        if match := re.match(r"Signal \((\d+)\) received", line):
+            return f"it crashed with signal {match.group(1)}"
+    errors = [line for line in log if re.match(r"E\d{4} |error|Failed to", line)]
+    meant = [line for line in errors if not any(noise in line for noise in _NOISE)]
+    return meant[-1].split("] ", 1)[-1] if meant else f"its log ends:\n{_tail(log)}"
+
+
+def _tail(log: Sequence[str]) -> str:
+    return "\n".join(log[-5:])
+
+
+def _require_shared_memory(server: ServerConfig, count: int) -> None:
+    """Refuse a machine whose shared memory cannot hold the requests that may be in flight.
+
+    Args:
+        server: says how many these are, of all engines together.
+        count: how many engines there are.
+
+    Raises:
+        UnavailableError: too little of it is free.
+    """
+    status = os.statvfs(names.SHARED_MEMORY)
+    free = status.f_bavail * status.f_frsize // _MIB
+    regions = count * _REGIONS_MIB
+    needed = server.max_inflight_mb + regions
+    if free < needed:
+        raise UnavailableError(
+            f"{names.SHARED_MEMORY} has {free} MiB free, and requests pass through it: expected "
+            f"{needed} MiB, which is server.max_inflight_mb and {regions} more; enlarge it "
+            f"(containers: --shm-size {needed}m and more) or set a smaller server.max_inflight_mb"
+        )
+
+
+def _metrics(folder: Path) -> str | None:
+    """Triton's metrics page; None while there is none."""
+    with contextlib.suppress(OSError):
+        return ask(folder / names.METRICS_SOCKET, "/metrics", _METRICS_TIMEOUT_S).decode()
+    return None

@@ -1,0 +1,180 @@
+"""A client of the models `whisper` and `whisper_stream`, by gRPC."""
+
+import contextlib
+import queue
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any, Self
+
+import tritonclient.grpc as triton_grpc
+from tritonclient.utils import InferenceServerException
+
+from serve.contract.errors import CancelledError, DeadlineError, EarshotError, UnavailableError
+from serve.contract.messages import Finished, Request, Samples, SegmentReady, Transcript
+from serve.wire import tensors
+
+_READY_S = 2.0
+_GRACE_S = 5.0  # beyond the deadline, which gRPC keeps itself
+_REQUEST_S = 660.0  # a little more than the server gives a request
+
+
+class PendingTranscript:
+    """A request that was sent, and its answer once it is there; `Client.start` makes them."""
+
+    def __init__(self, answer: "Future[Transcript]", context: Any, timeout_s: float) -> None:
+        self._answer = answer
+        self._context = context
+        self._timeout_s = timeout_s
+
+    def result(self) -> Transcript:
+        """Wait for the answer; a wait that is interrupted cancels the request.
+
+        Raises:
+            EarshotError: whatever the server answered, as the class that it named.
+            UnavailableError: there is no server.
+            DeadlineError: no answer in time.
+            CancelledError: `cancel` came first.
+        """
+        try:
+            return self._answer.result(self._timeout_s + _GRACE_S)
+        except TimeoutError as error:
+            self.cancel()
+            raise DeadlineError(f"no answer within {self._timeout_s:g} s") from error
+        except KeyboardInterrupt:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        """Tell the server that nobody waits any more; does nothing after the end."""
+        self._context.cancel()
+
+
+class Client:
+    """Sends requests to one server. Thread-safe.
+
+    Args:
+        address: of the gRPC endpoint, host:port.
+        timeout_s: longest wait for one answer.
+        key: the API key, where the server wants one.
+    """
+
+    def __init__(self, address: str, timeout_s: float = _REQUEST_S, key: str | None = None) -> None:
+        self._address = address
+        self._timeout_s = timeout_s
+        self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        self._client = triton_grpc.InferenceServerClient(address)
+
+    def ready(self) -> bool:
+        """Whether a server answers and has the model loaded."""
+        with contextlib.suppress(InferenceServerException):
+            return bool(self._client.is_model_ready(tensors.MODEL, client_timeout=_READY_S))
+        return False
+
+    def transcribe(self, audio: bytes | Samples, **options: Any) -> Transcript:
+        """Transcribe a file's bytes, or samples; options are the other fields of `Request`.
+
+        Raises:
+            EarshotError: see `PendingTranscript.result`.
+        """
+        return self.start(Request(audio=audio, **options)).result()
+
+    def start(self, request: Request) -> PendingTranscript:
+        """Send a request and return at once."""
+        answer: Future[Transcript] = Future()
+
+        def on_answer(result: Any, error: Any) -> None:
+            try:
+                if error is not None:
+                    raise self._error(error)
+                answer.set_result(tensors.transcript_from_outputs(result.as_numpy))
+            except EarshotError as found:
+                answer.set_exception(found)
+
+        inputs = _inputs(request)
+        context = self._client.async_infer(
+            tensors.MODEL,
+            inputs,
+            on_answer,
+            client_timeout=self._timeout_s,
+            headers=self._headers,
+        )
+        return PendingTranscript(answer, context, self._timeout_s)
+
+    def stream(self, request: Request) -> Iterator[SegmentReady | Finished]:
+        """Each segment as soon as it is known, then the whole answer.
+
+        Closing the iterator early cancels the request.
+
+        Raises:
+            EarshotError: as `PendingTranscript.result`.
+        """
+        messages: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+        end = time.monotonic() + self._timeout_s
+        # A tritonclient object holds one stream; the connection below it is shared.
+        with contextlib.closing(triton_grpc.InferenceServerClient(self._address)) as client:
+            client.start_stream(
+                lambda result, error: messages.put((result, error)),
+                stream_timeout=self._timeout_s,
+                headers=self._headers,
+            )
+            waiting = True
+            try:
+                with contextlib.suppress(InferenceServerException):  # the callback gets it too
+                    client.async_stream_infer(tensors.STREAM_MODEL, _inputs(request))
+                while waiting:
+                    event = self._next(messages, end)
+                    waiting = not isinstance(event, Finished)
+                    yield event
+            except EarshotError as error:
+                waiting = isinstance(error, DeadlineError)
+                raise
+            finally:
+                # Only what has not ended: a cancel that meets the end of its request can make
+                # Triton 24.10 keep the request, and wait for it in vain when it stops.
+                client.stop_stream(cancel_requests=waiting)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        """Itself; leaving the block closes it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    def _next(
+        self, messages: "queue.SimpleQueue[tuple[Any, Any]]", end: float
+    ) -> SegmentReady | Finished:
+        try:
+            result, error = messages.get(timeout=max(0.0, end - time.monotonic()) + _GRACE_S)
+        except queue.Empty:
+            raise DeadlineError(f"no answer within {self._timeout_s:g} s") from None
+        if error is not None:
+            raise self._error(error)
+        if tensors.is_whole(result.as_numpy):
+            return Finished(tensors.transcript_from_outputs(result.as_numpy))
+        (segment,) = tensors.segments_from_outputs(result.as_numpy)
+        return SegmentReady(segment)
+
+    def _error(self, error: Any) -> EarshotError:
+        """The error tree's name for what tritonclient reports."""
+        status = str(error.status() or "").removeprefix("StatusCode.")
+        found = tensors.error_from_text(str(error.message()), status)
+        if type(found) is UnavailableError:
+            return UnavailableError(f"server at {self._address}: {found}")
+        if type(found) is CancelledError:
+            return CancelledError("the request was cancelled")
+        return found
+
+
+def _inputs(request: Request) -> list[Any]:
+    inputs = []
+    for name, values in tensors.request_to_inputs(request).items():
+        tensor = triton_grpc.InferInput(name, list(values.shape), tensors.INPUTS[name].datatype)
+        tensor.set_data_from_numpy(values)
+        inputs.append(tensor)
+    return inputs

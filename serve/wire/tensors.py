@@ -1,0 +1,352 @@
+"""Transcriptions as KServe v2 tensors: what the Triton model takes and gives, both ways.
+
+`INPUTS` and `OUTPUTS` are the one list of tensors: the model's config.pbtxt is rendered from them,
+and `python -m serve tensors` prints them. The model and the client both use this module, so that
+the two cannot disagree.
+
+`whisper` answers once, with all outputs. `whisper_stream` sends a message for each segment, with
+that segment's TEXT and SEGMENTS alone, and then the same answer as its last message. Both are
+names of the gateway's: Triton has one model, which sends segments where a parameter says so.
+
+An error's text is the name of its class in `serve.contract.errors`, a colon and its message.
+"""
+
+import dataclasses
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from serve.contract import errors
+from serve.contract.codec import from_json, to_json
+from serve.contract.errors import AudioError, EarshotError, OptionError, shown
+from serve.contract.messages import AudioFile, Request, Segment, Task, Timings, Transcript
+
+Tensor = npt.NDArray[Any]
+T = TypeVar("T")
+
+_MAX_ERROR_CHARS = 2000
+_TOO_MANY = 2**31  # for an INT32
+_OTHER_VERSION = "is the server an Earshot of this version?"
+
+MODEL = "whisper"
+STREAM_MODEL = "whisper_stream"
+KEY_PARAMETER = "earshot_key"
+"""The parameter of a request that names it for cancels; see `serve.triton.keys`."""
+CANCEL_PARAMETER = "earshot_cancel"
+"""The parameter of a request that cancels another: its key."""
+SEGMENTS_PARAMETER = "earshot_segments"
+"""The parameter of a request that is for `whisper_stream`: true."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of the models."""
+
+    name: str
+    datatype: str  # as KServe v2 calls it; BYTES is text in UTF-8 where nothing else is said
+    dims: tuple[int, ...]  # -1: any number
+    meaning: str
+    max_bytes: int | None = None  # of an input; None: as many as a request may have
+
+
+def _by_name(*specs: TensorSpec) -> dict[str, TensorSpec]:
+    return {spec.name: spec for spec in specs}
+
+
+# Triton gives an input one datatype, so audio has two inputs, of which a request sends one. Every
+# other input may be left out.
+INPUTS = _by_name(
+    TensorSpec("AUDIO", "BYTES", (1,), "a whole file in any supported format"),
+    TensorSpec("SAMPLES", "FP32", (-1,), "instead of AUDIO: mono samples in [-1, 1]"),
+    TensorSpec("SAMPLE_RATE", "INT32", (1,), "Hz; needed with SAMPLES, not allowed with AUDIO"),
+    TensorSpec(
+        "LANGUAGE",
+        "BYTES",
+        (1,),
+        'such as "en", "English" or "en-US"; default, and "auto": detected',
+        64,
+    ),
+    TensorSpec(
+        *("LANGUAGES", "BYTES", (-1,)),
+        *("codes among which it is detected; default: as configured", 2**12),
+    ),
+    TensorSpec("MULTILINGUAL", "BOOL", (1,), "detect it for each window; default: false"),
+    TensorSpec("TASK", "BYTES", (1,), '"transcribe" (default) or "translate"', 64),
+    TensorSpec("PROMPT", "BYTES", (1,), "text before the audio: names, spelling, style", 2**18),
+    TensorSpec("HOTWORDS", "BYTES", (1,), "names and terms that any window may hold", 2**18),
+    TensorSpec("PREFIX", "BYTES", (1,), "words that the audio begins with; not answered", 2**18),
+    TensorSpec("MODE", "BYTES", (1,), '"parallel" or "sequential"; default: as configured', 64),
+    TensorSpec("PARTIAL", "BOOL", (1,), "take what is there of a cut file; default: as configured"),
+    TensorSpec("TIMESTAMPS", "BOOL", (1,), "whether the model marks times; default: true"),
+    TensorSpec(
+        "WORD_TIMESTAMPS", "BOOL", (1,), "whether segments hold timed words; default: false"
+    ),
+    TensorSpec("TRY_WORD_TIMESTAMPS", "BOOL", (1,), "the same, if the engine can time words"),
+    TensorSpec("TOKEN_LOGPROBS", "BOOL", (1,), "and their tokens' log-probabilities"),
+    TensorSpec(
+        "CLIP_TIMESTAMPS", "FP64", (-1,), "start, end, start, … s: decode these stretches", 2**14
+    ),
+    TensorSpec(
+        *("HALLUCINATION_SILENCE_THRESHOLD", "FP32", (1,)),
+        "seconds: odd segments between longer silences are left out; default: as configured",
+    ),
+    TensorSpec("VAD", "BOOL", (1,), "whether only speech is decoded; default: as configured"),
+    TensorSpec(
+        "VOICE", "FP64", (-1,), "start, end, start, … s: where somebody speaks, if known", 2**14
+    ),
+    TensorSpec("VAD_THRESHOLD", "FP32", (1,), "0 to 1; a frame that is likelier begins speech"),
+    TensorSpec("VAD_MIN_SPEECH_S", "FP32", (1,), "seconds; what is no longer is no speech"),
+    TensorSpec("VAD_MIN_SILENCE_S", "FP32", (1,), "seconds of silence that end speech"),
+    TensorSpec("VAD_PAD_S", "FP32", (1,), "seconds that stay on either side of speech"),
+    TensorSpec("TEMPERATURE", "FP32", (1,), "0 to 1; default: 0, with the configured fallback"),
+    TensorSpec("MAX_TOKENS", "INT32", (1,), "most new tokens per window of at most 30 s"),
+    TensorSpec("BEAM_SIZE", "INT32", (1,), "1 to 8 hypotheses, at temperature 0; 1: greedy"),
+    TensorSpec("PATIENCE", "FP32", (1,), "the search ends with BEAM_SIZE * PATIENCE of them"),
+    TensorSpec("LENGTH_PENALTY", "FP32", (1,), "they rank by log-probability / length ** this"),
+    TensorSpec("BEST_OF", "INT32", (1,), "1 to 8 samples, at temperatures above 0"),
+    TensorSpec("REPETITION_PENALTY", "FP32", (1,), "above 1: said tokens become less likely"),
+    TensorSpec("NO_REPEAT_NGRAM_SIZE", "INT32", (1,), "never so many tokens twice in a row"),
+    TensorSpec(
+        "SHORT_ENCODER", "BOOL", (1,), "do not encode a window's silence up to 30 s; default: false"
+    ),
+    TensorSpec("UNFINISHED", "BOOL", (1,), "more of this audio will be asked for; default: false"),
+    TensorSpec(
+        "DRAFT", "INT32", (-1,), "TOKENS of this audio when it was shorter: saves time", 2**12
+    ),
+    TensorSpec("STREAM", "BOOL", (1,), "whisper_stream: one message a segment; default: true"),
+)
+OUTPUTS = _by_name(
+    TensorSpec("TEXT", "BYTES", (1,), "the whole text, or that of one segment"),
+    TensorSpec("SEGMENTS", "BYTES", (1,), "JSON list; fields of serve.contract.messages.Segment"),
+    TensorSpec("LANGUAGE", "BYTES", (1,), "code; left out if nobody was heard and none was named"),
+    TensorSpec("LANGUAGE_PROB", "FP32", (1,), "left out where the request named the language"),
+    TensorSpec("DURATION", "FP64", (1,), "seconds of audio; up to the last of CLIP_TIMESTAMPS"),
+    TensorSpec(
+        "TIMINGS", "BYTES", (1,), "JSON object; fields of serve.contract.messages.Timings, seconds"
+    ),
+    TensorSpec("TOKENS", "INT32", (-1,), "sampled for the first window, timestamps among them"),
+    TensorSpec("WARNING", "BYTES", (1,), "left out but where PARTIAL audio is cut short: how much"),
+)
+_PYTHON: dict[str, tuple[type, str]] = {
+    "BYTES": (str, "text"),
+    "FP32": (numbers.Real, "a number"),
+    "FP64": (numbers.Real, "a number"),
+    "INT32": (numbers.Integral, "a whole number"),
+    "BOOL": (bool, "true or false"),
+}
+NUMPY_TYPES = {
+    "BYTES": np.object_,
+    "FP32": np.float32,
+    "FP64": np.float64,
+    "INT32": np.int32,
+    "BOOL": np.bool_,
+}
+
+
+def describe() -> str:
+    """The tensors as a text for people: a line each, inputs first."""
+    lines = []
+    for title, specs in (("Inputs", INPUTS), ("Outputs", OUTPUTS)):
+        lines.append(f"{title}:")
+        for spec in specs.values():
+            dims = str(list(spec.dims))
+            limit = f"; at most {spec.max_bytes} bytes" if spec.max_bytes else ""
+            lines.append(f"  {spec.name:<20} {spec.datatype:<6} {dims:<5} {spec.meaning}{limit}")
+    return "\n".join(lines) + "\n"
+
+
+def request_to_inputs(request: Request) -> dict[str, Tensor]:
+    """The tensors that say the same as `request`; what has its default is left out.
+
+    Raises:
+        OptionError: a value is not of its input's type; whether it makes sense the server knows.
+    """
+    values: dict[str, Any] = {
+        "AUDIO" if isinstance(request.audio, bytes) else "SAMPLES": request.audio
+    }
+    for field in dataclasses.fields(Request):
+        value, spec = getattr(request, field.name), INPUTS[field.name.upper()]
+        if spec.name != "AUDIO" and value != field.default and value is not None:
+            check = _checked_list if spec.dims == (-1,) else _checked
+            values[spec.name] = check(field.name, value, spec.datatype)
+    return _tensors(INPUTS, values)
+
+
+def _checked(name: str, value: object, datatype: str) -> object:
+    """A value that a tensor of this type can hold; NumPy would convert what comes near."""
+    kind, expected = _PYTHON[datatype]
+    good = isinstance(value, kind) and isinstance(value, bool) == (datatype == "BOOL")
+    if not good or (isinstance(value, int) and abs(value) >= _TOO_MANY):
+        raise OptionError(f"{name} = {shown(value)}; expected {expected}")
+    return value
+
+
+def _checked_list(name: str, value: object, datatype: str) -> list[object]:
+    if not isinstance(value, tuple | list):
+        raise OptionError(f"{name} = {shown(value)}; expected a list")
+    return [_checked(name, item, datatype) for item in value]
+
+
+def request_from_inputs(inputs: Mapping[str, Tensor], file: AudioFile | None = None) -> Request:
+    """The request that tensors stand for; Triton has checked their types and shapes.
+
+    Args:
+        inputs: the tensors.
+        file: its audio, where that came beside them.
+
+    Raises:
+        AudioError: no audio, or two.
+        OptionError: text that is too long or not UTF-8, or an unknown task.
+    """
+    if file is None and ("AUDIO" in inputs) == ("SAMPLES" in inputs):
+        found = "both AUDIO and SAMPLES" if "AUDIO" in inputs else "neither AUDIO nor SAMPLES"
+        raise AudioError(
+            f"found {found}; expected AUDIO (a file's bytes), or SAMPLES with SAMPLE_RATE"
+        )
+    options: dict[str, Any] = {}
+    for name, tensor in inputs.items():
+        if name not in ("AUDIO", "SAMPLES", "STREAM"):
+            options[name.lower()] = _option(name, tensor)
+    task = options.get("task", "transcribe")
+    if task not in get_args(Task):
+        raise OptionError(f"TASK = {shown(task)}; expected one of {', '.join(get_args(Task))}")
+    if file is not None:
+        return Request(audio=file, **options)
+    audio = bytes(inputs["AUDIO"][0]) if "AUDIO" in inputs else inputs["SAMPLES"]
+    return Request(audio=audio, **options)
+
+
+def _option(name: str, tensor: Tensor) -> Any:
+    """The value of an input."""
+    datatype, limit = INPUTS[name].datatype, INPUTS[name].max_bytes
+    size = sum(map(len, tensor)) if datatype == "BYTES" else tensor.nbytes
+    if limit is not None and size > limit:
+        less = "less text" if datatype == "BYTES" else "fewer numbers"
+        raise OptionError(f"{name} has {size} bytes; expected at most {limit}: send {less}")
+    many = INPUTS[name].dims == (-1,)
+    if datatype == "BYTES":
+        return tuple(_text(name, [text]) for text in tensor) if many else _text(name, tensor)
+    if many:
+        return tuple(tensor.tolist())
+    # FP32 by way of text, so that 0.2 is 0.2 and nothing beside it.
+    return float(str(tensor[0])) if datatype == "FP32" else tensor[0].item()
+
+
+def segment_outputs(segment: Segment) -> dict[str, Tensor]:
+    """One more segment of a stream."""
+    return _tensors(OUTPUTS, {"TEXT": segment.text, "SEGMENTS": to_json((segment,))})
+
+
+def transcript_outputs(transcript: Transcript) -> dict[str, Tensor]:
+    """A whole answer."""
+    values = {
+        "TEXT": transcript.text,
+        "SEGMENTS": to_json(transcript.segments),
+        "LANGUAGE": transcript.language,
+        "LANGUAGE_PROB": transcript.language_prob,
+        "DURATION": transcript.duration,
+        "TIMINGS": to_json(transcript.timings),
+        "TOKENS": transcript.tokens or None,
+        "WARNING": transcript.warning or None,
+    }
+    return _tensors(OUTPUTS, values)
+
+
+def segments_from_outputs(output: Callable[[str], Tensor | None]) -> tuple[Segment, ...]:
+    """The segments in an answer, or in one message of a stream.
+
+    Raises:
+        EarshotError: they are missing, or are not what this version calls segments.
+    """
+    return _json(tuple[Segment, ...], "SEGMENTS", output)
+
+
+def transcript_from_outputs(output: Callable[[str], Tensor | None]) -> Transcript:
+    """A whole answer; `output` gives an output by name, or None.
+
+    Raises:
+        EarshotError: an output is missing, or is not what this version expects.
+    """
+    language, prob, tokens = output("LANGUAGE"), output("LANGUAGE_PROB"), output("TOKENS")
+    warning = output("WARNING")
+    return Transcript(
+        text=_text("TEXT", _present("TEXT", output)),
+        language=None if language is None else _text("LANGUAGE", language),
+        language_prob=None if prob is None else float(prob[0]),
+        duration=float(_present("DURATION", output)[0]),
+        segments=segments_from_outputs(output),
+        timings=_json(Timings, "TIMINGS", output),
+        tokens=() if tokens is None else tuple(tokens.tolist()),
+        warning="" if warning is None else _text("WARNING", warning),
+    )
+
+
+def is_whole(output: Callable[[str], Tensor | None]) -> bool:
+    """Whether a stream's message is its answer, rather than one more segment."""
+    return output("TIMINGS") is not None
+
+
+def error_to_text(error: EarshotError) -> str:
+    """What an error says on the wire, which is not more than anybody reads."""
+    text = f"{type(error).__name__}: {error}"
+    if len(text) <= _MAX_ERROR_CHARS:
+        return text
+    half = _MAX_ERROR_CHARS // 2
+    return f"{text[:half]} … {text[-half:]}"
+
+
+def error_from_text(text: str, status: str) -> EarshotError:
+    """The error that a server answered with.
+
+    Args:
+        text: from `error_to_text`, or Triton's own words.
+        status: name of the gRPC status, which decides where the text names no class.
+    """
+    name, _, message = text.partition(": ")
+    named = vars(errors).get(name)
+    if isinstance(named, type) and issubclass(named, EarshotError):
+        return named(message)
+    by_status: dict[str, type[EarshotError]] = {
+        "INVALID_ARGUMENT": errors.RequestError,
+        "CANCELLED": errors.CancelledError,
+        "DEADLINE_EXCEEDED": errors.DeadlineError,
+        "NOT_FOUND": errors.UnavailableError,
+        "UNAVAILABLE": errors.UnavailableError,
+    }
+    return by_status.get(status, EarshotError)(text)
+
+
+def _tensors(specs: Mapping[str, TensorSpec], values: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Those values that are not None; a single value becomes a tensor of shape [1]."""
+    tensors = {}
+    for name, value in values.items():
+        if value is not None:
+            data = value.encode() if isinstance(value, str) else value
+            if isinstance(value, list) and specs[name].datatype == "BYTES":
+                data = [text.encode() for text in value]
+            array = np.asarray(data, NUMPY_TYPES[specs[name].datatype])
+            tensors[name] = np.ascontiguousarray(np.atleast_1d(array))
+    return tensors
+
+
+def _present(name: str, output: Callable[[str], Tensor | None]) -> Tensor:
+    tensor = output(name)
+    if tensor is None:
+        raise EarshotError(f"the answer holds no {name}; {_OTHER_VERSION}")
+    return tensor
+
+
+def _json(kind: type[T], name: str, output: Callable[[str], Tensor | None]) -> T:
+    """What the JSON of an output says."""
+    text = bytes(_present(name, output)[0])
+    return from_json(kind, text, f"the answer's {name}", error=EarshotError, advice=_OTHER_VERSION)
+
+
+def _text(name: str, tensor: Sequence[bytes] | Tensor) -> str:
+    try:
+        return bytes(tensor[0]).decode()
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{name} is not UTF-8: {error}; expected text in UTF-8") from error

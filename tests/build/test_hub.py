@@ -1,0 +1,213 @@
+"""build.hub: which files are downloaded, for build and for eval, and what is said when none are."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import errors
+
+from build.checkpoint import open_checkpoint
+from build.config import BuildConfig
+from build.hub import Found, checkpoint_folder
+from eval.accuracy import prepare
+from eval.config import Config
+from serve.contract.errors import MissingCheckpointError
+from tests.checkpoints import NANO, random_weights, write_hf
+from tests.fake_hub import HUB_ID, REVISION, FakeHub
+
+PINNED = f"{HUB_ID}@{REVISION}"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "vocab.json"):
+        (folder / name).write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    for surplus in (
+        "model.fp32-00001-of-00002.safetensors",
+        "model.safetensors.index.fp32.json",
+        "pytorch_model.bin",
+        "flax_model.msgpack",
+        "README.md",
+    ):
+        (folder / surplus).write_bytes(b"gigabytes")
+    return folder
+
+
+@pytest.fixture
+def hub(folder, tmp_path, monkeypatch):
+    return FakeHub(folder, tmp_path / "cache").install(monkeypatch)
+
+
+def for_build(name):
+    return checkpoint_folder(name).path
+
+
+def for_eval(name):
+    return prepare.checkpoint_folder(Config(build=BuildConfig(checkpoint=name)))
+
+
+@pytest.mark.parametrize("download", [for_build, for_eval])
+def test_a_pinned_id_is_split_and_one_copy_of_the_weights_comes(hub, download):
+    assert download(PINNED) == hub.cache
+    assert set(hub.asked) == {(HUB_ID, REVISION)}
+    assert sorted(hub.downloaded) == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "vocab.json",
+    ]
+
+
+def test_the_revision_found_is_remembered(hub):
+    assert checkpoint_folder(HUB_ID) == Found(hub.cache, PINNED)
+    assert hub.asked[0] == (HUB_ID, None)
+
+
+def test_shards_come_with_their_index(hub, folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").unlink()
+    for name in ("pytorch_model.bin.index.json", "pytorch_model-00001-of-00001.bin"):
+        (folder / name).write_bytes(b"")
+    checkpoint_folder(HUB_ID)
+    weights = [name for name in hub.downloaded if "model" in name]
+    assert sorted(weights) == ["pytorch_model-00001-of-00001.bin", "pytorch_model.bin.index.json"]
+
+
+def test_a_folder_here_needs_no_hub(hub, folder, monkeypatch):
+    monkeypatch.chdir(folder.parent.parent)
+    name = f"{folder.parent.name}/{folder.name}"  # which a hub id may look like
+    assert checkpoint_folder(name) == Found(folder.relative_to(folder.parent.parent), name)
+    assert hub.asked == []
+
+
+def test_what_is_neither_folder_nor_id(tmp_path):
+    for name in ("whisper", "a/b/c", "someone/whisper@", "../x/y", ""):
+        with pytest.raises(MissingCheckpointError, match="expected a folder of Hugging Face's"):
+            checkpoint_folder(name or str(tmp_path / "nothing"))
+
+
+def http(kind, status=404):
+    client = pytest.importorskip("httpx2")
+    response = client.Response(status, request=client.Request("GET", "https://huggingface.co"))
+    return kind(f"{status} Client Error. (Request ID: x)\n\nFor url", response=response)
+
+
+FAILURES = {
+    "gated": (
+        lambda: http(errors.GatedRepoError, 403),
+        "must be accepted: do it on https://huggingface.co/someone/whisper, then log in with",
+    ),
+    "unknown": (
+        lambda: http(errors.RepositoryNotFoundError),
+        "has none of that name; if it is private, log in",
+    ),
+    "revision": (
+        lambda: http(errors.RevisionNotFoundError),
+        "has no revision 0123abc of it; https://huggingface.co/someone/whisper/commits lists",
+    ),
+    "offline": (
+        lambda: errors.OfflineModeIsEnabled("Cannot reach it:\noffline mode"),
+        "does not give it (Cannot reach it:), nor does its cache here hold every file; without a",
+    ),
+    "silence": (
+        lambda: pytest.importorskip("httpx2").ReadTimeout("The read operation timed out"),
+        "does not give it (The read operation timed out), nor does its cache here hold every file",
+    ),
+    "disk": (lambda: OSError(28, "No space left on device"), "No space left on device"),
+    "name": (lambda: errors.HFValidationError("Repo id must not\n"), "(Repo id must not), nor"),
+    "proxy": (
+        lambda: pytest.importorskip("httpx2").ProxyError("403 Forbidden"),
+        "the Hugging Face hub does not give it (403 Forbidden), nor does its cache here hold",
+    ),
+}
+
+
+@pytest.mark.parametrize("download", [for_build, for_eval])
+@pytest.mark.parametrize("failure", FAILURES)
+def test_why_the_hub_gives_nothing_is_one_sentence(hub, failure, download):
+    make, words = FAILURES[failure]
+    hub.failure = make()
+    with pytest.raises(MissingCheckpointError) as caught:
+        download(PINNED)
+    assert str(caught.value).startswith("someone/whisper is no folder here, and ")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_in_the_cache_serves_where_the_hub_cannot_be_reached(hub):
+    found = checkpoint_folder(HUB_ID)
+    hub.failure = OSError("no route")
+    assert checkpoint_folder(HUB_ID) == found
+    (hub.cache / "model.safetensors").unlink()
+    assert checkpoint_folder(HUB_ID, with_weights=False) == found
+    with pytest.raises(MissingCheckpointError, match="nor does its cache here hold every file"):
+        checkpoint_folder(HUB_ID)
+
+
+def test_a_repository_that_was_withdrawn_is_not_taken_from_the_cache(hub):
+    checkpoint_folder(HUB_ID)
+    hub.failure = http(errors.RepositoryNotFoundError)
+    with pytest.raises(MissingCheckpointError, match="has none of that name"):
+        checkpoint_folder(HUB_ID)
+
+
+def test_a_commit_in_the_cache_is_not_asked_for(folder, tmp_path, monkeypatch):
+    commit = "0123456789" * 4
+    hub = FakeHub(folder, tmp_path / "cache")
+    hub.cache = tmp_path / "cache" / commit
+    shutil.copytree(folder, hub.cache)
+    hub.install(monkeypatch)
+    assert checkpoint_folder(f"{HUB_ID}@{commit}").path == hub.cache
+    assert not hub.asked
+
+
+def test_a_folder_of_faster_whisper_comes_whole(hub, folder):
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        (folder / name).unlink()
+    for name in ("model.bin", "vocabulary.txt"):
+        (folder / name).write_bytes(b"")
+    checkpoint_folder(HUB_ID)
+    assert {"model.bin", "vocabulary.txt", "config.json", "tokenizer.json"} <= {*hub.downloaded}
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("bse", "base"), ("tiny_en", "tiny.en"), ("openai/whisper-bas", "")]
+)
+def test_a_name_that_is_nearly_right(hub, name, meant):
+    hub.failure = http(errors.RepositoryNotFoundError)
+    expected = f"or one of base, tiny.en; did you mean {meant}?"
+    with pytest.raises(MissingCheckpointError) as caught:
+        checkpoint_folder(name)
+    assert str(caught.value).endswith(expected if meant else "; did you mean openai/whisper-base?")
+
+
+def test_without_a_network_and_no_stand_in(tmp_path):
+    """In a process of its own: huggingface_hub has its modules only once somebody imports them."""
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "engine", "--config", "configs/large-v3-turbo.toml"],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path)},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: openai/whisper-large-v3-turbo is no folder here, and ")
+    assert "offline mode is enabled" in done.stderr
+    assert done.stderr.endswith("without a network, give a folder\n")
+
+
+def test_what_eval_is_given_opens(tmp_path, monkeypatch):
+    """The same pinned id, first built from, then evaluated."""
+    whole = write_hf(tmp_path / "whole", NANO, random_weights(NANO))
+    FakeHub(whole, tmp_path / "cache").install(monkeypatch)
+    opened = open_checkpoint(PINNED)
+    assert opened.source.id == PINNED
+    assert opened.path == for_eval(PINNED)

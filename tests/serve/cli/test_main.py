@@ -1,0 +1,455 @@
+"""`python -m serve transcribe` and `triton`, as a user meets them."""
+
+import contextlib
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import psutil
+import pytest
+
+import serve.transcriber.open
+from serve.cli.main import main
+from serve.contract.config import Config
+from serve.contract.errors import EarshotError
+from serve.contract.keys import Key, hash_of, read_keys
+from serve.contract.messages import Request
+from serve.speech import raw
+from serve.supervisor.gateway import is_ready
+from serve.supervisor.run import free_ports
+from serve.supervisor.server import config_to_toml
+from serve.wire import tensors
+from serve.wire.client import Client
+from tests.fakes import FakeTranscriber
+from tests.serving import audio_file, wait_until
+
+ROOT = Path(__file__).parents[3]
+WAIT_S = 120
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    fake = FakeTranscriber()
+    monkeypatch.setattr(serve.transcriber.open, "open_transcriber", lambda config, engine: fake)
+    return fake
+
+
+@pytest.fixture
+def toml(tmp_path):
+    """A config whose ports nobody listens on."""
+    http, grpc, metrics = free_ports("127.0.0.1", 3)
+    path = tmp_path / "some.toml"
+    path.write_text(f"[server]\nhttp_port = {http}\ngrpc_port = {grpc}\nmetrics_port = {metrics}\n")
+    return path
+
+
+@pytest.fixture
+def files(tmp_path):
+    for name in ("a.wav", "b.mp3", "empty.wav"):
+        (tmp_path / name).write_bytes(b"" if name == "empty.wav" else name.encode())
+    return {path.name: str(path) for path in tmp_path.iterdir()}
+
+
+def run(toml, *arguments):
+    return main(["transcribe", "--config", str(toml), *arguments])
+
+
+def test_one_file_is_its_text_alone(toml, files, fake, capsys):
+    assert run(toml, files["a.wav"]) == 0
+    output = capsys.readouterr()
+    assert output.out == "Hello & goodbye.\n1 < 2 --> 3\n"
+    assert "in this process" in output.err
+
+
+def test_a_bad_file_is_reported_and_the_others_go_on(toml, files, fake, capsys):
+    names = [files["a.wav"], files["empty.wav"], files["b.mp3"]]
+    assert run(toml, *names) == 1
+    output = capsys.readouterr()
+    assert output.out.count("Hello") == 2
+    assert output.out.index(names[0]) < output.out.index(names[2])
+    assert f"error: {names[1]}: audio has 0 bytes" in output.err
+    assert "1 of 3 files failed" in output.err
+    assert "Traceback" not in output.err
+
+
+def test_what_is_not_there_is_told_before_anything_starts(toml, files, capsys):
+    assert run(toml, "--engine", "/no/engine", files["a.wav"], "/no/such.wav", "/no/*.mp3") == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: there is no /no/such.wav, /no/*.mp3; expected files, folders")
+
+
+def test_a_folder_is_searched_and_other_kinds_are_counted(toml, files, fake, tmp_path, capsys):
+    (tmp_path / "in" / "below").mkdir(parents=True)
+    for name in ("b.MP3", "below/a.wav", "notes.txt", ".hidden.wav"):
+        (tmp_path / "in" / name).write_bytes(name.encode())
+    assert run(toml, "--output", str(tmp_path / "out"), str(tmp_path / "in")) == 0
+    assert "1 files of other kinds are passed over" in capsys.readouterr().err
+    written = {path for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert written == {tmp_path / "out/b.txt", tmp_path / "out/below/a.txt"}
+    assert {request.audio for request in fake.requests} == {b"b.MP3", b"below/a.wav"}
+
+
+def test_standard_input_is_a_recording(toml, fake, tmp_path, monkeypatch, capsys):
+    for arguments in ([], ["--output", str(tmp_path)]):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"RIFF\xff")))
+        assert run(toml, "--format", "tsv", *arguments, "-") == 0
+        assert fake.requests.pop().audio == b"RIFF\xff"
+    text = (tmp_path / "stdin.tsv").read_text()
+    assert (
+        text
+        == capsys.readouterr().out
+        == ("start\tend\ttext\n0\t1000\tHello & goodbye.\n1000\t2000\t1 < 2 --> 3\n")
+    )
+
+
+def test_what_is_there_of_a_cut_file_comes_with_a_warning(toml, files, fake, capsys):
+    assert run(toml, "--partial", "--format", "json", files["a.wav"]) == 0
+    output = capsys.readouterr()
+    assert json.loads(output.out)["warning"] == "audio is cut short"
+    assert f"warning: {files['a.wav']}: audio is cut short\n" in output.err
+    assert run(toml, "--format", "json", files["a.wav"]) == 0
+    output = capsys.readouterr()
+    assert "warning" not in output.err + output.out
+
+
+def test_raw_samples_need_their_type(toml, files, fake, capsys):
+    kind = "audio/L16; rate=16000"
+    assert run(toml, "--audio-type", kind, files["a.wav"]) == 0
+    assert fake.requests.pop().audio == raw.with_header(b"a.wav", kind)
+    assert run(toml, "--audio-type", "audio/wav", files["a.wav"]) == 1
+    assert "audio's type is 'audio/wav'; expected such as audio/L16" in capsys.readouterr().err
+
+
+def test_json_is_a_line_for_each_file_in_order(toml, files, fake, capsys):
+    names = [files["b.mp3"], files["a.wav"]]
+    assert run(toml, "--format", "json", *names) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["file"] for line in lines] == names
+
+
+@pytest.mark.parametrize("format, suffix", [("text", "txt"), ("srt", "srt"), ("vtt", "vtt")])
+def test_a_folder_gets_a_file_for_each(toml, files, fake, tmp_path, capsys, format, suffix):
+    out = tmp_path / "new" / "out"
+    assert run(toml, "--format", format, "--output", str(out), files["a.wav"], files["b.mp3"]) == 0
+    assert {path.name for path in out.iterdir()} == {f"a.{suffix}", f"b.{suffix}"}
+    assert "goodbye" in (out / f"a.{suffix}").read_text(encoding="utf-8")
+    assert capsys.readouterr().out == ""
+
+
+def test_a_transcript_that_cannot_be_written_is_reported_and_the_others_go_on(
+    toml, files, fake, tmp_path, capsys
+):
+    out = tmp_path / "out"
+    fake.transcribe = _and(fake.transcribe, lambda: (out / "a.txt").mkdir(exist_ok=True))
+    assert run(toml, "--output", str(out), files["a.wav"], files["b.mp3"]) == 1
+    errors = capsys.readouterr().err
+    assert f"error: cannot write {out}/a.txt: Is a directory; name another" in errors
+    assert "1 of 2 files failed" in errors and "Traceback" not in errors
+    assert "goodbye" in (out / "b.txt").read_text(encoding="utf-8")
+
+
+def _and(call, first):
+    def both(*arguments):
+        first()
+        return call(*arguments)
+
+    return both
+
+
+def test_where_nothing_can_be_written_nothing_starts(toml, files, tmp_path, capsys):
+    (tmp_path / "out" / "a.txt").mkdir(parents=True)
+    for folder, told in (("out", "it is a folder"), ("a.wav/out", "cannot make the folder")):
+        arguments = ["--engine", "/no/engine", "--output", str(tmp_path / folder)]
+        assert run(toml, *arguments, files["a.wav"]) == 2
+        assert told in capsys.readouterr().err
+
+
+def test_two_files_never_share_an_output(toml, files, fake, tmp_path, capsys):
+    other = tmp_path / "other" / "a.wav"
+    other.parent.mkdir()
+    other.write_bytes(b"x")
+    (tmp_path / "a.flac").write_bytes(b"y")
+    names = [files["a.wav"], str(other), str(tmp_path / "a.flac")]
+    assert run(toml, "--output", str(tmp_path / "out"), *names) == 0
+    written = sorted(path for path in (tmp_path / "out").rglob("*") if path.is_file())
+    assert [path.relative_to(tmp_path / "out").as_posix() for path in written] == [
+        *("a.flac.txt", "a.wav.txt", "other/a.txt")
+    ]
+
+
+def test_options_reach_the_request(toml, files, fake):
+    options = ["--language", "es", "--task", "translate", "--prompt", "Zoë", "--no-timestamps"]
+    options += ["--word-timestamps", "--no-vad", "--mode", "sequential", "--hotwords", "Ångström"]
+    options += ["--prefix", "Where", "--clip-timestamps", "0,1.5,2"]
+    options += ["--multilingual", "--token-logprobs", "--languages", "es, en"]
+    options += ["--temperature", "0.5", "--max-tokens", "7", "--short-encoder"]
+    options += ["--beam-size", "5", "--patience", "2", "--length-penalty", "0.5", "--best-of", "4"]
+    options += ["--repetition-penalty", "1.5", "--no-repeat-ngram-size", "3"]
+    assert run(toml, *options, files["a.wav"]) == 0
+    (request,) = fake.requests
+    assert request.languages == ("es", "en")
+    assert (request.beam_size, request.patience, request.length_penalty) == (5, 2.0, 0.5)
+    found = (request.best_of, request.repetition_penalty, request.no_repeat_ngram_size)
+    assert found == (4, 1.5, 3)
+    assert (request.language, request.task, request.prompt) == ("es", "translate", "Zoë")
+    assert (request.timestamps, request.temperature, request.max_tokens) == (False, 0.5, 7)
+    assert request.multilingual and request.word_timestamps and request.short_encoder
+    assert request.token_logprobs
+    assert request.vad is False
+    assert (request.mode, request.hotwords) == ("sequential", "Ångström")
+    assert (request.prefix, request.clip_timestamps) == ("Where", (0.0, 1.5, 2.0))
+    assert run(toml, "--vad", files["a.wav"]) == run(toml, files["a.wav"]) == 0
+    assert [request.vad for request in fake.requests[1:]] == [True, None]
+    speech = ["--vad-threshold", "0.3", "--vad-min-silence-s", "0.5", "--vad-pad-s", "0.2"]
+    speech += ["--vad-min-speech-s", "0.4"]
+    assert run(toml, *speech, files["a.wav"]) == 0
+    request = fake.requests[-1]
+    assert (request.vad_threshold, request.vad_min_silence_s, request.vad_pad_s) == (0.3, 0.5, 0.2)
+    assert request.vad_min_speech_s == 0.4
+
+
+@pytest.mark.parametrize("option", [["--highlight-words"], ["--max-words-per-line", "1"]])
+def test_subtitles_of_words_ask_for_words(option, toml, files, fake, capsys):
+    assert run(toml, *option, "--format", "vtt", files["a.wav"]) == 0
+    assert fake.requests.pop().word_timestamps
+    assert run(toml, *option, "--format", "json", files["a.wav"]) == 2
+    assert "is for --format srt and vtt, found json" in capsys.readouterr().err
+    assert run(toml, "--format", "srt", files["a.wav"]) == 0
+    assert not fake.requests.pop().word_timestamps
+
+
+def test_subtitles_have_the_times_of_words_where_the_engine_knows_them(toml, files, fake, capsys):
+    assert run(toml, "--format", "srt", files["a.wav"]) == 0
+    assert fake.requests.pop().try_word_timestamps
+    assert run(toml, "--format", "srt", "--task", "translate", files["a.wav"]) == 0
+    assert run(toml, "--format", "tsv", files["a.wav"]) == 0
+    assert not any(request.try_word_timestamps for request in fake.requests)
+    assert capsys.readouterr().out.endswith("\n1000\t2000\t1 < 2 --> 3\n")
+
+
+def test_lines_are_as_long_as_is_asked_for(toml, files, fake, capsys):
+    lines = ["--max-line-width", "9", "--max-line-count", "1"]
+    assert run(toml, "--format", "srt", *lines, files["a.wav"]) == 0
+    assert "\nHello &\n\n2\n" in capsys.readouterr().out
+    assert run(toml, "--format", "srt", "--max-words-per-line", "0", files["a.wav"]) == 2
+    assert "--max-words-per-line 0; expected 1 to 300" in capsys.readouterr().err
+
+
+def test_a_missing_engine_and_a_missing_config_say_what_to_do(toml, files, capsys):
+    assert run(toml, "--engine", "/no/engine", files["a.wav"]) == 1
+    assert "no engine at /no/engine" in capsys.readouterr().err
+    assert run("/no/config.toml", files["a.wav"]) == 2
+    assert (
+        "cannot read /no/config.toml: No such file or directory; expected a config"
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("command", [[], ["triton"], ["transcribe"], ["tensors"]])
+def test_help_helps(command, capsys):
+    with pytest.raises(SystemExit) as end:
+        main([*command, "--help"])
+    assert end.value.code == 0
+    assert "--config" in capsys.readouterr().out or command in ([], ["tensors"])
+
+
+def test_tensors_are_listed_without_a_config(capsys):
+    assert main(["tensors"]) == 0
+    assert capsys.readouterr().out == tensors.describe()
+
+
+def test_a_new_key_is_shown_once_and_kept_as_its_hash(tmp_path, capsys):
+    path = tmp_path / "keys.toml"
+    new = ["keys", "new", "--name", "alice"]
+    assert main([*new, "--file", str(path), "--requests-per-minute", "5"]) == 0
+    key = capsys.readouterr().out.strip()
+    assert read_keys(path) == {"alice": Key(hash_of(key), requests_per_minute=5)}
+    assert key not in path.read_text()
+    assert main([*new, "--file", str(path)]) == 2
+    assert main(new) == 0
+    output = capsys.readouterr()
+    assert f"EARSHOT_API_KEYS=alice:{hash_of(output.out.strip())}" in output.err
+
+
+def test_keys_are_listed_expire_and_are_revoked(tmp_path, capsys):
+    path = str(tmp_path / "keys.toml")
+    for name, more in (("alice", ["--expires", "2020-01-01"]), ("bob", ["--live-streams", "2"])):
+        assert main(["keys", "new", "--name", name, "--file", path, *more]) == 0
+    assert main(["keys", "expire", "--file", path, "--name", "bob", "--at", "9999-01-01"]) == 0
+    capsys.readouterr()
+    assert main(["keys", "list", "--file", path]) == 0
+    head, alice, bob = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert (head[0], head[-1]) == ("name", "expires")
+    assert (alice[0], alice[-2:]) == ("alice", ["2020-01-01", "(expired)"])
+    assert (bob[0], bob[-2:]) == ("bob", ["2", "9999-01-01"])
+    assert main(["keys", "revoke", "--file", path, "--name", "alice"]) == 0
+    assert list(read_keys(tmp_path / "keys.toml")) == ["bob"]
+    assert main(["keys", "revoke", "--file", path, "--name", "alice"]) == 2
+
+
+def test_open_lets_everybody_in(toml, monkeypatch):
+    started = []
+
+    def start(config, *_):
+        started.append(config.server.open)
+        raise EarshotError("no")
+
+    monkeypatch.setattr("serve.cli.triton.running_server", start)
+    for more in ([], ["--open"]):
+        assert main(["triton", "--config", str(toml), *more]) == 1
+    assert started == [False, True]
+
+
+def test_a_reader_that_stops_early_is_no_error(toml, files, monkeypatch):
+    """`… | head -1`: no stack trace, and the status of a broken pipe."""
+    code = (
+        "import sys, serve.transcriber.open\n"
+        "from tests.fakes import FakeTranscriber\n"
+        "from serve.cli.main import main\n"
+        "serve.transcriber.open.open_transcriber = lambda config, engine: FakeTranscriber()\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    names = [files["a.wav"]] * 3
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "transcribe", "--config", str(toml), *names],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 128 + signal.SIGPIPE
+    assert b"Traceback" not in errors and b"Exception ignored" not in errors
+
+
+# ---------------------------------------------------------------- with a real server
+
+
+@pytest.fixture
+def nano_toml(nano_config, tmp_path):
+    path = tmp_path / "nano.toml"
+    path.write_text(config_to_toml(nano_config()), encoding="utf-8")
+    return path
+
+
+def triton(toml, *arguments, **options):
+    return subprocess.Popen(
+        [sys.executable, "-m", "serve", "triton", "--config", str(toml), *arguments],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    )
+
+
+@pytest.mark.server
+def test_triton_serves_transcribe_until_ctrl_c(nano_toml, tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("EARSHOT_API_KEYS", f"alice:{hash_of('secret')}")
+    clip = str(ROOT / "tests" / "data" / "en_two.wav")
+    with triton(nano_toml, "--log", str(tmp_path / "log")) as server:
+        ready = server.stdout.readline()
+        assert ready.startswith("ready: HTTP 127.0.0.1:") and "/metrics" in ready, ready
+        http = ready.split()[2].rstrip(",")
+        assert run(nano_toml, clip) == 1
+        assert "no API key" in capfd.readouterr().err
+        monkeypatch.setenv("EARSHOT_API_KEY", "secret")
+        assert run(nano_toml, "--format", "json", clip) == 0
+        output = capfd.readouterr()
+        assert json.loads(output.out)["file"] == clip
+        assert "through the server at 127.0.0.1:" in output.err
+        server.send_signal(signal.SIGINT)
+        _, errors = server.communicate(timeout=WAIT_S)
+    assert server.returncode == 0
+    assert "stopping" in errors and "Traceback" not in errors
+    assert not is_ready(http)
+    assert "whisper" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_start_leaves_nothing(nano_toml, number):
+    with triton(nano_toml) as server:
+        assert "starting" in server.stderr.readline()
+        server.send_signal(number)
+        _, errors = server.communicate(timeout=WAIT_S)
+    assert server.returncode == 130
+    assert errors == "interrupted\n"
+
+
+@pytest.mark.server
+def test_triton_says_why_it_cannot_start(nano_toml):
+    with triton(nano_toml, "--engine", "/no/engine") as server:
+        output, errors = server.communicate(timeout=WAIT_S)
+    assert server.returncode == 1 and output == ""
+    assert "no engine at /no/engine" in errors and "make build-engine" in errors
+    assert "Traceback" not in errors and len(errors.splitlines()) == 2
+
+
+@pytest.mark.server
+def test_a_terminal_sees_progress(nano_toml):
+    """In process, with a terminal on stderr and a file on stdout."""
+    master, slave = pty.openpty()
+    termios.tcsetwinsize(slave, (24, 80))
+    clips = [str(ROOT / "tests" / "data" / name) for name in ("en_two.wav", "en_question.wav")]
+    done = subprocess.run(
+        [sys.executable, "-m", "serve", "transcribe", "--config", str(nano_toml), *clips],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=slave,
+        timeout=WAIT_S,
+    )
+    os.close(slave)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while part := os.read(master, 100_000):
+            shown += part
+    os.close(master)
+    assert done.returncode == 0, shown
+    assert b"0/2" in shown, shown
+    assert done.stdout.decode().count("==> ") == 2
+
+
+def test_the_default_config_listens_on_this_machine_alone():
+    assert Config().server.host == "127.0.0.1"
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("hurry", [False, True], ids=["the limit ends them", "a second Ctrl-C"])
+def test_an_end_with_requests_unanswered_is_no_success(nano_config, tmp_path, hurry):
+    config = nano_config(drain_timeout_s=600.0 if hurry else 0.05)
+    toml = tmp_path / "nano.toml"
+    toml.write_text(config_to_toml(config), encoding="utf-8")
+    with (
+        triton(toml) as server,
+        Client(f"127.0.0.1:{config.server.grpc_port}", timeout_s=WAIT_S) as client,
+    ):
+        assert server.stdout.readline().startswith("ready: ")
+        (whisper,) = [
+            child
+            for child in psutil.Process(server.pid).children(recursive=True)
+            if "whisper_0_0" in child.cmdline()
+        ]
+        calls = [client.start(Request(audio=audio_file(119.0))) for _ in range(40)]
+        wait_until(lambda: whisper.cpu_percent(0.1) > 20, "no request arrived")
+        server.send_signal(signal.SIGINT)
+        assert "starting" in server.stderr.readline()
+        assert "stopping" in server.stderr.readline()
+        if hurry:
+            server.send_signal(signal.SIGINT)
+        _, errors = server.communicate(timeout=WAIT_S)
+        for call in calls:
+            call.cancel()
+    assert "Traceback" not in errors
+    if hurry:
+        *_, last = errors.splitlines()  # the log's lines of requests that were answered precede it
+        assert (server.returncode, last) == (130, "interrupted")
+    else:
+        assert server.returncode == 1
+        assert "error: requests that had been accepted were ended without an answer" in errors

@@ -1,0 +1,417 @@
+"""The engine folder: its manifest, the list of its tensors, and what is refused on opening."""
+
+import dataclasses
+import hashlib
+import json
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import WhisperFeatureExtractor
+
+import serve.contract.engine
+from serve.contract.engine import (
+    MANIFEST_FILE,
+    MEL_FILTERS_FILE,
+    TOKENIZER_FILE,
+    WEIGHTS_FILE,
+    Dims,
+    Draft,
+    Engine,
+    FileFacts,
+    LayerError,
+    Manifest,
+    Source,
+    TokenizerFacts,
+    checked_meanwhile,
+    manifest_from_json,
+    manifest_to_json,
+    mel_filters,
+    open_engine,
+    scale_name,
+    sha256_of,
+    tensor_specs,
+    write_mel_filters,
+)
+from serve.contract.errors import EngineError, UnavailableError
+from tests.tiny_engine import make_engine
+
+DIMS = Dims(
+    n_mels=80,
+    n_audio_ctx=1500,
+    n_audio_state=128,
+    n_audio_head=2,
+    n_audio_layer=1,
+    n_audio_ffn=256,
+    n_vocab=51865,
+    n_text_ctx=448,
+    n_text_state=64,
+    n_text_head=1,
+    n_text_layer=2,
+    n_text_ffn=512,
+)
+MANIFEST = Manifest(
+    format_version=2,
+    runtime="native",
+    precision="int8",
+    dims=DIMS,
+    tokenizer=TokenizerFacts(
+        eot=50257,
+        sot=50258,
+        sot_prev=50361,
+        no_speech=50362,
+        no_timestamps=50363,
+        timestamp_begin=50364,
+        transcribe=50359,
+        translate=None,
+        languages={"en": 50259, "jw": 50356},
+        suppress_tokens=(1, 2),
+        begin_suppress_tokens=(220,),
+        max_initial_timestamp_index=50,
+        alignment_heads=((0, 0), (1, 0)),
+    ),
+    source=Source("a/möhre", "ab" * 32),
+    quantization={"encoder.layers.0.attn.q.weight": LayerError(1e-9, 0.25)},
+    versions={"earshot": "0.1.0"},
+    files={WEIGHTS_FILE: FileFacts("cd" * 32, 2**40)},
+    checkpoint_bytes=12,
+    verification={"windows": 1, "logits_relative": 0.5},
+    runtime_options={"gpu": "H200", "sizes": [1, 2], "deep": {"x": None}},
+    draft=Draft(Source("a/draft", "ef" * 32), n_text_layer=1, n_text_ffn=256),
+)
+
+
+def changed(*path, value=None, drop=False):
+    """The JSON of MANIFEST with one field set or dropped."""
+    fields = json.loads(manifest_to_json(MANIFEST))
+    inner = fields
+    for key in path[:-1]:
+        inner = inner[key]
+    if drop:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
+    return json.dumps(fields)
+
+
+def test_a_manifest_comes_back_whole():
+    found = manifest_from_json(manifest_to_json(MANIFEST), "engine.json")
+    assert found == MANIFEST
+    assert found.tokenizer.multilingual
+    assert not dataclasses.replace(found.tokenizer, languages={}).multilingual
+
+
+def test_the_json_holds_exactly_the_fields_and_is_for_reading():
+    text = manifest_to_json(MANIFEST)
+    assert list(json.loads(text)) == [field.name for field in dataclasses.fields(Manifest)]
+    assert text.startswith('{\n  "format_version": 2,\n') and text.endswith("\n}\n")
+    assert "a/möhre" in text
+
+
+def test_a_manifest_from_before_there_were_drafts_still_opens():
+    assert manifest_from_json(changed("draft", drop=True), "engine.json").draft is None
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Manifest)][1:-2])
+def test_every_field_must_be_there(field):
+    with pytest.raises(
+        EngineError, match=rf"^engine\.json: {field} is missing; .*; build the engine again with"
+    ):
+        manifest_from_json(changed(field, drop=True), "engine.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", r"engine\.json is not JSON: .*; build the engine again"),
+        (b'{"format_version": "\xff"}', r"engine\.json is not JSON"),
+        ("[]", r"engine\.json holds \[\]; expected a table"),
+        ("{}", "has format version None, this Earshot reads 2; build the engine again with `make"),
+        (changed("format_version", value=1), "has format version 1, this Earshot reads 2"),
+        (changed("format_version", value="1"), "format_version = '1'; expected an integer"),
+        (changed("beams", value=3), "unknown key 'beams'; known: format_version, runtime, "),
+        (changed("runtime", value="onnx"), r"runtime = 'onnx'; expected 'native', 'tensorrt_llm' "),
+        (changed("dims", "n_mels", drop=True), r"dims\.n_mels is missing"),
+        (changed("dims", "n_mel", value=80), "dims: unknown key 'n_mel'; did you mean 'n_mels'"),
+        (changed("dims", "n_mels", value=80.5), r"dims\.n_mels = 80\.5; expected an integer"),
+        (changed("tokenizer", "eot", value=None), r"tokenizer\.eot = None; expected an integer"),
+        (
+            changed("tokenizer", "alignment_heads", value=[[0, 1, 2]]),
+            r"tokenizer\.alignment_heads\[0\] = \[0, 1, 2\]",
+        ),
+        (changed("quantization", "x", value={}), r"quantization\.x\.relative is missing"),
+        (changed("files", "x", value={"sha256": 1}), r"files\.x\.sha256 = 1; expected text"),
+        (changed("verification", value=[]), r"verification = \[\]; expected a table"),
+    ],
+)
+def test_a_malformed_manifest_is_named_by_field(text, message):
+    with pytest.raises(EngineError, match=message) as caught:
+        manifest_from_json(text, "engine.json")
+    assert "build the engine again" in str(caught.value)
+
+
+def test_tensors_of_an_fp16_engine():
+    specs = tensor_specs(DIMS, "fp16")
+    assert {spec.dtype for spec in specs.values()} == {torch.float16}
+    shapes = {name: spec.shape for name, spec in specs.items()}
+    assert shapes["encoder.conv1.weight"] == (128, 80, 3)
+    assert shapes["encoder.conv2.weight"] == (128, 128, 3)
+    assert shapes["encoder.positions"] == (1500, 128)
+    assert shapes["encoder.layers.0.mlp.fc1.weight"] == (256, 128)
+    assert shapes["decoder.tokens"] == (51865, 64)
+    assert shapes["decoder.positions"] == (448, 64)
+    assert shapes["decoder.layers.1.cross.k.weight"] == (64, 64)
+    assert shapes["decoder.layers.1.mlp.fc2.weight"] == (64, 512)
+    assert shapes["decoder.layers.1.mlp.fc2.bias"] == (64,)
+    assert not any(name.endswith(".k.bias") for name in shapes)  # Whisper has none
+    # Convolutions, positions and last norm; attention with its norm, and the feed-forward.
+    attention, mlp = 2 + 4 + 3, 2 + 4
+    encoder, decoder = 4 + 1 + 2, 2 + 2
+    assert len(specs) == encoder + (attention + mlp) + decoder + 2 * (2 * attention + mlp)
+
+
+def test_tensors_of_an_int8_engine_have_a_scale_for_each_row():
+    plain, specs = tensor_specs(DIMS, "fp16"), tensor_specs(DIMS, "int8")
+    quantised = {name for name, spec in specs.items() if spec.dtype == torch.int8}
+    assert quantised < plain.keys()
+    assert (specs["decoder.tokens"].shape, specs["decoder.tokens"].dtype) == (
+        (51865, 64),
+        torch.int8,
+    )
+    for name in quantised:
+        scale = specs[scale_name(name)]
+        assert (scale.shape, scale.dtype) == (specs[name].shape[:1], torch.float16)
+    assert len(specs) == len(plain) + len(quantised)
+    # q, k, v and out of three attentions, two matrices of three feed-forwards, the vocabulary
+    layers = 1 * (4 + 2) + 2 * (8 + 2)
+    assert len(quantised) == layers + 1
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp16"])
+def test_a_drafts_tensors_are_those_of_a_decoder_of_its_sizes(precision):
+    draft = Draft(Source("", ""), n_text_layer=1, n_text_ffn=256)
+    small = tensor_specs(dataclasses.replace(DIMS, n_text_layer=1, n_text_ffn=256), precision)
+    specs = tensor_specs(DIMS, precision, draft)
+    plain = tensor_specs(DIMS, precision)
+    assert {name: specs[name] for name in plain} == plain
+    assert {name: specs[name] for name in specs.keys() - plain.keys()} == {
+        name.replace("decoder.", "draft.", 1): spec
+        for name, spec in small.items()
+        if name.startswith("decoder.")
+    }
+
+
+def test_the_sha_is_of_the_whole_file(tmp_path):
+    content = bytes(range(256)) * 5000
+    (tmp_path / "x").write_bytes(content)
+    assert sha256_of(tmp_path / "x") == hashlib.sha256(content).hexdigest()
+
+
+@pytest.fixture
+def folder(nano_engine, tmp_path):
+    """A copy of an engine that a test may damage."""
+    for path in nano_engine.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def test_a_sound_engine_opens(folder):
+    engine = open_engine(str(folder))
+    assert engine.path == folder
+    weights = engine.load_weights()
+    specs = tensor_specs(engine.manifest.dims, "int8")
+    assert {name: (tuple(t.shape), t.dtype) for name, t in weights.items()} == {
+        name: (spec.shape, spec.dtype) for name, spec in specs.items()
+    }
+
+
+def test_a_missing_engine_is_named_with_what_to_do(tmp_path):
+    with pytest.raises(EngineError, match=r"no engine at .*nowhere .*No such file.*make build-eng"):
+        open_engine(tmp_path / "nowhere")
+
+
+def test_a_missing_file_is_named(folder):
+    (folder / TOKENIZER_FILE).unlink()
+    with pytest.raises(EngineError, match=rf"{TOKENIZER_FILE} is missing; build the engine again"):
+        open_engine(folder)
+
+
+def test_a_file_of_another_size_is_named(folder):
+    path = folder / TOKENIZER_FILE
+    size = path.stat().st_size
+    path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(EngineError, match=rf"has {size + 1} bytes, the manifest says {size}$"):
+        open_engine(folder)
+
+
+def damage(folder):
+    """Change a bit of the weights; what is said of it."""
+    path = folder / WEIGHTS_FILE
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    return rf"{WEIGHTS_FILE} fails its SHA-256"
+
+
+def test_a_damaged_file_is_named(folder):
+    with pytest.raises(EngineError, match=damage(folder)):
+        open_engine(folder)
+
+
+def test_a_file_is_checked_while_it_is_read(folder):
+    with checked_meanwhile(folder) as engine:
+        weights = engine.load_weights()
+    assert set(weights) == set(tensor_specs(engine.manifest.dims, "int8"))
+    message = damage(folder)
+    with pytest.raises(EngineError, match=message), checked_meanwhile(folder) as engine:
+        assert engine.load_weights()
+
+
+def test_what_came_of_a_damaged_file_does_not_hide_that_it_is_damaged(folder):
+    with pytest.raises(ValueError, match="of its own"), checked_meanwhile(folder):
+        raise ValueError("of its own")
+    message = damage(folder)
+    with pytest.raises(EngineError, match=message), checked_meanwhile(folder):
+        raise ValueError("of the damage")
+
+
+def test_ctrl_c_is_not_made_to_wait_for_the_check(folder, monkeypatch):
+    begun, end = threading.Event(), threading.Event()
+
+    def endless(path):
+        begun.set()
+        assert end.wait(60)
+        return ""
+
+    monkeypatch.setattr(serve.contract.engine, "sha256_of", endless)
+    try:
+        with pytest.raises(KeyboardInterrupt), checked_meanwhile(folder):
+            assert begun.wait(60)
+            raise KeyboardInterrupt
+    finally:
+        end.set()
+
+
+def test_a_compiled_engine_is_checked_before_anything_reads_it(folder):
+    manifest = json.loads((folder / MANIFEST_FILE).read_text())
+    manifest["runtime"] = "tensorrt_llm_api"
+    (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
+    message = damage(folder)
+    with pytest.raises(EngineError, match=message), checked_meanwhile(folder):
+        pytest.fail("it was handed out")
+
+
+def test_a_manifest_of_damaged_bytes_is_no_stack_trace(folder):
+    (folder / MANIFEST_FILE).write_bytes(b"\xff\xfe")
+    with pytest.raises(EngineError, match="is not JSON"):
+        open_engine(folder)
+
+
+@pytest.mark.parametrize(
+    ("dropped", "added", "message"),
+    [
+        (["encoder.norm.bias"], [], "missing tensors: encoder.norm.bias; surplus tensors: none"),
+        ([], ["b", "a"], "missing tensors: none; surplus tensors: a, b"),
+        (
+            ["encoder.norm.weight", "encoder.norm.bias"],
+            ["x"],
+            "missing tensors: encoder.norm.bias, encoder.norm.weight; surplus tensors: x",
+        ),
+    ],
+)
+def test_missing_and_surplus_tensors_are_named(folder, dropped, added, message):
+    engine = open_engine(folder)
+    tensors = load_file(folder / WEIGHTS_FILE)
+    for name in dropped:
+        del tensors[name]
+    tensors |= {name: torch.zeros(1) for name in added}
+    save_file(tensors, folder / WEIGHTS_FILE)
+    with pytest.raises(EngineError, match=rf"{WEIGHTS_FILE}: {message}$"):
+        engine.load_weights()
+
+
+@pytest.mark.parametrize(
+    "wrong", [torch.zeros(3, dtype=torch.float16), torch.zeros(1, dtype=torch.float32)]
+)
+def test_a_tensor_of_another_shape_or_type_is_named(folder, wrong):
+    engine = open_engine(folder)
+    save_file(
+        load_file(folder / WEIGHTS_FILE) | {"encoder.norm.bias": wrong}, folder / WEIGHTS_FILE
+    )
+    with pytest.raises(
+        EngineError, match=r"encoder\.norm\.bias is .*, expected TensorSpec\(shape="
+    ):
+        engine.load_weights()
+
+
+def test_weights_that_are_no_safetensors_are_named(folder):
+    engine = open_engine(folder)
+    (folder / WEIGHTS_FILE).write_bytes(b"no tensors")
+    with pytest.raises(
+        EngineError, match=rf"cannot read .*{WEIGHTS_FILE}: .*build the engine again"
+    ):
+        engine.load_weights()
+
+
+@pytest.fixture
+def engine(tmp_path):
+    engine = make_engine(tmp_path)
+    write_mel_filters(tmp_path, engine.manifest.dims.n_mels)
+    return engine
+
+
+def without_mel_filters(engine):
+    """As engines were before they kept their filters."""
+    return Engine(engine.path, dataclasses.replace(engine.manifest, files={}))
+
+
+@pytest.mark.parametrize("n_mels", [80, 128])
+def test_mel_filters_equal_those_of_transformers_to_the_bit(n_mels):
+    expected = WhisperFeatureExtractor(feature_size=n_mels).mel_filters.T.astype(np.float32)
+    filters = mel_filters(n_mels)
+    assert (filters.dtype, filters.is_contiguous()) == (torch.float32, True)
+    np.testing.assert_array_equal(filters.numpy(), expected)
+
+
+def test_a_built_engine_is_read_without_transformers(nano_engine, monkeypatch):
+    expected = mel_filters(80)
+    monkeypatch.setitem(sys.modules, "transformers.audio_utils", None)
+    engine = open_engine(nano_engine)
+    assert MEL_FILTERS_FILE in engine.manifest.files
+    assert torch.equal(engine.load_mel_filters(), expected)
+
+
+def test_an_engine_from_before_gets_its_filters_from_transformers(engine):
+    (engine.path / MEL_FILTERS_FILE).unlink()
+    assert torch.equal(without_mel_filters(engine).load_mel_filters(), mel_filters(80))
+
+
+def test_without_transformers_an_engine_from_before_has_to_be_built_again(engine, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers.audio_utils", None)
+    with pytest.raises(EngineError, match="build the engine again"):
+        without_mel_filters(engine).load_mel_filters()
+    with pytest.raises(UnavailableError, match="transformers, which is not installed"):
+        mel_filters(80)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"mel_filters": torch.zeros(128, 201)}, r"shape=\(128, 201\).* expected .*\(80, 201\)"),
+        ({"mel_filters": torch.zeros(80, 201).half()}, r"float16\), expected .*float32"),
+        ({"other": torch.zeros(80, 201)}, "cannot read .*mel_filters"),
+        (None, "cannot read .*safetensors"),
+    ],
+    ids=["another shape", "another dtype", "another name", "no safetensors"],
+)
+def test_a_file_that_holds_something_else(engine, tensors, message):
+    path = engine.path / MEL_FILTERS_FILE
+    if tensors is None:
+        path.write_bytes(b"mel")
+    else:
+        save_file(tensors, path)
+    with pytest.raises(EngineError, match=message):
+        engine.load_mel_filters()

@@ -1,0 +1,76 @@
+"""Files that a person names: one error, whoever reads them."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from build.clips import Clip, load_clips
+from build.recordings import read_recordings, recordings_of
+from eval.accuracy.data import SystemFacts, read_calls
+from eval.accuracy.load import drive
+from eval.files import read_json
+from serve.contract.config import load_config
+from serve.contract.errors import FileError
+from serve.contract.files import read_bytes, read_text
+
+
+def test_what_is_there_is_read(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes("mañana\n".encode())
+    assert read_bytes(str(path)) == path.read_bytes()
+    assert read_text(path) == "mañana\n"
+
+
+@pytest.mark.parametrize("read", [read_bytes, read_text])
+@pytest.mark.parametrize("name, reason", [("none", "No such file"), ("", "Is a directory")])
+def test_what_cannot_be_read_is_one_sentence(tmp_path, read, name, reason):
+    path = tmp_path / name
+    with pytest.raises(FileError, match=rf"^cannot read {path}: {reason}.*; name a file") as caught:
+        read(path)
+    assert caught.value.exit_code == 2
+    with pytest.raises(FileError, match=r"; expected a song$"):
+        read(path, "expected a song")
+
+
+def test_bytes_that_are_no_text(tmp_path):
+    path = tmp_path / "latin"
+    path.write_bytes("mañana".encode("latin-1"))
+    with pytest.raises(FileError, match=r"latin: byte 2 is not UTF-8 \(.*\); name a file"):
+        read_text(path)
+
+
+def load(path):
+    """One call of an evaluation, whose clip was there when the manifest was read."""
+    clip = Clip(path.name, path, "hello", "en", 1.0)
+    drive(None, [clip], phase="alone", concurrency=1, repeats=1, emit=print)
+
+
+def verified_on(path):
+    return recordings_of(path, SimpleNamespace(multilingual=False))  # of the checkpoint's facts
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [
+        load,
+        load_clips,
+        load_config,
+        read_calls,
+        verified_on,
+        lambda path: read_json(path, SystemFacts, "a system's facts"),
+        lambda path: read_recordings([str(path)]),
+    ],
+    ids=["clip", "clips", "config", "rows", "manifest", "json", "audio"],
+)
+def test_every_reader_ends_in_the_same_error(tmp_path, reader):
+    with pytest.raises(FileError, match=r"^cannot read .*gone: No such file or directory; "):
+        reader(tmp_path / "gone")
+
+
+@pytest.mark.parametrize("reader", [load_config, load_clips, read_calls, verified_on])
+def test_every_reader_of_text_refuses_what_is_none(tmp_path, reader):
+    path: Path = tmp_path / "latin"
+    path.write_bytes(b"name = '\xf1'")
+    with pytest.raises(FileError, match="byte 8 is not UTF-8"):
+        reader(path)

@@ -1,0 +1,237 @@
+"""Triton as a child: what it needs, where it listens, how it fails."""
+
+import contextlib
+import itertools
+import os
+import signal
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import grpc
+import psutil
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from serve.contract.config import Config, ServerConfig, load_config
+from serve.contract.errors import UnavailableError
+from serve.supervisor import server as server_module
+from serve.supervisor.processes import is_alive, live_children
+from serve.supervisor.server import TritonServer, cause, config_to_toml, prepare
+from serve.wire.client import Client
+from serve.wire.folder import FAILURE, grpc_target, run_folder, shared_memory
+from tests.serving import CLIP, WAIT_S, ask_triton, audio_request, wait_until
+
+BLOCK = 4096
+START_S = 180.0
+
+
+def machine_with(monkeypatch, free_mib):
+    status = SimpleNamespace(f_bavail=free_mib * 2**20 // BLOCK, f_frsize=BLOCK)
+    monkeypatch.setattr(server_module.os, "statvfs", lambda path: status)
+
+
+def test_too_little_shared_memory_is_refused_with_what_to_do(tmp_path, monkeypatch):
+    machine_with(monkeypatch, 64)  # what a container has where nobody says otherwise
+    config = Config(server=ServerConfig(max_inflight_mb=100))
+    with pytest.raises(UnavailableError, match=r"has 64 MiB free.*expected 116.*--shm-size 116m"):
+        prepare(tmp_path, config, "engines/none")
+    machine_with(monkeypatch, 116)
+    prepare(tmp_path, config, "engines/none")
+
+
+def test_numpy_2_is_refused_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr("serve.wire.numpy_version.np.__version__", "2.0.1")
+    with pytest.raises(UnavailableError, match=r"numpy 2\.0\.1 is installed.*install numpy below"):
+        prepare(tmp_path, Config(), "engines/none")
+
+
+def test_a_path_too_long_for_a_socket_is_refused(tmp_path):
+    deep = tmp_path / ("x" * 90)
+    deep.mkdir()
+    with pytest.raises(UnavailableError, match="TMPDIR"):
+        prepare(deep, Config(), "engines/none")
+
+
+def test_a_config_survives_its_way_to_the_model(tmp_path):
+    config = Config(name='a "b" \\ é', server=ServerConfig(host="0.0.0.0", drain_timeout_s=1e-5))
+    path = tmp_path / "config.toml"
+    path.write_text(config_to_toml(config), encoding="utf-8")
+    assert load_config(path) == config
+
+
+NOISE = 'E1122 02:25:21.826270 15168 server.cc:241] "CudaDriverHelper has not been initialized."'
+LAST = 'I1122 02:25:22.000000 15168 server.cc:345] "Timeout 1: Found 2 live models"'
+CAUSES = {
+    "a model that cannot load": (
+        "E1122 02:25:21.8 15 model_lifecycle.cc:642] \"failed to load 'whisper' version 1: "
+        "Internal: ModuleNotFoundError: No module named 'torch'\"",
+        "Internal: ModuleNotFoundError: No module named 'torch'",
+    ),
+    "a crash": ("Signal (11) received.", "it crashed with signal 11"),
+    "another error": ('E1122 02:25:21.8 15 main.cc:5] "no more files"', '"no more files"'),
+    "an option": ("Failed to parse --x", "Failed to parse --x"),
+    "nothing": ("", f"its log ends:\n{NOISE}\n\n{LAST}"),
+}
+
+
+@pytest.mark.parametrize("line, told", CAUSES.values(), ids=CAUSES)
+def test_a_log_gives_its_cause_and_not_its_noise(line, told):
+    assert cause([NOISE, line, LAST]) == told
+
+
+def test_a_failure_counts_though_it_could_not_be_written_down(tmp_path):
+    """As where the disk is full."""
+    child = SimpleNamespace(pid=os.getpid(), status=lambda: None)
+    triton = TritonServer(tmp_path, ServerConfig(), child)
+    failure = tmp_path / FAILURE
+    failure.touch()
+    assert triton.failure() is None  # it may be writing
+    os.utime(failure, (0, 0))
+    assert "its log says why" in triton.failure()
+    failure.write_text("the device failed")
+    assert triton.failure() == "the device failed"
+
+
+# ---------------------------------------------------------------- a real one
+
+
+@pytest.fixture(scope="module")
+def alone(nano_config):
+    """Starts Triton without a gateway; gives its folder and itself."""
+
+    @contextlib.contextmanager
+    def start(**options):
+        with run_folder() as folder:
+            config = nano_config(**options)
+            triton = prepare(folder, config, config.engine).start(folder / "log")
+            try:
+                wait_until(lambda: triton.failure() or triton.ready(), "not ready", START_S)
+                assert triton.failure() is None, (folder / "log").read_text()
+                yield folder, triton
+            finally:
+                triton.kill()
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def running(alone):
+    with alone() as found:
+        yield found
+
+
+@pytest.mark.server
+def test_nobody_else_can_reach_it_or_read_what_it_was_sent(running):
+    folder, triton = running
+    listening = [c for c in psutil.Process(triton.pid).net_connections() if c.status == "LISTEN"]
+    assert not listening
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    regions = shared_memory(folder)
+    assert regions
+    for path in (*regions, *folder.glob("*.sock*")):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+@pytest.mark.server
+def test_calls_that_change_or_reveal_it_are_locked(running):
+    folder, _ = running
+    locked = {
+        "SystemSharedMemoryStatus": service_pb2.SystemSharedMemoryStatusRequest(),
+        "SystemSharedMemoryRegister": service_pb2.SystemSharedMemoryRegisterRequest(
+            name="mine", key=shared_memory(folder)[0].name, byte_size=64
+        ),
+        "CudaSharedMemoryStatus": service_pb2.CudaSharedMemoryStatusRequest(),
+        "RepositoryIndex": service_pb2.RepositoryIndexRequest(),
+        "RepositoryModelUnload": service_pb2.RepositoryModelUnloadRequest(model_name="whisper"),
+        "ModelConfig": service_pb2.ModelConfigRequest(name="whisper"),
+        "ModelStatistics": service_pb2.ModelStatisticsRequest(),
+        "TraceSetting": service_pb2.TraceSettingRequest(),
+        "LogSettings": service_pb2.LogSettingsRequest(),
+    }
+    with grpc.insecure_channel(grpc_target(folder)) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        for name, request in locked.items():
+            with pytest.raises(grpc.RpcError) as refused:
+                getattr(stub, name)(request, timeout=WAIT_S)
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE, name
+            assert "protocol is restricted" in refused.value.details()
+    with Client(grpc_target(folder)) as client, asking(folder) as ask:
+        assert client.ready() and not ask().error_message
+
+
+@contextlib.contextmanager
+def asking(folder):
+    """Gives what asks the Triton of this folder itself; that gives its only answer."""
+    numbers = itertools.count()
+    with grpc.insecure_channel(grpc_target(folder)) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+        def ask(audio=CLIP):
+            (answer,) = ask_triton(stub, audio_request(audio, f"test-{next(numbers)}"))
+            return answer
+
+        yield ask
+
+
+def model_of(triton):
+    """The model's process, the only one below Triton's."""
+    (pid,) = live_children(triton.pid)
+    return pid
+
+
+@pytest.mark.server
+def test_a_model_that_stands_still_is_not_ready_and_ready_again(running):
+    folder, triton = running
+    pid = model_of(triton)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: not triton.ready(), "a process that stands still counts as ready")
+        assert triton.failure() is None, "there is time: it may go on"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_until(triton.ready, "not ready again")
+    with asking(folder) as ask:
+        assert not ask().error_message
+    assert triton.failure() is None
+
+
+@pytest.mark.server
+def test_a_model_that_stands_still_too_long_has_failed(alone):
+    with alone(stall_timeout_s=4.0) as (_, triton):
+        os.kill(model_of(triton), signal.SIGSTOP)
+        wait_until(triton.failure, "nobody noticed")
+        assert "said nothing for 4 s; server.stall_timeout_s is 4" in triton.failure()
+
+
+@pytest.mark.server
+def test_requests_that_triton_gave_up_in_a_stall_are_a_failure(alone):
+    """The model would answer them once it goes on, and Triton dies of such an answer."""
+    with alone() as (folder, triton), asking(folder) as ask:
+        assert not ask().error_message
+        assert ask(b"").error_message.startswith("AudioError")  # a refusal is none of them
+        os.kill(model_of(triton), signal.SIGSTOP)
+        with ThreadPoolExecutor(1) as pool:
+            call = pool.submit(ask)
+            wait_until(triton.failure, "nobody noticed")
+            assert "Triton gave up requests" in triton.failure()
+            assert "not healthy" in call.result().error_message
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_model_that_dies_is_a_failure(alone, number):
+    with alone() as (_, triton):
+        os.kill(model_of(triton), number)
+        wait_until(triton.failure, "nobody noticed")
+        assert "process ended" in triton.failure()
+
+
+@pytest.mark.server
+def test_the_models_go_with_a_triton_that_is_killed(alone):
+    with alone() as (_, triton):
+        children = live_children(triton.pid)
+        os.kill(triton.pid, signal.SIGKILL)
+        wait_until(triton.failure, "nobody noticed")  # a zombie counts as alive for them
+        assert "ended with status -9" in triton.failure()
+        wait_until(lambda: not any(map(is_alive, children)), "they stayed")

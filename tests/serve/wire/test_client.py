@@ -1,0 +1,322 @@
+"""The client against a scripted KServe server in this process."""
+
+import contextlib
+import queue
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from serve.contract.errors import (
+    AudioError,
+    CancelledError,
+    DeadlineError,
+    EarshotError,
+    OptionError,
+    OverloadedError,
+    RequestError,
+    UnavailableError,
+)
+from serve.contract.messages import Finished, Request, SegmentReady
+from serve.supervisor.run import free_ports
+from serve.wire import client as client_module
+from serve.wire import tensors
+from serve.wire.client import Client, PendingTranscript
+from tests.serving import SEGMENT, TRANSCRIPT
+
+WAIT_S = 10
+
+
+def reply(outputs):
+    answer = service_pb2.ModelInferResponse(model_name="whisper")
+    for name, values in outputs.items():
+        datatype = tensors.OUTPUTS[name].datatype
+        answer.outputs.add(name=name, datatype=datatype, shape=values.shape)
+        raw = values.tobytes()
+        if datatype == "BYTES":
+            raw = b"".join(len(item).to_bytes(4, "little") + item for item in values)
+        answer.raw_output_contents.append(raw)
+    return answer
+
+
+class Script(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """Answers as it is told to; keeps what it was asked, and whether the client stayed."""
+
+    def __init__(self):
+        self.asked = []
+        self.fail = None  # (code, words)
+        self.outputs = tensors.transcript_outputs(TRANSCRIPT)
+        self.hold = threading.Event()
+        self.hold.set()
+        self.left = threading.Event()
+
+    def ModelReady(self, request, context):
+        return service_pb2.ModelReadyResponse(ready=request.name != self.fail)
+
+    def ModelInfer(self, request, context):
+        context.add_callback(self.left.set)
+        self.asked.append(request)
+        if self.fail is not None:
+            context.abort(*self.fail)
+        self.hold.wait(WAIT_S)
+        return reply(self.outputs)
+
+    def ModelStreamInfer(self, requests, context):
+        context.add_callback(self.left.set)
+        self.asked.append(next(requests))
+        if self.fail is not None:
+            yield service_pb2.ModelStreamInferResponse(error_message=self.fail[1])
+            return
+        for segment in TRANSCRIPT.segments:
+            yield self.message(tensors.segment_outputs(segment))
+        self.hold.wait(WAIT_S)
+        yield self.message(self.outputs)
+
+    def message(self, outputs):
+        return service_pb2.ModelStreamInferResponse(infer_response=reply(outputs))
+
+
+@pytest.fixture
+def script():
+    return Script()
+
+
+@pytest.fixture
+def address(script):
+    with ThreadPoolExecutor(16) as pool:
+        server = grpc.server(pool)
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(script, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield f"127.0.0.1:{port}"
+        script.hold.set()
+        server.stop(None).wait(WAIT_S)
+
+
+@pytest.fixture
+def client(address):
+    with Client(address, timeout_s=WAIT_S) as client:
+        yield client
+
+
+def test_an_answer_arrives_whole_and_the_request_said_everything(client, script):
+    assert client.transcribe(b"audio", language="es", max_tokens=9) == TRANSCRIPT
+    (asked,) = script.asked
+    assert asked.model_name == "whisper"
+    assert [(i.name, i.datatype, list(i.shape)) for i in asked.inputs] == [
+        ("AUDIO", "BYTES", [1]),
+        ("LANGUAGE", "BYTES", [1]),
+        ("MAX_TOKENS", "INT32", [1]),
+    ]
+    assert asked.raw_input_contents == [b"\5\0\0\0audio", b"\2\0\0\0es", b"\x09\0\0\0"]
+
+
+def test_a_value_that_no_tensor_holds_is_refused_here(client, script):
+    with pytest.raises(OptionError, match="beam_size = 'five'; expected a whole number"):
+        client.transcribe(b"audio", beam_size="five")
+    with pytest.raises(OptionError, match=r"best_of = 2\.5; expected a whole number"):
+        list(client.stream(Request(audio=b"audio", best_of=2.5)))
+    assert script.asked == []
+
+
+def test_samples_are_sent_as_samples(client, script):
+    samples = np.linspace(-1, 1, 5, dtype=np.float32)
+    client.transcribe(samples, sample_rate=8_000)
+    (asked,) = script.asked
+    assert [(i.name, list(i.shape)) for i in asked.inputs] == [
+        ("SAMPLES", [5]),
+        ("SAMPLE_RATE", [1]),
+    ]
+    assert asked.raw_input_contents[0] == samples.tobytes()
+
+
+def test_a_stream_gives_segments_before_the_answer_exists(client, script):
+    script.hold.clear()
+    events = client.stream(Request(audio=b"audio"))
+    assert [next(events), next(events)] == [SegmentReady(SEGMENT)] * 2
+    script.hold.set()
+    assert list(events) == [Finished(TRANSCRIPT)]
+    assert script.asked[0].model_name == "whisper_stream"
+
+
+def test_many_threads_share_a_client(client):
+    def one(i):
+        if i % 2:
+            return client.transcribe(b"audio")
+        return list(client.stream(Request(audio=b"audio")))[-1].transcript
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(one, range(40))) == [TRANSCRIPT] * 40
+
+
+@pytest.mark.parametrize(
+    "code, words, kind, message",
+    [
+        ("INVALID_ARGUMENT", "AudioError: audio has 0 bytes", AudioError, "^audio has 0 bytes$"),
+        ("INVALID_ARGUMENT", "unexpected shape for 'X'", RequestError, "^unexpected shape"),
+        ("UNAVAILABLE", "OverloadedError: full", OverloadedError, "^full$"),
+        ("UNAVAILABLE", "Socket closed", UnavailableError, "^server at 127.*: Socket closed$"),
+        ("NOT_FOUND", "unknown model", UnavailableError, "unknown model"),
+        ("CANCELLED", "gone", CancelledError, "cancelled"),
+        ("INTERNAL", "EarshotError: internal error", EarshotError, "^internal error$"),
+    ],
+)
+def test_errors_come_back_as_the_class_that_was_meant(client, script, code, words, kind, message):
+    script.fail = (grpc.StatusCode[code], words)
+    with pytest.raises(EarshotError, match=message) as found:
+        client.transcribe(b"audio")
+    assert type(found.value) is kind
+
+
+def test_an_error_in_a_stream_is_raised(client, script):
+    script.fail = (None, "AudioError: audio has 0 bytes")
+    with pytest.raises(AudioError, match=r"^audio has 0 bytes$"):
+        list(client.stream(Request(audio=b"")))
+
+
+def test_an_answer_of_another_server_is_refused(client, script):
+    del script.outputs["DURATION"]
+    with pytest.raises(EarshotError, match="holds no DURATION"):
+        client.transcribe(b"audio")
+
+
+def test_a_cancelled_call_ends_at_both_sides(client, script):
+    script.hold.clear()
+    call = client.start(Request(audio=b"audio"))
+    call.cancel()
+    with pytest.raises(CancelledError):
+        call.result()
+    call.cancel()  # once more changes nothing
+
+
+def test_a_stream_that_is_left_early_ends_at_the_server(client, script):
+    script.hold.clear()
+    events = client.stream(Request(audio=b"audio"))
+    next(events)
+    events.close()
+    assert script.left.wait(WAIT_S)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_waiting_has_an_end(address, script, streamed):
+    script.hold.clear()
+    with Client(address, timeout_s=0.3) as client, pytest.raises(DeadlineError):
+        if streamed:
+            list(client.stream(Request(audio=b"audio")))
+        else:
+            client.transcribe(b"audio")
+    assert script.left.wait(WAIT_S)
+
+
+def test_ready_asks_for_the_model(client, script):
+    assert client.ready()
+    script.fail = "whisper"
+    assert client.ready() is False
+
+
+@pytest.mark.parametrize(
+    "ending, cancels", [("whole", False), ("refused", False), ("left early", True)]
+)
+def test_only_a_stream_that_has_not_ended_is_cancelled(
+    client, script, monkeypatch, ending, cancels
+):
+    """A cancel that meets the end of its request can make Triton 24.10 keep it for ever."""
+    started, seen = [], []
+    start = triton_grpc.InferenceServerClient.start_stream
+    stop = triton_grpc.InferenceServerClient.stop_stream
+
+    def start_stream(self, *arguments, **options):
+        started.append(self)
+        start(self, *arguments, **options)
+
+    def stop_stream(self, cancel_requests=False):
+        if self in started:  # one of another test's may be collected meanwhile
+            seen.append(cancel_requests)
+        stop(self, cancel_requests)
+
+    monkeypatch.setattr(triton_grpc.InferenceServerClient, "start_stream", start_stream)
+    monkeypatch.setattr(triton_grpc.InferenceServerClient, "stop_stream", stop_stream)
+    if ending == "refused":
+        script.fail = (None, "AudioError: audio has 0 bytes")
+    if ending == "left early":
+        script.hold.clear()  # or its end may come first
+    events = client.stream(Request(audio=b"audio"))
+    if ending == "left early":
+        next(events)
+        events.close()
+    else:
+        with contextlib.suppress(AudioError):
+            list(events)
+    assert seen[0] is cancels  # closing the connection stops it once more
+
+
+class Impatient:
+    """Stands for a future whose wait ends with an error; keeps how long it was to be."""
+
+    def __init__(self, error):
+        self._error = error
+
+    def result(self, timeout_s):
+        self.timeout_s = timeout_s
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    "interruption, error", [(TimeoutError, DeadlineError), (KeyboardInterrupt, KeyboardInterrupt)]
+)
+def test_a_wait_that_is_given_up_cancels_the_request(interruption, error):
+    """gRPC keeps the deadline itself; this is for when it does not, and for Ctrl-C."""
+    answer, cancelled = Impatient(interruption()), threading.Event()
+    pending = PendingTranscript(answer, SimpleNamespace(cancel=cancelled.set), 4.0)
+    with pytest.raises(error):
+        pending.result()
+    assert cancelled.is_set()
+    assert answer.timeout_s > 4.0, "gRPC has to come first"
+
+
+@pytest.mark.parametrize("left_s", [7.0, -3.0])
+def test_a_wait_for_a_message_ends_a_little_after_the_deadline(client, left_s):
+    waits = []
+
+    def get(timeout):
+        waits.append(timeout)
+        raise queue.Empty
+
+    with pytest.raises(DeadlineError, match=f"no answer within {WAIT_S} s"):
+        client._next(SimpleNamespace(get=get), time.monotonic() + left_s)
+    (wait_s,) = waits
+    assert wait_s == pytest.approx(max(0.0, left_s) + client_module._GRACE_S, abs=0.5)
+
+
+def test_a_stream_has_the_clients_deadline(client, monkeypatch):
+    ends = []
+
+    def next_message(messages, end):
+        ends.append(end - time.monotonic())
+        return Finished(TRANSCRIPT)
+
+    monkeypatch.setattr(client, "_next", next_message)
+    list(client.stream(Request(audio=b"audio")))
+    assert ends == [pytest.approx(WAIT_S, abs=2.0)]
+
+
+def test_leaving_the_block_hangs_up(address):
+    with Client(address) as client:
+        assert client.ready()
+    with pytest.raises(ValueError, match="closed channel"):
+        client.ready()
+
+
+def test_no_server_is_said_with_its_address():
+    (port,) = free_ports("127.0.0.1", 1)
+    with contextlib.closing(Client(f"127.0.0.1:{port}")) as client:
+        assert client.ready() is False
+        for ask in (client.transcribe, lambda audio: list(client.stream(Request(audio)))):
+            with pytest.raises(UnavailableError, match=f"server at 127.0.0.1:{port}"):
+                ask(b"audio")
