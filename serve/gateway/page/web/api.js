@@ -1,6 +1,7 @@
 // The server, as this page speaks to it: transcriptions as they are found, and its state.
 
 import { megabytes } from "./dom.js";
+import { nameOf } from "./speakers.js";
 
 const STREAMED = { stream: "true", response_format: "verbose_json" };
 
@@ -20,6 +21,11 @@ function form(file, name, settings) {
   if (settings.words) data.append("timestamp_granularities[]", "word");
   for (const field of ["language", "beam_size", "vad", "mode", "prompt", "hotwords"])
     if (settings[field]) data.append(field, settings[field]);
+  if (settings.speakers === "channels") data.append("channels", "split");
+  if (settings.speakers === "voice") {
+    data.append("diarize", "true");
+    if (settings.num_speakers) data.append("num_speakers", settings.num_speakers);
+  }
   data.append("file", file, name);
   return data;
 }
@@ -112,11 +118,13 @@ function refusal(request, file) {
 }
 
 // A transcript in a format that has cues, which the server splits as it does in its own answers.
-export async function subtitles({ segments, duration }, format, key) {
+export async function subtitles(job, format, key) {
+  const { segments, duration } = job;
   const times = ({ start, end }) => ({ start, end });
-  const said = segments.map(({ text, words, ...one }) => ({
+  const said = segments.map(({ text, words, speaker, ...one }) => ({
     ...times(one),
     text,
+    speaker: nameOf(job, speaker),
     words: words?.map(({ word, ...its }) => ({ ...times(its), word })) ?? null,
   }));
   const ends = segments.map((one) => one.end);

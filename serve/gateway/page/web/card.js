@@ -5,6 +5,7 @@ import { edit } from "./editor.js";
 import { FORMATS, file, plain } from "./formats.js";
 import { Player } from "./player.js";
 import { unfinished } from "./queue.js";
+import { label, nameOf } from "./speakers.js";
 import { pieces } from "./words.js";
 
 const HINT =
@@ -109,6 +110,7 @@ export class Card {
     this.from = segments;
     for (; this.segments < segments.length; this.segments += 1)
       this.#append(segments[this.segments], segments[this.segments - 1]);
+    this.#showNames();
     if (!segments.length) this.#showPlain(live ?? text, open);
     const silent = state === "done" && !error && !segments.length && !(live ?? text);
     if (silent) this.text.replaceChildren(el("p", { className: "detail" }, "Nobody speaks in it."));
@@ -126,9 +128,14 @@ export class Card {
   #append(segment, before) {
     const pause = before ? segment.start - before.end : 0;
     const full = before && this.paragraph.textContent.length > PARAGRAPH_CHARS;
-    if (!before || pause > PARAGRAPH_PAUSE_S || (full && /[.?!。？！]\s*$/.test(before.text))) {
+    const other = before && segment.speaker !== before.speaker;
+    const ended = pause > PARAGRAPH_PAUSE_S || (full && /[.?!。？！]\s*$/.test(before.text));
+    if (!before || other || ended) {
       this.paragraph = el("p", {});
-      this.text.append(el("div", {}, el("time", {}, clock(segment.start)), this.paragraph));
+      const head = el("div", {}, el("time", {}, clock(segment.start)));
+      if (segment.speaker && (!before || other)) head.append(this.#speaker(segment.speaker));
+      head.append(this.paragraph);
+      this.text.append(head);
     }
     for (const piece of pieces(segment)) {
       if (piece.start === undefined) {
@@ -141,6 +148,17 @@ export class Card {
       this.player.words.push({ start, end, element, segment, word });
       this.paragraph.append(element);
     }
+  }
+
+  #speaker(speaker) {
+    return label(this.job, speaker, (name) => this.queue.rename(this.job, speaker, name));
+  }
+
+  // Names as they are now, wherever they stand.
+  #showNames() {
+    for (const element of this.text.querySelectorAll(".speaker"))
+      if (!element.isContentEditable)
+        element.textContent = nameOf(this.job, element.dataset.speaker);
   }
 
   #click(event) {

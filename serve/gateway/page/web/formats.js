@@ -1,13 +1,26 @@
 // Transcripts as files, as the server itself would write them.
 
 import { subtitles } from "./api.js";
+import { nameOf } from "./speakers.js";
 
 const oneLine = (text) => text.trim().split(/\s+/).join(" ");
 
-const txt = (job) => job.segments.map((segment) => `${oneLine(segment.text)}\n`).join("");
+// As the server's own text: a speaker's name where another one begins.
+function txt(job) {
+  let before = null;
+  const lines = job.segments.map(({ text, speaker }) => {
+    const begins = speaker && speaker !== before ? `${nameOf(job, speaker)}: ` : "";
+    before = speaker;
+    return `${begins}${oneLine(text)}\n`;
+  });
+  return lines.join("");
+}
 
 function json(job) {
-  const { name, text, language, duration, segments } = job;
+  const { name, text, language, duration } = job;
+  const segments = job.segments.map((segment) =>
+    segment.speaker ? { ...segment, speaker: nameOf(job, segment.speaker) } : segment,
+  );
   return `${JSON.stringify({ file: name, text, language, duration, segments }, null, 2)}\n`;
 }
 

@@ -115,6 +115,12 @@ export class Queue {
     this.update(job);
   }
 
+  // Call a speaker by another name, wherever he speaks.
+  rename(job, speaker, name) {
+    job.names = { ...job.names, [speaker]: name };
+    this.update(job);
+  }
+
   stop(job) {
     this.#running.get(job.id)?.abort();
     if (job.state === "waiting") this.#end(job, "interrupted");
@@ -207,8 +213,8 @@ export class Queue {
   }
 
   async #once(job, file, signal) {
-    const before = { text: job.text, segments: job.segments };
-    Object.assign(job, { state: "sending", sent: 0, text: "", segments: [] });
+    const before = { text: job.text, segments: job.segments, names: job.names };
+    Object.assign(job, { state: "sending", sent: 0, text: "", segments: [], names: {} });
     this.changed(job);
     const on = {
       sent: (share) => {

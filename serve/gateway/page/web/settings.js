@@ -3,7 +3,16 @@
 import { $, el, languageName } from "./dom.js";
 import { loadKey, loadSettings, saveKey, saveSettings } from "./store.js";
 
-const FIELDS = ["language", "beam_size", "vad", "mode", "prompt", "hotwords"];
+const FIELDS = [
+  "language",
+  "beam_size",
+  "vad",
+  "mode",
+  "speakers",
+  "num_speakers",
+  "prompt",
+  "hotwords",
+];
 
 export function settings() {
   const found = { words: $("words").checked };
@@ -82,12 +91,14 @@ function fill(select, options) {
 }
 
 function sum() {
-  const { language, beam_size, words, vad, mode, prompt, hotwords } = settings();
+  const { language, beam_size, words, vad, mode, speakers, prompt, hotwords } = settings();
+  $("num_speakers").disabled = speakers !== "voice";
   const found = [language ? languageName(language) : "any language"];
   if (beam_size) found.push(`beam ${beam_size}`);
   if (words) found.push("times of words");
   if (vad) found.push(vad === "true" ? "speech alone" : "all of the audio");
   if (mode) found.push(MODE[mode]);
+  if (speakers) found.push(`speakers by ${speakers}`);
   if (prompt || hotwords) found.push("with hints");
   $("chosen").textContent = found.join(", ");
 }

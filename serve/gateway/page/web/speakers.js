@@ -1,0 +1,35 @@
+// Who says what: names that can be edited, and a colour for each speaker.
+
+import { el } from "./dom.js";
+import { edit } from "./editor.js";
+
+const COLOURS = 8; // that style.css has
+
+// What a speaker of a job is called: as somebody wrote it, else as the server does.
+export const nameOf = (job, speaker) => job.names?.[speaker] ?? speaker ?? null;
+
+// A speaker's name above what they say; choosing it lets it be written anew. `renamed(name)` is
+// called with another name. It is no button, whose text browsers do not let anybody edit.
+export function label(job, speaker, renamed) {
+  const speakers = [...new Set(job.segments.map((one) => one.speaker))];
+  const element = el("span", { className: "speaker", tabIndex: 0, title: "Write another name" });
+  element.dataset.colour = speakers.indexOf(speaker) % COLOURS;
+  element.dataset.speaker = speaker;
+  element.textContent = nameOf(job, speaker);
+  element.setAttribute("role", "button");
+  const write = async () => {
+    if (element.isContentEditable) return;
+    const before = element.textContent;
+    const { text } = await edit(element, `Name of ${before}`);
+    element.setAttribute("role", "button");
+    if (!text) element.textContent = before;
+    else if (text !== before) renamed(text);
+  };
+  element.onclick = write;
+  element.onkeydown = (event) => {
+    if (event.key !== "Enter") return;
+    event.preventDefault();
+    write();
+  };
+  return element;
+}
