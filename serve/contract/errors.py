@@ -9,7 +9,8 @@
     ├── UnavailableError       this machine lacks what the chosen runtime or server needs
     ├── RequestError           the client's fault; the message names the input
     │   ├── AudioError         audio that cannot be decoded
-    │   │   └── AudioLimitError    audio that is right, and more than the server takes
+    │   │   ├── AudioLimitError    audio that is right, and more than the server takes
+    │   │   └── ChannelError       audio without the channel that is asked for
     │   ├── OptionError        an option that is unknown or that the runtime cannot honour
     │   └── AccessError        no API key, or none that is known
     ├── OverloadedError        the queue is full or the server drains; try again later
@@ -86,6 +87,10 @@ class AudioError(RequestError):
 
 class AudioLimitError(AudioError):
     """The audio is longer, larger or more work than may be; in parts it may go."""
+
+
+class ChannelError(AudioError):
+    """The audio lacks a channel that is asked for."""
 
 
 class OptionError(RequestError):

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 Task = Literal["transcribe", "translate"]
 Mode = Literal["parallel", "sequential"]
+Channels = Literal["mix", "split"]
 Samples = npt.NDArray[np.float32]
 
 
@@ -76,6 +77,17 @@ class Request:
     word_timestamps: bool = False  # segments come with their words, and words with their times
     try_word_timestamps: bool = False  # so they do, unless the engine cannot time words
     token_logprobs: bool = False  # segments come with the log-probabilities of their tokens
+    # Whether the audio's channels are one, or each is transcribed as its own speaker.
+    channels: Channels = "mix"
+    # Whether speakers are told apart by their voices: segments come with who says them. How many
+    # there are, at least and at most, where that is known; and names of some, with recordings of 2
+    # to 10 s of each as data URLs.
+    diarize: bool = False
+    num_speakers: int | None = None
+    min_speakers: int | None = None
+    max_speakers: int | None = None
+    known_speaker_names: Sequence[str] = ()
+    known_speaker_references: Sequence[str] = ()
     # Only these stretches are decoded: start, end, start, end, … in seconds; the last end may be
     # missing, for the end of the audio. (): all of it.
     clip_timestamps: Sequence[float] = ()
@@ -159,6 +171,7 @@ class Segment:
     words: tuple[Word, ...] | None = None  # None: not asked for
     language: str | None = None  # of its window, with `multilingual`; else None
     token_logprobs: tuple[TokenLogprob, ...] | None = None  # None: not asked for
+    speaker: str | None = None  # who says it, where speakers are told apart; else None
 
 
 @dataclasses.dataclass(frozen=True)

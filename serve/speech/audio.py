@@ -1,9 +1,9 @@
 """Audio files and raw samples to 16 kHz mono float32 in [-1, 1], as a stream of blocks.
 
-Channels are averaged; soxr changes the rate. Audio is decoded block by block, as its blocks are
-asked for, so a small file that unpacks to a huge one is refused when it passes a limit. What a
-header tells is refused before the first block; what only decoding can tell is an error after
-blocks that were good. Thread-safe; no temporary files.
+Channels are averaged, or one is taken; soxr changes the rate. Audio is decoded block by block, as
+its blocks are asked for, so a small file that unpacks to a huge one is refused when it passes a
+limit. What a header tells is refused before the first block; what only decoding can tell is an
+error after blocks that were good. Thread-safe; no temporary files.
 
 16-bit WAV is read here. Every other file is given to the libraries that know it
 (`serve.speech.sources`) in a process of its own (`serve.speech.sandbox`), for what they do with a
@@ -32,7 +32,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 import numpy as np
 import soxr
 
-from serve.contract.errors import AudioError, AudioLimitError, EarshotError
+from serve.contract.errors import AudioError, AudioLimitError, ChannelError, EarshotError
 from serve.contract.messages import Samples
 from serve.speech import containers
 from serve.speech.containers import Bytes
@@ -43,6 +43,7 @@ from serve.speech.sandbox import client as sandbox
 
 MIN_RATE = 1_000
 MAX_RATE = 384_000
+CHANNELS = (2, 8)  # of a file whose channels are taken one by one
 
 _MAX_PEAK = 8.0  # lossy decoders exceed 1 a little; values far beyond have the wrong scale
 
@@ -139,6 +140,7 @@ def _checked_samples(
 def _check_header(source: Source, meter: Meter) -> None:
     """Refuse what the header already tells."""
     _check_rate(source.rate)
+    _check_channel(source.channels, meter.limits.channel)
     max_s = meter.limits.max_s
     if (declared_s := source.declared_s) is None:
         return
@@ -156,13 +158,31 @@ def _whole_file(source: Source, meter: Meter) -> Iterator[Samples]:
         for block in source.blocks():
             meter.count(block.size)
             found_s += len(block) / source.rate
-            yield block.mean(axis=1, dtype=np.float32) if block.shape[1] > 1 else block[:, 0]
+            yield _mono(block, meter.limits.channel)
     except (EarshotError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001 - whatever a decoder raises: PyAV an IndexError, say
         meter.cut_short(_found(found_s, source.declared_s), error)
     else:
         _check_whole(source, found_s, meter)
+
+
+def _mono(block: Samples, channel: int) -> Samples:
+    if channel < 0 and block.shape[1] > 1:
+        mean: Samples = block.mean(axis=1, dtype=np.float32)
+        return mean
+    return block[:, max(0, channel)]
+
+
+def _check_channel(channels: int, channel: int) -> None:
+    least, most = CHANNELS
+    if channel >= 0 and not least <= channels <= most:
+        raise AudioError(
+            f"audio has {channels} channel{'s' * (channels != 1)}; expected {least} to {most}, "
+            "each of a speaker's own, or channels = mix"
+        )
+    if channel >= channels:
+        raise ChannelError(f"audio has {channels} channels, and none of number {channel}")
 
 
 def _check_whole(source: Source, found_s: float, meter: Meter) -> None:

@@ -105,22 +105,27 @@ class Cue:
     start: float  # s
     end: float  # s
     lines: tuple[tuple[Piece, ...], ...]
+    speaker: str | None = None
 
 
 def split(segments: Sequence[Segment], options: CueOptions, duration: float) -> list[Cue]:
-    """The cues of a transcript, in order; none is shown beside the next.
+    """The cues of a transcript, in order; none is shown beside the next, and each has one speaker.
 
     Args:
         segments: with words or without.
         options: sizes within `BOUNDS`.
         duration: of the audio in seconds, behind which no cue stays for being read.
     """
-    pieces = [piece for segment in segments for piece in _pieces(segment, options.max_line_width)]
-    parts = _split(pieces, options)
-    starts = [part[0].start for part in parts[1:]]
+    width = options.max_line_width
+    parts = [
+        (part, speaker)
+        for speaker, said in itertools.groupby(segments, key=lambda segment: segment.speaker)
+        for part in _split([piece for one in said for piece in _pieces(one, width)], options)
+    ]
+    starts = [part[0].start for part, _ in parts[1:]]
     return [
-        Cue(part[0].start, _end(part, following, duration), _lines(part, options))
-        for part, following in itertools.zip_longest(parts, starts)
+        Cue(part[0].start, _end(part, following, duration), _lines(part, options), speaker)
+        for (part, speaker), following in itertools.zip_longest(parts, starts)
     ]
 
 

@@ -14,6 +14,7 @@ from serve.speech.cues import DEFAULT, Cue, CueOptions, Piece, split
 Format = Literal["text", "srt", "vtt", "tsv", "json"]
 SUBTITLES: tuple[Format, ...] = ("srt", "vtt")  # the formats that have cues
 Escape = Callable[[str], str]
+Mark = Callable[[str | None, str | None], str]  # of a cue's speaker, and of the one's before it
 
 
 def render(transcript: Transcript, file: str, format: Format, cues: CueOptions = DEFAULT) -> str:
@@ -22,8 +23,9 @@ def render(transcript: Transcript, file: str, format: Format, cues: CueOptions =
     Args:
         transcript: what to write.
         file: the audio's name, for json.
-        format: text holds a line per segment; json is a single line; tsv is as OpenAI's command
-            writes it: a header, and each segment's start and end in ms and its text.
+        format: text holds a line per segment, with a name where another speaker begins; json is a
+            single line; tsv is as OpenAI's command writes it: a header, and each segment's start
+            and end in ms and its text.
         cues: how srt and vtt are split; underlining needs segments with words.
     """
     if format == "json":
@@ -33,7 +35,15 @@ def render(transcript: Transcript, file: str, format: Format, cues: CueOptions =
     if format in SUBTITLES:
         found = split(transcript.segments, cues, transcript.duration)
         return (_srt if format == "srt" else _vtt)(found, cues.highlight_words)
-    return "".join(f"{_one_line(segment.text)}\n" for segment in transcript.segments)
+    return "".join(_texts(transcript.segments))
+
+
+def _texts(segments: Sequence[Segment]) -> Iterator[str]:
+    """A line for each segment, with the speaker's name where another one begins."""
+    before = None
+    for segment in segments:
+        yield f"{_name(segment.speaker, before)}{_one_line(segment.text)}\n"
+        before = segment.speaker
 
 
 def timestamp(seconds: float, decimal_mark: str = ".") -> str:
@@ -60,7 +70,7 @@ def _json(transcript: Transcript, file: str) -> str:
 def _fields(segment: Segment) -> dict[str, object]:
     """A segment for json; without what was not asked for."""
     fields = dataclasses.asdict(segment)
-    for name in ("words", "language", "token_logprobs"):
+    for name in ("words", "language", "token_logprobs", "speaker"):
         if fields[name] is None:
             del fields[name]
     return fields
@@ -79,7 +89,7 @@ def _srt(cues: Sequence[Cue], highlighted: bool) -> str:
     """Numbered blocks with a comma before the milliseconds."""
     blocks = [
         f"{number}\n{timestamp(start, ',')} --> {timestamp(end, ',')}\n{text}\n"
-        for number, (start, end, text) in enumerate(_shown(cues, highlighted, str), start=1)
+        for number, (start, end, text) in enumerate(_shown(cues, highlighted, str, _name), start=1)
     ]
     return "\n".join(blocks)
 
@@ -88,7 +98,7 @@ def _vtt(cues: Sequence[Cue], highlighted: bool) -> str:
     """A header, then blocks; `&` and `<` would be markup."""
     blocks = [
         f"{timestamp(start)} --> {timestamp(end)}\n{text}\n"
-        for start, end, text in _shown(cues, highlighted, _without_markup)
+        for start, end, text in _shown(cues, highlighted, _without_markup, _voice)
     ]
     return "\n".join(["WEBVTT\n", *blocks])
 
@@ -98,14 +108,26 @@ def _without_markup(text: str) -> str:
 
 
 def _shown(
-    cues: Sequence[Cue], highlighted: bool, escape: Escape
+    cues: Sequence[Cue], highlighted: bool, escape: Escape, mark: Mark
 ) -> Iterator[tuple[float, float, str]]:
     """(start, end, text) of every block."""
+    before = None
     for cue in cues:
-        if highlighted:
-            yield from _highlights(cue, escape)
-        else:
-            yield cue.start, cue.end, _text(cue, escape)
+        label = mark(cue.speaker, before)
+        whole = (cue.start, cue.end, _text(cue, escape))
+        for start, end, text in _highlights(cue, escape) if highlighted else (whole,):
+            yield start, end, f"{label}{text}"
+        before = cue.speaker
+
+
+def _name(speaker: str | None, before: str | None) -> str:
+    """A name where another speaker begins."""
+    return "" if speaker in (None, before) else f"{speaker}: "
+
+
+def _voice(speaker: str | None, before: str | None) -> str:
+    """WebVTT's own mark of who speaks, in every cue."""
+    return "" if speaker is None else f"<v {_without_markup(speaker).replace('>', '&gt;')}>"
 
 
 def _highlights(cue: Cue, escape: Escape) -> Iterator[tuple[float, float, str]]:

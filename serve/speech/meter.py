@@ -25,6 +25,7 @@ class Limits:
     max_values: float = math.inf  # max_decoded_msamples: samples as decoded, of all channels
     max_cpu_s: float = math.inf  # max_decode_s: seconds of processor time that decoding takes
     partial: bool = False  # partial: what is there of audio that was cut short is taken
+    channel: int = -1  # that alone is decoded, of several; -1: all of them together
 
 
 def too_slow(limits: Limits) -> AudioLimitError:

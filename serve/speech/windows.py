@@ -66,6 +66,7 @@ class Window:
     # Start and end in seconds from the window's start of each stretch in which somebody speaks, in
     # order; None where nobody listened.
     voice: tuple[tuple[float, float], ...] | None = None
+    channel: int = 0  # of the audio, where each is decoded by itself
 
     @property
     def duration_s(self) -> float:

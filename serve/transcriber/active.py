@@ -14,8 +14,9 @@ import collections
 import dataclasses
 import functools
 import math
+import string
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from serve.contract.config import TranscriberConfig
 from serve.contract.engine import DETECT_LANGUAGE, TokenizerFacts
@@ -62,6 +63,7 @@ class _Span:
     voice_s: float | None
     number: int  # of the windows that the audio was cut into; a rest has that of its window
     rests: int = 0  # so many times it is what was left of a window
+    channel: int = 0  # see `Window`
 
 
 @dataclasses.dataclass(eq=False)  # a request is equal to itself alone
@@ -95,7 +97,9 @@ class ActiveRequest:
     _untimed: set[int] = dataclasses.field(default_factory=set)  # decoded; words to be timed
     _words: dict[int, WindowWords] = dataclasses.field(default_factory=dict)
     _stitched: int = 0  # windows, the first of `_order`, whose segments are in `_segments`
-    _spoken_until_s: float = 0.0  # where the words of those end
+    _spoken_until_s: float = 0.0  # where the words of those end, in the last one's channel
+    # Breaks segments by who says them, once that is known.
+    _by_speaker: Callable[[list[Segment]], Iterable[Segment]] | None = None
     _encode_s: float = 0.0
     _decode_s: float = 0.0
 
@@ -139,8 +143,9 @@ class ActiveRequest:
 
     @property
     def complete(self) -> bool:
-        """Whether every window is decoded and stitched."""
-        return self._all_came and self._stitched == len(self._spans)
+        """Whether every window is decoded and stitched, and it is known who speaks if need be."""
+        whole = self._all_came and self._stitched == len(self._spans)
+        return whole and (self._by_speaker is not None or self.plan.speakers is None)
 
     def add_window(self, window: Window) -> None:
         """Take the next stretch of decoded audio."""
@@ -152,13 +157,16 @@ class ActiveRequest:
             number = self._spans[self._order[-2]].number + 1 if index else 0
             self._spans.append(_span(window, number))
         self._all_came = window.last
-        self.duration_s += window.duration_s + window.left_out_s
+        if not window.channel:  # each is as long
+            self.duration_s += window.duration_s + window.left_out_s
 
     def next_window(self) -> tuple[int, Window]:
         """Index of the next window to submit, and the window; `ready` must hold."""
         assert self.ready, f"request {self.id} has no window to submit"
         self.submitted += 1
         index, window = self._waiting.popleft()
+        if index and window.channel != self._spans[index - 1].channel:
+            self._prompts.restart()
         if window.voice:
             self._windows[index] = window
         return index, window
@@ -312,6 +320,10 @@ class ActiveRequest:
         self._untimed.remove(index)
         self._words[index] = words
 
+    def set_speakers(self, by_speaker: Callable[[list[Segment]], Iterable[Segment]]) -> None:
+        """Take what breaks segments by who says them."""
+        self._by_speaker = by_speaker
+
     def _set_language(
         self, index: int, scores: Scores, tokenizer: Tokenizer, silence: bool
     ) -> None:
@@ -334,6 +346,9 @@ class ActiveRequest:
             window = self._decoded.get(index)
             if window is None or index in self._untimed:
                 break
+            channel = self._spans[index].channel
+            if index and channel != self._spans[self._order[self._stitched - 1]].channel:
+                self._spoken_until_s = 0.0
             found = stitch(window, tokenizer.decode)
             if (words := self._words.pop(index, None)) is not None:
                 begin_s = window.timeline.start_s
@@ -341,9 +356,23 @@ class ActiveRequest:
             found = spoken(self._settle(window, window.timeline.restore(found)))
             if self.plan.mode == "sequential" and window.pieces:
                 self._go_on_from(window, found, tokenizer.facts)
+            if self.plan.channels:
+                speaker = string.ascii_uppercase[channel]
+                found = [dataclasses.replace(segment, speaker=speaker) for segment in found]
             segments += found
             self._stitched += 1
         self._segments += segments
+        return [] if self.plan.tells_speakers else segments  # those are final with the last one
+
+    def _told_by_speaker(self) -> list[Segment]:
+        """All segments in order of time, each of one speaker where speakers are told apart."""
+        segments = self._segments
+        if self._by_speaker is not None:
+            segments = list(self._by_speaker(segments))
+            if not self.plan.tells_words:
+                segments = [dataclasses.replace(segment, words=None) for segment in segments]
+        if self.plan.channels:
+            segments = sorted(segments, key=lambda segment: segment.start)
         return segments
 
     def _settle(self, window: Decoded, segments: list[Segment]) -> list[Segment]:
@@ -352,7 +381,7 @@ class ActiveRequest:
             segments = without_hallucinations(segments, window, self._spoken_until_s, threshold_s)
         for words in (segment.words for segment in segments if segment.words):
             self._spoken_until_s = words[-1].end
-        if self.plan.tells_words or not self.plan.words:
+        if self.plan.tells_words or self.plan.speakers or not self.plan.words:
             return segments
         return [dataclasses.replace(segment, words=None) for segment in segments]
 
@@ -383,12 +412,13 @@ class ActiveRequest:
             decode_s=self._decode_s,
             total_s=now - self.accepted_s,
         )
+        segments = self._told_by_speaker()
         return Transcript(
-            text=join_text(self._segments),
+            text=join_text(segments),
             language=language,
             language_prob=language_prob,
             duration=self.duration_s,
-            segments=tuple(self._segments),
+            segments=tuple(segments),
             timings=timings,
             tokens=self._decoded[0].attempt.tokens if self._decoded else (),
             warning=self.warning,
@@ -396,4 +426,12 @@ class ActiveRequest:
 
 
 def _span(window: Window, number: int, rests: int = 0) -> _Span:
-    return _Span(window.timeline, window.duration_s, window.voice, window.voice_s, number, rests)
+    return _Span(
+        window.timeline,
+        window.duration_s,
+        window.voice,
+        window.voice_s,
+        number,
+        rests,
+        window.channel,
+    )

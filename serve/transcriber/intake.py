@@ -10,11 +10,12 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import itertools
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 
 from serve.contract.config import TranscriberConfig
-from serve.contract.errors import EarshotError
+from serve.contract.errors import ChannelError, EarshotError
 from serve.contract.messages import AudioFile, Request, Samples
 from serve.speech import activity, audio
 from serve.speech.meter import Limits
@@ -169,18 +170,36 @@ class Intake:
         None: it has gone on for a while, and there is no window yet.
         """
         self._prepare(active, request)
-        with contextlib.closing(self._blocks(active, request, stopped)) as blocks:
-            cut_one = _cutting(active)
-            if stretches := active.plan.stretches:
-                yield from cut_stretches(blocks, stretches, cut_one)
-            else:
-                yield from cut_one(blocks)
+        if not active.plan.channels:
+            with contextlib.closing(self.blocks(active, request, stopped)) as blocks:
+                yield from _cut(active, blocks)
+            return
+        held: Window | None = None  # until it is known whether another channel follows
+        for channel in itertools.count():
+            with contextlib.closing(self.blocks(active, request, stopped, channel)) as blocks:
+                try:
+                    first = next(blocks)
+                except ChannelError:
+                    break
+                for window in _cut(active, itertools.chain([first], blocks)):
+                    if window is None:
+                        yield None
+                        continue
+                    if held is not None:
+                        yield dataclasses.replace(held, last=False)
+                    held = dataclasses.replace(window, channel=channel)
+        yield held
 
-    def _blocks(
-        self, active: ActiveRequest, request: Request, stopped: Callable[[], bool]
+    def blocks(
+        self,
+        active: ActiveRequest,
+        request: Request,
+        stopped: Callable[[], bool],
+        channel: int = -1,
     ) -> Generator[Samples, None, None]:
+        """The samples of a request's audio, of one channel or of all together; see `audio`."""
         if isinstance(request.audio, bytes | AudioFile):
-            limits = dataclasses.replace(self._limits, partial=active.plan.partial)
+            limits = dataclasses.replace(self._limits, partial=active.plan.partial, channel=channel)
             return audio.decode(request.audio, limits, stopped, active.warn)
         assert request.sample_rate is not None  # `plan_request` has refused it
         return audio.from_samples(request.audio, request.sample_rate, self._limits, stopped)
@@ -244,6 +263,14 @@ class Intake:
                 self._let_wait(decoding)
         if decoding.working:
             decoding.windows.close()
+
+
+def _cut(active: ActiveRequest, blocks: Iterator[Samples]) -> Iterator[Window | None]:
+    """The windows of a request's audio, or of one channel of it."""
+    cut_one = _cutting(active)
+    if stretches := active.plan.stretches:
+        return cut_stretches(blocks, stretches, cut_one)
+    return cut_one(blocks)
 
 
 def _cutting(active: ActiveRequest) -> CutOne:

@@ -34,6 +34,7 @@ from serve.contract.messages import (
     Transcript,
 )
 from serve.runtime.protocol import Event, Gauges, Runtime, Scores
+from serve.speakers.diarize import Turn
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import Window
 from serve.speech.words import WindowWords
@@ -45,6 +46,7 @@ from serve.transcriber.intake import Intake
 from serve.transcriber.ledger import Ledger
 from serve.transcriber.plan import Plan, check_config, plan_request
 from serve.transcriber.prompts import Texts, texts_of
+from serve.transcriber.speakers import SpeakerWorker, by_speaker
 from serve.transcriber.stats import Outcome, Stats
 from serve.transcriber.timing import WordTimer
 
@@ -82,6 +84,8 @@ class Transcriber:
         slots = self.capabilities.max_windows
         self._intake = Intake(config, slots, self._post_window, self._post_failure, self._tokenize)
         self._timer = WordTimer(self._post_words, self._post_failure)
+        device = self.capabilities.device
+        self._speakers = SpeakerWorker(device, self._post_turns, self._post_failure)
 
         # Written by the device thread alone; others read the first two.
         self._gauges: Gauges = runtime.gauges()
@@ -116,6 +120,9 @@ class Transcriber:
             self._ledger.reject()
             raise
         self._intake.add(active, request)
+        if plan.speakers is not None:
+            blocks = functools.partial(self._intake.blocks, active, request, lambda: active.ended)
+            self._speakers.add(active, blocks)
         # The device thread may be asleep and has one more deadline to keep.
         self._inbox.put(_wake_up)
         cancelled = CancelledError("the client cancelled the request")
@@ -221,6 +228,9 @@ class Transcriber:
     def _post_words(self, active: ActiveRequest, index: int, words: WindowWords) -> None:
         self._inbox.put(functools.partial(self._take_words, active, index, words))
 
+    def _post_turns(self, active: ActiveRequest, turns: tuple[Turn, ...]) -> None:
+        self._inbox.put(functools.partial(self._take_turns, active, turns))
+
     def _post_failure(self, active: ActiveRequest, error: EarshotError) -> None:
         self._inbox.put(functools.partial(self._fail, active, error))
 
@@ -259,6 +269,7 @@ class Transcriber:
             self._fail(active, failure or CancelledError("the server has shut down"))
         self._intake.close()
         self._timer.close()
+        self._speakers.close()
         self._runtime.close()
 
     def _run_inbox(self) -> None:
@@ -311,6 +322,12 @@ class Transcriber:
             active.set_words(index, words)
             self._tell(active)
 
+    def _take_turns(self, active: ActiveRequest, turns: tuple[Turn, ...]) -> None:
+        if not active.ended:
+            decode = self.tokenizer.decode
+            active.set_speakers(functools.partial(by_speaker, turns=turns, decode=decode))
+            self._tell(active)
+
     def _tell(self, active: ActiveRequest) -> None:
         """Tell a client what has become final of its request."""
         events = guarded(f"ending request {active.id}", functools.partial(self._news, active))
@@ -346,10 +363,13 @@ class Transcriber:
 
     def _news(self, active: ActiveRequest) -> list[SegmentReady | Finished]:
         segments = active.stitch_ready(self.tokenizer)
-        events: list[SegmentReady | Finished] = [SegmentReady(segment) for segment in segments]
+        end: list[SegmentReady | Finished] = []
         if active.complete:
-            events.append(Finished(active.transcript()))
-        return events
+            transcript = active.transcript()
+            end = [Finished(transcript)]
+            if active.plan.tells_speakers:
+                segments = list(transcript.segments)
+        return [*map(SegmentReady, segments), *end]
 
     def _fail(self, active: ActiveRequest, error: EarshotError) -> None:
         """End a request without an answer, unless it has ended."""

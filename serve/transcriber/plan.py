@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from serve.contract.codec import from_table
 from serve.contract.config import (
@@ -14,12 +14,12 @@ from serve.contract.config import (
 )
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import ConfigError, OptionError, shown
-from serve.contract.messages import Mode, Request
+from serve.contract.messages import AudioFile, Channels, Mode, Request
 from serve.runtime.protocol import Capabilities, DecodingOptions, Detection
 from serve.speech.languages import named_language
 from serve.speech.stretches import Stretch
 from serve.speech.tokenizer import Tokenizer
-from serve.transcriber.audio import check_audio, is_number, stretches_of
+from serve.transcriber.audio import check_audio, is_number, known_speakers, stretches_of
 from serve.transcriber.detection import check_languages, detection_of, multilingual_of
 from serve.transcriber.prompts import (
     NO_TEXTS,
@@ -31,6 +31,20 @@ from serve.transcriber.prompts import (
 )
 
 T = TypeVar("T", SearchConfig, SpeechConfig)
+
+MOST_SPEAKERS = 100
+_COUNTS = ("num_speakers", "min_speakers", "max_speakers")
+_TOLD = "diarize = true"
+
+
+@dataclasses.dataclass(frozen=True)
+class Speakers:
+    """What is known of a recording's speakers, who are told apart by their voices."""
+
+    num: int | None = None  # how many there are
+    least: int | None = None
+    most: int | None = None
+    known: tuple[tuple[str, bytes], ...] = ()  # names, and files in which nobody else speaks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +75,13 @@ class Plan:
     stretches: tuple[Stretch, ...] = ()  # of the audio, which alone are decoded; (): all of it
     partial: bool = False  # audio may be cut short
     repetitive: float = math.inf  # compression ratio above which a window is decoded again
+    speakers: Speakers | None = None  # to be told apart by their voices; None: they are not
+    channels: bool = False  # each of the audio's is a speaker's
+
+    @property
+    def tells_speakers(self) -> bool:
+        """Whether segments have speakers; they then become final with the last one."""
+        return self.channels or self.speakers is not None
 
 
 def check_config(
@@ -173,6 +194,8 @@ def plan_request(
         texts=texts,
         partial=_partial(request, config),
         repetitive=config.compression_ratio_threshold,
+        speakers=_speakers(request),
+        channels=_channels(request),
     )
 
 
@@ -188,19 +211,22 @@ def _words(
     request: Request, silence_s: float, tokenizer: Tokenizer, capabilities: Capabilities
 ) -> bool:
     """Whether words are to be timed: for themselves, or for what their pass finds besides."""
-    for name in ("word_timestamps", "try_word_timestamps", "token_logprobs"):
+    for name in ("word_timestamps", "try_word_timestamps", "token_logprobs", "diarize"):
         wanted = getattr(request, name)
         if not isinstance(wanted, bool):
             raise OptionError(f"{name} = {wanted!r}; expected true or false")
     tried = request.try_word_timestamps
+    needed = request.word_timestamps or request.token_logprobs or silence_s or request.diarize
     if capabilities.words:
-        return bool(request.word_timestamps or tried or request.token_logprobs or silence_s)
-    if not (request.word_timestamps or request.token_logprobs or silence_s):
+        return bool(needed or tried)
+    if not needed:
         return False
     if request.word_timestamps:
         what, without = "word_timestamps = true", "word_timestamps = false"
     elif request.token_logprobs:
         what, without = "token_logprobs = true needs words' times", "token_logprobs = false"
+    elif request.diarize:
+        what, without = "diarize = true needs words' times", "diarize = false"
     else:
         name = "hallucination_silence_threshold"
         what, without = f"{name} = {silence_s:g} needs words with times", f"{name} = 0"
@@ -224,6 +250,45 @@ def _hallucination_silence(request: Request, config: TranscriberConfig) -> float
             f"hallucination_silence_threshold = {shown(wanted)}; expected seconds, or 0 for none"
         )
     return float(wanted)
+
+
+def _speakers(request: Request) -> Speakers | None:
+    known = known_speakers(request.known_speaker_names, request.known_speaker_references)
+    counts = {name: getattr(request, name) for name in _COUNTS}
+    for name, count in counts.items():
+        if count is not None and (type(count) is not int or not 1 <= count <= MOST_SPEAKERS):
+            raise OptionError(f"{name} = {shown(count)}; expected 1 to {MOST_SPEAKERS}")
+        if count is not None and not request.diarize:
+            raise OptionError(f"{name} = {count}, but no speakers are told apart; ask for {_TOLD}")
+    if not request.diarize:
+        if known:
+            raise OptionError(f"known_speaker_names came, and no speakers are told apart; {_TOLD}")
+        return None
+    if request.task == "translate":
+        raise OptionError(
+            "diarize = true, but a translation's words are not said in their order; ask for task = "
+            "transcribe"
+        )
+    num, least, most = counts.values()
+    low, high = num or least or 1, num or most or MOST_SPEAKERS
+    if not (least or 1) <= low <= high <= (most or MOST_SPEAKERS):
+        given = ", ".join(f"{name} = {count}" for name, count in counts.items() if count)
+        raise OptionError(f"{given}; expected numbers that can all be right")
+    return Speakers(num, least, most, known)
+
+
+def _channels(request: Request) -> bool:
+    if request.channels not in get_args(Channels):
+        expected = " or ".join(get_args(Channels))
+        raise OptionError(f"channels = {shown(request.channels)}; expected {expected}")
+    if request.channels == "mix":
+        return False
+    if not isinstance(request.audio, bytes | AudioFile):
+        raise OptionError("channels = split, but samples have one channel; send a file")
+    if request.diarize or request.voice:
+        other = "diarize" if request.diarize else "voice"
+        raise OptionError(f"channels = split came with {other}; expected one of them")
+    return True
 
 
 def _voice(request: Request) -> tuple[Stretch, ...]:

@@ -108,6 +108,10 @@ class Prompts:
         if whole in self._languages and not self._multilingual:
             self._languages[index] = self._languages[whole]
 
+    def restart(self) -> None:
+        """Let the next window begin as the first one did: it is of another channel."""
+        self._before = self._texts.before
+
     def add(self, tokens: tuple[int, ...], temperature: float, failed: bool) -> None:
         """Let the next window begin after what was said in one more; silence says nothing.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from serve.contract.codec import to_json
-from serve.contract.messages import Segment, Transcript, Word
+from serve.contract.messages import Segment, Transcript
 from serve.gateway.openai.fields import Asked
 from serve.speech.formats import render
 from serve.speech.languages import LANGUAGE_NAMES
@@ -44,7 +44,7 @@ def delta_event(delta: str, index: int, segment: Segment, asked: Asked) -> dict[
         if asked.segments:
             event["segment"] = _segment(index, segment)
         if asked.words:
-            event["words"] = [_word(word) for word in segment.words or ()]
+            event["words"] = _words((segment,))
     return event
 
 
@@ -102,7 +102,7 @@ def _verbose(transcript: Transcript, asked: Asked) -> dict[str, Any]:
             _segment(index, segment) for index, segment in enumerate(transcript.segments)
         ]
     if asked.words:
-        found["words"] = [_word(word) for word in _words(transcript.segments)]
+        found["words"] = _words(transcript.segments)
     return found
 
 
@@ -128,8 +128,9 @@ def _segment(index: int, segment: Segment) -> dict[str, Any]:
     fields = dataclasses.asdict(segment)
     del fields["words"]  # they have a list of their own
     del fields["token_logprobs"]  # not of verbose_json
-    if segment.language is None:
-        del fields["language"]
+    for name in ("language", "speaker"):
+        if fields[name] is None:
+            del fields[name]
     return {"id": index, "seek": round(segment.start * _SEEKS_PER_S), **fields}
 
 
@@ -146,9 +147,14 @@ def _logprobs(segments: Iterable[Segment], asked: Asked) -> dict[str, Any]:
     }
 
 
-def _words(segments: Iterable[Segment]) -> Iterable[Word]:
-    return (word for segment in segments for word in segment.words or ())
+def _words(segments: Iterable[Segment]) -> list[dict[str, Any]]:
+    """The words of segments, with who says them where that is known."""
+    return [
+        {**dataclasses.asdict(word), "word": word.word.strip(), **_speaker(segment)}
+        for segment in segments
+        for word in segment.words or ()
+    ]
 
 
-def _word(word: Word) -> dict[str, Any]:
-    return {**dataclasses.asdict(word), "word": word.word.strip()}
+def _speaker(segment: Segment) -> dict[str, str]:
+    return {} if segment.speaker is None else {"speaker": segment.speaker}

@@ -40,6 +40,7 @@ class _Segment:
     end: Finite
     text: str
     words: tuple[_Word, ...] | None = None
+    speaker: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +88,7 @@ def _write(body: bytes) -> str:
     """The subtitles; raises OptionError."""
     asked = from_json(_Asked, body, "the transcript", error=OptionError)
     chars = sum(
-        max(len(one.text), sum(len(word.word) for word in one.words or ()))
+        max(len(one.text), sum(len(word.word) for word in one.words or ())) + len(one.speaker or "")
         for one in asked.segments
     )
     if chars > _MOST_CHARS:
@@ -96,6 +97,7 @@ def _write(body: bytes) -> str:
         Segment(
             *(one.start, one.end, one.text, (), None, None, 0.0, 0.0),
             words=tuple(_spaced(one.text, one.words)) if one.words else None,
+            speaker=one.speaker,
         )
         for one in asked.segments
     )

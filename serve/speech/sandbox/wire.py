@@ -9,10 +9,16 @@ import enum
 import signal
 import struct
 
-from serve.contract.errors import AudioError, AudioLimitError, EarshotError, UnavailableError
+from serve.contract.errors import (
+    AudioError,
+    AudioLimitError,
+    ChannelError,
+    EarshotError,
+    UnavailableError,
+)
 from serve.speech.meter import Limits, too_slow
 
-LIMITS = struct.Struct("=ddd?")  # the fields of `Limits`
+LIMITS = struct.Struct("=ddd?i")  # the fields of `Limits`
 HEAD = struct.Struct("=IQ")  # a `Kind`, and the bytes of memory that the file has taken so far
 STATUS = struct.Struct("=i")  # -n is signal n
 BLOCK_SAMPLES = 1 << 15  # float32 samples of a message, at most: 2 s; a socket holds two of them
@@ -31,10 +37,12 @@ class Kind(enum.IntEnum):
     AUDIO_LIMIT_ERROR = 3  # the same
     NO_MEMORY = 4
     WARNING = 5  # its text follows
+    CHANNEL_ERROR = 6  # the same
 
 
 ERRORS: dict[Kind, type[AudioError]] = {
     Kind.AUDIO_LIMIT_ERROR: AudioLimitError,
+    Kind.CHANNEL_ERROR: ChannelError,
     Kind.AUDIO_ERROR: AudioError,
 }
 
