@@ -14,6 +14,7 @@ from serve.speech.languages import LANGUAGE_NAMES
 _SEEKS_PER_S = 100  # Whisper's frames of 10 ms
 _AUDIO_TOKENS_PER_S = 50  # positions of Whisper's encoder
 _NO_LANGUAGE = "unknown"  # where nobody was heard, so nothing decoded
+_NOBODY = "unknown"  # where no voice is heard in which words were found
 
 
 def body(transcript: Transcript, asked: Asked) -> tuple[str, str]:
@@ -24,7 +25,9 @@ def body(transcript: Transcript, asked: Asked) -> tuple[str, str]:
         return to_json({**found, "usage": _usage(transcript)}), "application/json"
     if asked.format == "verbose_json":
         return to_json(_verbose(transcript, asked)), "application/json"
-    if asked.format == "text":
+    if asked.format == "diarized_json":
+        return to_json(_diarized(transcript, asked)), "application/json"
+    if asked.format == "text" and not _has_speakers(transcript):
         return f"{transcript.text}\n", "text/plain"
     return render(transcript, "", asked.format, asked.cues), "text/plain"
 
@@ -39,6 +42,8 @@ def delta_event(delta: str, index: int, segment: Segment, asked: Asked) -> dict[
         asked: says whether they are wanted.
     """
     event: dict[str, Any] = {"type": "transcript.text.delta", "delta": delta}
+    if asked.format == "diarized_json":
+        event["segment_id"] = _segment_id(index)
     event |= _logprobs((segment,), asked)
     if asked.format == "verbose_json":
         if asked.segments:
@@ -46,6 +51,18 @@ def delta_event(delta: str, index: int, segment: Segment, asked: Asked) -> dict[
         if asked.words:
             event["words"] = _words((segment,))
     return event
+
+
+def segment_event(index: int, segment: Segment) -> dict[str, Any]:
+    """A segment of diarized_json, which also is an event of its streams."""
+    return {
+        "type": "transcript.text.segment",
+        "id": _segment_id(index),
+        "start": segment.start,
+        "end": segment.end,
+        "text": segment.text.strip(),
+        "speaker": segment.speaker or _NOBODY,
+    }
 
 
 def done_event(transcript: Transcript, asked: Asked) -> dict[str, Any]:
@@ -104,6 +121,26 @@ def _verbose(transcript: Transcript, asked: Asked) -> dict[str, Any]:
     if asked.words:
         found["words"] = _words(transcript.segments)
     return found
+
+
+def _diarized(transcript: Transcript, asked: Asked) -> dict[str, Any]:
+    segments = [segment_event(index, one) for index, one in enumerate(transcript.segments)]
+    return {
+        "task": asked.request.task,
+        "duration": _seconds(transcript),
+        "text": transcript.text,
+        "segments": segments,
+        "usage": _usage(transcript),
+        **_warning(transcript),
+    }
+
+
+def _has_speakers(transcript: Transcript) -> bool:
+    return any(segment.speaker for segment in transcript.segments)
+
+
+def _segment_id(index: int) -> str:
+    return f"seg_{index}"
 
 
 def _languages(transcript: Transcript) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from serve.gateway.door import Door
 from serve.gateway.headers import LINE, ignored, served_by, warning
 from serve.gateway.limits import Ticket
 from serve.gateway.models import Target
-from serve.gateway.openai.answers import Deltas, body, delta_event, done_event
+from serve.gateway.openai.answers import Deltas, body, delta_event, done_event, segment_event
 from serve.gateway.openai.ask import request_parts, stream_event, transcript
 from serve.gateway.openai.errors import error_body, error_response
 from serve.gateway.openai.events import Events
@@ -152,6 +152,8 @@ async def _pass_on(
         if delta := deltas.next(event.segment.text):
             await events.send(delta_event(delta, index, event.segment, asked))
             visit.said()
+        if asked.format == "diarized_json":
+            await events.send(segment_event(index, event.segment))
         index += 1
 
 
