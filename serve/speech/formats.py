@@ -122,12 +122,21 @@ def _shown(
 
 def _name(speaker: str | None, before: str | None) -> str:
     """A name where another speaker begins."""
-    return "" if speaker in (None, before) else f"{speaker}: "
+    if speaker is None or speaker == before:
+        return ""
+    return f"{_plain(speaker)}: "
 
 
 def _voice(speaker: str | None, before: str | None) -> str:
     """WebVTT's own mark of who speaks, in every cue."""
-    return "" if speaker is None else f"<v {_without_markup(speaker).replace('>', '&gt;')}>"
+    if speaker is None:
+        return ""
+    return f"<v {_without_markup(_plain(speaker)).replace('>', '&gt;')}>"
+
+
+def _plain(name: str) -> str:
+    """A name that is one line and cannot be taken for a cue's times."""
+    return _one_line(name).replace("-->", "->")
 
 
 def _highlights(cue: Cue, escape: Escape) -> Iterator[tuple[float, float, str]]:

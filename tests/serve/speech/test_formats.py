@@ -1,5 +1,6 @@
 """Transcripts as text, srt, vtt, tsv and json."""
 
+import dataclasses
 import json
 
 import pytest
@@ -141,3 +142,48 @@ def test_the_word_that_is_being_said_is_underlined():
 def test_a_word_that_is_marked_breaks_no_line():
     text = render(TWO, "a.wav", "vtt", CueOptions(highlight_words=True, max_line_width=9))
     assert "\nHello &amp;\n<u>goodbye.</u>\n" in text and "\n1 &lt; 2\n<u>-></u> 3\n" in text
+
+
+def talk(*pieces):
+    """A transcript of (speaker, start, text), each of a second."""
+    made = transcript(*((start, start + 1.0, text) for _, start, text in pieces))
+    segments = (
+        dataclasses.replace(segment, speaker=speaker)
+        for segment, (speaker, _, _) in zip(made.segments, pieces, strict=True)
+    )
+    return dataclasses.replace(made, segments=tuple(segments))
+
+
+TALK = talk(
+    ("A", 0.0, " Hello."), ("A", 1.0, " It is late."), ("B", 2.0, " Yes,"), ("A", 2.5, " no.")
+)
+
+
+def test_text_names_whoever_begins():
+    assert render(TALK, "a.wav", "text") == "A: Hello.\nIt is late.\nB: Yes,\nA: no.\n"
+
+
+def test_srt_has_no_cue_of_two_speakers_and_names_whoever_begins():
+    texts = [block.split("\n")[2] for block in render(TALK, "a.wav", "srt").split("\n\n")]
+    assert " / ".join(texts) == "A: Hello. It is late. / B: Yes, / A: no."
+
+
+def test_vtt_marks_the_voice_of_each_cue():
+    blocks = render(TALK, "a.wav", "vtt").strip().split("\n\n")[1:]
+    assert [block.split("\n")[1] for block in blocks] == [
+        "<v A>Hello. It is late.",
+        "<v B>Yes,",
+        "<v A>no.",
+    ]
+
+
+def test_a_name_makes_no_markup_and_no_times():
+    odd = talk(("A<b>\n\n0 --> 1 & Co", 0.0, " Hello."))
+    assert render(odd, "", "srt").split("\n")[2:] == ["A<b> 0 -> 1 & Co: Hello.", ""]
+    assert render(odd, "", "vtt").split("\n")[3] == "<v A&lt;b&gt; 0 -&gt; 1 &amp; Co>Hello."
+
+
+def test_json_says_who_says_a_segment():
+    speakers = [one["speaker"] for one in json.loads(render(TALK, "", "json"))["segments"]]
+    assert speakers == ["A", "A", "B", "A"]
+    assert "speaker" not in json.loads(render(TWO, "", "json"))["segments"][0]
