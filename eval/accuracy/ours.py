@@ -13,7 +13,7 @@ from eval.accuracy.load import System
 from eval.accuracy.prepare import engine_of
 from eval.config import Config
 from eval.machine import versions
-from serve.contract.config import Precision
+from serve.contract.config import SEARCH_OPTIONS, Precision
 from serve.contract.errors import ConfigError
 from serve.contract.messages import Request, Transcript
 
@@ -44,17 +44,8 @@ def _runtime_settings(config: Config, path: str) -> dict[str, str]:
 
 
 _SEARCH = (
-    "beam_size",
-    "patience",
-    "length_penalty",
-    "best_of",
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "temperatures",
-    "mode",
-    "previous_tokens",
-    "previous_timestamps",
-    "vad",
+    *SEARCH_OPTIONS,
+    *("temperatures", "mode", "previous_tokens", "previous_timestamps", "vad"),
 )
 
 

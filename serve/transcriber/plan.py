@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from serve.contract.codec import from_table
 from serve.contract.config import (
+    OPTIONS,
     SPEECH_OPTIONS,
     SearchConfig,
     SpeechConfig,
@@ -123,6 +124,7 @@ def plan_request(
     """
     check_audio(request, config)
     request = dataclasses.replace(request, language=named_language(request.language))
+    _check_flags(request)
     _check_task(request, config)
     temperature = _temperature(request, capabilities, config)
     silence_s = _hallucination_silence(request, config)
@@ -166,14 +168,21 @@ def plan_request(
         speech=_speech(request, config),
         draft=_draft(request, tokenizer, n_text_ctx),
         short_encoder=_short_encoder(request, capabilities),
-        unfinished=_unfinished(request),
+        unfinished=request.unfinished,
         mode=mode,
         multilingual=multilingual,
         detection=detection,
         texts=texts,
-        partial=_partial(request, config),
+        partial=config.partial if request.partial is None else request.partial,
         repetitive=config.compression_ratio_threshold,
     )
+
+
+def _check_flags(request: Request) -> None:
+    for name, option in OPTIONS.items():
+        value = getattr(request, name)
+        if option.kind is bool and not isinstance(value, bool) and value is not option.default:
+            raise OptionError(f"{name} = {shown(value)}; expected true or false")
 
 
 def _check_task(request: Request, config: TranscriberConfig) -> None:
@@ -188,10 +197,6 @@ def _words(
     request: Request, silence_s: float, tokenizer: Tokenizer, capabilities: Capabilities
 ) -> bool:
     """Whether words are to be timed: for themselves, or for what their pass finds besides."""
-    for name in ("word_timestamps", "try_word_timestamps", "token_logprobs"):
-        wanted = getattr(request, name)
-        if not isinstance(wanted, bool):
-            raise OptionError(f"{name} = {wanted!r}; expected true or false")
     tried = request.try_word_timestamps
     if capabilities.words:
         return bool(request.word_timestamps or tried or request.token_logprobs or silence_s)
@@ -241,8 +246,6 @@ def _vad(request: Request, config: TranscriberConfig) -> VoiceActivity:
         return "off"  # the client has chosen what is worth decoding
     if request.vad is None:
         return config.vad
-    if not isinstance(request.vad, bool):
-        raise OptionError(f"vad = {shown(request.vad)}; expected true or false")
     return "on" if request.vad else "off"
 
 
@@ -257,29 +260,13 @@ def _speech(request: Request, config: TranscriberConfig) -> SpeechConfig:
     return _asked(request, config, SpeechConfig)
 
 
-def _partial(request: Request, config: TranscriberConfig) -> bool:
-    wanted = config.partial if request.partial is None else request.partial
-    if not isinstance(wanted, bool):
-        raise OptionError(f"partial = {shown(wanted)}; expected true or false")
-    return wanted
-
-
 def _short_encoder(request: Request, capabilities: Capabilities) -> bool:
-    wanted = request.short_encoder
-    if not isinstance(wanted, bool):
-        raise OptionError(f"short_encoder = {shown(wanted)}; expected true or false")
-    if wanted and not capabilities.short_windows:
+    if request.short_encoder and not capabilities.short_windows:
         raise OptionError(
             f"short_encoder = true, but the runtime {capabilities.runtime} on "
             f"{capabilities.device} encodes whole windows; ask for short_encoder = false"
         )
-    return wanted
-
-
-def _unfinished(request: Request) -> bool:
-    if not isinstance(request.unfinished, bool):
-        raise OptionError(f"unfinished = {shown(request.unfinished)}; expected true or false")
-    return request.unfinished
+    return request.short_encoder
 
 
 def _draft(request: Request, tokenizer: Tokenizer, n_text_ctx: int) -> tuple[int, ...]:
