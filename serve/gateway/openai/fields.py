@@ -19,8 +19,7 @@ from serve.contract.config import UnknownFields
 from serve.contract.errors import EarshotError, OptionError, shown
 from serve.contract.fields import Finite
 from serve.contract.messages import Request, Task
-from serve.gateway.openai.errors import FieldRefusal
-from serve.gateway.refusals import Refusal
+from serve.gateway.refusals import FieldRefusal, Refusal
 from serve.speech.cues import CueOptions, check_bounds
 from serve.speech.formats import SUBTITLES
 from serve.wire.tensors import INPUTS, request_to_inputs
