@@ -264,14 +264,7 @@ def error_from_text(text: str, status: str) -> EarshotError:
     named = vars(errors).get(name)
     if isinstance(named, type) and issubclass(named, EarshotError):
         return named(message)
-    by_status: dict[str, type[EarshotError]] = {
-        "INVALID_ARGUMENT": errors.RequestError,
-        "CANCELLED": errors.CancelledError,
-        "DEADLINE_EXCEEDED": errors.DeadlineError,
-        "NOT_FOUND": errors.UnavailableError,
-        "UNAVAILABLE": errors.UnavailableError,
-    }
-    return by_status.get(status, EarshotError)(text)
+    return errors.FROM_GRPC.get(status, EarshotError)(text)
 
 
 def _tensors(specs: Mapping[str, TensorSpec], values: Mapping[str, Any]) -> dict[str, Tensor]:

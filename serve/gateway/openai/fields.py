@@ -20,8 +20,7 @@ from serve.contract.errors import EarshotError, OptionError, shown
 from serve.contract.fields import Finite
 from serve.contract.messages import Request, Task
 from serve.contract.options import Option
-from serve.gateway.openai.errors import FieldRefusal
-from serve.gateway.refusals import Refusal
+from serve.gateway.refusals import FieldRefusal, Refusal
 from serve.speech.cues import CUE_OPTIONS, CueOptions, check_bounds
 from serve.speech.formats import SUBTITLES
 from serve.wire.tensors import request_to_inputs
