@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from build.recordings import Recording
-from build.reference import prompt_of
+from build.reference import features_of, prompt_of
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Engine
 from serve.native.alignment import Aligner, Said
@@ -21,7 +21,7 @@ from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
 from serve.native.slots import Place
 from serve.runtime.protocol import Event, Job
-from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES, log_mel
+from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from serve.speech.words import FRAMES_PER_S, handovers
 
 MOST_HEADS = 10  # of OpenAI's checkpoints the largest names as many
@@ -45,10 +45,7 @@ def hear(engine: Engine, recordings: Sequence[Recording]) -> list[Heard]:
     config = RuntimeConfig(slots=1, encoder_batch=1, threads=torch.get_num_threads())
     runtime, filters, heard = NativeRuntime(engine, config), engine.load_mel_filters(), []
     for number, recording in enumerate(recordings):
-        padded = np.zeros(WINDOW_SAMPLES, np.float32)
-        samples = recording.samples[:WINDOW_SAMPLES]
-        padded[: len(samples)] = samples
-        features = log_mel(torch.from_numpy(padded)[None], filters)
+        features = features_of(recording, filters)
         prompt = prompt_of(engine.manifest.tokenizer, recording.language)
         runtime.submit(Job(number, features[0], prompt))
         tokens: tuple[int, ...] = ()
@@ -56,7 +53,8 @@ def hear(engine: Engine, recordings: Sequence[Recording]) -> list[Heard]:
         while not ended:
             for event in runtime.poll(1.0):
                 tokens, ended = tokens + event.tokens, event.finished is not None
-        frames = max(1, len(samples) * FRAMES_PER_S // SAMPLE_RATE)
+        samples = min(len(recording.samples), WINDOW_SAMPLES)
+        frames = max(1, samples * FRAMES_PER_S // SAMPLE_RATE)
         heard.append(Heard(features, prompt, tokens, frames))
     runtime.close()
     return heard

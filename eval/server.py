@@ -1,12 +1,15 @@
 """A server that runs, seen from outside: its processes by what they do, and its metrics."""
 
 import contextlib
+import http.client
 import re
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from eval.processes import descendants
 
@@ -41,7 +44,33 @@ def cpu_s(process: psutil.Process) -> float:
     return 0.0
 
 
+def post(
+    address: str, path: str, body: bytes, headers: dict[str, str], timeout_s: float
+) -> tuple[http.client.HTTPResponse, bytes]:
+    """Send one POST over a connection of its own; returns the answer and its body.
+
+    Raises:
+        OSError, http.client.HTTPException: there is no whole answer.
+    """
+    connection = http.client.HTTPConnection(address, timeout=timeout_s)
+    with contextlib.closing(connection):
+        connection.request("POST", path, body, headers)
+        answer = connection.getresponse()
+        return answer, answer.read()
+
+
+def samples(page: str, name: str) -> list[Sample]:
+    """Return the samples of a name in a page of metrics, in Prometheus' text format."""
+    families = text_string_to_metric_families(page)
+    return [sample for family in families for sample in family.samples if sample.name == name]
+
+
+def total(page: str, name: str) -> float:
+    """Return the sum of a metric over all of its labels; 0 where the page lacks it."""
+    return sum(sample.value for sample in samples(page, name))
+
+
 def metrics_page(address: str) -> str:
-    """What the metrics of a server at this address say; raises OSError."""
+    """Read the metrics page of a server at this address; raises OSError."""
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
         return str(answer.read().decode())

@@ -10,6 +10,7 @@ from eval.accuracy.normalize import descriptions, normalizer
 from eval.accuracy.page.page import PAGE, write_comparison, write_page
 from eval.accuracy.report import Report, head_of, read_report, report_to_json, to_markdown
 from eval.accuracy.score import score_system
+from eval.config import changed
 from eval.files import write_text
 from eval.measurement import Result, Run
 
@@ -30,12 +31,10 @@ def evaluate(
         EarshotError: a system or something that it needs is missing, or a system failed; no clip
             can be read.
     """
-    of = run.config.eval
-    everyone = tuple(name for name in of.systems if name not in without)
-    of = dataclasses.replace(of, systems=everyone)
+    everyone = tuple(name for name in run.config.eval.systems if name not in without)
+    run.config = changed(run.config, "eval", systems=everyone)
     if full:
-        of = dataclasses.replace(of, heldout_systems=everyone, timed=everyone)
-    run.config = dataclasses.replace(run.config, eval=of)
+        run.config = changed(run.config, "eval", heldout_systems=everyone, timed=everyone)
     runs.run(run, again=again)
     return score(run, folder=run.folder, systems=(), normalizer=normalizer)
 

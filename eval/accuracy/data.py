@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from build.clips import Clip
-from serve.contract.codec import from_json
-from serve.contract.files import read_text
+from eval.files import read_jsonl
 
 ClipSet = Literal["timed", "heldout"]
 """The clips of `eval.manifest`, which speed is measured on as well; those of `eval.heldout`."""
@@ -90,9 +89,5 @@ def read_calls(path: Path) -> list[TimedCall]:
         FileError: it cannot be read.
         ConfigError: a line is not a prediction; the message names the line.
     """
-    lines = read_text(path, "expected the predictions of a run").split("\n")
-    return [
-        from_json(TimedCall, line, f"{path}:{number}", advice="expected a prediction")
-        for number, line in enumerate(lines, 1)
-        if line
-    ]
+    expected = "expected the predictions of a run"
+    return read_jsonl(path, TimedCall, expected, "expected a prediction")

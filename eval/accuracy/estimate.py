@@ -5,7 +5,6 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from build.clips import Clip
 from eval.accuracy.data import TimedCall
 from serve.speech.features import WINDOW_S
 
@@ -27,11 +26,6 @@ class Cost:
 def windows(duration_s: float) -> int:
     """How many windows hold so much audio: what a system's work goes by, not the seconds."""
     return max(1, math.ceil(duration_s / WINDOW_S))
-
-
-def windows_of(clip: Clip) -> int:
-    """How many windows hold a clip."""
-    return windows(clip.duration_s)
 
 
 def estimate_lines(systems: Mapping[str, tuple[Cost, int]]) -> list[str]:

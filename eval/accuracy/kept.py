@@ -15,7 +15,7 @@ from pathlib import Path
 
 from build.clips import Clip
 from eval.accuracy.data import ClipSet, SystemFacts, TimedCall, read_calls
-from eval.files import read_json, write_json, write_text
+from eval.files import read_json, write_json, write_jsonl
 from serve.contract.codec import to_json
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_bytes
@@ -122,7 +122,7 @@ class Kept:
 
     def keep_timed(self, calls: Sequence[TimedCall], timed_key: str) -> None:
         """Keep the calls of the timed phases."""
-        write_text(self.timed_path, "".join(to_json(call) + "\n" for call in calls))
+        write_jsonl(self.timed_path, calls)
         write_json(self._key_path, dataclasses.replace(self._key(), timed=timed_key))
 
     def facts(self) -> SystemFacts | None:

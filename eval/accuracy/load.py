@@ -67,29 +67,12 @@ def drive(
         for clip in order.sample(list(clips), len(clips))
     ]
     lock = threading.Lock()
+    facts: dict[str, Any] = {"clip_set": clip_set, "phase": phase, "concurrency": concurrency}
     began = time.perf_counter()
 
     def call(clip: Clip, repeat: int) -> None:
-        audio = read_bytes(clip.path)
-        started = time.perf_counter()
-        told = (clip.language,) if tell_language and clip.language else ()
-        prediction, error = _transcribe(system, audio, *told)
-        timed = TimedCall(
-            file=clip.file,
-            reference=clip.text,
-            language=clip.language,
-            duration_s=clip.duration_s,
-            clip_set=clip_set,
-            phase=phase,
-            concurrency=concurrency,
-            repeat=repeat,
-            started_s=started - began,
-            latency_s=time.perf_counter() - started,
-            prediction=prediction,
-            error=error,
-            path=str(clip.path),
-            group=clip.group,
-        )
+        language = [clip.language] if tell_language and clip.language else []
+        timed = _timed_call(system, clip, language, began, repeat=repeat, **facts)
         with lock:
             emit(timed)
 
@@ -123,6 +106,28 @@ def driven(
 
         drive(system, clips, phase=phase, emit=keep, **options)
     return [calls[clip.file] for clip in clips]
+
+
+def _timed_call(
+    system: System, clip: Clip, language: list[str], began_s: float, **facts: Any
+) -> TimedCall:
+    """Let a system hear a clip; `facts` are further fields of the call."""
+    audio = read_bytes(clip.path)
+    started_s = time.perf_counter()
+    prediction, error = _transcribe(system, audio, *language)
+    return TimedCall(
+        file=clip.file,
+        reference=clip.text,
+        language=clip.language,
+        duration_s=clip.duration_s,
+        started_s=started_s - began_s,
+        latency_s=time.perf_counter() - started_s,
+        prediction=prediction,
+        error=error,
+        path=str(clip.path),
+        group=clip.group,
+        **facts,
+    )
 
 
 def _transcribe(

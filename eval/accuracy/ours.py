@@ -11,7 +11,7 @@ from typing import Any
 from eval.accuracy.data import Prediction, TimedText
 from eval.accuracy.load import System
 from eval.accuracy.prepare import engine_of
-from eval.config import Config
+from eval.config import Config, changed
 from eval.machine import versions
 from serve.contract.config import Precision
 from serve.contract.errors import ConfigError
@@ -60,8 +60,7 @@ _SEARCH = (
 
 def greedy(config: Config) -> Config:
     """The config with one row a window at every temperature."""
-    transcriber = dataclasses.replace(config.transcriber, beam_size=1, best_of=1)
-    return dataclasses.replace(config, transcriber=transcriber)
+    return changed(config, "transcriber", beam_size=1, best_of=1)
 
 
 class EarshotTriton(System):

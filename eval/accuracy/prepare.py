@@ -17,6 +17,7 @@ from typing import Literal
 
 from build import hub
 from eval.config import Config
+from eval.files import replaced
 from eval.processes import run_tool
 from serve.contract.config import Precision
 from serve.contract.errors import UnavailableError
@@ -136,15 +137,10 @@ def prepare_ggml(config: Config, kind: GgmlKind) -> None:
     target = ggml_file(config, kind)
     if target.is_file():
         return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_suffix(".partial")
     command = [sys.executable, "-m", "eval.accuracy.ggml", str(checkpoint_folder(config))]
-    command += [config.build.tokenizer, str(partial), kind]
-    try:
+    with replaced(target) as partial:
+        command += [config.build.tokenizer, str(partial), kind]
         run_tool(command, "writing the checkpoint for whisper.cpp", PREPARE_TIMEOUT_S)
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def prepare_converted(config: Config) -> None:

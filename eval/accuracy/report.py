@@ -78,26 +78,30 @@ def ratios(systems: Sequence[SystemScore]) -> dict[str, dict[str, float]]:
     `throughput`: ours / theirs under load, more is better; `one_clip_latency` and `memory`:
     ours / theirs, less is better.
     """
-    timed = [(score, score.speed) for score in systems if score.speed is not None]
-    found: dict[str, dict[str, float]] = {}
-    for score, speed in timed:
-        name = score.facts.name
-        theirs = [
-            (other.facts.peak_memory_bytes, of_other)
-            for other, of_other in timed
-            if other.facts.name.startswith("faster-whisper-")
-            and other.facts.name.endswith(GREEDY) == name.endswith(GREEDY)
-        ]
-        if not theirs or not name.startswith("earshot-"):
+    by_name: dict[str, dict[str, float]] = {}
+    for score in systems:
+        name, speed = score.facts.name, score.speed
+        theirs = [(s.speed, s.facts.peak_memory_bytes) for s in rivals(score, systems) if s.speed]
+        if speed is None or not theirs or not name.startswith("earshot-"):
             continue
-        found[name] = {
-            "throughput": speed.rtfx_loaded / max(other.rtfx_loaded for _, other in theirs),
-            "memory": score.facts.peak_memory_bytes / min(memory for memory, _ in theirs),
+        by_name[name] = {
+            "throughput": speed.rtfx_loaded / max(other.rtfx_loaded for other, _ in theirs),
+            "memory": score.facts.peak_memory_bytes / min(memory for _, memory in theirs),
         }
-        quickest = [other.one_clip_s for _, other in theirs if other.one_clip_s]
+        quickest = [other.one_clip_s for other, _ in theirs if other.one_clip_s]
         if speed.one_clip_s and quickest:
-            found[name]["one_clip_latency"] = speed.one_clip_s / min(quickest)
-    return found
+            by_name[name]["one_clip_latency"] = speed.one_clip_s / min(quickest)
+    return by_name
+
+
+def rivals(ours: SystemScore, systems: Sequence[SystemScore]) -> list[SystemScore]:
+    """Return those of faster-whisper that search as ours does: greedily, or not."""
+    return [
+        score
+        for score in systems
+        if score.facts.name.startswith("faster-whisper-")
+        and score.facts.name.endswith(GREEDY) == ours.facts.name.endswith(GREEDY)
+    ]
 
 
 def head_of(markdown: str) -> str:

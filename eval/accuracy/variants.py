@@ -17,11 +17,10 @@ from eval.accuracy.normalize import DEFAULT
 from eval.accuracy.ours import EarshotInProcess, greedy
 from eval.accuracy.report import percent
 from eval.accuracy.score import SetScore, gap_interval, score_system
-from eval.config import Config
+from eval.config import Config, changed
 from eval.corpora.find import find_clips
-from eval.files import write_text
+from eval.files import write_jsonl, write_text
 from eval.measurement import Result, Run, table
-from serve.contract.codec import to_json
 from serve.contract.config import Precision
 from serve.contract.errors import ConfigError
 
@@ -87,8 +86,7 @@ def measure_variants(run: Run, *, variants: tuple[str, ...] | None) -> Result:
     heard = {}
     for name in names:
         heard[name] = _hear(name, VARIANTS[name], run.config, found.clips)
-        lines = "".join(to_json(call) + "\n" for call in heard[name].calls)
-        write_text(folder / f"{name}.jsonl", lines)
+        write_jsonl(folder / f"{name}.jsonl", heard[name].calls)
         run.say(f"{name}: CER {percent(heard[name].score.overall.cer)}, {heard[name].took_s:.0f} s")
     text = _table(heard)
     write_text(folder / "variants.md", f"{found.summary}\n\n{text}\n")
@@ -97,8 +95,7 @@ def measure_variants(run: Run, *, variants: tuple[str, ...] | None) -> Result:
 
 def _configured(config: Config, variant: Variant) -> Config:
     config = greedy(config) if variant.greedy else config
-    runtime = dataclasses.replace(config.runtime, **variant.runtime)
-    return dataclasses.replace(config, runtime=runtime)
+    return changed(config, "runtime", **variant.runtime)
 
 
 def _hear(name: str, variant: Variant, config: Config, clips: Sequence[Clip]) -> Heard:

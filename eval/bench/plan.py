@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 
-from eval.config import Config
+from eval.config import Config, changed
 from serve.contract.config import RuntimeConfig
 from serve.contract.errors import ConfigError
 
@@ -65,8 +65,7 @@ class Load:
 
 def configured(config: Config, plan: Plan) -> Config:
     """The configuration with the plan's beam as the default, a row for each beam, and drafts."""
-    search = dataclasses.replace(config.transcriber, beam_size=plan.beam_size, best_of=1)
-    config = dataclasses.replace(config, transcriber=search)
+    config = changed(config, "transcriber", beam_size=plan.beam_size, best_of=1)
     runtime = with_slots(config, config.runtime.slots)
     if plan.draft_acceptance is not None:
         runtime = dataclasses.replace(runtime, draft_tokens=runtime.draft_tokens or DRAFT_TOKENS)

@@ -21,7 +21,7 @@ from eval.bench.run import on_disk
 from eval.bench.table import device_facts, percentiles_ms, software
 from eval.bench.triton import check_counters, served, settled
 from eval.bench.workloads import release_memory
-from eval.config import Config
+from eval.config import Config, changed
 from eval.measurement import Check, Result, Run, Say
 from eval.random_whisper.engine import random_engine
 from eval.random_whisper.shapes import published_shape
@@ -126,10 +126,9 @@ def scale(run: Run, *, devices: Sequence[str] | None, **of_load: Any) -> Result:
     """
     load = Load(tuple(devices or Load.devices), **of_load)
     check_load(load)
-    config = run.config
-    runtime = dataclasses.replace(config.runtime, slots=load.slots or config.runtime.slots)
-    plan = Plan(slots=(runtime.slots,), beam_size=load.beam_size)
-    config = configured(dataclasses.replace(config, runtime=runtime), plan)
+    config = changed(run.config, "runtime", slots=load.slots or run.config.runtime.slots)
+    plan = Plan(slots=(config.runtime.slots,), beam_size=load.beam_size)
+    config = configured(config, plan)
     each = [counted(dataclasses.replace(config.runtime, device=one)) for one in load.devices]
     first = dataclasses.replace(config, runtime=first_of(each[0]))
     engine = random_engine(published_shape(config.build.checkpoint), config.build.precision)
@@ -201,13 +200,13 @@ def check_load(load: Load) -> None:
 def _measure(config: Config, folder: Path, load: Load, progress: Say) -> Figure:
     engines = len(names_of(config.runtime.device))
     in_flight = engines * load.clients
-    one_try = served(config, in_flight)
-    room = dataclasses.replace(
-        one_try.server,
+    roomy = changed(
+        served(config, in_flight),
+        "server",
         max_inflight=max(config.server.max_inflight, in_flight),
         max_inflight_mb=max(config.server.max_inflight_mb, 2 * in_flight),
     )
-    with running_server(dataclasses.replace(one_try, server=room), str(folder)) as server:
+    with running_server(roomy, str(folder)) as server:
         processes = max(1, min(_PROCESSES * engines, (os.cpu_count() or 1) // 2, in_flight))
         progress(
             f"{config.runtime.device}: {in_flight} requests in flight from {processes} processes"

@@ -17,9 +17,9 @@ from eval.bench.clients import Answer, Clients, RequestSpec, processes_for, time
 from eval.bench.plan import Plan
 from eval.bench.table import Measurement, percentiles_ms
 from eval.bench.workloads import REQUEST_S, REQUEST_TOKENS, THROUGHPUT_TOKENS, WARM_REQUESTS
+from eval.config import Config, changed
 from eval.measurement import Say
-from eval.server import cpu_s, metrics_page
-from serve.contract.config import Config
+from eval.server import cpu_s, metrics_page, total
 from serve.contract.errors import DeadlineError, EarshotError, UnavailableError
 from serve.speech.features import WINDOW_S
 from serve.supervisor.run import Server, on_free_ports, running_server
@@ -69,15 +69,16 @@ def served(config: Config, in_flight: int) -> Config:
     Made-up weights are never sure of what they say, so every window would be decoded again at each
     higher temperature, and might pass for silence, or for a loop.
     """
-    transcriber = dataclasses.replace(
-        config.transcriber,
+    config = changed(
+        config,
+        "transcriber",
         temperatures=(0.0,),
         compression_ratio_threshold=1e9,  # what repeats itself goes on
         vad="off",  # its audio is noise
         no_speech_threshold=1.0,
         max_pending=max(config.transcriber.max_pending, in_flight),
     )
-    return dataclasses.replace(config, transcriber=transcriber, server=on_free_ports(config.server))
+    return dataclasses.replace(config, server=on_free_ports(config.server))
 
 
 def _start(server: Server, ready_s: float, compiled: int) -> Measurement:
@@ -158,11 +159,7 @@ def _counters(server: Server) -> dict[str, float]:
     except OSError as error:
         reason = server.failure() or f"its metrics cannot be read: {error}"
         raise UnavailableError(f"the server is in trouble: {reason}") from error
-    counted = "|".join(_COUNTED)
-    found = dict.fromkeys(_COUNTED, 0.0)  # of all engines together
-    for name, value in re.findall(rf"^earshot_({counted})_total{{.*}} (\S+)", page, re.MULTILINE):
-        found[name] += float(value)
-    return found
+    return {name: total(page, f"earshot_{name}_total") for name in _COUNTED}
 
 
 def settled(server: Server) -> dict[str, float]:

@@ -38,9 +38,15 @@ class Found:
 
 
 def find_clips(
-    place: str, *, limit: int = 0, seed: int = 0, language: str = "", half: str = ""
+    place: str,
+    *,
+    limit: int = 0,
+    seed: int = 0,
+    language: str = "",
+    half: str = "",
+    read: Callable[[Path], None] | None = None,
 ) -> Found:
-    """The clips of a place, or a draw from them.
+    """Find the clips of a place, or draw from them.
 
     Args:
         place: a file, a folder, or a name of the Hugging Face hub: see `EXPECTED`.
@@ -49,38 +55,22 @@ def find_clips(
         seed: of the draw.
         language: code, of clips whose layout does not say it; "" leaves it unknown.
         half: of a manifest's two, whose clips alone are taken; "" is both.
+        read: decodes an audio file, or raises an EarshotError; then clips that cannot be read
+            stand apart. None: nothing is read but headers.
 
     Raises:
         FileError: a file cannot be read.
-        ConfigError: the layout is not known, or clips do not fit: no audio, no text, listed twice.
+        ConfigError: the layout is not known, or clips do not fit: no audio, no text, listed twice,
+            none that can be read.
         UnavailableError: a hub or a package that the place needs is not there.
     """
-    layout, chosen, total = _drawn(place, limit, seed, half)
-    clips = [_clip(entry, language) for entry in chosen]
-    return Found(clips, _summary(layout, clips, total, seed))
-
-
-def find_readable_clips(
-    place: str,
-    *,
-    read: Callable[[Path], None],
-    limit: int = 0,
-    seed: int = 0,
-    language: str = "",
-    half: str = "",
-) -> Found:
-    """As `find_clips`, but every clip is read once, and those that cannot be stand apart.
-
-    Args:
-        place: as in `find_clips`, as are the others.
-        read: decodes an audio file, or raises an EarshotError.
-
-    Raises:
-        ConfigError: as `find_clips`, or no clip can be read.
-        FileError, UnavailableError: as `find_clips`, but for the audio.
-    """
-    layout, chosen, total = _drawn(place, limit, seed, half)
-    clips, unreadable = list[Clip](), dict[str, str]()
+    layout = _layout(place)
+    chosen, total = _draw(layout, place, limit, seed, half)
+    layout.fetch(chosen)
+    if read is None:
+        clips = [_clip(entry, language) for entry in chosen]
+        return Found(clips, _summary(layout, clips, total, seed))
+    clips, unreadable = [], dict[str, str]()
     for entry in tqdm(chosen, desc=f"reading {place}", unit="clip", leave=False):
         try:
             read(entry.audio)
@@ -90,14 +80,6 @@ def find_readable_clips(
     if not clips:
         raise ConfigError(f"{place}: no clip can be read; {next(iter(unreadable.values()))}")
     return Found(clips, _summary(layout, clips, total, seed), unreadable)
-
-
-def _drawn(place: str, limit: int, seed: int, half: str) -> tuple[Layout, list[Entry], int]:
-    """The layout of a place, what is drawn of it and is there now, and how many it has."""
-    layout = _layout(place)
-    chosen, total = _draw(layout, place, limit, seed, half)
-    layout.fetch(chosen)
-    return layout, chosen, total
 
 
 def _clip(entry: Entry, language: str) -> Clip:

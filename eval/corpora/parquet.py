@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from eval.corpora.layout import UNDERSTOOD, Columns, Entry, Layout, columns_of, language_code
+from eval.files import replaced
 from eval.machine import missing_packages
-from serve.contract.errors import ConfigError, FileError, UnavailableError
+from serve.contract.errors import ConfigError, UnavailableError
 
 CACHE = Path(".cache") / "clips"
 """Audio taken out of Parquet files; relative to the project's root."""
@@ -152,10 +153,5 @@ def _columns(file: Any, name: str) -> Columns:
 def _write(entry: Entry, audio: bytes | None) -> None:
     if not audio:
         raise ConfigError(f"{entry.where} has no audio in it, only its name")
-    partial = entry.audio.with_name(entry.audio.name + ".partial")
-    try:
-        partial.parent.mkdir(parents=True, exist_ok=True)
+    with replaced(entry.audio) as partial:
         partial.write_bytes(audio)
-        partial.replace(entry.audio)
-    except OSError as error:
-        raise FileError(f"cannot write {entry.audio}: {error.strerror}") from error

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import grpc
 from tritonclient.grpc import service_pb2
 
+from eval.server import post
 from serve.contract.errors import EarshotError, UnavailableError
 from serve.contract.messages import Request
 from serve.gateway.envelope import with_model
@@ -23,15 +24,11 @@ Ask = Callable[[bytes], str]
 """Gives the text of a file's bytes."""
 
 
-def by_grpc(address: str, timeout_s: float) -> contextlib.AbstractContextManager[Ask]:
-    """Through the gateway's gRPC at this address."""
-
-    @contextlib.contextmanager
-    def opened() -> Iterator[Ask]:
-        with Client(address, timeout_s) as client:
-            yield lambda audio: client.transcribe(audio).text
-
-    return opened()
+@contextlib.contextmanager
+def by_grpc(address: str, timeout_s: float) -> Iterator[Ask]:
+    """Go through the gateway's gRPC at this address."""
+    with Client(address, timeout_s) as client:
+        yield lambda audio: client.transcribe(audio).text
 
 
 @contextlib.contextmanager
@@ -44,10 +41,10 @@ def straight(target: str, timeout_s: float) -> Iterator[Ask]:
         def ask(audio: bytes) -> str:
             message = b"".join(with_model(request_parts(Request(audio=b""), audio), MODEL))
             try:
-                said = infer(message, timeout=timeout_s)
+                content = infer(message, timeout=timeout_s)
             except grpc.RpcError as error:
                 raise UnavailableError(f"Triton at {target}: {error}") from error
-            answer = service_pb2.ModelStreamInferResponse.FromString(said)
+            answer = service_pb2.ModelStreamInferResponse.FromString(content)
             if answer.error_message:
                 raise error_from_text(answer.error_message, "")
             return transcript(answer.infer_response).text
@@ -73,16 +70,14 @@ def by_form(address: str, timeout_s: float) -> Iterator[Ask]:
 
     def ask(audio: bytes) -> str:
         body, kind = form(audio)
-        connection = http.client.HTTPConnection(address, timeout=timeout_s)
-        with contextlib.closing(connection):
-            try:
-                connection.request("POST", "/v1/audio/transcriptions", body, kind)
-                answer = connection.getresponse()
-                said = json.loads(answer.read())
-            except (OSError, http.client.HTTPException) as error:
-                raise UnavailableError(f"the gateway at {address}: {error}") from error
+        try:
+            answer, text = post(address, "/v1/audio/transcriptions", body, kind, timeout_s)
+        except (OSError, http.client.HTTPException) as error:
+            raise UnavailableError(f"the gateway at {address}: {error}") from error
+        content = json.loads(text)
         if answer.status != 200:
-            raise EarshotError(f"the gateway answered {answer.status}: {said['error']['message']}")
-        return str(said["text"])
+            reason = content["error"]["message"]
+            raise EarshotError(f"the gateway answered {answer.status}: {reason}")
+        return str(content["text"])
 
     yield ask

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import re
 import selectors
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
@@ -11,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from prometheus_client import CollectorRegistry
 
 from eval.config import Config
-from eval.server import metrics_page
+from eval.server import metrics_page, total
 from serve.cli.live_client import Heard, converse, transcribe_live
 from serve.contract.codec import to_json
 from serve.contract.config import LiveConfig
@@ -94,9 +93,7 @@ class _Real:
         return asyncio.run(work)
 
     def changed(self) -> float:
-        page = metrics_page(self.server.metrics)
-        counted = re.findall(rf"^{_CHANGED}(?:{{.*}})? (\S+)", page, re.MULTILINE)
-        return sum(map(float, counted))
+        return total(metrics_page(self.server.metrics), _CHANGED)
 
     def require_unbroken(self) -> None:
         self.server.require_unbroken()

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from eval.files import write_text
+from eval.files import write_jsonl
 from eval.long import script, sound, truth
 from eval.long.plan import Planned
 from eval.long.script import SNR_DB, Deck, Event, Sentence, write_script
-from eval.long.truth import Recording, Stretch, read_manifest, recording, to_manifest
+from eval.long.truth import Recording, Stretch, read_manifest, recording
 from eval.measurement import Say
 from serve.contract.codec import from_json
 from serve.contract.errors import ConfigError
@@ -159,7 +159,7 @@ def _make(
         soundfile.write(folder / file, library.samples(passage), SAMPLE_RATE, subtype="PCM_16")
         whole = Stretch("speech", 0.0, passage.end_s, passage.text, passage.language)
         recordings.append(recording(file, "passage", seed, [whole]))
-    write_text(folder / MANIFEST, to_manifest(recordings))
+    write_jsonl(folder / MANIFEST, recordings)
 
 
 def _by_language(

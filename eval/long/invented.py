@@ -20,12 +20,11 @@ from eval.accuracy.score import Counts, char_counts, compared_texts
 from eval.accuracy.worker import measure_system
 from eval.config import Config
 from eval.corpora.find import find_clips
-from eval.files import write_text
+from eval.files import write_jsonl, write_text
 from eval.long.plan import HEARING_NOBODY
 from eval.long.systems import open_system, prepare_names
 from eval.long.without_speech import HARD, NOBODY, SPOKEN, Kind, make
 from eval.measurement import Check, Result, Run, table
-from serve.contract.codec import to_json
 from serve.contract.errors import EarshotError
 from serve.speech.features import SAMPLE_RATE
 
@@ -106,8 +105,8 @@ def _heard(name: str, config: Config, clips: list[Clip], folder: Path) -> list[T
     )
     if failed := [call for call in calls if call.error is not None]:
         raise EarshotError(f"{name} failed with {failed[0].file}: {failed[0].error}")
-    lines = (to_json(call) for call in sorted(calls, key=lambda call: call.file))
-    write_text(folder / "predictions" / f"{name}.jsonl", "\n".join(lines) + "\n")
+    by_file = sorted(calls, key=lambda call: call.file)
+    write_jsonl(folder / "predictions" / f"{name}.jsonl", by_file)
     return calls
 
 

@@ -39,7 +39,6 @@ PEOPLE_PLAN = (
     Planned("languages", ("en", "de"), 7.0),
 )
 """Of people, by name, of whom the most is there in a language; then come their long passages."""
-SEED = 0
 
 
 def minutes_of(rows: Sequence[Planned]) -> float:

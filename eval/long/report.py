@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from eval.accuracy.normalize import DEFAULT, Spelling, descriptions, normalizer
-from eval.accuracy.page.page import PAGE, environment
+from eval.accuracy.page.page import PAGE, render
 from eval.accuracy.page.plots import rates_plot
 from eval.accuracy.report import gates_text, head_of, percent, settings_text
 from eval.accuracy.score import Counts, Rate
@@ -246,16 +246,14 @@ def _page(report: LongReport) -> str:
         for title, name in (("CER, %", "cer"), ("WER, %", "wer"))
     }
     header, rows = recordings_table(report.recordings)
-    return (
-        environment(_TEMPLATES)
-        .get_template("long.html")
-        .render(
-            report=report,
-            verdict=verdict(report.gates),
-            contents=contents(report.recordings),
-            accuracy=rates_plot(rates, "accuracy") if report.systems else None,
-            parts=parts_of(report),
-            recordings=Part("Recordings", "", tuple(header), tuple(map(tuple, rows))),
-            rules=RULES,
-        )
+    return render(
+        "long.html",
+        _TEMPLATES,
+        report=report,
+        verdict=verdict(report.gates),
+        contents=contents(report.recordings),
+        accuracy=rates_plot(rates, "accuracy") if report.systems else None,
+        parts=parts_of(report),
+        recordings=Part("Recordings", "", tuple(header), tuple(map(tuple, rows))),
+        rules=RULES,
     )

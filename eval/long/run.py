@@ -19,12 +19,12 @@ from tqdm import tqdm
 from eval.accuracy.data import SystemFacts, TimedCall
 from eval.accuracy.kept import Kept, Keys
 from eval.accuracy.worker import measure_system
-from eval.config import Config
-from eval.files import read_json, write_json, write_text
+from eval.config import Config, changed
+from eval.files import read_json, write_json, write_jsonl
 from eval.long.compose import Composed, compose, read_sentences
 from eval.long.plan import NAMES, PEOPLE_PLAN, PLAN, plan
 from eval.long.systems import open_system, prepare_names
-from eval.long.truth import Recording, read_manifest, to_manifest
+from eval.long.truth import Recording, read_manifest
 from eval.measurement import Run
 from serve.contract.errors import ConfigError
 
@@ -97,12 +97,9 @@ def run_long(
 
 def _fair(config: Config) -> Config:
     """One recording at a time, the same threads for ours, and time for the longest recording."""
-    heard = dataclasses.replace(config.eval, timed=(), heldout_systems=(), concurrency=1)
-    runtime = dataclasses.replace(config.runtime, threads=config.eval.threads)
-    patient = dataclasses.replace(
-        config.transcriber, request_timeout_s=_TIMEOUT_S, max_decode_s=_TIMEOUT_S
-    )
-    return dataclasses.replace(config, eval=heard, runtime=runtime, transcriber=patient)
+    config = changed(config, "eval", timed=(), heldout_systems=(), concurrency=1)
+    config = changed(config, "runtime", threads=config.eval.threads)
+    return changed(config, "transcriber", request_timeout_s=_TIMEOUT_S, max_decode_s=_TIMEOUT_S)
 
 
 def _resumed(config: Config, seed: int, composed: Composed, of: Run) -> LongRun:
@@ -126,7 +123,7 @@ def _resumed(config: Config, seed: int, composed: Composed, of: Run) -> LongRun:
                     f"{getattr(found, name)}; delete it, or choose another place with --output"
                 )
         return before
-    write_text(of.folder / RECORDINGS_FILE, to_manifest(composed.recordings))
+    write_jsonl(of.folder / RECORDINGS_FILE, composed.recordings)
     write_json(path, found)
     return found
 

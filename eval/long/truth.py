@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from build.clips import Clip
-from serve.contract.codec import from_json, to_json
-from serve.contract.files import read_text
+from eval.files import read_jsonl
 
 Kind = Literal["pauses", "noise", "tones", "languages", "reading", "passage"]
 """What a recording is difficult for. All but the last two have pauses of up to 8 s."""
@@ -78,11 +77,6 @@ def recording(file: str, kind: Kind, seed: int, stretches: Sequence[Stretch]) ->
     )
 
 
-def to_manifest(recordings: Sequence[Recording]) -> str:
-    """The text of a manifest."""
-    return "".join(to_json(one) + "\n" for one in recordings)
-
-
 def read_manifest(path: Path) -> list[Recording]:
     """Read a manifest of recordings.
 
@@ -90,5 +84,4 @@ def read_manifest(path: Path) -> list[Recording]:
         FileError: it cannot be read.
         ConfigError: a line is not a recording; the message names the line.
     """
-    lines = read_text(path, "expected a manifest of recordings").splitlines()
-    return [from_json(Recording, line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
+    return read_jsonl(path, Recording, "expected a manifest of recordings")

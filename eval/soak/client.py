@@ -17,6 +17,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from eval.measurement import Check
+from eval.server import post
 from serve.wire.tensors import MODEL, STREAM_MODEL
 
 Kind = Literal["answered", "refused", "failed", "lost"]
@@ -69,10 +70,6 @@ class Addresses:
     grpc: str
 
 
-Send = Callable[[Addresses, bytes, float], Ending]
-"""Sends a file's bytes with a time limit in seconds, and waits for the ending."""
-
-
 def by_grpc(at: Addresses, audio: bytes, timeout_s: float, **options: str) -> Ending:
     """One ModelInfer over a connection of its own."""
     with channel_to(at) as channel:
@@ -112,16 +109,10 @@ def by_http(at: Addresses, audio: bytes, timeout_s: float) -> Ending:
     head, tail = http_body(audio)
     headers = {"Inference-Header-Content-Length": str(len(head))}
     began = time.monotonic()
-    connection = http.client.HTTPConnection(at.http, timeout=timeout_s)
     try:
-        connection.request("POST", INFER_PATH, head + tail, headers)
-        answer = connection.getresponse()
-        body = answer.read()
+        answer, body = post(at.http, INFER_PATH, head + tail, headers, timeout_s)
     except (OSError, http.client.HTTPException) as error:
-        vain = isinstance(error, TimeoutError)
-        return Ending("lost", repr(error), time.monotonic() - began, vain)
-    finally:
-        connection.close()
+        return lost(error, began)
     return ended_by_http(answer.status, body, time.monotonic() - began)
 
 
@@ -135,6 +126,12 @@ def http_body(audio: bytes) -> tuple[bytes, bytes]:
         "parameters": {"binary_data_size": len(tail)},
     }
     return json.dumps({"inputs": [audio_input]}).encode(), tail
+
+
+def lost(error: Exception, began_s: float) -> Ending:
+    """Return the ending of a request whose connection broke, or that waited in vain."""
+    seconds = time.monotonic() - began_s
+    return Ending("lost", repr(error), seconds, isinstance(error, TimeoutError))
 
 
 def ended_by_http(status: int, body: bytes, seconds: float) -> Ending:
@@ -158,10 +155,6 @@ def _ended(status: int, body: bytes, seconds: float, text: Callable[[Any], str])
             return Ending("answered", text(json.loads(said)), seconds)
     kind: Kind = "refused" if status in _HTTP_REFUSALS else "failed"
     return Ending(kind, f"{status} {said}", seconds)
-
-
-WAYS: tuple[Send, ...] = (by_grpc, by_http, by_stream)
-"""Every way to send a request."""
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """Scenarios of very long files: others must not wait for them, and memory must hold."""
 
 import concurrent.futures
-import dataclasses
 import io
 import statistics
 import time
@@ -10,7 +9,7 @@ import numpy as np
 import soundfile
 
 from build.clips import Clip
-from eval.config import Config
+from eval.config import Config, changed
 from eval.measurement import Check
 from eval.soak.client import Ending, all_answered, by_grpc, counted, crowd, endings
 from eval.soak.memory import Watch
@@ -51,8 +50,7 @@ def hour_of(clips: tuple[Clip, ...]) -> bytes:
 
 def with_limit(config: Config) -> Config:
     """The config with a limit on requests that lets 20 hours of audio end in this life."""
-    limited = dataclasses.replace(config.transcriber, request_timeout_s=_LONG_LIMIT_S)
-    return dataclasses.replace(config, transcriber=limited)
+    return changed(config, "transcriber", request_timeout_s=_LONG_LIMIT_S)
 
 
 def short_beside_long(stage: Stage) -> Found:

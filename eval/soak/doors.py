@@ -1,7 +1,6 @@
 """The gateway's other doors: OpenAI's API, its events as they come, and live text."""
 
 import base64
-import contextlib
 import http.client
 import json
 import time
@@ -12,7 +11,8 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import connect
 
 from eval.gateway.ways import form
-from eval.soak.client import Addresses, Ending, by_grpc, by_http, by_stream, ended_by_openai
+from eval.server import post
+from eval.soak.client import Addresses, Ending, by_grpc, by_http, by_stream, ended_by_openai, lost
 from eval.soak.files import File
 from serve.contract.codec import to_json
 from serve.speech.features import SAMPLE_RATE
@@ -29,18 +29,13 @@ def by_form(at: Addresses, data: bytes, timeout_s: float, **fields: str) -> Endi
     """One POST of a form over a connection of its own."""
     body, kind = form(data, **fields)
     began = time.monotonic()
-    connection = http.client.HTTPConnection(at.http, timeout=timeout_s)
-    with contextlib.closing(connection):
-        try:
-            connection.request("POST", PATH, body, kind)
-            answer = connection.getresponse()
-            said = answer.read()
-        except (OSError, http.client.HTTPException) as error:
-            vain = isinstance(error, TimeoutError)
-            return Ending("lost", repr(error), time.monotonic() - began, vain)
+    try:
+        answer, text = post(at.http, PATH, body, kind, timeout_s)
+    except (OSError, http.client.HTTPException) as error:
+        return lost(error, began)
     took_s = time.monotonic() - began
     events = "text/event-stream" in (answer.getheader("Content-Type") or "")
-    return _of_events(said, took_s) if events else ended_by_openai(answer.status, said, took_s)
+    return _of_events(text, took_s) if events else ended_by_openai(answer.status, text, took_s)
 
 
 def _of_events(said: bytes, seconds: float) -> Ending:
@@ -79,8 +74,7 @@ def by_live(at: Addresses, file: File, timeout_s: float) -> Ending:
         refusal = error.response
         return ended_by_openai(refusal.status_code, refusal.body or b"", time.monotonic() - began)
     except (OSError, WebSocketException) as error:
-        vain = isinstance(error, TimeoutError)
-        return Ending("lost", repr(error), time.monotonic() - began, vain)
+        return lost(error, began)
     return _only(finals, [] if finals else errors, time.monotonic() - began)
 
 

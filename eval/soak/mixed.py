@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from build.clips import load_clips
 from eval.measurement import Check, Result, Run, Say
-from eval.soak.client import Ending, crowd
+from eval.soak.client import Ending, crowd, lost
 from eval.soak.disruptions import Span, Unable, disruptions, recover, with_link
 from eval.soak.doors import DOORS
 from eval.soak.files import files_of
@@ -187,8 +187,10 @@ class _Mixed:
     def _honest(self, one: Action, begin_s: float) -> Ending:
         file = self._files[one.file]
         asked = Asked(
-            *(f"{one.door}, {file.name}", self._texts[one.door, one.file]),
-            *(one.patience_s is None, begin_s),
+            what=f"{one.door}, {file.name}",
+            text=self._texts[one.door, one.file],
+            patient=one.patience_s is None,
+            begin_s=begin_s,
         )
         ending = DOORS[one.door](self._stage.at, file, one.patience_s or _TIMEOUT_S)
         self._tally.honest(asked, ending)
@@ -227,4 +229,4 @@ def _attacked(attack: Callable[[Stage], Ending], running: Stage) -> Ending:
     try:
         return attack(running)
     except OSError as error:  # nobody listens just now, say
-        return Ending("lost", repr(error), time.monotonic() - began)
+        return lost(error, began)

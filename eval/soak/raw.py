@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Iterable, Iterator
 
-from eval.soak.client import INFER_PATH, Ending, ended_by_http
+from eval.soak.client import INFER_PATH, Ending, ended_by_http, lost
 
 _PIECE_S = 10.0  # longest wait for room to send one piece
 
@@ -83,6 +83,5 @@ def _answer(connection: socket.socket, began: float, timeout_s: float) -> Ending
         answer.begin()
         body = answer.read()
     except (OSError, http.client.HTTPException) as error:
-        vain = isinstance(error, TimeoutError)
-        return Ending("lost", repr(error), time.monotonic() - began, vain)
+        return lost(error, began)
     return ended_by_http(answer.status, body, time.monotonic() - began)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from eval.measurement import Check
+from eval.server import samples, total
 from eval.soak.client import Ending
 from eval.soak.disruptions import MAX_RECOVERY_S, Span
 from eval.soak.memory import slope
@@ -154,24 +155,22 @@ def _growth(role: str, looks: Sequence[Look]) -> Iterator[Check | tuple[str, flo
 
 def uneven(page: str) -> str:
     """What the server's metrics say that is not over; "" where every request has its ending."""
-    found = {
-        name: sum(map(float, re.findall(rf"^earshot_{name}(?:\{{.*\}})? (\S+)$", page, re.M)))
-        for name in _UNDER_WAY
-    }
-    outcomes = dict(
-        re.findall(r'^earshot_requests_total\{.*outcome="(\w+)".*\} (\S+)$', page, re.M)
-    )
-    accepted = sum(map(float, re.findall(r"^earshot_accepted_total\{.*\} (\S+)$", page, re.M)))
-    ended = sum(float(count) for name, count in outcomes.items() if name != "rejected")
-    told = [f"{name} is {value:g}" for name, value in found.items() if value]
+    under_way = {name: total(page, f"earshot_{name}") for name in _UNDER_WAY}
+    outcomes = samples(page, "earshot_requests_total")
+    accepted = total(page, "earshot_accepted_total")
+    ended = sum(each.value for each in outcomes if each.labels["outcome"] != "rejected")
+    complaints = [f"{name} is {value:g}" for name, value in under_way.items() if value]
     if not outcomes:
-        told.append("the page has no outcomes")
+        complaints.append("the page has no outcomes")
     if accepted != ended:
-        told.append(f"{accepted:g} were accepted and {ended:g} ended")
-    return "; ".join(told)
+        complaints.append(f"{accepted:g} were accepted and {ended:g} ended")
+    return "; ".join(complaints)
 
 
 _UNDER_WAY = (
-    *("pending_requests", "live_streams", "gateway_inflight_requests", "gateway_inflight_bytes"),
+    "pending_requests",
+    "live_streams",
+    "gateway_inflight_requests",
+    "gateway_inflight_bytes",
     "gateway_inflight_upload_bytes",
 )

@@ -1,7 +1,6 @@
 """Scenarios of uploads and connections: too large, endless, too slow, too many."""
 
 import contextlib
-import dataclasses
 import itertools
 import resource
 import socket
@@ -12,7 +11,7 @@ from concurrent.futures import Future
 
 import psutil
 
-from eval.config import Config
+from eval.config import Config, changed
 from eval.measurement import Check
 from eval.soak.client import (
     Ending,
@@ -113,8 +112,7 @@ def _many_at_once(stage: Stage, zeros: bytes) -> list[Ending]:
 
 def with_short_uploads(config: Config) -> Config:
     """The config with a limit on an upload's time that the scenario can wait for."""
-    server = dataclasses.replace(config.server, upload_timeout_s=_SLOW_LIMIT_S)
-    return dataclasses.replace(config, server=server)
+    return changed(config, "server", upload_timeout_s=_SLOW_LIMIT_S)
 
 
 def slow_clients(stage: Stage) -> Found:

@@ -14,7 +14,7 @@ from eval.accuracy.data import ClipSet, TimedCall
 from eval.accuracy.gates import TITLES
 from eval.accuracy.normalize import Normalize
 from eval.accuracy.report import Report
-from eval.accuracy.score import compared_texts
+from eval.accuracy.score import SystemScore, compared_texts
 from serve.contract.errors import FileError
 from serve.contract.files import read_bytes
 
@@ -72,11 +72,10 @@ class WorstClip:
     no_audio: str | None  # why there is none
 
 
-def chooser(report: Report) -> str | None:
-    """The system whose worst clips are shown: the configured one, else the first."""
-    names = [score.facts.name for score in report.systems if score.sets]
-    ours = f"earshot-{report.run.precision}"
-    return ours if ours in names else next(iter(names), None)
+def chooser(report: Report) -> SystemScore | None:
+    """Return the system whose worst clips are shown: the configured one, else the first."""
+    scores = {score.facts.name: score for score in report.systems if score.sets}
+    return scores.get(f"earshot-{report.run.precision}") or next(iter(scores.values()), None)
 
 
 def worst_clips(
@@ -89,22 +88,21 @@ def worst_clips(
         calls: of each system, by name.
         normalize: what texts are compared under.
     """
-    name = chooser(report)
-    score = next((s for s in report.systems if s.facts.name == name), None)
+    score = chooser(report)
+    if score is None:
+        return []
+    name = score.facts.name
     ranked = sorted(
-        (
-            (counts.errors, counts.length, clip_set, file)
-            for clip_set, heard in (score.sets.items() if score else ())
-            for file, counts in heard.by_clip.items()
-            if counts.errors
-        ),
-        key=lambda found: (-found[0], found[2], found[3]),
+        (-counts.errors, clip_set, file, counts)
+        for clip_set, of_set in score.sets.items()
+        for file, counts in of_set.by_clip.items()
+        if counts.errors
     )
-    said = _by_clip(calls)
+    all_calls = _by_clip(calls)
     clips, left = [], MOST_BYTES
-    for errors, length, clip_set, file in ranked[:MOST_CLIPS]:
-        found = said[clip_set, file]
-        first = next(iter(found.values()))
+    for _, clip_set, file, counts in ranked[:MOST_CLIPS]:
+        answers = all_calls[clip_set, file]
+        first = next(iter(answers.values()))
         audio, size, why = _audio(first.path, left)
         left -= size
         clips.append(
@@ -113,14 +111,14 @@ def worst_clips(
                 clip_set=TITLES[clip_set],
                 language=first.language,
                 duration_s=first.duration_s,
-                errors=errors,
-                length=length,
+                errors=counts.errors,
+                length=counts.length,
                 reference=first.reference,
                 # Whoever chose the clip first, those without a mistake last.
                 heard=tuple(
                     sorted(
-                        _heard(found, normalize),
-                        key=lambda one: (name not in one.systems, one.right),
+                        _alike(answers, normalize),
+                        key=lambda same: (name not in same.systems, same.right),
                     )
                 ),
                 audio=audio,
@@ -134,15 +132,15 @@ def _by_clip(
     calls: Mapping[str, Sequence[TimedCall]],
 ) -> dict[tuple[ClipSet, str], dict[str, TimedCall]]:
     """The scored call of each system, by clip."""
-    found: dict[tuple[ClipSet, str], dict[str, TimedCall]] = {}
+    by_clip: dict[tuple[ClipSet, str], dict[str, TimedCall]] = {}
     for name, made in calls.items():
         for call in made:
             if call.phase == "accuracy":
-                found.setdefault((call.clip_set, call.file), {})[name] = call
-    return found
+                by_clip.setdefault((call.clip_set, call.file), {})[name] = call
+    return by_clip
 
 
-def _heard(calls: Mapping[str, TimedCall], normalize: Normalize) -> Iterator[Heard]:
+def _alike(calls: Mapping[str, TimedCall], normalize: Normalize) -> Iterator[Heard]:
     """Systems with equal texts together, in their order."""
     alike: dict[tuple[str, str, str | None], list[str]] = {}
     for name, call in calls.items():

@@ -20,13 +20,13 @@ from eval.accuracy.normalize import Normalize
 from eval.accuracy.page.clips import chooser, worst_clips
 from eval.accuracy.page.plots import accuracy_plot, latency_plot, memory_plot
 from eval.accuracy.report import (
-    GREEDY,
     Report,
     languages_text,
     latency_text,
     parts_rows,
     percent,
     ratios,
+    rivals,
     unread,
 )
 from eval.accuracy.rules import RULES
@@ -63,23 +63,21 @@ def write_page(
     Raises:
         FileError: it cannot be written.
     """
-    page = (
-        environment()
-        .get_template("report.html")
-        .render(
-            report=report,
-            cards=_cards(report),
-            accuracy={name: accuracy_plot([report], name) for name in report.run.clips},
-            latency=latency_plot([report]),
-            memory=memory_plot([report]),
-            ratios=ratios(report.systems),
-            chooser=chooser(report),
-            worst=worst_clips(report, calls, normalize),
-            rules=RULES,
-            parts=_parts(report),
-            unread=unread(report),
-            languages=languages_text(report.run),
-        )
+    ours = chooser(report)
+    page = render(
+        "report.html",
+        report=report,
+        cards=_cards(report),
+        accuracy={name: accuracy_plot([report], name) for name in report.run.clips},
+        latency=latency_plot([report]),
+        memory=memory_plot([report]),
+        ratios=ratios(report.systems),
+        chooser=ours.facts.name if ours else None,
+        worst=worst_clips(report, calls, normalize),
+        rules=RULES,
+        parts=_parts(report),
+        unread=unread(report),
+        languages=languages_text(report.run),
     )
     write_text(path, page)
 
@@ -93,33 +91,30 @@ def write_comparison(path: Path, a: Report, b: Report) -> None:
     """
     rows = figure_rows(a, b)
     sets = [name for name in a.run.clips if name in b.run.clips]
-    page = (
-        environment()
-        .get_template("compare.html")
-        .render(
-            a=a,
-            b=b,
-            rows=rows,
-            differing=differing_conditions(a, b),
-            accuracy={name: accuracy_plot([a, b], name) for name in sets},
-            latency=latency_plot([a, b]),
-            memory=memory_plot([a, b]),
-            changed=clips_that_changed(a, b),
-        )
+    page = render(
+        "compare.html",
+        a=a,
+        b=b,
+        rows=rows,
+        differing=differing_conditions(a, b),
+        accuracy={name: accuracy_plot([a, b], name) for name in sets},
+        latency=latency_plot([a, b]),
+        memory=memory_plot([a, b]),
+        changed=clips_that_changed(a, b),
     )
     write_text(path, page)
 
 
-def environment(*folders: Path) -> jinja2.Environment:
-    """What fills templates: those of this folder, and of others that extend them."""
-    made = jinja2.Environment(
+def render(template: str, *folders: Path, **content: Any) -> str:
+    """Fill a template of this folder, or of others whose templates extend these."""
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([_TEMPLATES, *folders]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {
+    environment.filters |= {
         "code": _code,
         "latency": latency_text,
         "rate": percent,
@@ -128,8 +123,8 @@ def environment(*folders: Path) -> jinja2.Environment:
         "words": _word_columns,
     }
     style = (_TEMPLATES / "style.css").read_text(encoding="utf-8")
-    made.globals |= {"style": Markup(style), "titles": TITLES}
-    return made
+    environment.globals |= {"style": Markup(style), "titles": TITLES}
+    return environment.get_template(template).render(**content)
 
 
 def _code(text: str) -> Markup:
@@ -166,15 +161,10 @@ def _shortened(text: str) -> str:
 
 def _cards(report: Report) -> list[Card]:
     """The configured system's figures, each beside the best of faster-whisper's with its search."""
-    ours = next((s for s in report.systems if s.facts.name == chooser(report)), None)
+    ours = chooser(report)
     if ours is None:
         return []
-    theirs = [
-        score
-        for score in report.systems
-        if score.facts.name.startswith("faster-whisper-")
-        and score.facts.name.endswith(GREEDY) == ours.facts.name.endswith(GREEDY)
-    ]
+    theirs = rivals(ours, report.systems)
     cards = [
         _rate_card(f"CER, {TITLES[name]}", heard.overall.cer, _rates(theirs, name))
         for name, heard in ours.sets.items()
