@@ -169,7 +169,7 @@ def open_network(checkpoint: str, decoder_alone: bool = False) -> Network:
 
 
 def _read(path: Path, files: list[Path]) -> tuple[Naming, Dims, dict[str, Any]]:
-    """Whose format a checkpoint has, its sizes, and its tensors by its own names."""
+    """Return a checkpoint's naming, its sizes, and its tensors by its own names."""
     if files == [path]:
         return "openai", *_read_openai(path)
     if files == [path / CT2_WEIGHTS]:
@@ -179,7 +179,7 @@ def _read(path: Path, files: list[Path]) -> tuple[Naming, Dims, dict[str, Any]]:
 
 
 def _read_openai(path: Path) -> tuple[Dims, dict[str, Any]]:
-    """An OpenAI checkpoint's sizes, and its tensors by OpenAI's names."""
+    """Return an OpenAI checkpoint's sizes, and its tensors by OpenAI's names."""
     content = _load_pickle(path)
     if not isinstance(content, dict) or not {"dims", "model_state_dict"} <= set(content):
         raise CheckpointError(
@@ -189,7 +189,7 @@ def _read_openai(path: Path) -> tuple[Dims, dict[str, Any]]:
 
 
 def folder_files(folder: Path) -> list[Path]:
-    """The files of a folder that make the checkpoint, with one copy of the weights.
+    """Return the files of a folder that make the checkpoint, with one copy of the weights.
 
     Raises:
         CheckpointError: it holds no weights, or not all that its index names.
@@ -209,7 +209,7 @@ def _weights_or_index(folder: Path) -> Path:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The weight files of a folder, whole or sharded, in order of name."""
+    """Return the weight files of a folder, whole or sharded, in order of name."""
     found = _weights_or_index(folder)
     if found.suffix != ".json":
         return [found]
@@ -351,7 +351,7 @@ def _drop_tied(stored: dict[str, Any], naming: Naming, where: str) -> None:
 
 
 def _some(names: Iterable[str], most: int = 8) -> str:
-    """The first few of many names."""
+    """Return the first few of many names."""
     ordered = sorted(str(name) for name in names)
     more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
     return (", ".join(ordered[:most]) or "none") + more

@@ -25,7 +25,7 @@ _STATED = {"eos_token_id": "eot", "decoder_start_token_id": "sot"}  # in config.
 
 
 def with_draft(checkpoint: Checkpoint, draft: str) -> Checkpoint:
-    """The checkpoint with a draft opened beside it.
+    """Return the checkpoint with a draft opened beside it.
 
     Args:
         checkpoint: what verifies.
@@ -44,7 +44,7 @@ def with_draft(checkpoint: Checkpoint, draft: str) -> Checkpoint:
 
 
 def draft_facts(checkpoint: Checkpoint) -> Draft | None:
-    """What an engine's manifest says of the checkpoint's draft."""
+    """Describe the checkpoint's draft for an engine's manifest; None where there is none."""
     if checkpoint.draft is None:
         return None
     dims = checkpoint.draft.dims
@@ -52,7 +52,7 @@ def draft_facts(checkpoint: Checkpoint) -> Draft | None:
 
 
 def engine_tensors(checkpoint: Checkpoint) -> Mapping[str, torch.Tensor]:
-    """The checkpoint's tensors, and its draft's by the names that an engine gives them."""
+    """Return the checkpoint's tensors, and its draft's by the names that an engine gives them."""
     if checkpoint.draft is None:
         return checkpoint.tensors
     decoder = {

@@ -41,7 +41,7 @@ class Heard:
 
 
 def hear(engine: Engine, recordings: Sequence[Recording]) -> list[Heard]:
-    """The first window of each recording, decoded greedily on the CPU."""
+    """Decode the first window of each recording greedily on the CPU."""
     config = RuntimeConfig(slots=1, encoder_batch=1, threads=torch.get_num_threads())
     runtime, filters, heard = NativeRuntime(engine, config), engine.load_mel_filters(), []
     for number, recording in enumerate(recordings):
@@ -62,7 +62,7 @@ def hear(engine: Engine, recordings: Sequence[Recording]) -> list[Heard]:
 
 @torch.inference_mode()
 def measure_heads(engine: Engine, windows: Sequence[Heard]) -> Heads:
-    """The heads by which words are timed best, in order; none if no window has any text.
+    """Find the heads by which words are timed best, in order; none if no window has any text.
 
     Args:
         engine: a native engine.
@@ -94,7 +94,7 @@ def measure_heads(engine: Engine, windows: Sequence[Heard]) -> Heads:
 
 
 def _score(weights: npt.NDArray[np.float32]) -> float:
-    """Mean of each token's largest z-score on the best monotonic path through (n, frames)."""
+    """Average each token's largest z-score on the best monotonic path through (n, frames)."""
     begins = [*handovers(weights), weights.shape[1]]
     spans = zip(weights, begins, begins[1:], strict=False)
     return float(np.mean([row[a : max(a + 1, b)].max() for row, a, b in spans]))

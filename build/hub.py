@@ -98,7 +98,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 
 def _hub_folder(hub_id: str, revision: str | None, with_weights: bool) -> Path:
-    """A folder of the hub, which is asked for its newest state."""
+    """Find a folder of the hub, which is asked for its newest state."""
     if _COMMIT.fullmatch(revision or ""):  # what never changes need not be asked for
         folder = _from_cache(hub_id, revision, with_weights)
         if folder is not None:
@@ -118,7 +118,7 @@ def _hub_folder(hub_id: str, revision: str | None, with_weights: bool) -> Path:
 
 
 def _published(published: Published, name: str, with_weights: bool) -> Found:
-    """A published checkpoint from the first place that has it."""
+    """Find a published checkpoint in the first place that has it."""
     places = published.hub_places(name)
     for hub_id, revision in places:
         folder = _from_cache(hub_id, revision, with_weights)
@@ -156,7 +156,7 @@ def _found_in_wheels(published: Published, name: str) -> Found:
 
 
 def _from_cache(hub_id: str, revision: str | None, with_weights: bool) -> Path | None:
-    """A repository's folder in the hub's cache, if all that is needed is there."""
+    """Return a repository's folder in the hub's cache, if all that is needed is there."""
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - serving does without
 
     try:
@@ -187,7 +187,7 @@ def _from_hub(hub_id: str, revision: str | None, with_weights: bool) -> Path:
 
 
 def _hub_errors() -> tuple[type[Exception], ...]:
-    """What the hub's client raises.
+    """Return the errors that the hub's client raises.
 
     A proxy's refusal or a torn connection comes as the HTTP client's own error, whichever client
     this release of huggingface_hub uses; everything else is an OSError or ValueError.
@@ -198,14 +198,14 @@ def _hub_errors() -> tuple[type[Exception], ...]:
 
 
 def _refuses(error: Exception) -> bool:
-    """Whether the hub has answered that it does not give a repository."""
+    """Return whether the hub has answered that it does not give a repository."""
     from huggingface_hub import errors  # noqa: PLC0415 - as above
 
     return isinstance(error, errors.RepositoryNotFoundError | errors.RevisionNotFoundError)
 
 
 def _reason(hub_id: str, revision: str | None, error: Exception) -> str:
-    """Why the hub did not give a repository, and what helps if it has refused."""
+    """Say why the hub did not give a repository, and what helps if it has refused."""
     from huggingface_hub import errors  # noqa: PLC0415 - as above
 
     page = f"https://huggingface.co/{hub_id}"

@@ -11,7 +11,7 @@ _FP16 = "fp16_greedy_agreement"
 
 
 def summary(engine: Engine) -> str:
-    """Lines that say what an engine is, how large, and how close to its checkpoint."""
+    """Return lines that say what an engine is, how large, and how close to its checkpoint."""
     manifest = engine.manifest
     rows = [
         ("source", f"{manifest.source.id} (SHA-256 {manifest.source.sha256[:16]}…)"),
@@ -52,7 +52,7 @@ def _parameters(dims: Dims, draft: Draft | None = None) -> int:
 
 
 def _draft(manifest: Manifest) -> list[tuple[str, str]]:
-    """A line on the second decoder, if there is one."""
+    """Return a line on the second decoder, if there is one."""
     draft = manifest.draft
     if draft is None:
         return []
@@ -63,7 +63,7 @@ def _draft(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def _calibration(manifest: Manifest) -> list[tuple[str, str]]:
-    """A line on the speech that the rounding was fitted to, if it was."""
+    """Return a line on the speech that the rounding was fitted to, if it was."""
     found = manifest.calibration
     if found is None:
         return []
@@ -97,7 +97,7 @@ def _verified(manifest: Manifest) -> str:
 
 
 def _verdict(manifest: Manifest) -> list[tuple[str, str]]:
-    """A line on whether that is good, beside what weights as they are give."""
+    """Return a line on whether that is good, beside what weights as they are give."""
     found = manifest.verification
     if found is None or _FP16 not in found:  # as with engines of earlier versions
         return []
@@ -115,7 +115,7 @@ def _verdict(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def _errors(quantization: dict[str, LayerError]) -> list[tuple[str, str]]:
-    """The matrices that INT8 costs most, and the mean of all."""
+    """Return the matrices that INT8 costs most, and the mean of all."""
     if not quantization:
         return []
     worst = sorted(quantization.items(), key=lambda item: -item[1].relative)

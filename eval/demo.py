@@ -73,7 +73,7 @@ def prepared(paths: Sequence[str], say: Say) -> Config:
 
 
 def render(calls: Sequence[TimedCall], concurrency: int, memory_bytes: int) -> Iterator[str]:
-    """The lines to print: a block per clip, then the totals."""
+    """Yield the lines to print: a block per clip, then the totals."""
     longest = max(len(call.file) for call in calls)
     for call in calls:
         yield from _clip_lines(call, longest)

@@ -40,12 +40,12 @@ class Check:
     detail: str  # what was found, or why nothing could be
 
     def __str__(self) -> str:
-        """A line."""
+        """Write a line."""
         return f"{loud(verdict([self]))}: {self.name}. {self.detail}"
 
 
 def verdict(checks: Iterable[Check]) -> Verdict:
-    """Failed where one check did; passed where every one did."""
+    """Judge checks: failed where one did, passed where every one did."""
     found = {check.passed for check in checks}
     if False in found:
         return "failed"
@@ -53,12 +53,12 @@ def verdict(checks: Iterable[Check]) -> Verdict:
 
 
 def loud(verdict: Verdict) -> str:
-    """A verdict, of which a failure cannot be overlooked."""
+    """Write a verdict, of which a failure cannot be overlooked."""
     return verdict.upper() if verdict == "failed" else verdict
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose columns also line up as plain text; numbers to the right."""
+    """Write a Markdown table whose columns also line up as plain text; numbers to the right."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
@@ -99,22 +99,22 @@ class Run:
 
     @functools.cached_property
     def machine(self) -> dict[str, str]:
-        """The hardware; a run that knows more of it adds that."""
+        """Describe the hardware; a run that knows more of it adds that."""
         return machine_facts()
 
     @functools.cached_property
     def versions(self) -> dict[str, str]:
-        """What the figures depend on most; likewise."""
+        """Return the versions of what the figures depend on most; likewise."""
         return versions(*_SOFTWARE)
 
     @property
     def folder(self) -> Path:
-        """Where results go."""
+        """Return where results go."""
         assert self.path is not None, f"{self.command} has no --output"
         return self.path.parent
 
     def record(self, result: Result) -> dict[str, Any]:
-        """The fields of the record."""
+        """Return the fields of the record."""
         config = self.config
         return {
             "format_version": FORMAT_VERSION,

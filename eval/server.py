@@ -15,7 +15,7 @@ from eval.processes import descendants
 
 
 def by_role(root: int) -> Iterator[tuple[str, psutil.Process]]:
-    """A process and all below it, by what they do; those that have ended are left out."""
+    """Yield a process and all below it, by what they do; those that have ended are left out."""
     with contextlib.suppress(psutil.NoSuchProcess):
         for process in (psutil.Process(root), *descendants(root)):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -24,7 +24,7 @@ def by_role(root: int) -> Iterator[tuple[str, psutil.Process]]:
 
 
 def role_of(command: Sequence[str]) -> str:
-    """What a process of a server does, by its command line."""
+    """Name what a process of a server does, by its command line."""
     line = " ".join(command)
     if found := re.search(r"python_backend_stub \S*/models/(\w+)/", line):
         return found[1]
@@ -38,7 +38,7 @@ def role_of(command: Sequence[str]) -> str:
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """Processor time so far, of all its threads; 0 once it has ended."""
+    """Return the processor time so far, of all its threads; 0 once it has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return float(sum(process.cpu_times()[:2]))
     return 0.0

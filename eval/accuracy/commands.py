@@ -103,7 +103,7 @@ def write_report(folder: Path, names: tuple[str, ...], normalizer_name: str) -> 
 def _without_unheard(
     systems: list[runs.LoadedSystem],
 ) -> tuple[list[runs.LoadedSystem], dict[str, str]]:
-    """The calls of clips that somebody could read, and why nobody could the others, by file."""
+    """Return the calls of clips that somebody could read, and why others were not, by file."""
     scored = [call for _, calls in systems for call in calls if call.phase == "accuracy"]
     answered = {(call.clip_set, call.file) for call in scored if call.error is None}
     unheard = {

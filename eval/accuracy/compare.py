@@ -47,7 +47,7 @@ class ChangedClip:
 
 
 def compare(a: Report, b: Report) -> str:
-    """Two reports side by side: a, b, and b - a for each system that both have.
+    """Show two reports side by side: a, b, and b - a for each system that both have.
 
     Raises:
         ConfigError: they share no system.
@@ -59,7 +59,7 @@ def compare(a: Report, b: Report) -> str:
 
 
 def figure_rows(a: Report, b: Report) -> list[FigureRow]:
-    """Every figure that both reports have.
+    """Return every figure that both reports have.
 
     Raises:
         ConfigError: they share no system.
@@ -74,7 +74,7 @@ def figure_rows(a: Report, b: Report) -> list[FigureRow]:
 
 
 def differing_conditions(a: Report, b: Report) -> list[str]:
-    """What was not the same in both runs, though figures depend on it."""
+    """List what was not the same in both runs, though figures depend on it."""
     pairs = [(name, getattr(a.run, name), getattr(b.run, name)) for name in _CONDITIONS]
     pairs.append(("normalizer", a.normalizer, b.normalizer))
     pairs.append(("normalizers", a.normalizers, b.normalizers))
@@ -82,7 +82,7 @@ def differing_conditions(a: Report, b: Report) -> list[str]:
 
 
 def clips_that_changed(a: Report, b: Report) -> list[ChangedClip]:
-    """Clips of both runs with more or fewer character errors, the greatest change first.
+    """Return clips of both runs with more or fewer character errors, the greatest change first.
 
     Raises:
         ConfigError: they share no system.
@@ -100,7 +100,7 @@ def clips_that_changed(a: Report, b: Report) -> list[ChangedClip]:
 
 
 def _both(a: Report, b: Report) -> list[tuple[str, SystemScore, SystemScore]]:
-    """The systems that both have, in the order of the first."""
+    """Return the systems that both have, in the order of the first."""
     systems = [{score.facts.name: score for score in report.systems} for report in (a, b)]
     both = [(name, systems[0][name], systems[1][name]) for name in systems[0] if name in systems[1]]
     if not both:
@@ -110,7 +110,7 @@ def _both(a: Report, b: Report) -> list[tuple[str, SystemScore, SystemScore]]:
 
 
 def _figures(score: SystemScore) -> dict[str, _Figure]:
-    """What `compare` shows of a system, by title."""
+    """Return the figures that `compare` shows of a system, by title."""
     figures: dict[str, _Figure] = {}
     for clip_set, heard in score.sets.items():
         figures[f"CER %, {clip_set}"] = (heard.overall.cer.percent, 2)

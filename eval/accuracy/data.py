@@ -60,7 +60,7 @@ class TimedCall:
 
     @property
     def text(self) -> str:
-        """The hypothesis; a call that failed said nothing."""
+        """Return the hypothesis; a call that failed said nothing."""
         return self.prediction.text if self.prediction else ""
 
 
@@ -77,7 +77,7 @@ class SystemFacts:
 
 
 def clip_nearest_10_s(clips: Iterable[Clip]) -> Clip | None:
-    """The clip with speech whose length is nearest to 10 s; None where no clip has speech."""
+    """Find the clip with speech whose length is nearest to 10 s; None where no clip has speech."""
     spoken = [clip for clip in clips if clip.text.strip()]
     return min(spoken, key=lambda clip: abs(clip.duration_s - 10.0), default=None)
 

@@ -92,7 +92,7 @@ class _Gap:
 
     @classmethod
     def of(cls, ours: SystemScore, theirs: SystemScore, groups: Sequence[str]) -> "_Gap | None":
-        """None where no clip of these groups that both heard has a text."""
+        """Compare them; None where no clip of these groups that both heard has a text."""
         pairs = [
             (counts, theirs.sets[clip_set].by_clip[file])
             for clip_set, heard in ours.sets.items()
@@ -133,7 +133,7 @@ class _Gap:
 
 
 def gap_text(ours: float, theirs: float, name: str, interval: tuple[float, float]) -> str:
-    """A gap of two rates in percent, with its interval; `name` is who has the other one."""
+    """Say how far apart two rates in percent are, and the interval; `name` is of the other."""
     low, high = interval
     return (
         f"{ours:.2f} % - {theirs:.2f} % ({name}) = {ours - theirs:+.2f} points "
@@ -154,7 +154,7 @@ def decided(
 
 
 def all_answered(errors: Mapping[str, Sequence[str]]) -> Check:
-    """Whether no call failed; errors by system."""
+    """Check that no call failed; errors by system."""
     failed = [f"{name}: {error}" for name, found in errors.items() for error in found]
     detail = f"{len(failed)} failed, the first: {failed[0]}" if failed else "0 failed"
     return Check("every call answered", not failed, detail)

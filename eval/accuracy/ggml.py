@@ -70,7 +70,7 @@ def _sizes(dims: Dims) -> Iterator[int]:
 
 
 def _text_tokens(checkpoint: Checkpoint) -> list[bytes]:
-    """The bytes of every token that is text, by id; those are all before end of text."""
+    """Return the bytes of every token that is text, by id; those are all before end of text."""
     vocabulary: dict[str, int] = json.loads(checkpoint.tokenizer_json)["model"]["vocab"]
     by_id = {id: text for text, id in vocabulary.items()}
     letters = _byte_letters()
@@ -78,7 +78,7 @@ def _text_tokens(checkpoint: Checkpoint) -> list[bytes]:
 
 
 def _byte_letters() -> dict[str, int]:
-    """Bytes by the letter that stands for each in a byte-level vocabulary, as GPT-2 has them."""
+    """Return the byte of each letter of a byte-level vocabulary, as GPT-2 has them."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {
@@ -106,7 +106,7 @@ def _encoded(name: str, values: npt.NDArray[np.float32], kind: GgmlKind) -> tupl
 
 
 def q8_0(values: npt.NDArray[np.float32]) -> bytes:
-    """Blocks of 32 values along each row, whose length is a multiple of 32."""
+    """Pack rows, whose length is a multiple of 32, into blocks of 32 values."""
     blocks = values.reshape(-1, _BLOCK)
     scales = np.abs(blocks).max(axis=1, keepdims=True) / 127.0
     inverse = np.divide(1.0, scales, out=np.zeros_like(scales), where=scales > 0)

@@ -27,7 +27,7 @@ class System:
     settings: dict[str, str]  # everything that decides its figures, versions included
 
     def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
-        """The text of an audio file's bytes; called from several threads at once.
+        """Return the text of an audio file's bytes; called from several threads at once.
 
         Args:
             audio: a whole file.
@@ -140,6 +140,6 @@ def _transcribe(
 
 
 def wall_s(calls: Sequence[TimedCall]) -> float:
-    """From the first call's start to the last answer of one phase."""
+    """Return the seconds from the first call's start to the last answer of one phase."""
     ended_s = max(call.started_s + call.latency_s for call in calls)
     return ended_s - min(call.started_s for call in calls)

@@ -19,7 +19,7 @@ from serve.contract.messages import Request, Transcript
 
 
 def _from_transcript(transcript: Transcript) -> Prediction:
-    """The segments of a window have its scores, by which they are known to be of one."""
+    """Convert a transcript; segments of a window have its scores, by which they are known."""
     scores = [(s.avg_logprob, s.no_speech_prob, s.compression_ratio) for s in transcript.segments]
     changed = [one != before for before, one in itertools.pairwise(scores)]
     windows = itertools.accumulate(changed, initial=0)
@@ -59,7 +59,7 @@ _SEARCH = (
 
 
 def greedy(config: Config) -> Config:
-    """The config with one row a window at every temperature."""
+    """Return the config with one row a window at every temperature."""
     return changed(config, "transcriber", beam_size=1, best_of=1)
 
 
@@ -90,7 +90,7 @@ class EarshotTriton(System):
         }
 
     def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
-        """One infer call."""
+        """Make one infer call."""
         answer = self._client.transcribe(audio=audio, language=language)
         self.server.require_unbroken()
         return _from_transcript(answer)
@@ -122,7 +122,7 @@ class EarshotInProcess(System):
         }
 
     def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
-        """One request."""
+        """Make one request."""
         request = Request(audio, language=language, **self._options)
         return _from_transcript(self._transcriber.transcribe(request))
 

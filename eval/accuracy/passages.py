@@ -89,7 +89,7 @@ def _joined(parts: Sequence[Clip], number: int, limits: Limits) -> Clip:
 
 
 def _with_pauses(parts: Sequence[Samples]) -> Samples:
-    """The parts with silence between them, as loud as they are; the pauses are always the same."""
+    """Join the parts with silence between, as loud as they are; the pauses are always the same."""
     draw = random.Random(_VERSION)
     pieces = [parts[0]]
     for part in parts[1:]:

@@ -85,7 +85,7 @@ class TransformersFp32(System):
         return _from_segments(language, segments)
 
     def _window(self, samples: Any, language: str | None) -> tuple[str | None, list[TimedText]]:
-        """Language and timed text of one window; samples are float32 (n,), 16 kHz mono."""
+        """Return language and timed text of one window; samples are float32 (n,), 16 kHz mono."""
         inputs = self._processor(samples, sampling_rate=16_000, return_tensors="pt")
         features = inputs.input_features.to(self._config.runtime.device)
         tokenizer = self._processor.tokenizer
@@ -165,11 +165,11 @@ class FasterWhisper(System):
 
     @property
     def is_multilingual(self) -> bool:
-        """Whether the library sees a model that knows languages, and tells it one."""
+        """Return whether the library sees a model that knows languages, and tells it one."""
         return bool(self._model.model.is_multilingual)
 
     def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
-        """One transcription; the library decodes the file itself."""
+        """Transcribe once; the library decodes the file itself."""
         from av.error import FFmpegError  # noqa: PLC0415 - comes with faster-whisper
 
         try:
@@ -205,7 +205,7 @@ _PEER_OPTIONS = (
 
 
 def fair_options(config: Config) -> dict[str, Any]:
-    """What faster-whisper has to be told of a checkpoint that is not OpenAI's.
+    """Return the options that are fair to a checkpoint which is not OpenAI's.
 
     Its own list of suppressed tokens is OpenAI's, so it gets the checkpoint's, which a conversion
     keeps in config.json; and small checkpoints that are not OpenAI's stop early after text of

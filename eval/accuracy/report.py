@@ -41,12 +41,12 @@ class Report:
 
     @property
     def verdict(self) -> Verdict:
-        """Of all gates."""
+        """Return the verdict of all gates."""
         return verdict(self.gates)
 
 
 def read_report(path: Path) -> Report:
-    """A report.json, or that of the folder which holds it.
+    """Read a report.json, or that of the folder which holds it.
 
     Raises:
         FileError: it cannot be read.
@@ -61,7 +61,7 @@ def read_report(path: Path) -> Report:
 
 
 def report_to_json(report: Report) -> str:
-    """The text of report.json: the report's fields, and what follows from them."""
+    """Return the text of report.json: the report's fields, and what follows from them."""
     fields = {
         "format_version": FORMAT_VERSION,
         "verdict": report.verdict,
@@ -72,7 +72,7 @@ def report_to_json(report: Report) -> str:
 
 
 def ratios(systems: Sequence[SystemScore]) -> dict[str, dict[str, float]]:
-    """Speed of each timed Earshot system against faster-whisper's best figure.
+    """Compare the speed of each timed Earshot system with faster-whisper's best figure.
 
     Greedy is held against greedy, what is configured against faster-whisper's default.
     `throughput`: ours / theirs under load, more is better; `one_clip_latency` and `memory`:
@@ -105,12 +105,12 @@ def rivals(ours: SystemScore, systems: Sequence[SystemScore]) -> list[SystemScor
 
 
 def head_of(markdown: str) -> str:
-    """What is printed of a report: its figures."""
+    """Return the part of a report that is printed: its figures."""
     return markdown.partition("## Rules")[0].rstrip()
 
 
 def to_markdown(report: Report) -> str:
-    """What report.md holds."""
+    """Return the text of report.md."""
     run = report.run
     parts = [
         f"# Evaluation of {run.config_name}",
@@ -148,12 +148,12 @@ def _clips(run: RunFacts) -> str:
 
 
 def languages_text(run: RunFacts) -> str:
-    """Who knew what language is spoken."""
+    """Say who knew what language is spoken."""
     return f"the language is {'told to' if run.tell_language else 'found out by'} every system"
 
 
 def unread(report: Report) -> dict[str, str]:
-    """Clips that count for nothing, by file, and why."""
+    """Return clips that count for nothing, by file, and why."""
     unreadable = [found.items() for found in report.run.unreadable.values()]
     return {file: why for found in [*unreadable, report.unheard.items()] for file, why in found}
 
@@ -167,7 +167,7 @@ def _unheard(report: Report) -> list[str]:
 
 
 def _heard(clip_set: ClipSet, report: Report) -> list[str]:
-    """The part of report.md on one set of clips."""
+    """Return the part of report.md on one set of clips."""
     title = f"## Accuracy on {TITLES[clip_set]}"
     sets = {
         score.facts.name: score.sets[clip_set] for score in report.systems if clip_set in score.sets
@@ -190,7 +190,7 @@ def _heard(clip_set: ClipSet, report: Report) -> list[str]:
 
 
 def _normalizers(report: Report) -> str:
-    """The one that texts are compared under, then the others that are reported beside it."""
+    """Describe what texts are compared under, then the others that are reported beside it."""
     lines = [f"- `{name}`: {text}." for name, text in report.normalizers.items()]
     return f"Normaliser: `{report.normalizer}`. Of all:\n\n" + "\n".join(lines)
 
@@ -213,14 +213,14 @@ def _by_normalizer(sets: dict[str, SetScore]) -> str:
 
 
 def gates_text(gates: Sequence[Check]) -> str:
-    """The verdict, and each gate."""
+    """Write the verdict, and each gate."""
     marks = {True: "passed", False: "**FAILED**", None: "**not decided**"}
     lines = [f"- {marks[gate.passed]}: {gate.name}. {gate.detail}" for gate in gates]
     return "\n".join([f"**{_VERDICTS[verdict(gates)]}**", "", *lines])
 
 
 def percent(rate: Rate) -> str:
-    """A rate with its interval."""
+    """Write a rate with its interval."""
     if rate.percent is None or rate.low is None or rate.high is None:
         return "no text"
     return f"{rate.percent:.2f} % [{rate.low:.2f}, {rate.high:.2f}]"
@@ -245,7 +245,7 @@ def _accuracy(sets: dict[str, SetScore]) -> str:
 
 
 def parts_rows(systems: Mapping[str, Mapping[str, Accuracy]]) -> list[list[str]]:
-    """Parts of a set, one a row: its name, its clips, and CER / WER in % of every system."""
+    """Tabulate parts of a set: name, clips, and CER / WER in % of every system, one part a row."""
     first = next(iter(systems.values()))
     return [
         [name, str(found.clips), *(_both_rates(parts[name]) for parts in systems.values())]
@@ -259,7 +259,7 @@ def _both_rates(found: Accuracy) -> str:
 
 
 def _by(what: str, systems: Mapping[str, Mapping[str, Accuracy]]) -> list[str]:
-    """A table of one kind of parts, and what it shows; nothing where there are none."""
+    """Return a table of one kind of parts, and what it shows; nothing where there are none."""
     rows = parts_rows(systems)
     if not rows:
         return []
@@ -271,7 +271,7 @@ def _milliseconds(*seconds: float | None, otherwise: str = "none") -> str:
 
 
 def latency_text(latency: Latency) -> str:
-    """Its three percentiles in milliseconds."""
+    """Write its three percentiles in milliseconds."""
     return _milliseconds(latency.p50_s, latency.p95_s, latency.p99_s)
 
 
@@ -335,7 +335,7 @@ def _ratios(systems: Sequence[SystemScore], run: RunFacts) -> str:
 
 
 def _mistakes(sets: dict[str, SetScore]) -> str:
-    """Character errors per clip and system, of the clips where systems made the most."""
+    """Tabulate character errors per clip and system, of the clips where systems made the most."""
     errors = {
         file: [heard.by_clip[file].errors for heard in sets.values()]
         for file in next(iter(sets.values())).by_clip
@@ -350,6 +350,6 @@ def _mistakes(sets: dict[str, SetScore]) -> str:
 
 
 def settings_text(facts: SystemFacts) -> str:
-    """A system's settings."""
+    """List a system's settings."""
     lines = "\n".join(f"- {key}: {value}" for key, value in facts.settings.items())
     return f"### {facts.name}\n\n{lines}"

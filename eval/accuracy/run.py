@@ -78,7 +78,7 @@ class RunFacts:
 
     @property
     def one_clip_title(self) -> str:
-        """What `one_clip` is called in reports."""
+        """Name `one_clip` as reports do."""
         return "one clip" if self.one_clip_s is None else f"{self.one_clip_s:.1f} s clip"
 
 
@@ -106,7 +106,7 @@ class _Work:
         return not self.left and not self.timed and self.facts_before is not None
 
     def windows(self, repeats: int) -> int:
-        """How many windows are left, timed phases included."""
+        """Count the windows that are left, timed phases included."""
         scored = [clip for of_set in self.left.values() for clip in of_set]
         timed = timed_calls_of(self.timed, repeats) if self.timed else []
         return sum(windows(clip.duration_s) for clip in [*scored, *timed])
@@ -169,7 +169,7 @@ def run(of: Run, *, again: bool = False) -> None:
 
 
 def _found(config: Config, tell: Say) -> dict[ClipSet, Found]:
-    """The held-out clips go first: they are many, so a system is warm when the others come."""
+    """Find both sets; the held-out clips, being many, go first and warm a system up."""
     of, limits = config.eval, Limits(config.transcriber.max_audio_s)
     places: dict[ClipSet, str] = {"heldout": of.heldout, "timed": of.manifest}
     drawn = {"heldout": of.limit, "timed": of.timed_limit or of.limit}
@@ -203,7 +203,7 @@ def _decode(path: Path, limits: Limits) -> None:
 
 
 def _without(found: Found, others: Sequence[Clip]) -> Found:
-    """What is timed is scored there; the same place need not give it twice."""
+    """Leave out what is timed: it is scored there, so the same place need not give it twice."""
     files = {clip.file for clip in others}
     clips = [clip for clip in found.clips if clip.file not in files]
     if not clips:
@@ -222,7 +222,7 @@ def _as_passages(found: Found, longest_s: float, limits: Limits) -> Found:
 
 
 def _spelling(config: Config) -> Spelling:
-    """The checkpoint's; none where it is not at hand or, as OpenAI's own files, brings none."""
+    """Read the checkpoint's spellings; none where it is not at hand or, as OpenAI's, has none."""
     try:
         return read_spelling(
             hub.checkpoint_folder(config.build.checkpoint, with_weights=False).path
@@ -253,7 +253,7 @@ def _run_facts(
 
 
 def _id_of(folder: Path) -> str:
-    """A folder keeps its id, so that what it holds can be gone on with."""
+    """Return the id of a folder, which keeps it, so that what it holds can be gone on with."""
     try:
         return read_json(folder / RUN_FILE, RunFacts, "a run").id
     except ConfigError:  # none yet, or of an earlier version
@@ -364,7 +364,7 @@ def load_run(folder: Path, names: tuple[str, ...]) -> tuple[RunFacts, list[Loade
 
 
 def load_spelling(folder: Path) -> Spelling:
-    """The spellings that a run kept; none in runs of earlier versions.
+    """Read the spellings that a run kept; none in runs of earlier versions.
 
     Raises:
         ConfigError: the file is damaged.

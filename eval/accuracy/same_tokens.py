@@ -133,7 +133,7 @@ class _Ours:
         self._rules = Rules(self._manifest.tokenizer, self._manifest.dims, device)
 
     def decode(self, windows: Sequence[Window], beam: int) -> list[tuple[int, ...]]:
-        """Sampled tokens of each window, without end of text."""
+        """Decode windows; returns the sampled tokens of each, without end of text."""
         options = DecodingOptions(beam_size=beam, max_tokens=MAX_TOKENS)
         for id, window in enumerate(windows):
             self._runtime.submit(Job(id, window.features, window.prompt, options))
@@ -147,7 +147,7 @@ class _Ours:
 
     @torch.inference_mode()
     def score(self, window: Window, tokens: tuple[int, ...]) -> float:
-        """Summed log-probability / number of tokens, as a search with length_penalty 1 has it."""
+        """Sum log-probabilities / number of tokens, as a search with length_penalty 1 does."""
         facts, begin = self._manifest.tokenizer, len(window.prompt)
         ended = len(tokens) < MAX_TOKENS
         sampled = [*tokens, facts.eot] if ended else list(tokens)
@@ -180,7 +180,7 @@ class _Theirs:
         )
 
     def decode(self, window: Window, beam: int) -> tuple[tuple[int, ...], float]:
-        """(sampled tokens without end of text, their score)."""
+        """Decode a window; returns the sampled tokens without end of text, and their score."""
         result = self._model.generate(
             self._array(np.ascontiguousarray(window.features[None].numpy())),
             [list(window.prompt)],

@@ -45,7 +45,7 @@ class Spec:
 
 
 def specs(config: Config) -> dict[str, Spec]:
-    """Every system by name."""
+    """Return every system by name."""
 
     def in_process(precision: Precision, config: Config = config) -> Spec:
         return Spec(lambda: EarshotInProcess(config, precision), ("torch",), engine=precision)
@@ -131,7 +131,7 @@ def prepare(needed: Sequence[Spec], config: Config, config_path: str) -> None:
 
 
 def key_of(name: str, config: Config) -> str:
-    """A hash of what decides what a system says: its settings, weights, packages and code.
+    """Hash what decides what a system says: its settings, weights, packages and code.
 
     What the system needs has to be there. Our code is all of serve; a peer's is how we call it.
 

@@ -129,7 +129,7 @@ def _table(heard: Mapping[str, Heard]) -> str:
 
 
 def _beside(one: Heard, name: str, heard: Mapping[str, Heard]) -> list[str]:
-    """Whom it is held against, the paired gap, and how many texts are equal."""
+    """Return whom it is held against, the paired gap, and how many texts are equal."""
     other = heard.get(name)
     if other is None:
         return [name, "did not run", ""]

@@ -71,7 +71,7 @@ class WhisperCpp(System):
 
 
 def _samples(audio: bytes) -> Samples:
-    """float32 (n,), 16 kHz mono; not by `serve.speech`, which would bring torch into memory."""
+    """Decode to float32 (n,), 16 kHz mono; not by `serve.speech`, which would bring torch in."""
     import soundfile  # noqa: PLC0415 - only where a system is opened
     import soxr  # noqa: PLC0415 - as above
 

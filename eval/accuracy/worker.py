@@ -51,7 +51,7 @@ class PeakMemory:
 
 
 def timed_calls_of(timed: Sequence[Clip], repeats: int) -> list[Clip]:
-    """The clip of every call that the timed phases make."""
+    """List the clip of every call that the timed phases make."""
     nearest = clip_nearest_10_s(timed)
     one_clip = [nearest] * ONE_CLIP_CALLS_PER_REPEAT if nearest else []
     return repeats * [*timed, *one_clip, *timed]
@@ -138,7 +138,7 @@ def _sampled_memory(pid: int) -> Iterator[list[int]]:
 
 
 def tree_memory_bytes(pid: int) -> int:
-    """Resident memory of a process and all its descendants; 0 once it is gone."""
+    """Measure the resident memory of a process and all its descendants; 0 once it is gone."""
     total = 0
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
@@ -156,7 +156,7 @@ def _run_phases(
     timed: Sequence[Clip],
     open_system: OpenSystem,
 ) -> None:
-    """The child's work: open the system and drive every phase."""
+    """Do the child's work: open the system and drive every phase."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: config.eval.threads])
     began = time.perf_counter()
     with contextlib.closing(open_system(name, config)) as system:

@@ -46,7 +46,7 @@ class Answer:
 
 
 def wav(seconds: float, seed: int) -> bytes:
-    """A file of noise."""
+    """Make a file of noise."""
     samples = np.random.default_rng(seed).normal(0, 0.1, round(seconds * _RATE))
     file = io.BytesIO()
     soundfile.write(file, samples.clip(-1, 1), _RATE, format="WAV", subtype="PCM_16")
@@ -71,7 +71,7 @@ def timed_request(client: Client, audio: bytes, spec: RequestSpec) -> Answer:
 
 
 def processes_for(requests: int) -> int:
-    """How many processes keep so many requests in flight: at most half of the cores."""
+    """Return how many processes keep so many requests in flight: at most half of the cores."""
     return max(1, min(MOST_PROCESSES, (os.cpu_count() or 1) // 2, requests))
 
 
@@ -101,7 +101,7 @@ class Clients:
         self.pids = tuple(child.pid for child in self._running)
 
     def __enter__(self) -> "Clients":
-        """Itself; leaving the block ends the processes."""
+        """Return itself; leaving the block ends the processes."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -151,7 +151,7 @@ def _keep_in_flight(
     seed: int,
     stop: Event,
 ) -> None:
-    """A client process's work: `threads` requests in flight until told to stop.
+    """Do a client process's work: `threads` requests in flight until told to stop.
 
     Raises:
         EarshotError: a request failed, or its answer is wrong; the others are not waited for.

@@ -43,7 +43,7 @@ class Plan:
     peers: tuple[str, ...] = ()
 
     def workloads_with(self, slots: int) -> list[str]:
-        """Which workloads run with so many slots, in order."""
+        """List the workloads that run with so many slots, in order."""
         fits = {"latency": slots == self.slots[0], "throughput": True, "words": True}
         fits |= {"open-loop": slots == self.slots[0], "mlperf": slots == self.slots[-1]}
         fits |= {"live": slots == self.slots[-1]}
@@ -64,7 +64,7 @@ class Load:
 
 
 def configured(config: Config, plan: Plan) -> Config:
-    """The configuration with the plan's beam as the default, a row for each beam, and drafts."""
+    """Set the plan's beam as the default, a row for each beam, and drafts."""
     config = changed(config, "transcriber", beam_size=plan.beam_size, best_of=1)
     runtime = with_slots(config, config.runtime.slots)
     if plan.draft_acceptance is not None:
@@ -73,7 +73,7 @@ def configured(config: Config, plan: Plan) -> Config:
 
 
 def with_slots(config: Config, slots: int) -> RuntimeConfig:
-    """How so many slots are run: with a row for each beam of the configured search."""
+    """Configure so many slots: with a row for each beam of the configured search."""
     beam_size = config.transcriber.beam_size
     rows = slots * beam_size if beam_size > 1 else 0
     return dataclasses.replace(config.runtime, slots=slots, rows=rows)

@@ -74,7 +74,7 @@ def bench(
 
 
 def _keep(run: Run, found: Sequence[Measurement], *, complete: bool) -> Result:
-    """What was measured so far, each line with how many times as fast we are."""
+    """Keep what was measured so far, each line with how many times as fast we are."""
     rows = [{**vars(one), "earshot_over_this": ratio(one, found)} for one in found]
     result = Result({"complete": complete, "rows": rows})
     run.keep(result)
@@ -82,7 +82,7 @@ def _keep(run: Run, found: Sequence[Measurement], *, complete: bool) -> Result:
 
 
 def installed_peers(progress: Say) -> tuple[str, ...]:
-    """The peers that this machine has, and a line on each that it lacks."""
+    """Return the peers that this machine has, and a line on each that it lacks."""
     found = []
     for name in PEERS:
         try:
@@ -126,7 +126,7 @@ def check(config: Config, plan: Plan) -> None:
 
 
 def made_up(config: Config, plan: Plan) -> RandomEngine:
-    """An engine of the configured shape, with a draft if the plan wants one.
+    """Make an engine of the configured shape, with a draft if the plan wants one.
 
     Raises:
         ConfigError: the shape is not a published one.
@@ -139,7 +139,7 @@ def made_up(config: Config, plan: Plan) -> RandomEngine:
 def measurements(
     engine: RandomEngine, config: Config, plan: Plan, progress: Say
 ) -> Iterator[Measurement]:
-    """Everything that was asked for, one after the other.
+    """Measure everything that was asked for, one after the other.
 
     Raises:
         UnavailableError: an engine folder is needed and the disk does not hold it.
@@ -164,7 +164,7 @@ def measurements(
 def _in_process(
     engine: RandomEngine, folder: Path | None, config: Config, plan: Plan, progress: Say
 ) -> Iterator[Measurement]:
-    """Ceilings, then the runtime without a server."""
+    """Measure ceilings, then the runtime without a server."""
     progress("ceilings of this machine")
     ceilings = measure_ceilings(torch.device(config.runtime.device), engine.manifest.dims)
     yield from ceilings.measurements()
@@ -183,7 +183,7 @@ def _in_process(
 def _through_triton(
     folder: Path, config: Config, plan: Plan, found: list[Measurement], progress: Say
 ) -> Iterator[Measurement]:
-    """A real server, compared with the same number of slots in process."""
+    """Measure a real server, compared with the same number of slots in process."""
     from eval.bench.triton import through_triton  # noqa: PLC0415 - needs the server's packages
 
     release_memory(config.runtime.device)
@@ -197,7 +197,7 @@ def _through_triton(
 
 @contextlib.contextmanager
 def on_disk(engine: RandomEngine, config: Config, progress: Say) -> Iterator[Path]:
-    """The engine as a folder, gone at the end.
+    """Give the engine as a folder, gone at the end.
 
     Raises:
         UnavailableError: the disk does not hold it.

@@ -42,7 +42,7 @@ _KINDS = {_GATEWAY: _GATEWAY, "tritonserver": "tritonserver", "whisper": "engine
 
 
 def specs_of(load: Load) -> list[RequestSpec]:
-    """Requests whose lengths lie evenly between the shortest and the longest."""
+    """Return requests whose lengths lie evenly between the shortest and the longest."""
     step = (load.longest_s - load.shortest_s) / (LENGTHS - 1)
     lengths = [round(4 * (load.shortest_s + i * step)) / 4 for i in range(LENGTHS)]
     return [RequestSpec(length, round(length * TOKENS_PER_S)) for length in lengths]
@@ -65,11 +65,11 @@ class Figure:
 
     @property
     def server_cores(self) -> float:
-        """Cores that the server kept busy, its clients apart."""
+        """Sum the cores that the server kept busy, its clients apart."""
         return sum(cores for kind, cores in self.cores.items() if kind != "clients")
 
     def __str__(self) -> str:
-        """A line of the report."""
+        """Write a line of the report."""
         cores = ", ".join(f"{kind} {value:.2f}" for kind, value in self.cores.items())
         threads = ", ".join(f"{kind} {value:.2f}" for kind, value in self.busiest_thread.items())
         return (
@@ -95,12 +95,12 @@ class Scaling:
 
     @property
     def check(self) -> Check:
-        """Whether each engine adds as much as it has to."""
+        """Check that each engine adds as much as it has to."""
         name = f"each engine adds at least {LEAST:.1%} of the first one's throughput"
         return Check(name, self.efficiency >= LEAST, f"{self.efficiency:.1%}")
 
     def __str__(self) -> str:
-        """Lines of the report."""
+        """Write lines of the report."""
         last = self.figures[-1]
         return (
             f"{self.ratio:.3f} x the throughput with {last.engines} engines, "
@@ -171,7 +171,7 @@ def measure_scaling(
 
 
 def scaling_of(figures: Sequence[Figure], cores: int) -> Scaling:
-    """What the figures say of more engines, on a host of so many cores."""
+    """Compute what the figures say of more engines, on a host of so many cores."""
     first, last = figures[0], figures[-1]
     ratio = last.rtfx / first.rtfx
     return Scaling(
@@ -245,7 +245,7 @@ class _Meter:
         self._began = self._spent()
 
     def cores(self, wall_s: float) -> tuple[dict[str, float], dict[str, float]]:
-        """Cores that were busy meanwhile, and the share of one that the busiest thread was."""
+        """Measure the cores that were busy meanwhile, and the share of the busiest thread."""
         cores: dict[str, float] = {}
         busiest: dict[str, float] = {}
         for key, (spent, threads) in self._spent().items():
@@ -256,7 +256,7 @@ class _Meter:
         return cores, busiest
 
     def _spent(self) -> dict[tuple[str, int], tuple[float, dict[int, float]]]:
-        """Seconds so far by kind and process: of all of it, and by thread."""
+        """Return seconds so far by kind and process: of all of it, and by thread."""
         found = {}
         for kind, process in self._processes:
             threads = {one.id: one.user_time + one.system_time for one in process.threads()}
@@ -265,7 +265,7 @@ class _Meter:
 
 
 def _processes(clients: Clients) -> Iterator[tuple[str, psutil.Process]]:
-    """Of the server and its clients, by what they do; those that read one file are left out."""
+    """Yield processes of server and clients, by what they do, but those that read one file."""
     for pid in clients.pids:
         yield "clients", psutil.Process(pid)
     for role, process in by_role(os.getpid()):

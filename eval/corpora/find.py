@@ -145,7 +145,7 @@ def _parquet(place: Path, files: Sequence[Path]) -> Layout:
 
 
 def _draw(layout: Layout, place: str, limit: int, seed: int, half: str) -> tuple[list[Entry], int]:
-    """Entries in the layout's order, and how many it has."""
+    """Draw entries, in the layout's order; returns how many there are, too."""
     problems: dict[str, list[str]] = collections.defaultdict(list)
     entries = (e for e in _checked(layout, problems) if not half or e.half in ("", half))
     first = next(entries, None)
@@ -161,7 +161,7 @@ def _draw(layout: Layout, place: str, limit: int, seed: int, half: str) -> tuple
 
 
 def _checked(layout: Layout, problems: dict[str, list[str]]) -> Iterator[Entry]:
-    """Every entry; what is wrong with one is added to `problems`."""
+    """Yield every entry; what is wrong with one is added to `problems`."""
     seen: set[str] = set()
     for entry in layout.entries():
         if problem := _problem(layout, entry, seen):
@@ -171,7 +171,7 @@ def _checked(layout: Layout, problems: dict[str, list[str]]) -> Iterator[Entry]:
 
 
 def _by_reservoir(entries: Iterable[Entry], limit: int, seed: int) -> tuple[list[Entry], int]:
-    """A uniform draw that holds no more entries than it draws (Algorithm R); 0 is all."""
+    """Draw uniformly, holding no more entries than are drawn (Algorithm R); 0 is all."""
     random_row = random.Random(seed)
     chosen: list[tuple[int, Entry]] = []
     total = 0
@@ -185,7 +185,7 @@ def _by_reservoir(entries: Iterable[Entry], limit: int, seed: int) -> tuple[list
 
 
 def _by_share(entries: Iterable[Entry], limit: int, seed: int) -> tuple[list[Entry], int]:
-    """A draw in which every group has its share, whatever the limit.
+    """Draw so that every group has its share, whatever the limit.
 
     The members of a group, shuffled, are spread evenly over 0 to 1; the draw is whoever is first.
     """
@@ -221,7 +221,7 @@ def _told(problems: dict[str, list[str]]) -> str:
 
 
 def duration_s(path: Path) -> float:
-    """How long an audio file is, by its header.
+    """Read how long an audio file is, by its header.
 
     Raises:
         FileError: it is no audio, or does not say.

@@ -18,7 +18,7 @@ _EXPECTED = "expected hf:OWNER/NAME, hf:OWNER/NAME:CONFIG or hf:OWNER/NAME:CONFI
 
 
 def open_hub(place: str) -> Layout:
-    """A data set by name.
+    """Open a data set by name.
 
     Raises:
         ConfigError: the name is malformed, or the data set has no such configuration or split; the
@@ -49,7 +49,7 @@ def open_hub(place: str) -> Layout:
 
 
 def _one(place: str, what: str, named: str | None, known: Iterable[str], usual: str = "") -> str:
-    """What was named, the only one there is, or the usual one."""
+    """Choose the one that was named, the only one there is, or the usual one."""
     found = sorted(set(known))
     if named in found:
         return str(named)
@@ -68,7 +68,7 @@ def _filesystem() -> object:
 
 
 def _parquet_files(name: str) -> tuple[str, list[str]]:
-    """The revision of the Parquet copy, and its files: config/split/0000.parquet."""
+    """Return the revision of the Parquet copy, and its files: config/split/0000.parquet."""
     from huggingface_hub import HfApi, errors  # noqa: PLC0415 - as above
 
     # A proxy's refusal or a torn connection comes as the HTTP client's own error.

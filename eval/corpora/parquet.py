@@ -52,7 +52,7 @@ class Parquet(Layout):
         self.title = f"{title}, {self._columns}"
 
     def entries(self) -> Iterator[Entry]:
-        """As `Layout.entries`; texts only, some rows at a time."""
+        """Do as `Layout.entries` says; texts only, some rows at a time."""
         columns = self._columns
         wanted = [columns.text, *([columns.language] if columns.language else [])]
         for number, name in enumerate(self._files):
@@ -79,7 +79,7 @@ class Parquet(Layout):
         )
 
     def has_audio(self, entry: Entry) -> bool:
-        """True: whether a row has audio is seen when it is fetched."""
+        """Return True: whether a row has audio is seen when it is fetched."""
         return True
 
     def fetch(self, chosen: Sequence[Entry]) -> None:

@@ -42,7 +42,7 @@ class Flood:
     longest_ms: float
 
     def __str__(self) -> str:
-        """A line of the report."""
+        """Write a line of the report."""
         return (
             f"{self.name:28} {self.answers:4} answers, {self.failures} failures: median "
             f"{self.median_ms:.0f} ms, longest {self.longest_ms:.0f} ms"
@@ -87,7 +87,7 @@ def _beside(name: str, ask: Ask, clip: bytes, seconds: float) -> Flood:
 
 
 def _flood(name: str, address: str) -> None:
-    """Until this process is killed."""
+    """Flood until this process is killed."""
     os.nice(10)  # the clients' own work is not what is measured
     host, _, port = address.rpartition(":")
     made, connections = FLOODS[name]
@@ -110,7 +110,7 @@ def _flood(name: str, address: str) -> None:
 
 
 def flood_once(name: str, address: str, seconds: float) -> None:
-    """What a client of a flood does, once and for so long, and all of them where it is a crowd."""
+    """Do what a client of a flood does, once and for so long; where it is a crowd, what all do."""
     _, connections = FLOODS[name]
     host, _, port = address.rpartition(":")
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
@@ -136,7 +136,7 @@ def _client(name: str) -> Client:
 
 
 def _bytes_apart(head: str) -> Client:
-    """A body in chunks of one byte."""
+    """Send a body in chunks of one byte."""
 
     def flood(connection: socket.socket) -> None:
         connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
@@ -147,12 +147,12 @@ def _bytes_apart(head: str) -> Client:
 
 
 def _silence(connection: socket.socket) -> None:
-    """Nothing is said until the server hangs up."""
+    """Say nothing until the server hangs up."""
     connection.recv(1)
 
 
 def _refused(connection: socket.socket) -> None:
-    """Requests that are refused, one behind the other."""
+    """Send requests that are refused, one behind the other."""
     drain = threading.Thread(target=_take_all, args=(connection,), daemon=True)
     drain.start()
     while True:
@@ -160,7 +160,7 @@ def _refused(connection: socket.socket) -> None:
 
 
 def _json(piece: str, size: int) -> Client:
-    """A request whose JSON is a list of so many bytes."""
+    """Send a request whose JSON is a list of so many bytes."""
     data = '{"inputs":[{"name":"SAMPLES","shape":[1],"datatype":"FP32","data":['
     body = data + ",".join(itertools.repeat(piece, size // (len(piece) + 1))) + "]}]}"
     request = f"{_INFER}Content-Length: {len(body)}\r\n\r\n{body}".encode()
@@ -173,7 +173,7 @@ def _json(piece: str, size: int) -> Client:
 
 
 def _frames(first: bytes, further: bytes) -> Client:
-    """What a WebSocket's client says once, and what it says over and over."""
+    """Send a WebSocket's first frames once, and further ones over and over."""
 
     def flood(connection: socket.socket) -> None:
         connection.sendall(_LIVE.encode() + first)
@@ -185,7 +185,7 @@ def _frames(first: bytes, further: bytes) -> Client:
 
 
 def _unfinished(connection: socket.socket) -> None:
-    """A message that is never whole."""
+    """Send a message that is never whole."""
     connection.sendall(_LIVE.encode())
     connection.sendall(_frame(1, bytes(2**24 - 2**16), length=2**24))
     _take_all(connection)

@@ -45,7 +45,7 @@ class Way:
     server_ms: float  # and of all processes, which other work on the machine disturbs less
 
     def __str__(self) -> str:
-        """A line of the report."""
+        """Write a line of the report."""
         return (
             f"{self.name:20} {self.rtfx:6.1f} RTFx  {100 * self.share:6.1f} % "
             f"[{100 * self.interval[0]:.1f}, {100 * self.interval[1]:.1f}]  CPU a request: gateway "
@@ -64,7 +64,7 @@ class Cost:
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """The gateway takes no more than it may, and no flood keeps others waiting."""
+        """Check that the gateway takes no more than it may, and no flood keeps others waiting."""
         quiet_ms, least = self.floods[0].median_ms, f"at least {LEAST:.0%} of it straight to Triton"
         return (
             *(
@@ -133,7 +133,7 @@ def _short(clips: Sequence[Clip]) -> bytes:
 
 
 def gateway_process() -> psutil.Process:
-    """The gateway that this process has started.
+    """Find the gateway that this process has started.
 
     Raises:
         EarshotError: there is none.
@@ -152,7 +152,7 @@ def measure_ways(
     process: psutil.Process,
     say: Say,
 ) -> list[Way]:
-    """Each way gets all clips, some at a time, as often as there are passes, in turn.
+    """Give each way all clips, some at a time, as often as there are passes, in turn.
 
     Args:
         ways: by their names; the first is what the others are compared with.
@@ -201,7 +201,7 @@ def _in_turn(names: Sequence[str], passes: int) -> Iterator[tuple[int, str]]:
 
 
 def interval_of(straight_s: Sequence[float], took_s: Sequence[float]) -> tuple[float, float]:
-    """Within which a way's share lies, 95 %; its passes are paired by their rounds."""
+    """Bootstrap the interval of a way's share, 95 %; its passes are paired by their rounds."""
     both = np.array([straight_s, took_s])
     draws = np.random.default_rng(0).integers(both.shape[1], size=(DRAWS, both.shape[1]))
     sums = both[:, draws].sum(axis=2)
@@ -210,5 +210,5 @@ def interval_of(straight_s: Sequence[float], took_s: Sequence[float]) -> tuple[f
 
 
 def _cpu_s(gateway: psutil.Process) -> npt.NDArray[np.float64]:
-    """Processor time so far of the gateway, and of all processes below this one."""
+    """Return processor time so far of the gateway, and of all processes below this one."""
     return np.array([cpu_s(gateway), sum(map(cpu_s, descendants(os.getpid())))])

@@ -33,7 +33,7 @@ def by_grpc(address: str, timeout_s: float) -> Iterator[Ask]:
 
 @contextlib.contextmanager
 def straight(target: str, timeout_s: float) -> Iterator[Ask]:
-    """Straight to the Triton that a gRPC channel to `target` reaches."""
+    """Go straight to the Triton that a gRPC channel to `target` reaches."""
     with grpc.insecure_channel(target) as channel:
         # Its model answers by streams alone; one of a message each way is the same on the wire.
         infer = channel.unary_unary(f"{SERVICE}ModelStreamInfer")
@@ -53,7 +53,7 @@ def straight(target: str, timeout_s: float) -> Iterator[Ask]:
 
 
 def form(audio: bytes, **fields: str) -> tuple[bytes, dict[str, str]]:
-    """A form with a file, and the header that says how to read it."""
+    """Make a form with a file, and the header that says how to read it."""
     boundary = uuid.uuid4().hex
     parts = [
         f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
@@ -66,7 +66,7 @@ def form(audio: bytes, **fields: str) -> tuple[bytes, dict[str, str]]:
 
 @contextlib.contextmanager
 def by_form(address: str, timeout_s: float) -> Iterator[Ask]:
-    """Through OpenAI's API at this address, by one connection for each request, as curl does."""
+    """Go through OpenAI's API at this address, by one connection for each request, as curl does."""
 
     def ask(audio: bytes) -> str:
         body, kind = form(audio)

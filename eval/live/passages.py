@@ -12,7 +12,7 @@ from serve.speech.meter import Limits
 
 
 def passages(config: Config, join_s: float) -> list[Clip]:
-    """Passages of the clips of `eval.manifest` and `eval.half`, of their groups in turn.
+    """Make passages of the clips of `eval.manifest` and `eval.half`, of their groups in turn.
 
     The clips of each speaker are joined. Where that or the place itself makes passages the other
     clips are left out, else they are taken as they are.

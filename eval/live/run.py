@@ -65,7 +65,7 @@ class Level:
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """What must hold."""
+        """Check what must hold."""
         late = f"95 of 100 words are final within {HELD_S:g} s"
         worse = f"CER at most {MOST_WORSE:g} points above that of whole recordings"
         points = self.cer - self.whole_cer
@@ -77,7 +77,7 @@ class Level:
         )
 
     def __str__(self) -> str:
-        """A line of the table."""
+        """Write a line of the table."""
         shares = (
             *(self.cer, self.whole_cer, self.alike_cer, self.short_cer),
             *(self.from_whole, self.from_written),
@@ -243,7 +243,7 @@ class _Measure:
         heard: Callable[[_Played], str],
         normalize: Normalize | None = None,
     ) -> float:
-        """% of the characters."""
+        """Return the errors in % of the characters."""
         errors = length = 0
         for one in self.played:
             texts = (text(one) for text in (right, heard))
@@ -267,7 +267,7 @@ def _torn(text: str) -> int:
 
 
 def _share(clips: Sequence[Clip], index: int, each: int) -> list[Clip]:
-    """The clips of a stream: streams next to each other play different ones."""
+    """Choose the clips of a stream: streams next to each other play different ones."""
     return [clips[(index * 5 + i) % len(clips)] for i in range(each)]
 
 

@@ -92,7 +92,7 @@ def hear(
 
 
 def _align(said: Sequence[str], heard: Sequence[str]) -> list[jiwer.AlignmentChunk]:
-    """Parts that are equal, or one kind of edit."""
+    """Align two texts: parts that are equal, or one kind of edit."""
     found = jiwer.process_words([" ".join(said)], [" ".join(heard)])
     return list(found.alignments[0])
 
@@ -102,7 +102,7 @@ def _by_sentence(
     heard: Sequence[str],
     alignment: Sequence[jiwer.AlignmentChunk],
 ) -> list[tuple[Counts, list[str]]]:
-    """The word edits of each sentence, and the words that were heard of it."""
+    """Return the word edits of each sentence, and the words that were heard of it."""
     owner = [number for number, words in enumerate(said) for _ in words]
     hits, substituted, lost, added = ([0] * len(said) for _ in range(4))
     words: list[list[str]] = [[] for _ in said]
@@ -122,7 +122,7 @@ def _by_sentence(
 
 
 def _repeats(heard: Sequence[str], start: int, length: int) -> bool:
-    """Whether a stretch of the text stands there once more, not far before or after."""
+    """Return whether a stretch of the text stands there once more, not far before or after."""
     stretch = heard[start : start + length]
     for shift in range(1, _FARTHEST + length):
         for other in (start - shift, start + shift):
@@ -135,7 +135,7 @@ def _repeats(heard: Sequence[str], start: int, length: int) -> bool:
 
 
 def cut_regions(segments: Sequence[TimedText]) -> list[tuple[float, float]] | None:
-    """From when to when a cut may lie: between segments of different windows.
+    """Find from when to when a cut may lie: between segments of different windows.
 
     None where the system does not tell windows apart.
     """
@@ -158,7 +158,7 @@ def _near(sentence: Stretch, regions: Sequence[tuple[float, float]]) -> bool:
 def _unspoken(
     recording: Recording, segments: Sequence[TimedText], normalize: Normalize
 ) -> dict[What, int]:
-    """Characters of segments that touch no sentence, by what there is in their middle."""
+    """Count characters of segments that touch no sentence, by what there is in their middle."""
     found = dict.fromkeys(UNSPOKEN, 0)
     for segment in segments:
         touched = any(
@@ -172,6 +172,6 @@ def _unspoken(
 
 
 def _what(recording: Recording, at_s: float) -> What:
-    """What there is beside speech at a time, or next to it."""
+    """Find what there is beside speech at a time, or next to it."""
     stretches = [one for one in recording.stretches if one.what != "speech"]
     return min(stretches, key=lambda one: max(one.start_s - at_s, at_s - one.end_s)).what

@@ -78,7 +78,7 @@ def compose(
 
 
 def _key(planned: Sequence[Planned], seed: int, sentences: Sequence[Sentence]) -> str:
-    """Of everything that recordings depend on; a clip does not change without its manifest."""
+    """Hash everything that recordings depend on; a clip does not change without its manifest."""
     digest = hashlib.sha256(repr((list(planned), seed, list(sentences))).encode())
     for module in (inspect.getmodule(_key), script, sound, truth):
         assert module is not None
@@ -106,7 +106,7 @@ class _Line:
 
 
 def read_sentences(manifest: str | Path, half: str = "") -> Iterator[Sentence]:
-    """The sentences of a manifest's clips: each a clip of its own, or a segment of a clip.
+    """Yield the sentences of a manifest's clips: each a clip of its own, or a segment of a clip.
 
     Args:
         manifest: its path.
@@ -165,7 +165,7 @@ def _make(
 def _by_language(
     sentences: Sequence[Sentence], passages: Sequence[Sentence]
 ) -> dict[str, list[Sentence]]:
-    """What can be said in each language: where speakers are known, by whoever said the most."""
+    """Choose what is said in each language: where speakers are known, by whoever said the most."""
     speakers = collections.Counter((one.language, one.speaker) for one in sentences)
     found: dict[str, list[Sentence]] = {}
     by_most = [who for who, _ in speakers.most_common()]
@@ -183,7 +183,7 @@ class _Library:
         self._files: dict[str, Samples] = {}
 
     def samples(self, sentence: Sentence) -> Samples:
-        """What is heard of it, with soft ends."""
+        """Return its sound, with soft ends."""
         if sentence.file not in self._files:
             blocks = audio.decode(read_bytes(Path(sentence.file)), _LIMITS)
             self._files[sentence.file] = np.concatenate(list(blocks))
@@ -197,7 +197,7 @@ def render(
     spoken: Callable[[Sentence], Samples],
     rng: np.random.Generator,
 ) -> Samples:
-    """The sound of a script.
+    """Make the sound of a script.
 
     Args:
         events: of the script.
@@ -223,13 +223,13 @@ def render(
 
 
 def _noise(count: int, snr_db: float, rng: np.random.Generator) -> Samples:
-    """Noise that is so much less than speech usually is."""
+    """Make noise that is so much less than speech usually is."""
     usual_db = sum(_SPEECH_DB) / 2.0
     return sound.faded(sound.noise(count, float(rng.uniform(0.0, 2.0)), usual_db - snr_db, rng))
 
 
 def _under_noise(events: Sequence[Event]) -> Iterator[tuple[float, float, float]]:
-    """From when to when noise goes on beneath speech, and how much less it is."""
+    """Yield from when to when noise goes on beneath speech, and how much less it is."""
     start_s, before = 0.0, None
     for event in events:
         snr_db = event.stretch.snr_db

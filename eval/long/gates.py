@@ -40,7 +40,7 @@ def long_gates(scores: Sequence[LongScore], max_cer_gap: float) -> list[Check]:
 
 
 def best(scores: Sequence[LongScore]) -> LongScore | None:
-    """The most accurate."""
+    """Return the most accurate."""
     return min(scores, key=lambda score: score.overall.cer.counts.errors, default=None)
 
 
@@ -83,7 +83,7 @@ def _judged(
 
 
 def coverage_gates(ours: LongScore | None, theirs: Sequence[LongScore]) -> list[Check]:
-    """Of speech that people read: what is lost or comes twice, beside each kind's best of theirs.
+    """Judge, of speech that people read, what is lost or comes twice, beside the best of theirs.
 
     A stretch that is lost is lost on every run, so these are counts without an interval.
     """
@@ -108,7 +108,7 @@ def coverage_gates(ours: LongScore | None, theirs: Sequence[LongScore]) -> list[
 
 
 def uncovered(figures: Figures) -> float:
-    """Per cent of the words that are lost, or said twice, in stretches."""
+    """Return the per cent of words that are lost, or said twice, in stretches."""
     counts = figures.wer.counts
     return 100.0 * (figures.lost_in_stretches + figures.repeated) / counts.length
 
@@ -120,7 +120,7 @@ def _missing(name: str, ours: LongScore | None) -> str:
 
 
 def _lost_or_added(words: Counts) -> Counts:
-    """The same words, where one that was misheard counts as heard."""
+    """Return the same words, where one that was misheard counts as heard."""
     return Counts(0, words.deletions, words.insertions, words.hits + words.substitutions)
 
 

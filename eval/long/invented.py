@@ -44,7 +44,7 @@ class Score:
     people: Counts  # and of recordings as they are
 
     def invented(self) -> tuple[int, int]:
-        """Clips with text in which nobody speaks, and all in which nobody does."""
+        """Count clips with text in which nobody speaks, and all in which nobody does."""
         return sum(self.with_text[kind] for kind in NOBODY), sum(self.clips[k] for k in NOBODY)
 
 
@@ -80,7 +80,7 @@ def invented(
 
 
 def _written(speech: Sequence[Clip], seed: int, folder: Path) -> list[Clip]:
-    """The clips of a seed, each a file named after its kind."""
+    """Write the clips of a seed, each to a file named after its kind."""
     clips = []
     for number, made in enumerate(make(speech, seed)):
         file = f"{made.kind}/{number:03}.wav"
@@ -129,7 +129,7 @@ def score(name: str, calls: Sequence[TimedCall]) -> Score:
 
 
 def table_of(scores: Sequence[Score]) -> str:
-    """The figures, as Markdown."""
+    """Tabulate the figures, as Markdown."""
     kinds = (*NOBODY, *HARD)
     header = ["", "invented", *kinds, "around words: lost, added", "people: lost, CER"]
     rows = []
@@ -153,7 +153,7 @@ def _share(counts: Counts, edits: int) -> str:
 
 
 def check_of(ours: Score) -> Check:
-    """What must hold of our system as it is configured."""
+    """Check what must hold of our system as it is configured."""
     text, of = ours.invented()
     name = f"{ours.system} writes text of at most {MOST_INVENTED:g} % of the clips without speech"
     return Check(name, 100 * text <= MOST_INVENTED * of, f"{text} of {of} clips")

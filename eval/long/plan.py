@@ -42,12 +42,12 @@ PEOPLE_PLAN = (
 
 
 def minutes_of(rows: Sequence[Planned]) -> float:
-    """How long recordings last together."""
+    """Return how long recordings last together."""
     return sum(planned.minutes for planned in rows)
 
 
 def plan(rows: Sequence[Planned], minutes: float | None = None) -> list[Planned]:
-    """The first rows that together last so long; from the beginning again, if need be.
+    """Return the first rows that together last so long; from the beginning again, if need be.
 
     Args:
         rows: in their order.

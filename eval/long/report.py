@@ -94,7 +94,7 @@ def _scored(loaded: Loaded, max_cer_gap: float) -> LongReport:
 
 
 def to_markdown(report: LongReport) -> str:
-    """What report.md holds."""
+    """Return the text of report.md."""
     run = report.run
     parts = [
         f"# Long recordings: {run.config_name}",
@@ -119,7 +119,7 @@ def to_markdown(report: LongReport) -> str:
 
 
 def contents(recordings: Sequence[Recording]) -> str:
-    """What the recordings hold, in a line."""
+    """Say what the recordings hold, in a line."""
     total_s = sum(one.duration for one in recordings)
     spoken_s = sum(s.end_s - s.start_s for one in recordings for s in one.sentences)
     words = sum(len(one.text.split()) for one in recordings)
@@ -140,7 +140,7 @@ class Part:
 
 
 def parts_of(report: LongReport) -> list[Part]:
-    """The tables on what was heard."""
+    """Return the tables on what was heard."""
 
     def part(title: str, note: str, columns: dict[str, Callable[[Figures], str]]) -> Part:
         rows = tuple(
@@ -222,7 +222,7 @@ def _languages(report: LongReport) -> Part:
 
 
 def recordings_table(recordings: Sequence[Recording]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: how long each recording is, and what is in it."""
+    """Return header and rows: how long each recording is, and what is in it."""
     rows = []
     for one in recordings:
         seconds: dict[What, float] = collections.defaultdict(float)
@@ -240,7 +240,7 @@ def recordings_table(recordings: Sequence[Recording]) -> tuple[list[str], list[l
 
 
 def _page(report: LongReport) -> str:
-    """What report.html holds."""
+    """Return the text of report.html."""
     rates = {
         title: {score.name: [getattr(score.overall, name)] for score in report.systems}
         for title, name in (("CER, %", "cer"), ("WER, %", "wer"))

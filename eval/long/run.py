@@ -96,14 +96,14 @@ def run_long(
 
 
 def _fair(config: Config) -> Config:
-    """One recording at a time, the same threads for ours, and time for the longest recording."""
+    """Set one recording at a time, the same threads for ours, and time for the longest."""
     config = changed(config, "eval", timed=(), heldout_systems=(), concurrency=1)
     config = changed(config, "runtime", threads=config.eval.threads)
     return changed(config, "transcriber", request_timeout_s=_TIMEOUT_S, max_decode_s=_TIMEOUT_S)
 
 
 def _resumed(config: Config, seed: int, composed: Composed, of: Run) -> LongRun:
-    """The run that the folder holds, if it is the same; else a new one."""
+    """Return the run that the folder holds, if it is the same; else a new one."""
     found = LongRun(
         id=uuid.uuid4().hex,
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -165,7 +165,7 @@ def _run_system(
 
 
 def _keys(recordings: Sequence[Recording]) -> Keys:
-    """None of them changes as long as the run's recordings are the same."""
+    """Return keys, none of which changes as long as the run's recordings are the same."""
     return {"timed": dict.fromkeys((one.file for one in recordings), "")}
 
 

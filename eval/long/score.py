@@ -49,7 +49,7 @@ class LongScore:
 
     @property
     def name(self) -> str:
-        """The system's."""
+        """Return the system's name."""
         return self.facts.name
 
 
@@ -116,7 +116,7 @@ def _figures(triples: Sequence[_Triple]) -> Figures:
 
 
 def _blocks(triples: Sequence[_Triple], part: Callable[[HeardSentence], Counts]) -> list[Counts]:
-    """Edits by minutes of recordings; in some minutes nobody speaks."""
+    """Sum edits by minutes of recordings; in some minutes nobody speaks."""
     blocks: dict[tuple[str, int], Counts] = {}
     for one, _, heard in triples:
         for sentence in heard.sentences:

@@ -14,7 +14,7 @@ _COMPUTE_TYPE = "float32"  # which the library keeps of a converted checkpoint i
 
 
 def specs(config: Config) -> dict[str, Spec]:
-    """Every system by name."""
+    """Return every system by name."""
 
     def ours(options: dict[str, Any]) -> Spec:
         precision = config.build.precision

@@ -54,16 +54,16 @@ class Recording:
 
     @property
     def sentences(self) -> tuple[Stretch, ...]:
-        """What is said, in order."""
+        """Return the sentences, in order."""
         return tuple(stretch for stretch in self.stretches if stretch.what == "speech")
 
     def clip(self, folder: Path) -> Clip:
-        """The recording, as systems are given it."""
+        """Return the recording, as systems are given it."""
         return Clip(self.file, folder / self.file, self.text, self.language, self.duration)
 
 
 def recording(file: str, kind: Kind, seed: int, stretches: Sequence[Stretch]) -> Recording:
-    """A recording of these stretches, at least one of them a sentence."""
+    """Make a recording of these stretches, at least one of them a sentence."""
     said = [stretch for stretch in stretches if stretch.what == "speech"]
     assert said[0].language is not None
     return Recording(

@@ -65,7 +65,7 @@ class Measured:
     start_s: float | None  # from an engine folder to ready; None: the file does not tell
 
     def latency_s(self, per_s: Sequence[float] | np.ndarray[Any, Any], rank: str) -> Any:
-        """p50 or p99 (`rank`) at loads, between those measured by a straight line.
+        """Return p50 or p99 (`rank`) at loads, between those measured by a straight line.
 
         Below the least load that was measured it is that one's, above the greatest that one's.
         """
@@ -73,7 +73,7 @@ class Measured:
         return np.interp(per_s, loads, [getattr(level, f"{rank}_s") for level in self.levels])
 
     def slower(self, times: float) -> "Measured":
-        """The same GPU with requests that take so many times as long."""
+        """Return the same GPU with requests that take so many times as long."""
         levels = (
             Level(one.per_s / times, one.p50_s * times, one.p99_s * times) for one in self.levels
         )
@@ -81,7 +81,7 @@ class Measured:
         return dataclasses.replace(self, saturated_per_s=saturated, levels=tuple(levels))
 
     def most_per_s(self, p99_s: float) -> float:
-        """The greatest load whose p99 is no more than this.
+        """Find the greatest load whose p99 is no more than this.
 
         Raises:
             ConfigError: no measured load has so short a p99.
@@ -98,7 +98,7 @@ class Measured:
 
 
 def find_measured(config: Config, file: Path | None) -> Measured:
-    """What is known of a config.
+    """Find what is known of a config.
 
     Args:
         config: of a product; all requests are searched as it says.

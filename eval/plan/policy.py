@@ -44,7 +44,7 @@ class Policy:
 
     @property
     def name(self) -> str:
-        """As a row of a table has it."""
+        """Name it as a row of a table does."""
         parts = []
         if self.windows_per_s is not None:
             parts.append(f"{self.windows_per_s:.0f} windows/s a GPU")
@@ -116,7 +116,7 @@ class Autoscaler:
         self._had: deque[int] = deque([policy.least], maxlen=longest_s // SYNC_S + 1)
 
     def look(self, replicas: int, ready: int, queue_s: float, windows_per_s: float) -> int:
-        """How many there shall be.
+        """Decide how many there shall be.
 
         Args:
             replicas: that there are, ready or not.
@@ -147,7 +147,7 @@ class Autoscaler:
         return list(self._wanted)[-(seconds // SYNC_S + 1) :]
 
     def _limit(self, steps: tuple[Step, ...], replicas: int, sign: int) -> int:
-        """The furthest that the steps allow, of which the widest counts."""
+        """Find the furthest that the steps allow, of which the widest counts."""
         found = replicas
         for step in steps:
             periods = step.period_s // SYNC_S

@@ -58,7 +58,7 @@ def plan(
 
 
 def steady(measured: Measured, load: float, p99_s: float, price: float | None) -> list[str]:
-    """What an even load needs, in lines."""
+    """Say what an even load needs, in lines."""
     each = measured.most_per_s(p99_s)
     gpus = math.ceil(load / each)
     audio_hours = load * REQUEST_S  # an hour
@@ -123,7 +123,7 @@ def _simulate(run: Run, measured: Measured, options: Days) -> Result:
 def _rows(
     outcomes: list[Outcome], deployed: Policy, p99_s: float, price: float | None
 ) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the table."""
+    """Return header and rows of the table."""
     header = ["policy", "p99", "its worst minute", f"minutes over {p99_s:g} s", "refused"]
     header += ["GPU hours a day", "most GPUs", *["an hour of audio"] * (price is not None)]
     rows = []

@@ -58,7 +58,7 @@ class Ending:
     waited_in_vain: bool = False
 
     def __str__(self) -> str:
-        """A line about it."""
+        """Write a line about it."""
         return f"{self.kind} after {self.seconds:.1f} s: {self.text[:200]}"
 
 
@@ -71,13 +71,13 @@ class Addresses:
 
 
 def by_grpc(at: Addresses, audio: bytes, timeout_s: float, **options: str) -> Ending:
-    """One ModelInfer over a connection of its own."""
+    """Send one ModelInfer over a connection of its own."""
     with channel_to(at) as channel:
         return infer(channel, audio, timeout_s, **options)
 
 
 def infer(channel: grpc.Channel, audio: bytes, timeout_s: float, **options: str) -> Ending:
-    """One ModelInfer."""
+    """Send one ModelInfer."""
     stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
     return _ended_by_grpc(
         lambda: _text(stub.ModelInfer(_request(MODEL, audio, options), timeout=timeout_s))
@@ -85,7 +85,7 @@ def infer(channel: grpc.Channel, audio: bytes, timeout_s: float, **options: str)
 
 
 def by_stream(at: Addresses, audio: bytes, timeout_s: float) -> Ending:
-    """One request to the streaming model; its text is that of its last message."""
+    """Send one request to the streaming model; its text is that of its last message."""
 
     def last() -> str:
         finals = []
@@ -105,7 +105,7 @@ def by_stream(at: Addresses, audio: bytes, timeout_s: float) -> Ending:
 
 
 def by_http(at: Addresses, audio: bytes, timeout_s: float) -> Ending:
-    """One POST over a connection of its own."""
+    """Send one POST over a connection of its own."""
     head, tail = http_body(audio)
     headers = {"Inference-Header-Content-Length": str(len(head))}
     began = time.monotonic()
@@ -117,7 +117,7 @@ def by_http(at: Addresses, audio: bytes, timeout_s: float) -> Ending:
 
 
 def http_body(audio: bytes) -> tuple[bytes, bytes]:
-    """The JSON of a request with a file, and the binary data behind it."""
+    """Return the JSON of a request with a file, and the binary data behind it."""
     tail = len(audio).to_bytes(4, "little") + audio
     audio_input = {
         "name": "AUDIO",
@@ -135,7 +135,7 @@ def lost(error: Exception, began_s: float) -> Ending:
 
 
 def ended_by_http(status: int, body: bytes, seconds: float) -> Ending:
-    """What KServe's HTTP answer means."""
+    """Interpret KServe's HTTP answer."""
 
     def text(answer: Any) -> str:
         return str(next(out["data"][0] for out in answer["outputs"] if out["name"] == "TEXT"))
@@ -144,7 +144,7 @@ def ended_by_http(status: int, body: bytes, seconds: float) -> Ending:
 
 
 def ended_by_openai(status: int, body: bytes, seconds: float) -> Ending:
-    """What an answer of OpenAI's API means."""
+    """Interpret an answer of OpenAI's API."""
     return _ended(status, body, seconds, lambda answer: str(answer["text"]))
 
 
@@ -159,7 +159,7 @@ def _ended(status: int, body: bytes, seconds: float, text: Callable[[Any], str])
 
 @contextlib.contextmanager
 def crowd(workers: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads for clients; leaving does not wait for them, since the server's end ends them."""
+    """Give threads for clients; leaving does not wait for them: the server's end ends them."""
     pool = ThreadPoolExecutor(workers, thread_name_prefix="soak")
     try:
         yield pool
@@ -173,7 +173,7 @@ def endings(calls: Sequence["Future[Ending]"]) -> list[Ending]:
 
 
 def counted(found: Sequence[Ending]) -> str:
-    """How many ended how, with the first of each kind that is no answer."""
+    """Count how many ended how, with the first of each kind that is no answer."""
     parts = []
     for kind in ("answered", "refused", "failed", "lost"):
         of_kind = [ending for ending in found if ending.kind == kind]
@@ -184,7 +184,7 @@ def counted(found: Sequence[Ending]) -> str:
 
 
 def all_answered(found: Sequence[Ending]) -> Check:
-    """Whether every request has its transcript."""
+    """Check that every request has its transcript."""
     good = all(ending.kind == "answered" for ending in found)
     return Check("every request is answered", good, counted(found))
 
@@ -197,7 +197,7 @@ class _StreamError(Exception):
 
 
 def channel_to(at: Addresses) -> grpc.Channel:
-    """A connection of its own, not one that is shared with others of this process."""
+    """Open a connection of its own, not one that is shared with others of this process."""
     return grpc.insecure_channel(at.grpc, options=_OPTIONS)
 
 
@@ -227,7 +227,7 @@ def _ended_by_grpc(call: Callable[[], str]) -> Ending:
 
 
 def _ending_of(error: Any, seconds: float) -> Ending:
-    """What a gRPC error means; where the status did not come from the server, it is lost."""
+    """Interpret a gRPC error; where the status did not come from the server, it is lost."""
     code, text = error.code(), f"{error.code().name} {error.details()}"
     if any(words in text for words in _OWN_WORDS):
         return Ending("lost", text, seconds, code is grpc.StatusCode.DEADLINE_EXCEEDED)

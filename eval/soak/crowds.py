@@ -33,7 +33,7 @@ _BLOCK = 1 << 16
 
 
 def hour_of(clips: tuple[Clip, ...]) -> bytes:
-    """An hour of the clips in turn, as an OGG Vorbis file of some 16 MB.
+    """Make an hour of the clips in turn, as an OGG Vorbis file of some 16 MB.
 
     Raises:
         AudioError: a clip cannot be decoded.
@@ -49,12 +49,12 @@ def hour_of(clips: tuple[Clip, ...]) -> bytes:
 
 
 def with_limit(config: Config) -> Config:
-    """The config with a limit on requests that lets 20 hours of audio end in this life."""
+    """Return the config with a limit on requests that lets 20 hours of audio end in this life."""
     return changed(config, "transcriber", request_timeout_s=_LONG_LIMIT_S)
 
 
 def short_beside_long(stage: Stage) -> Found:
-    """A short clip while 20 hours of audio wait: at most twice its quiet time."""
+    """Ask with a short clip while 20 hours of audio wait: at most twice its quiet time."""
     quiet = [stage.ask(_TIMEOUT_S) for _ in range(_QUIET_ASKS)]
     yield all_answered(quiet)
     quiet_s = max(ending.seconds for ending in quiet)
@@ -81,7 +81,7 @@ def short_beside_long(stage: Stage) -> Found:
 
 
 def forty_hours(stage: Stage) -> Found:
-    """Forty one-hour files at once: memory stays bounded, each is answered or refused."""
+    """Send forty one-hour files at once: memory stays bounded, each is answered or refused."""
     stage.say("forty hours: making an hour of audio …")
     hour = hour_of(stage.clips)
     with Watch(stage.processes).running() as watch, crowd(_FORTY) as pool:

@@ -26,7 +26,7 @@ Door = Callable[[Addresses, File, float], Ending]
 
 
 def by_form(at: Addresses, data: bytes, timeout_s: float, **fields: str) -> Ending:
-    """One POST of a form over a connection of its own."""
+    """Send one POST of a form over a connection of its own."""
     body, kind = form(data, **fields)
     began = time.monotonic()
     try:
@@ -39,7 +39,7 @@ def by_form(at: Addresses, data: bytes, timeout_s: float, **fields: str) -> Endi
 
 
 def _of_events(said: bytes, seconds: float) -> Ending:
-    """What a stream of events comes to: the one event that has the whole text."""
+    """Interpret a stream of events: the one event that has the whole text."""
     lines = [line[6:] for line in said.decode().splitlines() if line.startswith("data: ")]
     found = [json.loads(line) for line in lines if line.startswith("{")]
     return _only(
@@ -50,7 +50,7 @@ def _of_events(said: bytes, seconds: float) -> Ending:
 
 
 def by_live(at: Addresses, file: File, timeout_s: float) -> Ending:
-    """One utterance over a WebSocket, which the client ends itself."""
+    """Send one utterance over a WebSocket, which the client ends itself."""
     began = time.monotonic()
     try:
         with connect(

@@ -25,7 +25,7 @@ _WAV_CHUNKS = 10_000_000
 
 
 def killers(stage: Stage) -> Found:
-    """Each of them once; after each a short clip is answered, and no process has died."""
+    """Try each of them once; after each a short clip is answered, and no process has died."""
     before = stage.pids()
     for name, attack in KILLERS.items():
         began = time.monotonic()
@@ -100,7 +100,7 @@ def _huge_language(stage: Stage) -> Ending:
 
 
 def _empty_chunks(stage: Stage) -> Ending:
-    """A WAV file of 80 MB in empty chunks."""
+    """Send a WAV file of 80 MB in empty chunks."""
     chunks = struct.pack("<4sI", b"LIST", 0) * _WAV_CHUNKS
     riff = b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
     return by_grpc(stage.at, riff, _TIMEOUT_S)
@@ -111,7 +111,7 @@ def _playlist(stage: Stage) -> Ending:
 
 
 def _torn_protobuf(stage: Stage) -> Ending:
-    """A message that is no ModelInferRequest, to the method that wants one."""
+    """Send a message that is no ModelInferRequest to the method that wants one."""
     with channel_to(stage.at) as channel:
         call = channel.unary_unary(
             "/inference.GRPCInferenceService/ModelInfer",
@@ -127,7 +127,7 @@ def _torn_protobuf(stage: Stage) -> Ending:
 
 
 def _shared_memory(stage: Stage) -> Ending:
-    """Audio that lies in the memory of Triton itself, by the names that its regions may have."""
+    """Ask for audio in the memory of Triton itself, by the names that its regions may have."""
     with channel_to(stage.at) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         began = time.monotonic()

@@ -27,18 +27,18 @@ class Slope:
     high: float
 
     def within(self, limit: float) -> bool | None:
-        """Whether it is at most the limit; None where the interval holds the limit."""
+        """Return whether it is at most the limit; None where the interval holds the limit."""
         if self.high <= limit:
             return True
         return False if self.low > limit else None
 
     def __str__(self) -> str:
-        """The figures."""
+        """Write the figures."""
         return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
-    """Least squares, with an error for values that resemble those before them, as memory does.
+    """Fit least squares, with an error for values that resemble those before them, as memory's do.
 
     Source: Santer et al., Statistical significance of trends, J. Geophys. Res. 105 (2000): values
     with lag-1 autocorrelation r of the residuals count as n (1 - r) / (1 + r) independent ones.
@@ -60,14 +60,14 @@ def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
 
 
 def resident_kb(process: psutil.Process) -> float:
-    """Resident memory; 0 once it has ended."""
+    """Return the resident memory; 0 once it has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return float(process.memory_info().rss / 1024)
     return 0.0
 
 
 def shared_fairly_bytes(pid: int) -> int:
-    """Memory of a process in which a page that n processes share counts as 1/n; 0 if it ended."""
+    """Measure a process's memory, a page that n processes share as 1/n; 0 once it has ended."""
     with contextlib.suppress(OSError):
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
         found = re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE)

@@ -63,7 +63,7 @@ class Action:
 
 
 def action(seed: int, number: int, files: int) -> Action:
-    """What the client of a number does."""
+    """Draw what the client of a number does."""
     rng = random.Random(f"{seed}/{number}")
     hostile = rng.random() < _HOSTILE_SHARE
     cancelled = rng.random() < _CANCELLED_SHARE
@@ -130,7 +130,7 @@ class _Mixed:
         self._whole = True
 
     def finding(self) -> Finding:
-        """What was found so far."""
+        """Sum up what was found so far."""
         found = list(self._tally.found())
         checks = [one for one in found if isinstance(one, Check)]
         figures = {one[0]: float(one[1]) for one in found if not isinstance(one, Check)}
@@ -143,13 +143,13 @@ class _Mixed:
 
     @property
     def _share(self) -> float:
-        """How much of it is done, at most 1."""
+        """Return how much of it is done, at most 1."""
         minutes = (time.monotonic() - self._tally.began_s) / 60 / self._load.minutes
         actions = self._tally.actions / self._load.actions if self._load.actions else 0.0
         return min(1.0, max(minutes, actions))
 
     def _ask_in_quiet(self) -> None:
-        """The text of every file by every door, with which all later ones are compared."""
+        """Get the text of every file by every door, with which all later ones are compared."""
         for door, file in itertools.product(DOORS, range(len(self._files))):
             ending = DOORS[door](self._stage.at, self._files[file], _TIMEOUT_S)
             if ending.kind != "answered":
@@ -158,7 +158,7 @@ class _Mixed:
         self._say(f"{len(self._texts)} texts in quiet")
 
     def _show(self, running: list["Future[None]"]) -> None:
-        """A bar, until there is enough or something breaks."""
+        """Show a bar, until there is enough or something breaks."""
         with tqdm(total=100, unit="%", leave=False, disable=None) as bar:
             while self._share < 1:
                 bar.update(round(100 * self._share) - bar.n)
@@ -168,7 +168,7 @@ class _Mixed:
                 time.sleep(_LOOK_S)
 
     def _clients(self) -> None:
-        """One action after another."""
+        """Do one action after another."""
         while not self._stopped.is_set():
             number = next(self._numbers)
             if self._load.actions is not None and number >= self._load.actions:
@@ -197,7 +197,7 @@ class _Mixed:
         return ending
 
     def _disrupt(self) -> None:
-        """One disruption after another early on; what comes later is for growth."""
+        """Disrupt again and again early on; what comes later is for growth."""
         for what, act in disruptions(self._load.seed):
             if self._stopped.wait(_APART_S) or self._share > _DISRUPTED:
                 return

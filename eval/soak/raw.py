@@ -21,14 +21,14 @@ class Upload:
 
 
 def head(host: str, **headers: object) -> bytes:
-    """The head of a POST to the model; underscores in names stand for dashes."""
+    """Write the head of a POST to the model; underscores in names stand for dashes."""
     lines = [f"POST {INFER_PATH} HTTP/1.1", f"Host: {host}", "Content-Type: application/json"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode()
 
 
 def chunked(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The pieces as chunks of a body without a length."""
+    """Yield the pieces as chunks of a body without a length."""
     for piece in pieces:
         yield b"%x\r\n%s\r\n" % (len(piece), piece)
     yield b"0\r\n\r\n"

@@ -22,7 +22,7 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """Of its checks."""
+        """Return the verdict of its checks."""
         return verdict(self.checks)
 
 
@@ -43,7 +43,7 @@ def reported(run: Run, findings: Sequence[Finding]) -> Result:
 
 
 def to_markdown(config: str, machine: dict[str, str], findings: Sequence[Finding]) -> str:
-    """The text of soak.md."""
+    """Return the text of soak.md."""
     lines = [f"# Soak: {config}", "", "| scenario | | what happened | took |", "|---|---|---|---|"]
     for finding in findings:
         bad = [check for check in finding.checks if check.passed is not True]

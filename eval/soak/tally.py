@@ -58,7 +58,7 @@ class Tally:
         self._looks: dict[tuple[str, int], list[Look]] = {}
 
     def honest(self, asked: Asked, ending: Ending) -> None:
-        """An honest request has ended, by now."""
+        """Count an honest request that has ended by now."""
         now_s = time.monotonic()
         with self._lock:
             self.actions += 1
@@ -76,7 +76,7 @@ class Tally:
                     self._bad[ending.kind].append(told)
 
     def hostile(self, what: str, begin_s: float, ending: Ending) -> None:
-        """A hostile client has ended."""
+        """Count a hostile client that has ended."""
         now_s = time.monotonic()
         with self._lock:
             self.actions += 1
@@ -86,7 +86,7 @@ class Tally:
                 self._bad["fault"].append(f"{what}: {ending}")
 
     def recovered(self, what: str, seconds: float, last: Ending) -> None:
-        """The server was itself again after a disruption, or was not."""
+        """Note whether the server was itself again after a disruption."""
         with self._lock:
             self._kinds["disruptions"] += 1
             if what not in self._recovered or self._recovered[what][0] < seconds:
@@ -95,13 +95,13 @@ class Tally:
                 self._bad["back"].append(f"{what}: after {seconds:.0f} s {last}")
 
     def look(self, role: str, pid: int, memory_kb: float, descriptors: int) -> None:
-        """A process was looked at."""
+        """Note a look at a process."""
         with self._lock:
             found = self._looks.setdefault((role, pid), [])
             found.append(Look(self.actions, memory_kb, descriptors))
 
     def found(self) -> Found:
-        """All figures and checks."""
+        """Yield all figures and checks."""
         with self._lock:
             yield "actions", self.actions
             took_s = time.monotonic() - self.began_s
@@ -154,7 +154,7 @@ def _growth(role: str, looks: Sequence[Look]) -> Iterator[Check | tuple[str, flo
 
 
 def uneven(page: str) -> str:
-    """What the server's metrics say that is not over; "" where every request has its ending."""
+    """Say what is not over by the server's metrics; "" where every request has its ending."""
     under_way = {name: total(page, f"earshot_{name}") for name in _UNDER_WAY}
     outcomes = samples(page, "earshot_requests_total")
     accepted = total(page, "earshot_accepted_total")

@@ -46,7 +46,7 @@ _ASKS = 7
 
 
 def large_uploads(stage: Stage) -> Found:
-    """Uploads larger than memory: refused by what they declare, and by what they are."""
+    """Send uploads larger than memory: refused by what they declare, and by what they are."""
     http, zeros = stage.at.http, bytes(_MB)
     limit_mb = stage.config.server.max_inflight_mb
     with Watch(stage.processes).running() as watch:
@@ -84,14 +84,14 @@ def _refused_early(what: str, found: Upload) -> Check:
 
 
 def _few(piece: bytes) -> Iterator[bytes]:
-    """A few pieces with pauses, then silence: whoever waits for the rest waits in vain."""
+    """Yield a few pieces with pauses, then silence: whoever waits for the rest waits in vain."""
     for _ in range(4):
         yield piece
         time.sleep(0.5)
 
 
 def _many_at_once(stage: Stage, zeros: bytes) -> list[Ending]:
-    """Audio that is none, so that nobody decodes for long; what counts is that all of it comes."""
+    """Send audio that is none, so that nobody decodes for long: all of it has to come."""
     start, tail = http_body(bytes(_EACH_MB * _MB))
     prefix = start + tail[:4]
     size = len(start) + len(tail)
@@ -111,12 +111,12 @@ def _many_at_once(stage: Stage, zeros: bytes) -> list[Ending]:
 
 
 def with_short_uploads(config: Config) -> Config:
-    """The config with a limit on an upload's time that the scenario can wait for."""
+    """Return the config with a limit on an upload's time that the scenario can wait for."""
     return changed(config, "server", upload_timeout_s=_SLOW_LIMIT_S)
 
 
 def slow_clients(stage: Stage) -> Found:
-    """Forty uploads that drip, beside clients that do not."""
+    """Send forty uploads that drip, beside clients that do not."""
     quiet = _asked(stage)
     start, tail = http_body(stage.short)
     size = len(start) + len(tail)
@@ -144,14 +144,14 @@ def slow_clients(stage: Stage) -> Found:
 
 
 def _drip(body: bytes) -> Iterator[bytes]:
-    """A hundred bytes at a time, with pauses, and it would take minutes."""
+    """Yield a hundred bytes at a time, with pauses, and it would take minutes."""
     for at in range(0, len(body), 100):
         yield body[at : at + 100]
         time.sleep(_SLOW_PIECE_S)
 
 
 def descriptors(stage: Stage) -> Found:
-    """Idle connections until the process that clients reach has no descriptor left."""
+    """Open idle connections until the process that clients reach has no descriptor left."""
     found = stage.processes()
     process = found.get("gateway") or found["tritonserver"]
     limit = process.num_fds() + _FILES

@@ -52,7 +52,7 @@ class Heard:
 
     @property
     def right(self) -> bool:
-        """Whether nothing was misheard."""
+        """Return whether nothing was misheard."""
         return all(part.said == part.heard for part in self.parts)
 
 
@@ -81,7 +81,7 @@ def chooser(report: Report) -> SystemScore | None:
 def worst_clips(
     report: Report, calls: Mapping[str, Sequence[TimedCall]], normalize: Normalize
 ) -> list[WorstClip]:
-    """The clips with the most character errors of `chooser`, worst first.
+    """Return the clips with the most character errors of `chooser`, worst first.
 
     Args:
         report: of the run.
@@ -131,7 +131,7 @@ def worst_clips(
 def _by_clip(
     calls: Mapping[str, Sequence[TimedCall]],
 ) -> dict[tuple[ClipSet, str], dict[str, TimedCall]]:
-    """The scored call of each system, by clip."""
+    """Return the scored call of each system, by clip."""
     by_clip: dict[tuple[ClipSet, str], dict[str, TimedCall]] = {}
     for name, made in calls.items():
         for call in made:
@@ -141,7 +141,7 @@ def _by_clip(
 
 
 def _alike(calls: Mapping[str, TimedCall], normalize: Normalize) -> Iterator[Heard]:
-    """Systems with equal texts together, in their order."""
+    """Yield systems with equal texts together, in their order."""
     alike: dict[tuple[str, str, str | None], list[str]] = {}
     for name, call in calls.items():
         alike.setdefault((*compared_texts(call, normalize), call.error), []).append(name)
@@ -151,7 +151,7 @@ def _alike(calls: Mapping[str, TimedCall], normalize: Normalize) -> Iterator[Hea
 
 
 def differences(reference: str, hypothesis: str, language: str | None) -> list[Part]:
-    """Two texts aligned by words, or by characters where a language writes no spaces."""
+    """Align two texts by words, or by characters where a language writes no spaces."""
     by_character = language in _WITHOUT_SPACES
     align = jiwer.process_characters if by_character else jiwer.process_words
     out, joint = align([reference], [hypothesis]), "" if by_character else " "
@@ -166,7 +166,7 @@ def differences(reference: str, hypothesis: str, language: str | None) -> list[P
 
 
 def _audio(path: str | None, left: int) -> tuple[str | None, int, str | None]:
-    """A data: address, the bytes that it took of what is left, and why there is none."""
+    """Return a data: address, the bytes that it took of what is left, and why there is none."""
     if path is None:
         return None, 0, "these predictions do not say where the audio lies"
     kind = _MIME.get(Path(path).suffix.casefold())

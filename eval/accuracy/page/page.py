@@ -128,12 +128,12 @@ def render(template: str, *folders: Path, **content: Any) -> str:
 
 
 def _code(text: str) -> Markup:
-    """Text whose `names` in backticks become code."""
+    """Escape a text whose `names` in backticks become code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _word_columns(misheard: Misheard) -> list[dict[str, Any]]:
-    """What was misheard, in three lists; each bar's length is a share of the longest of all."""
+    """List what was misheard, by kind; each bar's length is a share of the longest of all."""
     kinds = {
         "Heard as another word": misheard.substitutions,
         "Not heard": misheard.deletions,
@@ -152,7 +152,7 @@ def _word_columns(misheard: Misheard) -> list[dict[str, Any]]:
 
 
 def _shortened(text: str) -> str:
-    """The ends of a long stretch without a mistake."""
+    """Return the ends of a long stretch without a mistake."""
     words = text.split(" ")
     if len(words) <= 2 * _CONTEXT_WORDS + 2:
         return text
@@ -160,7 +160,7 @@ def _shortened(text: str) -> str:
 
 
 def _cards(report: Report) -> list[Card]:
-    """The configured system's figures, each beside the best of faster-whisper's with its search."""
+    """Show the configured system's figures, each beside faster-whisper's best with its search."""
     ours = chooser(report)
     if ours is None:
         return []
@@ -176,7 +176,7 @@ def _cards(report: Report) -> list[Card]:
 
 
 def _parts(report: Report) -> dict[ClipSet, dict[str, tuple[list[str], list[list[str]]]]]:
-    """Of each set, by what it is divided: the systems, and a row for each part."""
+    """Return, of each set, by what it is divided: the systems, and a row for each part."""
     found: dict[ClipSet, dict[str, tuple[list[str], list[list[str]]]]] = {}
     for name in report.run.clips:
         sets = {s.facts.name: s.sets[name] for s in report.systems if name in s.sets}
@@ -193,7 +193,7 @@ def _parts(report: Report) -> dict[ClipSet, dict[str, tuple[list[str], list[list
 
 
 def _rates(scores: Sequence[SystemScore], clip_set: ClipSet) -> list[float]:
-    """Their rates on these clips, of those that heard them."""
+    """Return their rates on these clips, of those that heard them."""
     rates = [score.sets[clip_set].overall.cer.percent for score in scores if clip_set in score.sets]
     return [rate for rate in rates if rate is not None]
 

@@ -24,7 +24,7 @@ class Drawing:
 
 
 def accuracy_plot(runs: Sequence[Report], clip_set: ClipSet) -> Drawing | None:
-    """CER and WER with their intervals; None where no system has a rate."""
+    """Draw CER and WER with their intervals; None where no system has a rate."""
     heard = {
         name: [_accuracy(run, name, clip_set) for run in runs]
         for name in _systems(runs, lambda score: clip_set in score.sets)
@@ -37,7 +37,7 @@ def accuracy_plot(runs: Sequence[Report], clip_set: ClipSet) -> Drawing | None:
 
 
 def rates_plot(rates: Mapping[str, Mapping[str, list[Rate]]], name: str) -> Drawing | None:
-    """Error rates with their intervals, by title and system; None where no system has one."""
+    """Draw error rates with their intervals, by title and system; None where no system has one."""
     panels: list[Panel] = []
     for title, rows in rates.items():
         known = {
@@ -50,7 +50,7 @@ def rates_plot(rates: Mapping[str, Mapping[str, list[Rate]]], name: str) -> Draw
 
 
 def latency_plot(runs: Sequence[Report]) -> Drawing | None:
-    """Latencies alone and under load; None where nothing was timed."""
+    """Draw latencies alone and under load; None where nothing was timed."""
     many = runs[-1].run.concurrency
     panels: list[Panel] = []
     phases = (("One call at a time", "speed.alone"), (f"{many} calls at a time", "speed.loaded"))
@@ -74,14 +74,14 @@ def _accuracy(run: Report, name: str, clip_set: ClipSet) -> Accuracy:
 
 
 def _systems(runs: Sequence[Report], fits: Callable[[SystemScore], bool]) -> list[str]:
-    """Those of the first run, in its order, that fit in every run."""
+    """Return those of the first run, in its order, that fit in every run."""
     fitting = [{s.facts.name for s in run.systems if fits(s)} for run in runs]
     names = [score.facts.name for score in runs[0].systems]
     return [name for name in names if all(name in found for found in fitting)]
 
 
 def memory_plot(runs: Sequence[Report]) -> Drawing | None:
-    """Throughput under load against peak memory; None where nothing was timed."""
+    """Draw throughput under load against peak memory; None where nothing was timed."""
     names = _systems(runs, lambda score: score.speed is not None)
     if not names:
         return None

@@ -25,7 +25,7 @@ _LINE = 24  # height of a name in the column, or in the list below
 def scatter(
     points: dict[str, list[Point]], many: int, name: str, label: str, *, narrow: bool
 ) -> str:
-    """Memory in MiB and RTFx of systems, of one run or of two, as an `svg` element.
+    """Draw memory in MiB and RTFx of systems, of one run or of two, as an `svg` element.
 
     Args:
         points: by system.
@@ -65,7 +65,7 @@ def scatter(
 
 
 def _scales(axes: Axes, points: dict[str, list[Point]], *, narrow: bool) -> None:
-    """Both from 0, so that distances are what they look like."""
+    """Scale both axes from 0, so that distances are what they look like."""
     everything = [point for found in points.values() for point in found]
     axes.grid(True, axis="both")
     axes.set_xlabel("peak memory, MiB")
@@ -115,7 +115,7 @@ def _point(axes: Axes, system: str, found: Sequence[Point], words: str, at: floa
 
 
 def _apart(wanted: Sequence[float], least: float) -> list[float]:
-    """Ascending heights moved up, then down from 1, until they are `least` apart."""
+    """Move ascending heights up, then down from 1, until they are `least` apart."""
     heights: list[float] = []
     for value in wanted:
         heights.append(max(value, heights[-1] + least) if heights else value)
