@@ -1,4 +1,4 @@
-"""What the matrices of a checkpoint are multiplied with while it hears speech.
+"""Moments of what a checkpoint's matrices are multiplied with while it hears speech.
 
 The sums of x xT over these inputs are all that compensated rounding (`build.quantize`) has to know.
 The checkpoint runs in transformers, FP32, and its decoder reads the text that it writes itself, so

@@ -145,26 +145,26 @@ def open_network(checkpoint: str, decoder_alone: bool = False) -> Network:
         CheckpointError: as in `open_checkpoint`.
     """
     if Path(checkpoint).is_file():
-        found = Found(Path(checkpoint), checkpoint)
-        files = [found.path]
+        place = Found(Path(checkpoint), checkpoint)
+        files = [place.path]
     else:
-        found = checkpoint_folder(checkpoint)
-        files = _weight_files(found.path)
-    naming, dims, stored = _read(found.path, files)
-    source = Source(found.id, _sha256(files))
-    if found.sha256 not in (None, source.sha256):
+        place = checkpoint_folder(checkpoint)
+        files = _weight_files(place.path)
+    naming, dims, stored = _read(place.path, files)
+    source = Source(place.id, _sha256(files))
+    if place.sha256 not in (None, source.sha256):
         raise CheckpointError(
             f"{files[0]} is not {checkpoint} as it was published: its SHA-256 is {source.sha256}, "
-            f"expected {found.sha256}; remove {found.path} and try again"
+            f"expected {place.sha256}; remove {place.path} and try again"
         )
     return Network(
-        path=found.path,
+        path=place.path,
         naming=naming,
         dims=dims,
-        tensors=_renamed(stored, dims, naming, str(found.path), decoder_alone),
+        tensors=_renamed(stored, dims, naming, str(place.path), decoder_alone),
         source=source,
         weight_bytes=sum(file.stat().st_size for file in files),
-        found=found.where,
+        found=place.where,
     )
 
 
@@ -200,26 +200,26 @@ def folder_files(folder: Path) -> list[Path]:
 
 
 def _weights_or_index(folder: Path) -> Path:
-    found = next((folder / name for name in WEIGHTS_OR_INDEX if (folder / name).is_file()), None)
-    if found is None:
+    path = next((folder / name for name in WEIGHTS_OR_INDEX if (folder / name).is_file()), None)
+    if path is None:
         raise CheckpointError(
             f"{folder} holds no weights: expected {' or '.join(WEIGHTS_OR_INDEX)}"
         )
-    return found
+    return path
 
 
 def _weight_files(folder: Path) -> list[Path]:
     """Return the weight files of a folder, whole or sharded, in order of name."""
-    found = _weights_or_index(folder)
-    if found.suffix != ".json":
-        return [found]
-    weight_map = read_json(found).get("weight_map")
+    path = _weights_or_index(folder)
+    if path.suffix != ".json":
+        return [path]
+    weight_map = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{found}: weight_map is missing or empty")
+        raise CheckpointError(f"{path}: weight_map is missing or empty")
     names = sorted({str(name) for name in weight_map.values()})
     for name in names:
         if Path(name).name != name or not (folder / name).is_file():
-            raise CheckpointError(f"{found} names the file {name!r}, which is not in {folder}")
+            raise CheckpointError(f"{path} names the file {name!r}, which is not in {folder}")
     return [folder / name for name in names]
 
 

@@ -1,4 +1,4 @@
-"""What `python -m build` does, by the names of its commands; `__main__` says what each is given."""
+"""The commands of `python -m build`, by their names; `__main__` says what each is given."""
 
 import argparse
 import dataclasses

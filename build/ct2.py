@@ -24,7 +24,11 @@ Tensors = dict[str, torch.Tensor]
 _VERSION = 6
 _SPEC = "WhisperSpec"
 _DTYPES = (
-    *(torch.float32, torch.int8, torch.int16, torch.int32, torch.float16),
+    torch.float32,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.float16,
     torch.bfloat16,
 )
 _MOST_DIMENSIONS = 3
@@ -190,12 +194,12 @@ def _apart(tensors: Tensors, path: Path) -> Iterator[tuple[str, torch.Tensor]]:
             raise CheckpointError(
                 f"{path}: {name} has shape {list(tensor.shape)}; expected {len(parts)} equal parts"
             )
-        for part, one in zip(parts, tensor.chunk(len(parts)), strict=True):
+        for part, chunk in zip(parts, tensor.chunk(len(parts)), strict=True):
             if part == "k" and leaf == "bias":
-                if bool(one.any()):
+                if bool(chunk.any()):
                     raise CheckpointError(f"{path}: {name} adds to keys; Whisper's have no bias")
                 continue
-            yield f"{module}.{part}/{leaf}", one
+            yield f"{module}.{part}/{leaf}", chunk
 
 
 def _heads(settings: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Heard:
 def hear(engine: Engine, recordings: Sequence[Recording]) -> list[Heard]:
     """Decode the first window of each recording greedily on the CPU."""
     config = RuntimeConfig(slots=1, encoder_batch=1, threads=torch.get_num_threads())
-    runtime, filters, heard = NativeRuntime(engine, config), engine.load_mel_filters(), []
+    runtime, filters, windows = NativeRuntime(engine, config), engine.load_mel_filters(), []
     for number, recording in enumerate(recordings):
         features = features_of(recording, filters)
         prompt = prompt_of(engine.manifest.tokenizer, recording.language)
@@ -55,9 +55,9 @@ def hear(engine: Engine, recordings: Sequence[Recording]) -> list[Heard]:
                 tokens, ended = tokens + event.tokens, event.finished is not None
         samples = min(len(recording.samples), WINDOW_SAMPLES)
         frames = max(1, samples * FRAMES_PER_S // SAMPLE_RATE)
-        heard.append(Heard(features, prompt, tokens, frames))
+        windows.append(Heard(features, prompt, tokens, frames))
     runtime.close()
-    return heard
+    return windows
 
 
 @torch.inference_mode()
@@ -73,7 +73,7 @@ def measure_heads(engine: Engine, windows: Sequence[Heard]) -> Heads:
     cache = network.new_cache(len(windows), len(windows))
     for i, window in enumerate(windows):
         network.fill_cross(network.encode(window.features), cache, torch.tensor([i]))
-    said = [
+    texts = [
         Said(
             Job(i, window.features, window.prompt, align_frames=window.frames),
             Place(i, i, 1),
@@ -85,8 +85,8 @@ def measure_heads(engine: Engine, windows: Sequence[Heard]) -> Heads:
     for layer in range(dims.n_text_layer):  # together their weights could fill the memory
         heads = tuple((layer, head) for head in range(dims.n_text_head))
         every = dataclasses.replace(facts, alignment_heads=heads)
-        for found in Aligner(network, cache, every, len(windows)).by_head(said):
-            scores[layer] += [_score(weights.numpy()) for weights in found] or 0.0
+        for by_head in Aligner(network, cache, every, len(windows)).by_head(texts):
+            scores[layer] += [_score(weights.numpy()) for weights in by_head] or 0.0
     best = scores.max()
     order = scores.ravel().argsort()[::-1][:MOST_HEADS]
     places = [divmod(int(i), dims.n_text_head) for i in order if best > 0]

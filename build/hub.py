@@ -21,17 +21,27 @@ GENERATION_CONFIG = "generation_config.json"
 PROCESSOR_CONFIGS = ("preprocessor_config.json", "processor_config.json")  # older; newer
 # Everything but the weights.
 SMALL_FILES = (
-    *(CONFIG, GENERATION_CONFIG, _TOKENIZER),
+    CONFIG,
+    GENERATION_CONFIG,
+    _TOKENIZER,
     # What else transformers' WhisperProcessor reads: not build, but runtimes that run checkpoints.
     *PROCESSOR_CONFIGS,
-    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "merges.txt", "normalizer.json"),
-    *("vocabulary.json", "vocabulary.txt"),  # CTranslate2's
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "normalizer.json",
+    # CTranslate2's.
+    "vocabulary.json",
+    "vocabulary.txt",
 )
 # Files that say where the weights are, best first; some repositories hold several copies.
 WEIGHTS_OR_INDEX = (
-    *("model.safetensors", "model.safetensors.index.json"),
-    *("pytorch_model.bin", "pytorch_model.bin.index.json"),
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
     CT2_WEIGHTS,
 )
 _WEIGHT_PATTERNS = (
@@ -160,12 +170,12 @@ def _from_cache(hub_id: str, revision: str | None, with_weights: bool) -> Path |
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - serving does without
 
     try:
-        found = snapshot_download(
+        snapshot = snapshot_download(
             hub_id, revision=revision, allow_patterns=list(SMALL_FILES), local_files_only=True
         )
     except _hub_errors():
         return None
-    folder = Path(found)
+    folder = Path(snapshot)
     facts = all((folder / file).is_file() for file in (CONFIG, _TOKENIZER))
     return folder if facts and (_has_weights(folder) or not with_weights) else None
 

@@ -141,5 +141,5 @@ def convert(
 def _quantized(weight: torch.Tensor, moment: torch.Tensor | None) -> Quantized:
     if moment is None:
         return quantize_rows(weight)
-    found = quantize_compensated(weight.to(moment.device), moment)
-    return Quantized(found.codes.cpu(), found.scale.cpu())
+    matrix = quantize_compensated(weight.to(moment.device), moment)
+    return Quantized(matrix.codes.cpu(), matrix.scale.cpu())

@@ -53,7 +53,7 @@ class Deviation:
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """What a deviation must keep to."""
+    """Limits of a deviation."""
 
     logits_relative: float  # at most
     token_agreement: float  # at least
@@ -229,9 +229,9 @@ def _check(
             f"{bounds.logits_relative:.2%} allowed"
         )
     for name in ("token_agreement", "greedy_agreement"):
-        found, least = getattr(deviation, name), getattr(bounds, name)
-        if found < least:
-            broken.append(f"{name.replace('_', ' ')} {found:.2%}, at least {least:.2%} expected")
+        share, least = getattr(deviation, name), getattr(bounds, name)
+        if share < least:
+            broken.append(f"{name.replace('_', ' ')} {share:.2%}, at least {least:.2%} expected")
     if broken:
         raise EngineError(
             f"the {precision} engine does not match its checkpoint, {engine.manifest.source.id}: "

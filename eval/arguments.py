@@ -1,4 +1,4 @@
-"""What a flag of `python -m eval` is declared as, and what its value has to be."""
+"""Declarations of flags of `python -m eval`, and parsers of their values."""
 
 import argparse
 import dataclasses

@@ -80,7 +80,7 @@ class Cost:
 
 
 def _median(passes: Sequence[Pass], name: str) -> float:
-    return float(statistics.median(getattr(one, name) for one in passes))
+    return float(statistics.median(getattr(each, name) for each in passes))
 
 
 def bulk(run: Run, *, manifest: str, times: int, passes: int) -> Result:
@@ -98,18 +98,20 @@ def bulk(run: Run, *, manifest: str, times: int, passes: int) -> Result:
     clips, config = find_clips(manifest).clips, run.config
     files = times * [str(clip.path.absolute()) for clip in clips]
     limit_s = config.transcriber.request_timeout_s * len(files)
-    found: dict[str, list[Pass]] = {"plain loop": [], "serve bulk": []}
+    by_way: dict[str, list[Pass]] = {"plain loop": [], "serve bulk": []}
     for number in range(passes):
         for name, work in (("plain loop", by_loop), ("serve bulk", by_bulk)):
             with ChildProcess(name, work, (config, files), None) as child:
-                one = child.receive(limit_s)
+                result = child.receive(limit_s)
                 child.receive(limit_s)  # its end
-            if one.failed:
-                raise EarshotError(f"{name}: {one.failed} of {len(files)} files failed")
-            run.say(f"pass {number + 1}: {name}: {one.start_s:.1f} s, then {one.worked_s:.1f} s")
-            found[name].append(one)
+            if result.failed:
+                raise EarshotError(f"{name}: {result.failed} of {len(files)} files failed")
+            run.say(
+                f"pass {number + 1}: {name}: {result.start_s:.1f} s, then {result.worked_s:.1f} s"
+            )
+            by_way[name].append(result)
     audio_s = times * sum(clip.duration_s for clip in clips)
-    cost = Cost(audio_s, len(files), *map(tuple, found.values()))
+    cost = Cost(audio_s, len(files), *map(tuple, by_way.values()))
     return Result(cost, (cost.check,), str(cost))
 
 

@@ -31,13 +31,13 @@ def missing_packages(names: Iterable[str]) -> list[str]:
 
 def versions(*distributions: str) -> dict[str, str]:
     """Return versions by name of distribution; "none" where it is not installed."""
-    found = {}
+    by_name = {}
     for name in distributions:
         try:
-            found[name] = importlib.metadata.version(name)
+            by_name[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "none"
-    return found
+            by_name[name] = "none"
+    return by_name
 
 
 def _cpu_model() -> str:

@@ -1,4 +1,4 @@
-"""What every command of `python -m eval` is: a run with flags, which finds figures and checks them.
+"""Every command of `python -m eval` is a measurement: a run with flags, figures and checks.
 
 A command is a function that is given a `Run` and its flags by name, and returns a `Result`.
 `eval/commands.py` lists them all. The record of a run is one JSON file:
@@ -21,8 +21,14 @@ from eval.machine import machine_facts, versions
 
 FORMAT_VERSION = 1
 _SOFTWARE = (
-    *("torch", "triton", "nvidia-pytriton", "ray"),
-    *("transformers", "faster-whisper", "ctranslate2", "vllm"),
+    "torch",
+    "triton",
+    "nvidia-pytriton",
+    "ray",
+    "transformers",
+    "faster-whisper",
+    "ctranslate2",
+    "vllm",
 )
 
 Say = Callable[[str], object]
@@ -46,10 +52,10 @@ class Check:
 
 def verdict(checks: Iterable[Check]) -> Verdict:
     """Judge checks: failed where one did, passed where every one did."""
-    found = {check.passed for check in checks}
-    if False in found:
+    outcomes = {check.passed for check in checks}
+    if False in outcomes:
         return "failed"
-    return "not decided" if None in found else "passed"
+    return "not decided" if None in outcomes else "passed"
 
 
 def loud(verdict: Verdict) -> str:
@@ -72,7 +78,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
         figures: dataclasses, or plain values that hold some.
@@ -87,7 +93,7 @@ class Result:
 
 @dataclasses.dataclass
 class Run:
-    """What a command is given besides its flags."""
+    """All that a command is given besides its flags."""
 
     command: str
     config: Config

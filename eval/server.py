@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import re
+import socket
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,8 +27,8 @@ def by_role(root: int) -> Iterator[tuple[str, psutil.Process]]:
 def role_of(command: Sequence[str]) -> str:
     """Name what a process of a server does, by its command line."""
     line = " ".join(command)
-    if found := re.search(r"python_backend_stub \S*/models/(\w+)/", line):
-        return found[1]
+    if match := re.search(r"python_backend_stub \S*/models/(\w+)/", line):
+        return match[1]
     if "serve.gateway" in line:
         return "gateway"
     if "sandbox.server" in line:
@@ -42,6 +43,12 @@ def cpu_s(process: psutil.Process) -> float:
     with contextlib.suppress(psutil.NoSuchProcess):
         return float(sum(process.cpu_times()[:2]))
     return 0.0
+
+
+def connect(address: str, timeout_s: float) -> socket.socket:
+    """Open a connection to host:port; raises OSError."""
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout_s)
 
 
 def post(

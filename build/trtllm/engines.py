@@ -108,8 +108,10 @@ def commands_for(dims: Dims, limits: Limits, device: str) -> dict[str, list[str]
     return {
         half: [
             *builder,
-            *("--checkpoint_dir", f"checkpoint/{half}"),
-            *("--output_dir", f"../{ENGINES_FOLDER}/{half}"),
+            "--checkpoint_dir",
+            f"checkpoint/{half}",
+            "--output_dir",
+            f"../{ENGINES_FOLDER}/{half}",
             *(word for name, value in options.items() for word in (f"--{name}", str(value))),
         ]
         for half, options in flags(dims, limits).items()
@@ -261,10 +263,10 @@ def built_limits(folder: Path, dims: Dims, planned: Limits, log: Log) -> Limits:
     """
     built = {half: _built_config(folder / ENGINES_FOLDER / half) for half in HALVES}
     for half, options in flags(dims, planned).items():
-        for key, asked in options.items():
-            found = built[half].get(key)
-            if isinstance(asked, int) and found != asked:
-                log(f"{BUILDER} made the {half} with {key} = {found}, asked for {asked}")
+        for key, wanted in options.items():
+            value = built[half].get(key)
+            if isinstance(wanted, int) and value != wanted:
+                log(f"{BUILDER} made the {half} with {key} = {value}, asked for {wanted}")
     encoder, decoder = built["encoder"], built["decoder"]
     if encoder["max_input_len"] < 2 * dims.n_audio_ctx or encoder["max_num_tokens"] < (
         dims.n_audio_ctx

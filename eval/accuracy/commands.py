@@ -41,13 +41,13 @@ def evaluate(
 
 def score(run: Run, *, folder: Path, systems: tuple[str, ...] | None, normalizer: str) -> Result:
     """Score what a run kept and write the reports; arguments and errors as `write_report`."""
-    found = write_report(folder, systems or (), normalizer)
+    report = write_report(folder, systems or (), normalizer)
     text = (
-        f"{head_of(to_markdown(found))}\n\nThe whole report: {folder / 'report.md'}; raw "
+        f"{head_of(to_markdown(report))}\n\nThe whole report: {folder / 'report.md'}; raw "
         f"predictions: {folder / 'predictions'}\n"
         f"To look at, with the clips to listen to: {folder / PAGE}"
     )
-    return Result(checks=found.gates, text=text)
+    return Result(checks=report.gates, text=text)
 
 
 def compare(run: Run, *, a: Path, b: Path, html: Path) -> Result:
@@ -56,9 +56,9 @@ def compare(run: Run, *, a: Path, b: Path, html: Path) -> Result:
     Raises:
         FileError, ConfigError: one cannot be read, or they share no system.
     """
-    one, other = read_report(a), read_report(b)
-    text = compared.compare(one, other)
-    write_comparison(html, one, other)
+    first, second = read_report(a), read_report(b)
+    text = compared.compare(first, second)
+    write_comparison(html, first, second)
     return Result(text=f"{text}\n\nTo look at: {html}")
 
 
@@ -80,11 +80,14 @@ def write_report(folder: Path, names: tuple[str, ...], normalizer_name: str) -> 
     scores = tuple(
         score_system(facts, calls, normalizer_name, spelling) for facts, calls in systems
     )
-    heard = {
-        group for score in scores for one in score.sets.values() for group in one.groups.values()
+    groups = {
+        group
+        for score in scores
+        for of_set in score.sets.values()
+        for group in of_set.groups.values()
     }
     # Of other clips the configured groups say nothing.
-    run = dataclasses.replace(run, gate_groups=tuple(g for g in run.gate_groups if g in heard))
+    run = dataclasses.replace(run, gate_groups=tuple(g for g in run.gate_groups if g in groups))
     judged = gates(
         scores,
         run.precision,

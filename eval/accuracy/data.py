@@ -1,4 +1,4 @@
-"""What systems said about clips, and the files that hold it.
+"""Answers of systems to clips, and the files that hold them.
 
 Predictions are JSONL, one call a line, raw: normalising happens when they are scored.
 """
@@ -66,7 +66,7 @@ class TimedCall:
 
 @dataclasses.dataclass(frozen=True)
 class SystemFacts:
-    """What was measured about a system beside its calls."""
+    """Figures of a system beside its calls."""
 
     run: str  # id of the run that it belongs to
     name: str

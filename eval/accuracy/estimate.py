@@ -11,7 +11,7 @@ from serve.speech.features import WINDOW_S
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What a system takes."""
+    """The time that a system takes."""
 
     start_s: float
     window_s: float  # one window, one call at a time

@@ -1,4 +1,4 @@
-"""What a system has said so far, in the folder of a run, so that a later run goes on from there.
+"""The answers of a system so far, in the folder of a run, so that a later run goes on from there.
 
 predictions/<system>.jsonl        every scored call, raw, each kept as soon as it is there
 predictions/<system>.timed.jsonl  the calls of the timed phases, all or none
@@ -27,7 +27,7 @@ Keys = dict[ClipSet, dict[str, str]]
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """What predictions depend on; equal keys, equal conditions."""
+    """The conditions of predictions; equal keys, equal conditions."""
 
     system: str
     timed: str = ""  # of the timed phases that were heard; "" = none yet
@@ -100,18 +100,18 @@ class Kept:
         """
         if not self.scored_path.is_file():
             return []
-        found = {
+        by_clip = {
             (call.clip_set, call.file): call
             for call in read_calls(self.scored_path)
             if keys.get(call.clip_set, {}).get(call.file) == call.key
         }
-        return list(found.values())
+        return list(by_clip.values())
 
     def left(self, clips: ClipSets, keys: Keys) -> ClipSets:
         """Return clips that were not heard yet; sets of which nothing is left are not there."""
-        heard = {(call.clip_set, call.file) for call in self.heard(keys)}
+        done = {(call.clip_set, call.file) for call in self.heard(keys)}
         left = {
-            name: [clip for clip in of_set if (name, clip.file) not in heard]
+            name: [clip for clip in of_set if (name, clip.file) not in done]
             for name, of_set in clips.items()
         }
         return {name: of_set for name, of_set in left.items() if of_set}

@@ -21,7 +21,7 @@ from serve.contract.messages import Request, Transcript
 def _from_transcript(transcript: Transcript) -> Prediction:
     """Convert a transcript; segments of a window have its scores, by which they are known."""
     scores = [(s.avg_logprob, s.no_speech_prob, s.compression_ratio) for s in transcript.segments]
-    changed = [one != before for before, one in itertools.pairwise(scores)]
+    changed = [score != before for before, score in itertools.pairwise(scores)]
     windows = itertools.accumulate(changed, initial=0)
     segments = tuple(
         TimedText(s.start, s.end, s.text, window)
@@ -108,9 +108,9 @@ class EarshotInProcess(System):
         from serve.transcriber.open import open_transcriber  # noqa: PLC0415 - loads torch
 
         path = engine_of(config, precision)
-        found = open_engine(path).manifest.precision
-        if found != precision:
-            raise ConfigError(f"the engine {path} is {found}, expected {precision}")
+        built = open_engine(path).manifest.precision
+        if built != precision:
+            raise ConfigError(f"the engine {path} is {built}, expected {precision}")
         self._options = options
         self._transcriber = open_transcriber(config, path)
         self.settings = {

@@ -58,7 +58,7 @@ def _speaker(clip: Clip) -> tuple[str, str, str, str]:
 def _packed(clips: Iterable[Clip], longest_s: float) -> Iterator[list[Clip]]:
     passage: list[Clip] = []
     for clip in clips:
-        together_s = sum(one.duration_s + PAUSES_S[1] for one in passage) + clip.duration_s
+        together_s = sum(part.duration_s + PAUSES_S[1] for part in passage) + clip.duration_s
         if passage and (together_s > longest_s or not clip.text or not passage[-1].text):
             yield passage
             passage = []

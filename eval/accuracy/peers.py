@@ -73,10 +73,10 @@ class TransformersFp32(System):
 
         blocks = audio_files.decode(audio, Limits(self._config.transcriber.max_audio_s))
         segments: list[TimedText] = []
-        told = language
+        given = language
         for window in windows.cut(blocks):
             with self._lock:
-                code, pieces = self._window(window.samples, told)
+                code, pieces = self._window(window.samples, given)
             language = language or code
             segments += [
                 TimedText(window.start_s + p.start_s, window.start_s + p.end_s, p.text)
@@ -92,8 +92,8 @@ class TransformersFp32(System):
         options, code = dict(self._options), language
         if self._model.generation_config.is_multilingual:
             if code is None:
-                found = self._model.detect_language(features)[0].item()
-                code = tokenizer.decode(found).strip("<|>")
+                token = self._model.detect_language(features)[0].item()
+                code = tokenizer.decode(token).strip("<|>")
             options |= {"task": "transcribe", "language": code}
         out = self._model.generate(features, return_segments=True, **options)
         pieces = [
@@ -152,14 +152,14 @@ class FasterWhisper(System):
         self._transcribe = pipeline.transcribe
         defaults = inspect.signature(self._transcribe).parameters
         known = [name for name in _PEER_OPTIONS if name in defaults]
-        found = {name: defaults[name].default for name in known} | self._options
+        settings = {name: defaults[name].default for name in known} | self._options
         self.settings = {
             "class": type(pipeline).__name__,
             "compute type": compute_type,
             "device": config.runtime.device,
             "threads": str(config.eval.threads),
             "num_workers": "1",
-            **{name: str(value) for name, value in found.items()},
+            **{name: str(value) for name, value in settings.items()},
             **versions("faster-whisper", "ctranslate2"),
         }
 

@@ -1,4 +1,4 @@
-"""What systems need before they can start: engines, and the checkpoint as CTranslate2 and
+"""Makes what systems need to start: engines, and the checkpoint as CTranslate2 and
 whisper.cpp read it.
 
 Each is made by the tool that owns it, in a process of its own, so that nothing which it loads

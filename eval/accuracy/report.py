@@ -154,16 +154,19 @@ def languages_text(run: RunFacts) -> str:
 
 def unread(report: Report) -> dict[str, str]:
     """Return clips that count for nothing, by file, and why."""
-    unreadable = [found.items() for found in report.run.unreadable.values()]
-    return {file: why for found in [*unreadable, report.unheard.items()] for file, why in found}
+    unreadable = [reasons.items() for reasons in report.run.unreadable.values()]
+    return {file: why for reasons in [*unreadable, report.unheard.items()] for file, why in reasons}
 
 
 def _unheard(report: Report) -> list[str]:
-    found = unread(report)
-    if not found:
+    reasons = unread(report)
+    if not reasons:
         return []
-    lines = [f"- `{file}`: {why}" for file, why in found.items()]
-    return [f"Clips that nobody can read, {len(found)}, which count for nothing:", "\n".join(lines)]
+    lines = [f"- `{file}`: {why}" for file, why in reasons.items()]
+    return [
+        f"Clips that nobody can read, {len(reasons)}, which count for nothing:",
+        "\n".join(lines),
+    ]
 
 
 def _heard(clip_set: ClipSet, report: Report) -> list[str]:
@@ -174,8 +177,8 @@ def _heard(clip_set: ClipSet, report: Report) -> list[str]:
     }
     if not sets:
         return [title, "None of these systems heard them."]
-    by_language = {name: heard.by_language for name, heard in sets.items()}
-    by_group = {name: heard.by_group for name, heard in sets.items()}
+    by_language = {name: of_set.by_language for name, of_set in sets.items()}
+    by_group = {name: of_set.by_group for name, of_set in sets.items()}
     return [
         title,
         f"Normalised by `{report.normalizer}`:",
@@ -202,11 +205,11 @@ def _by_normalizer(sets: dict[str, SetScore]) -> str:
             system,
             *(
                 percent(rate)
-                for part in heard.by_normalizer.values()
+                for part in of_set.by_normalizer.values()
                 for rate in (part.cer, part.wer)
             ),
         ]
-        for system, heard in sets.items()
+        for system, of_set in sets.items()
     ]
     header = ["system", *(f"{kind} {name}" for name in names for kind in ("CER", "WER"))]
     return table(header, rows)
@@ -228,16 +231,16 @@ def percent(rate: Rate) -> str:
 
 def _accuracy(sets: dict[str, SetScore]) -> str:
     rows = []
-    for name, heard in sets.items():
-        counts = heard.overall.cer.counts
+    for name, of_set in sets.items():
+        counts = of_set.overall.cer.counts
         rows.append(
             [
                 name,
-                percent(heard.overall.cer),
+                percent(of_set.overall.cer),
                 f"{counts.substitutions}/{counts.deletions}/{counts.insertions} of {counts.length}",
-                percent(heard.overall.wer),
-                f"{heard.language_right} of {heard.language_of}",
-                f"{heard.silent_with_text} of {heard.silent_clips}",
+                percent(of_set.overall.wer),
+                f"{of_set.language_right} of {of_set.language_of}",
+                f"{of_set.silent_with_text} of {of_set.silent_clips}",
             ]
         )
     header = ["system", "CER [95 %]", "S/D/I of characters", "WER [95 %]"]
@@ -248,13 +251,13 @@ def parts_rows(systems: Mapping[str, Mapping[str, Accuracy]]) -> list[list[str]]
     """Tabulate parts of a set: name, clips, and CER / WER in % of every system, one part a row."""
     first = next(iter(systems.values()))
     return [
-        [name, str(found.clips), *(_both_rates(parts[name]) for parts in systems.values())]
-        for name, found in first.items()
+        [name, str(accuracy.clips), *(_both_rates(parts[name]) for parts in systems.values())]
+        for name, accuracy in first.items()
     ]
 
 
-def _both_rates(found: Accuracy) -> str:
-    rates = (found.cer.percent, found.wer.percent)
+def _both_rates(accuracy: Accuracy) -> str:
+    rates = (accuracy.cer.percent, accuracy.wer.percent)
     return " / ".join("none" if rate is None else f"{rate:.1f}" for rate in rates)
 
 
@@ -313,8 +316,8 @@ def _speed(systems: Sequence[SystemScore], run: RunFacts) -> str:
 
 
 def _ratios(systems: Sequence[SystemScore], run: RunFacts) -> str:
-    found = ratios(systems)
-    if not found:
+    by_name = ratios(systems)
+    if not by_name:
         return "No ratios: they need a timed Earshot system and a faster-whisper of its search."
     rows = [
         [
@@ -323,7 +326,7 @@ def _ratios(systems: Sequence[SystemScore], run: RunFacts) -> str:
             f"{values['one_clip_latency']:.2f}" if "one_clip_latency" in values else "none",
             f"{values['memory']:.2f}",
         ]
-        for name, values in found.items()
+        for name, values in by_name.items()
     ]
     header = [
         "against faster-whisper, the better of float32 and int8",
@@ -337,7 +340,7 @@ def _ratios(systems: Sequence[SystemScore], run: RunFacts) -> str:
 def _mistakes(sets: dict[str, SetScore]) -> str:
     """Tabulate character errors per clip and system, of the clips where systems made the most."""
     errors = {
-        file: [heard.by_clip[file].errors for heard in sets.values()]
+        file: [of_set.by_clip[file].errors for of_set in sets.values()]
         for file in next(iter(sets.values())).by_clip
     }
     wrong = [file for file, made in errors.items() if any(made)]

@@ -44,7 +44,7 @@ PROBED_CLIPS = 4  # that a system hears first, one after another, to see how lon
 
 @dataclasses.dataclass(frozen=True)
 class RunFacts:
-    """What was run; `run.json` holds exactly these fields."""
+    """The facts of a run; `run.json` holds exactly these fields."""
 
     id: str
     started: str  # UTC, ISO 8601
@@ -91,7 +91,7 @@ _GO_ON = "run again, which goes on where it ended, or name the systems that did 
 
 @dataclasses.dataclass(frozen=True)
 class _Work:
-    """What one system is to hear in a run, and what of that is left."""
+    """All that one system is to hear in a run, and what of that is left."""
 
     name: str
     kept: Kept
@@ -143,12 +143,12 @@ def run(of: Run, *, again: bool = False) -> None:
     names = config.eval.systems
     known = systems.specs(config)
     systems.check(names, known, (*config.eval.heldout_systems, *config.eval.timed))
-    found = _found(config, tell)
-    clips = {name: of_set.clips for name, of_set in found.items()}
+    sets = _found(config, tell)
+    clips = {name: of_set.clips for name, of_set in sets.items()}
     systems.prepare([known[name] for name in names], config, of.config_path)
     # Every system gets the same threads, ours too.
     config = changed(config, "runtime", threads=config.eval.threads)
-    facts = _run_facts(config, found, folder, of.machine)
+    facts = _run_facts(config, sets, folder, of.machine)
     common = _Common(config, clips, keys_of(clips), folder, facts.id, tell)
     works = [_work(name, common, again=again) for name in names]
     write_json(folder / RUN_FILE, facts)
@@ -174,10 +174,10 @@ def _found(config: Config, tell: Say) -> dict[ClipSet, Found]:
     places: dict[ClipSet, str] = {"heldout": of.heldout, "timed": of.manifest}
     drawn = {"heldout": of.limit, "timed": of.timed_limit or of.limit}
     read = functools.partial(_decode, limits=limits)
-    found: dict[ClipSet, Found] = {}
+    sets: dict[ClipSet, Found] = {}
     for name, place in places.items():
         if place:
-            found[name] = find_clips(
+            sets[name] = find_clips(
                 place,
                 limit=drawn[name],
                 seed=of.seed,
@@ -185,16 +185,16 @@ def _found(config: Config, tell: Say) -> dict[ClipSet, Found]:
                 half=of.half,
                 read=read,
             )
-    for name, of_set in found.items():
+    for name, of_set in sets.items():
         tell(f"{places[name]}: {of_set.summary}")
         for file, reason in of_set.unreadable.items():
             tell(f"cannot be read, so nobody is given it: {file}: {reason}")
-    if "heldout" in found and of.heldout == of.manifest:
-        found["heldout"] = _without(found["heldout"], found["timed"].clips)
-    if "heldout" in found and of.join_s:
-        found["heldout"] = _as_passages(found["heldout"], of.join_s, limits)
-        tell(f"{places['heldout']}: {found['heldout'].summary}")
-    return found
+    if "heldout" in sets and of.heldout == of.manifest:
+        sets["heldout"] = _without(sets["heldout"], sets["timed"].clips)
+    if "heldout" in sets and of.join_s:
+        sets["heldout"] = _as_passages(sets["heldout"], of.join_s, limits)
+        tell(f"{places['heldout']}: {sets['heldout'].summary}")
+    return sets
 
 
 def _decode(path: Path, limits: Limits) -> None:
@@ -202,23 +202,25 @@ def _decode(path: Path, limits: Limits) -> None:
         pass
 
 
-def _without(found: Found, others: Sequence[Clip]) -> Found:
+def _without(clip_set: Found, others: Sequence[Clip]) -> Found:
     """Leave out what is timed: it is scored there, so the same place need not give it twice."""
     files = {clip.file for clip in others}
-    clips = [clip for clip in found.clips if clip.file not in files]
+    clips = [clip for clip in clip_set.clips if clip.file not in files]
     if not clips:
         raise ConfigError(
             "every clip was drawn to be timed, so none is left to be held out; draw fewer with "
             "--timed-limit, or say --heldout ''"
         )
-    summary = f"{found.summary}; {len(clips)} of these are not timed"
-    return Found(clips, summary, found.unreadable)
+    summary = f"{clip_set.summary}; {len(clips)} of these are not timed"
+    return Found(clips, summary, clip_set.unreadable)
 
 
-def _as_passages(found: Found, longest_s: float, limits: Limits) -> Found:
-    clips = join_clips(found.clips, longest_s, limits)
-    summary = f"{found.summary}; joined to {len(clips)} passages of one speaker each, of at most "
-    return Found(clips, f"{summary}{longest_s:g} s", found.unreadable)
+def _as_passages(clip_set: Found, longest_s: float, limits: Limits) -> Found:
+    clips = join_clips(clip_set.clips, longest_s, limits)
+    summary = (
+        f"{clip_set.summary}; joined to {len(clips)} passages of one speaker each, of at most "
+    )
+    return Found(clips, f"{summary}{longest_s:g} s", clip_set.unreadable)
 
 
 def _spelling(config: Config) -> Spelling:
@@ -232,9 +234,9 @@ def _spelling(config: Config) -> Spelling:
 
 
 def _run_facts(
-    config: Config, found: Mapping[ClipSet, Found], folder: Path, machine: dict[str, str]
+    config: Config, sets: Mapping[ClipSet, Found], folder: Path, machine: dict[str, str]
 ) -> RunFacts:
-    clips = {name: of_set.clips for name, of_set in found.items()}
+    clips = {name: of_set.clips for name, of_set in sets.items()}
     nearest = clip_nearest_10_s(clips["timed"])
     return RunFacts(
         id=_id_of(folder),
@@ -246,8 +248,8 @@ def _run_facts(
         one_clip=nearest.file if nearest else None,
         one_clip_s=nearest.duration_s if nearest else None,
         machine=machine,
-        sources={name: of_set.summary for name, of_set in found.items()},
-        unreadable={name: of_set.unreadable for name, of_set in found.items()},
+        sources={name: of_set.summary for name, of_set in sets.items()},
+        unreadable={name: of_set.unreadable for name, of_set in sets.items()},
         **{name: value for name, value in vars(config.eval).items() if name in _KEPT},
     )
 

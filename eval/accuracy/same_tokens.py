@@ -90,8 +90,8 @@ def compare_tokens(run: Run, *, beams: tuple[int, ...] | None) -> Result:
     theirs = _Theirs(engine.manifest.tokenizer, converted_folder(config), threads)
     shares = dict[str, float]()
     for beam in beams:
-        said, equal = ours.decode(windows, beam), 0
-        for window, mine in zip(windows, said, strict=True):
+        all_tokens, equal = ours.decode(windows, beam), 0
+        for window, mine in zip(windows, all_tokens, strict=True):
             other, reported = theirs.decode(window, beam)
             if mine == other:
                 equal += 1
@@ -137,13 +137,13 @@ class _Ours:
         options = DecodingOptions(beam_size=beam, max_tokens=MAX_TOKENS)
         for id, window in enumerate(windows):
             self._runtime.submit(Job(id, window.features, window.prompt, options))
-        said: dict[int, tuple[int, ...]] = {}
-        while len(said) < len(windows):
+        tokens: dict[int, tuple[int, ...]] = {}
+        while len(tokens) < len(windows):
             for event in self._runtime.poll(1.0):
                 if event.error is not None:
                     raise event.error
-                said[event.job_id] = event.tokens
-        return [said[id] for id in range(len(windows))]
+                tokens[event.job_id] = event.tokens
+        return [tokens[id] for id in range(len(windows))]
 
     @torch.inference_mode()
     def score(self, window: Window, tokens: tuple[int, ...]) -> float:

@@ -108,7 +108,7 @@ class Latency:
 
 @dataclasses.dataclass(frozen=True)
 class SetScore:
-    """What a system heard in one set of clips."""
+    """Figures of a system on one set of clips."""
 
     by_clip: dict[str, Counts]  # character edits of each clip, by file name
     groups: dict[str, str]  # of each clip, by file name; "" = none
@@ -227,24 +227,24 @@ def compared_texts(call: TimedCall, normalize: Normalize) -> tuple[str, str]:
 
 def misheard(calls: Sequence[TimedCall], normalize: Normalize) -> Misheard:
     """Count which words were heard otherwise, by jiwer's alignment; equal counts by alphabet."""
-    found: dict[str, collections.Counter[tuple[str, str]]] = collections.defaultdict(
+    edits: dict[str, collections.Counter[tuple[str, str]]] = collections.defaultdict(
         collections.Counter
     )
     for call in calls:
         reference, hypothesis = compared_texts(call, normalize)
         out = jiwer.process_words([reference], [hypothesis])
-        said, heard = out.references[0], out.hypotheses[0]
+        spoken, answered = out.references[0], out.hypotheses[0]
         for part in out.alignments[0]:
-            ours = said[part.ref_start_idx : part.ref_end_idx]
-            theirs = heard[part.hyp_start_idx : part.hyp_end_idx]
+            ours = spoken[part.ref_start_idx : part.ref_end_idx]
+            theirs = answered[part.hyp_start_idx : part.hyp_end_idx]
             if part.type != "equal":
                 pairs = itertools.zip_longest(ours, theirs, fillvalue="")
-                found[part.type].update(pairs)
+                edits[part.type].update(pairs)
     return Misheard(
         *(
             tuple(
                 WordEdit(*words, count)
-                for words, count in sorted(found[kind].items(), key=lambda i: (-i[1], i[0]))
+                for words, count in sorted(edits[kind].items(), key=lambda i: (-i[1], i[0]))
             )[:WORD_EDITS]
             for kind in ("substitute", "delete", "insert")
         )

@@ -44,12 +44,12 @@ class WhisperCpp(System):
             print_progress=False,
             greedy={"best_of": BEST_OF},
         )
-        found = self._model.get_params()
+        params = self._model.get_params()
         self.settings = {
             "weights": kind,
             "threads": str(config.eval.threads),
             "calls": "callers take turns; audio is decoded by libsndfile and soxr",
-            **{name: str(found[name]) for name in _OPTIONS},
+            **{name: str(params[name]) for name in _OPTIONS},
             "built with": self._library.whisper_print_system_info().strip(" |"),
             **versions("pywhispercpp"),
         }

@@ -55,7 +55,7 @@ class Timed:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What was measured."""
+    """All figures."""
 
     compared: int  # words that both say, of clips that are one window for both
     within: float  # share of these within a frame at both ends
@@ -138,7 +138,7 @@ def measure_words(run: Run, *, limit: int, spoken: str, sentences: int) -> Resul
             errors = _errors(espeak, transcriber, theirs, load_clips(spoken), sentences)
         run.show("throughput with words and without")
         throughput = _throughput(transcriber, clips[:THROUGHPUT_CLIPS])
-    found = Found(
+    figures = Found(
         compared=len(apart[False]),
         within=_within(apart[False]),
         longer=len(apart[True]),
@@ -148,7 +148,7 @@ def measure_words(run: Run, *, limit: int, spoken: str, sentences: int) -> Resul
         theirs_s=statistics.median(others for _, others in errors) if errors else None,
         throughput=throughput,
     )
-    return Result(found, found.checks, str(found))
+    return Result(figures, figures.checks, str(figures))
 
 
 def _within(apart: Sequence[float]) -> float:
@@ -170,7 +170,7 @@ def _timed(word: str, start: float, end: float) -> Timed:
 
 def _same(a: Sequence[Timed], b: Sequence[Timed]) -> list[tuple[int, int]]:
     """Return indices of the words that two texts have in common, in order."""
-    return in_common(*([one.word for one in found] for found in (a, b)))
+    return in_common([word.word for word in a], [word.word for word in b])
 
 
 class _Theirs:

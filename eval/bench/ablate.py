@@ -1,4 +1,4 @@
-"""What each option of the runtime is worth, and what it costs in accuracy.
+"""The worth of each option of the runtime, and its cost in accuracy.
 
 From the full configuration one option at a time is turned to its other value. Speed is that of
 the workloads throughput and latency. The error is that of the logits, on random windows with random
@@ -63,7 +63,7 @@ def variants(config: Config, slots: int) -> Iterator[Variant]:
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """What a network is asked, and the answer in FP32."""
+    """A question to a network, and the answer in FP32."""
 
     features: torch.Tensor  # float32 (windows, n_mels, 3000), on the device
     tokens: torch.Tensor  # int64 (windows, prompt + TOKENS)

@@ -30,7 +30,7 @@ _RATE = 16_000
 
 @dataclasses.dataclass(frozen=True)
 class RequestSpec:
-    """What each request sends and asks for."""
+    """The content of each request."""
 
     seconds: float  # of noise, as a WAV file's bytes: 16 bits, 16 kHz, mono
     tokens: int  # forced, so that a window's answer has text
@@ -117,8 +117,8 @@ class Clients:
             UnavailableError: a process died.
             DeadlineError: nothing came for too long.
         """
-        found: list[Answer] = []
-        while self._running and not found:
+        answers: list[Answer] = []
+        while self._running and not answers:
             ready = wait_for_any(self._running, STALL_S)
             if not ready:
                 raise DeadlineError(f"no request was answered for {STALL_S:.0f} s")
@@ -127,10 +127,10 @@ class Clients:
                 if answer is None:
                     self._running.remove(child)
                 else:
-                    found.append(answer)
-        self.answered += len(found)
-        self.tokens += sum(answer.spec.tokens for answer in found)
-        return found
+                    answers.append(answer)
+        self.answered += len(answers)
+        self.tokens += sum(answer.spec.tokens for answer in answers)
+        return answers
 
     def finish(self) -> None:
         """Send no more and wait for what is in flight.

@@ -1,4 +1,4 @@
-"""What a GPU takes from the wall, as its driver counts it."""
+"""The energy that a GPU takes from the wall, as its driver counts it."""
 
 import torch
 

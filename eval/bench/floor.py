@@ -1,4 +1,4 @@
-"""What a machine can do at best: ceilings that are measured, and the least work of a window.
+"""The best that a machine can do: ceilings that are measured, and the least work of a window.
 
 The floor of a workload is its least arithmetic and its least bytes at the measured ceilings, one
 after the other: the encoder is bound by arithmetic, the decoder by memory. Running both at the same

@@ -47,7 +47,7 @@ class Word:
 
 
 class Utterance:
-    """What somebody says between two pauses.
+    """Speech of somebody between two pauses.
 
     Args:
         begins_s: when.
@@ -134,7 +134,7 @@ class Update:
 
 @dataclasses.dataclass(frozen=True)
 class LiveLoad:
-    """What so many streams met."""
+    """Figures of so many streams."""
 
     streams: int
     latency_s: list[float]  # of each word; where it did not become final, as long as was waited

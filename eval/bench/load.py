@@ -278,7 +278,7 @@ def poisson(rate: float, seconds: float, seed: int) -> list[float]:
 
 @dataclasses.dataclass(frozen=True)
 class OpenLoop:
-    """What arrivals met that did not wait for one another."""
+    """Figures of arrivals that did not wait for one another."""
 
     latency_s: list[float]  # from due to last token; where unfinished, as long as it was waited
     late: int  # handed over more than LATE_S after they were due

@@ -1,4 +1,4 @@
-"""What `python -m eval bench` is asked to run. Light, for the command's flags are made from it."""
+"""The plan of `python -m eval bench`. Light, for the command's flags are made from it."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ DRAFT_TOKENS = 3  # a turn, where the configuration names none
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What to run; the command's flags have these defaults."""
+    """Workloads and their settings; the command's flags have these defaults."""
 
     workloads: tuple[str, ...] = tuple(WORKLOADS)
     # Throughput and steps with each; latency and open-loop with the first, mlperf and live with the
@@ -52,7 +52,7 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What `python -m eval scale` sends to which servers."""
+    """The requests that `python -m eval scale` sends, and to which servers."""
 
     devices: tuple[str, ...] = ("cuda:0", "cuda:*")  # a server on each in turn
     clients: int = 256  # requests in flight for each engine

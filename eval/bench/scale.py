@@ -50,7 +50,7 @@ def specs_of(load: Load) -> list[RequestSpec]:
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """What a server made of the load."""
+    """Figures of a server under the load."""
 
     device: str
     engines: int
@@ -129,17 +129,17 @@ def scale(run: Run, *, devices: Sequence[str] | None, **of_load: Any) -> Result:
     config = changed(run.config, "runtime", slots=load.slots or run.config.runtime.slots)
     plan = Plan(slots=(config.runtime.slots,), beam_size=load.beam_size)
     config = configured(config, plan)
-    each = [counted(dataclasses.replace(config.runtime, device=one)) for one in load.devices]
+    each = [counted(dataclasses.replace(config.runtime, device=device)) for device in load.devices]
     first = dataclasses.replace(config, runtime=first_of(each[0]))
     engine = random_engine(published_shape(config.build.checkpoint), config.build.precision)
     with on_disk(engine, first, run.say) as folder:
         release_memory(first.runtime.device)
-        found = measure_scaling(config, folder, each, load, run.say)
+        scaling = measure_scaling(config, folder, each, load, run.say)
     run.config = config
     run.machine |= device_facts(first.runtime.device, run.machine["GPU"])
     run.versions |= software()
-    run.say(str(found))
-    result = Result({"scaling": found}, (found.check,))
+    run.say(str(scaling))
+    result = Result({"scaling": scaling}, (scaling.check,))
     return dataclasses.replace(result, text=to_json(run.record(result)))
 
 
@@ -164,8 +164,8 @@ def measure_scaling(
     """
     figures = []
     for runtime in each:
-        one = dataclasses.replace(config, runtime=runtime)
-        figures.append(_measure(one, folder, load, progress))
+        server_config = dataclasses.replace(config, runtime=runtime)
+        figures.append(_measure(server_config, folder, load, progress))
         progress(str(figures[-1]))
     return scaling_of(figures, os.cpu_count() or 1)
 
@@ -257,11 +257,13 @@ class _Meter:
 
     def _spent(self) -> dict[tuple[str, int], tuple[float, dict[int, float]]]:
         """Return seconds so far by kind and process: of all of it, and by thread."""
-        found = {}
+        spent = {}
         for kind, process in self._processes:
-            threads = {one.id: one.user_time + one.system_time for one in process.threads()}
-            found[kind, process.pid] = (cpu_s(process), threads)
-        return found
+            threads = {
+                thread.id: thread.user_time + thread.system_time for thread in process.threads()
+            }
+            spent[kind, process.pid] = (cpu_s(process), threads)
+        return spent
 
 
 def _processes(clients: Clients) -> Iterator[tuple[str, psutil.Process]]:

@@ -1,4 +1,4 @@
-"""What several rows a slot cost: one decoder step, and the cross-attention in it.
+"""The cost of several rows a slot: one decoder step, and the cross-attention in it.
 
 Every slot has as many rows as every other, as if all searched with that beam. A slot's
 cross-attention keys and values, most of what a step reads, are read once for all its rows, so the

@@ -1,4 +1,4 @@
-"""What `python -m eval bench` prints: a table of what was measured beside what could be.
+"""The table that `python -m eval bench` prints: what was measured beside what could be.
 
 Nothing here measures.
 """

@@ -142,8 +142,8 @@ def _latency(server: Server, requests: int, progress: Say) -> Measurement:
 
 def _percentiles(answers: list[Answer]) -> tuple[float, float]:
     """Return p50 and p99 of their latency in ms."""
-    found = percentiles_ms([answer.latency_s for answer in answers])
-    return found["p50_ms"], found["p99_ms"]
+    percentiles = percentiles_ms([answer.latency_s for answer in answers])
+    return percentiles["p50_ms"], percentiles["p99_ms"]
 
 
 def _counters(server: Server) -> dict[str, float]:
@@ -187,10 +187,10 @@ def check_counters(
     Raises:
         EarshotError: the server's counters say otherwise.
     """
-    found = {name: after[name] - before[name] for name in _COUNTED}
+    moved = {name: after[name] - before[name] for name in _COUNTED}
     expected = {"windows": answers, "retries": 0, "tokens": tokens}
-    if found != expected:
-        raise EarshotError(f"{answers} answers cost the server {found}; expected {expected}")
+    if moved != expected:
+        raise EarshotError(f"{answers} answers cost the server {moved}; expected {expected}")
 
 
 def _cpu_s(server: Server) -> dict[str, float]:

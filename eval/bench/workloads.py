@@ -124,16 +124,16 @@ class Session:
     def throughput(self, seconds: float, words: bool = False) -> Measurement:
         """Measure windows of 30 s that arrive as others end; with their words timed, or without."""
         slots, lengths = self.config.slots, itertools.repeat(THROUGHPUT_TOKENS)
-        found = self._closed_loop(self._load(words=words), lengths, seconds)
+        loop = self._closed_loop(self._load(words=words), lengths, seconds)
         ideal = WINDOW_S / self._floor.window_s(THROUGHPUT_TOKENS, slots)
         return Measurement(
             "words" if words else "throughput",
             self._system,
-            found.rate * WINDOW_S,
+            loop.rate * WINDOW_S,
             "RTFx",
             ideal,
-            f"30 s of sound, {THROUGHPUT_TOKENS} tokens{', each timed' * words}; {found.detail}",
-            {"windows_per_s": found.rate, "seconds": found.wall_s, **found.energy},
+            f"30 s of sound, {THROUGHPUT_TOKENS} tokens{', each timed' * words}; {loop.detail}",
+            {"windows_per_s": loop.rate, "seconds": loop.wall_s, **loop.energy},
         )
 
     def latency(self, requests: int) -> Measurement:
@@ -144,16 +144,16 @@ class Session:
             load.submit([REQUEST_TOKENS])
             load.drain()
             times.append(time.perf_counter() - began)
-        found = percentiles_ms(times[WARM_REQUESTS:])
+        percentiles = percentiles_ms(times[WARM_REQUESTS:])
         return Measurement(
             "latency",
             self._system,
-            found["p50_ms"],
+            percentiles["p50_ms"],
             "ms",
             1e3 * self._floor.window_s(REQUEST_TOKENS, 1),
-            f"p50 of {requests}, p95 {found['p95_ms']:.2f}, p99 {found['p99_ms']:.2f}; "
+            f"p50 of {requests}, p95 {percentiles['p95_ms']:.2f}, p99 {percentiles['p99_ms']:.2f}; "
             f"10 s of sound in 30 s, {REQUEST_TOKENS} tokens",
-            {**found, "requests": requests},
+            {**percentiles, "requests": requests},
         )
 
     def mlperf(self, seconds: float) -> Iterator[Measurement]:
@@ -212,18 +212,18 @@ class Session:
 
     def _live(self, count: int, plan: Plan) -> Measurement:
         """Measure so many streams."""
-        found = self._streams(count, plan.update_s, plan.seconds).figures
+        figures = self._streams(count, plan.update_s, plan.seconds).figures
         return Measurement(
             f"live, {count} streams",
             self._system,
-            found["p95_ms"],
+            figures["p95_ms"],
             "ms",
             None,
-            f"p95 of {found['words']:.0f} words from their end to their final text, p50 "
-            f"{found['p50_ms']:.0f}, {found['unfinished']:.0f} unfinished; "
-            f"{found['updates_per_s']:.0f} updates a second, from due to done p50 "
-            f"{found['update_p50_ms']:.0f}, p95 {found['update_p95_ms']:.0f} ms",
-            found,
+            f"p95 of {figures['words']:.0f} words from their end to their final text, p50 "
+            f"{figures['p50_ms']:.0f}, {figures['unfinished']:.0f} unfinished; "
+            f"{figures['updates_per_s']:.0f} updates a second, from due to done p50 "
+            f"{figures['update_p50_ms']:.0f}, p95 {figures['update_p95_ms']:.0f} ms",
+            figures,
         )
 
     def _streams(self, count: int, update_s: float, seconds: float) -> LiveLoad:
@@ -252,18 +252,18 @@ class Session:
         """Measure Poisson arrivals of 10 s requests at a share of the saturated rate."""
         warm_s, rate = seconds / 4, share * saturated
         arrivals = poisson(rate, warm_s + seconds, seed=round(100 * share))
-        found = open_loop(load, arrivals, REQUEST_TOKENS, warm_s, DRAIN_S).figures
+        met = open_loop(load, arrivals, REQUEST_TOKENS, warm_s, DRAIN_S).figures
         return Measurement(
             f"open loop, {100 * share:.0f} % load",
             self._system,
-            found["p99_ms"],
+            met["p99_ms"],
             "ms",
             None,
-            f"p99 of {found['arrivals']:.0f} at {rate:.1f} a second, p50 {found['p50_ms']:.1f}, "
-            f"p95 {found['p95_ms']:.1f}, jitter {found['jitter_ms']:.1f} (p99 - p50), deviation "
-            f"{found['stdev_ms']:.1f}; {found['late']:.0f} handed over late (at most "
-            f"{found['latest_ms']:.1f} ms), {found['unfinished']:.0f} unfinished",
-            {"offered_per_s": rate, **found},
+            f"p99 of {met['arrivals']:.0f} at {rate:.1f} a second, p50 {met['p50_ms']:.1f}, "
+            f"p95 {met['p95_ms']:.1f}, jitter {met['jitter_ms']:.1f} (p99 - p50), deviation "
+            f"{met['stdev_ms']:.1f}; {met['late']:.0f} handed over late (at most "
+            f"{met['latest_ms']:.1f} ms), {met['unfinished']:.0f} unfinished",
+            {"offered_per_s": rate, **met},
         )
 
 

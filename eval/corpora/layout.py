@@ -1,4 +1,4 @@
-"""What a layout of recordings gives: entries, one after another, and which keys say what."""
+"""Layouts of recordings: entries, one after another, and the keys of tables."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence

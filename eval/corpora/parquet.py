@@ -60,20 +60,20 @@ class Parquet(Layout):
                 names = [*wanted, f"{columns.audio}.path"]
                 row = 0
                 for batch in file.iter_batches(_TEXT_ROWS, columns=names):
-                    for found in batch.to_pylist():
-                        yield self._entry(number, row, found)
+                    for cells in batch.to_pylist():
+                        yield self._entry(number, row, cells)
                         row += 1
 
-    def _entry(self, number: int, row: int, found: dict[str, Any]) -> Entry:
+    def _entry(self, number: int, row: int, cells: dict[str, Any]) -> Entry:
         columns = self._columns
-        path = (found[columns.audio] or {}).get("path") or ""
+        path = (cells[columns.audio] or {}).get("path") or ""
         # The path may be the same in two rows, or lead anywhere: only its ending is used.
         file = f"{number:04d}-{row:07d}{Path(path).suffix}"
-        language = found[columns.language] if columns.language else None
+        language = cells[columns.language] if columns.language else None
         return Entry(
             file,
             self._cache / file,
-            (found[columns.text] or "").strip(),
+            (cells[columns.text] or "").strip(),
             language_code(language if isinstance(language, str) else None),
             f"{self._files[number]}, row {row}",
         )

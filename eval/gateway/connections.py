@@ -23,7 +23,7 @@ _MIB = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Idle:
-    """What so many connections of a kind cost."""
+    """The cost of so many connections of a kind."""
 
     kind: str
     connections: int

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from eval.gateway.ways import Ask
+from eval.server import connect
 from serve.contract.errors import EarshotError
 
 _BEFORE_S = 4.0  # for a flood to rise, and for what it has left to go
@@ -33,7 +34,7 @@ Client = Callable[[socket.socket], None]
 
 @dataclasses.dataclass(frozen=True)
 class Flood:
-    """What one of them makes of a request beside it, or its absence."""
+    """Figures of requests beside a flood, or beside none."""
 
     name: str
     answers: int
@@ -89,16 +90,12 @@ def _beside(name: str, ask: Ask, clip: bytes, seconds: float) -> Flood:
 def _flood(name: str, address: str) -> None:
     """Flood until this process is killed."""
     os.nice(10)  # the clients' own work is not what is measured
-    host, _, port = address.rpartition(":")
     made, connections = FLOODS[name]
     flood = made()
 
     def again() -> None:
         while True:
-            with (
-                contextlib.suppress(OSError),
-                socket.create_connection((host, int(port)), timeout=_WAIT_S) as connection,
-            ):
+            with contextlib.suppress(OSError), connect(address, _WAIT_S) as connection:
                 flood(connection)
             time.sleep(0.01)
 
@@ -112,10 +109,9 @@ def _flood(name: str, address: str) -> None:
 def flood_once(name: str, address: str, seconds: float) -> None:
     """Do what a client of a flood does, once and for so long; where it is a crowd, what all do."""
     _, connections = FLOODS[name]
-    host, _, port = address.rpartition(":")
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
         sockets = [
-            stack.enter_context(socket.create_connection((host, int(port)), timeout=seconds))
+            stack.enter_context(connect(address, seconds))
             for _ in range(connections if connections == _CROWD else 1)
         ]
         ending = threading.Timer(seconds, _hang_up, (sockets[0],))

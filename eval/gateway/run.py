@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """What a way to a transcript makes of the load."""
+    """Figures of a way to a transcript."""
 
     name: str
     rtfx: float  # median of the passes

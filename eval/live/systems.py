@@ -1,4 +1,4 @@
-"""What live text is measured on: a real server, or its sessions alone under a clock that jumps."""
+"""Systems that make live text: a real server, or its sessions alone under a clock that jumps."""
 
 import asyncio
 import contextlib
@@ -132,8 +132,8 @@ class Simulated:
         work = asyncio.create_task(wire.work())
         self._streams += 1
         try:
-            async for heard in converse(wire, blocks, transcription, pace=1.0, wait_s=_WAIT_S):
-                yield heard
+            async for news in converse(wire, blocks, transcription, pace=1.0, wait_s=_WAIT_S):
+                yield news
         finally:
             self._streams -= 1
             work.cancel()

@@ -138,18 +138,18 @@ def _make(
     folder: Path,
     tell: Say,
 ) -> None:
-    passages = [one for one in sentences if one.end_s - one.start_s > WINDOW_S]
+    passages = [each for each in sentences if each.end_s - each.start_s > WINDOW_S]
     decks = {code: Deck(some) for code, some in _by_language(sentences, passages).items()}
     library = _Library()
     recordings = []
-    for number, one in enumerate(planned):
+    for number, plan in enumerate(planned):
         own_seed = seed * 1000 + number
-        for code in one.languages:
+        for code in plan.languages:
             if code not in decks:
                 raise ConfigError(f"no speech in {code}; expected one of {', '.join(decks)}")
-        events = write_script(one.kind, one.languages, decks, 60.0 * one.minutes, own_seed)
-        file = f"{number:02}-{one.kind}-{'-'.join(one.languages)}.flac"
-        made = recording(file, one.kind, own_seed, [event.stretch for event in events])
+        events = write_script(plan.kind, plan.languages, decks, 60.0 * plan.minutes, own_seed)
+        file = f"{number:02}-{plan.kind}-{'-'.join(plan.languages)}.flac"
+        made = recording(file, plan.kind, own_seed, [event.stretch for event in events])
         tell(f"composing {file}: {made.duration / 60:.1f} minutes, {len(made.sentences)} sentences")
         samples = render(events, library.samples, np.random.default_rng((own_seed, 1)))
         soundfile.write(folder / file, samples, SAMPLE_RATE, subtype="PCM_16")
@@ -166,14 +166,18 @@ def _by_language(
     sentences: Sequence[Sentence], passages: Sequence[Sentence]
 ) -> dict[str, list[Sentence]]:
     """Choose what is said in each language: where speakers are known, by whoever said the most."""
-    speakers = collections.Counter((one.language, one.speaker) for one in sentences)
-    found: dict[str, list[Sentence]] = {}
+    speakers = collections.Counter((sentence.language, sentence.speaker) for sentence in sentences)
+    by_language: dict[str, list[Sentence]] = {}
     by_most = [who for who, _ in speakers.most_common()]
     for code, speaker in sorted(by_most, key=lambda who: not who[1]):  # the unknown last
-        said = [o for o in sentences if (o.language, o.speaker) == (code, speaker)]
-        if short := [one for one in said if one not in passages]:
-            found.setdefault(code, short)
-    return found
+        of_speaker = [
+            sentence
+            for sentence in sentences
+            if (sentence.language, sentence.speaker) == (code, speaker)
+        ]
+        if short := [sentence for sentence in of_speaker if sentence not in passages]:
+            by_language.setdefault(code, short)
+    return by_language
 
 
 class _Library:

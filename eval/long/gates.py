@@ -57,13 +57,15 @@ def _cut_gate(name: str, ours: LongScore | None, theirs: LongScore | None) -> Ch
     if ours is None or theirs is None:
         return Check(title, None, _missing(name, ours))
     pairs = [
-        (_lost_or_added(one), _lost_or_added(other))
-        for (at_cut, one), (_, other) in zip(ours.sentences, theirs.sentences, strict=True)
+        (_lost_or_added(counts), _lost_or_added(their_counts))
+        for (at_cut, counts), (_, their_counts) in zip(
+            ours.sentences, theirs.sentences, strict=True
+        )
         if at_cut
     ]
     if not pairs:
         return Check(title, None, "it cut nowhere")
-    mine, others = [one for one, _ in pairs], [other for _, other in pairs]
+    mine, others = [mine for mine, _ in pairs], [other for _, other in pairs]
     return _judged(title, mine, others, theirs.name, MAX_LOST_GAP, "sentences")
 
 
@@ -77,8 +79,8 @@ def _judged(
 ) -> Check:
     """Judge the gap of two that heard the same parts; `name` is of the other."""
     gap = gap_interval(ours, theirs)
-    one, other = (_percent(sum(found, Counts())) for found in (ours, theirs))
-    detail = gap_text(one, other, name, gap)
+    mine, other = (_percent(sum(counts, Counts())) for counts in (ours, theirs))
+    detail = gap_text(mine, other, name, gap)
     return decided(title, detail, gap, limit, f"{len(ours)} {parts}")
 
 
@@ -94,7 +96,7 @@ def coverage_gates(ours: LongScore | None, theirs: Sequence[LongScore]) -> list[
             continue
         mine = uncovered(ours.by_kind[kind])
         others = {score.name: uncovered(score.by_kind[kind]) for score in theirs}
-        name = min(others, key=lambda one: others[one], default=None)
+        name = min(others, key=lambda system: others[system], default=None)
         limit = MAX_UNCOVERED if name is None else min(MAX_UNCOVERED, others[name])
         detail = f"{mine:.2f} %; faster-whisper's best: " + (
             "not run" if name is None else f"{others[name]:.2f} % ({name})"

@@ -35,7 +35,7 @@ _AS_THEY_ARE = "as they are"
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """What one system said."""
+    """Counts of the clips in which one system wrote text."""
 
     system: str
     clips: dict[str, int]  # by kind
@@ -133,14 +133,14 @@ def table_of(scores: Sequence[Score]) -> str:
     kinds = (*NOBODY, *HARD)
     header = ["", "invented", *kinds, "around words: lost, added", "people: lost, CER"]
     rows = []
-    for one in scores:
-        text, of = one.invented()
-        spoken, people = one.spoken, one.people
+    for score in scores:
+        text, of = score.invented()
+        spoken, people = score.spoken, score.people
         rows.append(
             [
-                one.system,
+                score.system,
                 f"**{100 * text / max(1, of):.1f} %**",
-                *(f"{one.with_text[kind]} of {one.clips[kind]}" for kind in kinds),
+                *(f"{score.with_text[kind]} of {score.clips[kind]}" for kind in kinds),
                 f"{_share(spoken, spoken.deletions)}, {_share(spoken, spoken.insertions)}",
                 f"{_share(people, people.deletions)}, {_share(people, people.errors)}",
             ]

@@ -84,7 +84,10 @@ THEIRS_BATCHED: dict[str, dict[str, Any]] = {  # options of a call of BatchedInf
 }
 NAMES = (*OURS, *THEIRS, *THEIRS_BATCHED)
 HEARING_NOBODY = (
-    *("earshot-parallel", "earshot-no-vad", "faster-whisper-default", "faster-whisper-vad"),
+    "earshot-parallel",
+    "earshot-no-vad",
+    "faster-whisper-default",
+    "faster-whisper-vad",
 )
 """Those that short clips without speech are given to; the first is ours as configured."""
 

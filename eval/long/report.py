@@ -86,8 +86,8 @@ def long(
 def _scored(loaded: Loaded, max_cer_gap: float) -> LongReport:
     normalize = normalizer(DEFAULT)
     scores = tuple(
-        score_long(heard.facts, heard.calls, loaded.recordings, normalize)
-        for heard in loaded.systems
+        score_long(system.facts, system.calls, loaded.recordings, normalize)
+        for system in loaded.systems
     )
     gates = tuple(long_gates(scores, max_cer_gap))
     return LongReport(loaded.run, loaded.recordings, scores, loaded.unfinished, gates)
@@ -120,9 +120,9 @@ def to_markdown(report: LongReport) -> str:
 
 def contents(recordings: Sequence[Recording]) -> str:
     """Say what the recordings hold, in a line."""
-    total_s = sum(one.duration for one in recordings)
-    spoken_s = sum(s.end_s - s.start_s for one in recordings for s in one.sentences)
-    words = sum(len(one.text.split()) for one in recordings)
+    total_s = sum(recording.duration for recording in recordings)
+    spoken_s = sum(s.end_s - s.start_s for recording in recordings for s in recording.sentences)
+    words = sum(len(recording.text.split()) for recording in recordings)
     return (
         f"{len(recordings)} recordings, {total_s / 60:.1f} minutes, of which {spoken_s / 60:.1f} "
         f"are speech ({words:,} words)"
@@ -190,7 +190,7 @@ def _share(count: int, of: Counts) -> str:
 
 
 def _by_kind(report: LongReport) -> Part:
-    kinds = list(dict.fromkeys(one.kind for one in report.recordings))
+    kinds = list(dict.fromkeys(recording.kind for recording in report.recordings))
     rows = tuple(
         (score.name, *(percent(score.by_kind[kind].cer) for kind in kinds))
         for score in report.systems
@@ -224,15 +224,15 @@ def _languages(report: LongReport) -> Part:
 def recordings_table(recordings: Sequence[Recording]) -> tuple[list[str], list[list[str]]]:
     """Return header and rows: how long each recording is, and what is in it."""
     rows = []
-    for one in recordings:
+    for recording in recordings:
         seconds: dict[What, float] = collections.defaultdict(float)
-        for stretch in one.stretches:
+        for stretch in recording.stretches:
             seconds[stretch.what] += stretch.end_s - stretch.start_s
         rows.append(
             [
-                one.file,
-                f"{one.duration / 60:.1f}",
-                str(len(one.sentences)),
+                recording.file,
+                f"{recording.duration / 60:.1f}",
+                str(len(recording.sentences)),
                 *(f"{seconds[what]:.0f}" for what in _SHOWN),
             ]
         )

@@ -1,4 +1,4 @@
-"""What happens in a recording: sentences, pauses, noise and tones, drawn by a seed. No sound yet.
+"""Scripts of recordings: sentences, pauses, noise and tones, drawn by a seed. No sound yet.
 
 A script is a row of scenes. In a scene a few sentences of one language follow each other; between
 two scenes there is a break: some quiet seconds, or what the recording's kind is about. A sentence

@@ -25,8 +25,8 @@ def specs(config: Config) -> dict[str, Spec]:
     def theirs(options: dict[str, Any], *, batched: bool = False) -> Spec:
         def open_one() -> System:
             suppressed = fair_options(config)["suppress_tokens"]
-            asked = {"suppress_tokens": suppressed, **options}
-            return FasterWhisper(config, _COMPUTE_TYPE, asked, batched=batched)
+            all_options = {"suppress_tokens": suppressed, **options}
+            return FasterWhisper(config, _COMPUTE_TYPE, all_options, batched=batched)
 
         return Spec(open_one, PEER_PACKAGES, converted=True)
 

@@ -1,4 +1,4 @@
-"""What is in a recording, second by second, and the manifest that tells it.
+"""The truth of a recording, second by second, and the manifest that tells it.
 
 A manifest of recordings is one of `build.clips`, so that any system can be given them, with a few
 keys more: `kind`, `seed` and `stretches`.
@@ -64,16 +64,16 @@ class Recording:
 
 def recording(file: str, kind: Kind, seed: int, stretches: Sequence[Stretch]) -> Recording:
     """Make a recording of these stretches, at least one of them a sentence."""
-    said = [stretch for stretch in stretches if stretch.what == "speech"]
-    assert said[0].language is not None
+    sentences = [stretch for stretch in stretches if stretch.what == "speech"]
+    assert sentences[0].language is not None
     return Recording(
         file=file,
         kind=kind,
         seed=seed,
         duration=stretches[-1].end_s,
         stretches=tuple(stretches),
-        text=" ".join(sentence.text for sentence in said),
-        language=said[0].language,
+        text=" ".join(sentence.text for sentence in sentences),
+        language=sentences[0].language,
     )
 
 

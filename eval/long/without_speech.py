@@ -38,7 +38,15 @@ Kind = Literal[
 ]
 
 NOBODY: tuple[Kind, ...] = (
-    *("silence", "moments", "noise", "hum", "keys", "music", "dialling", "rooms", "breaths"),
+    "silence",
+    "moments",
+    "noise",
+    "hum",
+    "keys",
+    "music",
+    "dialling",
+    "rooms",
+    "breaths",
 )
 """In these nobody speaks: any text is invented."""
 HARD: tuple[Kind, ...] = ("cut words", "reversed")
@@ -174,18 +182,18 @@ def _pauses(samples: Samples) -> list[Samples]:
     """Find where nobody is heard for a while, and yet something, without its edges."""
     quiet = np.concatenate(([False], _voice(samples) < _QUIET, [False]))
     runs = np.flatnonzero(np.diff(quiet)).reshape(-1, 2)
-    found = (
+    parts = (
         samples[(first + _EDGE) * FRAME : (end - _EDGE) * FRAME]
         for first, end in runs
         if end - first >= _SHORTEST_PAUSE
     )
-    return [pause for pause in found if pause.any()]
+    return [pause for pause in parts if pause.any()]
 
 
 def _some(speech: Sequence[Clip], count: int, work: Callable[[Samples], T]) -> list[T]:
     """Return the first results of work on recordings that are not empty."""
-    found = (work(_read(clip)) for clip in speech)
-    return list(itertools.islice((one for one in found if len(one)), count))
+    results = (work(_read(clip)) for clip in speech)
+    return list(itertools.islice((result for result in results if len(result)), count))
 
 
 def _rooms(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[Made]:
@@ -239,5 +247,10 @@ def _in_noise(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[Made
 
 
 _FROM_SPEECH: tuple[Callable[[Sequence[Clip], np.random.Generator], Iterator[Made]], ...] = (
-    *(_rooms, _breaths, _cut_words, _reversed, _in_silence, _in_noise),
+    _rooms,
+    _breaths,
+    _cut_words,
+    _reversed,
+    _in_silence,
+    _in_noise,
 )

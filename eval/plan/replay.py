@@ -31,7 +31,7 @@ _Tick = tuple[float, float, float, float, int]
 
 @dataclasses.dataclass(frozen=True)
 class Day:
-    """What became of a day's requests."""
+    """The outcome of a day's requests."""
 
     policy: Policy
     p99_s: float  # of all

@@ -16,7 +16,7 @@ ALIKE = 0.01  # GPU hours that differ by no more than this share do not decide
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a policy made of some days."""
+    """The outcome of a policy on some days."""
 
     policy: Policy
     days: tuple[Day, ...]
@@ -85,11 +85,11 @@ class Simulation:
 
     def outcomes(self, policies: Iterable[Policy], progress: Say) -> list[Outcome]:
         """Replay them under several, each once."""
-        found = []
+        outcomes = []
         for policy in dict.fromkeys(policies):
             progress(f"replaying {len(self.days)} days: {policy.name}")
-            found.append(self.outcome(policy))
-        return found
+            outcomes.append(self.outcome(policy))
+        return outcomes
 
     def least_fixed(self, policy: Policy, progress: Say) -> Outcome:
         """Find the fewest GPUs that hold p99 on each day without autoscaling."""
@@ -97,9 +97,9 @@ class Simulation:
         gpus = max(1, round(peak / 2))
         while True:
             progress(f"replaying {len(self.days)} days: {gpus} GPUs all day")
-            found = self.outcome(fixed(policy, gpus))
-            if found.holds(self.p99_s):
-                return found
+            outcome = self.outcome(fixed(policy, gpus))
+            if outcome.holds(self.p99_s):
+                return outcome
             gpus += 1
 
 
@@ -108,9 +108,9 @@ def choose(outcomes: Sequence[Outcome], deployed: Policy, p99_s: float) -> Outco
 
     None: none holds it.
     """
-    good = [one for one in outcomes if one.holds(p99_s)]
+    good = [outcome for outcome in outcomes if outcome.holds(p99_s)]
     if not good:
         return None
-    most = (1 + ALIKE) * min(one.gpu_hours for one in good)
-    alike = [one for one in good if one.gpu_hours <= most]
-    return min(alike, key=lambda one: (one.policy != deployed, one.gpu_hours))
+    most = (1 + ALIKE) * min(outcome.gpu_hours for outcome in good)
+    alike = [outcome for outcome in good if outcome.gpu_hours <= most]
+    return min(alike, key=lambda outcome: (outcome.policy != deployed, outcome.gpu_hours))

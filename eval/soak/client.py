@@ -149,12 +149,12 @@ def ended_by_openai(status: int, body: bytes, seconds: float) -> Ending:
 
 
 def _ended(status: int, body: bytes, seconds: float, text: Callable[[Any], str]) -> Ending:
-    said = body.decode("utf-8", "replace")
+    content = body.decode("utf-8", "replace")
     if status == http.client.OK:
         with contextlib.suppress(ValueError, StopIteration, KeyError, TypeError):
-            return Ending("answered", text(json.loads(said)), seconds)
+            return Ending("answered", text(json.loads(content)), seconds)
     kind: Kind = "refused" if status in _HTTP_REFUSALS else "failed"
-    return Ending(kind, f"{status} {said}", seconds)
+    return Ending(kind, f"{status} {content}", seconds)
 
 
 @contextlib.contextmanager
@@ -172,21 +172,21 @@ def endings(calls: Sequence["Future[Ending]"]) -> list[Ending]:
     return [call.result() for call in calls]
 
 
-def counted(found: Sequence[Ending]) -> str:
+def counted(all_endings: Sequence[Ending]) -> str:
     """Count how many ended how, with the first of each kind that is no answer."""
     parts = []
     for kind in ("answered", "refused", "failed", "lost"):
-        of_kind = [ending for ending in found if ending.kind == kind]
+        of_kind = [ending for ending in all_endings if ending.kind == kind]
         if of_kind:
-            told = "" if kind == "answered" else f" (first {of_kind[0]})"
-            parts.append(f"{len(of_kind)} {kind}{told}")
+            example = "" if kind == "answered" else f" (first {of_kind[0]})"
+            parts.append(f"{len(of_kind)} {kind}{example}")
     return ", ".join(parts) or "nothing was sent"
 
 
-def all_answered(found: Sequence[Ending]) -> Check:
+def all_answered(all_endings: Sequence[Ending]) -> Check:
     """Check that every request has its transcript."""
-    good = all(ending.kind == "answered" for ending in found)
-    return Check("every request is answered", good, counted(found))
+    good = all(ending.kind == "answered" for ending in all_endings)
+    return Check("every request is answered", good, counted(all_endings))
 
 
 # ---------------------------------------------------------------- gRPC

@@ -11,8 +11,9 @@ import soundfile
 from build.clips import Clip
 from eval.config import Config, changed
 from eval.measurement import Check
+from eval.memory import Watch
 from eval.soak.client import Ending, all_answered, by_grpc, counted, crowd, endings
-from eval.soak.memory import Watch
+from eval.soak.memory import memory_of
 from eval.soak.report import Found
 from eval.soak.stage import Stage
 from serve.speech import audio
@@ -84,18 +85,18 @@ def forty_hours(stage: Stage) -> Found:
     """Send forty one-hour files at once: memory stays bounded, each is answered or refused."""
     stage.say("forty hours: making an hour of audio …")
     hour = hour_of(stage.clips)
-    with Watch(stage.processes).running() as watch, crowd(_FORTY) as pool:
+    with Watch(memory_of(stage.processes)) as watch, crowd(_FORTY) as pool:
         calls = [pool.submit(by_grpc, stage.at, hour, 4 * _LONG_LIMIT_S) for _ in range(_FORTY)]
         while waiting := concurrent.futures.wait(calls, timeout=10).not_done:
             gb = watch.peak_bytes / 2**30
             stage.say(f"forty hours: {len(waiting)} wait, at most {gb:.2f} GB so far")
-        found = endings(calls)
+        ended = endings(calls)
     recovered_s, last = stage.answers_again(_TIMEOUT_S)
     yield "memory before, MB", watch.first_bytes / 2**20
     yield "peak memory of all processes, MB", watch.peak_bytes / 2**20
     yield "answered again after, s", recovered_s
-    clear = all(ending.kind in ("answered", "refused") for ending in found)
-    yield Check("each is answered or refused as UNAVAILABLE", clear, counted(found))
+    clear = all(ending.kind in ("answered", "refused") for ending in ended)
+    yield Check("each is answered or refused as UNAVAILABLE", clear, counted(ended))
     yield Check(
         f"all processes together stay below {MAX_BYTES / 2**30:g} GB",
         watch.peak_bytes < MAX_BYTES,

@@ -1,4 +1,4 @@
-"""What happens to the processes now and then: kills, stalls, and what they need that goes."""
+"""Disruptions of the processes now and then: kills, stalls, and the loss of what they need."""
 
 import contextlib
 import dataclasses

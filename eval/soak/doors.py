@@ -38,13 +38,13 @@ def by_form(at: Addresses, data: bytes, timeout_s: float, **fields: str) -> Endi
     return _of_events(text, took_s) if events else ended_by_openai(answer.status, text, took_s)
 
 
-def _of_events(said: bytes, seconds: float) -> Ending:
+def _of_events(stream: bytes, seconds: float) -> Ending:
     """Interpret a stream of events: the one event that has the whole text."""
-    lines = [line[6:] for line in said.decode().splitlines() if line.startswith("data: ")]
-    found = [json.loads(line) for line in lines if line.startswith("{")]
+    lines = [line[6:] for line in stream.decode().splitlines() if line.startswith("data: ")]
+    events = [json.loads(line) for line in lines if line.startswith("{")]
     return _only(
-        [event["text"] for event in found if event.get("type") == _DONE],
-        [to_json(event) for event in found if "error" in event],
+        [event["text"] for event in events if event.get("type") == _DONE],
+        [to_json(event) for event in events if "error" in event],
         seconds,
     )
 
@@ -81,8 +81,8 @@ def by_live(at: Addresses, file: File, timeout_s: float) -> Ending:
 def _utterance(file: File) -> Iterable[str]:
     samples = soxr.resample(file.samples, SAMPLE_RATE, _LIVE_RATE)
     pcm = (samples.clip(-1, 1) * 32767).astype("<i2").tobytes()
-    asked = {"type": "transcription", "audio": {"input": {"turn_detection": None}}}
-    yield to_json({"type": "session.update", "session": asked})
+    session = {"type": "transcription", "audio": {"input": {"turn_detection": None}}}
+    yield to_json({"type": "session.update", "session": session})
     yield to_json({"type": "input_audio_buffer.append", "audio": base64.b64encode(pcm).decode()})
     yield to_json({"type": "input_audio_buffer.commit"})
 
@@ -99,8 +99,8 @@ def _only(texts: list[str], errors: list[str], seconds: float) -> Ending:
     if len(texts) == 1 and not errors:
         return Ending("answered", texts[0], seconds)
     busy = any("unavailable" in error.lower() or "overloaded" in error.lower() for error in errors)
-    told = "; ".join(errors) or f"INTERNAL: {len(texts)} whole texts"
-    return Ending("refused" if busy and not texts else "failed", told, seconds)
+    text = "; ".join(errors) or f"INTERNAL: {len(texts)} whole texts"
+    return Ending("refused" if busy and not texts else "failed", text, seconds)
 
 
 DOORS: dict[str, Door] = {

@@ -21,7 +21,7 @@ _LIMIT_S = 600.0
 
 @dataclasses.dataclass(frozen=True)
 class File:
-    """What a client sends."""
+    """A file that a client sends."""
 
     name: str
     data: bytes

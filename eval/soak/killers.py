@@ -34,11 +34,11 @@ def killers(stage: Stage) -> Found:
         alive = stage.ask(_ALIVE_S)
         unhurt = alive.kind == "answered" and stage.pids() == before
         stage.say(f"killers: {name}: {ending}; then {alive.kind}")
-        found = f"it {ending}; then a short clip is {alive}"
+        detail = f"it {ending}; then a short clip is {alive}"
         if not unhurt:
-            found += f"; processes before {before}, now {stage.pids()}"
+            detail += f"; processes before {before}, now {stage.pids()}"
         yield f"{name}, s", took_s
-        yield Check(f"{name}: the server lives and answers", unhurt, found)
+        yield Check(f"{name}: the server lives and answers", unhurt, detail)
         if stage.process.poll() is not None:
             yield Check("the others can be tried", False, "the server has ended")
             return

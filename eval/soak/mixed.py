@@ -19,12 +19,12 @@ from tqdm import tqdm
 
 from build.clips import load_clips
 from eval.measurement import Check, Result, Run, Say
+from eval.memory import resident_bytes
 from eval.soak.client import Ending, crowd, lost
 from eval.soak.disruptions import Span, Unable, disruptions, recover, with_link
 from eval.soak.doors import DOORS
 from eval.soak.files import files_of
 from eval.soak.hostile import ATTACKS
-from eval.soak.memory import resident_kb
 from eval.soak.report import Finding, reported
 from eval.soak.stage import Stage, stage
 from eval.soak.tally import Asked, Tally, uneven
@@ -54,7 +54,7 @@ class Load:
 
 @dataclasses.dataclass(frozen=True)
 class Action:
-    """What one client does."""
+    """The action of one client."""
 
     attack: str | None  # of `ATTACKS`; None: it is honest
     door: str
@@ -124,16 +124,16 @@ class _Mixed:
             ended, hang = wait(clients + others, _GONE_S)
             if hang:
                 raise EarshotError(f"{len(hang)} clients have no ending after {_GONE_S:g} s")
-            for one in ended:
-                one.result()
+            for client in ended:
+                client.result()
         self._settle()
         self._whole = True
 
     def finding(self) -> Finding:
         """Sum up what was found so far."""
-        found = list(self._tally.found())
-        checks = [one for one in found if isinstance(one, Check)]
-        figures = {one[0]: float(one[1]) for one in found if not isinstance(one, Check)}
+        news = list(self._tally.found())
+        checks = [each for each in news if isinstance(each, Check)]
+        figures = {each[0]: float(each[1]) for each in news if not isinstance(each, Check)}
         seed = f"seed {self._load.seed}"
         checks.append(Check("it comes to its end", self._whole or None, seed))
         ended = self._stage.process.poll()
@@ -174,26 +174,26 @@ class _Mixed:
             if self._load.actions is not None and number >= self._load.actions:
                 self._stopped.set()
                 return
-            one = action(self._load.seed, number, len(self._files))
+            act = action(self._load.seed, number, len(self._files))
             begin_s = time.monotonic()
-            if one.attack is None:
-                ending = self._honest(one, begin_s)
+            if act.attack is None:
+                ending = self._honest(act, begin_s)
             else:
-                ending = _attacked(ATTACKS[one.attack], self._stage)
-                self._tally.hostile(one.attack, begin_s, ending)
-            if one.patience_s is None and ending.kind in ("lost", "refused"):
+                ending = _attacked(ATTACKS[act.attack], self._stage)
+                self._tally.hostile(act.attack, begin_s, ending)
+            if act.patience_s is None and ending.kind in ("lost", "refused"):
                 self._stopped.wait(_PAUSE_S)
 
-    def _honest(self, one: Action, begin_s: float) -> Ending:
-        file = self._files[one.file]
-        asked = Asked(
-            what=f"{one.door}, {file.name}",
-            text=self._texts[one.door, one.file],
-            patient=one.patience_s is None,
+    def _honest(self, act: Action, begin_s: float) -> Ending:
+        file = self._files[act.file]
+        request = Asked(
+            what=f"{act.door}, {file.name}",
+            text=self._texts[act.door, act.file],
+            patient=act.patience_s is None,
             begin_s=begin_s,
         )
-        ending = DOORS[one.door](self._stage.at, file, one.patience_s or _TIMEOUT_S)
-        self._tally.honest(asked, ending)
+        ending = DOORS[act.door](self._stage.at, file, act.patience_s or _TIMEOUT_S)
+        self._tally.honest(request, ending)
         return ending
 
     def _disrupt(self) -> None:
@@ -215,7 +215,8 @@ class _Mixed:
                 continue
             for role, process in self._stage.processes().items():
                 with contextlib.suppress(psutil.Error):
-                    self._tally.look(role, process.pid, resident_kb(process), process.num_fds())
+                    memory_kb = resident_bytes(process) / 1024
+                    self._tally.look(role, process.pid, memory_kb, process.num_fds())
 
     def _settle(self) -> None:
         end_s = time.monotonic() + _SETTLE_S

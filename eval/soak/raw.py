@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterable, Iterator
 
+from eval.server import connect
 from eval.soak.client import INFER_PATH, Ending, ended_by_http, lost
 
 _PIECE_S = 10.0  # longest wait for room to send one piece
@@ -44,7 +45,7 @@ def upload(address: str, head: bytes, pieces: Iterable[bytes], timeout_s: float)
         timeout_s: how long all of it may take.
     """
     began, sent = time.monotonic(), 0
-    with contextlib.closing(_connect(address, timeout_s)) as connection:
+    with contextlib.closing(connect(address, timeout_s)) as connection:
         try:
             connection.sendall(head)
             for piece in pieces:
@@ -59,11 +60,6 @@ def upload(address: str, head: bytes, pieces: Iterable[bytes], timeout_s: float)
             pass  # a refusal may be followed by a hang-up; the answer can still be read
         left_s = max(1.0, timeout_s - (time.monotonic() - began))
         return Upload(_answer(connection, began, left_s), sent)
-
-
-def _connect(address: str, timeout_s: float) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout_s)
 
 
 def _has_answer(connection: socket.socket) -> bool:

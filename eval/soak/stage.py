@@ -55,15 +55,15 @@ class Stage:
 
     def processes(self) -> dict[str, psutil.Process]:
         """Find all processes of the server by what they do, those that have ended left out."""
-        found: dict[str, psutil.Process] = {}
+        by_role_name: dict[str, psutil.Process] = {}
         for role, process in by_role(self.process.pid):
-            found[f"{role} {process.pid}" if role in found else role] = process
-        return found
+            by_role_name[f"{role} {process.pid}" if role in by_role_name else role] = process
+        return by_role_name
 
     def pids(self) -> dict[str, int]:
         """Return the ids of its processes but those of single files."""
-        found = self.processes().items()
-        return {role: process.pid for role, process in found if "sandbox " not in role}
+        processes = self.processes().items()
+        return {role: process.pid for role, process in processes if "sandbox " not in role}
 
     def metrics(self) -> str:
         """Read the metrics page; "" while nobody answers."""

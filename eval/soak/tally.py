@@ -1,4 +1,4 @@
-"""What a mixed soak counts, and what must hold of it."""
+"""Counts of a mixed soak, and what must hold of them."""
 
 import collections
 import dataclasses
@@ -25,7 +25,7 @@ _FAULT = re.compile(r"^5(?!03)\d\d |^(INTERNAL|UNKNOWN|DATA_LOSS)\b")
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """What a process had when so many actions were done."""
+    """The memory and descriptors of a process when so many actions were done."""
 
     actions: int
     memory_kb: float
@@ -57,23 +57,23 @@ class Tally:
         self._recovered: dict[str, tuple[float, Ending]] = {}
         self._looks: dict[tuple[str, int], list[Look]] = {}
 
-    def honest(self, asked: Asked, ending: Ending) -> None:
+    def honest(self, request: Asked, ending: Ending) -> None:
         """Count an honest request that has ended by now."""
         now_s = time.monotonic()
         with self._lock:
             self.actions += 1
-            disrupted = any(span.meets(asked.begin_s, now_s) for span in self.spans)
-            left = not asked.patient and ending.kind != "answered"
+            disrupted = any(span.meets(request.begin_s, now_s) for span in self.spans)
+            left = not request.patient and ending.kind != "answered"
             self._kinds["left" if left else ending.kind] += 1
-            told = f"{asked.what}: {ending}"
-            if ending.kind == "answered" and ending.text != asked.text:
-                self._bad["wrong"].append(f"{told}, not {asked.text!r}")
-            if asked.patient:
+            complaint = f"{request.what}: {ending}"
+            if ending.kind == "answered" and ending.text != request.text:
+                self._bad["wrong"].append(f"{complaint}, not {request.text!r}")
+            if request.patient:
                 self._longest_s[disrupted] = max(self._longest_s[disrupted], ending.seconds)
                 if ending.waited_in_vain:
-                    self._bad["vain"].append(told)
+                    self._bad["vain"].append(complaint)
                 elif ending.kind in ("lost", "failed") and not disrupted:
-                    self._bad[ending.kind].append(told)
+                    self._bad[ending.kind].append(complaint)
 
     def hostile(self, what: str, begin_s: float, ending: Ending) -> None:
         """Count a hostile client that has ended."""
@@ -97,8 +97,8 @@ class Tally:
     def look(self, role: str, pid: int, memory_kb: float, descriptors: int) -> None:
         """Note a look at a process."""
         with self._lock:
-            found = self._looks.setdefault((role, pid), [])
-            found.append(Look(self.actions, memory_kb, descriptors))
+            looks = self._looks.setdefault((role, pid), [])
+            looks.append(Look(self.actions, memory_kb, descriptors))
 
     def found(self) -> Found:
         """Yield all figures and checks."""
@@ -132,8 +132,8 @@ _PROMISES = {
 
 
 def _check(promise: str, bad: Sequence[str]) -> Check:
-    told = f"{len(bad)}: " + "; ".join(bad[:_SHOWN]) if bad else "none against it"
-    return Check(promise, not bad, told)
+    detail = f"{len(bad)}: " + "; ".join(bad[:_SHOWN]) if bad else "none against it"
+    return Check(promise, not bad, detail)
 
 
 def _growth(role: str, looks: Sequence[Look]) -> Iterator[Check | tuple[str, float]]:

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import resource
-import socket
 import statistics
 import time
 from collections.abc import Iterator
@@ -13,6 +12,8 @@ import psutil
 
 from eval.config import Config, changed
 from eval.measurement import Check
+from eval.memory import Watch
+from eval.server import connect
 from eval.soak.client import (
     Ending,
     all_answered,
@@ -25,7 +26,7 @@ from eval.soak.client import (
     http_body,
     infer,
 )
-from eval.soak.memory import Watch
+from eval.soak.memory import memory_of
 from eval.soak.raw import Upload, chunked, head, upload
 from eval.soak.report import Found
 from eval.soak.stage import Stage
@@ -49,7 +50,7 @@ def large_uploads(stage: Stage) -> Found:
     """Send uploads larger than memory: refused by what they declare, and by what they are."""
     http, zeros = stage.at.http, bytes(_MB)
     limit_mb = stage.config.server.max_inflight_mb
-    with Watch(stage.processes).running() as watch:
+    with Watch(memory_of(stage.processes)) as watch:
         declared = upload(http, head(http, Content_Length=_DECLARED_BYTES), _few(zeros), _TIMEOUT_S)
         stage.say(f"large uploads: 10 TB declared: {declared.ending}")
         body = chunked(itertools.repeat(zeros, _ENDLESS_MB))
@@ -77,10 +78,10 @@ def large_uploads(stage: Stage) -> Found:
     )
 
 
-def _refused_early(what: str, found: Upload) -> Check:
-    early = found.ending.kind == "refused" and found.sent_bytes < _ENDLESS_MB / 2 * _MB
-    told = f"{found.ending}, after {found.sent_bytes / _MB:.0f} MB"
-    return Check(f"{what} is refused before it is sent", early, told)
+def _refused_early(what: str, result: Upload) -> Check:
+    early = result.ending.kind == "refused" and result.sent_bytes < _ENDLESS_MB / 2 * _MB
+    detail = f"{result.ending}, after {result.sent_bytes / _MB:.0f} MB"
+    return Check(f"{what} is refused before it is sent", early, detail)
 
 
 def _few(piece: bytes) -> Iterator[bytes]:
@@ -152,8 +153,8 @@ def _drip(body: bytes) -> Iterator[bytes]:
 
 def descriptors(stage: Stage) -> Found:
     """Open idle connections until the process that clients reach has no descriptor left."""
-    found = stage.processes()
-    process = found.get("gateway") or found["tritonserver"]
+    processes = stage.processes()
+    process = processes.get("gateway") or processes["tritonserver"]
     limit = process.num_fds() + _FILES
     _, hard = process.rlimit(psutil.RLIMIT_NOFILE)
     process.rlimit(psutil.RLIMIT_NOFILE, (limit, hard))
@@ -192,9 +193,8 @@ def _idle_connections(stage: Stage, stack: contextlib.ExitStack, count: int) -> 
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4 * count)), hard))
     opened = 0
     for address in itertools.islice(itertools.cycle((stage.at.http, stage.at.grpc)), count):
-        host, _, port = address.rpartition(":")
         with contextlib.suppress(OSError):
-            stack.enter_context(socket.create_connection((host, int(port)), timeout=1))
+            stack.enter_context(connect(address, 1.0))
             opened += 1
     return opened
 
@@ -203,5 +203,5 @@ def _asked(stage: Stage) -> list[Ending]:
     return [stage.ask(_TIMEOUT_S) for _ in range(_ASKS)]
 
 
-def _median_s(found: list[Ending]) -> float:
-    return statistics.median(ending.seconds for ending in found)
+def _median_s(all_endings: list[Ending]) -> float:
+    return statistics.median(ending.seconds for ending in all_endings)

@@ -317,14 +317,14 @@ def compare_logits(
             features = job.features.half().T.contiguous()
             prefix = (*job.prompt, *tokens[:count])
             request = ExecutorRequest(prefix, features, max_tokens=1, probe=True)
-            found = _logits_of(executor, request)
+            ours = _logits_of(executor, request)
             theirs = logits[count]
-            relative = float((found - theirs).norm() / theirs.norm())
+            relative = float((ours - theirs).norm() / theirs.norm())
             worst = max(worst, relative)
             if not relative <= bound:
                 raise DifferenceError(
                     f"window {job.id}, logits after {len(prefix)} tokens: off by {relative:.3g} of "
-                    f"their size, expected at most {bound}; first values {found[:4].tolist()}, "
+                    f"their size, expected at most {bound}; first values {ours[:4].tolist()}, "
                     f"transformers {theirs[:4].tolist()}"
                 )
     return worst
@@ -359,11 +359,11 @@ def decode(runtime: TensorRTLLMRuntime, jobs: list[Job]) -> Tokens:
 
 
 def compare_tokens(
-    reference: Reference, jobs: list[Job], found: Tokens, expected: Tokens, tie: float
+    reference: Reference, jobs: list[Job], decoded: Tokens, expected: Tokens, tie: float
 ) -> int:
     """Demand equal tokens up to the first near-tie; returns how many windows part at one."""
     ties = 0
-    for job, ours, theirs in zip(jobs, found, expected, strict=True):
+    for job, ours, theirs in zip(jobs, decoded, expected, strict=True):
         if ours != theirs:
             _check_tie(reference, job, ours, theirs, tie)
             ties += 1

@@ -1,4 +1,4 @@
-"""What `python -m eval trtllm-check` ran: one table, and a line to paste into a bug report."""
+"""The report of `python -m eval trtllm-check`: a table, and a line to paste into a bug report."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ class Step:
 
 
 class Report:
-    """What ran, and how it ended.
+    """The checks that ran, and how they ended.
 
     Args:
         progress: called with a line for each check, as it ends.

@@ -44,7 +44,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Heard:
-    """What some systems made of a clip, all the same."""
+    """The text that some systems made of a clip, all the same."""
 
     systems: tuple[str, ...]
     parts: tuple[Part, ...]
@@ -155,11 +155,11 @@ def differences(reference: str, hypothesis: str, language: str | None) -> list[P
     by_character = language in _WITHOUT_SPACES
     align = jiwer.process_characters if by_character else jiwer.process_words
     out, joint = align([reference], [hypothesis]), "" if by_character else " "
-    said, heard = out.references[0], out.hypotheses[0]
+    reference_parts, hypothesis_parts = out.references[0], out.hypotheses[0]
     return [
         Part(
-            joint.join(said[part.ref_start_idx : part.ref_end_idx]),
-            joint.join(heard[part.hyp_start_idx : part.hyp_end_idx]),
+            joint.join(reference_parts[part.ref_start_idx : part.ref_end_idx]),
+            joint.join(hypothesis_parts[part.hyp_start_idx : part.hyp_end_idx]),
         )
         for part in out.alignments[0]
     ]

@@ -166,9 +166,9 @@ def _cards(report: Report) -> list[Card]:
         return []
     theirs = rivals(ours, report.systems)
     cards = [
-        _rate_card(f"CER, {TITLES[name]}", heard.overall.cer, _rates(theirs, name))
-        for name, heard in ours.sets.items()
-        if heard.overall.cer.percent is not None
+        _rate_card(f"CER, {TITLES[name]}", of_set.overall.cer, _rates(theirs, name))
+        for name, of_set in ours.sets.items()
+        if of_set.overall.cer.percent is not None
     ]
     if ours.speed is not None:
         cards += _speed_cards(ours, ours.speed, theirs, report.run)
@@ -177,19 +177,19 @@ def _cards(report: Report) -> list[Card]:
 
 def _parts(report: Report) -> dict[ClipSet, dict[str, tuple[list[str], list[list[str]]]]]:
     """Return, of each set, by what it is divided: the systems, and a row for each part."""
-    found: dict[ClipSet, dict[str, tuple[list[str], list[list[str]]]]] = {}
+    parts: dict[ClipSet, dict[str, tuple[list[str], list[list[str]]]]] = {}
     for name in report.run.clips:
         sets = {s.facts.name: s.sets[name] for s in report.systems if name in s.sets}
         kinds = {
-            "language": {system: heard.by_language for system, heard in sets.items()},
-            "group": {system: heard.by_group for system, heard in sets.items()},
+            "language": {system: of_set.by_language for system, of_set in sets.items()},
+            "group": {system: of_set.by_group for system, of_set in sets.items()},
         }
-        found[name] = {
+        parts[name] = {
             kind: (list(sets), rows)
             for kind, systems in kinds.items()
             if systems and (rows := parts_rows(systems))
         }
-    return found
+    return parts
 
 
 def _rates(scores: Sequence[SystemScore], clip_set: ClipSet) -> list[float]:

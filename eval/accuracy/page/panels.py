@@ -93,15 +93,17 @@ class LatencyPanel(Panel):
     def __init__(self, title: str, rows: dict[str, list[Latency]]) -> None:
         self.title, self.rows, self.names = title, rows, list(rows)
         self.words_width = 124
-        self.column = "p50 / p95" if all(len(found) == 1 for found in rows.values()) else "p50"
+        self.column = (
+            "p50 / p95" if all(len(latencies) == 1 for latencies in rows.values()) else "p50"
+        )
 
     def draw_row(self, axes: Axes, name: str, row: float, step: float) -> None:
         """Do as `Panel.draw_row` says."""
-        colour, found = colour_of(name), self.rows[name]
-        height = 0.46 if len(found) == 1 else 0.26
-        for number, latency in enumerate(found):
-            y = row + step * (number - (len(found) - 1) / 2)
-            last = number == len(found) - 1
+        colour, latencies = colour_of(name), self.rows[name]
+        height = 0.46 if len(latencies) == 1 else 0.26
+        for number, latency in enumerate(latencies):
+            y = row + step * (number - (len(latencies) - 1) / 2)
+            last = number == len(latencies) - 1
             for low, high, opacity in _BANDS:
                 left, right = latency.percentiles_s[low], latency.percentiles_s[high]
                 axes.barh(
@@ -123,15 +125,18 @@ class LatencyPanel(Panel):
 
     def words(self, name: str) -> str:
         """Do as `Panel.words` says."""
-        found = self.rows[name]
-        if len(found) == 1:
-            return f"{_time(found[0].p50_s)} / {_time(found[0].p95_s)}"
-        return " → ".join(_time(latency.p50_s) for latency in found)
+        latencies = self.rows[name]
+        if len(latencies) == 1:
+            return f"{_time(latencies[0].p50_s)} / {_time(latencies[0].p95_s)}"
+        return " → ".join(_time(latency.p50_s) for latency in latencies)
 
     def finish(self, axes: Axes) -> None:
         """Do as `Panel.finish` says."""
         all_s = [
-            s for found in self.rows.values() for one in found for s in one.percentiles_s[1:100]
+            s
+            for latencies in self.rows.values()
+            for latency in latencies
+            for s in latency.percentiles_s[1:100]
         ]
         low, high = 0.85 * min(all_s), 1.15 * max(all_s)
         axes.set_xscale("log")

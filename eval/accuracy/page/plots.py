@@ -25,12 +25,12 @@ class Drawing:
 
 def accuracy_plot(runs: Sequence[Report], clip_set: ClipSet) -> Drawing | None:
     """Draw CER and WER with their intervals; None where no system has a rate."""
-    heard = {
+    accuracies = {
         name: [_accuracy(run, name, clip_set) for run in runs]
         for name in _systems(runs, lambda score: clip_set in score.sets)
     }
     rates = {
-        title: {name: list(map(attrgetter(place), found)) for name, found in heard.items()}
+        title: {name: list(map(attrgetter(place), of_runs)) for name, of_runs in accuracies.items()}
         for title, place in (("CER, %", "cer"), ("WER, %", "wer"))
     }
     return rates_plot(rates, f"accuracy-{clip_set}")
@@ -41,7 +41,9 @@ def rates_plot(rates: Mapping[str, Mapping[str, list[Rate]]], name: str) -> Draw
     panels: list[Panel] = []
     for title, rows in rates.items():
         known = {
-            name: found for name, found in rows.items() if all(r.percent is not None for r in found)
+            name: rates_of_runs
+            for name, rates_of_runs in rows.items()
+            if all(r.percent is not None for r in rates_of_runs)
         }
         if known:
             panels.append(RatePanel(title, known))
@@ -77,7 +79,7 @@ def _systems(runs: Sequence[Report], fits: Callable[[SystemScore], bool]) -> lis
     """Return those of the first run, in its order, that fit in every run."""
     fitting = [{s.facts.name for s in run.systems if fits(s)} for run in runs]
     names = [score.facts.name for score in runs[0].systems]
-    return [name for name in names if all(name in found for found in fitting)]
+    return [name for name in names if all(name in fit for fit in fitting)]
 
 
 def memory_plot(runs: Sequence[Report]) -> Drawing | None:

@@ -66,7 +66,7 @@ def scatter(
 
 def _scales(axes: Axes, points: dict[str, list[Point]], *, narrow: bool) -> None:
     """Scale both axes from 0, so that distances are what they look like."""
-    everything = [point for found in points.values() for point in found]
+    everything = [point for of_system in points.values() for point in of_system]
     axes.grid(True, axis="both")
     axes.set_xlabel("peak memory, MiB")
     axes.set_xlim(0, 1.08 * max(memory for memory, _ in everything))
@@ -75,8 +75,8 @@ def _scales(axes: Axes, points: dict[str, list[Point]], *, narrow: bool) -> None
     axes.yaxis.set_major_locator(MaxNLocator(5))
 
 
-def _point(axes: Axes, system: str, found: Sequence[Point], words: str, at: float) -> None:
-    colour, (memory, speed) = colour_of(system), found[-1]
+def _point(axes: Axes, system: str, points: Sequence[Point], words: str, at: float) -> None:
+    colour, (memory, speed) = colour_of(system), points[-1]
     axes.annotate(
         words,
         (memory, speed),
@@ -88,15 +88,15 @@ def _point(axes: Axes, system: str, found: Sequence[Point], words: str, at: floa
         annotation_clip=False,
         arrowprops={"arrowstyle": "-", "color": LINE, "linewidth": 1.2, "shrinkB": 6},
     )
-    if len(found) == 2:
+    if len(points) == 2:
         axes.annotate(
             "",
             (memory, speed),
-            found[0],
+            points[0],
             arrowprops={"arrowstyle": "->", "color": colour, "linewidth": 1.6, "shrinkB": 5},
         )
         axes.plot(
-            *([value] for value in found[0]),
+            *([value] for value in points[0]),
             marker="o",
             markersize=8,
             markerfacecolor=PAPER,

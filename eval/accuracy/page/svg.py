@@ -106,7 +106,7 @@ def to_svg(figure: Figure, name: str, label: str) -> str:
     for element in root.iter():
         element.tag = element.tag.removeprefix(f"{{{_SVG}}}")
     text = ET.tostring(root, encoding="unicode")
-    return re.sub("|".join(_VARIABLES), lambda found: _VARIABLES[found[0]], text)
+    return re.sub("|".join(_VARIABLES), lambda match: _VARIABLES[match[0]], text)
 
 
 def _make_ids_unique(root: ET.Element, name: str) -> None:

@@ -25,12 +25,12 @@ def seconds_of(decode: Decode, lengths: Sequence[int]) -> float:
         EarshotError: a length was not reached or exceeded, so the figure would mean nothing.
     """
     began = time.perf_counter()
-    found = decode(lengths)
+    decoded = decode(lengths)
     wall_s = time.perf_counter() - began
-    if list(found) != list(lengths):
+    if list(decoded) != list(lengths):
         raise EarshotError(
-            f"forced {len(lengths)} windows to {_few(lengths)} tokens, got {_few(found)} for "
-            f"{len(found)}; this version of the peer does not keep forced lengths"
+            f"forced {len(lengths)} windows to {_few(lengths)} tokens, got {_few(decoded)} for "
+            f"{len(decoded)}; this version of the peer does not keep forced lengths"
         )
     return wall_s
 

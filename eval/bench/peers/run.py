@@ -28,7 +28,7 @@ stage."""
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """What measures a peer, and what it needs."""
+    """The measurement of a peer, and the packages that it needs."""
 
     run: Run
     packages: tuple[str, ...]  # by import name
