@@ -18,6 +18,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 import torch
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from build.checkpoint import Checkpoint, open_checkpoint
 from build.names import foreign_name
@@ -73,17 +74,9 @@ def _text_tokens(checkpoint: Checkpoint) -> list[bytes]:
     """Return the bytes of every token that is text, by id; those are all before end of text."""
     vocabulary: dict[str, int] = json.loads(checkpoint.tokenizer_json)["model"]["vocab"]
     by_id = {id: text for text, id in vocabulary.items()}
-    letters = _byte_letters()
+    alphabet: dict[int, str] = bytes_to_unicode()  # type: ignore[no-untyped-call]
+    letters = {letter: byte for byte, letter in alphabet.items()}
     return [bytes(letters[c] for c in by_id[id]) for id in range(checkpoint.facts.eot)]
-
-
-def _byte_letters() -> dict[str, int]:
-    """Return the byte of each letter of a byte-level vocabulary, as GPT-2 has them."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + number): byte for number, byte in enumerate(others)
-    }
 
 
 def _write_tensor(file: BinaryIO, name: str, tensor: torch.Tensor, kind: GgmlKind) -> None:

@@ -70,9 +70,9 @@ def timed_request(client: Client, audio: bytes, spec: RequestSpec) -> Answer:
     return Answer(ended, ended - began, spec)
 
 
-def processes_for(requests: int) -> int:
+def processes_for(requests: int, most: int = MOST_PROCESSES) -> int:
     """Return how many processes keep so many requests in flight: at most half of the cores."""
-    return max(1, min(MOST_PROCESSES, (os.cpu_count() or 1) // 2, requests))
+    return max(1, min(most, (os.cpu_count() or 1) // 2, requests))
 
 
 class Clients:

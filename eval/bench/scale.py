@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from eval.bench.clients import Answer, Clients, RequestSpec
+from eval.bench.clients import Answer, Clients, RequestSpec, processes_for
 from eval.bench.plan import Load, Plan, configured
 from eval.bench.run import on_disk
 from eval.bench.table import device_facts, percentiles_ms, software
@@ -207,7 +207,7 @@ def _measure(config: Config, folder: Path, load: Load, progress: Say) -> Figure:
         max_inflight_mb=max(config.server.max_inflight_mb, 2 * in_flight),
     )
     with running_server(roomy, str(folder)) as server:
-        processes = max(1, min(_PROCESSES * engines, (os.cpu_count() or 1) // 2, in_flight))
+        processes = processes_for(in_flight, _PROCESSES * engines)
         progress(
             f"{config.runtime.device}: {in_flight} requests in flight from {processes} processes"
         )

@@ -19,7 +19,6 @@ from eval.live.passages import passages
 from eval.live.systems import System, open_system
 from eval.live.words import Spoken, final_words, latencies
 from eval.measurement import Check, Result, Run, Say
-from serve.cli.live_client import Heard
 from serve.contract.errors import EarshotError
 from serve.contract.messages import Request, Transcript
 from serve.speech.audio import decode
@@ -229,7 +228,8 @@ class _Measure:
         async for news in self.system.play(list(blocks), wanted):
             kind = news.event["type"].rpartition(".")[2]
             if kind == "delta":
-                deltas.setdefault(news.event["item_id"], []).append(_timed(news))
+                delta = news.at_s, news.event["delta"]
+                deltas.setdefault(news.event["item_id"], []).append(delta)
             elif kind == "completed":
                 transcripts.append(news.event["transcript"])
             failed += kind == "failed"
@@ -271,7 +271,3 @@ def _torn(text: str) -> int:
 def _share(clips: Sequence[Clip], index: int, each: int) -> list[Clip]:
     """Choose the clips of a stream: streams next to each other play different ones."""
     return [clips[(index * 5 + i) % len(clips)] for i in range(each)]
-
-
-def _timed(news: Heard) -> tuple[float, str]:
-    return news.at_s, news.event["delta"]

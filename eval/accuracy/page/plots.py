@@ -12,7 +12,7 @@ from eval.accuracy.data import ClipSet
 from eval.accuracy.page.panels import LatencyPanel, Panel, RatePanel, rows_figure
 from eval.accuracy.page.scatter import Point, scatter
 from eval.accuracy.report import Report
-from eval.accuracy.score import Accuracy, Rate, SystemScore
+from eval.accuracy.score import Rate, SystemScore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Drawing:
 def accuracy_plot(runs: Sequence[Report], clip_set: ClipSet) -> Drawing | None:
     """Draw CER and WER with their intervals; None where no system has a rate."""
     accuracies = {
-        name: [_accuracy(run, name, clip_set) for run in runs]
+        name: [_score(run, name).sets[clip_set].overall for run in runs]
         for name in _systems(runs, lambda score: clip_set in score.sets)
     }
     rates = {
@@ -69,10 +69,6 @@ def latency_plot(runs: Sequence[Report]) -> Drawing | None:
 
 def _score(run: Report, name: str) -> SystemScore:
     return next(score for score in run.systems if score.facts.name == name)
-
-
-def _accuracy(run: Report, name: str, clip_set: ClipSet) -> Accuracy:
-    return _score(run, name).sets[clip_set].overall
 
 
 def _systems(runs: Sequence[Report], fits: Callable[[SystemScore], bool]) -> list[str]:
