@@ -42,6 +42,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
+    _add_engine(commands)
+    inspect = commands.add_parser("inspect", help="print what an engine says about itself")
+    inspect.add_argument("engine", metavar="ENGINE", help="engine folder")
+    inspect.add_argument("--json", action="store_true", help="print the manifest as it is")
+    _add_verify(commands)
+    return parser
+
+
+def _add_engine(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     engine = commands.add_parser("engine", help="build an engine from a checkpoint, and verify it")
     _add_config(engine, "settings to build with; flags below override it")
     engine.add_argument(
@@ -79,10 +88,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_audio(engine)
 
-    inspect = commands.add_parser("inspect", help="print what an engine says about itself")
-    inspect.add_argument("engine", metavar="ENGINE", help="engine folder")
-    inspect.add_argument("--json", action="store_true", help="print the manifest as it is")
 
+def _add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     verify = commands.add_parser(
         "verify", help="compare an engine's logits and greedy tokens with its checkpoint's"
     )
@@ -93,7 +100,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_config(verify, "settings: [runtime] to compare with, clips of build.verify_clips")
     _add_audio(verify)
-    return parser
 
 
 def _add_config(parser: argparse.ArgumentParser, meaning: str) -> None:

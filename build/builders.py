@@ -51,7 +51,7 @@ class EngineBuilder(Protocol):
         ...
 
     def commands(self, dims: Dims, config: Config) -> list[list[str]]:
-        """The commands that a build runs, if any; needs neither library nor GPU."""
+        """Return the commands that a build runs, if any; needs neither library nor GPU."""
         ...
 
     def fill(self, folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> Made:
@@ -65,7 +65,7 @@ class EngineBuilder(Protocol):
         ...
 
     def is_current(self, engine: Engine, checkpoint: Checkpoint, config: Config) -> bool:
-        """Whether an engine of the same checkpoint and precision is what `fill` would write now.
+        """Return whether an engine of this checkpoint and precision is what `fill` would write now.
 
         Raises:
             UnavailableError, CheckpointError: a build would be refused.
@@ -82,12 +82,12 @@ _BUILDERS: dict[RuntimeName, EngineBuilder] = {
 
 
 def builder_for(runtime: RuntimeName) -> EngineBuilder:
-    """The builder of a runtime's engines."""
+    """Return the builder of a runtime's engines."""
     return _BUILDERS[runtime]
 
 
 def builder_of(config: Config) -> EngineBuilder:
-    """The builder that `build.runtime` names."""
+    """Return the builder that `build.runtime` names."""
     return builder_for(config.build.runtime)
 
 
@@ -148,14 +148,14 @@ def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> None
 
 
 def _stated(manifest: Manifest, checkpoint: Checkpoint) -> TokenizerFacts:
-    """An engine's facts, without alignment heads that the build has measured itself."""
+    """Return an engine's facts, without alignment heads that the build has measured itself."""
     if checkpoint.facts.alignment_heads:
         return manifest.tokenizer
     return dataclasses.replace(manifest.tokenizer, alignment_heads=())
 
 
 def up_to_date(checkpoint: Checkpoint, config: Config, verified: bool) -> bool:
-    """Whether `config.engine` is a sound engine, the same that a build would write now.
+    """Return whether `config.engine` is a sound engine, the same that a build would write now.
 
     `verified` asks for one that has passed its verification too, where its builder has one.
 

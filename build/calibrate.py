@@ -1,4 +1,4 @@
-"""What the matrices of a checkpoint are multiplied with while it hears speech.
+"""Moments of what a checkpoint's matrices are multiplied with while it hears speech.
 
 The sums of x xT over these inputs are all that compensated rounding (`build.quantize`) has to know.
 The checkpoint runs in transformers, FP32, and its decoder reads the text that it writes itself, so
@@ -37,7 +37,7 @@ Moments = Mapping[str, torch.Tensor]
 
 
 def calibration_of(manifest: str | Path) -> Calibration:
-    """What an engine's manifest says of the clips that it is calibrated on.
+    """Describe the clips that an engine is calibrated on, for its manifest.
 
     Raises:
         FileError: the manifest or a clip cannot be read.
@@ -51,7 +51,7 @@ def calibration_of(manifest: str | Path) -> Calibration:
 
 
 def clip_windows(manifest: str | Path) -> list[Recording]:
-    """A manifest's clips in their order, neighbours of one language joined to windows of 30 s.
+    """Join a manifest's clips, in order: neighbours of one language to windows of 30 s.
 
     Raises:
         FileError, ConfigError: as `calibration_of` does.
@@ -116,7 +116,7 @@ def second_moments(
 
 
 def _same_inputs(name: str) -> str:
-    """The matrix that stands for all that are multiplied with the same inputs."""
+    """Return the matrix that stands for all that are multiplied with the same inputs."""
     side, _, rest = name.partition(".layers.")
     if ".cross.k." in name or ".cross.v." in name:  # the encoder's output, in every layer
         return f"{side}.layers.0.cross.k.weight"
@@ -126,7 +126,7 @@ def _same_inputs(name: str) -> str:
 
 
 def _module_of(name: str) -> str:
-    """What transformers calls the linear layer that a matrix belongs to."""
+    """Return transformers' name of the linear layer that a matrix belongs to."""
     if name == "decoder.tokens":
         return "proj_out"
     return foreign_name(name, "hf").removesuffix(".weight")
@@ -134,7 +134,7 @@ def _module_of(name: str) -> str:
 
 @contextlib.contextmanager
 def _inputs_added(model: Any, names: set[str], sums: dict[str, torch.Tensor]) -> Iterator[None]:
-    """Inside, the inputs of some matrices' layers are added to their sums."""
+    """Add the inputs of some matrices' layers to their sums, inside the block."""
 
     def add(name: str, module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
         rows = inputs[0].flatten(0, -2)

@@ -145,31 +145,31 @@ def open_network(checkpoint: str, decoder_alone: bool = False) -> Network:
         CheckpointError: as in `open_checkpoint`.
     """
     if Path(checkpoint).is_file():
-        found = Found(Path(checkpoint), checkpoint)
-        files = [found.path]
+        place = Found(Path(checkpoint), checkpoint)
+        files = [place.path]
     else:
-        found = checkpoint_folder(checkpoint)
-        files = _weight_files(found.path)
-    naming, dims, stored = _read(found.path, files)
-    source = Source(found.id, _sha256(files))
-    if found.sha256 not in (None, source.sha256):
+        place = checkpoint_folder(checkpoint)
+        files = _weight_files(place.path)
+    naming, dims, stored = _read(place.path, files)
+    source = Source(place.id, _sha256(files))
+    if place.sha256 not in (None, source.sha256):
         raise CheckpointError(
             f"{files[0]} is not {checkpoint} as it was published: its SHA-256 is {source.sha256}, "
-            f"expected {found.sha256}; remove {found.path} and try again"
+            f"expected {place.sha256}; remove {place.path} and try again"
         )
     return Network(
-        path=found.path,
+        path=place.path,
         naming=naming,
         dims=dims,
-        tensors=_renamed(stored, dims, naming, str(found.path), decoder_alone),
+        tensors=_renamed(stored, dims, naming, str(place.path), decoder_alone),
         source=source,
         weight_bytes=sum(file.stat().st_size for file in files),
-        found=found.where,
+        found=place.where,
     )
 
 
 def _read(path: Path, files: list[Path]) -> tuple[Naming, Dims, dict[str, Any]]:
-    """Whose format a checkpoint has, its sizes, and its tensors by its own names."""
+    """Return a checkpoint's naming, its sizes, and its tensors by its own names."""
     if files == [path]:
         return "openai", *_read_openai(path)
     if files == [path / CT2_WEIGHTS]:
@@ -179,7 +179,7 @@ def _read(path: Path, files: list[Path]) -> tuple[Naming, Dims, dict[str, Any]]:
 
 
 def _read_openai(path: Path) -> tuple[Dims, dict[str, Any]]:
-    """An OpenAI checkpoint's sizes, and its tensors by OpenAI's names."""
+    """Return an OpenAI checkpoint's sizes, and its tensors by OpenAI's names."""
     content = _load_pickle(path)
     if not isinstance(content, dict) or not {"dims", "model_state_dict"} <= set(content):
         raise CheckpointError(
@@ -189,7 +189,7 @@ def _read_openai(path: Path) -> tuple[Dims, dict[str, Any]]:
 
 
 def folder_files(folder: Path) -> list[Path]:
-    """The files of a folder that make the checkpoint, with one copy of the weights.
+    """Return the files of a folder that make the checkpoint, with one copy of the weights.
 
     Raises:
         CheckpointError: it holds no weights, or not all that its index names.
@@ -200,26 +200,26 @@ def folder_files(folder: Path) -> list[Path]:
 
 
 def _weights_or_index(folder: Path) -> Path:
-    found = next((folder / name for name in WEIGHTS_OR_INDEX if (folder / name).is_file()), None)
-    if found is None:
+    path = next((folder / name for name in WEIGHTS_OR_INDEX if (folder / name).is_file()), None)
+    if path is None:
         raise CheckpointError(
             f"{folder} holds no weights: expected {' or '.join(WEIGHTS_OR_INDEX)}"
         )
-    return found
+    return path
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The weight files of a folder, whole or sharded, in order of name."""
-    found = _weights_or_index(folder)
-    if found.suffix != ".json":
-        return [found]
-    weight_map = read_json(found).get("weight_map")
+    """Return the weight files of a folder, whole or sharded, in order of name."""
+    path = _weights_or_index(folder)
+    if path.suffix != ".json":
+        return [path]
+    weight_map = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{found}: weight_map is missing or empty")
+        raise CheckpointError(f"{path}: weight_map is missing or empty")
     names = sorted({str(name) for name in weight_map.values()})
     for name in names:
         if Path(name).name != name or not (folder / name).is_file():
-            raise CheckpointError(f"{found} names the file {name!r}, which is not in {folder}")
+            raise CheckpointError(f"{path} names the file {name!r}, which is not in {folder}")
     return [folder / name for name in names]
 
 
@@ -351,7 +351,7 @@ def _drop_tied(stored: dict[str, Any], naming: Naming, where: str) -> None:
 
 
 def _some(names: Iterable[str], most: int = 8) -> str:
-    """The first few of many names."""
+    """Return the first few of many names."""
     ordered = sorted(str(name) for name in names)
     more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
     return (", ".join(ordered[:most]) or "none") + more

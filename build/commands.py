@@ -1,4 +1,4 @@
-"""What `python -m build` does, by the names of its commands; `__main__` says what each is given."""
+"""The commands of `python -m build`, by their names; `__main__` says what each is given."""
 
 import argparse
 import dataclasses
@@ -64,7 +64,7 @@ def _show(commands: Sequence[Sequence[str]], config: Config) -> None:
 
 
 def _overridden(config: Config, args: argparse.Namespace) -> Config:
-    """The config with the flags that were given."""
+    """Return the config with the flags that were given."""
     names = ("checkpoint", "precision", "tokenizer", "draft", "calibrate", "device")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if given.get("checkpoint", config.build.checkpoint) != config.build.checkpoint:
@@ -85,7 +85,7 @@ def _recordings(args: argparse.Namespace, config: Config, facts: TokenizerFacts)
 def _verifier(
     checkpoint: Checkpoint, config: Config, args: argparse.Namespace
 ) -> Callable[[Engine], None]:
-    """What compares an engine with its checkpoint and notes the deviation in its manifest."""
+    """Make the comparison of an engine with its checkpoint, which its manifest then notes."""
     from build import verify  # noqa: PLC0415 - transformers takes seconds to load
 
     recordings = _recordings(args, config, checkpoint.facts)
@@ -108,7 +108,7 @@ def _verifier(
 
 
 def _with_heads(engine: Engine, recordings: Sequence[Recording]) -> TokenizerFacts:
-    """The facts of an engine whose checkpoint names no alignment heads, with measured ones."""
+    """Measure alignment heads, which the checkpoint does not name, and add them to its facts."""
     from build.heads import hear, measure_heads  # noqa: PLC0415 - as above
 
     print("The checkpoint names no alignment heads, by which words are timed", file=sys.stderr)

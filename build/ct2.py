@@ -24,7 +24,11 @@ Tensors = dict[str, torch.Tensor]
 _VERSION = 6
 _SPEC = "WhisperSpec"
 _DTYPES = (
-    *(torch.float32, torch.int8, torch.int16, torch.int32, torch.float16),
+    torch.float32,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.float16,
     torch.bfloat16,
 )
 _MOST_DIMENSIONS = 3
@@ -83,7 +87,7 @@ class _Reader:
         self._at = 0
 
     def variables(self) -> tuple[Tensors, dict[str, str]]:
-        """Every variable, as stored, by its name, and the variables that aliases stand for."""
+        """Read every variable, as stored, by its name, and the variables that aliases stand for."""
         version = self._number()
         if version != _VERSION:
             raise self._error(f"its format is {version}; expected {_VERSION}")
@@ -162,7 +166,7 @@ class _Reader:
 
 
 def _expanded(stored: Tensors, path: Path) -> Tensors:
-    """INT8 matrices divided by each row's scale, as float16; others and settings as they are."""
+    """Divide INT8 matrices by each row's scale, as float16; leave all others as they are."""
     tensors = dict(stored)
     for name, tensor in stored.items():
         if not tensor.dim() or tensor.dtype in _READ:
@@ -179,7 +183,7 @@ def _expanded(stored: Tensors, path: Path) -> Tensors:
 
 
 def _apart(tensors: Tensors, path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Queries, keys and values on their own, and no bias of keys, which Whisper has not."""
+    """Yield queries, keys and values on their own, without the bias of keys, which is 0."""
     for name, tensor in tensors.items():
         module, _, leaf = name.rpartition("/")
         parts = next((p for stack, p in _STACKED.items() if module.endswith(stack)), "")
@@ -190,16 +194,16 @@ def _apart(tensors: Tensors, path: Path) -> Iterator[tuple[str, torch.Tensor]]:
             raise CheckpointError(
                 f"{path}: {name} has shape {list(tensor.shape)}; expected {len(parts)} equal parts"
             )
-        for part, one in zip(parts, tensor.chunk(len(parts)), strict=True):
+        for part, chunk in zip(parts, tensor.chunk(len(parts)), strict=True):
             if part == "k" and leaf == "bias":
-                if bool(one.any()):
+                if bool(chunk.any()):
                     raise CheckpointError(f"{path}: {name} adds to keys; Whisper's have no bias")
                 continue
-            yield f"{module}.{part}/{leaf}", one
+            yield f"{module}.{part}/{leaf}", chunk
 
 
 def _heads(settings: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The number of heads by side, once nothing asks for another architecture."""
+    """Return the number of heads by side, once nothing asks for another architecture."""
     heads = {side: settings.pop(f"{side}/num_heads", None) for side in ("encoder", "decoder")}
     for name in settings.keys() - set(_ANY_SETTING):
         expected = _SETTINGS.get(name, "none of that name")
@@ -209,7 +213,7 @@ def _heads(settings: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _sizes(tensors: Tensors, heads: dict[str, Any]) -> dict[str, Any]:
-    """Sizes as the tensors show them; whether all fit each other is found out by their shapes."""
+    """Return sizes as the tensors show them; whether all fit is found out by their shapes."""
 
     def size(name: str, dimension: int) -> int | None:
         tensor = tensors.get(name)

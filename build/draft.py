@@ -18,14 +18,16 @@ from serve.contract.errors import CheckpointError
 
 _OWN_SIZES = ("n_text_layer", "n_text_ffn")  # all others must be the checkpoint's
 _OWN_FACTS = (  # not about special tokens, and never read of a draft
-    *("alignment_heads", "suppress_tokens", "begin_suppress_tokens"),
+    "alignment_heads",
+    "suppress_tokens",
+    "begin_suppress_tokens",
     "max_initial_timestamp_index",
 )
 _STATED = {"eos_token_id": "eot", "decoder_start_token_id": "sot"}  # in config.json: in our facts
 
 
 def with_draft(checkpoint: Checkpoint, draft: str) -> Checkpoint:
-    """The checkpoint with a draft opened beside it.
+    """Return the checkpoint with a draft opened beside it.
 
     Args:
         checkpoint: what verifies.
@@ -44,7 +46,7 @@ def with_draft(checkpoint: Checkpoint, draft: str) -> Checkpoint:
 
 
 def draft_facts(checkpoint: Checkpoint) -> Draft | None:
-    """What an engine's manifest says of the checkpoint's draft."""
+    """Describe the checkpoint's draft for an engine's manifest; None where there is none."""
     if checkpoint.draft is None:
         return None
     dims = checkpoint.draft.dims
@@ -52,7 +54,7 @@ def draft_facts(checkpoint: Checkpoint) -> Draft | None:
 
 
 def engine_tensors(checkpoint: Checkpoint) -> Mapping[str, torch.Tensor]:
-    """The checkpoint's tensors, and its draft's by the names that an engine gives them."""
+    """Return the checkpoint's tensors, and its draft's by the names that an engine gives them."""
     if checkpoint.draft is None:
         return checkpoint.tensors
     decoder = {
@@ -89,8 +91,8 @@ def _same_tokens(draft: Network, checkpoint: Checkpoint) -> None:
         own = {fact: config[key] for key, fact in _STATED.items() if config.get(key) is not None}
     for name, value in own.items():
         if value != facts[name] and name not in _OWN_FACTS:
-            found, expected = (reprlib.repr(one) for one in (value, facts[name]))
-            raise _refuse(draft, f"its tokens differ: {name} is {found}, not {expected}")
+            shown, expected = (reprlib.repr(each) for each in (value, facts[name]))
+            raise _refuse(draft, f"its tokens differ: {name} is {shown}, not {expected}")
 
 
 def _own_facts(folder: Path, dims: Dims) -> TokenizerFacts:

@@ -141,17 +141,17 @@ class _Reader:
         self.notes: list[str] = []
 
     def token(self, key: str, *contents: str) -> int:
-        """Id of the first of `contents` there is; must agree with `key` of generation_config."""
+        """Return the id of the first of `contents` that is there, as `key` must state it."""
         stated = self.files.generation.get(key)
         return self.agreed(key, stated, *contents)
 
     def task(self, task: str) -> int:
-        """Id of a task's token."""
+        """Return the id of a task's token."""
         stated = self.table("task_to_id").get(task)
         return self.agreed(f"task_to_id.{task}", stated, f"<|{task}|>")
 
     def agreed(self, key: str, stated: Any, *contents: str) -> int:
-        """One id out of two statements that must not differ."""
+        """Return one id out of two statements that must not differ."""
         special = self.files.special
         content = next((c for c in contents if c in special), None)
         if content is None:
@@ -177,12 +177,12 @@ class _Reader:
         return value
 
     def ids(self, key: str) -> tuple[int, ...]:
-        """A list of token ids; none, with a note, where the files have no such list."""
+        """Return a list of token ids; none, with a note, where the files have no such list."""
         stated = self._list(key, "nothing is suppressed by it")
         return tuple(self.in_vocab(key, value) for value in stated)
 
     def max_initial_timestamp_index(self) -> int:
-        """The latest first timestamp, in steps of 20 ms."""
+        """Return the latest first timestamp, in steps of 20 ms."""
         value = self.files.generation.get("max_initial_timestamp_index")
         if value is None:
             self.notes.append(
@@ -198,7 +198,7 @@ class _Reader:
         return value
 
     def alignment_heads(self) -> tuple[tuple[int, int], ...]:
-        """(layer, head) pairs whose cross-attention follows the audio."""
+        """Return (layer, head) pairs whose cross-attention follows the audio."""
         return tuple(
             self._head(pair) for pair in self._list("alignment_heads", "verifying measures them")
         )
@@ -214,7 +214,7 @@ class _Reader:
         )
 
     def _list(self, key: str, otherwise: str) -> list[Any]:
-        """A list; empty where it is not stated, with a note of what holds `otherwise`."""
+        """Return a list; empty where it is not stated, with a note of what holds `otherwise`."""
         value = self.files.generation.get(key)
         if value is None:
             self.notes.append(f"the checkpoint states no {key}: {otherwise}")
@@ -224,7 +224,7 @@ class _Reader:
         return value
 
     def table(self, key: str) -> dict[str, Any]:
-        """A table of ids by what they stand for; empty where it is not stated."""
+        """Return a table of ids by what they stand for; empty where it is not stated."""
         value = self.files.generation.get(key, {})
         if not isinstance(value, dict):
             raise CheckpointError(f"{self.files.folder}: {key} = {value!r}; expected an object")
@@ -234,7 +234,7 @@ class _Reader:
 def _timestamp_begin(
     files: TokenizerFiles, dims: Dims, no_timestamps: int, exact_vocab: bool
 ) -> int:
-    """Id of <|0.00|>, which follows <|notimestamps|>; older tokenizer files do not list it."""
+    """Find the id of <|0.00|>, after <|notimestamps|>; older tokenizer files do not list it."""
     begin = no_timestamps + 1
     stated = files.special.get("<|0.00|>", begin)
     end = begin + N_TIMESTAMPS
@@ -249,7 +249,7 @@ def _timestamp_begin(
 
 
 def _is_multilingual(files: TokenizerFiles, dims: Dims) -> bool:
-    """English-only tokenizers hold language tokens too, so the tokens alone do not tell."""
+    """Return whether the checkpoint is multilingual, which language tokens alone do not tell."""
     stated = files.generation.get("is_multilingual")
     if isinstance(stated, bool):
         return stated
@@ -266,7 +266,7 @@ def _is_multilingual(files: TokenizerFiles, dims: Dims) -> bool:
 
 
 def _languages(reader: _Reader, sot: int, translate: int) -> dict[str, int]:
-    """Language code -> token id, in order of id.
+    """Return token ids by language code, in order of id.
 
     Stated by `lang_to_id`; otherwise the language tokens that stand between start-of-transcript
     and translate, as in every Whisper vocabulary.

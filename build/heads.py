@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from build.recordings import Recording
-from build.reference import prompt_of
+from build.reference import features_of, prompt_of
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Engine
 from serve.native.alignment import Aligner, Said
@@ -21,7 +21,7 @@ from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
 from serve.native.slots import Place
 from serve.runtime.protocol import Event, Job
-from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES, log_mel
+from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from serve.speech.words import FRAMES_PER_S, handovers
 
 MOST_HEADS = 10  # of OpenAI's checkpoints the largest names as many
@@ -41,14 +41,11 @@ class Heard:
 
 
 def hear(engine: Engine, recordings: Sequence[Recording]) -> list[Heard]:
-    """The first window of each recording, decoded greedily on the CPU."""
+    """Decode the first window of each recording greedily on the CPU."""
     config = RuntimeConfig(slots=1, encoder_batch=1, threads=torch.get_num_threads())
-    runtime, filters, heard = NativeRuntime(engine, config), engine.load_mel_filters(), []
+    runtime, filters, windows = NativeRuntime(engine, config), engine.load_mel_filters(), []
     for number, recording in enumerate(recordings):
-        padded = np.zeros(WINDOW_SAMPLES, np.float32)
-        samples = recording.samples[:WINDOW_SAMPLES]
-        padded[: len(samples)] = samples
-        features = log_mel(torch.from_numpy(padded)[None], filters)
+        features = features_of(recording, filters)
         prompt = prompt_of(engine.manifest.tokenizer, recording.language)
         runtime.submit(Job(number, features[0], prompt))
         tokens: tuple[int, ...] = ()
@@ -56,15 +53,16 @@ def hear(engine: Engine, recordings: Sequence[Recording]) -> list[Heard]:
         while not ended:
             for event in runtime.poll(1.0):
                 tokens, ended = tokens + event.tokens, event.finished is not None
-        frames = max(1, len(samples) * FRAMES_PER_S // SAMPLE_RATE)
-        heard.append(Heard(features, prompt, tokens, frames))
+        samples = min(len(recording.samples), WINDOW_SAMPLES)
+        frames = max(1, samples * FRAMES_PER_S // SAMPLE_RATE)
+        windows.append(Heard(features, prompt, tokens, frames))
     runtime.close()
-    return heard
+    return windows
 
 
 @torch.inference_mode()
 def measure_heads(engine: Engine, windows: Sequence[Heard]) -> Heads:
-    """The heads by which words are timed best, in order; none if no window has any text.
+    """Find the heads by which words are timed best, in order; none if no window has any text.
 
     Args:
         engine: a native engine.
@@ -75,7 +73,7 @@ def measure_heads(engine: Engine, windows: Sequence[Heard]) -> Heads:
     cache = network.new_cache(len(windows), len(windows))
     for i, window in enumerate(windows):
         network.fill_cross(network.encode(window.features), cache, torch.tensor([i]))
-    said = [
+    texts = [
         Said(
             Job(i, window.features, window.prompt, align_frames=window.frames),
             Place(i, i, 1),
@@ -87,8 +85,8 @@ def measure_heads(engine: Engine, windows: Sequence[Heard]) -> Heads:
     for layer in range(dims.n_text_layer):  # together their weights could fill the memory
         heads = tuple((layer, head) for head in range(dims.n_text_head))
         every = dataclasses.replace(facts, alignment_heads=heads)
-        for found in Aligner(network, cache, every, len(windows)).by_head(said):
-            scores[layer] += [_score(weights.numpy()) for weights in found] or 0.0
+        for by_head in Aligner(network, cache, every, len(windows)).by_head(texts):
+            scores[layer] += [_score(weights.numpy()) for weights in by_head] or 0.0
     best = scores.max()
     order = scores.ravel().argsort()[::-1][:MOST_HEADS]
     places = [divmod(int(i), dims.n_text_head) for i in order if best > 0]
@@ -96,7 +94,7 @@ def measure_heads(engine: Engine, windows: Sequence[Heard]) -> Heads:
 
 
 def _score(weights: npt.NDArray[np.float32]) -> float:
-    """Mean of each token's largest z-score on the best monotonic path through (n, frames)."""
+    """Average each token's largest z-score on the best monotonic path through (n, frames)."""
     begins = [*handovers(weights), weights.shape[1]]
     spans = zip(weights, begins, begins[1:], strict=False)
     return float(np.mean([row[a : max(a + 1, b)].max() for row, a, b in spans]))

@@ -21,17 +21,27 @@ GENERATION_CONFIG = "generation_config.json"
 PROCESSOR_CONFIGS = ("preprocessor_config.json", "processor_config.json")  # older; newer
 # Everything but the weights.
 SMALL_FILES = (
-    *(CONFIG, GENERATION_CONFIG, _TOKENIZER),
+    CONFIG,
+    GENERATION_CONFIG,
+    _TOKENIZER,
     # What else transformers' WhisperProcessor reads: not build, but runtimes that run checkpoints.
     *PROCESSOR_CONFIGS,
-    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "merges.txt", "normalizer.json"),
-    *("vocabulary.json", "vocabulary.txt"),  # CTranslate2's
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "normalizer.json",
+    # CTranslate2's.
+    "vocabulary.json",
+    "vocabulary.txt",
 )
 # Files that say where the weights are, best first; some repositories hold several copies.
 WEIGHTS_OR_INDEX = (
-    *("model.safetensors", "model.safetensors.index.json"),
-    *("pytorch_model.bin", "pytorch_model.bin.index.json"),
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
     CT2_WEIGHTS,
 )
 _WEIGHT_PATTERNS = (
@@ -98,7 +108,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 
 def _hub_folder(hub_id: str, revision: str | None, with_weights: bool) -> Path:
-    """A folder of the hub, which is asked for its newest state."""
+    """Find a folder of the hub, which is asked for its newest state."""
     if _COMMIT.fullmatch(revision or ""):  # what never changes need not be asked for
         folder = _from_cache(hub_id, revision, with_weights)
         if folder is not None:
@@ -118,7 +128,7 @@ def _hub_folder(hub_id: str, revision: str | None, with_weights: bool) -> Path:
 
 
 def _published(published: Published, name: str, with_weights: bool) -> Found:
-    """A published checkpoint from the first place that has it."""
+    """Find a published checkpoint in the first place that has it."""
     places = published.hub_places(name)
     for hub_id, revision in places:
         folder = _from_cache(hub_id, revision, with_weights)
@@ -156,16 +166,16 @@ def _found_in_wheels(published: Published, name: str) -> Found:
 
 
 def _from_cache(hub_id: str, revision: str | None, with_weights: bool) -> Path | None:
-    """A repository's folder in the hub's cache, if all that is needed is there."""
+    """Return a repository's folder in the hub's cache, if all that is needed is there."""
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - serving does without
 
     try:
-        found = snapshot_download(
+        snapshot = snapshot_download(
             hub_id, revision=revision, allow_patterns=list(SMALL_FILES), local_files_only=True
         )
     except _hub_errors():
         return None
-    folder = Path(found)
+    folder = Path(snapshot)
     facts = all((folder / file).is_file() for file in (CONFIG, _TOKENIZER))
     return folder if facts and (_has_weights(folder) or not with_weights) else None
 
@@ -187,7 +197,7 @@ def _from_hub(hub_id: str, revision: str | None, with_weights: bool) -> Path:
 
 
 def _hub_errors() -> tuple[type[Exception], ...]:
-    """What the hub's client raises.
+    """Return the errors that the hub's client raises.
 
     A proxy's refusal or a torn connection comes as the HTTP client's own error, whichever client
     this release of huggingface_hub uses; everything else is an OSError or ValueError.
@@ -198,14 +208,14 @@ def _hub_errors() -> tuple[type[Exception], ...]:
 
 
 def _refuses(error: Exception) -> bool:
-    """Whether the hub has answered that it does not give a repository."""
+    """Return whether the hub has answered that it does not give a repository."""
     from huggingface_hub import errors  # noqa: PLC0415 - as above
 
     return isinstance(error, errors.RepositoryNotFoundError | errors.RevisionNotFoundError)
 
 
 def _reason(hub_id: str, revision: str | None, error: Exception) -> str:
-    """Why the hub did not give a repository, and what helps if it has refused."""
+    """Say why the hub did not give a repository, and what helps if it has refused."""
     from huggingface_hub import errors  # noqa: PLC0415 - as above
 
     page = f"https://huggingface.co/{hub_id}"

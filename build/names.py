@@ -58,7 +58,7 @@ _LAYER = re.compile(r"(?P<side>encoder|decoder)\.layers\.(?P<index>\d+)\.(?P<mod
 
 
 def foreign_name(name: str, naming: Naming) -> str:
-    """The name that a checkpoint gives to one of our tensors.
+    """Return the name that a checkpoint gives to one of our tensors.
 
     Raises:
         KeyError: `name` is not one of ours.

@@ -38,7 +38,7 @@ def check(config: Config) -> None:
 
 
 def commands(dims: Dims, config: Config) -> list[list[str]]:
-    """None are run."""
+    """Return no commands: none are run."""
     return []
 
 
@@ -79,7 +79,7 @@ class _InMemory(Engine):
 
 
 def unquantized(engine: Engine, checkpoint: Checkpoint) -> Engine:
-    """What an engine of the checkpoint would be with FP16 weights, without writing it.
+    """Make the engine that the checkpoint gives with FP16 weights, without writing it.
 
     Raises:
         CheckpointError: a tensor holds values that are not finite in float16.
@@ -91,7 +91,7 @@ def unquantized(engine: Engine, checkpoint: Checkpoint) -> Engine:
 
 
 def is_current(engine: Engine, checkpoint: Checkpoint, config: Config) -> bool:
-    """Whether it was calibrated likewise; the rest, which decides all, every builder compares."""
+    """Return whether it was calibrated likewise; every builder compares the rest."""
     build = config.build
     expected = calibration_of(build.calibrate_clips) if _calibrates(build) else None
     return engine.manifest.calibration == expected
@@ -141,5 +141,5 @@ def convert(
 def _quantized(weight: torch.Tensor, moment: torch.Tensor | None) -> Quantized:
     if moment is None:
         return quantize_rows(weight)
-    found = quantize_compensated(weight.to(moment.device), moment)
-    return Quantized(found.codes.cpu(), found.scale.cpu())
+    matrix = quantize_compensated(weight.to(moment.device), moment)
+    return Quantized(matrix.codes.cpu(), matrix.scale.cpu())

@@ -40,13 +40,13 @@ class Published:
     wheels: tuple[Wheel, ...]
 
     def hub_places(self, name: str) -> list[tuple[str, str | None]]:
-        """Hub ids that may be meant by `name`, each with its revision, best first."""
+        """List the hub ids that may be meant by `name`, each with its revision, best first."""
         places = [(self.hub_id, self.revision), (self.original_id, None)]
         return [place for place in places if name in (self.name, place[0])]
 
     @property
     def wheel_names(self) -> str:
-        """The wheels as one names them."""
+        """Return the wheels as one names them."""
         return " and ".join(f"{wheel.project} {wheel.version}" for wheel in self.wheels)
 
 

@@ -18,7 +18,7 @@ class Quantized:
     scale: torch.Tensor
 
     def dequantized(self) -> torch.Tensor:
-        """The matrix that a runtime computes with, float32 (rows, columns)."""
+        """Return the matrix that a runtime computes with, float32 (rows, columns)."""
         return self.codes.float() * self.scale.float()[:, None]
 
 
@@ -68,7 +68,7 @@ def quantize_compensated(weight: torch.Tensor, moment: torch.Tensor) -> Quantize
 
 
 def _scales(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Float16 scales of the rows, and float32 ones to divide by, which are 1 for rows of zeros."""
+    """Return float16 scales of rows, and float32 ones to divide by: 1 for rows of zeros."""
     largest = weight.abs().amax(dim=1)
     scale = (largest / QMAX).half()
     scale = torch.where(
@@ -84,14 +84,14 @@ def _codes(weight: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
 
 
 def _inverse_factor(moment: torch.Tensor) -> torch.Tensor:
-    """Upper Cholesky factor of the inverse, float32; row i says what follows from an error in i."""
+    """Factor the inverse (Cholesky, upper, float32); row i says what follows from an error in i."""
     lower = torch.linalg.cholesky(moment.double())
     factor: torch.Tensor = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
     return factor.float()
 
 
 def layer_error(weight: torch.Tensor, quantized: Quantized) -> LayerError:
-    """What quantising cost: ||w - w'|| / ||w|| (Frobenius; 0 for zeros), and max |w - w'|."""
+    """Measure the cost: ||w - w'|| / ||w|| (Frobenius; 0 for zeros), and max |w - w'|."""
     weight = weight.float()
     difference = weight - quantized.dequantized()
     norm = float(torch.linalg.vector_norm(weight))

@@ -83,7 +83,7 @@ def recordings_of(manifest: Path, facts: TokenizerFacts) -> list[Recording]:
 
 
 def synthetic_recordings() -> list[Recording]:
-    """Deterministic sounds with the pitch, rhythm and noise of speech, though not its words."""
+    """Make sounds with the pitch, rhythm and noise of speech, not its words; always the same."""
     rng = np.random.default_rng(0)
     recordings = []
     for seconds in (WINDOW_S, 6):

@@ -16,7 +16,7 @@ _hf: Any = transformers  # its annotations are too incomplete for strict checkin
 
 
 def prompt_of(facts: TokenizerFacts, language: str) -> tuple[int, ...]:
-    """What a window of a language begins with; of one that is unknown, as of the first."""
+    """Return the prompt of a window in a language; of one that is unknown, as of the first."""
     if not facts.multilingual or facts.transcribe is None:
         return (facts.sot,)
     first = next(iter(facts.languages.values()))
@@ -24,7 +24,7 @@ def prompt_of(facts: TokenizerFacts, language: str) -> tuple[int, ...]:
 
 
 def features_of(recording: Recording, mel_filters: torch.Tensor) -> torch.Tensor:
-    """Log-mel of a recording's first window, float32 (1, n_mels, 3000)."""
+    """Compute the log-mel of a recording's first window, float32 (1, n_mels, 3000)."""
     padded = np.zeros(WINDOW_SAMPLES, np.float32)
     padded[: recording.samples.size] = recording.samples[:WINDOW_SAMPLES]
     return log_mel(torch.from_numpy(padded)[None], mel_filters)
@@ -33,7 +33,7 @@ def features_of(recording: Recording, mel_filters: torch.Tensor) -> torch.Tensor
 def decode_greedily(
     model: Any, encoded: Any, prompt: tuple[int, ...], most_tokens: int
 ) -> torch.Tensor:
-    """What transformers makes of one window under Whisper's rules.
+    """Decode one window with transformers under Whisper's rules.
 
     Args:
         model: as `load_reference` returns it.
@@ -60,7 +60,7 @@ def decode_greedily(
 
 
 def load_reference(checkpoint: Checkpoint) -> Any:
-    """The checkpoint in transformers, FP32, with Whisper's special tokens and suppress lists.
+    """Load the checkpoint in transformers, FP32, with Whisper's special tokens and suppress lists.
 
     A Hugging Face folder is opened by transformers itself, without help from our table of names.
     """

@@ -11,7 +11,7 @@ _FP16 = "fp16_greedy_agreement"
 
 
 def summary(engine: Engine) -> str:
-    """Lines that say what an engine is, how large, and how close to its checkpoint."""
+    """Return lines that say what an engine is, how large, and how close to its checkpoint."""
     manifest = engine.manifest
     rows = [
         ("source", f"{manifest.source.id} (SHA-256 {manifest.source.sha256[:16]}…)"),
@@ -52,7 +52,7 @@ def _parameters(dims: Dims, draft: Draft | None = None) -> int:
 
 
 def _draft(manifest: Manifest) -> list[tuple[str, str]]:
-    """A line on the second decoder, if there is one."""
+    """Return a line on the second decoder, if there is one."""
     draft = manifest.draft
     if draft is None:
         return []
@@ -63,11 +63,11 @@ def _draft(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def _calibration(manifest: Manifest) -> list[tuple[str, str]]:
-    """A line on the speech that the rounding was fitted to, if it was."""
-    found = manifest.calibration
-    if found is None:
+    """Return a line on the speech that the rounding was fitted to, if it was."""
+    calibration = manifest.calibration
+    if calibration is None:
         return []
-    return [("calibrated", f"on {found.clips} clips (SHA-256 {found.sha256[:16]}…)")]
+    return [("calibrated", f"on {calibration.clips} clips (SHA-256 {calibration.sha256[:16]}…)")]
 
 
 def _languages(manifest: Manifest) -> str:
@@ -85,10 +85,10 @@ def _size(manifest: Manifest) -> str:
 
 
 def _verified(manifest: Manifest) -> str:
-    found = manifest.verification
-    if found is None:
+    verification = manifest.verification
+    if verification is None:
         return f"not yet; `{builder_for(manifest.runtime).COMPARED_BY}` does it"
-    measured = dict(found)
+    measured = dict(verification)
     measured.pop(_FP16, None)  # which the next line tells
     shares = ("logits_relative", "token_agreement", "greedy_agreement")
     parts = [f"{k.replace('_', ' ')} {measured.pop(k):.2%}" for k in shares if k in measured]
@@ -97,11 +97,11 @@ def _verified(manifest: Manifest) -> str:
 
 
 def _verdict(manifest: Manifest) -> list[tuple[str, str]]:
-    """A line on whether that is good, beside what weights as they are give."""
-    found = manifest.verification
-    if found is None or _FP16 not in found:  # as with engines of earlier versions
+    """Return a line on whether that is good, beside what weights as they are give."""
+    verification = manifest.verification
+    if verification is None or _FP16 not in verification:  # as with engines of earlier versions
         return []
-    ours, fp16 = found["greedy_agreement"], found[_FP16]
+    ours, fp16 = verification["greedy_agreement"], verification[_FP16]
     if manifest.precision == "fp16":
         text = f"{ours:.0%} of what it decodes is what the checkpoint decodes"
     else:
@@ -115,7 +115,7 @@ def _verdict(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def _errors(quantization: dict[str, LayerError]) -> list[tuple[str, str]]:
-    """The matrices that INT8 costs most, and the mean of all."""
+    """Return the matrices that INT8 costs most, and the mean of all."""
     if not quantization:
         return []
     worst = sorted(quantization.items(), key=lambda item: -item[1].relative)

@@ -53,7 +53,7 @@ class Deviation:
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """What a deviation must keep to."""
+    """Limits of a deviation."""
 
     logits_relative: float  # at most
     token_agreement: float  # at least
@@ -152,7 +152,7 @@ def _reference(
 def _decode(
     runtime: Runtime, engine: Engine, windows: Sequence[_Window], bar: "tqdm[Any]"
 ) -> list[tuple[int, ...]]:
-    """What the runtime makes of the windows, end of text included where it was reached."""
+    """Decode the windows with the runtime, end of text included where it was reached."""
     limit = min(MAX_TOKENS, engine.manifest.dims.n_text_ctx - len(windows[0].prompt))
     for i, window in enumerate(windows):
         options = DecodingOptions(max_tokens=limit)
@@ -174,7 +174,7 @@ def _decode(
 def _score(
     runtime: NativeRuntime, windows: Sequence[_Window], bar: "tqdm[Any]"
 ) -> list[torch.Tensor]:
-    """The runtime's logits, float32 (tokens, n_vocab), where transformers chose its tokens."""
+    """Score transformers' tokens by the runtime: its logits, float32 (tokens, n_vocab)."""
     scored = []
     for window in windows:
         fed = torch.tensor([window.prompt + window.tokens[:-1]])
@@ -206,7 +206,7 @@ def _deviation(
 
 
 def _agreement(windows: Sequence[_Window], decoded: Sequence[tuple[int, ...]]) -> float:
-    """How much of what was decoded freely is what transformers decoded, 1 for all."""
+    """Return how much of what was decoded freely is what transformers decoded, 1 for all."""
     ratios = [
         difflib.SequenceMatcher(None, window.tokens, tokens, autojunk=False).ratio()
         for window, tokens in zip(windows, decoded, strict=True)
@@ -229,9 +229,9 @@ def _check(
             f"{bounds.logits_relative:.2%} allowed"
         )
     for name in ("token_agreement", "greedy_agreement"):
-        found, least = getattr(deviation, name), getattr(bounds, name)
-        if found < least:
-            broken.append(f"{name.replace('_', ' ')} {found:.2%}, at least {least:.2%} expected")
+        share, least = getattr(deviation, name), getattr(bounds, name)
+        if share < least:
+            broken.append(f"{name.replace('_', ' ')} {share:.2%}, at least {least:.2%} expected")
     if broken:
         raise EngineError(
             f"the {precision} engine does not match its checkpoint, {engine.manifest.source.id}: "

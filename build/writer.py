@@ -1,4 +1,4 @@
-"""What every builder writes an engine with: a folder that appears whole, and its manifest.
+"""The writing of engines, for every builder: a folder that appears whole, and its manifest.
 
 An engine is made in a hidden folder beside its target and takes the target's place in one rename
 at the very end. So a build that is killed, interrupted or out of disk space changes nothing that a
@@ -48,7 +48,7 @@ _RENAME_EXCHANGE = 2  # <linux/fs.h>: swap two paths
 
 
 def finite(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """The tensor itself.
+    """Return the tensor itself.
 
     Raises:
         CheckpointError: it holds NaN or infinity; `name` is in the message.
@@ -63,7 +63,7 @@ def finite(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """What a builder says in the manifest about the files that it wrote."""
+    """The facts that a builder adds to the manifest about the files that it wrote."""
 
     quantization: dict[str, LayerError] = dataclasses.field(default_factory=dict)
     versions: dict[str, str] = dataclasses.field(default_factory=dict)  # of its own libraries
@@ -72,7 +72,7 @@ class Made:
 
 
 def manifest_of(folder: Path, checkpoint: Checkpoint, build: BuildConfig, made: Made) -> Manifest:
-    """The manifest of an engine whose other files are all in `folder`, unverified.
+    """Return the manifest of an engine whose other files are all in `folder`, unverified.
 
     Raises:
         EngineError: the disk fails.
@@ -98,7 +98,7 @@ def manifest_of(folder: Path, checkpoint: Checkpoint, build: BuildConfig, made: 
 
 
 def file_facts(folder: Path) -> dict[str, FileFacts]:
-    """Facts of every file below a folder, by path, once it is on the disk."""
+    """Return facts of every file below a folder, by path, once it is on the disk."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in files:
         sync(path)
@@ -109,12 +109,12 @@ def file_facts(folder: Path) -> dict[str, FileFacts]:
 
 
 def versions() -> dict[str, str]:
-    """What builds here: Earshot itself, Python and the libraries, by name."""
+    """Return the versions of Earshot itself, Python and the libraries that build here, by name."""
     with _PROJECT.open("rb") as file:
-        found = {"earshot": tomllib.load(file)["project"]["version"]}
-    found["python"] = platform.python_version()
+        own = {"earshot": tomllib.load(file)["project"]["version"]}
+    own["python"] = platform.python_version()
     packages = ("torch", "safetensors", "transformers")
-    return found | {name: importlib.metadata.version(name) for name in packages}
+    return own | {name: importlib.metadata.version(name) for name in packages}
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -168,7 +168,7 @@ def _refuse_foreign(target: Path) -> None:
 
 @contextlib.contextmanager
 def _new_folder(target: Path) -> Iterator[Path]:
-    """A hidden folder beside `target`, with a lock file that a killed process lets go of."""
+    """Give a hidden folder beside `target`, with a lock file that a killed process lets go of."""
     prefix = f".{target.name}.building-"
     for path in target.parent.iterdir():
         if path.name.startswith(prefix) and path.name.endswith(_LOCK):

@@ -1,7 +1,6 @@
 """Evaluate Earshot, from the project's root; `python -m eval --help` lists the commands."""
 
 import argparse
-import dataclasses
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.commands import COMMANDS, Command
-from eval.config import Config, load_config
+from eval.config import Config, changed, load_config
 from eval.measurement import Result, Run, verdict
 from serve.contract.errors import EarshotError
 
@@ -45,7 +44,8 @@ def _run(command: Command, options: dict[str, Any]) -> int:
     config = load_config(path) if path else Config()
     for flag in command.all_flags:
         if flag.sets and (value := options.pop(flag.dest)) is not None:
-            config = _with_setting(config, flag.sets, value)
+            section, key = flag.sets.split(".")
+            config = changed(config, section, **{key: value})
     kept: Path | None = options.pop("json", None)
     if command.keeps:
         folder = options.pop("output") or command.reports(config.name)
@@ -61,13 +61,6 @@ def _run(command: Command, options: dict[str, Any]) -> int:
         if not check.passed:
             _say(str(check))
     return 1 if verdict(result.checks) == "failed" else 0
-
-
-def _with_setting(config: Config, name: str, value: Any) -> Config:
-    """The config with another value of one of its settings, named as section.key."""
-    section, key = name.split(".")
-    changed = dataclasses.replace(getattr(config, section), **{key: value})
-    return dataclasses.replace(config, **{section: changed})
 
 
 def _say(line: str) -> None:

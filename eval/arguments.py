@@ -1,4 +1,4 @@
-"""What a flag of `python -m eval` is declared as, and what its value has to be."""
+"""Declarations of flags of `python -m eval`, and parsers of their values."""
 
 import argparse
 import dataclasses
@@ -46,31 +46,31 @@ class Flag:
 
     @property
     def dest(self) -> str:
-        """What the command calls its value."""
+        """Return the command's name for its value."""
         name = self.name.partition(" ")[0].lstrip("-")
         return str(self.options.get("dest", name.replace("-", "_")))
 
 
 def switch(name: str, help: str, sets: str = "") -> Flag:
-    """A flag without a value; one that sets something leaves it as configured unless given."""
+    """Declare a flag without a value; one that sets something else stays as configured."""
     default = None if sets else False
     return Flag(name, help, str, default, sets, {"action": "store_const", "const": True})
 
 
 def shown(value: Any) -> str:
-    """A default, as it would be written."""
+    """Write a default as it would be given."""
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def names(text: str) -> tuple[str, ...]:
-    """What stands between commas."""
+    """Split names at commas."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def positive(text: str) -> int:
-    """A whole number above 0."""
+    """Parse a whole number above 0."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
@@ -78,7 +78,7 @@ def positive(text: str) -> int:
 
 
 def not_negative(text: str) -> int:
-    """A whole number from 0."""
+    """Parse a whole number from 0."""
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{text} is below 0")
@@ -86,12 +86,12 @@ def not_negative(text: str) -> int:
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """Whole numbers above 0, between commas."""
+    """Parse whole numbers above 0, between commas."""
     return tuple(positive(number) for number in text.split(","))
 
 
 def share(text: str) -> float:
-    """A number from 0 to 1."""
+    """Parse a number from 0 to 1."""
     value = float(text)
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
@@ -99,7 +99,7 @@ def share(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """A time above 0."""
+    """Parse a time above 0."""
     value = float(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")

@@ -37,7 +37,7 @@ class Pass:
 
     @property
     def whole_s(self) -> float:
-        """All of it."""
+        """Return the time of all of it."""
         return self.start_s + self.worked_s
 
 
@@ -52,22 +52,22 @@ class Cost:
 
     @property
     def share(self) -> float:
-        """Throughput of bulk by that of the loop, opening the engines apart; medians."""
+        """Divide the throughput of bulk by that of the loop, opening the engines apart; medians."""
         return _median(self.loop, "worked_s") / _median(self.bulk, "worked_s")
 
     @property
     def whole_share(self) -> float:
-        """The same from the start of Ray, and from that of the loop's engine."""
+        """Divide them from the start of Ray, and from that of the loop's engine."""
         return _median(self.loop, "whole_s") / _median(self.bulk, "whole_s")
 
     @property
     def check(self) -> Check:
-        """Whether Ray takes no more than it may."""
+        """Check that Ray takes no more than it may."""
         name = f"serve bulk has at least {LEAST:.0%} of the loop's throughput"
         return Check(name, self.share >= LEAST, f"{self.share:.1%}")
 
     def __str__(self) -> str:
-        """Lines of the report."""
+        """Write lines of the report."""
         lines = [f"{self.files} files, {self.audio_s:.1f} s of audio, {len(self.loop)} passes"]
         for name, passes in (("plain loop", self.loop), ("serve bulk", self.bulk)):
             worked, start = _median(passes, "worked_s"), _median(passes, "start_s")
@@ -80,7 +80,7 @@ class Cost:
 
 
 def _median(passes: Sequence[Pass], name: str) -> float:
-    return float(statistics.median(getattr(one, name) for one in passes))
+    return float(statistics.median(getattr(each, name) for each in passes))
 
 
 def bulk(run: Run, *, manifest: str, times: int, passes: int) -> Result:
@@ -98,18 +98,20 @@ def bulk(run: Run, *, manifest: str, times: int, passes: int) -> Result:
     clips, config = find_clips(manifest).clips, run.config
     files = times * [str(clip.path.absolute()) for clip in clips]
     limit_s = config.transcriber.request_timeout_s * len(files)
-    found: dict[str, list[Pass]] = {"plain loop": [], "serve bulk": []}
+    by_way: dict[str, list[Pass]] = {"plain loop": [], "serve bulk": []}
     for number in range(passes):
         for name, work in (("plain loop", by_loop), ("serve bulk", by_bulk)):
             with ChildProcess(name, work, (config, files), None) as child:
-                one = child.receive(limit_s)
+                result = child.receive(limit_s)
                 child.receive(limit_s)  # its end
-            if one.failed:
-                raise EarshotError(f"{name}: {one.failed} of {len(files)} files failed")
-            run.say(f"pass {number + 1}: {name}: {one.start_s:.1f} s, then {one.worked_s:.1f} s")
-            found[name].append(one)
+            if result.failed:
+                raise EarshotError(f"{name}: {result.failed} of {len(files)} files failed")
+            run.say(
+                f"pass {number + 1}: {name}: {result.start_s:.1f} s, then {result.worked_s:.1f} s"
+            )
+            by_way[name].append(result)
     audio_s = times * sum(clip.duration_s for clip in clips)
-    cost = Cost(audio_s, len(files), *map(tuple, found.values()))
+    cost = Cost(audio_s, len(files), *map(tuple, by_way.values()))
     return Result(cost, (cost.check,), str(cost))
 
 

@@ -42,7 +42,7 @@ class Command:
 
     @property
     def all_flags(self) -> tuple[Flag, ...]:
-        """Its own, and those that all commands of its kind have."""
+        """Return its own, and those that all commands of its kind have."""
         where = Flag("--output DIR", f"default: {self.reports('<name of the config>')}", Path)
         if self.of == "nothing":
             return self.flags
@@ -50,11 +50,11 @@ class Command:
 
     @property
     def keeps(self) -> bool:
-        """Whether it has a folder for its results."""
+        """Return whether it has a folder for its results."""
         return self.of == "config and folder"
 
     def reports(self, name: str) -> Path:
-        """Where the results of a config go unless something else is said."""
+        """Return where the results of a config go unless something else is said."""
         return Path("reports") / (name if self.name == "run" else f"{name}-{self.name}")
 
 

@@ -2,8 +2,10 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any, TypeVar
 
 import build.config
+import serve.contract.config
 from serve.contract.config import read_config
 from serve.contract.fields import Count, CountOrNone, Finite, Name, NameOrNone, SecondsOrNone
 
@@ -84,6 +86,15 @@ class Config(build.config.Config):
     """One product: what to build, how to serve it, how to judge it."""
 
     eval: EvalConfig = EvalConfig()
+
+
+C = TypeVar("C", bound=serve.contract.config.Config)
+
+
+def changed(config: C, section: str, **values: Any) -> C:
+    """Return the config with other values of some settings of a section."""
+    settings = dataclasses.replace(getattr(config, section), **values)
+    return dataclasses.replace(config, **{section: settings})
 
 
 def load_config(path: str | Path) -> Config:

@@ -1,4 +1,4 @@
-"""What `python -m eval demo` shows: clips through a real server, with their figures."""
+"""`python -m eval demo`: clips through a real server, with their figures."""
 
 import contextlib
 import itertools
@@ -73,7 +73,7 @@ def prepared(paths: Sequence[str], say: Say) -> Config:
 
 
 def render(calls: Sequence[TimedCall], concurrency: int, memory_bytes: int) -> Iterator[str]:
-    """The lines to print: a block per clip, then the totals."""
+    """Yield the lines to print: a block per clip, then the totals."""
     longest = max(len(call.file) for call in calls)
     for call in calls:
         yield from _clip_lines(call, longest)
@@ -114,13 +114,13 @@ def _wrapped(label: str, text: str) -> list[str]:
 
 def _totals(calls: Sequence[TimedCall], concurrency: int, memory_bytes: int) -> Iterator[str]:
     failed = sum(call.error is not None for call in calls)
-    found: Accuracy = accuracy(calls, normalizer(DEFAULT))
+    rates: Accuracy = accuracy(calls, normalizer(DEFAULT))
     times = latency(calls)
     audio_s = sum(call.duration_s for call in calls if call.error is None)
     lines = {
         "clips": f"{len(calls)}, {concurrency} at a time, {failed} failed",
-        "CER": f"{_rate(found.cer.percent)} (normaliser {DEFAULT})",
-        "WER": _rate(found.wer.percent),
+        "CER": f"{_rate(rates.cer.percent)} (normaliser {DEFAULT})",
+        "WER": _rate(rates.wer.percent),
         "latency": f"p50 {times.p50_s:.2f} s, p95 {times.p95_s:.2f} s, p99 {times.p99_s:.2f} s",
         "RTFx": f"{rtfx(calls):.1f} ({audio_s:.1f} s of audio in {wall_s(calls):.1f} s, "
         f"{os.cpu_count()} CPU cores)",

@@ -1,6 +1,8 @@
 """Files of results: written whole or not at all, and read with errors that say what is wrong."""
 
+import contextlib
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,8 +13,9 @@ from serve.contract.files import read_text
 T = TypeVar("T")
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all: beside it first, then renamed over it.
+@contextlib.contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Give the path of a file beside this one, which takes its place when the block succeeds.
 
     Raises:
         FileError: it cannot be written.
@@ -20,15 +23,43 @@ def write_text(path: Path, text: str) -> None:
     partial = path.with_name(path.name + ".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
+        try:
+            yield partial
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror}") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all; raises as `replaced`."""
+    with replaced(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write dataclasses, or plain values that hold some, as JSON; raises as `write_text`."""
     write_text(path, to_json(value, indent=2) + "\n")
+
+
+def write_jsonl(path: Path, values: Iterable[Any]) -> None:
+    """Write dataclasses as JSON, one a line; raises as `replaced`."""
+    write_text(path, "".join(to_json(value) + "\n" for value in values))
+
+
+def read_jsonl(path: Path, kind: type[T], expected: str, advice: str = "") -> list[T]:
+    """Read what `write_jsonl` wrote.
+
+    Raises:
+        FileError: it cannot be read; `expected` is in the message.
+        ConfigError: a line is no `kind`; the message names the line and ends with the advice.
+    """
+    return [
+        from_json(kind, line, f"{path}:{number}", advice=advice)
+        for number, line in enumerate(read_text(path, expected).split("\n"), 1)
+        if line
+    ]
 
 
 def read_json(path: Path, kind: type[T], what: str) -> T:

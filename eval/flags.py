@@ -24,7 +24,7 @@ def _beam_size(help: str, default: int | None = None, sets: str = "") -> Flag:
 
 
 def _setting(name: str, help: str, type: Callable[[str], Any] = str) -> Flag:
-    """A flag that stands for the setting of [eval] that is called as it is."""
+    """Declare a flag that stands for the setting of [eval] that is called as it is."""
     setting = f"eval.{Flag(name, help).dest}"
     return Flag(name, f"{help}; default: {setting}", type, sets=setting)
 

@@ -13,7 +13,7 @@ import psutil
 
 
 def machine_facts() -> dict[str, str]:
-    """The hardware and the software below every system, as a report shows them."""
+    """Describe the hardware and the software below every system, as a report shows them."""
     return {
         "CPU": _cpu_model(),
         "cores": f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}",
@@ -25,19 +25,19 @@ def machine_facts() -> dict[str, str]:
 
 
 def missing_packages(names: Iterable[str]) -> list[str]:
-    """Which of these packages, by import name, are not installed."""
+    """List which of these packages, by import name, are not installed."""
     return [name for name in names if importlib.util.find_spec(name) is None]
 
 
 def versions(*distributions: str) -> dict[str, str]:
-    """Versions by name of distribution; "none" where it is not installed."""
-    found = {}
+    """Return versions by name of distribution; "none" where it is not installed."""
+    by_name = {}
     for name in distributions:
         try:
-            found[name] = importlib.metadata.version(name)
+            by_name[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "none"
-    return found
+            by_name[name] = "none"
+    return by_name
 
 
 def _cpu_model() -> str:

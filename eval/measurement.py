@@ -1,4 +1,4 @@
-"""What every command of `python -m eval` is: a run with flags, which finds figures and checks them.
+"""Every command of `python -m eval` is a measurement: a run with flags, figures and checks.
 
 A command is a function that is given a `Run` and its flags by name, and returns a `Result`.
 `eval/commands.py` lists them all. The record of a run is one JSON file:
@@ -21,8 +21,14 @@ from eval.machine import machine_facts, versions
 
 FORMAT_VERSION = 1
 _SOFTWARE = (
-    *("torch", "triton", "nvidia-pytriton", "ray"),
-    *("transformers", "faster-whisper", "ctranslate2", "vllm"),
+    "torch",
+    "triton",
+    "nvidia-pytriton",
+    "ray",
+    "transformers",
+    "faster-whisper",
+    "ctranslate2",
+    "vllm",
 )
 
 Say = Callable[[str], object]
@@ -40,25 +46,25 @@ class Check:
     detail: str  # what was found, or why nothing could be
 
     def __str__(self) -> str:
-        """A line."""
+        """Write a line."""
         return f"{loud(verdict([self]))}: {self.name}. {self.detail}"
 
 
 def verdict(checks: Iterable[Check]) -> Verdict:
-    """Failed where one check did; passed where every one did."""
-    found = {check.passed for check in checks}
-    if False in found:
+    """Judge checks: failed where one did, passed where every one did."""
+    outcomes = {check.passed for check in checks}
+    if False in outcomes:
         return "failed"
-    return "not decided" if None in found else "passed"
+    return "not decided" if None in outcomes else "passed"
 
 
 def loud(verdict: Verdict) -> str:
-    """A verdict, of which a failure cannot be overlooked."""
+    """Write a verdict, of which a failure cannot be overlooked."""
     return verdict.upper() if verdict == "failed" else verdict
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose columns also line up as plain text; numbers to the right."""
+    """Write a Markdown table whose columns also line up as plain text; numbers to the right."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
@@ -72,7 +78,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
         figures: dataclasses, or plain values that hold some.
@@ -87,7 +93,7 @@ class Result:
 
 @dataclasses.dataclass
 class Run:
-    """What a command is given besides its flags."""
+    """All that a command is given besides its flags."""
 
     command: str
     config: Config
@@ -99,22 +105,22 @@ class Run:
 
     @functools.cached_property
     def machine(self) -> dict[str, str]:
-        """The hardware; a run that knows more of it adds that."""
+        """Describe the hardware; a run that knows more of it adds that."""
         return machine_facts()
 
     @functools.cached_property
     def versions(self) -> dict[str, str]:
-        """What the figures depend on most; likewise."""
+        """Return the versions of what the figures depend on most; likewise."""
         return versions(*_SOFTWARE)
 
     @property
     def folder(self) -> Path:
-        """Where results go."""
+        """Return where results go."""
         assert self.path is not None, f"{self.command} has no --output"
         return self.path.parent
 
     def record(self, result: Result) -> dict[str, Any]:
-        """The fields of the record."""
+        """Return the fields of the record."""
         config = self.config
         return {
             "format_version": FORMAT_VERSION,

@@ -72,7 +72,7 @@ class ChildProcess:
         self.finished = False
 
     def __enter__(self) -> "ChildProcess":
-        """Itself."""
+        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -80,7 +80,7 @@ class ChildProcess:
         self.stop()
 
     def receive(self, timeout_s: float) -> Any:
-        """The next message; None once the child's work is done.
+        """Wait for the next message; None once the child's work is done.
 
         Raises:
             EarshotError: the child's own error.
@@ -101,7 +101,7 @@ class ChildProcess:
         return message
 
     def last_lines(self, count: int) -> list[str]:
-        """The last lines that the child wrote, blank ones left out."""
+        """Return the last lines that the child wrote, blank ones left out."""
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
         return [line.strip() for line in lines if line.strip()][-count:]
 
@@ -128,7 +128,7 @@ class ChildProcess:
 
 
 def wait_for_any(children: Sequence[ChildProcess], timeout_s: float) -> list[ChildProcess]:
-    """The children that have a message or have ended; none after `timeout_s`."""
+    """Wait for children that have a message or have ended; none after `timeout_s`."""
     by_pipe = {child._pipe: child for child in children}
     ready = connection.wait(list(by_pipe), timeout_s)
     return [child for pipe, child in by_pipe.items() if pipe in ready]
@@ -178,7 +178,7 @@ def _stop_tool(tool: subprocess.Popen[bytes]) -> None:
 
 
 def descendants(pid: int) -> list[psutil.Process]:
-    """Every process below one; none once it is gone."""
+    """List every process below one; none once it is gone."""
     try:
         return list(psutil.Process(pid).children(recursive=True))
     except psutil.NoSuchProcess:
@@ -199,7 +199,7 @@ def _child(
     log: str,
     temporary: str | None,
 ) -> None:
-    """Entry of the child process."""
+    """Run the child process."""
     os.setsid()
     if temporary is not None:
         tempfile.tempdir = temporary

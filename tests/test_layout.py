@@ -37,6 +37,7 @@ HARNESS = (
         "eval.files",
         "eval.machine",
         "eval.measurement",
+        "eval.memory",
         "eval.processes",
     ),
     "eval.server",
@@ -92,12 +93,13 @@ RULES = {
     "eval.files": CONTRACT,
     "eval.machine": (),
     "eval.processes": CONTRACT,
+    "eval.memory": ("eval.processes",),
     "eval.server": ("eval.processes",),
     "eval.arguments": (),
     "eval.measurement": ("eval.config", "eval.files", "eval.machine"),
     "eval.random_whisper": (*CONTRACT, "serve.speech"),
     "eval.config": (*CONTRACT, "build.config"),
-    "eval.corpora": (*CONTRACT, "build.clips", "eval.machine"),
+    "eval.corpora": (*CONTRACT, "build.clips", "eval.files", "eval.machine"),
     "eval.accuracy": (*HARNESS, "eval.corpora"),
     # A tool in a process of its own: it writes a checkpoint as another program reads it.
     "eval.accuracy.ggml": (

@@ -45,7 +45,7 @@ _STOP_S = 10.0  # how long an interrupted builder may take to end by itself
 
 
 def planned_limits(dims: Dims, config: Config, version: str, gpu: Gpu) -> Limits:
-    """What the engine is compiled for.
+    """Return the limits that the engine is compiled for.
 
     Prompts may hold half the decoder's context less one of previous text, as in OpenAI's
     `whisper/decoding.py`, and the special tokens.
@@ -64,7 +64,7 @@ def planned_limits(dims: Dims, config: Config, version: str, gpu: Gpu) -> Limits
 
 
 def flags(dims: Dims, limits: Limits) -> dict[str, dict[str, str | int]]:
-    """Flags of `trtllm-build` for each half, without the dashes.
+    """Return flags of `trtllm-build` for each half, without the dashes.
 
     Lengths are counted in mel frames, 3000 to a window, in both halves: the decoder is fed the
     length of the encoder's input. Only `max_num_tokens` counts the encoder's output, 1500 to a
@@ -99,7 +99,7 @@ def flags(dims: Dims, limits: Limits) -> dict[str, dict[str, str | int]]:
 
 
 def commands_for(dims: Dims, limits: Limits, device: str) -> dict[str, list[str]]:
-    """The command of each half, with paths relative to the working directory.
+    """Return the command of each half, with paths relative to the working directory.
 
     Raises:
         ConfigError: CUDA_VISIBLE_DEVICES hides the device.
@@ -108,8 +108,10 @@ def commands_for(dims: Dims, limits: Limits, device: str) -> dict[str, list[str]
     return {
         half: [
             *builder,
-            *("--checkpoint_dir", f"checkpoint/{half}"),
-            *("--output_dir", f"../{ENGINES_FOLDER}/{half}"),
+            "--checkpoint_dir",
+            f"checkpoint/{half}",
+            "--output_dir",
+            f"../{ENGINES_FOLDER}/{half}",
             *(word for name, value in options.items() for word in (f"--{name}", str(value))),
         ]
         for half, options in flags(dims, limits).items()
@@ -117,7 +119,7 @@ def commands_for(dims: Dims, limits: Limits, device: str) -> dict[str, list[str]
 
 
 def _showing_only(device: str) -> list[str]:
-    """What begins a command for a GPU but the first, which is the one that the builder takes."""
+    """Return the words before a command for a GPU but the first, which the builder would take."""
     gpu = visible_gpu(device)
     return [] if gpu is None else ["env", f"CUDA_VISIBLE_DEVICES={gpu}"]
 
@@ -137,7 +139,7 @@ def check(config: Config) -> None:
 
 
 def commands(dims: Dims, config: Config) -> list[list[str]]:
-    """Both runs of the builder, for whatever GPU."""
+    """Return both runs of the builder, for whatever GPU."""
     limits = planned_limits(dims, config, "1.2", Gpu("any", (0, 0)))
     return list(commands_for(dims, limits, first_of(config.runtime).device).values())
 
@@ -189,7 +191,7 @@ def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> Made
 
 
 def is_current(engine: Engine, checkpoint: Checkpoint, config: Config) -> bool:
-    """Whether this machine would compile the engine for the same limits.
+    """Return whether this machine would compile the engine for the same limits.
 
     Raises:
         UnavailableError: the library or the GPU is missing.
@@ -254,17 +256,17 @@ def _run(half: str, command: list[str], work: Path, log: Log) -> None:
 
 
 def built_limits(folder: Path, dims: Dims, planned: Limits, log: Log) -> Limits:
-    """The limits that the builder states in its own config.json, which may be lower than asked.
+    """Read the limits in the config.json of the builder, which may be lower than asked.
 
     Raises:
         EngineError: a half is missing, or cannot take a whole window.
     """
     built = {half: _built_config(folder / ENGINES_FOLDER / half) for half in HALVES}
     for half, options in flags(dims, planned).items():
-        for key, asked in options.items():
-            found = built[half].get(key)
-            if isinstance(asked, int) and found != asked:
-                log(f"{BUILDER} made the {half} with {key} = {found}, asked for {asked}")
+        for key, wanted in options.items():
+            value = built[half].get(key)
+            if isinstance(wanted, int) and value != wanted:
+                log(f"{BUILDER} made the {half} with {key} = {value}, asked for {wanted}")
     encoder, decoder = built["encoder"], built["decoder"]
     if encoder["max_input_len"] < 2 * dims.n_audio_ctx or encoder["max_num_tokens"] < (
         dims.n_audio_ctx

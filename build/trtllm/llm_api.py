@@ -44,7 +44,7 @@ def check(config: Config) -> None:
 
 
 def commands(dims: Dims, config: Config) -> list[list[str]]:
-    """None are run."""
+    """Return no commands: none are run."""
     return []
 
 
@@ -68,7 +68,7 @@ def fill(folder: Path, checkpoint: Checkpoint, config: Config, log: Log) -> Made
 
 
 def is_current(engine: Engine, checkpoint: Checkpoint, config: Config) -> bool:
-    """Whether the copied files are those of the checkpoint still.
+    """Return whether the copied files are those of the checkpoint still.
 
     Raises:
         CheckpointError: the checkpoint lacks files that the library reads.
@@ -82,7 +82,7 @@ def is_current(engine: Engine, checkpoint: Checkpoint, config: Config) -> bool:
 
 
 def _sources(checkpoint: Checkpoint) -> list[Path]:
-    """The files to copy, if the LLM API can load them."""
+    """Return the files to copy, if the LLM API can load them."""
     if checkpoint.naming != "hf":
         raise CheckpointError(
             f"{checkpoint.path} is {_FORMATS[checkpoint.naming]}, but TensorRT-LLM's LLM API loads "

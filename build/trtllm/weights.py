@@ -35,7 +35,7 @@ _TOKENS_BESIDE_LANGUAGES = 51765  # of a published vocabulary
 
 
 def encoder_tensors(dims: Dims, tensors: Mapping[str, torch.Tensor]) -> Tensors:
-    """Tensors of the encoder, from `serve.contract.engine.tensor_kinds` names to the library's.
+    """Convert tensors of the encoder, by names of `tensor_kinds`, to the library's.
 
     Linear weights stay (out, in). Convolutions get a trailing dimension of 1. The attention's
     query, key and value are stacked on dimension 0, not scaled and not interleaved by head.
@@ -54,7 +54,7 @@ def encoder_tensors(dims: Dims, tensors: Mapping[str, torch.Tensor]) -> Tensors:
 
 
 def decoder_tensors(dims: Dims, tensors: Mapping[str, torch.Tensor]) -> Tensors:
-    """Tensors of the decoder; see `encoder_tensors`. The tied projection is written twice."""
+    """Convert the decoder's as `encoder_tensors` does. The tied projection is written twice."""
     tokens = tensors["decoder.tokens"]
     out: Tensors = {
         "transformer.vocab_embedding.weight": _half(tokens),
@@ -98,7 +98,7 @@ def _mlp(out: Tensors, tensors: Mapping[str, torch.Tensor], source: str, target:
 
 
 def encoder_config(dims: Dims, precision: Precision) -> dict[str, Any]:
-    """The encoder's config.json. The C++ runtime knows the architecture by this literal name.
+    """Make the encoder's config.json. The C++ runtime knows the architecture by this literal name.
 
     Raises:
         CheckpointError: its feed-forward blocks have a width that the library's encoder has not;
@@ -130,7 +130,7 @@ def encoder_config(dims: Dims, precision: Precision) -> dict[str, Any]:
 
 
 def decoder_config(dims: Dims, precision: Precision) -> dict[str, Any]:
-    """The decoder's config.json."""
+    """Make the decoder's config.json."""
     config = {
         "architecture": "DecoderModel",
         "dtype": "float16",

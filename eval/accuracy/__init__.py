@@ -1,1 +1,1 @@
-"""What is heard: systems x clips -> predictions -> scores -> report."""
+"""Accuracy: systems x clips -> predictions -> scores -> report."""

@@ -10,6 +10,7 @@ from eval.accuracy.normalize import descriptions, normalizer
 from eval.accuracy.page.page import PAGE, write_comparison, write_page
 from eval.accuracy.report import Report, head_of, read_report, report_to_json, to_markdown
 from eval.accuracy.score import score_system
+from eval.config import changed
 from eval.files import write_text
 from eval.measurement import Result, Run
 
@@ -30,25 +31,23 @@ def evaluate(
         EarshotError: a system or something that it needs is missing, or a system failed; no clip
             can be read.
     """
-    of = run.config.eval
-    everyone = tuple(name for name in of.systems if name not in without)
-    of = dataclasses.replace(of, systems=everyone)
+    everyone = tuple(name for name in run.config.eval.systems if name not in without)
+    run.config = changed(run.config, "eval", systems=everyone)
     if full:
-        of = dataclasses.replace(of, heldout_systems=everyone, timed=everyone)
-    run.config = dataclasses.replace(run.config, eval=of)
+        run.config = changed(run.config, "eval", heldout_systems=everyone, timed=everyone)
     runs.run(run, again=again)
     return score(run, folder=run.folder, systems=(), normalizer=normalizer)
 
 
 def score(run: Run, *, folder: Path, systems: tuple[str, ...] | None, normalizer: str) -> Result:
     """Score what a run kept and write the reports; arguments and errors as `write_report`."""
-    found = write_report(folder, systems or (), normalizer)
+    report = write_report(folder, systems or (), normalizer)
     text = (
-        f"{head_of(to_markdown(found))}\n\nThe whole report: {folder / 'report.md'}; raw "
+        f"{head_of(to_markdown(report))}\n\nThe whole report: {folder / 'report.md'}; raw "
         f"predictions: {folder / 'predictions'}\n"
         f"To look at, with the clips to listen to: {folder / PAGE}"
     )
-    return Result(checks=found.gates, text=text)
+    return Result(checks=report.gates, text=text)
 
 
 def compare(run: Run, *, a: Path, b: Path, html: Path) -> Result:
@@ -57,9 +56,9 @@ def compare(run: Run, *, a: Path, b: Path, html: Path) -> Result:
     Raises:
         FileError, ConfigError: one cannot be read, or they share no system.
     """
-    one, other = read_report(a), read_report(b)
-    text = compared.compare(one, other)
-    write_comparison(html, one, other)
+    first, second = read_report(a), read_report(b)
+    text = compared.compare(first, second)
+    write_comparison(html, first, second)
     return Result(text=f"{text}\n\nTo look at: {html}")
 
 
@@ -81,11 +80,14 @@ def write_report(folder: Path, names: tuple[str, ...], normalizer_name: str) -> 
     scores = tuple(
         score_system(facts, calls, normalizer_name, spelling) for facts, calls in systems
     )
-    heard = {
-        group for score in scores for one in score.sets.values() for group in one.groups.values()
+    groups = {
+        group
+        for score in scores
+        for of_set in score.sets.values()
+        for group in of_set.groups.values()
     }
     # Of other clips the configured groups say nothing.
-    run = dataclasses.replace(run, gate_groups=tuple(g for g in run.gate_groups if g in heard))
+    run = dataclasses.replace(run, gate_groups=tuple(g for g in run.gate_groups if g in groups))
     judged = gates(
         scores,
         run.precision,
@@ -104,7 +106,7 @@ def write_report(folder: Path, names: tuple[str, ...], normalizer_name: str) -> 
 def _without_unheard(
     systems: list[runs.LoadedSystem],
 ) -> tuple[list[runs.LoadedSystem], dict[str, str]]:
-    """The calls of clips that somebody could read, and why nobody could the others, by file."""
+    """Return the calls of clips that somebody could read, and why others were not, by file."""
     scored = [call for _, calls in systems for call in calls if call.phase == "accuracy"]
     answered = {(call.clip_set, call.file) for call in scored if call.error is None}
     unheard = {

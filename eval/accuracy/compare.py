@@ -17,9 +17,22 @@ _SPEEDS = (  # figure, where a Speed has it, factor, digits
     ("RTFx loaded", "rtfx_loaded", 1.0, 1),
 )
 _CONDITIONS = (  # what must be equal for figures to be comparable
-    *("manifest", "heldout", "clips", "audio_s", "limit", "timed_limit", "seed", "half"),
-    *("language", "tell_language", "join_s", "gate_groups"),
-    *("concurrency", "repeats", "threads", "machine"),
+    "manifest",
+    "heldout",
+    "clips",
+    "audio_s",
+    "limit",
+    "timed_limit",
+    "seed",
+    "half",
+    "language",
+    "tell_language",
+    "join_s",
+    "gate_groups",
+    "concurrency",
+    "repeats",
+    "threads",
+    "machine",
 )
 _Figure = tuple[float | None, int]  # None where it was not measured; digits to show
 
@@ -47,7 +60,7 @@ class ChangedClip:
 
 
 def compare(a: Report, b: Report) -> str:
-    """Two reports side by side: a, b, and b - a for each system that both have.
+    """Show two reports side by side: a, b, and b - a for each system that both have.
 
     Raises:
         ConfigError: they share no system.
@@ -59,48 +72,48 @@ def compare(a: Report, b: Report) -> str:
 
 
 def figure_rows(a: Report, b: Report) -> list[FigureRow]:
-    """Every figure that both reports have.
+    """Return every figure that both reports have.
 
     Raises:
         ConfigError: they share no system.
     """
     rows = []
     for name, one_score, two_score in _both(a, b):
-        one, two = _figures(one_score), _figures(two_score)
-        for label in [label for label in one if label in two]:
-            (first, digits), (second, _) = one[label], two[label]
+        ours, theirs = _figures(one_score), _figures(two_score)
+        for label in [label for label in ours if label in theirs]:
+            (first, digits), (second, _) = ours[label], theirs[label]
             rows.append(FigureRow(name, label, *_triple(first, second, digits)))
     return rows
 
 
 def differing_conditions(a: Report, b: Report) -> list[str]:
-    """What was not the same in both runs, though figures depend on it."""
+    """List what was not the same in both runs, though figures depend on it."""
     pairs = [(name, getattr(a.run, name), getattr(b.run, name)) for name in _CONDITIONS]
     pairs.append(("normalizer", a.normalizer, b.normalizer))
     pairs.append(("normalizers", a.normalizers, b.normalizers))
-    return [f"{what} differs: {one} and {two}" for what, one, two in pairs if one != two]
+    return [f"{what} differs: {left} and {right}" for what, left, right in pairs if left != right]
 
 
 def clips_that_changed(a: Report, b: Report) -> list[ChangedClip]:
-    """Clips of both runs with more or fewer character errors, the greatest change first.
+    """Return clips of both runs with more or fewer character errors, the greatest change first.
 
     Raises:
         ConfigError: they share no system.
     """
     changed = [
-        ChangedClip(name, clip_set, file, counts.errors, two.sets[clip_set].by_clip[file].errors)
-        for name, one, two in _both(a, b)
-        for clip_set, heard in one.sets.items()
-        for file, counts in heard.by_clip.items()
-        if clip_set in two.sets
-        and file in two.sets[clip_set].by_clip
-        and two.sets[clip_set].by_clip[file].errors != counts.errors
+        ChangedClip(name, clip_set, file, counts.errors, second.sets[clip_set].by_clip[file].errors)
+        for name, first, second in _both(a, b)
+        for clip_set, of_set in first.sets.items()
+        for file, counts in of_set.by_clip.items()
+        if clip_set in second.sets
+        and file in second.sets[clip_set].by_clip
+        and second.sets[clip_set].by_clip[file].errors != counts.errors
     ]
     return sorted(changed, key=lambda clip: (-abs(clip.b - clip.a), clip.system, clip.file))
 
 
 def _both(a: Report, b: Report) -> list[tuple[str, SystemScore, SystemScore]]:
-    """The systems that both have, in the order of the first."""
+    """Return the systems that both have, in the order of the first."""
     systems = [{score.facts.name: score for score in report.systems} for report in (a, b)]
     both = [(name, systems[0][name], systems[1][name]) for name in systems[0] if name in systems[1]]
     if not both:
@@ -110,12 +123,12 @@ def _both(a: Report, b: Report) -> list[tuple[str, SystemScore, SystemScore]]:
 
 
 def _figures(score: SystemScore) -> dict[str, _Figure]:
-    """What `compare` shows of a system, by title."""
+    """Return the figures that `compare` shows of a system, by title."""
     figures: dict[str, _Figure] = {}
-    for clip_set, heard in score.sets.items():
-        figures[f"CER %, {clip_set}"] = (heard.overall.cer.percent, 2)
-        for name, found in heard.by_normalizer.items():
-            figures[f"WER %, {clip_set}, {name}"] = (found.wer.percent, 2)
+    for clip_set, of_set in score.sets.items():
+        figures[f"CER %, {clip_set}"] = (of_set.overall.cer.percent, 2)
+        for name, accuracy in of_set.by_normalizer.items():
+            figures[f"WER %, {clip_set}, {name}"] = (accuracy.wer.percent, 2)
     if score.speed is not None:
         for label, place, factor, digits in _SPEEDS:
             value = operator.attrgetter(place)(score.speed)
@@ -124,7 +137,7 @@ def _figures(score: SystemScore) -> dict[str, _Figure]:
     return figures
 
 
-def _triple(one: float | None, two: float | None, digits: int) -> tuple[str, str, str]:
-    first, second = ("none" if v is None else f"{v:.{digits}f}" for v in (one, two))
-    gap = "" if one is None or two is None else f"{two - one:+.{digits}f}"
+def _triple(a: float | None, b: float | None, digits: int) -> tuple[str, str, str]:
+    first, second = ("none" if value is None else f"{value:.{digits}f}" for value in (a, b))
+    gap = "" if a is None or b is None else f"{b - a:+.{digits}f}"
     return first, second, gap

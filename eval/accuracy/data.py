@@ -1,4 +1,4 @@
-"""What systems said about clips, and the files that hold it.
+"""Answers of systems to clips, and the files that hold them.
 
 Predictions are JSONL, one call a line, raw: normalising happens when they are scored.
 """
@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from build.clips import Clip
-from serve.contract.codec import from_json
-from serve.contract.files import read_text
+from eval.files import read_jsonl
 
 ClipSet = Literal["timed", "heldout"]
 """The clips of `eval.manifest`, which speed is measured on as well; those of `eval.heldout`."""
@@ -61,13 +60,13 @@ class TimedCall:
 
     @property
     def text(self) -> str:
-        """The hypothesis; a call that failed said nothing."""
+        """Return the hypothesis; a call that failed said nothing."""
         return self.prediction.text if self.prediction else ""
 
 
 @dataclasses.dataclass(frozen=True)
 class SystemFacts:
-    """What was measured about a system beside its calls."""
+    """Figures of a system beside its calls."""
 
     run: str  # id of the run that it belongs to
     name: str
@@ -78,7 +77,7 @@ class SystemFacts:
 
 
 def clip_nearest_10_s(clips: Iterable[Clip]) -> Clip | None:
-    """The clip with speech whose length is nearest to 10 s; None where no clip has speech."""
+    """Find the clip with speech whose length is nearest to 10 s; None where no clip has speech."""
     spoken = [clip for clip in clips if clip.text.strip()]
     return min(spoken, key=lambda clip: abs(clip.duration_s - 10.0), default=None)
 
@@ -90,9 +89,5 @@ def read_calls(path: Path) -> list[TimedCall]:
         FileError: it cannot be read.
         ConfigError: a line is not a prediction; the message names the line.
     """
-    lines = read_text(path, "expected the predictions of a run").split("\n")
-    return [
-        from_json(TimedCall, line, f"{path}:{number}", advice="expected a prediction")
-        for number, line in enumerate(lines, 1)
-        if line
-    ]
+    expected = "expected the predictions of a run"
+    return read_jsonl(path, TimedCall, expected, "expected a prediction")

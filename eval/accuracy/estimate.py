@@ -5,37 +5,31 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from build.clips import Clip
 from eval.accuracy.data import TimedCall
 from serve.speech.features import WINDOW_S
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What a system takes."""
+    """The time that a system takes."""
 
     start_s: float
     window_s: float  # one window, one call at a time
 
     @classmethod
     def of(cls, start_s: float, calls: Sequence[TimedCall]) -> "Cost":
-        """Of some calls, of which the first may have warmed the system up."""
+        """Compute it of some calls, of which the first may have warmed the system up."""
         warm = calls[1:] or calls
         return cls(start_s, statistics.fmean(c.latency_s / windows(c.duration_s) for c in warm))
 
 
 def windows(duration_s: float) -> int:
-    """How many windows hold so much audio: what a system's work goes by, not the seconds."""
+    """Return how many windows hold so much audio: what a system's work goes by, not the seconds."""
     return max(1, math.ceil(duration_s / WINDOW_S))
 
 
-def windows_of(clip: Clip) -> int:
-    """How many windows hold a clip."""
-    return windows(clip.duration_s)
-
-
 def estimate_lines(systems: Mapping[str, tuple[Cost, int]]) -> list[str]:
-    """A line for each system, with its cost and how many windows it has left, and one for all."""
+    """Write a line for each system, with its cost and the windows it has left, and one for all."""
     took = {name: cost.start_s + cost.window_s * left for name, (cost, left) in systems.items()}
     lines = [
         f"{name:31} about {took[name] / 60:5.1f} minutes: {left} windows of {cost.window_s:.2f} s"

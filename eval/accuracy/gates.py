@@ -46,9 +46,9 @@ def gates(
         max_gap_fp16: points of CER by which INT8 may be above FP16.
         groups: whose clips decide; () is all clips.
     """
-    found = {score.facts.name: score for score in scores}
+    by_name = {score.facts.name: score for score in scores}
     default = f"earshot-{precision}"
-    theirs = [name for name in THEIR_DEFAULTS if name in found]
+    theirs = [name for name in THEIR_DEFAULTS if name in by_name]
     pairs = [
         ("faster-whisper's default", default, theirs, max_gap_faster_whisper),
         ("earshot-fp16", "earshot-int8", ["earshot-fp16"], max_gap_fp16),
@@ -56,7 +56,7 @@ def gates(
         (f"{default} in process", "earshot-triton", [default], max_gap_fp16),
     ]
     answered = all_answered({score.facts.name: score.errors for score in scores})
-    return [*(_gap_gate(*pair, found, groups) for pair in pairs), answered]
+    return [*(_gap_gate(*pair, by_name, groups) for pair in pairs), answered]
 
 
 def _gap_gate(
@@ -64,15 +64,15 @@ def _gap_gate(
     ours: str,
     others: Sequence[str],
     limit: float,
-    found: dict[str, SystemScore],
+    by_name: dict[str, SystemScore],
     groups: Sequence[str],
 ) -> Check:
     """Judge `ours` against the most accurate of `others`; `title` is what they are."""
     name = f"CER of {ours} at most {limit:g} points above {title}"
-    missing = [system for system in (ours, *others) if system not in found]
+    missing = [system for system in (ours, *others) if system not in by_name]
     if missing or not others:
         return Check(name, None, f"{' and '.join(missing) or title} did not run")
-    gaps = [_Gap.of(found[ours], found[other], groups) for other in others]
+    gaps = [_Gap.of(by_name[ours], by_name[other], groups) for other in others]
     known = [gap for gap in gaps if gap is not None]
     if not known:
         return Check(name, None, "they heard no clip with a reference text together")
@@ -92,17 +92,17 @@ class _Gap:
 
     @classmethod
     def of(cls, ours: SystemScore, theirs: SystemScore, groups: Sequence[str]) -> "_Gap | None":
-        """None where no clip of these groups that both heard has a text."""
+        """Compare them; None where no clip of these groups that both heard has a text."""
         pairs = [
             (counts, theirs.sets[clip_set].by_clip[file])
-            for clip_set, heard in ours.sets.items()
+            for clip_set, of_set in ours.sets.items()
             if clip_set in theirs.sets
-            for file, counts in heard.by_clip.items()
+            for file, counts in of_set.by_clip.items()
             if file in theirs.sets[clip_set].by_clip
-            and (not groups or heard.groups[file] in groups)
+            and (not groups or of_set.groups[file] in groups)
         ]
-        one, other = ([pair[side] for pair in pairs] for side in (0, 1))
-        totals = [sum(counts, Counts()) for counts in (one, other)]
+        mine, other = ([pair[side] for pair in pairs] for side in (0, 1))
+        totals = [sum(counts, Counts()) for counts in (mine, other)]
         if not pairs or not totals[0].length:
             return None
         rates = [100.0 * total.errors / total.length for total in totals]
@@ -110,7 +110,7 @@ class _Gap:
             ours=rates[0],
             theirs=rates[1],
             name=theirs.facts.name,
-            interval=gap_interval(one, other),
+            interval=gap_interval(mine, other),
             clips=len(pairs),
             equal=sum(a.errors == b.errors for a, b in pairs),
         )
@@ -133,7 +133,7 @@ class _Gap:
 
 
 def gap_text(ours: float, theirs: float, name: str, interval: tuple[float, float]) -> str:
-    """A gap of two rates in percent, with its interval; `name` is who has the other one."""
+    """Say how far apart two rates in percent are, and the interval; `name` is of the other."""
     low, high = interval
     return (
         f"{ours:.2f} % - {theirs:.2f} % ({name}) = {ours - theirs:+.2f} points "
@@ -154,7 +154,7 @@ def decided(
 
 
 def all_answered(errors: Mapping[str, Sequence[str]]) -> Check:
-    """Whether no call failed; errors by system."""
-    failed = [f"{name}: {error}" for name, found in errors.items() for error in found]
+    """Check that no call failed; errors by system."""
+    failed = [f"{name}: {error}" for name, of_system in errors.items() for error in of_system]
     detail = f"{len(failed)} failed, the first: {failed[0]}" if failed else "0 failed"
     return Check("every call answered", not failed, detail)

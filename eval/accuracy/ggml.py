@@ -18,6 +18,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 import torch
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from build.checkpoint import Checkpoint, open_checkpoint
 from build.names import foreign_name
@@ -70,20 +71,12 @@ def _sizes(dims: Dims) -> Iterator[int]:
 
 
 def _text_tokens(checkpoint: Checkpoint) -> list[bytes]:
-    """The bytes of every token that is text, by id; those are all before end of text."""
+    """Return the bytes of every token that is text, by id; those are all before end of text."""
     vocabulary: dict[str, int] = json.loads(checkpoint.tokenizer_json)["model"]["vocab"]
     by_id = {id: text for text, id in vocabulary.items()}
-    letters = _byte_letters()
+    alphabet: dict[int, str] = bytes_to_unicode()  # type: ignore[no-untyped-call]
+    letters = {letter: byte for byte, letter in alphabet.items()}
     return [bytes(letters[c] for c in by_id[id]) for id in range(checkpoint.facts.eot)]
-
-
-def _byte_letters() -> dict[str, int]:
-    """Bytes by the letter that stands for each in a byte-level vocabulary, as GPT-2 has them."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + number): byte for number, byte in enumerate(others)
-    }
 
 
 def _write_tensor(file: BinaryIO, name: str, tensor: torch.Tensor, kind: GgmlKind) -> None:
@@ -106,7 +99,7 @@ def _encoded(name: str, values: npt.NDArray[np.float32], kind: GgmlKind) -> tupl
 
 
 def q8_0(values: npt.NDArray[np.float32]) -> bytes:
-    """Blocks of 32 values along each row, whose length is a multiple of 32."""
+    """Pack rows, whose length is a multiple of 32, into blocks of 32 values."""
     blocks = values.reshape(-1, _BLOCK)
     scales = np.abs(blocks).max(axis=1, keepdims=True) / 127.0
     inverse = np.divide(1.0, scales, out=np.zeros_like(scales), where=scales > 0)

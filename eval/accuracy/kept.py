@@ -1,4 +1,4 @@
-"""What a system has said so far, in the folder of a run, so that a later run goes on from there.
+"""The answers of a system so far, in the folder of a run, so that a later run goes on from there.
 
 predictions/<system>.jsonl        every scored call, raw, each kept as soon as it is there
 predictions/<system>.timed.jsonl  the calls of the timed phases, all or none
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from build.clips import Clip
 from eval.accuracy.data import ClipSet, SystemFacts, TimedCall, read_calls
-from eval.files import read_json, write_json, write_text
+from eval.files import read_json, write_json, write_jsonl
 from serve.contract.codec import to_json
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_bytes
@@ -27,14 +27,14 @@ Keys = dict[ClipSet, dict[str, str]]
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """What predictions depend on; equal keys, equal conditions."""
+    """The conditions of predictions; equal keys, equal conditions."""
 
     system: str
     timed: str = ""  # of the timed phases that were heard; "" = none yet
 
 
 def keys_of(clips: ClipSets) -> Keys:
-    """What tells a clip that was changed from the one before; raises FileError."""
+    """Hash each clip, so that a changed one is told from the one before; raises FileError."""
     return {name: {clip.file: _clip_key(clip) for clip in of_set} for name, of_set in clips.items()}
 
 
@@ -70,7 +70,7 @@ class Kept:
 
     @contextlib.contextmanager
     def appended(self) -> Iterator[Callable[[TimedCall], None]]:
-        """What keeps an answer as soon as it is there."""
+        """Give a function that keeps an answer as soon as it is there."""
         with self.scored_path.open("a", encoding="utf-8") as file:
 
             def keep(call: TimedCall) -> None:
@@ -93,40 +93,40 @@ class Kept:
         return there and not same
 
     def heard(self, keys: Keys) -> list[TimedCall]:
-        """The scored calls of these clips, as far as they were heard.
+        """Return the scored calls of these clips, as far as they were heard.
 
         Raises:
             FileError, ConfigError: as `read_calls`.
         """
         if not self.scored_path.is_file():
             return []
-        found = {
+        by_clip = {
             (call.clip_set, call.file): call
             for call in read_calls(self.scored_path)
             if keys.get(call.clip_set, {}).get(call.file) == call.key
         }
-        return list(found.values())
+        return list(by_clip.values())
 
     def left(self, clips: ClipSets, keys: Keys) -> ClipSets:
-        """What of some clips was not heard yet; sets of which nothing is left are not there."""
-        heard = {(call.clip_set, call.file) for call in self.heard(keys)}
+        """Return clips that were not heard yet; sets of which nothing is left are not there."""
+        done = {(call.clip_set, call.file) for call in self.heard(keys)}
         left = {
-            name: [clip for clip in of_set if (name, clip.file) not in heard]
+            name: [clip for clip in of_set if (name, clip.file) not in done]
             for name, of_set in clips.items()
         }
         return {name: of_set for name, of_set in left.items() if of_set}
 
     def is_timed(self, timed_key: str) -> bool:
-        """Whether the timed phases were heard under these conditions."""
+        """Return whether the timed phases were heard under these conditions."""
         return self.timed_path.is_file() and self._key().timed == timed_key
 
     def keep_timed(self, calls: Sequence[TimedCall], timed_key: str) -> None:
         """Keep the calls of the timed phases."""
-        write_text(self.timed_path, "".join(to_json(call) + "\n" for call in calls))
+        write_jsonl(self.timed_path, calls)
         write_json(self._key_path, dataclasses.replace(self._key(), timed=timed_key))
 
     def facts(self) -> SystemFacts | None:
-        """What was measured of the system, where it has heard everything that it was given."""
+        """Read what was measured of the system, where it has heard everything that it was given."""
         if not self.facts_path.is_file():
             return None
         return read_json(self.facts_path, SystemFacts, "a system's facts")
@@ -137,11 +137,11 @@ class Kept:
         write_json(self.facts_path, dataclasses.replace(facts, peak_memory_bytes=peak))
 
     def timed_calls(self) -> list[TimedCall]:
-        """The calls of the timed phases; none where it was not timed."""
+        """Return the calls of the timed phases; none where it was not timed."""
         return read_calls(self.timed_path) if self.timed_path.is_file() else []
 
     def _key(self) -> Key:
-        """Of what is there; one that nothing fits where it is missing or damaged."""
+        """Read the key of what is there; one that nothing fits where it is missing or damaged."""
         try:
             return read_json(self._key_path, Key, "what predictions depend on")
         except ConfigError:
@@ -151,13 +151,13 @@ class Kept:
 def timed_key(
     clips: Sequence[Clip], keys: Mapping[str, str], concurrency: int, repeats: int
 ) -> str:
-    """What the timed phases depend on besides the system."""
+    """Hash all that the timed phases depend on besides the system."""
     facts = [f"{concurrency} {repeats}", *(keys[clip.file] for clip in clips)]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 
 def _drop_unfinished_line(path: Path) -> None:
-    """What a process was writing when it was killed is no prediction."""
+    """Drop what a process was writing when it was killed: that is no prediction."""
     path.touch()
     text = path.read_bytes()
     whole = text.rfind(b"\n") + 1

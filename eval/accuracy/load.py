@@ -27,7 +27,7 @@ class System:
     settings: dict[str, str]  # everything that decides its figures, versions included
 
     def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
-        """The text of an audio file's bytes; called from several threads at once.
+        """Return the text of an audio file's bytes; called from several threads at once.
 
         Args:
             audio: a whole file.
@@ -67,29 +67,12 @@ def drive(
         for clip in order.sample(list(clips), len(clips))
     ]
     lock = threading.Lock()
+    facts: dict[str, Any] = {"clip_set": clip_set, "phase": phase, "concurrency": concurrency}
     began = time.perf_counter()
 
     def call(clip: Clip, repeat: int) -> None:
-        audio = read_bytes(clip.path)
-        started = time.perf_counter()
-        told = (clip.language,) if tell_language and clip.language else ()
-        prediction, error = _transcribe(system, audio, *told)
-        timed = TimedCall(
-            file=clip.file,
-            reference=clip.text,
-            language=clip.language,
-            duration_s=clip.duration_s,
-            clip_set=clip_set,
-            phase=phase,
-            concurrency=concurrency,
-            repeat=repeat,
-            started_s=started - began,
-            latency_s=time.perf_counter() - started,
-            prediction=prediction,
-            error=error,
-            path=str(clip.path),
-            group=clip.group,
-        )
+        language = [clip.language] if tell_language and clip.language else []
+        timed = _timed_call(system, clip, language, began, repeat=repeat, **facts)
         with lock:
             emit(timed)
 
@@ -125,6 +108,28 @@ def driven(
     return [calls[clip.file] for clip in clips]
 
 
+def _timed_call(
+    system: System, clip: Clip, language: list[str], began_s: float, **facts: Any
+) -> TimedCall:
+    """Let a system hear a clip; `facts` are further fields of the call."""
+    audio = read_bytes(clip.path)
+    started_s = time.perf_counter()
+    prediction, error = _transcribe(system, audio, *language)
+    return TimedCall(
+        file=clip.file,
+        reference=clip.text,
+        language=clip.language,
+        duration_s=clip.duration_s,
+        started_s=started_s - began_s,
+        latency_s=time.perf_counter() - started_s,
+        prediction=prediction,
+        error=error,
+        path=str(clip.path),
+        group=clip.group,
+        **facts,
+    )
+
+
 def _transcribe(
     system: System, audio: bytes, *language: str
 ) -> tuple[Prediction | None, str | None]:
@@ -135,6 +140,6 @@ def _transcribe(
 
 
 def wall_s(calls: Sequence[TimedCall]) -> float:
-    """From the first call's start to the last answer of one phase."""
+    """Return the seconds from the first call's start to the last answer of one phase."""
     ended_s = max(call.started_s + call.latency_s for call in calls)
     return ended_s - min(call.started_s for call in calls)

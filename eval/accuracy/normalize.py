@@ -34,7 +34,7 @@ class Spelling:
 
 
 def read_spelling(folder: Path) -> Spelling:
-    """The spellings of a checkpoint; none where it brings none.
+    """Read the spellings of a checkpoint; none where it brings none.
 
     Raises:
         FileError: its file cannot be read.
@@ -87,7 +87,7 @@ NORMALIZERS = tuple(_BY_NAME)
 
 
 def normalizer(name: str, spelling: Spelling | None = None) -> Normalize:
-    """The normaliser of that name.
+    """Return the normaliser of that name.
 
     Raises:
         ConfigError: there is none; the message lists those that exist.
@@ -98,7 +98,7 @@ def normalizer(name: str, spelling: Spelling | None = None) -> Normalize:
 
 
 def descriptions(spelling: Spelling) -> dict[str, str]:
-    """What each normaliser does, by name, as a report says it."""
+    """Describe what each normaliser does, by name, as a report says it."""
     if spelling.words:
         words = f"{len(spelling.words):,} British spellings of {spelling.source} made American"
     else:

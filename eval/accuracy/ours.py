@@ -11,17 +11,17 @@ from typing import Any
 from eval.accuracy.data import Prediction, TimedText
 from eval.accuracy.load import System
 from eval.accuracy.prepare import engine_of
-from eval.config import Config
+from eval.config import Config, changed
 from eval.machine import versions
-from serve.contract.config import Precision
+from serve.contract.config import SEARCH_OPTIONS, Precision
 from serve.contract.errors import ConfigError
 from serve.contract.messages import Request, Transcript
 
 
 def _from_transcript(transcript: Transcript) -> Prediction:
-    """The segments of a window have its scores, by which they are known to be of one."""
+    """Convert a transcript; segments of a window have its scores, by which they are known."""
     scores = [(s.avg_logprob, s.no_speech_prob, s.compression_ratio) for s in transcript.segments]
-    changed = [one != before for before, one in itertools.pairwise(scores)]
+    changed = [score != before for before, score in itertools.pairwise(scores)]
     windows = itertools.accumulate(changed, initial=0)
     segments = tuple(
         TimedText(s.start, s.end, s.text, window)
@@ -44,24 +44,14 @@ def _runtime_settings(config: Config, path: str) -> dict[str, str]:
 
 
 _SEARCH = (
-    "beam_size",
-    "patience",
-    "length_penalty",
-    "best_of",
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "temperatures",
-    "mode",
-    "previous_tokens",
-    "previous_timestamps",
-    "vad",
+    *SEARCH_OPTIONS,
+    *("temperatures", "mode", "previous_tokens", "previous_timestamps", "vad"),
 )
 
 
 def greedy(config: Config) -> Config:
-    """The config with one row a window at every temperature."""
-    transcriber = dataclasses.replace(config.transcriber, beam_size=1, best_of=1)
-    return dataclasses.replace(config, transcriber=transcriber)
+    """Return the config with one row a window at every temperature."""
+    return changed(config, "transcriber", beam_size=1, best_of=1)
 
 
 class EarshotTriton(System):
@@ -91,7 +81,7 @@ class EarshotTriton(System):
         }
 
     def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
-        """One infer call."""
+        """Make one infer call."""
         answer = self._client.transcribe(audio=audio, language=language)
         self.server.require_unbroken()
         return _from_transcript(answer)
@@ -109,9 +99,9 @@ class EarshotInProcess(System):
         from serve.transcriber.open import open_transcriber  # noqa: PLC0415 - loads torch
 
         path = engine_of(config, precision)
-        found = open_engine(path).manifest.precision
-        if found != precision:
-            raise ConfigError(f"the engine {path} is {found}, expected {precision}")
+        built = open_engine(path).manifest.precision
+        if built != precision:
+            raise ConfigError(f"the engine {path} is {built}, expected {precision}")
         self._options = options
         self._transcriber = open_transcriber(config, path)
         self.settings = {
@@ -123,7 +113,7 @@ class EarshotInProcess(System):
         }
 
     def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
-        """One request."""
+        """Make one request."""
         request = Request(audio, language=language, **self._options)
         return _from_transcript(self._transcriber.transcribe(request))
 

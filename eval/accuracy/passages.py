@@ -15,9 +15,10 @@ import numpy as np
 import soundfile
 
 from build.clips import Clip
+from eval.files import replaced
 from serve.contract.files import read_bytes
 from serve.contract.messages import Samples
-from serve.speech.audio import decode
+from serve.speech.audio import decode, whole
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.meter import Limits
 
@@ -42,7 +43,6 @@ def join_clips(clips: Sequence[Clip], longest_s: float, limits: Limits) -> list[
     Raises:
         FileError, AudioError: a clip cannot be read after all.
     """
-    CACHE.mkdir(parents=True, exist_ok=True)
     joined = []
     by_speaker = sorted(clips, key=_speaker)
     for _, of_speaker in itertools.groupby(by_speaker, key=_speaker):
@@ -58,7 +58,7 @@ def _speaker(clip: Clip) -> tuple[str, str, str, str]:
 def _packed(clips: Iterable[Clip], longest_s: float) -> Iterator[list[Clip]]:
     passage: list[Clip] = []
     for clip in clips:
-        together_s = sum(one.duration_s + PAUSES_S[1] for one in passage) + clip.duration_s
+        together_s = sum(part.duration_s + PAUSES_S[1] for part in passage) + clip.duration_s
         if passage and (together_s > longest_s or not clip.text or not passage[-1].text):
             yield passage
             passage = []
@@ -75,10 +75,9 @@ def _joined(parts: Sequence[Clip], number: int, limits: Limits) -> Clip:
     first = parts[0]
     path = CACHE / f"{digest.hexdigest()[:24]}.flac"
     if not path.is_file():
-        partial = path.with_suffix(".partial")
-        samples = _with_pauses([_samples(data, limits) for data in audio])
-        soundfile.write(partial, samples, SAMPLE_RATE, format="FLAC")
-        partial.replace(path)
+        samples = _with_pauses([whole(decode(data, limits)) for data in audio])
+        with replaced(path) as partial:
+            soundfile.write(partial, samples, SAMPLE_RATE, format="FLAC")
     speaker = "/".join(part for part in (first.group or "clips", first.speaker) if part)
     return dataclasses.replace(
         first,
@@ -89,12 +88,8 @@ def _joined(parts: Sequence[Clip], number: int, limits: Limits) -> Clip:
     )
 
 
-def _samples(audio: bytes, limits: Limits) -> Samples:
-    return np.concatenate(list(decode(audio, limits)))
-
-
 def _with_pauses(parts: Sequence[Samples]) -> Samples:
-    """The parts with silence between them, as loud as they are; the pauses are always the same."""
+    """Join the parts with silence between, as loud as they are; the pauses are always the same."""
     draw = random.Random(_VERSION)
     pieces = [parts[0]]
     for part in parts[1:]:

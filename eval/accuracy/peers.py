@@ -73,10 +73,10 @@ class TransformersFp32(System):
 
         blocks = audio_files.decode(audio, Limits(self._config.transcriber.max_audio_s))
         segments: list[TimedText] = []
-        told = language
+        given = language
         for window in windows.cut(blocks):
             with self._lock:
-                code, pieces = self._window(window.samples, told)
+                code, pieces = self._window(window.samples, given)
             language = language or code
             segments += [
                 TimedText(window.start_s + p.start_s, window.start_s + p.end_s, p.text)
@@ -85,15 +85,15 @@ class TransformersFp32(System):
         return _from_segments(language, segments)
 
     def _window(self, samples: Any, language: str | None) -> tuple[str | None, list[TimedText]]:
-        """Language and timed text of one window; samples are float32 (n,), 16 kHz mono."""
+        """Return language and timed text of one window; samples are float32 (n,), 16 kHz mono."""
         inputs = self._processor(samples, sampling_rate=16_000, return_tensors="pt")
         features = inputs.input_features.to(self._config.runtime.device)
         tokenizer = self._processor.tokenizer
         options, code = dict(self._options), language
         if self._model.generation_config.is_multilingual:
             if code is None:
-                found = self._model.detect_language(features)[0].item()
-                code = tokenizer.decode(found).strip("<|>")
+                token = self._model.detect_language(features)[0].item()
+                code = tokenizer.decode(token).strip("<|>")
             options |= {"task": "transcribe", "language": code}
         out = self._model.generate(features, return_segments=True, **options)
         pieces = [
@@ -152,24 +152,24 @@ class FasterWhisper(System):
         self._transcribe = pipeline.transcribe
         defaults = inspect.signature(self._transcribe).parameters
         known = [name for name in _PEER_OPTIONS if name in defaults]
-        found = {name: defaults[name].default for name in known} | self._options
+        settings = {name: defaults[name].default for name in known} | self._options
         self.settings = {
             "class": type(pipeline).__name__,
             "compute type": compute_type,
             "device": config.runtime.device,
             "threads": str(config.eval.threads),
             "num_workers": "1",
-            **{name: str(value) for name, value in found.items()},
+            **{name: str(value) for name, value in settings.items()},
             **versions("faster-whisper", "ctranslate2"),
         }
 
     @property
     def is_multilingual(self) -> bool:
-        """Whether the library sees a model that knows languages, and tells it one."""
+        """Return whether the library sees a model that knows languages, and tells it one."""
         return bool(self._model.model.is_multilingual)
 
     def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
-        """One transcription; the library decodes the file itself."""
+        """Transcribe once; the library decodes the file itself."""
         from av.error import FFmpegError  # noqa: PLC0415 - comes with faster-whisper
 
         try:
@@ -205,7 +205,7 @@ _PEER_OPTIONS = (
 
 
 def fair_options(config: Config) -> dict[str, Any]:
-    """What faster-whisper has to be told of a checkpoint that is not OpenAI's.
+    """Return the options that are fair to a checkpoint which is not OpenAI's.
 
     Its own list of suppressed tokens is OpenAI's, so it gets the checkpoint's, which a conversion
     keeps in config.json; and small checkpoints that are not OpenAI's stop early after text of

@@ -1,4 +1,4 @@
-"""What systems need before they can start: engines, and the checkpoint as CTranslate2 and
+"""Makes what systems need to start: engines, and the checkpoint as CTranslate2 and
 whisper.cpp read it.
 
 Each is made by the tool that owns it, in a process of its own, so that nothing which it loads
@@ -17,6 +17,7 @@ from typing import Literal
 
 from build import hub
 from eval.config import Config
+from eval.files import replaced
 from eval.processes import run_tool
 from serve.contract.config import Precision
 from serve.contract.errors import UnavailableError
@@ -41,7 +42,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "preprocessor_config.json")
 
 
 def engine_of(config: Config, precision: Precision) -> str:
-    """The folder of the engine of that precision: the configured one, or its sibling."""
+    """Return the folder of the engine of that precision: the configured one, or its sibling."""
     if precision == config.build.precision:
         return config.engine
     return f"{config.engine.rstrip('/')}-{precision}"
@@ -60,7 +61,7 @@ def prepare_engine(config: Config, config_path: str, precision: Precision) -> No
 
 
 def checkpoint_folder(config: Config) -> Path:
-    """The Hugging Face checkpoint as a local folder; a hub id is fetched into the hub's cache.
+    """Find the Hugging Face checkpoint's folder; a hub id is fetched into the hub's cache.
 
     Raises:
         UnavailableError: the checkpoint is an OpenAI file, which only Earshot reads.
@@ -78,7 +79,7 @@ def checkpoint_folder(config: Config) -> Path:
 
 
 def converted_folder(config: Config) -> Path:
-    """Where the CTranslate2 form of the present checkpoint lies or will lie.
+    """Return where the CTranslate2 form of the present checkpoint lies or will lie.
 
     A checkpoint that is in this form is used as it is. Of any other the name depends on the
     weights, on the checkpoint's JSON files, on the release of CTranslate2 and on how we convert.
@@ -100,7 +101,7 @@ def converted_folder(config: Config) -> Path:
 
 
 def checkpoint_key(config: Config) -> str:
-    """A hash of the checkpoint's files; raises as `checkpoint_folder`."""
+    """Hash the checkpoint's files; raises as `checkpoint_folder`."""
     return _digest("", _checkpoint_files(config))
 
 
@@ -119,7 +120,7 @@ def _digest(made_by: str, files: Iterable[Path]) -> str:
 
 
 def ggml_file(config: Config, kind: GgmlKind) -> Path:
-    """Where the present checkpoint lies or will lie as whisper.cpp reads it.
+    """Return where the present checkpoint lies or will lie as whisper.cpp reads it.
 
     Raises:
         UnavailableError, CheckpointError: as `checkpoint_folder`.
@@ -136,15 +137,10 @@ def prepare_ggml(config: Config, kind: GgmlKind) -> None:
     target = ggml_file(config, kind)
     if target.is_file():
         return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_suffix(".partial")
     command = [sys.executable, "-m", "eval.accuracy.ggml", str(checkpoint_folder(config))]
-    command += [config.build.tokenizer, str(partial), kind]
-    try:
+    with replaced(target) as partial:
+        command += [config.build.tokenizer, str(partial), kind]
         run_tool(command, "writing the checkpoint for whisper.cpp", PREPARE_TIMEOUT_S)
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def prepare_converted(config: Config) -> None:
@@ -194,12 +190,12 @@ def mark_multilingual(folder: Path) -> None:
 
 
 def vocabulary_size(folder: Path) -> int:
-    """How many tokens a converted checkpoint has."""
+    """Return how many tokens a converted checkpoint has."""
     return len(_vocabulary(folder))
 
 
 def knows_languages(folder: Path) -> bool:
-    """Whether a converted checkpoint is multilingual: it can be told to transcribe."""
+    """Return whether a converted checkpoint is multilingual: it can be told to transcribe."""
     return "<|transcribe|>" in _vocabulary(folder)
 
 

@@ -41,12 +41,12 @@ class Report:
 
     @property
     def verdict(self) -> Verdict:
-        """Of all gates."""
+        """Return the verdict of all gates."""
         return verdict(self.gates)
 
 
 def read_report(path: Path) -> Report:
-    """A report.json, or that of the folder which holds it.
+    """Read a report.json, or that of the folder which holds it.
 
     Raises:
         FileError: it cannot be read.
@@ -61,7 +61,7 @@ def read_report(path: Path) -> Report:
 
 
 def report_to_json(report: Report) -> str:
-    """The text of report.json: the report's fields, and what follows from them."""
+    """Return the text of report.json: the report's fields, and what follows from them."""
     fields = {
         "format_version": FORMAT_VERSION,
         "verdict": report.verdict,
@@ -72,41 +72,45 @@ def report_to_json(report: Report) -> str:
 
 
 def ratios(systems: Sequence[SystemScore]) -> dict[str, dict[str, float]]:
-    """Speed of each timed Earshot system against faster-whisper's best figure.
+    """Compare the speed of each timed Earshot system with faster-whisper's best figure.
 
     Greedy is held against greedy, what is configured against faster-whisper's default.
     `throughput`: ours / theirs under load, more is better; `one_clip_latency` and `memory`:
     ours / theirs, less is better.
     """
-    timed = [(score, score.speed) for score in systems if score.speed is not None]
-    found: dict[str, dict[str, float]] = {}
-    for score, speed in timed:
-        name = score.facts.name
-        theirs = [
-            (other.facts.peak_memory_bytes, of_other)
-            for other, of_other in timed
-            if other.facts.name.startswith("faster-whisper-")
-            and other.facts.name.endswith(GREEDY) == name.endswith(GREEDY)
-        ]
-        if not theirs or not name.startswith("earshot-"):
+    by_name: dict[str, dict[str, float]] = {}
+    for score in systems:
+        name, speed = score.facts.name, score.speed
+        theirs = [(s.speed, s.facts.peak_memory_bytes) for s in rivals(score, systems) if s.speed]
+        if speed is None or not theirs or not name.startswith("earshot-"):
             continue
-        found[name] = {
-            "throughput": speed.rtfx_loaded / max(other.rtfx_loaded for _, other in theirs),
-            "memory": score.facts.peak_memory_bytes / min(memory for memory, _ in theirs),
+        by_name[name] = {
+            "throughput": speed.rtfx_loaded / max(other.rtfx_loaded for other, _ in theirs),
+            "memory": score.facts.peak_memory_bytes / min(memory for _, memory in theirs),
         }
-        quickest = [other.one_clip_s for _, other in theirs if other.one_clip_s]
+        quickest = [other.one_clip_s for other, _ in theirs if other.one_clip_s]
         if speed.one_clip_s and quickest:
-            found[name]["one_clip_latency"] = speed.one_clip_s / min(quickest)
-    return found
+            by_name[name]["one_clip_latency"] = speed.one_clip_s / min(quickest)
+    return by_name
+
+
+def rivals(ours: SystemScore, systems: Sequence[SystemScore]) -> list[SystemScore]:
+    """Return those of faster-whisper that search as ours does: greedily, or not."""
+    return [
+        score
+        for score in systems
+        if score.facts.name.startswith("faster-whisper-")
+        and score.facts.name.endswith(GREEDY) == ours.facts.name.endswith(GREEDY)
+    ]
 
 
 def head_of(markdown: str) -> str:
-    """What is printed of a report: its figures."""
+    """Return the part of a report that is printed: its figures."""
     return markdown.partition("## Rules")[0].rstrip()
 
 
 def to_markdown(report: Report) -> str:
-    """What report.md holds."""
+    """Return the text of report.md."""
     run = report.run
     parts = [
         f"# Evaluation of {run.config_name}",
@@ -144,34 +148,37 @@ def _clips(run: RunFacts) -> str:
 
 
 def languages_text(run: RunFacts) -> str:
-    """Who knew what language is spoken."""
+    """Say who knew what language is spoken."""
     return f"the language is {'told to' if run.tell_language else 'found out by'} every system"
 
 
 def unread(report: Report) -> dict[str, str]:
-    """Clips that count for nothing, by file, and why."""
-    unreadable = [found.items() for found in report.run.unreadable.values()]
-    return {file: why for found in [*unreadable, report.unheard.items()] for file, why in found}
+    """Return clips that count for nothing, by file, and why."""
+    unreadable = [reasons.items() for reasons in report.run.unreadable.values()]
+    return {file: why for reasons in [*unreadable, report.unheard.items()] for file, why in reasons}
 
 
 def _unheard(report: Report) -> list[str]:
-    found = unread(report)
-    if not found:
+    reasons = unread(report)
+    if not reasons:
         return []
-    lines = [f"- `{file}`: {why}" for file, why in found.items()]
-    return [f"Clips that nobody can read, {len(found)}, which count for nothing:", "\n".join(lines)]
+    lines = [f"- `{file}`: {why}" for file, why in reasons.items()]
+    return [
+        f"Clips that nobody can read, {len(reasons)}, which count for nothing:",
+        "\n".join(lines),
+    ]
 
 
 def _heard(clip_set: ClipSet, report: Report) -> list[str]:
-    """The part of report.md on one set of clips."""
+    """Return the part of report.md on one set of clips."""
     title = f"## Accuracy on {TITLES[clip_set]}"
     sets = {
         score.facts.name: score.sets[clip_set] for score in report.systems if clip_set in score.sets
     }
     if not sets:
         return [title, "None of these systems heard them."]
-    by_language = {name: heard.by_language for name, heard in sets.items()}
-    by_group = {name: heard.by_group for name, heard in sets.items()}
+    by_language = {name: of_set.by_language for name, of_set in sets.items()}
+    by_group = {name: of_set.by_group for name, of_set in sets.items()}
     return [
         title,
         f"Normalised by `{report.normalizer}`:",
@@ -186,7 +193,7 @@ def _heard(clip_set: ClipSet, report: Report) -> list[str]:
 
 
 def _normalizers(report: Report) -> str:
-    """The one that texts are compared under, then the others that are reported beside it."""
+    """Describe what texts are compared under, then the others that are reported beside it."""
     lines = [f"- `{name}`: {text}." for name, text in report.normalizers.items()]
     return f"Normaliser: `{report.normalizer}`. Of all:\n\n" + "\n".join(lines)
 
@@ -198,25 +205,25 @@ def _by_normalizer(sets: dict[str, SetScore]) -> str:
             system,
             *(
                 percent(rate)
-                for part in heard.by_normalizer.values()
+                for part in of_set.by_normalizer.values()
                 for rate in (part.cer, part.wer)
             ),
         ]
-        for system, heard in sets.items()
+        for system, of_set in sets.items()
     ]
     header = ["system", *(f"{kind} {name}" for name in names for kind in ("CER", "WER"))]
     return table(header, rows)
 
 
 def gates_text(gates: Sequence[Check]) -> str:
-    """The verdict, and each gate."""
+    """Write the verdict, and each gate."""
     marks = {True: "passed", False: "**FAILED**", None: "**not decided**"}
     lines = [f"- {marks[gate.passed]}: {gate.name}. {gate.detail}" for gate in gates]
     return "\n".join([f"**{_VERDICTS[verdict(gates)]}**", "", *lines])
 
 
 def percent(rate: Rate) -> str:
-    """A rate with its interval."""
+    """Write a rate with its interval."""
     if rate.percent is None or rate.low is None or rate.high is None:
         return "no text"
     return f"{rate.percent:.2f} % [{rate.low:.2f}, {rate.high:.2f}]"
@@ -224,16 +231,16 @@ def percent(rate: Rate) -> str:
 
 def _accuracy(sets: dict[str, SetScore]) -> str:
     rows = []
-    for name, heard in sets.items():
-        counts = heard.overall.cer.counts
+    for name, of_set in sets.items():
+        counts = of_set.overall.cer.counts
         rows.append(
             [
                 name,
-                percent(heard.overall.cer),
+                percent(of_set.overall.cer),
                 f"{counts.substitutions}/{counts.deletions}/{counts.insertions} of {counts.length}",
-                percent(heard.overall.wer),
-                f"{heard.language_right} of {heard.language_of}",
-                f"{heard.silent_with_text} of {heard.silent_clips}",
+                percent(of_set.overall.wer),
+                f"{of_set.language_right} of {of_set.language_of}",
+                f"{of_set.silent_with_text} of {of_set.silent_clips}",
             ]
         )
     header = ["system", "CER [95 %]", "S/D/I of characters", "WER [95 %]"]
@@ -241,21 +248,21 @@ def _accuracy(sets: dict[str, SetScore]) -> str:
 
 
 def parts_rows(systems: Mapping[str, Mapping[str, Accuracy]]) -> list[list[str]]:
-    """Parts of a set, one a row: its name, its clips, and CER / WER in % of every system."""
+    """Tabulate parts of a set: name, clips, and CER / WER in % of every system, one part a row."""
     first = next(iter(systems.values()))
     return [
-        [name, str(found.clips), *(_both_rates(parts[name]) for parts in systems.values())]
-        for name, found in first.items()
+        [name, str(accuracy.clips), *(_both_rates(parts[name]) for parts in systems.values())]
+        for name, accuracy in first.items()
     ]
 
 
-def _both_rates(found: Accuracy) -> str:
-    rates = (found.cer.percent, found.wer.percent)
+def _both_rates(accuracy: Accuracy) -> str:
+    rates = (accuracy.cer.percent, accuracy.wer.percent)
     return " / ".join("none" if rate is None else f"{rate:.1f}" for rate in rates)
 
 
 def _by(what: str, systems: Mapping[str, Mapping[str, Accuracy]]) -> list[str]:
-    """A table of one kind of parts, and what it shows; nothing where there are none."""
+    """Return a table of one kind of parts, and what it shows; nothing where there are none."""
     rows = parts_rows(systems)
     if not rows:
         return []
@@ -267,7 +274,7 @@ def _milliseconds(*seconds: float | None, otherwise: str = "none") -> str:
 
 
 def latency_text(latency: Latency) -> str:
-    """Its three percentiles in milliseconds."""
+    """Write its three percentiles in milliseconds."""
     return _milliseconds(latency.p50_s, latency.p95_s, latency.p99_s)
 
 
@@ -309,8 +316,8 @@ def _speed(systems: Sequence[SystemScore], run: RunFacts) -> str:
 
 
 def _ratios(systems: Sequence[SystemScore], run: RunFacts) -> str:
-    found = ratios(systems)
-    if not found:
+    by_name = ratios(systems)
+    if not by_name:
         return "No ratios: they need a timed Earshot system and a faster-whisper of its search."
     rows = [
         [
@@ -319,7 +326,7 @@ def _ratios(systems: Sequence[SystemScore], run: RunFacts) -> str:
             f"{values['one_clip_latency']:.2f}" if "one_clip_latency" in values else "none",
             f"{values['memory']:.2f}",
         ]
-        for name, values in found.items()
+        for name, values in by_name.items()
     ]
     header = [
         "against faster-whisper, the better of float32 and int8",
@@ -331,9 +338,9 @@ def _ratios(systems: Sequence[SystemScore], run: RunFacts) -> str:
 
 
 def _mistakes(sets: dict[str, SetScore]) -> str:
-    """Character errors per clip and system, of the clips where systems made the most."""
+    """Tabulate character errors per clip and system, of the clips where systems made the most."""
     errors = {
-        file: [heard.by_clip[file].errors for heard in sets.values()]
+        file: [of_set.by_clip[file].errors for of_set in sets.values()]
         for file in next(iter(sets.values())).by_clip
     }
     wrong = [file for file, made in errors.items() if any(made)]
@@ -346,6 +353,6 @@ def _mistakes(sets: dict[str, SetScore]) -> str:
 
 
 def settings_text(facts: SystemFacts) -> str:
-    """A system's settings."""
+    """List a system's settings."""
     lines = "\n".join(f"- {key}: {value}" for key, value in facts.settings.items())
     return f"### {facts.name}\n\n{lines}"

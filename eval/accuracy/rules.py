@@ -1,7 +1,7 @@
 """The rules of comparison, as every report states them."""
 
 from eval.accuracy.score import BOOTSTRAP_SAMPLES, BOOTSTRAP_SEED
-from eval.accuracy.worker import MEMORY_SAMPLE_S
+from eval.memory import SAMPLE_S
 
 RULES = (
     "Every system gets a file's bytes, in the same order, and returns the whole text; "
@@ -33,5 +33,5 @@ RULES = (
     "RTFx: seconds of real, unpadded audio answered / seconds of wall clock of the phase "
     "(throughput).",
     "Memory: highest resident set of the system's process and all its descendants, client "
-    f"included, sampled every {MEMORY_SAMPLE_S:g} s; shared pages count in each process.",
+    f"included, sampled every {SAMPLE_S:g} s; shared pages count in each process.",
 )

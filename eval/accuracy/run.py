@@ -14,7 +14,6 @@ import functools
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
@@ -22,13 +21,13 @@ from build import hub
 from build.clips import Clip
 from eval.accuracy import systems
 from eval.accuracy.data import ClipSet, SystemFacts, TimedCall, clip_nearest_10_s
-from eval.accuracy.estimate import Cost, estimate_lines, windows, windows_of
+from eval.accuracy.estimate import Cost, estimate_lines, windows
 from eval.accuracy.kept import ClipSets, Kept, Keys, keys_of, timed_key
 from eval.accuracy.normalize import Spelling, read_spelling
 from eval.accuracy.passages import join_clips
 from eval.accuracy.worker import measure_system, timed_calls_of
-from eval.config import Config
-from eval.corpora.find import Found, find_readable_clips
+from eval.config import Config, changed
+from eval.corpora.find import Found, find_clips
 from eval.files import read_json, write_json
 from eval.measurement import Run, Say
 from serve.contract.config import Precision
@@ -45,7 +44,7 @@ PROBED_CLIPS = 4  # that a system hears first, one after another, to see how lon
 
 @dataclasses.dataclass(frozen=True)
 class RunFacts:
-    """What was run; `run.json` holds exactly these fields."""
+    """The facts of a run; `run.json` holds exactly these fields."""
 
     id: str
     started: str  # UTC, ISO 8601
@@ -79,7 +78,7 @@ class RunFacts:
 
     @property
     def one_clip_title(self) -> str:
-        """What `one_clip` is called in reports."""
+        """Name `one_clip` as reports do."""
         return "one clip" if self.one_clip_s is None else f"{self.one_clip_s:.1f} s clip"
 
 
@@ -92,7 +91,7 @@ _GO_ON = "run again, which goes on where it ended, or name the systems that did 
 
 @dataclasses.dataclass(frozen=True)
 class _Work:
-    """What one system is to hear in a run, and what of that is left."""
+    """All that one system is to hear in a run, and what of that is left."""
 
     name: str
     kept: Kept
@@ -107,10 +106,26 @@ class _Work:
         return not self.left and not self.timed and self.facts_before is not None
 
     def windows(self, repeats: int) -> int:
-        """How many windows are left, timed phases included."""
+        """Count the windows that are left, timed phases included."""
         scored = [clip for of_set in self.left.values() for clip in of_set]
         timed = timed_calls_of(self.timed, repeats) if self.timed else []
-        return sum(map(windows_of, [*scored, *timed]))
+        return sum(windows(clip.duration_s) for clip in [*scored, *timed])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Common:
+    """The same for every system of a run."""
+
+    config: Config
+    clips: ClipSets
+    keys: Keys
+    folder: Path
+    run_id: str
+    say: Say
+
+    def keyed(self, call: TimedCall) -> TimedCall:
+        """Return the call with the key of its clip."""
+        return dataclasses.replace(call, key=self.keys[call.clip_set][call.file])
 
 
 def run(of: Run, *, again: bool = False) -> None:
@@ -126,54 +141,60 @@ def run(of: Run, *, again: bool = False) -> None:
     """
     config, folder, tell = of.config, of.folder, of.say
     names = config.eval.systems
-    systems.check(names, config)
-    found = _found(config, tell)
-    clips = {name: of_set.clips for name, of_set in found.items()}
-    systems.prepare(names, config, of.config_path)
+    known = systems.specs(config)
+    systems.check(names, known, (*config.eval.heldout_systems, *config.eval.timed))
+    sets = _found(config, tell)
+    clips = {name: of_set.clips for name, of_set in sets.items()}
+    systems.prepare([known[name] for name in names], config, of.config_path)
     # Every system gets the same threads, ours too.
-    runtime = dataclasses.replace(config.runtime, threads=config.eval.threads)
-    config = dataclasses.replace(config, runtime=runtime)
-    facts = _run_facts(config, found, folder, of.machine)
-    keys = keys_of(clips)
-    works = [_work(name, config, clips, keys, folder, tell, again=again) for name in names]
+    config = changed(config, "runtime", threads=config.eval.threads)
+    facts = _run_facts(config, sets, folder, of.machine)
+    common = _Common(config, clips, keys_of(clips), folder, facts.id, tell)
+    works = [_work(name, common, again=again) for name in names]
     write_json(folder / RUN_FILE, facts)
-    write_json(folder / CLIPS_FILE, keys)
+    write_json(folder / CLIPS_FILE, common.keys)
     write_json(folder / SPELLING_FILE, _spelling(config))
     left = [work for work in works if not work.is_done]
     costs = {}
     for work in left:
         tell(f"{work.name} hears a few clips, to see how long all will take")
-        costs[work.name] = _probe(work, config, keys, facts.id, folder)
-    left = [_work(one.name, config, clips, keys, folder, tell, again=False) for one in left]
+        costs[work.name] = _probe(work, common)
+    left = [_work(work.name, common, again=False) for work in left]
     for line in estimate_lines(
         {work.name: (costs[work.name], work.windows(config.eval.repeats)) for work in left}
     ):
         tell(line)
     for work in left:
-        _run_system(work, config, keys, facts.id, folder)
+        _run_system(work, common)
 
 
 def _found(config: Config, tell: Say) -> dict[ClipSet, Found]:
-    """The held-out clips go first: they are many, so a system is warm when the others come."""
+    """Find both sets; the held-out clips, being many, go first and warm a system up."""
     of, limits = config.eval, Limits(config.transcriber.max_audio_s)
     places: dict[ClipSet, str] = {"heldout": of.heldout, "timed": of.manifest}
     drawn = {"heldout": of.limit, "timed": of.timed_limit or of.limit}
     read = functools.partial(_decode, limits=limits)
-    found: dict[ClipSet, Found] = {}
+    sets: dict[ClipSet, Found] = {}
     for name, place in places.items():
         if place:
-            how: dict[str, Any] = {"seed": of.seed, "language": of.language, "half": of.half}
-            found[name] = find_readable_clips(place, read=read, limit=drawn[name], **how)
-    for name, of_set in found.items():
+            sets[name] = find_clips(
+                place,
+                limit=drawn[name],
+                seed=of.seed,
+                language=of.language,
+                half=of.half,
+                read=read,
+            )
+    for name, of_set in sets.items():
         tell(f"{places[name]}: {of_set.summary}")
         for file, reason in of_set.unreadable.items():
             tell(f"cannot be read, so nobody is given it: {file}: {reason}")
-    if "heldout" in found and of.heldout == of.manifest:
-        found["heldout"] = _without(found["heldout"], found["timed"].clips)
-    if "heldout" in found and of.join_s:
-        found["heldout"] = _as_passages(found["heldout"], of.join_s, limits)
-        tell(f"{places['heldout']}: {found['heldout'].summary}")
-    return found
+    if "heldout" in sets and of.heldout == of.manifest:
+        sets["heldout"] = _without(sets["heldout"], sets["timed"].clips)
+    if "heldout" in sets and of.join_s:
+        sets["heldout"] = _as_passages(sets["heldout"], of.join_s, limits)
+        tell(f"{places['heldout']}: {sets['heldout'].summary}")
+    return sets
 
 
 def _decode(path: Path, limits: Limits) -> None:
@@ -181,27 +202,29 @@ def _decode(path: Path, limits: Limits) -> None:
         pass
 
 
-def _without(found: Found, others: Sequence[Clip]) -> Found:
-    """What is timed is scored there; the same place need not give it twice."""
+def _without(clip_set: Found, others: Sequence[Clip]) -> Found:
+    """Leave out what is timed: it is scored there, so the same place need not give it twice."""
     files = {clip.file for clip in others}
-    clips = [clip for clip in found.clips if clip.file not in files]
+    clips = [clip for clip in clip_set.clips if clip.file not in files]
     if not clips:
         raise ConfigError(
             "every clip was drawn to be timed, so none is left to be held out; draw fewer with "
             "--timed-limit, or say --heldout ''"
         )
-    summary = f"{found.summary}; {len(clips)} of these are not timed"
-    return Found(clips, summary, found.unreadable)
+    summary = f"{clip_set.summary}; {len(clips)} of these are not timed"
+    return Found(clips, summary, clip_set.unreadable)
 
 
-def _as_passages(found: Found, longest_s: float, limits: Limits) -> Found:
-    clips = join_clips(found.clips, longest_s, limits)
-    summary = f"{found.summary}; joined to {len(clips)} passages of one speaker each, of at most "
-    return Found(clips, f"{summary}{longest_s:g} s", found.unreadable)
+def _as_passages(clip_set: Found, longest_s: float, limits: Limits) -> Found:
+    clips = join_clips(clip_set.clips, longest_s, limits)
+    summary = (
+        f"{clip_set.summary}; joined to {len(clips)} passages of one speaker each, of at most "
+    )
+    return Found(clips, f"{summary}{longest_s:g} s", clip_set.unreadable)
 
 
 def _spelling(config: Config) -> Spelling:
-    """The checkpoint's; none where it is not at hand or, as OpenAI's own files, brings none."""
+    """Read the checkpoint's spellings; none where it is not at hand or, as OpenAI's, has none."""
     try:
         return read_spelling(
             hub.checkpoint_folder(config.build.checkpoint, with_weights=False).path
@@ -211,9 +234,9 @@ def _spelling(config: Config) -> Spelling:
 
 
 def _run_facts(
-    config: Config, found: Mapping[ClipSet, Found], folder: Path, machine: dict[str, str]
+    config: Config, sets: Mapping[ClipSet, Found], folder: Path, machine: dict[str, str]
 ) -> RunFacts:
-    clips = {name: of_set.clips for name, of_set in found.items()}
+    clips = {name: of_set.clips for name, of_set in sets.items()}
     nearest = clip_nearest_10_s(clips["timed"])
     return RunFacts(
         id=_id_of(folder),
@@ -225,38 +248,31 @@ def _run_facts(
         one_clip=nearest.file if nearest else None,
         one_clip_s=nearest.duration_s if nearest else None,
         machine=machine,
-        sources={name: of_set.summary for name, of_set in found.items()},
-        unreadable={name: of_set.unreadable for name, of_set in found.items()},
+        sources={name: of_set.summary for name, of_set in sets.items()},
+        unreadable={name: of_set.unreadable for name, of_set in sets.items()},
         **{name: value for name, value in vars(config.eval).items() if name in _KEPT},
     )
 
 
 def _id_of(folder: Path) -> str:
-    """A folder keeps its id, so that what it holds can be gone on with."""
+    """Return the id of a folder, which keeps it, so that what it holds can be gone on with."""
     try:
         return read_json(folder / RUN_FILE, RunFacts, "a run").id
     except ConfigError:  # none yet, or of an earlier version
         return uuid.uuid4().hex
 
 
-def _work(
-    name: str,
-    config: Config,
-    clips: ClipSets,
-    keys: Keys,
-    folder: Path,
-    tell: Say,
-    *,
-    again: bool,
-) -> _Work:
-    kept = Kept(folder, name)
-    if kept.go_on(systems.key_of(name, config), again=again):
-        tell(f"{name}: what it said before was said under other settings, so it hears all again")
+def _work(name: str, common: _Common, *, again: bool) -> _Work:
+    kept, of, clips, keys = Kept(common.folder, name), common.config.eval, common.clips, common.keys
+    if kept.go_on(systems.key_of(name, common.config), again=again):
+        common.say(
+            f"{name}: what it said before was said under other settings, so it hears all again"
+        )
     only_timed: ClipSets = {"timed": clips["timed"]}
-    heard_by = clips if name in config.eval.heldout_systems else only_timed
+    heard_by = clips if name in of.heldout_systems else only_timed
     left, facts = kept.left(heard_by, keys), kept.facts()
-    key = timed_key(clips["timed"], keys["timed"], config.eval.concurrency, config.eval.repeats)
-    is_timed = name not in config.eval.timed or kept.is_timed(key)
+    key = timed_key(clips["timed"], keys["timed"], of.concurrency, of.repeats)
+    is_timed = name not in of.timed or kept.is_timed(key)
     if not left and is_timed and facts is None:  # it ended after its last answer, before its facts
         left = {"timed": clips["timed"][-1:]}
     return _Work(
@@ -270,7 +286,7 @@ def _work(
     )
 
 
-def _probe(work: _Work, config: Config, keys: Keys, run_id: str, folder: Path) -> Cost:
+def _probe(work: _Work, common: _Common) -> Cost:
     """Let a system hear a few of what is left, one after another, to see what a window costs.
 
     What it says is kept as any other.
@@ -279,59 +295,57 @@ def _probe(work: _Work, config: Config, keys: Keys, run_id: str, folder: Path) -
     few = scored[:: max(1, len(scored) // PROBED_CLIPS)][:PROBED_CLIPS]
     if not few:  # the timed phases alone are left
         few = [("timed", clip) for clip in work.timed[:PROBED_CLIPS]]
-    alone = dataclasses.replace(config, eval=dataclasses.replace(config.eval, concurrency=1))
+    alone = dataclasses.replace(common, config=changed(common.config, "eval", concurrency=1))
     clips: dict[ClipSet, list[Clip]] = {}
     for name, clip in few:
         clips.setdefault(name, []).append(clip)
-    took: list[TimedCall] = []
+    calls: list[TimedCall] = []
     with work.kept.appended() as keep:
 
-        def heard(call: TimedCall) -> None:
-            took.append(call)
+        def take(call: TimedCall) -> None:
+            calls.append(call)
             if scored:
-                keep(_keyed(call, keys))
+                keep(common.keyed(call))
 
-        facts = _measured(work, alone, clips, (), run_id, folder, heard)
-    return Cost.of(facts.start_s, took)
+        facts = _measured(work, alone, clips, (), take)
+    return Cost.of(facts.start_s, calls)
 
 
 def _measured(
     work: _Work,
-    config: Config,
+    common: _Common,
     clips: ClipSets,
     timed: Sequence[Clip],
-    run_id: str,
-    folder: Path,
-    heard: Callable[[TimedCall], None],
+    take: Callable[[TimedCall], None],
 ) -> SystemFacts:
-    log = folder / "logs" / f"{work.name}.log"
-    how: dict[str, Any] = {"run_id": run_id, "open_system": systems.open_system, "log": log}
-    return measure_system(work.name, config, clips, timed=timed, on_call=heard, **how)
+    return measure_system(
+        work.name,
+        common.config,
+        clips,
+        timed=timed,
+        run_id=common.run_id,
+        open_system=systems.open_system,
+        on_call=take,
+        log=common.folder / "logs" / f"{work.name}.log",
+    )
 
 
-def _keyed(call: TimedCall, keys: Keys) -> TimedCall:
-    return dataclasses.replace(call, key=keys[call.clip_set][call.file])
-
-
-def _run_system(work: _Work, config: Config, keys: Keys, run_id: str, folder: Path) -> None:
+def _run_system(work: _Work, common: _Common) -> None:
     """Let one system hear what is left, and keep each answer."""
     work.kept.facts_path.unlink(missing_ok=True)
     timed: list[TimedCall] = []
-    bar = tqdm(
-        total=work.windows(config.eval.repeats),
-        desc=f"{work.name:31}",
-        unit="window",
-    )
+    total = work.windows(common.config.eval.repeats)
+    bar = tqdm(total=total, desc=f"{work.name:31}", unit="window")
     with bar, work.kept.appended() as keep:
 
-        def heard(call: TimedCall) -> None:
+        def take(call: TimedCall) -> None:
             if call.phase == "accuracy":
-                keep(_keyed(call, keys))
+                keep(common.keyed(call))
             else:
                 timed.append(call)
             bar.update(windows(call.duration_s))
 
-        facts = _measured(work, config, work.left, work.timed, run_id, folder, heard)
+        facts = _measured(work, common, work.left, work.timed, take)
     if work.timed:
         work.kept.keep_timed(timed, work.timed_key)
     work.kept.finish(facts, work.facts_before)
@@ -352,7 +366,7 @@ def load_run(folder: Path, names: tuple[str, ...]) -> tuple[RunFacts, list[Loade
 
 
 def load_spelling(folder: Path) -> Spelling:
-    """The spellings that a run kept; none in runs of earlier versions.
+    """Read the spellings that a run kept; none in runs of earlier versions.
 
     Raises:
         ConfigError: the file is damaged.

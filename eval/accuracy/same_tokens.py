@@ -90,8 +90,8 @@ def compare_tokens(run: Run, *, beams: tuple[int, ...] | None) -> Result:
     theirs = _Theirs(engine.manifest.tokenizer, converted_folder(config), threads)
     shares = dict[str, float]()
     for beam in beams:
-        said, equal = ours.decode(windows, beam), 0
-        for window, mine in zip(windows, said, strict=True):
+        all_tokens, equal = ours.decode(windows, beam), 0
+        for window, mine in zip(windows, all_tokens, strict=True):
             other, reported = theirs.decode(window, beam)
             if mine == other:
                 equal += 1
@@ -133,21 +133,21 @@ class _Ours:
         self._rules = Rules(self._manifest.tokenizer, self._manifest.dims, device)
 
     def decode(self, windows: Sequence[Window], beam: int) -> list[tuple[int, ...]]:
-        """Sampled tokens of each window, without end of text."""
+        """Decode windows; returns the sampled tokens of each, without end of text."""
         options = DecodingOptions(beam_size=beam, max_tokens=MAX_TOKENS)
         for id, window in enumerate(windows):
             self._runtime.submit(Job(id, window.features, window.prompt, options))
-        said: dict[int, tuple[int, ...]] = {}
-        while len(said) < len(windows):
+        tokens: dict[int, tuple[int, ...]] = {}
+        while len(tokens) < len(windows):
             for event in self._runtime.poll(1.0):
                 if event.error is not None:
                     raise event.error
-                said[event.job_id] = event.tokens
-        return [said[id] for id in range(len(windows))]
+                tokens[event.job_id] = event.tokens
+        return [tokens[id] for id in range(len(windows))]
 
     @torch.inference_mode()
     def score(self, window: Window, tokens: tuple[int, ...]) -> float:
-        """Summed log-probability / number of tokens, as a search with length_penalty 1 has it."""
+        """Sum log-probabilities / number of tokens, as a search with length_penalty 1 does."""
         facts, begin = self._manifest.tokenizer, len(window.prompt)
         ended = len(tokens) < MAX_TOKENS
         sampled = [*tokens, facts.eot] if ended else list(tokens)
@@ -180,7 +180,7 @@ class _Theirs:
         )
 
     def decode(self, window: Window, beam: int) -> tuple[tuple[int, ...], float]:
-        """(sampled tokens without end of text, their score)."""
+        """Decode a window; returns the sampled tokens without end of text, and their score."""
         result = self._model.generate(
             self._array(np.ascontiguousarray(window.features[None].numpy())),
             [list(window.prompt)],

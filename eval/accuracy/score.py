@@ -39,16 +39,16 @@ class Counts:
 
     @property
     def errors(self) -> int:
-        """All edits."""
+        """Count all edits."""
         return self.substitutions + self.deletions + self.insertions
 
     @property
     def length(self) -> int:
-        """Words or characters in the references."""
+        """Count words or characters in the references."""
         return self.substitutions + self.deletions + self.hits
 
     def __add__(self, other: "Counts") -> "Counts":
-        """Counts of both together."""
+        """Add the counts of both."""
         return Counts(
             self.substitutions + other.substitutions,
             self.deletions + other.deletions,
@@ -108,7 +108,7 @@ class Latency:
 
 @dataclasses.dataclass(frozen=True)
 class SetScore:
-    """What a system heard in one set of clips."""
+    """Figures of a system on one set of clips."""
 
     by_clip: dict[str, Counts]  # character edits of each clip, by file name
     groups: dict[str, str]  # of each clip, by file name; "" = none
@@ -146,25 +146,25 @@ class SystemScore:
 
 
 def in_common(first: Sequence[str], second: Sequence[str]) -> list[tuple[int, int]]:
-    """Indices of the words that two texts have in common, in order."""
+    """Return indices of the words that two texts have in common, in order."""
     blocks = difflib.SequenceMatcher(None, first, second, autojunk=False).get_matching_blocks()
     return [(block.a + i, block.b + i) for block in blocks for i in range(block.size)]
 
 
 def word_counts(reference: str, hypothesis: str) -> Counts:
-    """Word edits of one clip."""
+    """Count the word edits of one clip."""
     out = jiwer.process_words([reference], [hypothesis])
     return Counts(out.substitutions, out.deletions, out.insertions, out.hits)
 
 
 def char_counts(reference: str, hypothesis: str) -> Counts:
-    """Character edits of one clip; spaces are characters."""
+    """Count the character edits of one clip; spaces are characters."""
     out = jiwer.process_characters([reference], [hypothesis])
     return Counts(out.substitutions, out.deletions, out.insertions, out.hits)
 
 
 def rate(clips: Sequence[Counts]) -> Rate:
-    """The pooled rate of some clips and its bootstrap interval."""
+    """Pool the rate of some clips, with its bootstrap interval."""
     total = sum(clips, Counts())
     if total.length == 0:
         return Rate(None, None, None, total)
@@ -173,14 +173,14 @@ def rate(clips: Sequence[Counts]) -> Rate:
 
 
 def gap_interval(ours: Sequence[Counts], theirs: Sequence[Counts]) -> tuple[float, float]:
-    """Bootstrap interval of the difference of two rates over the same clips, in points."""
+    """Bootstrap the interval of the difference of two rates over the same clips, in points."""
     return _interval(_resampled(ours) - _resampled(theirs))
 
 
 def clips_to_decide(
     gap: float, interval: tuple[float, float], limit: float, clips: int
 ) -> int | None:
-    """How many clips like these would tell on which side of a limit a gap is, if it stays as it is.
+    """Estimate how many clips like these would tell on which side of a limit a gap stays.
 
     The interval of a mean of paired differences shrinks with the root of their number.
 
@@ -200,7 +200,7 @@ def clips_to_decide(
 
 
 def _resampled(clips: Sequence[Counts]) -> npt.NDArray[np.float64]:
-    """Rates in percent of (BOOTSTRAP_SAMPLES,) draws of clips; nan where a draw has no text.
+    """Draw rates in percent of (BOOTSTRAP_SAMPLES,) picks of clips; nan where one has no text.
 
     The draws depend only on the number of clips, so two systems' draws are paired.
     """
@@ -221,30 +221,30 @@ def _interval(rates: npt.NDArray[np.float64]) -> tuple[float, float]:
 
 
 def compared_texts(call: TimedCall, normalize: Normalize) -> tuple[str, str]:
-    """Reference and hypothesis as they are compared; the reference's language decides how."""
+    """Normalise reference and hypothesis for comparison; the reference's language decides how."""
     return normalize(call.reference, call.language), normalize(call.text, call.language)
 
 
 def misheard(calls: Sequence[TimedCall], normalize: Normalize) -> Misheard:
-    """Which words were heard otherwise, by jiwer's alignment; equally frequent ones by alphabet."""
-    found: dict[str, collections.Counter[tuple[str, str]]] = collections.defaultdict(
+    """Count which words were heard otherwise, by jiwer's alignment; equal counts by alphabet."""
+    edits: dict[str, collections.Counter[tuple[str, str]]] = collections.defaultdict(
         collections.Counter
     )
     for call in calls:
         reference, hypothesis = compared_texts(call, normalize)
         out = jiwer.process_words([reference], [hypothesis])
-        said, heard = out.references[0], out.hypotheses[0]
+        spoken, answered = out.references[0], out.hypotheses[0]
         for part in out.alignments[0]:
-            ours = said[part.ref_start_idx : part.ref_end_idx]
-            theirs = heard[part.hyp_start_idx : part.hyp_end_idx]
+            ours = spoken[part.ref_start_idx : part.ref_end_idx]
+            theirs = answered[part.hyp_start_idx : part.hyp_end_idx]
             if part.type != "equal":
                 pairs = itertools.zip_longest(ours, theirs, fillvalue="")
-                found[part.type].update(pairs)
+                edits[part.type].update(pairs)
     return Misheard(
         *(
             tuple(
                 WordEdit(*words, count)
-                for words, count in sorted(found[kind].items(), key=lambda i: (-i[1], i[0]))
+                for words, count in sorted(edits[kind].items(), key=lambda i: (-i[1], i[0]))
             )[:WORD_EDITS]
             for kind in ("substitute", "delete", "insert")
         )
@@ -252,7 +252,7 @@ def misheard(calls: Sequence[TimedCall], normalize: Normalize) -> Misheard:
 
 
 def accuracy(calls: Sequence[TimedCall], normalize: Normalize) -> Accuracy:
-    """Error rates of some scored calls."""
+    """Compute the error rates of some scored calls."""
     pairs = [compared_texts(call, normalize) for call in calls]
     return Accuracy(
         clips=len(calls),
@@ -262,7 +262,7 @@ def accuracy(calls: Sequence[TimedCall], normalize: Normalize) -> Accuracy:
 
 
 def latency(calls: Sequence[TimedCall]) -> Latency:
-    """Percentiles (linear between ranks) over all calls, and jitter."""
+    """Compute percentiles (linear between ranks) over all calls, and jitter."""
     values = np.array([call.latency_s for call in calls])
     percentiles = tuple(float(value) for value in np.percentile(values, np.arange(101)))
     by_clip = [
@@ -276,7 +276,7 @@ def latency(calls: Sequence[TimedCall]) -> Latency:
 
 
 def rtfx(calls: Sequence[TimedCall]) -> float:
-    """Throughput of one phase: seconds of real, unpadded audio answered per second of wall clock.
+    """Return one phase's throughput: seconds of real, unpadded audio per second of wall clock.
 
     Calls that failed add no audio.
     """
@@ -335,7 +335,7 @@ def _score_set(
 def _by(
     calls: Sequence[TimedCall], part: Callable[[TimedCall], str], normalize: Normalize
 ) -> dict[str, Accuracy]:
-    """Error rates of each part, by its name."""
+    """Compute the error rates of each part, by its name."""
     return {
         name: accuracy([call for call in calls if part(call) == name], normalize)
         for name in sorted({part(call) for call in calls})

@@ -45,7 +45,7 @@ class Spec:
 
 
 def specs(config: Config) -> dict[str, Spec]:
-    """Every system by name."""
+    """Return every system by name."""
 
     def in_process(precision: Precision, config: Config = config) -> Spec:
         return Spec(lambda: EarshotInProcess(config, precision), ("torch",), engine=precision)
@@ -86,35 +86,22 @@ def specs(config: Config) -> dict[str, Spec]:
 PEER_PACKAGES = ("faster_whisper", "ctranslate2", "av")
 
 
-def check(names: tuple[str, ...], config: Config) -> None:
-    """Refuse, before anything runs, what cannot run.
-
-    Raises:
-        ConfigError: no system, one named twice, or an unknown one, wherever `eval` names it.
-        UnavailableError: a package that a system needs is not installed.
-    """
-    known = specs(config)
-    check_known((*config.eval.heldout_systems, *config.eval.timed), known)
-    check_specs(names, known)
-
-
-def check_known(names: Iterable[str], known: Mapping[str, Spec]) -> None:
-    """Refuse an unknown system with a ConfigError."""
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"unknown system {name!r}; known: {', '.join(known)}")
-
-
-def check_specs(names: tuple[str, ...], known: Mapping[str, Spec]) -> None:
+def check(names: tuple[str, ...], known: Mapping[str, Spec], mentioned: Iterable[str] = ()) -> None:
     """Refuse, before anything runs, what of a table of systems cannot run.
+
+    Args:
+        names: of the systems that are to run.
+        known: the table.
+        mentioned: names elsewhere in the config, which have to be known.
 
     Raises:
         ConfigError: no system, one named twice, or an unknown one.
         UnavailableError: a package that a system needs is not installed.
     """
+    _check_known(mentioned, known)
     if not names or len(set(names)) != len(names):
         raise ConfigError(f"expected different names of systems, got {', '.join(names) or 'none'}")
-    check_known(names, known)
+    _check_known(names, known)
     for name in names:
         for package in missing_packages(known[name].packages):
             raise UnavailableError(
@@ -123,12 +110,13 @@ def check_specs(names: tuple[str, ...], known: Mapping[str, Spec]) -> None:
             )
 
 
-def prepare(names: tuple[str, ...], config: Config, config_path: str) -> None:
-    """Make what the systems need and what is not there yet; raises as `prepare_specs`."""
-    prepare_specs([specs(config)[name] for name in names], config, config_path)
+def _check_known(names: Iterable[str], known: Mapping[str, Spec]) -> None:
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"unknown system {name!r}; known: {', '.join(known)}")
 
 
-def prepare_specs(needed: Sequence[Spec], config: Config, config_path: str) -> None:
+def prepare(needed: Sequence[Spec], config: Config, config_path: str) -> None:
     """Make what systems need and what is not there yet; fresh engines are left alone.
 
     Raises:
@@ -143,7 +131,7 @@ def prepare_specs(needed: Sequence[Spec], config: Config, config_path: str) -> N
 
 
 def key_of(name: str, config: Config) -> str:
-    """A hash of what decides what a system says: its settings, weights, packages and code.
+    """Hash what decides what a system says: its settings, weights, packages and code.
 
     What the system needs has to be there. Our code is all of serve; a peer's is how we call it.
 

@@ -17,11 +17,10 @@ from eval.accuracy.normalize import DEFAULT
 from eval.accuracy.ours import EarshotInProcess, greedy
 from eval.accuracy.report import percent
 from eval.accuracy.score import SetScore, gap_interval, score_system
-from eval.config import Config
+from eval.config import Config, changed
 from eval.corpora.find import find_clips
-from eval.files import write_text
+from eval.files import write_jsonl, write_text
 from eval.measurement import Result, Run, table
-from serve.contract.codec import to_json
 from serve.contract.config import Precision
 from serve.contract.errors import ConfigError
 
@@ -56,7 +55,7 @@ VARIANTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Heard:
-    """What a variant made of the clips."""
+    """The answers of a variant to the clips."""
 
     calls: tuple[TimedCall, ...]
     score: SetScore
@@ -82,69 +81,69 @@ def measure_variants(run: Run, *, variants: tuple[str, ...] | None) -> Result:
         if name not in VARIANTS:
             raise ConfigError(f"unknown variant {name!r}; known: {', '.join(VARIANTS)}")
     of, folder = run.config.eval, run.folder
-    found = find_clips(of.manifest, limit=of.limit, seed=of.seed, half=of.half)
-    run.say(f"{of.manifest}: {found.summary}")
-    heard = {}
+    drawn = find_clips(of.manifest, limit=of.limit, seed=of.seed, half=of.half)
+    run.say(f"{of.manifest}: {drawn.summary}")
+    results = {}
     for name in names:
-        heard[name] = _hear(name, VARIANTS[name], run.config, found.clips)
-        lines = "".join(to_json(call) + "\n" for call in heard[name].calls)
-        write_text(folder / f"{name}.jsonl", lines)
-        run.say(f"{name}: CER {percent(heard[name].score.overall.cer)}, {heard[name].took_s:.0f} s")
-    text = _table(heard)
-    write_text(folder / "variants.md", f"{found.summary}\n\n{text}\n")
-    return Result({name: one.score for name, one in heard.items()}, text=text)
+        results[name] = _hear(name, VARIANTS[name], run.config, drawn.clips)
+        write_jsonl(folder / f"{name}.jsonl", results[name].calls)
+        run.say(
+            f"{name}: CER {percent(results[name].score.overall.cer)}, {results[name].took_s:.0f} s"
+        )
+    text = _table(results)
+    write_text(folder / "variants.md", f"{drawn.summary}\n\n{text}\n")
+    return Result({name: result.score for name, result in results.items()}, text=text)
 
 
 def _configured(config: Config, variant: Variant) -> Config:
     config = greedy(config) if variant.greedy else config
-    runtime = dataclasses.replace(config.runtime, **variant.runtime)
-    return dataclasses.replace(config, runtime=runtime)
+    return changed(config, "runtime", **variant.runtime)
 
 
 def _hear(name: str, variant: Variant, config: Config, clips: Sequence[Clip]) -> Heard:
     of = config.eval
-    asked = {"concurrency": of.concurrency, "tell_language": of.tell_language}
+    options = {"concurrency": of.concurrency, "tell_language": of.tell_language}
     system = EarshotInProcess(_configured(config, variant), variant.precision, **variant.options)
     began = time.perf_counter()
     with contextlib.closing(system):
-        calls = driven(system, clips, f"{name:20}", phase="accuracy", **asked)
+        calls = driven(system, clips, f"{name:20}", phase="accuracy", **options)
     facts = SystemFacts("", name, dict(system.settings), 0.0, 0, len(calls))
     score = score_system(facts, calls, DEFAULT).sets["timed"]
     failed = sum(call.error is not None for call in calls)
     return Heard(tuple(calls), score, time.perf_counter() - began, failed)
 
 
-def _table(heard: Mapping[str, Heard]) -> str:
+def _table(results: Mapping[str, Heard]) -> str:
     rows = [
         [
             name,
-            percent(one.score.overall.cer),
-            percent(one.score.overall.wer),
-            f"{one.score.language_right} of {one.score.language_of}",
-            *_beside(one, VARIANTS[name].beside, heard),
-            str(one.failed),
-            f"{one.took_s:.0f}",
+            percent(result.score.overall.cer),
+            percent(result.score.overall.wer),
+            f"{result.score.language_right} of {result.score.language_of}",
+            *_beside(result, VARIANTS[name].beside, results),
+            str(result.failed),
+            f"{result.took_s:.0f}",
         ]
-        for name, one in heard.items()
+        for name, result in results.items()
     ]
     header = ["variant", "CER [95 %]", "WER [95 %]", "language right", "beside"]
     return table([*header, "points of CER [95 %]", "equal texts", "failed", "s"], rows)
 
 
-def _beside(one: Heard, name: str, heard: Mapping[str, Heard]) -> list[str]:
-    """Whom it is held against, the paired gap, and how many texts are equal."""
-    other = heard.get(name)
+def _beside(result: Heard, name: str, results: Mapping[str, Heard]) -> list[str]:
+    """Return whom it is held against, the paired gap, and how many texts are equal."""
+    other = results.get(name)
     if other is None:
         return [name, "did not run", ""]
-    mine, theirs = (list(found.score.by_clip.values()) for found in (one, other))
+    mine, theirs = (list(each.score.by_clip.values()) for each in (result, other))
     low, high = gap_interval(mine, theirs)
-    rates = [found.score.overall.cer.percent for found in (one, other)]
+    rates = [each.score.overall.cer.percent for each in (result, other)]
     texts = {call.file: call.text for call in other.calls}
-    equal = sum(texts[call.file] == call.text for call in one.calls)
+    equal = sum(texts[call.file] == call.text for call in result.calls)
     if rates[0] is None or rates[1] is None:
         return [name, "no text", str(equal)]
     return [
         name,
         f"{rates[0] - rates[1]:+.2f} [{low:+.2f}, {high:+.2f}]",
-        f"{equal} of {len(one.calls)}",
+        f"{equal} of {len(result.calls)}",
     ]

@@ -44,12 +44,12 @@ class WhisperCpp(System):
             print_progress=False,
             greedy={"best_of": BEST_OF},
         )
-        found = self._model.get_params()
+        params = self._model.get_params()
         self.settings = {
             "weights": kind,
             "threads": str(config.eval.threads),
             "calls": "callers take turns; audio is decoded by libsndfile and soxr",
-            **{name: str(found[name]) for name in _OPTIONS},
+            **{name: str(params[name]) for name in _OPTIONS},
             "built with": self._library.whisper_print_system_info().strip(" |"),
             **versions("pywhispercpp"),
         }
@@ -71,7 +71,7 @@ class WhisperCpp(System):
 
 
 def _samples(audio: bytes) -> Samples:
-    """float32 (n,), 16 kHz mono; not by `serve.speech`, which would bring torch into memory."""
+    """Decode to float32 (n,), 16 kHz mono; not by `serve.speech`, which would bring torch in."""
     import soundfile  # noqa: PLC0415 - only where a system is opened
     import soxr  # noqa: PLC0415 - as above
 

@@ -55,7 +55,7 @@ class Timed:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What was measured."""
+    """All figures."""
 
     compared: int  # words that both say, of clips that are one window for both
     within: float  # share of these within a frame at both ends
@@ -67,7 +67,7 @@ class Found:
     throughput: float  # with words / without
 
     def __str__(self) -> str:
-        """The report."""
+        """Write the report."""
         lines = [
             f"{self.compared} words that faster-whisper says too: {self.within:.1%} begin and end "
             f"within {FRAME_S * 1e3:.0f} ms of its (wanted: {LEAST_WITHIN:.0%}); of "
@@ -89,7 +89,7 @@ class Found:
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """What is wanted."""
+        """Check what is wanted."""
         near = None
         if self.ours_s is not None and self.theirs_s is not None:
             near = self.ours_s <= MOST_MEDIAN_S and self.ours_s <= self.theirs_s + 1e-9
@@ -138,7 +138,7 @@ def measure_words(run: Run, *, limit: int, spoken: str, sentences: int) -> Resul
             errors = _errors(espeak, transcriber, theirs, load_clips(spoken), sentences)
         run.show("throughput with words and without")
         throughput = _throughput(transcriber, clips[:THROUGHPUT_CLIPS])
-    found = Found(
+    figures = Found(
         compared=len(apart[False]),
         within=_within(apart[False]),
         longer=len(apart[True]),
@@ -148,7 +148,7 @@ def measure_words(run: Run, *, limit: int, spoken: str, sentences: int) -> Resul
         theirs_s=statistics.median(others for _, others in errors) if errors else None,
         throughput=throughput,
     )
-    return Result(found, found.checks, str(found))
+    return Result(figures, figures.checks, str(figures))
 
 
 def _within(apart: Sequence[float]) -> float:
@@ -169,8 +169,8 @@ def _timed(word: str, start: float, end: float) -> Timed:
 
 
 def _same(a: Sequence[Timed], b: Sequence[Timed]) -> list[tuple[int, int]]:
-    """Indices of the words that two texts have in common, in order."""
-    return in_common(*([one.word for one in found] for found in (a, b)))
+    """Return indices of the words that two texts have in common, in order."""
+    return in_common([word.word for word in a], [word.word for word in b])
 
 
 class _Theirs:
@@ -188,7 +188,7 @@ class _Theirs:
         )
 
     def transcribe(self, audio: str | Samples, language: str | None) -> list[Timed]:
-        """The words of a file, or of samples at 16 kHz."""
+        """Time the words of a file, or of samples at 16 kHz."""
         options = {name: list(v) if isinstance(v, list) else v for name, v in self._options.items()}
         segments, _ = self._model.transcribe(audio, language=language, **options)
         return [_timed(w.word, w.start, w.end) for segment in segments for w in segment.words]
@@ -201,7 +201,7 @@ def _errors(
     clips: Sequence[Clip],
     sentences: int,
 ) -> list[tuple[float, float]]:
-    """How far from the truth each word begins that all three have: (ours, theirs)."""
+    """Measure how far from the truth each word begins that all three have: (ours, theirs)."""
     errors = list[tuple[float, float]]()
     known = [clip for clip in clips if clip.language in VOICES]
     for number, clip in enumerate(known[:: max(1, len(known) // sentences)][:sentences]):

@@ -11,23 +11,19 @@ import contextlib
 import dataclasses
 import functools
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-
-import psutil
 
 from build.clips import Clip
 from eval.accuracy.data import ClipSet, SystemFacts, TimedCall, clip_nearest_10_s
 from eval.accuracy.load import System, drive
 from eval.config import Config
+from eval.memory import Watch, tree_memory_bytes
 from eval.processes import ChildProcess, Send
 from serve.supervisor.processes import peak_memory_bytes
 
 START_TIMEOUT_S = 900.0  # opening a large model from a cold disk
-SAMPLER_TIMEOUT_S = 60.0  # for the memory sampler's thread to end
-MEMORY_SAMPLE_S = 0.1
 ONE_CLIP_CALLS_PER_REPEAT = 3
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -51,7 +47,7 @@ class PeakMemory:
 
 
 def timed_calls_of(timed: Sequence[Clip], repeats: int) -> list[Clip]:
-    """The clip of every call that the timed phases make."""
+    """List the clip of every call that the timed phases make."""
     nearest = clip_nearest_10_s(timed)
     one_clip = [nearest] * ONE_CLIP_CALLS_PER_REPEAT if nearest else []
     return repeats * [*timed, *one_clip, *timed]
@@ -87,7 +83,7 @@ def measure_system(
     """
     with _thread_environment(config.eval.threads):
         child = ChildProcess(name, _run_phases, (name, config, clips, timed, open_system), log)
-    with child, _sampled_memory(child.pid) as peak:
+    with child, Watch(functools.partial(tree_memory_bytes, child.pid)) as watch:
         ready, own_peak, calls = SystemReady({}, 0.0), 0, 0
         timeout_s = START_TIMEOUT_S
         while (message := child.receive(timeout_s)) is not None:
@@ -100,7 +96,7 @@ def measure_system(
                 case TimedCall():
                     calls += 1
                     on_call(message)
-    memory_bytes = max(own_peak, peak[0])
+    memory_bytes = max(own_peak, watch.peak_bytes)
     return SystemFacts(run_id, name, ready.settings, ready.start_s, memory_bytes, calls)
 
 
@@ -119,35 +115,6 @@ def _thread_environment(threads: int) -> Iterator[None]:
                 os.environ[name] = value
 
 
-@contextlib.contextmanager
-def _sampled_memory(pid: int) -> Iterator[list[int]]:
-    """Yield a list whose one entry is the highest resident set of a process tree seen so far."""
-    peak, stop = [0], threading.Event()
-
-    def sample() -> None:
-        while not stop.wait(MEMORY_SAMPLE_S):
-            peak[0] = max(peak[0], tree_memory_bytes(pid))
-
-    thread = threading.Thread(target=sample, name="memory", daemon=True)
-    thread.start()
-    try:
-        yield peak
-    finally:
-        stop.set()
-        thread.join(SAMPLER_TIMEOUT_S)
-
-
-def tree_memory_bytes(pid: int) -> int:
-    """Resident memory of a process and all its descendants; 0 once it is gone."""
-    total = 0
-    with contextlib.suppress(psutil.NoSuchProcess):
-        root = psutil.Process(pid)
-        for process in [root, *root.children(recursive=True)]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                total += process.memory_info().rss
-    return total
-
-
 def _run_phases(
     send: Send,
     name: str,
@@ -156,7 +123,7 @@ def _run_phases(
     timed: Sequence[Clip],
     open_system: OpenSystem,
 ) -> None:
-    """The child's work: open the system and drive every phase."""
+    """Do the child's work: open the system and drive every phase."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: config.eval.threads])
     began = time.perf_counter()
     with contextlib.closing(open_system(name, config)) as system:

@@ -1,4 +1,4 @@
-"""What each option of the runtime is worth, and what it costs in accuracy.
+"""The worth of each option of the runtime, and its cost in accuracy.
 
 From the full configuration one option at a time is turned to its other value. Speed is that of
 the workloads throughput and latency. The error is that of the logits, on random windows with random
@@ -41,7 +41,7 @@ class Variant:
 
 
 def variants(config: Config, slots: int) -> Iterator[Variant]:
-    """The full configuration, then each option turned."""
+    """Yield the full configuration, then each option turned."""
     full = with_slots(config, slots)
     precision = config.build.precision
     yield Variant(FULL, full, precision)
@@ -63,14 +63,14 @@ def variants(config: Config, slots: int) -> Iterator[Variant]:
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """What a network is asked, and the answer in FP32."""
+    """A question to a network, and the answer in FP32."""
 
     features: torch.Tensor  # float32 (windows, n_mels, 3000), on the device
     tokens: torch.Tensor  # int64 (windows, prompt + TOKENS)
     logits: torch.Tensor  # float32 (windows, TOKENS, n_vocab), on the host
 
     def error(self, session: Session) -> Measurement:
-        """How far a runtime's own network is from that answer."""
+        """Measure how far a runtime's own network is from that answer."""
         logits = session.runtime.teacher_forced_logits(self.features, self.tokens)
         logits = logits[:, -TOKENS:].cpu()
         relative = float((logits - self.logits).norm() / self.logits.norm())
@@ -106,7 +106,7 @@ def probe(engine: Engine, device: torch.device, windows: int) -> Probe:
 def run_ablation(
     engine: Engine, config: Config, plan: Plan, ceilings: Ceilings, progress: Say
 ) -> Iterator[Measurement]:
-    """The lines of every variant: throughput, one request, error; or that it is refused."""
+    """Yield the lines of every variant: throughput, one request, error; or that it is refused."""
     slots, probes = plan.slots[0], dict[Precision, Probe]()
     device = torch.device(config.runtime.device)
     for variant in variants(config, slots):
@@ -130,7 +130,7 @@ def _measure(
     probed: Probe,
     progress: Say,
 ) -> Iterator[Measurement]:
-    """A function of its own, so that a runtime's memory goes before the next one is opened."""
+    """Measure a variant, whose memory goes with the function before the next one is opened."""
     try:
         session = Session(engine, variant.runtime, ceilings, progress)
     except UnavailableError as error:

@@ -30,7 +30,7 @@ _RATE = 16_000
 
 @dataclasses.dataclass(frozen=True)
 class RequestSpec:
-    """What each request sends and asks for."""
+    """The content of each request."""
 
     seconds: float  # of noise, as a WAV file's bytes: 16 bits, 16 kHz, mono
     tokens: int  # forced, so that a window's answer has text
@@ -46,7 +46,7 @@ class Answer:
 
 
 def wav(seconds: float, seed: int) -> bytes:
-    """A file of noise."""
+    """Make a file of noise."""
     samples = np.random.default_rng(seed).normal(0, 0.1, round(seconds * _RATE))
     file = io.BytesIO()
     soundfile.write(file, samples.clip(-1, 1), _RATE, format="WAV", subtype="PCM_16")
@@ -70,9 +70,9 @@ def timed_request(client: Client, audio: bytes, spec: RequestSpec) -> Answer:
     return Answer(ended, ended - began, spec)
 
 
-def processes_for(requests: int) -> int:
-    """How many processes keep so many requests in flight: at most half of the cores."""
-    return max(1, min(MOST_PROCESSES, (os.cpu_count() or 1) // 2, requests))
+def processes_for(requests: int, most: int = MOST_PROCESSES) -> int:
+    """Return how many processes keep so many requests in flight: at most half of the cores."""
+    return max(1, min(most, (os.cpu_count() or 1) // 2, requests))
 
 
 class Clients:
@@ -101,7 +101,7 @@ class Clients:
         self.pids = tuple(child.pid for child in self._running)
 
     def __enter__(self) -> "Clients":
-        """Itself; leaving the block ends the processes."""
+        """Return itself; leaving the block ends the processes."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -117,8 +117,8 @@ class Clients:
             UnavailableError: a process died.
             DeadlineError: nothing came for too long.
         """
-        found: list[Answer] = []
-        while self._running and not found:
+        answers: list[Answer] = []
+        while self._running and not answers:
             ready = wait_for_any(self._running, STALL_S)
             if not ready:
                 raise DeadlineError(f"no request was answered for {STALL_S:.0f} s")
@@ -127,10 +127,10 @@ class Clients:
                 if answer is None:
                     self._running.remove(child)
                 else:
-                    found.append(answer)
-        self.answered += len(found)
-        self.tokens += sum(answer.spec.tokens for answer in found)
-        return found
+                    answers.append(answer)
+        self.answered += len(answers)
+        self.tokens += sum(answer.spec.tokens for answer in answers)
+        return answers
 
     def finish(self) -> None:
         """Send no more and wait for what is in flight.
@@ -151,7 +151,7 @@ def _keep_in_flight(
     seed: int,
     stop: Event,
 ) -> None:
-    """A client process's work: `threads` requests in flight until told to stop.
+    """Do a client process's work: `threads` requests in flight until told to stop.
 
     Raises:
         EarshotError: a request failed, or its answer is wrong; the others are not waited for.

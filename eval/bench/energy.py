@@ -1,4 +1,4 @@
-"""What a GPU takes from the wall, as its driver counts it."""
+"""The energy that a GPU takes from the wall, as its driver counts it."""
 
 import torch
 
@@ -9,7 +9,7 @@ except ImportError:  # the rest of the bench needs it as little
 
 
 def joules_so_far(device: str) -> float | None:
-    """Energy that a GPU has used since its driver was loaded, J; None where NVML does not tell."""
+    """Read the J that a GPU has used since its driver was loaded; None where NVML does not tell."""
     if pynvml is None or torch.device(device).type != "cuda":
         return None
     try:

@@ -1,4 +1,4 @@
-"""What a machine can do at best: ceilings that are measured, and the least work of a window.
+"""The best that a machine can do: ceilings that are measured, and the least work of a window.
 
 The floor of a workload is its least arithmetic and its least bytes at the measured ceilings, one
 after the other: the encoder is bound by arithmetic, the decoder by memory. Running both at the same
@@ -35,7 +35,7 @@ class Ceilings:
     memory: float  # bytes/s of a big copy, read and written
 
     def measurements(self) -> Iterator[Measurement]:
-        """The table's lines."""
+        """Yield the table's lines."""
         yield Measurement("ceiling", "matrix product", self.product / 1e12, "TFLOP/s", None)
         if self.fp8_product is not None:
             yield Measurement("ceiling", "FP8 product", self.fp8_product / 1e12, "TFLOP/s", None)
@@ -69,7 +69,7 @@ def _has_fp8(device: torch.device) -> bool:
 
 
 def _fp8_product(a: torch.Tensor, b: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """One scale for each side and fast accumulation: the quickest that there is."""
+    """Multiply with one scale for each side and fast accumulation: the quickest that there is."""
     scale = torch.ones((), device=a.device)
     left, right = a.to(_FP8), b.to(_FP8).t()
     return lambda: torch._scaled_mm(
@@ -78,7 +78,7 @@ def _fp8_product(a: torch.Tensor, b: torch.Tensor) -> Callable[[], torch.Tensor]
 
 
 def _attention(device: torch.device, dims: Dims, dtype: torch.dtype) -> float:
-    """FLOP/s of attention over 8 windows, by cuDNN where it can."""
+    """Measure FLOP/s of attention over 8 windows, by cuDNN where it can."""
     windows = ATTENTION_WINDOWS if device.type == "cuda" else 1
     shape = (windows, dims.n_audio_head, dims.n_audio_ctx, HEAD_DIM)
     q, k, v = (torch.randn(shape, device=device, dtype=dtype) for _ in range(3))
@@ -89,7 +89,7 @@ def _attention(device: torch.device, dims: Dims, dtype: torch.dtype) -> float:
 
 
 def median_seconds(work: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
-    """Of one call, the device's own where that is CUDA."""
+    """Time a call, by the device's own clock where that is CUDA; returns the median."""
     for _ in range(3):
         work()
     time_one = _on_gpu if device.type == "cuda" else _on_cpu
@@ -122,7 +122,7 @@ class EncoderWork:
 
 
 def encoder_work(dims: Dims) -> EncoderWork:
-    """The least arithmetic of one window."""
+    """Count the least arithmetic of one window."""
     d, ffn, frames = dims.n_audio_state, dims.n_audio_ffn, dims.n_audio_ctx
     products = dims.n_audio_layer * 2 * frames * (4 * d * d + 2 * d * ffn)
     attention = dims.n_audio_layer * 4 * frames * frames * d
@@ -138,7 +138,7 @@ def step_bytes(
     age: float,
     rows: int = 1,
 ) -> float:
-    """Least bytes of a decoder step: its weights and every slot's keys and values, once.
+    """Count the least bytes of a decoder step: its weights and every slot's keys and values, once.
 
     Args:
         dims: the network's sizes.
@@ -165,7 +165,7 @@ class Floor:
 
     @property
     def encode_s(self) -> float:
-        """Of encoding one window."""
+        """Return the seconds that encoding one window takes."""
         work, ceilings = encoder_work(self.manifest.dims), self.ceilings
         product = ceilings.product
         if self.config.encoder_precision == "fp8" and ceilings.fp8_product is not None:
@@ -174,12 +174,12 @@ class Floor:
         return work.products / product + attention_s + rest_s
 
     def step_s(self, slots: int, age: float) -> float:
-        """Of one decoder step."""
+        """Return the seconds of one decoder step."""
         dims, precision = self.manifest.dims, self.manifest.precision
         size = step_bytes(dims, precision, self.config.cross_kv, slots, age)
         return size / self.ceilings.memory
 
     def window_s(self, tokens: int, slots: int) -> float:
-        """Of one window among so many that decode; with one slot, of a lone request."""
+        """Return those of a window among so many that decode; with one slot, of a lone request."""
         steps = PROMPT_TOKENS + tokens - 1  # the last token is not fed
         return self.encode_s + steps * self.step_s(slots, (steps + 1) / 2) / slots

@@ -47,7 +47,7 @@ class Word:
 
 
 class Utterance:
-    """What somebody says between two pauses.
+    """Speech of somebody between two pauses.
 
     Args:
         begins_s: when.
@@ -66,26 +66,26 @@ class Utterance:
 
     @property
     def over_s(self) -> float:
-        """When the pause has been long enough."""
+        """Return when the pause has been long enough."""
         return self.begins_s + self.speech_s + SILENCE_S
 
     @property
     def whole(self) -> bool:
-        """Whether all of it was decoded."""
+        """Return whether all of it was decoded."""
         return self.heard_s >= self.speech_s
 
     def due_s(self, pace: Pace) -> float:
-        """When it is to be decoded next."""
+        """Return when it is to be decoded next."""
         pause_s = self.begins_s + self.speech_s + PAUSE_S
         return min(pause_s, max(pace.due_s, self.begins_s + self.heard_s + _LEAST_S))
 
     def audio_s(self, now_s: float) -> float:
-        """How much of it there is to be decoded; all of it only in the pause."""
+        """Return how much of it there is to be decoded; all of it only in the pause."""
         said_s = now_s - self.begins_s
         return said_s if said_s >= self.speech_s + PAUSE_S else min(said_s, self.speech_s - 1e-9)
 
     def decoded(self, heard_s: float, now_s: float) -> Iterator[tuple[Word, float]]:
-        """The words that become final by a decoding, each with when that is."""
+        """Yield the words that become final by a decoding, each with when that is."""
         self.heard_s, waiting = heard_s, list[Word]()
         for word in self.words:
             behind_s = self.begins_s + heard_s - word.said_s
@@ -100,7 +100,7 @@ class Utterance:
 
 
 def script(rng: random.Random, until_s: float) -> Iterator[Utterance]:
-    """What a stream says; at 0 it is in the middle of its first utterance."""
+    """Yield a stream's utterances; at 0 it is in the middle of the first."""
     speech_s = rng.uniform(*SPEECH_S)
     begins_s = -rng.uniform(0, speech_s)
     while begins_s < until_s:
@@ -118,7 +118,7 @@ class Stream:
     utterances: collections.deque[Utterance]  # the first one is decoded
 
     def due_s(self) -> float:
-        """When it is to be decoded next."""
+        """Return when it is to be decoded next."""
         return self.utterances[0].due_s(self.pace) if self.utterances else float("inf")
 
 
@@ -134,7 +134,7 @@ class Update:
 
 @dataclasses.dataclass(frozen=True)
 class LiveLoad:
-    """What so many streams met."""
+    """Figures of so many streams."""
 
     streams: int
     latency_s: list[float]  # of each word; where it did not become final, as long as was waited
@@ -144,7 +144,7 @@ class LiveLoad:
 
     @property
     def figures(self) -> dict[str, float]:
-        """The same as numbers by name."""
+        """Return the same as numbers by name."""
         updates = {f"update_{name}": ms for name, ms in percentiles_ms(self.update_s).items()}
         return {
             "streams": self.streams,
@@ -218,7 +218,7 @@ class Streams:
         return time.perf_counter() - self._began
 
     def _waiting(self) -> Iterator[Word]:
-        """Words that count and are not final."""
+        """Yield words that count and are not final."""
         for stream in self._streams:
             for utterance in stream.utterances:
                 yield from filter(self._counts, utterance.words)
@@ -325,7 +325,7 @@ class Search:
         self._too_many = 0
 
     def counts(self) -> Iterator[int]:
-        """Numbers to try; `note` is called before the next one is asked for."""
+        """Yield numbers to try; `note` is called before the next one is asked for."""
         count = self._first
         for _ in range(self._tries):
             yield count
@@ -337,7 +337,7 @@ class Search:
                 count = 3 * self.held // 2 + 1
 
     def note(self, count: int, held: bool) -> None:
-        """What came of a number."""
+        """Note what came of a number."""
         if held:
             self.held = count
         else:

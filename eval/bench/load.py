@@ -65,12 +65,12 @@ class NoiseWindows:
         self._samples = noise.pin_memory() if self._device.type == "cuda" else noise
 
     def new_id(self) -> int:
-        """For a job of this runtime's that is made elsewhere."""
+        """Return an id for a job of this runtime's that is made elsewhere."""
         return next(self._ids)
 
     @torch.inference_mode()
     def features(self, count: int) -> torch.Tensor:
-        """Log-mels of at most `batch` windows, float32 (count, n_mels, 3000) on the device.
+        """Compute log-mels of up to `batch` windows, float32 (count, n_mels, 3000) on the device.
 
         The host does not wait for them.
         """
@@ -78,7 +78,7 @@ class NoiseWindows:
         return log_mel(upload(self._samples[:count], self._device), self._mel_filters)
 
     def jobs(self, lengths: Sequence[int]) -> list[Job]:
-        """A job for each length in tokens, at most `batch`."""
+        """Make a job for each length in tokens, at most `batch`."""
         options = [
             DecodingOptions(timestamps=False, max_tokens=length, beam_size=self._beam_size)
             for length in lengths
@@ -109,7 +109,7 @@ class Load:
 
     @property
     def in_flight(self) -> int:
-        """Windows in the runtime."""
+        """Count the windows in the runtime."""
         return len(self._left)
 
     def submit(self, lengths: Sequence[int]) -> list[int]:
@@ -190,12 +190,12 @@ class ClosedLoop:
 
     @property
     def rate(self) -> float:
-        """Windows per second."""
+        """Return the windows per second."""
         return self.windows / self.wall_s
 
     @property
     def detail(self) -> str:
-        """Where the time went."""
+        """Say where the time went."""
         gauges, text = self.gauges, f"{self.windows} windows in {self.wall_s:.1f} s"
         if gauges.steps and gauges.windows:
             text += (
@@ -209,7 +209,7 @@ class ClosedLoop:
 
     @property
     def energy(self) -> dict[str, float]:
-        """J for an hour of the windows' audio, all of 30 s; empty where nobody counted."""
+        """Return the J for an hour of the windows' audio, all of 30 s; empty where none counted."""
         hours = self.windows * WINDOW_S / 3600
         return {} if self.joules is None else {"joules_per_audio_hour": self.joules / hours}
 
@@ -222,7 +222,7 @@ def closed_loop(
     seconds: float,
     joules: Callable[[], float | None] = lambda: None,
 ) -> ClosedLoop:
-    """A closed loop: `in_flight` windows in the runtime at any time, a new one for each that ends.
+    """Keep `in_flight` windows in the runtime at any time: a new one for each that ends.
 
     Counted for at least `seconds`, once twice as many windows as there are slots have ended: their
     ages are mixed by then as they will stay. The runtime is empty afterwards.
@@ -255,7 +255,7 @@ def _difference(after: Gauges, before: Gauges) -> Gauges:
 
 
 def offline(load: Load, lengths: Sequence[int], in_flight: int) -> float:
-    """Seconds to run windows that are all at hand at the start: MLPerf's offline scenario.
+    """Run windows that are all at hand at the start: MLPerf's offline scenario; returns seconds.
 
     Filling and draining the runtime count. Log-mels are computed as the runtime makes room, so that
     any number fits in memory.
@@ -269,7 +269,7 @@ def offline(load: Load, lengths: Sequence[int], in_flight: int) -> float:
 
 
 def poisson(rate: float, seconds: float, seed: int) -> list[float]:
-    """Arrival times (s) of a Poisson process up to `seconds`, and one more."""
+    """Draw arrival times (s) of a Poisson process up to `seconds`, and one more."""
     rng, times = random.Random(seed), [0.0]
     while times[-1] < seconds:
         times.append(times[-1] + rng.expovariate(rate))
@@ -278,7 +278,7 @@ def poisson(rate: float, seconds: float, seed: int) -> list[float]:
 
 @dataclasses.dataclass(frozen=True)
 class OpenLoop:
-    """What arrivals met that did not wait for one another."""
+    """Figures of arrivals that did not wait for one another."""
 
     latency_s: list[float]  # from due to last token; where unfinished, as long as it was waited
     late: int  # handed over more than LATE_S after they were due
@@ -287,7 +287,7 @@ class OpenLoop:
 
     @property
     def figures(self) -> dict[str, float]:
-        """The same as numbers by name."""
+        """Return the same as numbers by name."""
         percentiles = percentiles_ms(self.latency_s)
         return {
             "arrivals": len(self.latency_s),

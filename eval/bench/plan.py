@@ -1,9 +1,9 @@
-"""What `python -m eval bench` is asked to run. Light, for the command's flags are made from it."""
+"""The plan of `python -m eval bench`. Light, for the command's flags are made from it."""
 
 import dataclasses
 from collections.abc import Iterable
 
-from eval.config import Config
+from eval.config import Config, changed
 from serve.contract.config import RuntimeConfig
 from serve.contract.errors import ConfigError
 
@@ -26,7 +26,7 @@ DRAFT_TOKENS = 3  # a turn, where the configuration names none
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What to run; the command's flags have these defaults."""
+    """Workloads and their settings; the command's flags have these defaults."""
 
     workloads: tuple[str, ...] = tuple(WORKLOADS)
     # Throughput and steps with each; latency and open-loop with the first, mlperf and live with the
@@ -43,7 +43,7 @@ class Plan:
     peers: tuple[str, ...] = ()
 
     def workloads_with(self, slots: int) -> list[str]:
-        """Which workloads run with so many slots, in order."""
+        """List the workloads that run with so many slots, in order."""
         fits = {"latency": slots == self.slots[0], "throughput": True, "words": True}
         fits |= {"open-loop": slots == self.slots[0], "mlperf": slots == self.slots[-1]}
         fits |= {"live": slots == self.slots[-1]}
@@ -52,7 +52,7 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What `python -m eval scale` sends to which servers."""
+    """The requests that `python -m eval scale` sends, and to which servers."""
 
     devices: tuple[str, ...] = ("cuda:0", "cuda:*")  # a server on each in turn
     clients: int = 256  # requests in flight for each engine
@@ -64,9 +64,8 @@ class Load:
 
 
 def configured(config: Config, plan: Plan) -> Config:
-    """The configuration with the plan's beam as the default, a row for each beam, and drafts."""
-    search = dataclasses.replace(config.transcriber, beam_size=plan.beam_size, best_of=1)
-    config = dataclasses.replace(config, transcriber=search)
+    """Set the plan's beam as the default, a row for each beam, and drafts."""
+    config = changed(config, "transcriber", beam_size=plan.beam_size, best_of=1)
     runtime = with_slots(config, config.runtime.slots)
     if plan.draft_acceptance is not None:
         runtime = dataclasses.replace(runtime, draft_tokens=runtime.draft_tokens or DRAFT_TOKENS)
@@ -74,7 +73,7 @@ def configured(config: Config, plan: Plan) -> Config:
 
 
 def with_slots(config: Config, slots: int) -> RuntimeConfig:
-    """How so many slots are run: with a row for each beam of the configured search."""
+    """Configure so many slots: with a row for each beam of the configured search."""
     beam_size = config.transcriber.beam_size
     rows = slots * beam_size if beam_size > 1 else 0
     return dataclasses.replace(config.runtime, slots=slots, rows=rows)

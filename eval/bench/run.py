@@ -60,37 +60,37 @@ def bench(
     engine = made_up(config, plan)
     run.machine |= device_facts(config.runtime.device, run.machine["GPU"])
     run.versions |= software()
-    found: list[Measurement] = []
-    result = _keep(run, found, complete=False)
+    rows: list[Measurement] = []
+    result = _keep(run, rows, complete=False)
     try:
         for measurement in measurements(engine, config, plan, run.say):
-            found.append(measurement)
-            result = _keep(run, found, complete=False)
+            rows.append(measurement)
+            result = _keep(run, rows, complete=False)
             run.say(str(measurement))
-        result = _keep(run, found, complete=True)
+        result = _keep(run, rows, complete=True)
     finally:
-        run.show("\n".join([*render(found), to_json(run.record(result))]))
+        run.show("\n".join([*render(rows), to_json(run.record(result))]))
     return result
 
 
-def _keep(run: Run, found: Sequence[Measurement], *, complete: bool) -> Result:
-    """What was measured so far, each line with how many times as fast we are."""
-    rows = [{**vars(one), "earshot_over_this": ratio(one, found)} for one in found]
+def _keep(run: Run, measured: Sequence[Measurement], *, complete: bool) -> Result:
+    """Keep what was measured so far, each line with how many times as fast we are."""
+    rows = [{**vars(row), "earshot_over_this": ratio(row, measured)} for row in measured]
     result = Result({"complete": complete, "rows": rows})
     run.keep(result)
     return result
 
 
 def installed_peers(progress: Say) -> tuple[str, ...]:
-    """The peers that this machine has, and a line on each that it lacks."""
-    found = []
+    """Return the peers that this machine has, and a line on each that it lacks."""
+    installed = []
     for name in PEERS:
         try:
             check_peers([name])
-            found.append(name)
+            installed.append(name)
         except UnavailableError as error:
             progress(f"left out: {error}")
-    return tuple(found)
+    return tuple(installed)
 
 
 def check(config: Config, plan: Plan) -> None:
@@ -126,7 +126,7 @@ def check(config: Config, plan: Plan) -> None:
 
 
 def made_up(config: Config, plan: Plan) -> RandomEngine:
-    """An engine of the configured shape, with a draft if the plan wants one.
+    """Make an engine of the configured shape, with a draft if the plan wants one.
 
     Raises:
         ConfigError: the shape is not a published one.
@@ -139,7 +139,7 @@ def made_up(config: Config, plan: Plan) -> RandomEngine:
 def measurements(
     engine: RandomEngine, config: Config, plan: Plan, progress: Say
 ) -> Iterator[Measurement]:
-    """Everything that was asked for, one after the other.
+    """Measure everything that was asked for, one after the other.
 
     Raises:
         UnavailableError: an engine folder is needed and the disk does not hold it.
@@ -148,12 +148,12 @@ def measurements(
     config = configured(config, plan)
     needs_folder = "start" in plan.workloads or plan.through_triton
     with on_disk(engine, config, progress) if needs_folder else contextlib.nullcontext() as folder:
-        found = []
+        rows = []
         for measured in _in_process(engine, folder, config, plan, progress):
-            found.append(measured)
+            rows.append(measured)
             yield measured
         if plan.through_triton and folder is not None:
-            yield from _through_triton(folder, config, plan, found, progress)
+            yield from _through_triton(folder, config, plan, rows, progress)
     for name in plan.peers:
         progress(f"peer {name}")
         release_memory(config.runtime.device)
@@ -164,7 +164,7 @@ def measurements(
 def _in_process(
     engine: RandomEngine, folder: Path | None, config: Config, plan: Plan, progress: Say
 ) -> Iterator[Measurement]:
-    """Ceilings, then the runtime without a server."""
+    """Measure ceilings, then the runtime without a server."""
     progress("ceilings of this machine")
     ceilings = measure_ceilings(torch.device(config.runtime.device), engine.manifest.dims)
     yield from ceilings.measurements()
@@ -181,14 +181,14 @@ def _in_process(
 
 
 def _through_triton(
-    folder: Path, config: Config, plan: Plan, found: list[Measurement], progress: Say
+    folder: Path, config: Config, plan: Plan, rows: list[Measurement], progress: Say
 ) -> Iterator[Measurement]:
-    """A real server, compared with the same number of slots in process."""
+    """Measure a real server, compared with the same number of slots in process."""
     from eval.bench.triton import through_triton  # noqa: PLC0415 - needs the server's packages
 
     release_memory(config.runtime.device)
     name = system_name(config.runtime)
-    same = [one.value for one in found if (one.workload, one.system) == ("throughput", name)]
+    same = [row.value for row in rows if (row.workload, row.system) == ("throughput", name)]
     try:
         yield from through_triton(config, folder, same[0] if same else None, plan, progress)
     except UnavailableError as error:
@@ -197,7 +197,7 @@ def _through_triton(
 
 @contextlib.contextmanager
 def on_disk(engine: RandomEngine, config: Config, progress: Say) -> Iterator[Path]:
-    """The engine as a folder, gone at the end.
+    """Give the engine as a folder, gone at the end.
 
     Raises:
         UnavailableError: the disk does not hold it.

@@ -15,13 +15,13 @@ from typing import Any
 
 import psutil
 
-from eval.bench.clients import Answer, Clients, RequestSpec
+from eval.bench.clients import Answer, Clients, RequestSpec, processes_for
 from eval.bench.plan import Load, Plan, configured
 from eval.bench.run import on_disk
 from eval.bench.table import device_facts, percentiles_ms, software
 from eval.bench.triton import check_counters, served, settled
 from eval.bench.workloads import release_memory
-from eval.config import Config
+from eval.config import Config, changed
 from eval.measurement import Check, Result, Run, Say
 from eval.random_whisper.engine import random_engine
 from eval.random_whisper.shapes import published_shape
@@ -42,7 +42,7 @@ _KINDS = {_GATEWAY: _GATEWAY, "tritonserver": "tritonserver", "whisper": "engine
 
 
 def specs_of(load: Load) -> list[RequestSpec]:
-    """Requests whose lengths lie evenly between the shortest and the longest."""
+    """Return requests whose lengths lie evenly between the shortest and the longest."""
     step = (load.longest_s - load.shortest_s) / (LENGTHS - 1)
     lengths = [round(4 * (load.shortest_s + i * step)) / 4 for i in range(LENGTHS)]
     return [RequestSpec(length, round(length * TOKENS_PER_S)) for length in lengths]
@@ -50,7 +50,7 @@ def specs_of(load: Load) -> list[RequestSpec]:
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """What a server made of the load."""
+    """Figures of a server under the load."""
 
     device: str
     engines: int
@@ -65,11 +65,11 @@ class Figure:
 
     @property
     def server_cores(self) -> float:
-        """Cores that the server kept busy, its clients apart."""
+        """Sum the cores that the server kept busy, its clients apart."""
         return sum(cores for kind, cores in self.cores.items() if kind != "clients")
 
     def __str__(self) -> str:
-        """A line of the report."""
+        """Write a line of the report."""
         cores = ", ".join(f"{kind} {value:.2f}" for kind, value in self.cores.items())
         threads = ", ".join(f"{kind} {value:.2f}" for kind, value in self.busiest_thread.items())
         return (
@@ -95,12 +95,12 @@ class Scaling:
 
     @property
     def check(self) -> Check:
-        """Whether each engine adds as much as it has to."""
+        """Check that each engine adds as much as it has to."""
         name = f"each engine adds at least {LEAST:.1%} of the first one's throughput"
         return Check(name, self.efficiency >= LEAST, f"{self.efficiency:.1%}")
 
     def __str__(self) -> str:
-        """Lines of the report."""
+        """Write lines of the report."""
         last = self.figures[-1]
         return (
             f"{self.ratio:.3f} x the throughput with {last.engines} engines, "
@@ -126,21 +126,20 @@ def scale(run: Run, *, devices: Sequence[str] | None, **of_load: Any) -> Result:
     """
     load = Load(tuple(devices or Load.devices), **of_load)
     check_load(load)
-    config = run.config
-    runtime = dataclasses.replace(config.runtime, slots=load.slots or config.runtime.slots)
-    plan = Plan(slots=(runtime.slots,), beam_size=load.beam_size)
-    config = configured(dataclasses.replace(config, runtime=runtime), plan)
-    each = [counted(dataclasses.replace(config.runtime, device=one)) for one in load.devices]
+    config = changed(run.config, "runtime", slots=load.slots or run.config.runtime.slots)
+    plan = Plan(slots=(config.runtime.slots,), beam_size=load.beam_size)
+    config = configured(config, plan)
+    each = [counted(dataclasses.replace(config.runtime, device=device)) for device in load.devices]
     first = dataclasses.replace(config, runtime=first_of(each[0]))
     engine = random_engine(published_shape(config.build.checkpoint), config.build.precision)
     with on_disk(engine, first, run.say) as folder:
         release_memory(first.runtime.device)
-        found = measure_scaling(config, folder, each, load, run.say)
+        scaling = measure_scaling(config, folder, each, load, run.say)
     run.config = config
     run.machine |= device_facts(first.runtime.device, run.machine["GPU"])
     run.versions |= software()
-    run.say(str(found))
-    result = Result({"scaling": found}, (found.check,))
+    run.say(str(scaling))
+    result = Result({"scaling": scaling}, (scaling.check,))
     return dataclasses.replace(result, text=to_json(run.record(result)))
 
 
@@ -165,14 +164,14 @@ def measure_scaling(
     """
     figures = []
     for runtime in each:
-        one = dataclasses.replace(config, runtime=runtime)
-        figures.append(_measure(one, folder, load, progress))
+        server_config = dataclasses.replace(config, runtime=runtime)
+        figures.append(_measure(server_config, folder, load, progress))
         progress(str(figures[-1]))
     return scaling_of(figures, os.cpu_count() or 1)
 
 
 def scaling_of(figures: Sequence[Figure], cores: int) -> Scaling:
-    """What the figures say of more engines, on a host of so many cores."""
+    """Compute what the figures say of more engines, on a host of so many cores."""
     first, last = figures[0], figures[-1]
     ratio = last.rtfx / first.rtfx
     return Scaling(
@@ -201,14 +200,14 @@ def check_load(load: Load) -> None:
 def _measure(config: Config, folder: Path, load: Load, progress: Say) -> Figure:
     engines = len(names_of(config.runtime.device))
     in_flight = engines * load.clients
-    one_try = served(config, in_flight)
-    room = dataclasses.replace(
-        one_try.server,
+    roomy = changed(
+        served(config, in_flight),
+        "server",
         max_inflight=max(config.server.max_inflight, in_flight),
         max_inflight_mb=max(config.server.max_inflight_mb, 2 * in_flight),
     )
-    with running_server(dataclasses.replace(one_try, server=room), str(folder)) as server:
-        processes = max(1, min(_PROCESSES * engines, (os.cpu_count() or 1) // 2, in_flight))
+    with running_server(roomy, str(folder)) as server:
+        processes = processes_for(in_flight, _PROCESSES * engines)
         progress(
             f"{config.runtime.device}: {in_flight} requests in flight from {processes} processes"
         )
@@ -246,7 +245,7 @@ class _Meter:
         self._began = self._spent()
 
     def cores(self, wall_s: float) -> tuple[dict[str, float], dict[str, float]]:
-        """Cores that were busy meanwhile, and the share of one that the busiest thread was."""
+        """Measure the cores that were busy meanwhile, and the share of the busiest thread."""
         cores: dict[str, float] = {}
         busiest: dict[str, float] = {}
         for key, (spent, threads) in self._spent().items():
@@ -257,16 +256,18 @@ class _Meter:
         return cores, busiest
 
     def _spent(self) -> dict[tuple[str, int], tuple[float, dict[int, float]]]:
-        """Seconds so far by kind and process: of all of it, and by thread."""
-        found = {}
+        """Return seconds so far by kind and process: of all of it, and by thread."""
+        spent = {}
         for kind, process in self._processes:
-            threads = {one.id: one.user_time + one.system_time for one in process.threads()}
-            found[kind, process.pid] = (cpu_s(process), threads)
-        return found
+            threads = {
+                thread.id: thread.user_time + thread.system_time for thread in process.threads()
+            }
+            spent[kind, process.pid] = (cpu_s(process), threads)
+        return spent
 
 
 def _processes(clients: Clients) -> Iterator[tuple[str, psutil.Process]]:
-    """Of the server and its clients, by what they do; those that read one file are left out."""
+    """Yield processes of server and clients, by what they do, but those that read one file."""
     for pid in clients.pids:
         yield "clients", psutil.Process(pid)
     for role, process in by_role(os.getpid()):

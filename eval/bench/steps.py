@@ -1,4 +1,4 @@
-"""What several rows a slot cost: one decoder step, and the cross-attention in it.
+"""The cost of several rows a slot: one decoder step, and the cross-attention in it.
 
 Every slot has as many rows as every other, as if all searched with that beam. A slot's
 cross-attention keys and values, most of what a step reads, are read once for all its rows, so the
@@ -29,7 +29,7 @@ AGE = 64  # tokens that each row has
 def run_steps(
     engine: Engine, config: RuntimeConfig, plan: Plan, ceilings: Ceilings, progress: Say
 ) -> Iterator[Measurement]:
-    """Two lines for each number of slots and of rows a slot; or one that memory does not do."""
+    """Yield two lines for each number of slots and of rows a slot; or one where memory ends."""
     device = torch.device(config.device)
     release_memory(config.device)
     dtype = torch.float16 if device.type == "cuda" else torch.float32
@@ -52,7 +52,7 @@ def _measured(
     rows: int,
     ceilings: Ceilings,
 ) -> Iterator[Measurement]:
-    """A function of its own, so that the caches go before the next ones are made."""
+    """Measure once, so that the caches go before the next ones are made."""
     system, device = f"{OURS}, {slots} slots", network.device
     names = (f"step, rows a slot: {rows}", f"cross-attention, rows: {rows}")
     release_memory(config.device)
@@ -86,7 +86,7 @@ def _measured(
 
 
 def _feed(slots: int, rows: int, n_text_ctx: int, device: torch.device) -> Feed:
-    """The token at AGE of every row."""
+    """Return the feed of the token at AGE of every row."""
     everyone = torch.arange(slots * rows, device=device)
     each = torch.arange(slots, device=device)
     groups = Groups(
@@ -103,7 +103,7 @@ def _feed(slots: int, rows: int, n_text_ctx: int, device: torch.device) -> Feed:
 
 
 def _cross_attention(network: Whisper, feed: Feed, cache: Cache) -> None:
-    """That of every layer, one after the other, as in a step."""
+    """Run that of every layer, one after the other, as in a step."""
     query: Any = torch.zeros(
         (len(feed.rows), network.dims.n_text_state), device=network.device, dtype=network.dtype
     )
@@ -112,7 +112,7 @@ def _cross_attention(network: Whisper, feed: Feed, cache: Cache) -> None:
 
 
 def _seconds(work: Callable[[], object], network: Whisper) -> float:
-    """Of work that the device does by itself, where kernels allow."""
+    """Time work that the device does by itself, where kernels allow."""
     if network.ops.name != "triton":
         return median_seconds(work, network.device)
     with torch.cuda.device(network.device):

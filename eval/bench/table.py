@@ -1,4 +1,4 @@
-"""What `python -m eval bench` prints: a table of what was measured beside what could be.
+"""The table that `python -m eval bench` prints: what was measured beside what could be.
 
 Nothing here measures.
 """
@@ -29,22 +29,22 @@ class Measurement:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this is what others are compared with."""
+        """Return whether this is what others are compared with."""
         return self.system == OURS or self.system.startswith(f"{OURS}, ")
 
     def __str__(self) -> str:
-        """The measurement by itself, as a line of progress."""
+        """Write the measurement by itself, as a line of progress."""
         number = _number(self.value, 0)
         return f"{self.workload}; {self.system}: {number} {self.unit}; {self.detail}"
 
 
 def refused(workload: str, system: str, unit: str, why: Exception) -> Measurement:
-    """The line of something that this machine cannot run."""
+    """Return the line of something that this machine cannot run."""
     return Measurement(workload, system, None, unit, None, f"refused: {why}")
 
 
 def ratio(row: Measurement, rows: Sequence[Measurement]) -> float | None:
-    """How many times as fast as this system our best one was at the same workload.
+    """Return how many times as fast as this system our best one was at the same workload.
 
     None where there is nothing to compare: the row is ours, or we did not run the workload.
     """
@@ -63,13 +63,13 @@ def ratio(row: Measurement, rows: Sequence[Measurement]) -> float | None:
 
 
 def percentiles_ms(latency_s: Sequence[float]) -> dict[str, float]:
-    """p50, p95 and p99 in ms, linear between ranks."""
+    """Return p50, p95 and p99 in ms, linear between ranks."""
     ranks = {"p50_ms": 50, "p95_ms": 95, "p99_ms": 99}
     return {name: 1e3 * float(np.percentile(latency_s, rank)) for name, rank in ranks.items()}
 
 
 def render(rows: Sequence[Measurement]) -> Iterator[str]:
-    """The lines of the table."""
+    """Yield the lines of the table."""
     yield (
         f"{'workload':26} {'system':30} {'measured':>10} {'unit':10} {'ideal':>9} {'of ideal':>8} "
         f"{'earshot is':>10}"
@@ -89,7 +89,7 @@ def _number(value: float | None, width: int) -> str:
 
 
 def _share(row: Measurement) -> str:
-    """How much of the ideal was reached."""
+    """Return how much of the ideal was reached."""
     if not row.value or row.ideal is None:
         return " " * 8
     share = row.ideal / row.value if row.unit in LESS_IS_BETTER else row.value / row.ideal
@@ -101,7 +101,7 @@ def _times(times: float | None) -> str:
 
 
 def device_facts(device: str, gpu: str) -> dict[str, str]:
-    """The device that is measured and its driver; `gpu` is the machine's."""
+    """Return the device that is measured and its driver; `gpu` is the machine's."""
     if torch.device(device).type != "cuda":
         return {}
     driver = gpu.partition(";")[0].rpartition(", ")[2]
@@ -109,7 +109,7 @@ def device_facts(device: str, gpu: str) -> dict[str, str]:
 
 
 def software() -> dict[str, str]:
-    """Versions of what torch brings."""
+    """Return the versions of what torch brings."""
     cudnn: Any = torch.backends.cudnn  # its annotations are incomplete
     return {
         "torch": torch.__version__,

@@ -17,9 +17,9 @@ from eval.bench.clients import Answer, Clients, RequestSpec, processes_for, time
 from eval.bench.plan import Plan
 from eval.bench.table import Measurement, percentiles_ms
 from eval.bench.workloads import REQUEST_S, REQUEST_TOKENS, THROUGHPUT_TOKENS, WARM_REQUESTS
+from eval.config import Config, changed
 from eval.measurement import Say
-from eval.server import cpu_s, metrics_page
-from serve.contract.config import Config
+from eval.server import cpu_s, metrics_page, total
 from serve.contract.errors import DeadlineError, EarshotError, UnavailableError
 from serve.speech.features import WINDOW_S
 from serve.supervisor.run import Server, on_free_ports, running_server
@@ -64,24 +64,25 @@ def through_triton(
 
 
 def served(config: Config, in_flight: int) -> Config:
-    """The config for a server that takes `in_flight` requests and gives each window one try.
+    """Configure a server that takes `in_flight` requests and gives each window one try.
 
     Made-up weights are never sure of what they say, so every window would be decoded again at each
     higher temperature, and might pass for silence, or for a loop.
     """
-    transcriber = dataclasses.replace(
-        config.transcriber,
+    config = changed(
+        config,
+        "transcriber",
         temperatures=(0.0,),
         compression_ratio_threshold=1e9,  # what repeats itself goes on
         vad="off",  # its audio is noise
         no_speech_threshold=1.0,
         max_pending=max(config.transcriber.max_pending, in_flight),
     )
-    return dataclasses.replace(config, transcriber=transcriber, server=on_free_ports(config.server))
+    return dataclasses.replace(config, server=on_free_ports(config.server))
 
 
 def _start(server: Server, ready_s: float, compiled: int) -> Measurement:
-    """From an engine folder to the first request that may come."""
+    """Measure the time from an engine folder to the first request that may come."""
     log = server.log_path.read_text(encoding="utf-8", errors="replace")
     (model_s,) = (float(text) for text in re.findall(r"the engine is open after (\S+) s", log))
     detail = (
@@ -94,7 +95,7 @@ def _start(server: Server, ready_s: float, compiled: int) -> Measurement:
 def _throughput(
     server: Server, in_flight: int, in_process: float | None, seconds: float, progress: Say
 ) -> Measurement:
-    """Clips of 30 s, `in_flight` of them in flight at any time."""
+    """Measure clips of 30 s, `in_flight` of them in flight at any time."""
     processes = processes_for(in_flight)
     progress(
         f"throughput through Triton: {in_flight} requests in flight from {processes} processes"
@@ -125,7 +126,7 @@ def _throughput(
 
 
 def _latency(server: Server, requests: int, progress: Say) -> Measurement:
-    """One clip of 10 s at a time."""
+    """Measure one clip of 10 s at a time."""
     progress("one request at a time through Triton")
     spec, before = RequestSpec(REQUEST_S, REQUEST_TOKENS), settled(server)
     audio = wav(REQUEST_S, 0)
@@ -140,13 +141,13 @@ def _latency(server: Server, requests: int, progress: Say) -> Measurement:
 
 
 def _percentiles(answers: list[Answer]) -> tuple[float, float]:
-    """p50 and p99 of their latency in ms."""
-    found = percentiles_ms([answer.latency_s for answer in answers])
-    return found["p50_ms"], found["p99_ms"]
+    """Return p50 and p99 of their latency in ms."""
+    percentiles = percentiles_ms([answer.latency_s for answer in answers])
+    return percentiles["p50_ms"], percentiles["p99_ms"]
 
 
 def _counters(server: Server) -> dict[str, float]:
-    """What the server says it has done.
+    """Read the server's counts of what it has done.
 
     Raises:
         UnavailableError: it does not answer.
@@ -158,15 +159,11 @@ def _counters(server: Server) -> dict[str, float]:
     except OSError as error:
         reason = server.failure() or f"its metrics cannot be read: {error}"
         raise UnavailableError(f"the server is in trouble: {reason}") from error
-    counted = "|".join(_COUNTED)
-    found = dict.fromkeys(_COUNTED, 0.0)  # of all engines together
-    for name, value in re.findall(rf"^earshot_({counted})_total{{.*}} (\S+)", page, re.MULTILINE):
-        found[name] += float(value)
-    return found
+    return {name: total(page, f"earshot_{name}_total") for name in _COUNTED}
 
 
 def settled(server: Server) -> dict[str, float]:
-    """What the server says it has done, once it does not change any more.
+    """Read the server's counts once they do not change any more.
 
     Raises:
         DeadlineError: it goes on changing.
@@ -185,25 +182,25 @@ def settled(server: Server) -> dict[str, float]:
 def check_counters(
     before: dict[str, float], after: dict[str, float], answers: int, tokens: int
 ) -> None:
-    """Each request was one window, decoded once, to its full length: so many tokens in all.
+    """Check that each request was one window, decoded once, to its full length in tokens.
 
     Raises:
         EarshotError: the server's counters say otherwise.
     """
-    found = {name: after[name] - before[name] for name in _COUNTED}
+    moved = {name: after[name] - before[name] for name in _COUNTED}
     expected = {"windows": answers, "retries": 0, "tokens": tokens}
-    if found != expected:
-        raise EarshotError(f"{answers} answers cost the server {found}; expected {expected}")
+    if moved != expected:
+        raise EarshotError(f"{answers} answers cost the server {moved}; expected {expected}")
 
 
 def _cpu_s(server: Server) -> dict[str, float]:
-    """CPU seconds so far of the server and of the process that has the engine."""
+    """Return the CPU seconds so far of the server and of the process that has the engine."""
     roots = [psutil.Process(pid) for pid in server.pids]
     models = [child for root in roots for child in root.children()]
     return {"tritonserver": sum(map(cpu_s, roots)), "its models": sum(map(cpu_s, models))}
 
 
 def _kernels() -> int:
-    """Compiled kernels that Triton, the language, has on disk."""
+    """Count the compiled kernels that Triton, the language, has on disk."""
     folder = Path(os.environ.get("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache"))
     return sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0

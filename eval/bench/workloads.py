@@ -79,7 +79,7 @@ class Session:
         progress(f"{self.runtime.description}; ready after {self.open_s:.1f} s")
 
     def opened(self) -> Iterator[Measurement]:
-        """What opening took: time and, on a GPU, memory."""
+        """Yield the cost of opening: time and, on a GPU, memory."""
         made_up = "weights made up on the device: no file is read"
         yield Measurement("opening", self._system, self.open_s, "s", None, made_up)
         if self.held_bytes:
@@ -87,7 +87,7 @@ class Session:
             yield Measurement("memory", self._system, self.held_bytes / 2**30, "GiB", None, text)
 
     def run(self, workload: str, plan: Plan) -> Iterator[Measurement]:
-        """The lines of one workload."""
+        """Yield the lines of one workload."""
         self._progress(f"workload {workload} with {self.config.slots} slots")
         if workload == "throughput":
             yield self.throughput(plan.seconds)
@@ -113,7 +113,7 @@ class Session:
 
     @property
     def _in_flight(self) -> int:
-        """Windows that keep the runtime full: one for each slot, and a batch for the encoder."""
+        """Count windows that keep the runtime full: one a slot, and a batch for the encoder."""
         return self.config.slots + self.config.encoder_batch
 
     def _closed_loop(self, load: Load, lengths: Iterator[int], seconds: float) -> ClosedLoop:
@@ -122,42 +122,42 @@ class Session:
         return closed_loop(load, lengths, slots, self._in_flight, seconds, joules)
 
     def throughput(self, seconds: float, words: bool = False) -> Measurement:
-        """Windows of 30 s arrive as others end; with their words timed, or without."""
+        """Measure windows of 30 s that arrive as others end; with their words timed, or without."""
         slots, lengths = self.config.slots, itertools.repeat(THROUGHPUT_TOKENS)
-        found = self._closed_loop(self._load(words=words), lengths, seconds)
+        loop = self._closed_loop(self._load(words=words), lengths, seconds)
         ideal = WINDOW_S / self._floor.window_s(THROUGHPUT_TOKENS, slots)
         return Measurement(
             "words" if words else "throughput",
             self._system,
-            found.rate * WINDOW_S,
+            loop.rate * WINDOW_S,
             "RTFx",
             ideal,
-            f"30 s of sound, {THROUGHPUT_TOKENS} tokens{', each timed' * words}; {found.detail}",
-            {"windows_per_s": found.rate, "seconds": found.wall_s, **found.energy},
+            f"30 s of sound, {THROUGHPUT_TOKENS} tokens{', each timed' * words}; {loop.detail}",
+            {"windows_per_s": loop.rate, "seconds": loop.wall_s, **loop.energy},
         )
 
     def latency(self, requests: int) -> Measurement:
-        """One request at a time."""
+        """Measure one request at a time."""
         load, times = self._load(REQUEST_S, batch=1), []
         for _ in range(WARM_REQUESTS + requests):
             began = time.perf_counter()
             load.submit([REQUEST_TOKENS])
             load.drain()
             times.append(time.perf_counter() - began)
-        found = percentiles_ms(times[WARM_REQUESTS:])
+        percentiles = percentiles_ms(times[WARM_REQUESTS:])
         return Measurement(
             "latency",
             self._system,
-            found["p50_ms"],
+            percentiles["p50_ms"],
             "ms",
             1e3 * self._floor.window_s(REQUEST_TOKENS, 1),
-            f"p50 of {requests}, p95 {found['p95_ms']:.2f}, p99 {found['p99_ms']:.2f}; "
+            f"p50 of {requests}, p95 {percentiles['p95_ms']:.2f}, p99 {percentiles['p99_ms']:.2f}; "
             f"10 s of sound in 30 s, {REQUEST_TOKENS} tokens",
-            {**found, "requests": requests},
+            {**percentiles, "requests": requests},
         )
 
     def mlperf(self, seconds: float) -> Iterator[Measurement]:
-        """Twice: full all the time, then a given number from an empty runtime to an empty one.
+        """Measure it always full, then a given number from an empty runtime to an empty one.
 
         The first tells how many windows the second needs to last, and what it would reach in the
         ten minutes that MLPerf asks for, where fill and drain weigh little.
@@ -191,7 +191,7 @@ class Session:
         )
 
     def live(self, plan: Plan) -> Iterator[Measurement]:
-        """As many streams as words are final in time of; what each number of them met before it."""
+        """Search for the most streams whose words are final in time; yields each number tried."""
         search = Search(plan.streams, LIVE_TRIES)
         self._streams(plan.streams, plan.update_s, LIVE_WARM_S)  # caches fill meanwhile
         for count in search.counts():
@@ -211,19 +211,19 @@ class Session:
         )
 
     def _live(self, count: int, plan: Plan) -> Measurement:
-        """So many streams."""
-        found = self._streams(count, plan.update_s, plan.seconds).figures
+        """Measure so many streams."""
+        figures = self._streams(count, plan.update_s, plan.seconds).figures
         return Measurement(
             f"live, {count} streams",
             self._system,
-            found["p95_ms"],
+            figures["p95_ms"],
             "ms",
             None,
-            f"p95 of {found['words']:.0f} words from their end to their final text, p50 "
-            f"{found['p50_ms']:.0f}, {found['unfinished']:.0f} unfinished; "
-            f"{found['updates_per_s']:.0f} updates a second, from due to done p50 "
-            f"{found['update_p50_ms']:.0f}, p95 {found['update_p95_ms']:.0f} ms",
-            found,
+            f"p95 of {figures['words']:.0f} words from their end to their final text, p50 "
+            f"{figures['p50_ms']:.0f}, {figures['unfinished']:.0f} unfinished; "
+            f"{figures['updates_per_s']:.0f} updates a second, from due to done p50 "
+            f"{figures['update_p50_ms']:.0f}, p95 {figures['update_p95_ms']:.0f} ms",
+            figures,
         )
 
     def _streams(self, count: int, update_s: float, seconds: float) -> LiveLoad:
@@ -232,7 +232,7 @@ class Session:
         return Streams(self.runtime, windows, count, update_s, seconds).run()
 
     def open_loop_sweep(self, seconds: float) -> Iterator[Measurement]:
-        """The saturated rate, then arrivals at shares of it."""
+        """Measure the saturated rate, then arrivals at shares of it."""
         slots, load = self.config.slots, self._load(REQUEST_S)
         full = self._closed_loop(load, itertools.repeat(REQUEST_TOKENS), seconds)
         ideal = 1 / self._floor.window_s(REQUEST_TOKENS, slots)
@@ -249,28 +249,28 @@ class Session:
             yield self._open_loop(load, share, full.rate, seconds)
 
     def _open_loop(self, load: Load, share: float, saturated: float, seconds: float) -> Measurement:
-        """Poisson arrivals of 10 s requests at a share of the saturated rate."""
+        """Measure Poisson arrivals of 10 s requests at a share of the saturated rate."""
         warm_s, rate = seconds / 4, share * saturated
         arrivals = poisson(rate, warm_s + seconds, seed=round(100 * share))
-        found = open_loop(load, arrivals, REQUEST_TOKENS, warm_s, DRAIN_S).figures
+        met = open_loop(load, arrivals, REQUEST_TOKENS, warm_s, DRAIN_S).figures
         return Measurement(
             f"open loop, {100 * share:.0f} % load",
             self._system,
-            found["p99_ms"],
+            met["p99_ms"],
             "ms",
             None,
-            f"p99 of {found['arrivals']:.0f} at {rate:.1f} a second, p50 {found['p50_ms']:.1f}, "
-            f"p95 {found['p95_ms']:.1f}, jitter {found['jitter_ms']:.1f} (p99 - p50), deviation "
-            f"{found['stdev_ms']:.1f}; {found['late']:.0f} handed over late (at most "
-            f"{found['latest_ms']:.1f} ms), {found['unfinished']:.0f} unfinished",
-            {"offered_per_s": rate, **found},
+            f"p99 of {met['arrivals']:.0f} at {rate:.1f} a second, p50 {met['p50_ms']:.1f}, "
+            f"p95 {met['p95_ms']:.1f}, jitter {met['jitter_ms']:.1f} (p99 - p50), deviation "
+            f"{met['stdev_ms']:.1f}; {met['late']:.0f} handed over late (at most "
+            f"{met['latest_ms']:.1f} ms), {met['unfinished']:.0f} unfinished",
+            {"offered_per_s": rate, **met},
         )
 
 
 def measure_start(
     folder: Path, config: RuntimeConfig, ceilings: Ceilings, progress: Say
 ) -> Measurement:
-    """From an engine folder to ready, as a server starts.
+    """Measure the time from an engine folder to ready, as a server starts.
 
     The folder was written just now, so its files come from memory, not from the disk; kernels that
     Triton has not in its cache are compiled.
@@ -299,7 +299,7 @@ def measure_start(
 def run_workloads(
     engine: Engine, config: Config, plan: Plan, ceilings: Ceilings, progress: Say
 ) -> Iterator[Measurement]:
-    """The plan's workloads, one after the other; what the machine refuses becomes a line."""
+    """Run the plan's workloads, one after the other; what the machine refuses becomes a line."""
     for slots in plan.slots:
         yield from _with_slots(engine, config, plan, slots, ceilings, progress)
 
@@ -307,7 +307,7 @@ def run_workloads(
 def _with_slots(
     engine: Engine, config: Config, plan: Plan, slots: int, ceilings: Ceilings, progress: Say
 ) -> Iterator[Measurement]:
-    """A function of its own, so that a runtime's memory goes before the next one is opened."""
+    """Run those with so many slots, whose memory goes before the next runtime is opened."""
     workloads = plan.workloads_with(slots)
     if not workloads:
         return
@@ -324,13 +324,13 @@ def _with_slots(
 
 
 def system_name(config: RuntimeConfig) -> str:
-    """What the table calls a runtime."""
+    """Name a runtime as the table does."""
     beams = f", beam {config.rows // config.slots}" if config.rows else ""
     return f"{OURS}, {config.slots} slots{beams}"
 
 
 def mlperf_lengths() -> Iterator[int]:
-    """Tokens of windows without end: MLPerf's set in mean and maximum, always the same."""
+    """Yield tokens of windows without end: MLPerf's set in mean and maximum, always the same."""
     rng = random.Random(0)
     while True:
         length = round(rng.gammavariate(6, MLPERF_MEAN / 6))

@@ -38,9 +38,15 @@ class Found:
 
 
 def find_clips(
-    place: str, *, limit: int = 0, seed: int = 0, language: str = "", half: str = ""
+    place: str,
+    *,
+    limit: int = 0,
+    seed: int = 0,
+    language: str = "",
+    half: str = "",
+    read: Callable[[Path], None] | None = None,
 ) -> Found:
-    """The clips of a place, or a draw from them.
+    """Find the clips of a place, or draw from them.
 
     Args:
         place: a file, a folder, or a name of the Hugging Face hub: see `EXPECTED`.
@@ -49,38 +55,22 @@ def find_clips(
         seed: of the draw.
         language: code, of clips whose layout does not say it; "" leaves it unknown.
         half: of a manifest's two, whose clips alone are taken; "" is both.
+        read: decodes an audio file, or raises an EarshotError; then clips that cannot be read
+            stand apart. None: nothing is read but headers.
 
     Raises:
         FileError: a file cannot be read.
-        ConfigError: the layout is not known, or clips do not fit: no audio, no text, listed twice.
+        ConfigError: the layout is not known, or clips do not fit: no audio, no text, listed twice,
+            none that can be read.
         UnavailableError: a hub or a package that the place needs is not there.
     """
-    layout, chosen, total = _drawn(place, limit, seed, half)
-    clips = [_clip(entry, language) for entry in chosen]
-    return Found(clips, _summary(layout, clips, total, seed))
-
-
-def find_readable_clips(
-    place: str,
-    *,
-    read: Callable[[Path], None],
-    limit: int = 0,
-    seed: int = 0,
-    language: str = "",
-    half: str = "",
-) -> Found:
-    """As `find_clips`, but every clip is read once, and those that cannot be stand apart.
-
-    Args:
-        place: as in `find_clips`, as are the others.
-        read: decodes an audio file, or raises an EarshotError.
-
-    Raises:
-        ConfigError: as `find_clips`, or no clip can be read.
-        FileError, UnavailableError: as `find_clips`, but for the audio.
-    """
-    layout, chosen, total = _drawn(place, limit, seed, half)
-    clips, unreadable = list[Clip](), dict[str, str]()
+    layout = _layout(place)
+    chosen, total = _draw(layout, place, limit, seed, half)
+    layout.fetch(chosen)
+    if read is None:
+        clips = [_clip(entry, language) for entry in chosen]
+        return Found(clips, _summary(layout, clips, total, seed))
+    clips, unreadable = [], dict[str, str]()
     for entry in tqdm(chosen, desc=f"reading {place}", unit="clip", leave=False):
         try:
             read(entry.audio)
@@ -90,14 +80,6 @@ def find_readable_clips(
     if not clips:
         raise ConfigError(f"{place}: no clip can be read; {next(iter(unreadable.values()))}")
     return Found(clips, _summary(layout, clips, total, seed), unreadable)
-
-
-def _drawn(place: str, limit: int, seed: int, half: str) -> tuple[Layout, list[Entry], int]:
-    """The layout of a place, what is drawn of it and is there now, and how many it has."""
-    layout = _layout(place)
-    chosen, total = _draw(layout, place, limit, seed, half)
-    layout.fetch(chosen)
-    return layout, chosen, total
 
 
 def _clip(entry: Entry, language: str) -> Clip:
@@ -163,7 +145,7 @@ def _parquet(place: Path, files: Sequence[Path]) -> Layout:
 
 
 def _draw(layout: Layout, place: str, limit: int, seed: int, half: str) -> tuple[list[Entry], int]:
-    """Entries in the layout's order, and how many it has."""
+    """Draw entries, in the layout's order; returns how many there are, too."""
     problems: dict[str, list[str]] = collections.defaultdict(list)
     entries = (e for e in _checked(layout, problems) if not half or e.half in ("", half))
     first = next(entries, None)
@@ -179,7 +161,7 @@ def _draw(layout: Layout, place: str, limit: int, seed: int, half: str) -> tuple
 
 
 def _checked(layout: Layout, problems: dict[str, list[str]]) -> Iterator[Entry]:
-    """Every entry; what is wrong with one is added to `problems`."""
+    """Yield every entry; what is wrong with one is added to `problems`."""
     seen: set[str] = set()
     for entry in layout.entries():
         if problem := _problem(layout, entry, seen):
@@ -189,7 +171,7 @@ def _checked(layout: Layout, problems: dict[str, list[str]]) -> Iterator[Entry]:
 
 
 def _by_reservoir(entries: Iterable[Entry], limit: int, seed: int) -> tuple[list[Entry], int]:
-    """A uniform draw that holds no more entries than it draws (Algorithm R); 0 is all."""
+    """Draw uniformly, holding no more entries than are drawn (Algorithm R); 0 is all."""
     random_row = random.Random(seed)
     chosen: list[tuple[int, Entry]] = []
     total = 0
@@ -203,7 +185,7 @@ def _by_reservoir(entries: Iterable[Entry], limit: int, seed: int) -> tuple[list
 
 
 def _by_share(entries: Iterable[Entry], limit: int, seed: int) -> tuple[list[Entry], int]:
-    """A draw in which every group has its share, whatever the limit.
+    """Draw so that every group has its share, whatever the limit.
 
     The members of a group, shuffled, are spread evenly over 0 to 1; the draw is whoever is first.
     """
@@ -239,7 +221,7 @@ def _told(problems: dict[str, list[str]]) -> str:
 
 
 def duration_s(path: Path) -> float:
-    """How long an audio file is, by its header.
+    """Read how long an audio file is, by its header.
 
     Raises:
         FileError: it is no audio, or does not say.

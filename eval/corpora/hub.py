@@ -18,7 +18,7 @@ _EXPECTED = "expected hf:OWNER/NAME, hf:OWNER/NAME:CONFIG or hf:OWNER/NAME:CONFI
 
 
 def open_hub(place: str) -> Layout:
-    """A data set by name.
+    """Open a data set by name.
 
     Raises:
         ConfigError: the name is malformed, or the data set has no such configuration or split; the
@@ -33,8 +33,8 @@ def open_hub(place: str) -> Layout:
     folders = {tuple(file.split("/")[:2]) for file in files}
     if not folders:
         raise UnavailableError(f"{place}: the hub holds no Parquet copy of this data set")
-    config = _one(place, "configuration", config, (found for found, _ in folders))
-    splits = (of for found, of in folders if found == config)
+    config = _one(place, "configuration", config, (folder for folder, _ in folders))
+    splits = (split_of for folder, split_of in folders if folder == config)
     split = _one(place, "split", split, splits, usual="test")
     return Parquet(
         [
@@ -49,15 +49,15 @@ def open_hub(place: str) -> Layout:
 
 
 def _one(place: str, what: str, named: str | None, known: Iterable[str], usual: str = "") -> str:
-    """What was named, the only one there is, or the usual one."""
-    found = sorted(set(known))
-    if named in found:
+    """Choose the one that was named, the only one there is, or the usual one."""
+    choices = sorted(set(known))
+    if named in choices:
         return str(named)
-    if named is None and len(found) == 1:
-        return found[0]
-    if named is None and usual in found:
+    if named is None and len(choices) == 1:
+        return choices[0]
+    if named is None and usual in choices:
         return usual
-    has = f"it has {', '.join(found)}; {_EXPECTED}"
+    has = f"it has {', '.join(choices)}; {_EXPECTED}"
     raise ConfigError(f"{place}: no {what} {named}; {has}" if named else f"{place}: {has}")
 
 
@@ -68,7 +68,7 @@ def _filesystem() -> object:
 
 
 def _parquet_files(name: str) -> tuple[str, list[str]]:
-    """The revision of the Parquet copy, and its files: config/split/0000.parquet."""
+    """Return the revision of the Parquet copy, and its files: config/split/0000.parquet."""
     from huggingface_hub import HfApi, errors  # noqa: PLC0415 - as above
 
     # A proxy's refusal or a torn connection comes as the HTTP client's own error.

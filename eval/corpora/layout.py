@@ -1,4 +1,4 @@
-"""What a layout of recordings gives: entries, one after another, and which keys say what."""
+"""Layouts of recordings: entries, one after another, and the keys of tables."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ class Layout:
     title: str  # what it is, for people
 
     def entries(self) -> Iterator[Entry]:
-        """Every recording, in a fixed order, read one after another.
+        """Yield every recording, in a fixed order, read one after another.
 
         Raises:
             ConfigError: a line is malformed; the message names it.
@@ -47,11 +47,11 @@ class Layout:
         raise NotImplementedError
 
     def has_audio(self, entry: Entry) -> bool:
-        """Whether there is audio for an entry."""
+        """Return whether there is audio for an entry."""
         return entry.audio.is_file()
 
     def may_be_silent(self) -> bool:
-        """Whether an empty text says that nobody speaks; elsewhere the reference is missing."""
+        """Return whether an empty text says that nobody speaks; else the reference is missing."""
         return False
 
     def fetch(self, chosen: Sequence[Entry]) -> None:
@@ -72,7 +72,7 @@ class Columns:
 
 
 def columns_of(names: Sequence[str]) -> Columns | None:
-    """The columns of a table with these keys; None where audio or text is not among them.
+    """Find the columns of a table with these keys; None where audio or text is not among them.
 
     Of several keys for the same the first of `AUDIO_KEYS`, and so on, is taken; case is ignored.
     """
@@ -88,5 +88,5 @@ def columns_of(names: Sequence[str]) -> Columns | None:
 
 
 def language_code(tag: str | None) -> str | None:
-    """The language of a tag such as zh-CN, as Whisper writes it; None for an empty tag."""
+    """Return the language of a tag such as zh-CN, as Whisper writes it; None for an empty tag."""
     return (tag or "").strip().replace("_", "-").partition("-")[0].casefold() or None

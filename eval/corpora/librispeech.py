@@ -19,7 +19,7 @@ class LibriSpeech(Layout):
         self._folder = folder
 
     def entries(self) -> Iterator[Entry]:
-        """As `Layout.entries`; a chapter's transcripts are read when it is its turn."""
+        """Do as `Layout.entries` says; a chapter's transcripts are read when it is its turn."""
         for transcripts in sorted(self._folder.rglob(TRANSCRIPTS)):
             lines = read_text(transcripts, "expected transcripts of LibriSpeech").splitlines()
             for number, line in enumerate(lines, 1):

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from eval.corpora.layout import UNDERSTOOD, Columns, Entry, Layout, columns_of, language_code
+from eval.files import replaced
 from eval.machine import missing_packages
-from serve.contract.errors import ConfigError, FileError, UnavailableError
+from serve.contract.errors import ConfigError, UnavailableError
 
 CACHE = Path(".cache") / "clips"
 """Audio taken out of Parquet files; relative to the project's root."""
@@ -51,7 +52,7 @@ class Parquet(Layout):
         self.title = f"{title}, {self._columns}"
 
     def entries(self) -> Iterator[Entry]:
-        """As `Layout.entries`; texts only, some rows at a time."""
+        """Do as `Layout.entries` says; texts only, some rows at a time."""
         columns = self._columns
         wanted = [columns.text, *([columns.language] if columns.language else [])]
         for number, name in enumerate(self._files):
@@ -59,26 +60,26 @@ class Parquet(Layout):
                 names = [*wanted, f"{columns.audio}.path"]
                 row = 0
                 for batch in file.iter_batches(_TEXT_ROWS, columns=names):
-                    for found in batch.to_pylist():
-                        yield self._entry(number, row, found)
+                    for cells in batch.to_pylist():
+                        yield self._entry(number, row, cells)
                         row += 1
 
-    def _entry(self, number: int, row: int, found: dict[str, Any]) -> Entry:
+    def _entry(self, number: int, row: int, cells: dict[str, Any]) -> Entry:
         columns = self._columns
-        path = (found[columns.audio] or {}).get("path") or ""
+        path = (cells[columns.audio] or {}).get("path") or ""
         # The path may be the same in two rows, or lead anywhere: only its ending is used.
         file = f"{number:04d}-{row:07d}{Path(path).suffix}"
-        language = found[columns.language] if columns.language else None
+        language = cells[columns.language] if columns.language else None
         return Entry(
             file,
             self._cache / file,
-            (found[columns.text] or "").strip(),
+            (cells[columns.text] or "").strip(),
             language_code(language if isinstance(language, str) else None),
             f"{self._files[number]}, row {row}",
         )
 
     def has_audio(self, entry: Entry) -> bool:
-        """True: whether a row has audio is seen when it is fetched."""
+        """Return True: whether a row has audio is seen when it is fetched."""
         return True
 
     def fetch(self, chosen: Sequence[Entry]) -> None:
@@ -152,10 +153,5 @@ def _columns(file: Any, name: str) -> Columns:
 def _write(entry: Entry, audio: bytes | None) -> None:
     if not audio:
         raise ConfigError(f"{entry.where} has no audio in it, only its name")
-    partial = entry.audio.with_name(entry.audio.name + ".partial")
-    try:
-        partial.parent.mkdir(parents=True, exist_ok=True)
+    with replaced(entry.audio) as partial:
         partial.write_bytes(audio)
-        partial.replace(entry.audio)
-    except OSError as error:
-        raise FileError(f"cannot write {entry.audio}: {error.strerror}") from error

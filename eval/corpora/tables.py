@@ -42,13 +42,13 @@ class Table(Layout):
         self.title = f"{title}, {columns}"
 
     def entries(self) -> Iterator[Entry]:
-        """As `Layout.entries`; a line is read when it is asked for."""
+        """Do as `Layout.entries` says; a line is read when it is asked for."""
         with _opened(self._path) as file:
             for number, row in self._rows(file):
                 yield self._entry(row, f"{self._path.name}:{number}")
 
     def _rows(self, file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Lines by number, each by key."""
+        """Yield lines by number, each by key."""
         if self._delimiter is None:
             yield from _json_rows(file, self._path)
             return
@@ -77,7 +77,7 @@ class Table(Layout):
         return Entry(file, self._folder / file, text, language, where)
 
     def has_audio(self, entry: Entry) -> bool:
-        """As `Layout.has_audio`; an empty cell names none."""
+        """Do as `Layout.has_audio` says; an empty cell names none."""
         return bool(entry.file) and super().has_audio(entry)
 
 
@@ -95,7 +95,7 @@ class Manifest(Layout):
         self._clips = load_clips(path)
 
     def entries(self) -> Iterator[Entry]:
-        """As `Layout.entries`."""
+        """Do as `Layout.entries` says."""
         for clip in self._clips:
             yield Entry(
                 file=clip.file,
@@ -110,12 +110,12 @@ class Manifest(Layout):
             )
 
     def may_be_silent(self) -> bool:
-        """As `Layout.may_be_silent`."""
+        """Do as `Layout.may_be_silent` says."""
         return True
 
 
 def open_table(path: Path) -> Layout:
-    """A file with references: a manifest of ours, or any table.
+    """Open a file with references: a manifest of ours, or any table.
 
     Raises:
         FileError, ConfigError: as `Table` and `Manifest`.
@@ -129,7 +129,7 @@ def open_table(path: Path) -> Layout:
 
 
 def is_jsonl(path: Path) -> bool:
-    """Whether a file's name says that it holds a JSON object a line."""
+    """Return whether a file's name says that it holds a JSON object a line."""
     return path.suffix.casefold() in (".jsonl", ".json", ".ndjson")
 
 
@@ -147,7 +147,7 @@ def _json_rows(file: TextIO, path: Path) -> Iterator[tuple[int, dict[str, Any]]]
 
 
 def _delimiter(path: Path) -> str:
-    """The delimiter that splits the first line into known keys; a comma where none does."""
+    """Find the delimiter that splits the first line into known keys; a comma where none does."""
     with _opened(path) as file:
         header = file.readline()
     for delimiter in DELIMITERS:
@@ -158,7 +158,7 @@ def _delimiter(path: Path) -> str:
 
 
 def _unquoted(cell: str) -> str:
-    """A cell as it was before somebody's CSV writer put quotes around it."""
+    """Restore a cell as it was before somebody's CSV writer put quotes around it."""
     if len(cell) > 1 and cell[0] == cell[-1] == '"':
         return cell[1:-1].replace('""', '"')
     return cell

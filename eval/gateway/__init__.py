@@ -1,1 +1,1 @@
-"""What the gateway costs: throughput beside that straight to Triton, and idle connections."""
+"""The gateway's cost: throughput beside that straight to Triton, and idle connections."""

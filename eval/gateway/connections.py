@@ -23,7 +23,7 @@ _MIB = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Idle:
-    """What so many connections of a kind cost."""
+    """The cost of so many connections of a kind."""
 
     kind: str
     connections: int
@@ -31,7 +31,7 @@ class Idle:
     memory_mib: float  # more than without them
 
     def __str__(self) -> str:
-        """A line of the report."""
+        """Write a line of the report."""
         return (
             f"{self.connections} idle connections, {self.kind:10} {self.cpu_percent:6.2f} % of a "
             f"core, {self.memory_mib:6.1f} MiB"
@@ -41,7 +41,7 @@ class Idle:
 def measure_idle(
     server: Server, process: psutil.Process, connections: int, seconds: float
 ) -> Iterator[Idle]:
-    """None, and then so many connections of each kind; what each costs.
+    """Measure what no connections cost, and then so many of each kind.
 
     Args:
         server: it.
@@ -113,7 +113,7 @@ class Kept:
     p99_ms: float
 
     def __str__(self) -> str:
-        """A line of the report."""
+        """Write a line of the report."""
         return (
             f"a kept connection's answer with a body, {_REQUESTS} in turn: median "
             f"{self.median_ms:.2f} ms, 99 of 100 within {self.p99_ms:.2f} ms"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from eval.gateway.ways import Ask
+from eval.server import connect
 from serve.contract.errors import EarshotError
 
 _BEFORE_S = 4.0  # for a flood to rise, and for what it has left to go
@@ -33,7 +34,7 @@ Client = Callable[[socket.socket], None]
 
 @dataclasses.dataclass(frozen=True)
 class Flood:
-    """What one of them makes of a request beside it, or its absence."""
+    """Figures of requests beside a flood, or beside none."""
 
     name: str
     answers: int
@@ -42,7 +43,7 @@ class Flood:
     longest_ms: float
 
     def __str__(self) -> str:
-        """A line of the report."""
+        """Write a line of the report."""
         return (
             f"{self.name:28} {self.answers:4} answers, {self.failures} failures: median "
             f"{self.median_ms:.0f} ms, longest {self.longest_ms:.0f} ms"
@@ -87,18 +88,14 @@ def _beside(name: str, ask: Ask, clip: bytes, seconds: float) -> Flood:
 
 
 def _flood(name: str, address: str) -> None:
-    """Until this process is killed."""
+    """Flood until this process is killed."""
     os.nice(10)  # the clients' own work is not what is measured
-    host, _, port = address.rpartition(":")
     made, connections = FLOODS[name]
     flood = made()
 
     def again() -> None:
         while True:
-            with (
-                contextlib.suppress(OSError),
-                socket.create_connection((host, int(port)), timeout=_WAIT_S) as connection,
-            ):
+            with contextlib.suppress(OSError), connect(address, _WAIT_S) as connection:
                 flood(connection)
             time.sleep(0.01)
 
@@ -110,12 +107,11 @@ def _flood(name: str, address: str) -> None:
 
 
 def flood_once(name: str, address: str, seconds: float) -> None:
-    """What a client of a flood does, once and for so long, and all of them where it is a crowd."""
+    """Do what a client of a flood does, once and for so long; where it is a crowd, what all do."""
     _, connections = FLOODS[name]
-    host, _, port = address.rpartition(":")
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
         sockets = [
-            stack.enter_context(socket.create_connection((host, int(port)), timeout=seconds))
+            stack.enter_context(connect(address, seconds))
             for _ in range(connections if connections == _CROWD else 1)
         ]
         ending = threading.Timer(seconds, _hang_up, (sockets[0],))
@@ -136,7 +132,7 @@ def _client(name: str) -> Client:
 
 
 def _bytes_apart(head: str) -> Client:
-    """A body in chunks of one byte."""
+    """Send a body in chunks of one byte."""
 
     def flood(connection: socket.socket) -> None:
         connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
@@ -147,12 +143,12 @@ def _bytes_apart(head: str) -> Client:
 
 
 def _silence(connection: socket.socket) -> None:
-    """Nothing is said until the server hangs up."""
+    """Say nothing until the server hangs up."""
     connection.recv(1)
 
 
 def _refused(connection: socket.socket) -> None:
-    """Requests that are refused, one behind the other."""
+    """Send requests that are refused, one behind the other."""
     drain = threading.Thread(target=_take_all, args=(connection,), daemon=True)
     drain.start()
     while True:
@@ -160,7 +156,7 @@ def _refused(connection: socket.socket) -> None:
 
 
 def _json(piece: str, size: int) -> Client:
-    """A request whose JSON is a list of so many bytes."""
+    """Send a request whose JSON is a list of so many bytes."""
     data = '{"inputs":[{"name":"SAMPLES","shape":[1],"datatype":"FP32","data":['
     body = data + ",".join(itertools.repeat(piece, size // (len(piece) + 1))) + "]}]}"
     request = f"{_INFER}Content-Length: {len(body)}\r\n\r\n{body}".encode()
@@ -173,7 +169,7 @@ def _json(piece: str, size: int) -> Client:
 
 
 def _frames(first: bytes, further: bytes) -> Client:
-    """What a WebSocket's client says once, and what it says over and over."""
+    """Send a WebSocket's first frames once, and further ones over and over."""
 
     def flood(connection: socket.socket) -> None:
         connection.sendall(_LIVE.encode() + first)
@@ -185,7 +181,7 @@ def _frames(first: bytes, further: bytes) -> Client:
 
 
 def _unfinished(connection: socket.socket) -> None:
-    """A message that is never whole."""
+    """Send a message that is never whole."""
     connection.sendall(_LIVE.encode())
     connection.sendall(_frame(1, bytes(2**24 - 2**16), length=2**24))
     _take_all(connection)

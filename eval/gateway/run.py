@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 import psutil
 
 from build.clips import Clip
+from eval.config import changed
 from eval.corpora.find import find_clips
 from eval.gateway.connections import Idle, Kept, measure_idle, measure_kept
 from eval.gateway.floods import Flood, measure_floods
@@ -20,7 +21,6 @@ from eval.gateway.ways import KSERVE, OPENAI, TRITON, Ask, by_form, by_grpc, str
 from eval.measurement import Check, Result, Run, Say
 from eval.processes import descendants
 from eval.server import by_role, cpu_s
-from serve.contract.config import LiveConfig
 from serve.contract.errors import EarshotError
 from serve.supervisor.run import for_this_machine, running_server
 from serve.wire.folder import grpc_target
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """What a way to a transcript makes of the load."""
+    """Figures of a way to a transcript."""
 
     name: str
     rtfx: float  # median of the passes
@@ -45,7 +45,7 @@ class Way:
     server_ms: float  # and of all processes, which other work on the machine disturbs less
 
     def __str__(self) -> str:
-        """A line of the report."""
+        """Write a line of the report."""
         return (
             f"{self.name:20} {self.rtfx:6.1f} RTFx  {100 * self.share:6.1f} % "
             f"[{100 * self.interval[0]:.1f}, {100 * self.interval[1]:.1f}]  CPU a request: gateway "
@@ -64,7 +64,7 @@ class Cost:
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """The gateway takes no more than it may, and no flood keeps others waiting."""
+        """Check that the gateway takes no more than it may, and no flood keeps others waiting."""
         quiet_ms, least = self.floods[0].median_ms, f"at least {LEAST:.0%} of it straight to Triton"
         return (
             *(
@@ -97,9 +97,8 @@ def gateway(run: Run, *, at_once: int, passes: int, connections: int, seconds: f
     """
     config, say = run.config, run.say
     clips = sorted(find_clips(config.eval.manifest).clips, key=lambda clip: -clip.duration_s)
-    measured = dataclasses.replace(
-        config, server=for_this_machine(config.server), live=_wide(config.live)
-    )
+    measured = changed(config, "live", max_streams=10_000)
+    measured = dataclasses.replace(measured, server=for_this_machine(config.server))
     limit_s = config.transcriber.request_timeout_s
     with running_server(measured) as server, contextlib.ExitStack() as stack:
         ways = {
@@ -108,25 +107,24 @@ def gateway(run: Run, *, at_once: int, passes: int, connections: int, seconds: f
             OPENAI: stack.enter_context(by_form(server.http, limit_s)),
         }
         process = gateway_process()
-        found = measure_ways(ways, clips, at_once, passes, process, say)
-        for way in found:
+        measured_ways = measure_ways(ways, clips, at_once, passes, process, say)
+        for way in measured_ways:
             say(str(way))
         kept = measure_kept(server.http)
         say(str(kept))
-        idle = _told(measure_idle(server, process, connections, seconds), say)
-        asked = measure_floods(server.http, ways[OPENAI], _short(clips), seconds)
-        floods = _told(asked, say)
+        idle = _shown(measure_idle(server, process, connections, seconds), say)
+        floods = _shown(measure_floods(server.http, ways[OPENAI], _short(clips), seconds), say)
         server.require_unbroken()
-    cost = Cost(tuple(found), kept, idle, floods)
+    cost = Cost(tuple(measured_ways), kept, idle, floods)
     return Result(cost, cost.checks)
 
 
-def _told(found: Iterable[T], say: Say) -> tuple[T, ...]:
-    """All of them, each told as it comes."""
+def _shown(figures: Iterable[T], say: Say) -> tuple[T, ...]:
+    """Return all figures, each of them said as it comes."""
     kept = []
-    for one in found:
-        say(str(one))
-        kept.append(one)
+    for figure in figures:
+        say(str(figure))
+        kept.append(figure)
     return tuple(kept)
 
 
@@ -134,12 +132,8 @@ def _short(clips: Sequence[Clip]) -> bytes:
     return min(clips, key=lambda clip: abs(clip.duration_s - SHORT_S)).path.read_bytes()
 
 
-def _wide(live: LiveConfig) -> LiveConfig:
-    return dataclasses.replace(live, max_streams=10_000)
-
-
 def gateway_process() -> psutil.Process:
-    """The gateway that this process has started.
+    """Find the gateway that this process has started.
 
     Raises:
         EarshotError: there is none.
@@ -158,7 +152,7 @@ def measure_ways(
     process: psutil.Process,
     say: Say,
 ) -> list[Way]:
-    """Each way gets all clips, some at a time, as often as there are passes, in turn.
+    """Give each way all clips, some at a time, as often as there are passes, in turn.
 
     Args:
         ways: by their names; the first is what the others are compared with.
@@ -176,19 +170,14 @@ def measure_ways(
     took_s: dict[str, list[float]] = {name: [] for name in ways}
     cpu_s = {name: np.zeros(2) for name in ways}  # of the gateway, and of all
     with ThreadPoolExecutor(at_once) as pool:
-        for number in range(passes + 1):
-            # No way is always the first of a round.
-            names = list(ways)[number % len(ways) :] + list(ways)[: number % len(ways)]
-            for name in names:
-                spent, began_s = _cpu_s(process), time.perf_counter()
-                list(pool.map(ways[name], files))
-                took = time.perf_counter() - began_s
-                if number:
-                    took_s[name].append(took)
-                    cpu_s[name] += _cpu_s(process) - spent
-                say(
-                    f"{'pass' if number else 'warm-up'} {number}: {name}: {audio_s / took:.1f} RTFx"
-                )
+        for number, name in _in_turn(list(ways), passes):
+            spent, began_s = _cpu_s(process), time.perf_counter()
+            list(pool.map(ways[name], files))
+            took = time.perf_counter() - began_s
+            if number:
+                took_s[name].append(took)
+                cpu_s[name] += _cpu_s(process) - spent
+            say(f"{'pass' if number else 'warm-up'} {number}: {name}: {audio_s / took:.1f} RTFx")
     straight = took_s[next(iter(ways))]
     return [
         Way(
@@ -203,8 +192,16 @@ def measure_ways(
     ]
 
 
+def _in_turn(names: Sequence[str], passes: int) -> Iterator[tuple[int, str]]:
+    """Yield the number and the way of each pass; no way is always the first of a round."""
+    for number in range(passes + 1):
+        first = number % len(names)
+        for name in (*names[first:], *names[:first]):
+            yield number, name
+
+
 def interval_of(straight_s: Sequence[float], took_s: Sequence[float]) -> tuple[float, float]:
-    """Within which a way's share lies, 95 %; its passes are paired by their rounds."""
+    """Bootstrap the interval of a way's share, 95 %; its passes are paired by their rounds."""
     both = np.array([straight_s, took_s])
     draws = np.random.default_rng(0).integers(both.shape[1], size=(DRAWS, both.shape[1]))
     sums = both[:, draws].sum(axis=2)
@@ -213,5 +210,5 @@ def interval_of(straight_s: Sequence[float], took_s: Sequence[float]) -> tuple[f
 
 
 def _cpu_s(gateway: psutil.Process) -> npt.NDArray[np.float64]:
-    """Processor time so far of the gateway, and of all processes below this one."""
+    """Return processor time so far of the gateway, and of all processes below this one."""
     return np.array([cpu_s(gateway), sum(map(cpu_s, descendants(os.getpid())))])

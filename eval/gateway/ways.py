@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import grpc
 from tritonclient.grpc import service_pb2
 
+from eval.server import post
 from serve.contract.errors import EarshotError, UnavailableError
 from serve.contract.messages import Request
 from serve.gateway.envelope import with_model
@@ -23,20 +24,16 @@ Ask = Callable[[bytes], str]
 """Gives the text of a file's bytes."""
 
 
-def by_grpc(address: str, timeout_s: float) -> contextlib.AbstractContextManager[Ask]:
-    """Through the gateway's gRPC at this address."""
-
-    @contextlib.contextmanager
-    def opened() -> Iterator[Ask]:
-        with Client(address, timeout_s) as client:
-            yield lambda audio: client.transcribe(audio).text
-
-    return opened()
+@contextlib.contextmanager
+def by_grpc(address: str, timeout_s: float) -> Iterator[Ask]:
+    """Go through the gateway's gRPC at this address."""
+    with Client(address, timeout_s) as client:
+        yield lambda audio: client.transcribe(audio).text
 
 
 @contextlib.contextmanager
 def straight(target: str, timeout_s: float) -> Iterator[Ask]:
-    """Straight to the Triton that a gRPC channel to `target` reaches."""
+    """Go straight to the Triton that a gRPC channel to `target` reaches."""
     with grpc.insecure_channel(target) as channel:
         # Its model answers by streams alone; one of a message each way is the same on the wire.
         infer = channel.unary_unary(f"{SERVICE}ModelStreamInfer")
@@ -44,10 +41,10 @@ def straight(target: str, timeout_s: float) -> Iterator[Ask]:
         def ask(audio: bytes) -> str:
             message = b"".join(with_model(request_parts(Request(audio=b""), audio), MODEL))
             try:
-                said = infer(message, timeout=timeout_s)
+                content = infer(message, timeout=timeout_s)
             except grpc.RpcError as error:
                 raise UnavailableError(f"Triton at {target}: {error}") from error
-            answer = service_pb2.ModelStreamInferResponse.FromString(said)
+            answer = service_pb2.ModelStreamInferResponse.FromString(content)
             if answer.error_message:
                 raise error_from_text(answer.error_message, "")
             return transcript(answer.infer_response).text
@@ -56,7 +53,7 @@ def straight(target: str, timeout_s: float) -> Iterator[Ask]:
 
 
 def form(audio: bytes, **fields: str) -> tuple[bytes, dict[str, str]]:
-    """A form with a file, and the header that says how to read it."""
+    """Make a form with a file, and the header that says how to read it."""
     boundary = uuid.uuid4().hex
     parts = [
         f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
@@ -69,20 +66,18 @@ def form(audio: bytes, **fields: str) -> tuple[bytes, dict[str, str]]:
 
 @contextlib.contextmanager
 def by_form(address: str, timeout_s: float) -> Iterator[Ask]:
-    """Through OpenAI's API at this address, by one connection for each request, as curl does."""
+    """Go through OpenAI's API at this address, by one connection for each request, as curl does."""
 
     def ask(audio: bytes) -> str:
         body, kind = form(audio)
-        connection = http.client.HTTPConnection(address, timeout=timeout_s)
-        with contextlib.closing(connection):
-            try:
-                connection.request("POST", "/v1/audio/transcriptions", body, kind)
-                answer = connection.getresponse()
-                said = json.loads(answer.read())
-            except (OSError, http.client.HTTPException) as error:
-                raise UnavailableError(f"the gateway at {address}: {error}") from error
+        try:
+            answer, text = post(address, "/v1/audio/transcriptions", body, kind, timeout_s)
+        except (OSError, http.client.HTTPException) as error:
+            raise UnavailableError(f"the gateway at {address}: {error}") from error
+        content = json.loads(text)
         if answer.status != 200:
-            raise EarshotError(f"the gateway answered {answer.status}: {said['error']['message']}")
-        return str(said["text"])
+            reason = content["error"]["message"]
+            raise EarshotError(f"the gateway answered {answer.status}: {reason}")
+        return str(content["text"])
 
     yield ask

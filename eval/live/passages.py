@@ -1,4 +1,4 @@
-"""What streams play: of people each speaker's clips joined, of the config's clips what has text."""
+"""The passages that streams play: of people each speaker's clips joined, else clips with text."""
 
 import itertools
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from serve.speech.meter import Limits
 
 
 def passages(config: Config, join_s: float) -> list[Clip]:
-    """Passages of the clips of `eval.manifest` and `eval.half`, of their groups in turn.
+    """Make passages of the clips of `eval.manifest` and `eval.half`, of their groups in turn.
 
     The clips of each speaker are joined. Where that or the place itself makes passages the other
     clips are left out, else they are taken as they are.
@@ -26,9 +26,9 @@ def passages(config: Config, join_s: float) -> list[Clip]:
         EarshotError: a clip cannot be read.
     """
     speech = config.eval.manifest
-    found = find_clips(speech, half=config.eval.half).clips
-    groups = {clip.group for clip in found} & set(config.eval.gate_groups)
-    clips = [clip for clip in found if clip.text and (not groups or clip.group in groups)]
+    drawn = find_clips(speech, half=config.eval.half).clips
+    groups = {clip.group for clip in drawn} & set(config.eval.gate_groups)
+    clips = [clip for clip in drawn if clip.text and (not groups or clip.group in groups)]
     if not clips:
         raise ConfigError(f"{speech} has no clip with text; expected some")
     alone = [clip for clip in clips if not clip.speaker]

@@ -13,13 +13,12 @@ import numpy as np
 
 from build.clips import Clip
 from eval.accuracy.normalize import DEFAULT, RAW, Normalize, normalizer
-from eval.accuracy.score import char_counts
+from eval.accuracy.score import Counts, char_counts
 from eval.config import HELD_S, Config
 from eval.live.passages import passages
 from eval.live.systems import System, open_system
 from eval.live.words import Spoken, final_words, latencies
 from eval.measurement import Check, Result, Run, Say
-from serve.cli.live_client import Heard
 from serve.contract.errors import EarshotError
 from serve.contract.messages import Request, Transcript
 from serve.speech.audio import decode
@@ -33,7 +32,7 @@ _TORN = re.compile(r"[.?!…] (\w)")  # the end of a sentence, and what follows
 
 @dataclasses.dataclass(frozen=True)
 class Offline:
-    """What a system says of a whole recording."""
+    """The texts that a system makes of a whole recording."""
 
     words: tuple[Spoken, ...]  # of `text`
     text: str  # as any request
@@ -43,7 +42,7 @@ class Offline:
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """What came of so many streams at a time."""
+    """Figures of so many streams at a time."""
 
     streams: int
     audio_s: float
@@ -65,7 +64,7 @@ class Level:
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """What must hold."""
+        """Check what must hold."""
         late = f"95 of 100 words are final within {HELD_S:g} s"
         worse = f"CER at most {MOST_WORSE:g} points above that of whole recordings"
         points = self.cer - self.whole_cer
@@ -77,10 +76,14 @@ class Level:
         )
 
     def __str__(self) -> str:
-        """A line of the table."""
+        """Write a line of the table."""
         shares = (
-            *(self.cer, self.whole_cer, self.alike_cer, self.short_cer),
-            *(self.from_whole, self.from_written),
+            self.cer,
+            self.whole_cer,
+            self.alike_cer,
+            self.short_cer,
+            self.from_whole,
+            self.from_written,
         )
         return (
             f"{self.streams:7} {self.p50_s:7.2f} {self.p95_s:7.2f} {self.p99_s:7.2f} "
@@ -128,11 +131,11 @@ def live(
 
 def _offline(system: System, clip: Clip, config: Config) -> Offline:
     audio, live = clip.path.read_bytes(), config.live
-    asked = Request(audio, language=clip.language)
-    alike = dataclasses.replace(asked, beam_size=live.beam_size or None)
+    request = Request(audio, language=clip.language)
+    alike = dataclasses.replace(request, beam_size=live.beam_size or None)
     short = dataclasses.replace(alike, short_encoder=live.short_encoder)
-    text = system.whole(dataclasses.replace(asked, word_timestamps=True))
-    texts = (system.whole(one).text for one in (alike, short))
+    text = system.whole(dataclasses.replace(request, word_timestamps=True))
+    texts = (system.whole(variant).text for variant in (alike, short))
     return Offline(tuple(_spoken(text)), text.text, *texts)
 
 
@@ -180,14 +183,14 @@ class _Measure:
         self.system.run(self._streams())
         changed = self.system.changed() - changed
         played = self.played
-        times = [latency for one in played for latency in one.latency_s]
+        times = [latency for playback in played for latency in playback.latency_s]
         if not times:
             raise EarshotError("no word became final that is in the whole clips; expected most")
-        words = sum(one.words for one in played)
+        words = sum(playback.words for playback in played)
         p50_s, p95_s, p99_s = map(float, np.percentile(times, (50, 95, 99)))
         return Level(
             streams=len(self.shares),
-            audio_s=sum(one.clip.duration_s for one in played),
+            audio_s=sum(playback.clip.duration_s for playback in played),
             words=words,
             matched=len(times),
             p50_s=p50_s,
@@ -196,13 +199,13 @@ class _Measure:
             changed_per_word=changed / max(1, words),
             cer=self._cer(_said, _text),
             whole_cer=self._cer(_said, self._whole),
-            alike_cer=self._cer(_said, lambda one: self.offline[one.clip.file].alike),
-            short_cer=self._cer(_said, lambda one: self.offline[one.clip.file].short),
+            alike_cer=self._cer(_said, lambda playback: self.offline[playback.clip.file].alike),
+            short_cer=self._cer(_said, lambda playback: self.offline[playback.clip.file].short),
             from_whole=self._cer(self._whole, _text),
             from_written=self._cer(self._whole, _text, normalizer(RAW)),
-            torn=sum(_torn(one.text) for one in played),
-            whole_torn=sum(_torn(self._whole(one)) for one in played),
-            failed=sum(one.failed for one in played),
+            torn=sum(_torn(playback.text) for playback in played),
+            whole_torn=sum(_torn(self._whole(playback)) for playback in played),
+            failed=sum(playback.failed for playback in played),
         )
 
     async def _streams(self) -> None:
@@ -222,44 +225,43 @@ class _Measure:
         wanted = {} if clip.language is None else {"language": clip.language}
         deltas: dict[str, list[tuple[float, str]]] = {}
         transcripts, failed = list[str](), 0
-        async for heard in self.system.play(list(blocks), wanted):
-            kind = heard.event["type"].rpartition(".")[2]
+        async for news in self.system.play(list(blocks), wanted):
+            kind = news.event["type"].rpartition(".")[2]
             if kind == "delta":
-                deltas.setdefault(heard.event["item_id"], []).append(_timed(heard))
+                delta = news.at_s, news.event["delta"]
+                deltas.setdefault(news.event["item_id"], []).append(delta)
             elif kind == "completed":
-                transcripts.append(heard.event["transcript"])
+                transcripts.append(news.event["transcript"])
             failed += kind == "failed"
         words = [word for utterance in deltas.values() for word in final_words(utterance)]
         known = self.offline[clip.file].words
         times = latencies(words, known, _NORMALIZE, clip.language)
         return _Played(clip, " ".join(transcripts), times, len(words), failed)
 
-    def _whole(self, one: _Played) -> str:
-        return self.offline[one.clip.file].text
+    def _whole(self, played: _Played) -> str:
+        return self.offline[played.clip.file].text
 
     def _cer(
         self,
-        right: Callable[[_Played], str],
-        heard: Callable[[_Played], str],
-        normalize: Normalize | None = None,
+        reference: Callable[[_Played], str],
+        hypothesis: Callable[[_Played], str],
+        normalize: Normalize = _NORMALIZE,
     ) -> float:
-        """% of the characters."""
-        errors = length = 0
-        for one in self.played:
-            texts = (text(one) for text in (right, heard))
-            counts = char_counts(
-                *((normalize or _NORMALIZE)(text, one.clip.language) for text in texts)
-            )
-            errors, length = errors + counts.errors, length + counts.length
-        return 100 * errors / length
+        """Return the errors in % of the characters."""
+        total = Counts()
+        for played in self.played:
+            language = played.clip.language
+            right, answered = reference(played), hypothesis(played)
+            total += char_counts(normalize(right, language), normalize(answered, language))
+        return 100 * total.errors / total.length
 
 
-def _said(one: _Played) -> str:
-    return one.clip.text
+def _said(played: _Played) -> str:
+    return played.clip.text
 
 
-def _text(one: _Played) -> str:
-    return one.text
+def _text(played: _Played) -> str:
+    return played.text
 
 
 def _torn(text: str) -> int:
@@ -267,9 +269,5 @@ def _torn(text: str) -> int:
 
 
 def _share(clips: Sequence[Clip], index: int, each: int) -> list[Clip]:
-    """The clips of a stream: streams next to each other play different ones."""
+    """Choose the clips of a stream: streams next to each other play different ones."""
     return [clips[(index * 5 + i) % len(clips)] for i in range(each)]
-
-
-def _timed(heard: Heard) -> tuple[float, str]:
-    return heard.at_s, heard.event["delta"]

@@ -1,9 +1,8 @@
-"""What live text is measured on: a real server, or its sessions alone under a clock that jumps."""
+"""Systems that make live text: a real server, or its sessions alone under a clock that jumps."""
 
 import asyncio
 import contextlib
 import dataclasses
-import re
 import selectors
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
@@ -11,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from prometheus_client import CollectorRegistry
 
 from eval.config import Config
-from eval.server import metrics_page
+from eval.server import metrics_page, total
 from serve.cli.live_client import Heard, converse, transcribe_live
 from serve.contract.codec import to_json
 from serve.contract.config import LiveConfig
@@ -36,7 +35,7 @@ class System(Protocol):
     """Makes text of whole recordings and of streams."""
 
     def whole(self, request: Request) -> Transcript:
-        """The text of a recording."""
+        """Transcribe a recording."""
 
     def play(
         self, blocks: Iterable[Samples], transcription: dict[str, Any]
@@ -47,7 +46,7 @@ class System(Protocol):
         """Do something in which streams are played."""
 
     def changed(self) -> float:
-        """Words of hypotheses so far that did not stay."""
+        """Count the words of hypotheses so far that did not stay."""
 
     def require_unbroken(self) -> None:
         """Raise an EarshotError if something has gone wrong in it."""
@@ -55,7 +54,7 @@ class System(Protocol):
 
 @contextlib.contextmanager
 def open_system(config: Config, decode_s: float) -> Iterator[System]:
-    """A system for the length of a `with` block.
+    """Open a system for the length of a `with` block.
 
     Args:
         config: the product.
@@ -94,9 +93,7 @@ class _Real:
         return asyncio.run(work)
 
     def changed(self) -> float:
-        page = metrics_page(self.server.metrics)
-        counted = re.findall(rf"^{_CHANGED}(?:{{.*}})? (\S+)", page, re.MULTILINE)
-        return sum(map(float, counted))
+        return total(metrics_page(self.server.metrics), _CHANGED)
 
     def require_unbroken(self) -> None:
         self.server.require_unbroken()
@@ -124,38 +121,38 @@ class Simulated:
         self._streams = 0  # that are played
 
     def whole(self, request: Request) -> Transcript:
-        """See `System`, as of the others."""
+        """Do as `System` says, as do the others."""
         return self._transcriber.transcribe(request)
 
     async def play(
         self, blocks: Iterable[Samples], transcription: dict[str, Any]
     ) -> AsyncIterator[Heard]:
-        """See `System`."""
+        """Do as `System` says."""
         wire = _Wire(self)
         work = asyncio.create_task(wire.work())
         self._streams += 1
         try:
-            async for heard in converse(wire, blocks, transcription, pace=1.0, wait_s=_WAIT_S):
-                yield heard
+            async for news in converse(wire, blocks, transcription, pace=1.0, wait_s=_WAIT_S):
+                yield news
         finally:
             self._streams -= 1
             work.cancel()
             await asyncio.wait((work,))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """See `System`."""
+        """Do as `System` says."""
         with asyncio.Runner(loop_factory=JumpingLoop) as runner:
             return runner.run(work)
 
     def changed(self) -> float:
-        """See `System`."""
+        """Do as `System` says."""
         return self._registry.get_sample_value(_CHANGED) or 0.0
 
     def require_unbroken(self) -> None:
-        """See `System`."""
+        """Do as `System` says."""
 
     def session(self, send: "asyncio.Queue[Event | Exception]") -> Session:
-        """A new one, whose events go into a queue."""
+        """Make a session whose events go into a queue."""
 
         async def transcribe(_model: str | None, window: Window) -> Transcript:
             async with self._decoder:
@@ -207,7 +204,7 @@ class JumpingLoop(asyncio.SelectorEventLoop):
         super().__init__(self._jumps)
 
     def time(self) -> float:
-        """Seconds."""
+        """Return the seconds."""
         return self._jumps.waited_s
 
 

@@ -24,7 +24,7 @@ class Spoken:
 
 
 def final_words(deltas: Iterable[tuple[float, str]]) -> list[Final]:
-    """The words of one utterance.
+    """Return the words of one utterance.
 
     A word counts as there with the last of its letters; a mark may follow it later.
 
@@ -47,7 +47,7 @@ def final_words(deltas: Iterable[tuple[float, str]]) -> list[Final]:
 def latencies(
     final: Sequence[Final], spoken: Sequence[Spoken], normalize: Normalize, language: str | None
 ) -> list[float]:
-    """Seconds from the end of each word in the audio to its final text.
+    """Measure the seconds from the end of each word in the audio to its final text.
 
     Words that were heard otherwise than they are known to have been said tell nothing.
     """

@@ -25,7 +25,7 @@ TOUCH_S = 0.3  # by which a text has to overlap with a sentence, not to stand wh
 
 @dataclasses.dataclass(frozen=True)
 class HeardSentence:
-    """What became of a sentence."""
+    """The outcome of a sentence."""
 
     sentence: Stretch
     words: Counts
@@ -35,7 +35,7 @@ class HeardSentence:
 
 @dataclasses.dataclass(frozen=True)
 class HeardRecording:
-    """What became of a recording."""
+    """The outcome of a recording."""
 
     sentences: tuple[HeardSentence, ...]
     lost_in_stretches: int  # words, of those lost: `RUN` and more in a row
@@ -55,9 +55,9 @@ def hear(
         segments: of the system, in order.
         normalize: what texts are compared under.
     """
-    said = [normalize(one.text, one.language).split() for one in recording.sentences]
-    heard = [word for one in segments for word in normalize(one.text, None).split()]
-    alignment = _align([word for words in said for word in words], heard)
+    spoken = [normalize(stretch.text, stretch.language).split() for stretch in recording.sentences]
+    answered = [word for segment in segments for word in normalize(segment.text, None).split()]
+    alignment = _align([word for words in spoken for word in words], answered)
     regions = cut_regions(segments)
     stretches = [
         (part, part.hyp_end_idx - part.hyp_start_idx)
@@ -65,7 +65,7 @@ def hear(
         if part.type == "insert" and part.hyp_end_idx - part.hyp_start_idx >= RUN
     ]
     repeated = sum(
-        length for part, length in stretches if _repeats(heard, part.hyp_start_idx, length)
+        length for part, length in stretches if _repeats(answered, part.hyp_start_idx, length)
     )
     return HeardRecording(
         sentences=tuple(
@@ -76,7 +76,7 @@ def hear(
                 at_cut=_near(sentence, regions or ()),
             )
             for sentence, said_words, (words, heard_words) in zip(
-                recording.sentences, said, _by_sentence(said, heard, alignment), strict=True
+                recording.sentences, spoken, _by_sentence(spoken, answered, alignment), strict=True
             )
         ),
         lost_in_stretches=sum(
@@ -91,60 +91,62 @@ def hear(
     )
 
 
-def _align(said: Sequence[str], heard: Sequence[str]) -> list[jiwer.AlignmentChunk]:
-    """Parts that are equal, or one kind of edit."""
-    found = jiwer.process_words([" ".join(said)], [" ".join(heard)])
-    return list(found.alignments[0])
+def _align(spoken: Sequence[str], answered: Sequence[str]) -> list[jiwer.AlignmentChunk]:
+    """Align two texts: parts that are equal, or one kind of edit."""
+    out = jiwer.process_words([" ".join(spoken)], [" ".join(answered)])
+    return list(out.alignments[0])
 
 
 def _by_sentence(
-    said: Sequence[Sequence[str]],
-    heard: Sequence[str],
+    spoken: Sequence[Sequence[str]],
+    answered: Sequence[str],
     alignment: Sequence[jiwer.AlignmentChunk],
 ) -> list[tuple[Counts, list[str]]]:
-    """The word edits of each sentence, and the words that were heard of it."""
-    owner = [number for number, words in enumerate(said) for _ in words]
-    hits, substituted, lost, added = ([0] * len(said) for _ in range(4))
-    words: list[list[str]] = [[] for _ in said]
+    """Return the word edits of each sentence, and the words that were heard of it."""
+    owner = [number for number, words in enumerate(spoken) for _ in words]
+    hits, substituted, lost, added = ([0] * len(spoken) for _ in range(4))
+    words: list[list[str]] = [[] for _ in spoken]
     for part in alignment:
         for at in range(part.ref_start_idx, part.ref_end_idx):
             if part.type == "delete":
                 lost[owner[at]] += 1
                 continue
             (hits if part.type == "equal" else substituted)[owner[at]] += 1
-            words[owner[at]].append(heard[part.hyp_start_idx + at - part.ref_start_idx])
+            words[owner[at]].append(answered[part.hyp_start_idx + at - part.ref_start_idx])
         if part.type == "insert":
             number = owner[max(0, part.ref_start_idx - 1)]
             added[number] += part.hyp_end_idx - part.hyp_start_idx
-            words[number] += heard[part.hyp_start_idx : part.hyp_end_idx]
+            words[number] += answered[part.hyp_start_idx : part.hyp_end_idx]
     counts = map(Counts, substituted, lost, added, hits)
     return list(zip(counts, words, strict=True))
 
 
-def _repeats(heard: Sequence[str], start: int, length: int) -> bool:
-    """Whether a stretch of the text stands there once more, not far before or after."""
-    stretch = heard[start : start + length]
+def _repeats(answered: Sequence[str], start: int, length: int) -> bool:
+    """Return whether a stretch of the text stands there once more, not far before or after."""
+    stretch = answered[start : start + length]
     for shift in range(1, _FARTHEST + length):
         for other in (start - shift, start + shift):
             if other < 0:
                 continue
-            same = sum(a == b for a, b in zip(stretch, heard[other : other + length], strict=False))
+            same = sum(
+                a == b for a, b in zip(stretch, answered[other : other + length], strict=False)
+            )
             if same >= _ALIKE * length:
                 return True
     return False
 
 
 def cut_regions(segments: Sequence[TimedText]) -> list[tuple[float, float]] | None:
-    """From when to when a cut may lie: between segments of different windows.
+    """Find from when to when a cut may lie: between segments of different windows.
 
     None where the system does not tell windows apart.
     """
     if any(segment.window is None for segment in segments):
         return None
     return [
-        (min(one.end_s, two.start_s), max(one.end_s, two.start_s))
-        for one, two in itertools.pairwise(segments)
-        if one.window != two.window
+        (min(before.end_s, after.start_s), max(before.end_s, after.start_s))
+        for before, after in itertools.pairwise(segments)
+        if before.window != after.window
     ]
 
 
@@ -158,8 +160,8 @@ def _near(sentence: Stretch, regions: Sequence[tuple[float, float]]) -> bool:
 def _unspoken(
     recording: Recording, segments: Sequence[TimedText], normalize: Normalize
 ) -> dict[What, int]:
-    """Characters of segments that touch no sentence, by what there is in their middle."""
-    found = dict.fromkeys(UNSPOKEN, 0)
+    """Count characters of segments that touch no sentence, by what there is in their middle."""
+    characters = dict.fromkeys(UNSPOKEN, 0)
     for segment in segments:
         touched = any(
             min(segment.end_s, sentence.end_s) - max(segment.start_s, sentence.start_s) > TOUCH_S
@@ -167,11 +169,13 @@ def _unspoken(
         )
         if not touched:
             what = _what(recording, (segment.start_s + segment.end_s) / 2)
-            found[what] += len(normalize(segment.text, None))
-    return found
+            characters[what] += len(normalize(segment.text, None))
+    return characters
 
 
 def _what(recording: Recording, at_s: float) -> What:
-    """What there is beside speech at a time, or next to it."""
-    stretches = [one for one in recording.stretches if one.what != "speech"]
-    return min(stretches, key=lambda one: max(one.start_s - at_s, at_s - one.end_s)).what
+    """Find what there is beside speech at a time, or next to it."""
+    stretches = [stretch for stretch in recording.stretches if stretch.what != "speech"]
+    return min(
+        stretches, key=lambda stretch: max(stretch.start_s - at_s, at_s - stretch.end_s)
+    ).what

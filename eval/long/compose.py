@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from eval.files import write_text
+from eval.files import write_jsonl
 from eval.long import script, sound, truth
 from eval.long.plan import Planned
 from eval.long.script import SNR_DB, Deck, Event, Sentence, write_script
-from eval.long.truth import Recording, Stretch, read_manifest, recording, to_manifest
+from eval.long.truth import Recording, Stretch, read_manifest, recording
 from eval.measurement import Say
 from serve.contract.codec import from_json
 from serve.contract.errors import ConfigError
@@ -78,7 +78,7 @@ def compose(
 
 
 def _key(planned: Sequence[Planned], seed: int, sentences: Sequence[Sentence]) -> str:
-    """Of everything that recordings depend on; a clip does not change without its manifest."""
+    """Hash everything that recordings depend on; a clip does not change without its manifest."""
     digest = hashlib.sha256(repr((list(planned), seed, list(sentences))).encode())
     for module in (inspect.getmodule(_key), script, sound, truth):
         assert module is not None
@@ -106,7 +106,7 @@ class _Line:
 
 
 def read_sentences(manifest: str | Path, half: str = "") -> Iterator[Sentence]:
-    """The sentences of a manifest's clips: each a clip of its own, or a segment of a clip.
+    """Yield the sentences of a manifest's clips: each a clip of its own, or a segment of a clip.
 
     Args:
         manifest: its path.
@@ -138,18 +138,18 @@ def _make(
     folder: Path,
     tell: Say,
 ) -> None:
-    passages = [one for one in sentences if one.end_s - one.start_s > WINDOW_S]
+    passages = [each for each in sentences if each.end_s - each.start_s > WINDOW_S]
     decks = {code: Deck(some) for code, some in _by_language(sentences, passages).items()}
     library = _Library()
     recordings = []
-    for number, one in enumerate(planned):
+    for number, plan in enumerate(planned):
         own_seed = seed * 1000 + number
-        for code in one.languages:
+        for code in plan.languages:
             if code not in decks:
                 raise ConfigError(f"no speech in {code}; expected one of {', '.join(decks)}")
-        events = write_script(one.kind, one.languages, decks, 60.0 * one.minutes, own_seed)
-        file = f"{number:02}-{one.kind}-{'-'.join(one.languages)}.flac"
-        made = recording(file, one.kind, own_seed, [event.stretch for event in events])
+        events = write_script(plan.kind, plan.languages, decks, 60.0 * plan.minutes, own_seed)
+        file = f"{number:02}-{plan.kind}-{'-'.join(plan.languages)}.flac"
+        made = recording(file, plan.kind, own_seed, [event.stretch for event in events])
         tell(f"composing {file}: {made.duration / 60:.1f} minutes, {len(made.sentences)} sentences")
         samples = render(events, library.samples, np.random.default_rng((own_seed, 1)))
         soundfile.write(folder / file, samples, SAMPLE_RATE, subtype="PCM_16")
@@ -159,21 +159,25 @@ def _make(
         soundfile.write(folder / file, library.samples(passage), SAMPLE_RATE, subtype="PCM_16")
         whole = Stretch("speech", 0.0, passage.end_s, passage.text, passage.language)
         recordings.append(recording(file, "passage", seed, [whole]))
-    write_text(folder / MANIFEST, to_manifest(recordings))
+    write_jsonl(folder / MANIFEST, recordings)
 
 
 def _by_language(
     sentences: Sequence[Sentence], passages: Sequence[Sentence]
 ) -> dict[str, list[Sentence]]:
-    """What can be said in each language: where speakers are known, by whoever said the most."""
-    speakers = collections.Counter((one.language, one.speaker) for one in sentences)
-    found: dict[str, list[Sentence]] = {}
+    """Choose what is said in each language: where speakers are known, by whoever said the most."""
+    speakers = collections.Counter((sentence.language, sentence.speaker) for sentence in sentences)
+    by_language: dict[str, list[Sentence]] = {}
     by_most = [who for who, _ in speakers.most_common()]
     for code, speaker in sorted(by_most, key=lambda who: not who[1]):  # the unknown last
-        said = [o for o in sentences if (o.language, o.speaker) == (code, speaker)]
-        if short := [one for one in said if one not in passages]:
-            found.setdefault(code, short)
-    return found
+        of_speaker = [
+            sentence
+            for sentence in sentences
+            if (sentence.language, sentence.speaker) == (code, speaker)
+        ]
+        if short := [sentence for sentence in of_speaker if sentence not in passages]:
+            by_language.setdefault(code, short)
+    return by_language
 
 
 class _Library:
@@ -183,7 +187,7 @@ class _Library:
         self._files: dict[str, Samples] = {}
 
     def samples(self, sentence: Sentence) -> Samples:
-        """What is heard of it, with soft ends."""
+        """Return its sound, with soft ends."""
         if sentence.file not in self._files:
             blocks = audio.decode(read_bytes(Path(sentence.file)), _LIMITS)
             self._files[sentence.file] = np.concatenate(list(blocks))
@@ -197,7 +201,7 @@ def render(
     spoken: Callable[[Sentence], Samples],
     rng: np.random.Generator,
 ) -> Samples:
-    """The sound of a script.
+    """Make the sound of a script.
 
     Args:
         events: of the script.
@@ -223,13 +227,13 @@ def render(
 
 
 def _noise(count: int, snr_db: float, rng: np.random.Generator) -> Samples:
-    """Noise that is so much less than speech usually is."""
+    """Make noise that is so much less than speech usually is."""
     usual_db = sum(_SPEECH_DB) / 2.0
     return sound.faded(sound.noise(count, float(rng.uniform(0.0, 2.0)), usual_db - snr_db, rng))
 
 
 def _under_noise(events: Sequence[Event]) -> Iterator[tuple[float, float, float]]:
-    """From when to when noise goes on beneath speech, and how much less it is."""
+    """Yield from when to when noise goes on beneath speech, and how much less it is."""
     start_s, before = 0.0, None
     for event in events:
         snr_db = event.stretch.snr_db

@@ -40,7 +40,7 @@ def long_gates(scores: Sequence[LongScore], max_cer_gap: float) -> list[Check]:
 
 
 def best(scores: Sequence[LongScore]) -> LongScore | None:
-    """The most accurate."""
+    """Return the most accurate."""
     return min(scores, key=lambda score: score.overall.cer.counts.errors, default=None)
 
 
@@ -57,13 +57,15 @@ def _cut_gate(name: str, ours: LongScore | None, theirs: LongScore | None) -> Ch
     if ours is None or theirs is None:
         return Check(title, None, _missing(name, ours))
     pairs = [
-        (_lost_or_added(one), _lost_or_added(other))
-        for (at_cut, one), (_, other) in zip(ours.sentences, theirs.sentences, strict=True)
+        (_lost_or_added(counts), _lost_or_added(their_counts))
+        for (at_cut, counts), (_, their_counts) in zip(
+            ours.sentences, theirs.sentences, strict=True
+        )
         if at_cut
     ]
     if not pairs:
         return Check(title, None, "it cut nowhere")
-    mine, others = [one for one, _ in pairs], [other for _, other in pairs]
+    mine, others = [mine for mine, _ in pairs], [other for _, other in pairs]
     return _judged(title, mine, others, theirs.name, MAX_LOST_GAP, "sentences")
 
 
@@ -77,13 +79,13 @@ def _judged(
 ) -> Check:
     """Judge the gap of two that heard the same parts; `name` is of the other."""
     gap = gap_interval(ours, theirs)
-    one, other = (_percent(sum(found, Counts())) for found in (ours, theirs))
-    detail = gap_text(one, other, name, gap)
+    mine, other = (_percent(sum(counts, Counts())) for counts in (ours, theirs))
+    detail = gap_text(mine, other, name, gap)
     return decided(title, detail, gap, limit, f"{len(ours)} {parts}")
 
 
 def coverage_gates(ours: LongScore | None, theirs: Sequence[LongScore]) -> list[Check]:
-    """Of speech that people read: what is lost or comes twice, beside each kind's best of theirs.
+    """Judge, of speech that people read, what is lost or comes twice, beside the best of theirs.
 
     A stretch that is lost is lost on every run, so these are counts without an interval.
     """
@@ -94,7 +96,7 @@ def coverage_gates(ours: LongScore | None, theirs: Sequence[LongScore]) -> list[
             continue
         mine = uncovered(ours.by_kind[kind])
         others = {score.name: uncovered(score.by_kind[kind]) for score in theirs}
-        name = min(others, key=lambda one: others[one], default=None)
+        name = min(others, key=lambda system: others[system], default=None)
         limit = MAX_UNCOVERED if name is None else min(MAX_UNCOVERED, others[name])
         detail = f"{mine:.2f} %; faster-whisper's best: " + (
             "not run" if name is None else f"{others[name]:.2f} % ({name})"
@@ -108,7 +110,7 @@ def coverage_gates(ours: LongScore | None, theirs: Sequence[LongScore]) -> list[
 
 
 def uncovered(figures: Figures) -> float:
-    """Per cent of the words that are lost, or said twice, in stretches."""
+    """Return the per cent of words that are lost, or said twice, in stretches."""
     counts = figures.wer.counts
     return 100.0 * (figures.lost_in_stretches + figures.repeated) / counts.length
 
@@ -120,7 +122,7 @@ def _missing(name: str, ours: LongScore | None) -> str:
 
 
 def _lost_or_added(words: Counts) -> Counts:
-    """The same words, where one that was misheard counts as heard."""
+    """Return the same words, where one that was misheard counts as heard."""
     return Counts(0, words.deletions, words.insertions, words.hits + words.substitutions)
 
 

@@ -20,12 +20,11 @@ from eval.accuracy.score import Counts, char_counts, compared_texts
 from eval.accuracy.worker import measure_system
 from eval.config import Config
 from eval.corpora.find import find_clips
-from eval.files import write_text
+from eval.files import write_jsonl, write_text
 from eval.long.plan import HEARING_NOBODY
 from eval.long.systems import open_system, prepare_names
 from eval.long.without_speech import HARD, NOBODY, SPOKEN, Kind, make
 from eval.measurement import Check, Result, Run, table
-from serve.contract.codec import to_json
 from serve.contract.errors import EarshotError
 from serve.speech.features import SAMPLE_RATE
 
@@ -36,7 +35,7 @@ _AS_THEY_ARE = "as they are"
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """What one system said."""
+    """Counts of the clips in which one system wrote text."""
 
     system: str
     clips: dict[str, int]  # by kind
@@ -45,7 +44,7 @@ class Score:
     people: Counts  # and of recordings as they are
 
     def invented(self) -> tuple[int, int]:
-        """Clips with text in which nobody speaks, and all in which nobody does."""
+        """Count clips with text in which nobody speaks, and all in which nobody does."""
         return sum(self.with_text[kind] for kind in NOBODY), sum(self.clips[k] for k in NOBODY)
 
 
@@ -81,7 +80,7 @@ def invented(
 
 
 def _written(speech: Sequence[Clip], seed: int, folder: Path) -> list[Clip]:
-    """The clips of a seed, each a file named after its kind."""
+    """Write the clips of a seed, each to a file named after its kind."""
     clips = []
     for number, made in enumerate(make(speech, seed)):
         file = f"{made.kind}/{number:03}.wav"
@@ -106,8 +105,8 @@ def _heard(name: str, config: Config, clips: list[Clip], folder: Path) -> list[T
     )
     if failed := [call for call in calls if call.error is not None]:
         raise EarshotError(f"{name} failed with {failed[0].file}: {failed[0].error}")
-    lines = (to_json(call) for call in sorted(calls, key=lambda call: call.file))
-    write_text(folder / "predictions" / f"{name}.jsonl", "\n".join(lines) + "\n")
+    by_file = sorted(calls, key=lambda call: call.file)
+    write_jsonl(folder / "predictions" / f"{name}.jsonl", by_file)
     return calls
 
 
@@ -130,18 +129,18 @@ def score(name: str, calls: Sequence[TimedCall]) -> Score:
 
 
 def table_of(scores: Sequence[Score]) -> str:
-    """The figures, as Markdown."""
+    """Tabulate the figures, as Markdown."""
     kinds = (*NOBODY, *HARD)
     header = ["", "invented", *kinds, "around words: lost, added", "people: lost, CER"]
     rows = []
-    for one in scores:
-        text, of = one.invented()
-        spoken, people = one.spoken, one.people
+    for score in scores:
+        text, of = score.invented()
+        spoken, people = score.spoken, score.people
         rows.append(
             [
-                one.system,
+                score.system,
                 f"**{100 * text / max(1, of):.1f} %**",
-                *(f"{one.with_text[kind]} of {one.clips[kind]}" for kind in kinds),
+                *(f"{score.with_text[kind]} of {score.clips[kind]}" for kind in kinds),
                 f"{_share(spoken, spoken.deletions)}, {_share(spoken, spoken.insertions)}",
                 f"{_share(people, people.deletions)}, {_share(people, people.errors)}",
             ]
@@ -154,7 +153,7 @@ def _share(counts: Counts, edits: int) -> str:
 
 
 def check_of(ours: Score) -> Check:
-    """What must hold of our system as it is configured."""
+    """Check what must hold of our system as it is configured."""
     text, of = ours.invented()
     name = f"{ours.system} writes text of at most {MOST_INVENTED:g} % of the clips without speech"
     return Check(name, 100 * text <= MOST_INVENTED * of, f"{text} of {of} clips")

@@ -39,16 +39,15 @@ PEOPLE_PLAN = (
     Planned("languages", ("en", "de"), 7.0),
 )
 """Of people, by name, of whom the most is there in a language; then come their long passages."""
-SEED = 0
 
 
 def minutes_of(rows: Sequence[Planned]) -> float:
-    """How long recordings last together."""
+    """Return how long recordings last together."""
     return sum(planned.minutes for planned in rows)
 
 
 def plan(rows: Sequence[Planned], minutes: float | None = None) -> list[Planned]:
-    """The first rows that together last so long; from the beginning again, if need be.
+    """Return the first rows that together last so long; from the beginning again, if need be.
 
     Args:
         rows: in their order.
@@ -85,7 +84,10 @@ THEIRS_BATCHED: dict[str, dict[str, Any]] = {  # options of a call of BatchedInf
 }
 NAMES = (*OURS, *THEIRS, *THEIRS_BATCHED)
 HEARING_NOBODY = (
-    *("earshot-parallel", "earshot-no-vad", "faster-whisper-default", "faster-whisper-vad"),
+    "earshot-parallel",
+    "earshot-no-vad",
+    "faster-whisper-default",
+    "faster-whisper-vad",
 )
 """Those that short clips without speech are given to; the first is ours as configured."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from eval.accuracy.normalize import DEFAULT, Spelling, descriptions, normalizer
-from eval.accuracy.page.page import PAGE, environment
+from eval.accuracy.page.page import PAGE, render
 from eval.accuracy.page.plots import rates_plot
 from eval.accuracy.report import gates_text, head_of, percent, settings_text
 from eval.accuracy.score import Counts, Rate
@@ -86,15 +86,15 @@ def long(
 def _scored(loaded: Loaded, max_cer_gap: float) -> LongReport:
     normalize = normalizer(DEFAULT)
     scores = tuple(
-        score_long(heard.facts, heard.calls, loaded.recordings, normalize)
-        for heard in loaded.systems
+        score_long(system.facts, system.calls, loaded.recordings, normalize)
+        for system in loaded.systems
     )
     gates = tuple(long_gates(scores, max_cer_gap))
     return LongReport(loaded.run, loaded.recordings, scores, loaded.unfinished, gates)
 
 
 def to_markdown(report: LongReport) -> str:
-    """What report.md holds."""
+    """Return the text of report.md."""
     run = report.run
     parts = [
         f"# Long recordings: {run.config_name}",
@@ -119,10 +119,10 @@ def to_markdown(report: LongReport) -> str:
 
 
 def contents(recordings: Sequence[Recording]) -> str:
-    """What the recordings hold, in a line."""
-    total_s = sum(one.duration for one in recordings)
-    spoken_s = sum(s.end_s - s.start_s for one in recordings for s in one.sentences)
-    words = sum(len(one.text.split()) for one in recordings)
+    """Say what the recordings hold, in a line."""
+    total_s = sum(recording.duration for recording in recordings)
+    spoken_s = sum(s.end_s - s.start_s for recording in recordings for s in recording.sentences)
+    words = sum(len(recording.text.split()) for recording in recordings)
     return (
         f"{len(recordings)} recordings, {total_s / 60:.1f} minutes, of which {spoken_s / 60:.1f} "
         f"are speech ({words:,} words)"
@@ -140,7 +140,7 @@ class Part:
 
 
 def parts_of(report: LongReport) -> list[Part]:
-    """The tables on what was heard."""
+    """Return the tables on what was heard."""
 
     def part(title: str, note: str, columns: dict[str, Callable[[Figures], str]]) -> Part:
         rows = tuple(
@@ -190,7 +190,7 @@ def _share(count: int, of: Counts) -> str:
 
 
 def _by_kind(report: LongReport) -> Part:
-    kinds = list(dict.fromkeys(one.kind for one in report.recordings))
+    kinds = list(dict.fromkeys(recording.kind for recording in report.recordings))
     rows = tuple(
         (score.name, *(percent(score.by_kind[kind].cer) for kind in kinds))
         for score in report.systems
@@ -222,17 +222,17 @@ def _languages(report: LongReport) -> Part:
 
 
 def recordings_table(recordings: Sequence[Recording]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: how long each recording is, and what is in it."""
+    """Return header and rows: how long each recording is, and what is in it."""
     rows = []
-    for one in recordings:
+    for recording in recordings:
         seconds: dict[What, float] = collections.defaultdict(float)
-        for stretch in one.stretches:
+        for stretch in recording.stretches:
             seconds[stretch.what] += stretch.end_s - stretch.start_s
         rows.append(
             [
-                one.file,
-                f"{one.duration / 60:.1f}",
-                str(len(one.sentences)),
+                recording.file,
+                f"{recording.duration / 60:.1f}",
+                str(len(recording.sentences)),
                 *(f"{seconds[what]:.0f}" for what in _SHOWN),
             ]
         )
@@ -240,22 +240,20 @@ def recordings_table(recordings: Sequence[Recording]) -> tuple[list[str], list[l
 
 
 def _page(report: LongReport) -> str:
-    """What report.html holds."""
+    """Return the text of report.html."""
     rates = {
         title: {score.name: [getattr(score.overall, name)] for score in report.systems}
         for title, name in (("CER, %", "cer"), ("WER, %", "wer"))
     }
     header, rows = recordings_table(report.recordings)
-    return (
-        environment(_TEMPLATES)
-        .get_template("long.html")
-        .render(
-            report=report,
-            verdict=verdict(report.gates),
-            contents=contents(report.recordings),
-            accuracy=rates_plot(rates, "accuracy") if report.systems else None,
-            parts=parts_of(report),
-            recordings=Part("Recordings", "", tuple(header), tuple(map(tuple, rows))),
-            rules=RULES,
-        )
+    return render(
+        "long.html",
+        _TEMPLATES,
+        report=report,
+        verdict=verdict(report.gates),
+        contents=contents(report.recordings),
+        accuracy=rates_plot(rates, "accuracy") if report.systems else None,
+        parts=parts_of(report),
+        recordings=Part("Recordings", "", tuple(header), tuple(map(tuple, rows))),
+        rules=RULES,
     )

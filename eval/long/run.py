@@ -19,12 +19,12 @@ from tqdm import tqdm
 from eval.accuracy.data import SystemFacts, TimedCall
 from eval.accuracy.kept import Kept, Keys
 from eval.accuracy.worker import measure_system
-from eval.config import Config
-from eval.files import read_json, write_json, write_text
+from eval.config import Config, changed
+from eval.files import read_json, write_json, write_jsonl
 from eval.long.compose import Composed, compose, read_sentences
 from eval.long.plan import NAMES, PEOPLE_PLAN, PLAN, plan
 from eval.long.systems import open_system, prepare_names
-from eval.long.truth import Recording, read_manifest, to_manifest
+from eval.long.truth import Recording, read_manifest
 from eval.measurement import Run
 from serve.contract.errors import ConfigError
 
@@ -36,7 +36,7 @@ _TIMEOUT_S = 7200.0  # for one recording of 20 minutes, on a machine that has ot
 
 @dataclasses.dataclass(frozen=True)
 class LongRun:
-    """What was run; `run.json` holds exactly these fields."""
+    """The facts of a run; `run.json` holds exactly these fields."""
 
     id: str
     started: str  # UTC, ISO 8601
@@ -85,8 +85,10 @@ def run_long(
     config, folder = of.config, of.folder
     places = config.eval.manifest, config.eval.heldout, config.eval.passages
     speech = [place for place in dict.fromkeys(places) if place]  # one may be another
-    sentences = [one for place in speech for one in read_sentences(place, config.eval.half)]
-    people = any(one.speaker for one in sentences)
+    sentences = [
+        sentence for place in speech for sentence in read_sentences(place, config.eval.half)
+    ]
+    people = any(sentence.speaker for sentence in sentences)
     rows = plan(PEOPLE_PLAN if people else PLAN, minutes)
     composed = compose(rows, seed, sentences, of.say)
     config = _fair(config)
@@ -96,18 +98,15 @@ def run_long(
 
 
 def _fair(config: Config) -> Config:
-    """One recording at a time, the same threads for ours, and time for the longest recording."""
-    heard = dataclasses.replace(config.eval, timed=(), heldout_systems=(), concurrency=1)
-    runtime = dataclasses.replace(config.runtime, threads=config.eval.threads)
-    patient = dataclasses.replace(
-        config.transcriber, request_timeout_s=_TIMEOUT_S, max_decode_s=_TIMEOUT_S
-    )
-    return dataclasses.replace(config, eval=heard, runtime=runtime, transcriber=patient)
+    """Set one recording at a time, the same threads for ours, and time for the longest."""
+    config = changed(config, "eval", timed=(), heldout_systems=(), concurrency=1)
+    config = changed(config, "runtime", threads=config.eval.threads)
+    return changed(config, "transcriber", request_timeout_s=_TIMEOUT_S, max_decode_s=_TIMEOUT_S)
 
 
 def _resumed(config: Config, seed: int, composed: Composed, of: Run) -> LongRun:
-    """The run that the folder holds, if it is the same; else a new one."""
-    found = LongRun(
+    """Return the run that the folder holds, if it is the same; else a new one."""
+    new = LongRun(
         id=uuid.uuid4().hex,
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         config_name=config.name,
@@ -120,15 +119,15 @@ def _resumed(config: Config, seed: int, composed: Composed, of: Run) -> LongRun:
     if path.is_file():
         before = read_json(path, LongRun, "a run")
         for name in ("config_name", "threads", "recordings"):
-            if getattr(before, name) != getattr(found, name):
+            if getattr(before, name) != getattr(new, name):
                 raise ConfigError(
                     f"{of.folder} holds a run with {name} = {getattr(before, name)}, this one has "
-                    f"{getattr(found, name)}; delete it, or choose another place with --output"
+                    f"{getattr(new, name)}; delete it, or choose another place with --output"
                 )
         return before
-    write_text(of.folder / RECORDINGS_FILE, to_manifest(composed.recordings))
-    write_json(path, found)
-    return found
+    write_jsonl(of.folder / RECORDINGS_FILE, composed.recordings)
+    write_json(path, new)
+    return new
 
 
 def _run_system(
@@ -137,7 +136,7 @@ def _run_system(
     """Let one system hear what it has not heard yet, and keep each answer."""
     kept = Kept(folder, name)
     kept.open(again=again)
-    clips = [one.clip(composed.folder) for one in composed.recordings]
+    clips = [recording.clip(composed.folder) for recording in composed.recordings]
     left = kept.left({"timed": clips}, _keys(composed.recordings)).get("timed", [])
     if not left and kept.facts() is None:
         left = clips[-1:]  # it died after its last answer, before its facts were known
@@ -168,8 +167,8 @@ def _run_system(
 
 
 def _keys(recordings: Sequence[Recording]) -> Keys:
-    """None of them changes as long as the run's recordings are the same."""
-    return {"timed": dict.fromkeys((one.file for one in recordings), "")}
+    """Return keys, none of which changes as long as the run's recordings are the same."""
+    return {"timed": dict.fromkeys((recording.file for recording in recordings), "")}
 
 
 def load_long(folder: Path) -> Loaded:
@@ -189,7 +188,9 @@ def load_long(folder: Path) -> Loaded:
         by_file = {call.file: call for call in kept.heard(_keys(recordings))}
         facts = kept.facts()
         if facts is not None and len(by_file) == len(recordings):
-            finished.append(Heard(facts, tuple(by_file[one.file] for one in recordings)))
+            finished.append(
+                Heard(facts, tuple(by_file[recording.file] for recording in recordings))
+            )
         else:
             unfinished.append(name)
     return Loaded(run, recordings, tuple(finished), tuple(unfinished))

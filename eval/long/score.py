@@ -1,4 +1,4 @@
-"""What systems heard of long recordings -> figures. Pure.
+"""Answers of systems to long recordings -> figures. Pure.
 
 Rates are edits over the length of all references, as in `eval.accuracy.score`. Intervals are
 bootstraps over minutes of recordings, since mistakes come in stretches; the draws of two systems
@@ -19,7 +19,7 @@ BLOCK_S = 60.0
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """What a system heard of some recordings; counts are words unless they say otherwise."""
+    """Figures of a system on some recordings; counts are words unless they say otherwise."""
 
     cer: Rate
     wer: Rate  # its counts tell what was lost and what was added
@@ -49,7 +49,7 @@ class LongScore:
 
     @property
     def name(self) -> str:
-        """The system's."""
+        """Return the system's name."""
         return self.facts.name
 
 
@@ -68,20 +68,20 @@ def score_long(
         normalize: what texts are compared under.
     """
     all_heard = [
-        hear(one, call.prediction.segments if call.prediction else (), normalize)
-        for one, call in zip(recordings, calls, strict=True)
+        hear(recording, call.prediction.segments if call.prediction else (), normalize)
+        for recording, call in zip(recordings, calls, strict=True)
     ]
     triples = list(zip(recordings, calls, all_heard, strict=True))
-    kinds = dict.fromkeys(one.kind for one in recordings)
+    kinds = dict.fromkeys(recording.kind for recording in recordings)
     return LongScore(
         facts=facts,
         overall=_figures(triples),
         by_kind={kind: _figures([t for t in triples if t[0].kind == kind]) for kind in kinds},
         blocks=tuple(_blocks(triples, lambda sentence: sentence.characters)),
-        sentences=tuple((s.at_cut, s.words) for heard in all_heard for s in heard.sentences),
+        sentences=tuple((s.at_cut, s.words) for result in all_heard for s in result.sentences),
         languages=tuple(
-            (one.language, call.prediction.language if call.prediction else None)
-            for one, call, _ in triples
+            (recording.language, call.prediction.language if call.prediction else None)
+            for recording, call, _ in triples
         ),
         errors=tuple(f"{call.file}: {call.error}" for call in calls if call.error is not None),
     )
@@ -91,17 +91,19 @@ _Triple = tuple[Recording, TimedCall, HeardRecording]
 
 
 def _figures(triples: Sequence[_Triple]) -> Figures:
-    found = [heard for _, _, heard in triples]
-    sentences = [(one.language, s) for one, _, heard in triples for s in heard.sentences]
-    cuts = [heard.cuts for heard in found if heard.cuts is not None]
+    results = [result for _, _, result in triples]
+    sentences = [
+        (recording.language, s) for recording, _, result in triples for s in result.sentences
+    ]
+    cuts = [result.cuts for result in results if result.cuts is not None]
     return Figures(
         cer=rate(_blocks(triples, lambda sentence: sentence.characters)),
         wer=rate(_blocks(triples, lambda sentence: sentence.words)),
-        lost_in_stretches=sum(heard.lost_in_stretches for heard in found),
-        repeated=sum(heard.repeated for heard in found),
-        made_up=sum(heard.made_up for heard in found),
-        unspoken={what: sum(heard.unspoken[what] for heard in found) for what in UNSPOKEN},
-        cuts=sum(cuts) if len(cuts) == len(found) else None,
+        lost_in_stretches=sum(result.lost_in_stretches for result in results),
+        repeated=sum(result.repeated for result in results),
+        made_up=sum(result.made_up for result in results),
+        unspoken={what: sum(result.unspoken[what] for result in results) for what in UNSPOKEN},
+        cuts=sum(cuts) if len(cuts) == len(results) else None,
         at_cuts=_sum(s.words for _, s in sentences if s.at_cut),
         elsewhere=_sum(s.words for _, s in sentences if not s.at_cut),
         first_language=rate(
@@ -116,11 +118,11 @@ def _figures(triples: Sequence[_Triple]) -> Figures:
 
 
 def _blocks(triples: Sequence[_Triple], part: Callable[[HeardSentence], Counts]) -> list[Counts]:
-    """Edits by minutes of recordings; in some minutes nobody speaks."""
+    """Sum edits by minutes of recordings; in some minutes nobody speaks."""
     blocks: dict[tuple[str, int], Counts] = {}
-    for one, _, heard in triples:
-        for sentence in heard.sentences:
-            key = one.file, int(sentence.sentence.start_s // BLOCK_S)
+    for recording, _, result in triples:
+        for sentence in result.sentences:
+            key = recording.file, int(sentence.sentence.start_s // BLOCK_S)
             blocks[key] = blocks.get(key, Counts()) + part(sentence)
     return list(blocks.values())
 

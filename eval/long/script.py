@@ -1,4 +1,4 @@
-"""What happens in a recording: sentences, pauses, noise and tones, drawn by a seed. No sound yet.
+"""Scripts of recordings: sentences, pauses, noise and tones, drawn by a seed. No sound yet.
 
 A script is a row of scenes. In a scene a few sentences of one language follow each other; between
 two scenes there is a break: some quiet seconds, or what the recording's kind is about. A sentence
@@ -70,7 +70,7 @@ class Deck:
         self._waiting = list(by_text.values())  # whose turn was longest ago is first
 
     def draw(self, rng: np.random.Generator) -> Sentence:
-        """Any of the half that was not said for longest."""
+        """Draw any of the half that was not said for longest."""
         spoken = self._waiting.pop(int(rng.integers(math.ceil(len(self._waiting) / 2))))
         self._waiting.append(spoken)
         return spoken[int(rng.integers(len(spoken)))]
@@ -112,7 +112,7 @@ class _Script:
         self.end_s = 0.0
 
     def scene(self, language: str) -> None:
-        """Some sentences with pauses between them, perhaps under noise."""
+        """Add some sentences with pauses between them, perhaps under noise."""
         under_noise = self._rng.random() < _UNDER_NOISE.get(self._kind, 0.0)
         snr_db = round(float(self._rng.uniform(*SNR_DB)), 1) if under_noise else None
         for number in range(int(self._rng.integers(*SCENE, endpoint=True))):
@@ -126,7 +126,7 @@ class _Script:
             self.events.append(Event(spoken, sentence))
 
     def pause(self) -> None:
-        """A break between two scenes; a reading has none."""
+        """Add a break between two scenes; a reading has none."""
         if self._kind == "reading":
             self.quiet(READING_PAUSE_S)
             return
@@ -137,7 +137,7 @@ class _Script:
         self.quiet(AROUND_S)
 
     def quiet(self, seconds: tuple[float, float]) -> None:
-        """Nothing but the room."""
+        """Add nothing but the room."""
         self._add("silence", float(self._rng.uniform(*seconds)))
 
     def _add(self, what: What, seconds: float, snr_db: float | None = None) -> None:

@@ -20,18 +20,18 @@ _ATTACK_S = 0.015
 
 
 def level_db(samples: Samples) -> float:
-    """Of samples that are not all 0."""
+    """Measure samples that are not all 0."""
     return float(10.0 * np.log10(np.mean(np.square(samples, dtype=np.float64))))
 
 
 def at_level(samples: npt.NDArray[np.floating[Any]], wanted_db: float) -> Samples:
-    """The same sound, louder or quieter."""
+    """Return the same sound, louder or quieter."""
     power = np.mean(np.square(samples, dtype=np.float64))
     return np.asarray(samples * (10.0 ** (wanted_db / 20.0) / np.sqrt(power)), dtype=np.float32)
 
 
 def faded(samples: Samples, seconds: float = FADE_S) -> Samples:
-    """The same sound, which begins and ends softly."""
+    """Return the same sound, which begins and ends softly."""
     count = min(round(seconds * SAMPLE_RATE), len(samples) // 2)
     ramp = np.linspace(0.0, 1.0, count, dtype=np.float32)
     out = samples.copy()
@@ -41,7 +41,7 @@ def faded(samples: Samples, seconds: float = FADE_S) -> Samples:
 
 
 def noise(count: int, slope: float, wanted_db: float, rng: np.random.Generator) -> Samples:
-    """Stationary noise.
+    """Make stationary noise.
 
     Args:
         count: samples.
@@ -57,7 +57,7 @@ def noise(count: int, slope: float, wanted_db: float, rng: np.random.Generator) 
 
 
 def music(count: int, wanted_db: float, rng: np.random.Generator) -> Samples:
-    """Chords, broken chords or a melody: notes of a scale, with harmonics that die away.
+    """Make chords, broken chords or a melody: notes of a scale, with harmonics that die away.
 
     Args:
         count: samples.

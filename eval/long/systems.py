@@ -5,7 +5,7 @@ from typing import Any
 from eval.accuracy.load import System
 from eval.accuracy.ours import EarshotInProcess
 from eval.accuracy.peers import FasterWhisper, fair_options
-from eval.accuracy.systems import PEER_PACKAGES, Spec, check_specs, prepare_specs
+from eval.accuracy.systems import PEER_PACKAGES, Spec, check, prepare
 from eval.config import Config
 from eval.long.plan import OURS, THEIRS, THEIRS_BATCHED
 from eval.measurement import Run
@@ -14,7 +14,7 @@ _COMPUTE_TYPE = "float32"  # which the library keeps of a converted checkpoint i
 
 
 def specs(config: Config) -> dict[str, Spec]:
-    """Every system by name."""
+    """Return every system by name."""
 
     def ours(options: dict[str, Any]) -> Spec:
         precision = config.build.precision
@@ -25,8 +25,8 @@ def specs(config: Config) -> dict[str, Spec]:
     def theirs(options: dict[str, Any], *, batched: bool = False) -> Spec:
         def open_one() -> System:
             suppressed = fair_options(config)["suppress_tokens"]
-            asked = {"suppress_tokens": suppressed, **options}
-            return FasterWhisper(config, _COMPUTE_TYPE, asked, batched=batched)
+            all_options = {"suppress_tokens": suppressed, **options}
+            return FasterWhisper(config, _COMPUTE_TYPE, all_options, batched=batched)
 
         return Spec(open_one, PEER_PACKAGES, converted=True)
 
@@ -40,8 +40,8 @@ def specs(config: Config) -> dict[str, Spec]:
 def prepare_names(names: tuple[str, ...], run: Run) -> None:
     """Refuse what cannot run, and make what the others need; errors as of both."""
     known = specs(run.config)
-    check_specs(names, known)
-    prepare_specs([known[name] for name in names], run.config, run.config_path)
+    check(names, known)
+    prepare([known[name] for name in names], run.config, run.config_path)
 
 
 def open_system(name: str, config: Config) -> System:

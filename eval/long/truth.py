@@ -1,4 +1,4 @@
-"""What is in a recording, second by second, and the manifest that tells it.
+"""The truth of a recording, second by second, and the manifest that tells it.
 
 A manifest of recordings is one of `build.clips`, so that any system can be given them, with a few
 keys more: `kind`, `seed` and `stretches`.
@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from build.clips import Clip
-from serve.contract.codec import from_json, to_json
-from serve.contract.files import read_text
+from eval.files import read_jsonl
 
 Kind = Literal["pauses", "noise", "tones", "languages", "reading", "passage"]
 """What a recording is difficult for. All but the last two have pauses of up to 8 s."""
@@ -55,32 +54,27 @@ class Recording:
 
     @property
     def sentences(self) -> tuple[Stretch, ...]:
-        """What is said, in order."""
+        """Return the sentences, in order."""
         return tuple(stretch for stretch in self.stretches if stretch.what == "speech")
 
     def clip(self, folder: Path) -> Clip:
-        """The recording, as systems are given it."""
+        """Return the recording, as systems are given it."""
         return Clip(self.file, folder / self.file, self.text, self.language, self.duration)
 
 
 def recording(file: str, kind: Kind, seed: int, stretches: Sequence[Stretch]) -> Recording:
-    """A recording of these stretches, at least one of them a sentence."""
-    said = [stretch for stretch in stretches if stretch.what == "speech"]
-    assert said[0].language is not None
+    """Make a recording of these stretches, at least one of them a sentence."""
+    sentences = [stretch for stretch in stretches if stretch.what == "speech"]
+    assert sentences[0].language is not None
     return Recording(
         file=file,
         kind=kind,
         seed=seed,
         duration=stretches[-1].end_s,
         stretches=tuple(stretches),
-        text=" ".join(sentence.text for sentence in said),
-        language=said[0].language,
+        text=" ".join(sentence.text for sentence in sentences),
+        language=sentences[0].language,
     )
-
-
-def to_manifest(recordings: Sequence[Recording]) -> str:
-    """The text of a manifest."""
-    return "".join(to_json(one) + "\n" for one in recordings)
 
 
 def read_manifest(path: Path) -> list[Recording]:
@@ -90,5 +84,4 @@ def read_manifest(path: Path) -> list[Recording]:
         FileError: it cannot be read.
         ConfigError: a line is not a recording; the message names the line.
     """
-    lines = read_text(path, "expected a manifest of recordings").splitlines()
-    return [from_json(Recording, line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
+    return read_jsonl(path, Recording, "expected a manifest of recordings")

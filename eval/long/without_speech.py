@@ -38,7 +38,15 @@ Kind = Literal[
 ]
 
 NOBODY: tuple[Kind, ...] = (
-    *("silence", "moments", "noise", "hum", "keys", "music", "dialling", "rooms", "breaths"),
+    "silence",
+    "moments",
+    "noise",
+    "hum",
+    "keys",
+    "music",
+    "dialling",
+    "rooms",
+    "breaths",
 )
 """In these nobody speaks: any text is invented."""
 HARD: tuple[Kind, ...] = ("cut words", "reversed")
@@ -69,7 +77,7 @@ class Made:
 
 
 def make(speech: Sequence[Clip], seed: int) -> list[Made]:
-    """The clips of a seed.
+    """Make the clips of a seed.
 
     Args:
         speech: recordings with their text; some hundred give all clips that there can be.
@@ -129,7 +137,7 @@ def _tone(count: int, level: float, rng: np.random.Generator) -> Samples:
 
 
 def _hum(count: int, level: float, rng: np.random.Generator) -> Samples:
-    """Mains, its harmonics, and a little noise."""
+    """Make the hum of mains, its harmonics, and a little noise."""
     times, root = np.arange(count) / SAMPLE_RATE, float(rng.choice((50.0, 60.0)))
     waves = [
         rng.uniform(0.1, 1.0) / number * np.sin(2 * np.pi * (root * number * times + rng.uniform()))
@@ -139,7 +147,7 @@ def _hum(count: int, level: float, rng: np.random.Generator) -> Samples:
 
 
 def _keys(count: int, level: float, rng: np.random.Generator) -> Samples:
-    """Somebody types: bursts of a few milliseconds, each of another colour, in a quiet room."""
+    """Make typing: bursts of a few milliseconds, each of another colour, in a quiet room."""
     out = noise(count, 1.0, -70.0, rng)
     at = _count(float(rng.uniform(0.0, 0.02)))
     while at < count:
@@ -151,7 +159,7 @@ def _keys(count: int, level: float, rng: np.random.Generator) -> Samples:
 
 
 def _dialling(rng: np.random.Generator) -> Samples:
-    """Keys of a telephone: two tones each."""
+    """Press keys of a telephone: two tones each."""
     times = np.arange(_count(float(rng.uniform(0.08, 0.25)))) / SAMPLE_RATE
     gap = np.zeros(_count(float(rng.uniform(0.05, 0.3))), np.float32)
     parts: list[Samples] = []
@@ -166,37 +174,37 @@ def _read(clip: Clip) -> Samples:
 
 
 def _voice(samples: Samples) -> Samples:
-    """Probability of speech, float32 (frames,)."""
+    """Return the probability of speech, float32 (frames,)."""
     return Detector().probabilities(np.pad(samples, (0, -len(samples) % FRAME)))
 
 
 def _pauses(samples: Samples) -> list[Samples]:
-    """Where nobody is heard for a while, and yet something, without its edges."""
+    """Find where nobody is heard for a while, and yet something, without its edges."""
     quiet = np.concatenate(([False], _voice(samples) < _QUIET, [False]))
     runs = np.flatnonzero(np.diff(quiet)).reshape(-1, 2)
-    found = (
+    parts = (
         samples[(first + _EDGE) * FRAME : (end - _EDGE) * FRAME]
         for first, end in runs
         if end - first >= _SHORTEST_PAUSE
     )
-    return [pause for pause in found if pause.any()]
+    return [pause for pause in parts if pause.any()]
 
 
 def _some(speech: Sequence[Clip], count: int, work: Callable[[Samples], T]) -> list[T]:
-    """What work makes of the first recordings of which it makes anything."""
-    found = (work(_read(clip)) for clip in speech)
-    return list(itertools.islice((one for one in found if len(one)), count))
+    """Return the first results of work on recordings that are not empty."""
+    results = (work(_read(clip)) for clip in speech)
+    return list(itertools.islice((result for result in results if len(result)), count))
 
 
 def _rooms(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[Made]:
-    """A recording's pauses, one after another, again and again."""
+    """Yield a recording's pauses, one after another, again and again."""
     for pauses in _some(speech, 15, _pauses):
         tile = np.concatenate([faded(pause, 0.01) for pause in pauses])
         yield Made("rooms", np.resize(tile, _count(float(np.exp(rng.uniform(0.0, 3.3))))))
 
 
 def _breaths(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[Made]:
-    """A recording's loudest pause, in its room or alone."""
+    """Yield a recording's loudest pause, in its room or alone."""
     for pauses in _some(speech, 15, _pauses):
         loudest = faded(max(pauses, key=lambda pause: float(np.square(pause).mean())), 0.02)
         around = np.zeros(_count(float(rng.choice((0.0, 0.5, 3.0)))), np.float32)
@@ -204,14 +212,14 @@ def _breaths(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[Made]
 
 
 def _cut_words(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[Made]:
-    """The first or last moment of a sentence."""
+    """Yield the first or last moment of a sentence."""
     for samples in _some(speech, 12, _spoken_part):
         count = _count(float(rng.uniform(0.1, 0.3)))
         yield Made("cut words", samples[:count] if rng.integers(2) else samples[-count:])
 
 
 def _spoken_part(samples: Samples) -> Samples:
-    """From the first frame that is likely speech to the last."""
+    """Cut from the first frame that is likely speech to the last."""
     spoken = np.flatnonzero(_voice(samples) >= 0.5)
     return samples[spoken[0] * FRAME : (spoken[-1] + 1) * FRAME] if len(spoken) else samples[:0]
 
@@ -229,7 +237,7 @@ def _in_silence(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[Ma
 
 
 def _in_noise(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[Made]:
-    """Noise goes on beneath the words, 15 to 30 dB below."""
+    """Yield words with noise beneath them, 15 to 30 dB below."""
     for clip in speech[:20]:
         words = at_level(_read(clip), _SPEECH_DB)
         before, after = (_count(float(s)) for s in rng.uniform(1, 10, 2))
@@ -239,5 +247,10 @@ def _in_noise(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[Made
 
 
 _FROM_SPEECH: tuple[Callable[[Sequence[Clip], np.random.Generator], Iterator[Made]], ...] = (
-    *(_rooms, _breaths, _cut_words, _reversed, _in_silence, _in_noise),
+    _rooms,
+    _breaths,
+    _cut_words,
+    _reversed,
+    _in_silence,
+    _in_noise,
 )

@@ -17,7 +17,7 @@ _HALVING_MINUTES = 5.0  # in which half of it goes again
 
 
 def arrivals_per_s(mean_per_s: float, seed: int) -> npt.NDArray[np.float64]:
-    """The rate of each minute of a day (requests a second), whose mean is `mean_per_s`."""
+    """Draw the rate of each minute of a day (requests a second), whose mean is `mean_per_s`."""
     rng = np.random.default_rng(seed)
     minutes = np.arange(MINUTES)
     rate = 1 + _SWING * np.cos((minutes - _PEAK_MINUTE) * 2 * math.pi / MINUTES)

@@ -1,4 +1,4 @@
-"""What is known of one GPU: from a file that `python -m eval bench --json` wrote, or a committed
+"""Figures of one GPU: from a file that `python -m eval bench --json` wrote, or a committed
 table of the same form, which names its conditions."""
 
 import dataclasses
@@ -46,7 +46,7 @@ class _File:
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """What requests met at one load."""
+    """Latencies of requests at one load."""
 
     per_s: float  # requests offered, by a Poisson process
     p50_s: float
@@ -65,7 +65,7 @@ class Measured:
     start_s: float | None  # from an engine folder to ready; None: the file does not tell
 
     def latency_s(self, per_s: Sequence[float] | np.ndarray[Any, Any], rank: str) -> Any:
-        """p50 or p99 (`rank`) at loads, between those measured by a straight line.
+        """Return p50 or p99 (`rank`) at loads, between those measured by a straight line.
 
         Below the least load that was measured it is that one's, above the greatest that one's.
         """
@@ -73,15 +73,16 @@ class Measured:
         return np.interp(per_s, loads, [getattr(level, f"{rank}_s") for level in self.levels])
 
     def slower(self, times: float) -> "Measured":
-        """The same GPU with requests that take so many times as long."""
+        """Return the same GPU with requests that take so many times as long."""
         levels = (
-            Level(one.per_s / times, one.p50_s * times, one.p99_s * times) for one in self.levels
+            Level(level.per_s / times, level.p50_s * times, level.p99_s * times)
+            for level in self.levels
         )
         saturated = self.saturated_per_s / times
         return dataclasses.replace(self, saturated_per_s=saturated, levels=tuple(levels))
 
     def most_per_s(self, p99_s: float) -> float:
-        """The greatest load whose p99 is no more than this.
+        """Find the greatest load whose p99 is no more than this.
 
         Raises:
             ConfigError: no measured load has so short a p99.
@@ -98,7 +99,7 @@ class Measured:
 
 
 def find_measured(config: Config, file: Path | None) -> Measured:
-    """What is known of a config.
+    """Find what is known of a config.
 
     Args:
         config: of a product; all requests are searched as it says.
@@ -117,19 +118,19 @@ def find_measured(config: Config, file: Path | None) -> Measured:
         "start,latency,open-loop --through-triton --json FILE, and give --measured FILE"
     )
     if file is None and not path.exists():
-        known = ", ".join(sorted(one.stem for one in COMMITTED.glob("*.json")))
+        known = ", ".join(sorted(table.stem for table in COMMITTED.glob("*.json")))
         raise ConfigError(
             f"nothing has been measured of {config.name}; there are figures of {known}. {measure}"
         )
     text = read_text(path, "expected what `python -m eval bench --json` wrote")
-    found = from_json(_File, text, str(path), advice=measure, extra="ignore")
-    _require_same(found, config, path, measure)
-    return _measured(found, path, measure)
+    content = from_json(_File, text, str(path), advice=measure, extra="ignore")
+    _require_same(content, config, path, measure)
+    return _measured(content, path, measure)
 
 
-def _require_same(found: _File, config: Config, path: Path, measure: str) -> None:
+def _require_same(content: _File, config: Config, path: Path, measure: str) -> None:
     """Refuse figures of another product, or of other settings."""
-    runtime = found.settings.get("runtime", {})
+    runtime = content.settings.get("runtime", {})
     expected: dict[str, Any] = {
         "config": config.name,
         "build.precision": config.build.precision,
@@ -138,10 +139,10 @@ def _require_same(found: _File, config: Config, path: Path, measure: str) -> Non
         **{f"runtime.{key}": getattr(config.runtime, key) for key in _SETTINGS},
     }
     measured: dict[str, Any] = {
-        "config": found.config,
-        "build.precision": found.settings.get("precision"),
-        "beam_size": found.settings.get("beam_size"),
-        "runtime.slots": next(iter(found.settings.get("slots", ())), None),
+        "config": content.config,
+        "build.precision": content.settings.get("precision"),
+        "beam_size": content.settings.get("beam_size"),
+        "runtime.slots": next(iter(content.settings.get("slots", ())), None),
         **{f"runtime.{key}": runtime.get(key) for key in _SETTINGS},
     }
     for key, value in expected.items():
@@ -152,8 +153,8 @@ def _require_same(found: _File, config: Config, path: Path, measure: str) -> Non
             )
 
 
-def _measured(found: _File, path: Path, measure: str) -> Measured:
-    rows = found.figures.rows if found.figures else found.rows
+def _measured(content: _File, path: Path, measure: str) -> Measured:
+    rows = content.figures.rows if content.figures else content.rows
     ours = [row for row in rows if row.system.startswith("earshot") and row.value]
     through = {row.workload: row.value for row in ours if row.system.endswith("through Triton")}
     direct = {row.workload: row for row in ours if not row.system.endswith("through Triton")}
@@ -171,17 +172,17 @@ def _measured(found: _File, path: Path, measure: str) -> Measured:
     extra_s = server_s or 0.0
     return Measured(
         str(path),
-        found.conditions or "; ".join(f"{key} {text}" for key, text in found.machine.items()),
+        content.conditions or "; ".join(f"{key} {text}" for key, text in content.machine.items()),
         direct[_SATURATED].value or 0.0,
         tuple(
             sorted(
                 (
                     Level(
-                        one["offered_per_s"],
-                        one["p50_ms"] / 1e3 + extra_s,
-                        one["p99_ms"] / 1e3 + extra_s,
+                        figures["offered_per_s"],
+                        figures["p50_ms"] / 1e3 + extra_s,
+                        figures["p99_ms"] / 1e3 + extra_s,
                     )
-                    for one in levels
+                    for figures in levels
                 ),
                 key=lambda level: level.per_s,
             )

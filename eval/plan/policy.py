@@ -31,7 +31,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """What a ScaledObject says."""
+    """The content of a ScaledObject."""
 
     least: int
     most: int
@@ -44,7 +44,7 @@ class Policy:
 
     @property
     def name(self) -> str:
-        """As a row of a table has it."""
+        """Name it as a row of a table does."""
         parts = []
         if self.windows_per_s is not None:
             parts.append(f"{self.windows_per_s:.0f} windows/s a GPU")
@@ -94,11 +94,11 @@ def read_policy(path: Path) -> Policy:
 def _steps(policies: list[dict[str, Any]]) -> tuple[Step, ...]:
     return tuple(
         Step(
-            one["value"] if one["type"] == "Pods" else 0,
-            one["value"] if one["type"] == "Percent" else 0.0,
-            one["periodSeconds"],
+            step["value"] if step["type"] == "Pods" else 0,
+            step["value"] if step["type"] == "Percent" else 0.0,
+            step["periodSeconds"],
         )
-        for one in policies
+        for step in policies
     )
 
 
@@ -116,7 +116,7 @@ class Autoscaler:
         self._had: deque[int] = deque([policy.least], maxlen=longest_s // SYNC_S + 1)
 
     def look(self, replicas: int, ready: int, queue_s: float, windows_per_s: float) -> int:
-        """How many there shall be.
+        """Decide how many there shall be.
 
         Args:
             replicas: that there are, ready or not.
@@ -132,11 +132,11 @@ class Autoscaler:
             share = windows_per_s / policy.windows_per_s
             wanted.append(replicas if abs(share / replicas - 1) <= _TOLERANCE else math.ceil(share))
         self._wanted.append(max(wanted))
-        asked = min(max(self._stable(replicas), policy.least), policy.most)
-        asked = min(asked, self._limit(policy.up, replicas, +1))
-        asked = max(asked, self._limit(policy.down, replicas, -1))
-        self._had.append(asked)
-        return asked
+        size = min(max(self._stable(replicas), policy.least), policy.most)
+        size = min(size, self._limit(policy.up, replicas, +1))
+        size = max(size, self._limit(policy.down, replicas, -1))
+        self._had.append(size)
+        return size
 
     def _stable(self, replicas: int) -> int:
         up = min(self._last(self._policy.up_window_s))
@@ -147,15 +147,15 @@ class Autoscaler:
         return list(self._wanted)[-(seconds // SYNC_S + 1) :]
 
     def _limit(self, steps: tuple[Step, ...], replicas: int, sign: int) -> int:
-        """The furthest that the steps allow, of which the widest counts."""
-        found = replicas
+        """Find the furthest that the steps allow, of which the widest counts."""
+        furthest = replicas
         for step in steps:
             periods = step.period_s // SYNC_S
             had = list(self._had)[-periods:]
             begin = min(had) if sign > 0 else max(had)
             most = begin + sign * max(step.pods, math.ceil(begin * step.percent / 100))
-            found = max(found, most) if sign > 0 else min(found, most)
-        return found
+            furthest = max(furthest, most) if sign > 0 else min(furthest, most)
+        return furthest
 
 
 def _near(ratio: float, replicas: int, ready: int) -> int:

@@ -31,7 +31,7 @@ _Tick = tuple[float, float, float, float, int]
 
 @dataclasses.dataclass(frozen=True)
 class Day:
-    """What became of a day's requests."""
+    """The outcome of a day's requests."""
 
     policy: Policy
     p99_s: float  # of all
@@ -46,7 +46,7 @@ class Day:
 
     @property
     def audio_hours(self) -> float:
-        """That were answered."""
+        """Return the hours of audio that were answered."""
         return float(self.arrivals_per_s.sum()) * 60 * (1 - self.refused) * REQUEST_S / 3600
 
 
@@ -70,7 +70,7 @@ class _Fleet:
         self.ready = min(self.ready, size)
 
     def tick(self, now: int) -> None:
-        """Those that are ready now."""
+        """Take in those that are ready now."""
         while self.coming and self.coming[0] <= now:
             self.coming.popleft()
             self.ready += 1
@@ -117,7 +117,7 @@ def replay(
 
 
 def _metrics(rows: list[_Tick]) -> tuple[float, float]:
-    """The mean wait and the windows a second, as the rules record them."""
+    """Return the mean wait and the windows a second, as the rules record them."""
     end = max(1, len(rows) - _SCRAPE_S // _TICK_S)
     seen = rows[max(0, end - _WINDOW_S // _TICK_S) : end]
     if not seen:
@@ -158,7 +158,7 @@ def _judge(
 
 
 def _quantile(share: float, weight: Array, wait_s: Array, middle: Array, spread: Array) -> Array:
-    """For each row, the time within which so much of its requests was answered, by bisection.
+    """Find each row's time within which so much of its requests was answered, by bisection.
 
     Each of a row's entries is a log-normal time behind a wait, with a weight.
     """

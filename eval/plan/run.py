@@ -17,7 +17,7 @@ from serve.contract.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Days:
-    """What is replayed, as the flags say it."""
+    """The days that are replayed, as the flags say it."""
 
     load: float
     p99: float
@@ -58,7 +58,7 @@ def plan(
 
 
 def steady(measured: Measured, load: float, p99_s: float, price: float | None) -> list[str]:
-    """What an even load needs, in lines."""
+    """Say what an even load needs, in lines."""
     each = measured.most_per_s(p99_s)
     gpus = math.ceil(load / each)
     audio_hours = load * REQUEST_S  # an hour
@@ -109,9 +109,9 @@ def _simulate(run: Run, measured: Measured, options: Days) -> Result:
     verdict = _verdict(chosen, policy, options.policy, options.p99)
     folder = run.folder
     write_text(folder / "plan.md", f"{conditions}.\n\n{rows}\n\n{verdict}\n")
-    shown = [one for one in (chosen, scaled[-1], always) if one is not None]
+    shown = [outcome for outcome in (chosen, scaled[-1], always) if outcome is not None]
     title = f"{options.load:g} requests/s on average, pods ready after {start_s:.0f} s"
-    draw(folder / "day.png", [one.days[0] for one in shown], options.p99, title)
+    draw(folder / "day.png", [outcome.days[0] for outcome in shown], options.p99, title)
     text = (
         f"\n{conditions}\n\n{rows}\n\n{verdict}\n"
         f"The report: {folder / 'plan.md'}, with a picture beside it"
@@ -123,22 +123,22 @@ def _simulate(run: Run, measured: Measured, options: Days) -> Result:
 def _rows(
     outcomes: list[Outcome], deployed: Policy, p99_s: float, price: float | None
 ) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the table."""
+    """Return header and rows of the table."""
     header = ["policy", "p99", "its worst minute", f"minutes over {p99_s:g} s", "refused"]
     header += ["GPU hours a day", "most GPUs", *["an hour of audio"] * (price is not None)]
     rows = []
-    for one in outcomes:
+    for outcome in outcomes:
         row = [
-            one.policy.name + " **(deployed)**" * (one.policy == deployed),
-            f"{one.p99_s:.2f} s",
-            f"{max(day.worst_minute_s for day in one.days):.2f} s",
-            str(max(day.minutes_over for day in one.days)),
-            f"{one.refused:.3%}",
-            f"{one.gpu_hours:.0f}",
-            str(max(day.most for day in one.days)),
+            outcome.policy.name + " **(deployed)**" * (outcome.policy == deployed),
+            f"{outcome.p99_s:.2f} s",
+            f"{max(day.worst_minute_s for day in outcome.days):.2f} s",
+            str(max(day.minutes_over for day in outcome.days)),
+            f"{outcome.refused:.3%}",
+            f"{outcome.gpu_hours:.0f}",
+            str(max(day.most for day in outcome.days)),
         ]
         if price is not None:
-            row.append(f"{price * one.gpu_hours / one.audio_hours:.5f}")
+            row.append(f"{price * outcome.gpu_hours / outcome.audio_hours:.5f}")
         rows.append(row)
     return header, rows
 

@@ -16,43 +16,43 @@ ALIKE = 0.01  # GPU hours that differ by no more than this share do not decide
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a policy made of some days."""
+    """The outcome of a policy on some days."""
 
     policy: Policy
     days: tuple[Day, ...]
 
     @property
     def p99_s(self) -> float:
-        """Of the worst day."""
+        """Return that of the worst day."""
         return max(day.p99_s for day in self.days)
 
     @property
     def refused(self) -> float:
-        """Share of requests on the worst day."""
+        """Return the share of requests on the worst day."""
         return max(day.refused for day in self.days)
 
     @property
     def gpu_hours(self) -> float:
-        """Of a day, on average."""
+        """Return those of a day, on average."""
         return sum(day.gpu_hours for day in self.days) / len(self.days)
 
     @property
     def audio_hours(self) -> float:
-        """Answered in a day, on average."""
+        """Return those answered in a day, on average."""
         return sum(day.audio_hours for day in self.days) / len(self.days)
 
     def holds(self, p99_s: float) -> bool:
-        """Whether p99 was this or less on each day, and next to nothing refused."""
+        """Return whether p99 was this or less on each day, and next to nothing refused."""
         return self.p99_s <= p99_s and self.refused <= MOST_REFUSED
 
 
 def with_share(policy: Policy, measured: Measured, share: float) -> Policy:
-    """The same with another target of windows: so much of what a GPU decodes at most."""
+    """Return the same with another target of windows: so much of what a GPU decodes at most."""
     return dataclasses.replace(policy, windows_per_s=round(share * measured.saturated_per_s))
 
 
 def candidates(policy: Policy, measured: Measured) -> Iterator[Policy]:
-    """The policy with other targets, and by each of the two alone."""
+    """Yield the policy with other targets, and by each of the two alone."""
     for share in SHARES:
         yield with_share(policy, measured, share)
     for queue_s in QUEUES_S:
@@ -63,7 +63,7 @@ def candidates(policy: Policy, measured: Measured) -> Iterator[Policy]:
 
 
 def fixed(policy: Policy, gpus: int) -> Policy:
-    """So many GPUs at all times."""
+    """Keep so many GPUs at all times."""
     return dataclasses.replace(policy, least=gpus, most=gpus, queue_s=None, windows_per_s=None)
 
 
@@ -78,39 +78,39 @@ class Simulation:
     p99_s: float  # what is wanted
 
     def outcome(self, policy: Policy) -> Outcome:
-        """What a policy makes of the days."""
+        """Replay the days under a policy."""
         limits = (self.start_s, self.most_pending, self.p99_s)
         days = (replay(self.measured, policy, day, *limits) for day in self.days)
         return Outcome(policy, tuple(days))
 
     def outcomes(self, policies: Iterable[Policy], progress: Say) -> list[Outcome]:
-        """The same of several, each once."""
-        found = []
+        """Replay them under several, each once."""
+        outcomes = []
         for policy in dict.fromkeys(policies):
             progress(f"replaying {len(self.days)} days: {policy.name}")
-            found.append(self.outcome(policy))
-        return found
+            outcomes.append(self.outcome(policy))
+        return outcomes
 
     def least_fixed(self, policy: Policy, progress: Say) -> Outcome:
-        """The fewest GPUs that hold p99 on each day without autoscaling."""
+        """Find the fewest GPUs that hold p99 on each day without autoscaling."""
         peak = max(float(day.max()) for day in self.days) / self.measured.saturated_per_s
         gpus = max(1, round(peak / 2))
         while True:
             progress(f"replaying {len(self.days)} days: {gpus} GPUs all day")
-            found = self.outcome(fixed(policy, gpus))
-            if found.holds(self.p99_s):
-                return found
+            outcome = self.outcome(fixed(policy, gpus))
+            if outcome.holds(self.p99_s):
+                return outcome
             gpus += 1
 
 
 def choose(outcomes: Sequence[Outcome], deployed: Policy, p99_s: float) -> Outcome | None:
-    """The one that holds p99 for the fewest GPU hours, or the deployed one if it is as good.
+    """Choose what holds p99 for the fewest GPU hours, or the deployed one if it is as good.
 
     None: none holds it.
     """
-    good = [one for one in outcomes if one.holds(p99_s)]
+    good = [outcome for outcome in outcomes if outcome.holds(p99_s)]
     if not good:
         return None
-    most = (1 + ALIKE) * min(one.gpu_hours for one in good)
-    alike = [one for one in good if one.gpu_hours <= most]
-    return min(alike, key=lambda one: (one.policy != deployed, one.gpu_hours))
+    most = (1 + ALIKE) * min(outcome.gpu_hours for outcome in good)
+    alike = [outcome for outcome in good if outcome.gpu_hours <= most]
+    return min(alike, key=lambda outcome: (outcome.policy != deployed, outcome.gpu_hours))

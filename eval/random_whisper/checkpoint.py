@@ -19,7 +19,7 @@ _POOL = 1_000_003  # prime: rows of a large matrix made from the pool differ
 
 
 def hugging_face_config(shape: Shape) -> Any:
-    """The shape as a transformers.WhisperConfig, with nothing suppressed."""
+    """Return the shape as a transformers.WhisperConfig, with nothing suppressed."""
     import transformers  # noqa: PLC0415 - heavy, and only for checkpoints
 
     dims, ids = shape.dims, special_ids(shape)
@@ -47,7 +47,7 @@ def hugging_face_config(shape: Shape) -> Any:
 
 
 def hugging_face_tensors(shape: Shape) -> dict[str, torch.Tensor]:
-    """Tensors without data by Hugging Face's names, the tied projection left out."""
+    """Return tensors without data by Hugging Face's names, the tied projection left out."""
     import transformers  # noqa: PLC0415 - heavy, and only for checkpoints
 
     with torch.device("meta"):
@@ -58,7 +58,7 @@ def hugging_face_tensors(shape: Shape) -> dict[str, torch.Tensor]:
 
 
 def random_weights(shape: Shape, seed: int = 0, spread: float = 0.05) -> dict[str, torch.Tensor]:
-    """FP16 tensors for `hugging_face_tensors`, of a spread with which activations stay finite."""
+    """Make FP16 tensors for `hugging_face_tensors`, spread so that activations stay finite."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(_POOL, generator=generator) * spread
     pools = {False: noise.half(), True: (noise + 1.0).half()}
@@ -79,12 +79,12 @@ def write_checkpoint(folder: Path, shape: Shape, weights: dict[str, torch.Tensor
 
 
 def byte_alphabet() -> list[str]:
-    """How a byte-level vocabulary writes each byte, in order of id."""
+    """Return how a byte-level vocabulary writes each byte, in order of id."""
     return sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
 
 
 def byte_level_tokenizer(pieces: list[str]) -> tokenizers.Tokenizer:
-    """A byte-level tokenizer without merges; a piece's id is its place."""
+    """Make a byte-level tokenizer without merges; a piece's id is its place."""
     vocabulary = {piece: id for id, piece in enumerate(pieces)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -105,7 +105,7 @@ def write_tokenizer(folder: Path, shape: Shape) -> None:
 
 
 def generation_config(shape: Shape) -> dict[str, Any]:
-    """What generation_config.json holds; the suppress lists are short ones."""
+    """Return the content of generation_config.json; the suppress lists are short ones."""
     ids = special_ids(shape)
     fields = {
         "alignment_heads": [[0, 0]],

@@ -45,7 +45,7 @@ class RandomEngine(Engine):
     shape: Shape
 
     def load_weights(self, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
-        """Random tensors as `Engine.load_weights` gives them."""
+        """Make random tensors as `Engine.load_weights` gives them."""
         generator = torch.Generator(device).manual_seed(0)
         weights = {}
         manifest = self.manifest
@@ -65,14 +65,14 @@ class RandomEngine(Engine):
         return weights
 
     def load_mel_filters(self) -> torch.Tensor:
-        """Bands of equal width: at the cost of the real ones, which need transformers."""
+        """Make bands of equal width: at the cost of the real ones, which need transformers."""
         n_mels = self.manifest.dims.n_mels
         band = torch.arange(N_FREQUENCIES) * n_mels // N_FREQUENCIES
         return (torch.arange(n_mels)[:, None] == band).float() * _BAND_WEIGHT
 
 
 def random_engine(shape: Shape, precision: Precision, draft_layers: int = 0) -> RandomEngine:
-    """The engine of a multilingual shape, with a draft of so many layers if it is to have one."""
+    """Make the engine of a multilingual shape, with a draft of so many layers if there are any."""
     ids, dims = special_ids(shape), shape.dims
     first_timestamp = ids["<|0.00|>"]
     allowed_timestamps = range(first_timestamp, first_timestamp + MAX_INITIAL_TIMESTAMP_INDEX + 1)
@@ -115,7 +115,7 @@ def random_engine(shape: Shape, precision: Precision, draft_layers: int = 0) -> 
 
 
 def _alignment_heads(dims: Dims) -> tuple[tuple[int, int], ...]:
-    """As many as OpenAI names: six in the last two layers of a turbo's four, else one in ten."""
+    """Name as many as OpenAI: six in the last two layers of a turbo's four, else one in ten."""
     last = dims.n_text_layer - 1
     if last < 4:
         both = (last, max(0, last - 1))
@@ -148,7 +148,7 @@ def write_engine(engine: RandomEngine, folder: Path, device: torch.device | str)
 
 
 def _pieces(shape: Shape) -> list[str]:
-    """A byte-level vocabulary by id: bytes, made-up words, special tokens.
+    """Make a byte-level vocabulary by id: bytes, made-up words, special tokens.
 
     Words are a blank and up to four letters, about as long as Whisper's.
     """
@@ -158,7 +158,7 @@ def _pieces(shape: Shape) -> list[str]:
 
 
 def _letters(number: int) -> str:
-    """A number above 0 in letters."""
+    """Write a number above 0 in letters."""
     text = ""
     while number:
         number, digit = divmod(number, 26)

@@ -26,12 +26,12 @@ class Shape:
 
     @property
     def n_vocab(self) -> int:
-        """Text tokens and special tokens together."""
+        """Count text tokens and special tokens together."""
         return self.pieces + len(special_tokens(self))
 
     @property
     def dims(self) -> Dims:
-        """The network's sizes as an engine states them."""
+        """Return the network's sizes as an engine states them."""
         width, heads, ffn = self.width, self.width // HEAD_DIM, 4 * self.width
         return Dims(
             n_mels=self.n_mels,
@@ -73,7 +73,7 @@ PUBLISHED = {
 
 
 def published_shape(checkpoint: str) -> Shape:
-    """The multilingual shape that a hub id such as openai/whisper-large-v3-turbo names.
+    """Find the multilingual shape that a hub id such as openai/whisper-large-v3-turbo names.
 
     Raises:
         ConfigError: it names none; the message lists those that exist.
@@ -88,12 +88,15 @@ def published_shape(checkpoint: str) -> Shape:
 
 
 def special_tokens(shape: Shape) -> list[str]:
-    """Content of each special token, in order of id from `shape.pieces` on."""
+    """List the content of each special token, in order of id from `shape.pieces` on."""
     return [
         END,
         START,
         *language_tokens(shape),
-        *("<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>"),
+        "<|translate|>",
+        "<|transcribe|>",
+        "<|startoflm|>",
+        "<|startofprev|>",
         "<|nospeech|>" if shape.languages == 100 else "<|nocaptions|>",
         "<|notimestamps|>",
         *(f"<|{i * 0.02:.2f}|>" for i in range(TIMESTAMPS)),
@@ -101,16 +104,16 @@ def special_tokens(shape: Shape) -> list[str]:
 
 
 def language_tokens(shape: Shape) -> list[str]:
-    """The languages' tokens, English first."""
+    """List the languages' tokens, English first."""
     return [f"<|{code}|>" for code in list(LANGUAGE_NAMES)[: shape.languages]]
 
 
 def special_ids(shape: Shape) -> dict[str, int]:
-    """Id of each special token."""
+    """Return the id of each special token."""
     return {token: shape.pieces + i for i, token in enumerate(special_tokens(shape))}
 
 
 def prompt_ids(shape: Shape) -> list[int]:
-    """What a multilingual decoder starts with: English, transcribe, no timestamps."""
+    """Return a multilingual decoder's prompt: English, transcribe, no timestamps."""
     ids = special_ids(shape)
     return [ids[token] for token in PROMPT]

@@ -1,1 +1,1 @@
-"""What survives: a real server, attacked and starved, scenario by scenario."""
+"""A real server, attacked and starved, scenario by scenario: what survives?"""

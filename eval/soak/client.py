@@ -17,6 +17,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from eval.measurement import Check
+from eval.server import post
 from serve.wire.tensors import MODEL, STREAM_MODEL
 
 Kind = Literal["answered", "refused", "failed", "lost"]
@@ -57,7 +58,7 @@ class Ending:
     waited_in_vain: bool = False
 
     def __str__(self) -> str:
-        """A line about it."""
+        """Write a line about it."""
         return f"{self.kind} after {self.seconds:.1f} s: {self.text[:200]}"
 
 
@@ -69,18 +70,14 @@ class Addresses:
     grpc: str
 
 
-Send = Callable[[Addresses, bytes, float], Ending]
-"""Sends a file's bytes with a time limit in seconds, and waits for the ending."""
-
-
 def by_grpc(at: Addresses, audio: bytes, timeout_s: float, **options: str) -> Ending:
-    """One ModelInfer over a connection of its own."""
+    """Send one ModelInfer over a connection of its own."""
     with channel_to(at) as channel:
         return infer(channel, audio, timeout_s, **options)
 
 
 def infer(channel: grpc.Channel, audio: bytes, timeout_s: float, **options: str) -> Ending:
-    """One ModelInfer."""
+    """Send one ModelInfer."""
     stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
     return _ended_by_grpc(
         lambda: _text(stub.ModelInfer(_request(MODEL, audio, options), timeout=timeout_s))
@@ -88,7 +85,7 @@ def infer(channel: grpc.Channel, audio: bytes, timeout_s: float, **options: str)
 
 
 def by_stream(at: Addresses, audio: bytes, timeout_s: float) -> Ending:
-    """One request to the streaming model; its text is that of its last message."""
+    """Send one request to the streaming model; its text is that of its last message."""
 
     def last() -> str:
         finals = []
@@ -108,25 +105,19 @@ def by_stream(at: Addresses, audio: bytes, timeout_s: float) -> Ending:
 
 
 def by_http(at: Addresses, audio: bytes, timeout_s: float) -> Ending:
-    """One POST over a connection of its own."""
+    """Send one POST over a connection of its own."""
     head, tail = http_body(audio)
     headers = {"Inference-Header-Content-Length": str(len(head))}
     began = time.monotonic()
-    connection = http.client.HTTPConnection(at.http, timeout=timeout_s)
     try:
-        connection.request("POST", INFER_PATH, head + tail, headers)
-        answer = connection.getresponse()
-        body = answer.read()
+        answer, body = post(at.http, INFER_PATH, head + tail, headers, timeout_s)
     except (OSError, http.client.HTTPException) as error:
-        vain = isinstance(error, TimeoutError)
-        return Ending("lost", repr(error), time.monotonic() - began, vain)
-    finally:
-        connection.close()
+        return lost(error, began)
     return ended_by_http(answer.status, body, time.monotonic() - began)
 
 
 def http_body(audio: bytes) -> tuple[bytes, bytes]:
-    """The JSON of a request with a file, and the binary data behind it."""
+    """Return the JSON of a request with a file, and the binary data behind it."""
     tail = len(audio).to_bytes(4, "little") + audio
     audio_input = {
         "name": "AUDIO",
@@ -137,8 +128,14 @@ def http_body(audio: bytes) -> tuple[bytes, bytes]:
     return json.dumps({"inputs": [audio_input]}).encode(), tail
 
 
+def lost(error: Exception, began_s: float) -> Ending:
+    """Return the ending of a request whose connection broke, or that waited in vain."""
+    seconds = time.monotonic() - began_s
+    return Ending("lost", repr(error), seconds, isinstance(error, TimeoutError))
+
+
 def ended_by_http(status: int, body: bytes, seconds: float) -> Ending:
-    """What KServe's HTTP answer means."""
+    """Interpret KServe's HTTP answer."""
 
     def text(answer: Any) -> str:
         return str(next(out["data"][0] for out in answer["outputs"] if out["name"] == "TEXT"))
@@ -147,26 +144,22 @@ def ended_by_http(status: int, body: bytes, seconds: float) -> Ending:
 
 
 def ended_by_openai(status: int, body: bytes, seconds: float) -> Ending:
-    """What an answer of OpenAI's API means."""
+    """Interpret an answer of OpenAI's API."""
     return _ended(status, body, seconds, lambda answer: str(answer["text"]))
 
 
 def _ended(status: int, body: bytes, seconds: float, text: Callable[[Any], str]) -> Ending:
-    said = body.decode("utf-8", "replace")
+    content = body.decode("utf-8", "replace")
     if status == http.client.OK:
         with contextlib.suppress(ValueError, StopIteration, KeyError, TypeError):
-            return Ending("answered", text(json.loads(said)), seconds)
+            return Ending("answered", text(json.loads(content)), seconds)
     kind: Kind = "refused" if status in _HTTP_REFUSALS else "failed"
-    return Ending(kind, f"{status} {said}", seconds)
-
-
-WAYS: tuple[Send, ...] = (by_grpc, by_http, by_stream)
-"""Every way to send a request."""
+    return Ending(kind, f"{status} {content}", seconds)
 
 
 @contextlib.contextmanager
 def crowd(workers: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads for clients; leaving does not wait for them, since the server's end ends them."""
+    """Give threads for clients; leaving does not wait for them: the server's end ends them."""
     pool = ThreadPoolExecutor(workers, thread_name_prefix="soak")
     try:
         yield pool
@@ -179,21 +172,21 @@ def endings(calls: Sequence["Future[Ending]"]) -> list[Ending]:
     return [call.result() for call in calls]
 
 
-def counted(found: Sequence[Ending]) -> str:
-    """How many ended how, with the first of each kind that is no answer."""
+def counted(all_endings: Sequence[Ending]) -> str:
+    """Count how many ended how, with the first of each kind that is no answer."""
     parts = []
     for kind in ("answered", "refused", "failed", "lost"):
-        of_kind = [ending for ending in found if ending.kind == kind]
+        of_kind = [ending for ending in all_endings if ending.kind == kind]
         if of_kind:
-            told = "" if kind == "answered" else f" (first {of_kind[0]})"
-            parts.append(f"{len(of_kind)} {kind}{told}")
+            example = "" if kind == "answered" else f" (first {of_kind[0]})"
+            parts.append(f"{len(of_kind)} {kind}{example}")
     return ", ".join(parts) or "nothing was sent"
 
 
-def all_answered(found: Sequence[Ending]) -> Check:
-    """Whether every request has its transcript."""
-    good = all(ending.kind == "answered" for ending in found)
-    return Check("every request is answered", good, counted(found))
+def all_answered(all_endings: Sequence[Ending]) -> Check:
+    """Check that every request has its transcript."""
+    good = all(ending.kind == "answered" for ending in all_endings)
+    return Check("every request is answered", good, counted(all_endings))
 
 
 # ---------------------------------------------------------------- gRPC
@@ -204,7 +197,7 @@ class _StreamError(Exception):
 
 
 def channel_to(at: Addresses) -> grpc.Channel:
-    """A connection of its own, not one that is shared with others of this process."""
+    """Open a connection of its own, not one that is shared with others of this process."""
     return grpc.insecure_channel(at.grpc, options=_OPTIONS)
 
 
@@ -234,7 +227,7 @@ def _ended_by_grpc(call: Callable[[], str]) -> Ending:
 
 
 def _ending_of(error: Any, seconds: float) -> Ending:
-    """What a gRPC error means; where the status did not come from the server, it is lost."""
+    """Interpret a gRPC error; where the status did not come from the server, it is lost."""
     code, text = error.code(), f"{error.code().name} {error.details()}"
     if any(words in text for words in _OWN_WORDS):
         return Ending("lost", text, seconds, code is grpc.StatusCode.DEADLINE_EXCEEDED)

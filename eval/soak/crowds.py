@@ -1,7 +1,6 @@
 """Scenarios of very long files: others must not wait for them, and memory must hold."""
 
 import concurrent.futures
-import dataclasses
 import io
 import statistics
 import time
@@ -10,10 +9,11 @@ import numpy as np
 import soundfile
 
 from build.clips import Clip
-from eval.config import Config
+from eval.config import Config, changed
 from eval.measurement import Check
+from eval.memory import Watch
 from eval.soak.client import Ending, all_answered, by_grpc, counted, crowd, endings
-from eval.soak.memory import Watch
+from eval.soak.memory import memory_of
 from eval.soak.report import Found
 from eval.soak.stage import Stage
 from serve.speech import audio
@@ -34,7 +34,7 @@ _BLOCK = 1 << 16
 
 
 def hour_of(clips: tuple[Clip, ...]) -> bytes:
-    """An hour of the clips in turn, as an OGG Vorbis file of some 16 MB.
+    """Make an hour of the clips in turn, as an OGG Vorbis file of some 16 MB.
 
     Raises:
         AudioError: a clip cannot be decoded.
@@ -50,13 +50,12 @@ def hour_of(clips: tuple[Clip, ...]) -> bytes:
 
 
 def with_limit(config: Config) -> Config:
-    """The config with a limit on requests that lets 20 hours of audio end in this life."""
-    limited = dataclasses.replace(config.transcriber, request_timeout_s=_LONG_LIMIT_S)
-    return dataclasses.replace(config, transcriber=limited)
+    """Return the config with a limit on requests that lets 20 hours of audio end in this life."""
+    return changed(config, "transcriber", request_timeout_s=_LONG_LIMIT_S)
 
 
 def short_beside_long(stage: Stage) -> Found:
-    """A short clip while 20 hours of audio wait: at most twice its quiet time."""
+    """Ask with a short clip while 20 hours of audio wait: at most twice its quiet time."""
     quiet = [stage.ask(_TIMEOUT_S) for _ in range(_QUIET_ASKS)]
     yield all_answered(quiet)
     quiet_s = max(ending.seconds for ending in quiet)
@@ -83,21 +82,21 @@ def short_beside_long(stage: Stage) -> Found:
 
 
 def forty_hours(stage: Stage) -> Found:
-    """Forty one-hour files at once: memory stays bounded, each is answered or refused."""
+    """Send forty one-hour files at once: memory stays bounded, each is answered or refused."""
     stage.say("forty hours: making an hour of audio …")
     hour = hour_of(stage.clips)
-    with Watch(stage.processes).running() as watch, crowd(_FORTY) as pool:
+    with Watch(memory_of(stage.processes)) as watch, crowd(_FORTY) as pool:
         calls = [pool.submit(by_grpc, stage.at, hour, 4 * _LONG_LIMIT_S) for _ in range(_FORTY)]
         while waiting := concurrent.futures.wait(calls, timeout=10).not_done:
             gb = watch.peak_bytes / 2**30
             stage.say(f"forty hours: {len(waiting)} wait, at most {gb:.2f} GB so far")
-        found = endings(calls)
+        ended = endings(calls)
     recovered_s, last = stage.answers_again(_TIMEOUT_S)
     yield "memory before, MB", watch.first_bytes / 2**20
     yield "peak memory of all processes, MB", watch.peak_bytes / 2**20
     yield "answered again after, s", recovered_s
-    clear = all(ending.kind in ("answered", "refused") for ending in found)
-    yield Check("each is answered or refused as UNAVAILABLE", clear, counted(found))
+    clear = all(ending.kind in ("answered", "refused") for ending in ended)
+    yield Check("each is answered or refused as UNAVAILABLE", clear, counted(ended))
     yield Check(
         f"all processes together stay below {MAX_BYTES / 2**30:g} GB",
         watch.peak_bytes < MAX_BYTES,

@@ -1,4 +1,4 @@
-"""What happens to the processes now and then: kills, stalls, and what they need that goes."""
+"""Disruptions of the processes now and then: kills, stalls, and the loss of what they need."""
 
 import contextlib
 import dataclasses
@@ -31,7 +31,7 @@ class Span:
     end_s: float = float("inf")
 
     def meets(self, begin_s: float, end_s: float) -> bool:
-        """Whether what went on then was under way in it."""
+        """Return whether what went on then was under way in it."""
         return begin_s <= self.end_s and end_s >= self.begin_s
 
 
@@ -40,14 +40,14 @@ class Unable(Exception):
 
 
 def with_link(config: Config, folder: Path) -> Config:
-    """The config with a link to its engine, which can go."""
+    """Return the config with a link to its engine, which can go."""
     link = folder / "engine"
     link.symlink_to(Path(config.engine).absolute(), target_is_directory=True)
     return dataclasses.replace(config, engine=str(link))
 
 
 def disruptions(seed: int) -> Iterator[tuple[str, Callable[[Stage], None]]]:
-    """All of them over and over, each time in an order of their own."""
+    """Yield all of them over and over, each time in an order of their own."""
     rng = random.Random(seed)
     kinds = list(_KINDS.items())
     for _ in itertools.count():
@@ -112,7 +112,7 @@ def _limited(
 
 
 def _engine_goes(stage: Stage) -> None:
-    """The engine's folder goes while the process that has it is started again."""
+    """Take the engine's folder away while the process that has it is started again."""
     link = Path(stage.config.engine)
     target = link.readlink()
     link.unlink()

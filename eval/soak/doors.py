@@ -1,7 +1,6 @@
 """The gateway's other doors: OpenAI's API, its events as they come, and live text."""
 
 import base64
-import contextlib
 import http.client
 import json
 import time
@@ -12,7 +11,8 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import connect
 
 from eval.gateway.ways import form
-from eval.soak.client import Addresses, Ending, by_grpc, by_http, by_stream, ended_by_openai
+from eval.server import post
+from eval.soak.client import Addresses, Ending, by_grpc, by_http, by_stream, ended_by_openai, lost
 from eval.soak.files import File
 from serve.contract.codec import to_json
 from serve.speech.features import SAMPLE_RATE
@@ -26,36 +26,31 @@ Door = Callable[[Addresses, File, float], Ending]
 
 
 def by_form(at: Addresses, data: bytes, timeout_s: float, **fields: str) -> Ending:
-    """One POST of a form over a connection of its own."""
+    """Send one POST of a form over a connection of its own."""
     body, kind = form(data, **fields)
     began = time.monotonic()
-    connection = http.client.HTTPConnection(at.http, timeout=timeout_s)
-    with contextlib.closing(connection):
-        try:
-            connection.request("POST", PATH, body, kind)
-            answer = connection.getresponse()
-            said = answer.read()
-        except (OSError, http.client.HTTPException) as error:
-            vain = isinstance(error, TimeoutError)
-            return Ending("lost", repr(error), time.monotonic() - began, vain)
+    try:
+        answer, text = post(at.http, PATH, body, kind, timeout_s)
+    except (OSError, http.client.HTTPException) as error:
+        return lost(error, began)
     took_s = time.monotonic() - began
     events = "text/event-stream" in (answer.getheader("Content-Type") or "")
-    return _of_events(said, took_s) if events else ended_by_openai(answer.status, said, took_s)
+    return _of_events(text, took_s) if events else ended_by_openai(answer.status, text, took_s)
 
 
-def _of_events(said: bytes, seconds: float) -> Ending:
-    """What a stream of events comes to: the one event that has the whole text."""
-    lines = [line[6:] for line in said.decode().splitlines() if line.startswith("data: ")]
-    found = [json.loads(line) for line in lines if line.startswith("{")]
+def _of_events(stream: bytes, seconds: float) -> Ending:
+    """Interpret a stream of events: the one event that has the whole text."""
+    lines = [line[6:] for line in stream.decode().splitlines() if line.startswith("data: ")]
+    events = [json.loads(line) for line in lines if line.startswith("{")]
     return _only(
-        [event["text"] for event in found if event.get("type") == _DONE],
-        [to_json(event) for event in found if "error" in event],
+        [event["text"] for event in events if event.get("type") == _DONE],
+        [to_json(event) for event in events if "error" in event],
         seconds,
     )
 
 
 def by_live(at: Addresses, file: File, timeout_s: float) -> Ending:
-    """One utterance over a WebSocket, which the client ends itself."""
+    """Send one utterance over a WebSocket, which the client ends itself."""
     began = time.monotonic()
     try:
         with connect(
@@ -79,16 +74,15 @@ def by_live(at: Addresses, file: File, timeout_s: float) -> Ending:
         refusal = error.response
         return ended_by_openai(refusal.status_code, refusal.body or b"", time.monotonic() - began)
     except (OSError, WebSocketException) as error:
-        vain = isinstance(error, TimeoutError)
-        return Ending("lost", repr(error), time.monotonic() - began, vain)
+        return lost(error, began)
     return _only(finals, [] if finals else errors, time.monotonic() - began)
 
 
 def _utterance(file: File) -> Iterable[str]:
     samples = soxr.resample(file.samples, SAMPLE_RATE, _LIVE_RATE)
     pcm = (samples.clip(-1, 1) * 32767).astype("<i2").tobytes()
-    asked = {"type": "transcription", "audio": {"input": {"turn_detection": None}}}
-    yield to_json({"type": "session.update", "session": asked})
+    session = {"type": "transcription", "audio": {"input": {"turn_detection": None}}}
+    yield to_json({"type": "session.update", "session": session})
     yield to_json({"type": "input_audio_buffer.append", "audio": base64.b64encode(pcm).decode()})
     yield to_json({"type": "input_audio_buffer.commit"})
 
@@ -105,8 +99,8 @@ def _only(texts: list[str], errors: list[str], seconds: float) -> Ending:
     if len(texts) == 1 and not errors:
         return Ending("answered", texts[0], seconds)
     busy = any("unavailable" in error.lower() or "overloaded" in error.lower() for error in errors)
-    told = "; ".join(errors) or f"INTERNAL: {len(texts)} whole texts"
-    return Ending("refused" if busy and not texts else "failed", told, seconds)
+    text = "; ".join(errors) or f"INTERNAL: {len(texts)} whole texts"
+    return Ending("refused" if busy and not texts else "failed", text, seconds)
 
 
 DOORS: dict[str, Door] = {

@@ -21,7 +21,7 @@ _LIMIT_S = 600.0
 
 @dataclasses.dataclass(frozen=True)
 class File:
-    """What a client sends."""
+    """A file that a client sends."""
 
     name: str
     data: bytes
@@ -29,7 +29,7 @@ class File:
 
 
 def files_of(clips: Sequence[Clip]) -> list[File]:
-    """The shortest clips with speech, each as WAV, FLAC, MP3, OGG and M4A.
+    """Make files of the shortest clips with speech: each as WAV, FLAC, MP3, OGG and M4A.
 
     Raises:
         AudioError: a clip cannot be decoded.
@@ -49,7 +49,7 @@ def _formats(clip: Clip) -> Iterator[File]:
 
 
 def aac(samples: Samples, container: str, **options: str) -> bytes:
-    """AAC in a container that libsndfile cannot write: mp4, mpegts."""
+    """Encode AAC in a container that libsndfile cannot write: mp4, mpegts."""
     file = io.BytesIO()
     with av.open(file, "w", format=container, options=options) as writer:
         stream = writer.add_stream("aac", rate=SAMPLE_RATE, layout="mono")
@@ -66,7 +66,7 @@ def aac(samples: Samples, container: str, **options: str) -> bytes:
 
 
 def changed_broadcast() -> bytes:
-    """An MPEG-TS whose streams change on the way, of which PyAV raises an IndexError."""
+    """Make an MPEG-TS whose streams change on the way, of which PyAV raises an IndexError."""
     quiet = np.zeros(SAMPLE_RATE, np.float32)
     later = aac(quiet, "mpegts", mpegts_start_pid="0x300", mpegts_pmt_start_pid="0x1100")
     return aac(quiet, "mpegts") * 20 + later

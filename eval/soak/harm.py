@@ -4,7 +4,7 @@ import struct
 
 
 def greedy_mp4(samples: int, tracks: int = 1) -> bytes:
-    """An MP4 of about a kilobyte without sound, whose tables tell of so many samples a track.
+    """Make an MP4 of a kilobyte or so without sound, whose tables tell of so many samples a track.
 
     FFmpeg makes an index of 24 bytes for each before it gives the file to anybody.
     """

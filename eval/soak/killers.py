@@ -25,7 +25,7 @@ _WAV_CHUNKS = 10_000_000
 
 
 def killers(stage: Stage) -> Found:
-    """Each of them once; after each a short clip is answered, and no process has died."""
+    """Try each of them once; after each a short clip is answered, and no process has died."""
     before = stage.pids()
     for name, attack in KILLERS.items():
         began = time.monotonic()
@@ -34,11 +34,11 @@ def killers(stage: Stage) -> Found:
         alive = stage.ask(_ALIVE_S)
         unhurt = alive.kind == "answered" and stage.pids() == before
         stage.say(f"killers: {name}: {ending}; then {alive.kind}")
-        found = f"it {ending}; then a short clip is {alive}"
+        detail = f"it {ending}; then a short clip is {alive}"
         if not unhurt:
-            found += f"; processes before {before}, now {stage.pids()}"
+            detail += f"; processes before {before}, now {stage.pids()}"
         yield f"{name}, s", took_s
-        yield Check(f"{name}: the server lives and answers", unhurt, found)
+        yield Check(f"{name}: the server lives and answers", unhurt, detail)
         if stage.process.poll() is not None:
             yield Check("the others can be tried", False, "the server has ended")
             return
@@ -78,10 +78,6 @@ def _many_fields(stage: Stage) -> Ending:
     return _post(stage, json.dumps(body).encode())
 
 
-def _wrong_header_length(stage: Stage) -> Ending:
-    return _post(stage, b"{}", Inference_Header_Content_Length=2**63)
-
-
 def _endless_header(stage: Stage) -> Ending:
     lines = itertools.chain([b"POST / HTTP/1.1\r\nX: "], itertools.repeat(b"a" * 65536, 1600))
     return upload(stage.at.http, b"", lines, _TIMEOUT_S).ending
@@ -91,27 +87,15 @@ def _rubbish(address: str) -> Ending:
     return upload(address, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", [b"\xff" * 65536] * 16, 5.0).ending
 
 
-def _huge_prompt(stage: Stage) -> Ending:
-    return by_grpc(stage.at, stage.short, _TIMEOUT_S, PROMPT="palabra " * (_PROMPT_CHARS // 8))
-
-
-def _huge_language(stage: Stage) -> Ending:
-    return by_grpc(stage.at, stage.short, _TIMEOUT_S, LANGUAGE="x" * 2_000_000)
-
-
 def _empty_chunks(stage: Stage) -> Ending:
-    """A WAV file of 80 MB in empty chunks."""
+    """Send a WAV file of 80 MB in empty chunks."""
     chunks = struct.pack("<4sI", b"LIST", 0) * _WAV_CHUNKS
     riff = b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
     return by_grpc(stage.at, riff, _TIMEOUT_S)
 
 
-def _playlist(stage: Stage) -> Ending:
-    return by_http(stage.at, b"#EXTM3U\n#EXTINF:5,\nfile:///etc/hostname\n", _TIMEOUT_S)
-
-
 def _torn_protobuf(stage: Stage) -> Ending:
-    """A message that is no ModelInferRequest, to the method that wants one."""
+    """Send a message that is no ModelInferRequest to the method that wants one."""
     with channel_to(stage.at) as channel:
         call = channel.unary_unary(
             "/inference.GRPCInferenceService/ModelInfer",
@@ -127,7 +111,7 @@ def _torn_protobuf(stage: Stage) -> Ending:
 
 
 def _shared_memory(stage: Stage) -> Ending:
-    """Audio that lies in the memory of Triton itself, by the names that its regions may have."""
+    """Ask for audio in the memory of Triton itself, by the names that its regions may have."""
     with channel_to(stage.at) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         began = time.monotonic()
@@ -145,16 +129,24 @@ def _shared_memory(stage: Stage) -> Ending:
 
 KILLERS: dict[str, Callable[[Stage], Ending]] = {
     f"JSON with {_FIELDS:,} fields": _many_fields,
-    "a header length beyond the body": _wrong_header_length,
+    "a header length beyond the body": lambda stage: _post(
+        stage, b"{}", Inference_Header_Content_Length=2**63
+    ),
     "a header of 100 MB": _endless_header,
     "rubbish by HTTP": lambda stage: _rubbish(stage.at.http),
     "rubbish by gRPC": lambda stage: _rubbish(stage.at.grpc),
     "a torn message by gRPC": _torn_protobuf,
     "shared memory by name": _shared_memory,
-    "a playlist": _playlist,
+    "a playlist": lambda stage: by_http(
+        stage.at, b"#EXTM3U\n#EXTINF:5,\nfile:///etc/hostname\n", _TIMEOUT_S
+    ),
     "80 MB of empty WAV chunks": _empty_chunks,
-    "a prompt of 30 MB": _huge_prompt,
-    "a language of 2 MB": _huge_language,
+    "a prompt of 30 MB": lambda stage: by_grpc(
+        stage.at, stage.short, _TIMEOUT_S, PROMPT="palabra " * (_PROMPT_CHARS // 8)
+    ),
+    "a language of 2 MB": lambda stage: by_grpc(
+        stage.at, stage.short, _TIMEOUT_S, LANGUAGE="x" * 2_000_000
+    ),
     f"JSON nested {DEPTH:,} deep": _nested,
     "JSON nested in parameters": _nested_parameters,
     "JSON nested before binary data": _nested_before_binary,

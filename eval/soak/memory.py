@@ -1,18 +1,15 @@
 """Memory of processes: looked at in turns, and judged by its slope."""
 
-import contextlib
 import dataclasses
 import math
-import re
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import psutil
 
-_SAMPLE_S = 0.1
+from eval.memory import shared_fairly_bytes
+
 _Z95 = 1.96
 _LEAST_VALUES = 10
 _LEAST_INDEPENDENT = 4.0  # fewer leave no error to speak of
@@ -27,18 +24,18 @@ class Slope:
     high: float
 
     def within(self, limit: float) -> bool | None:
-        """Whether it is at most the limit; None where the interval holds the limit."""
+        """Return whether it is at most the limit; None where the interval holds the limit."""
         if self.high <= limit:
             return True
         return False if self.low > limit else None
 
     def __str__(self) -> str:
-        """The figures."""
+        """Write the figures."""
         return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
-    """Least squares, with an error for values that resemble those before them, as memory does.
+    """Fit least squares, with an error for values that resemble those before them, as memory's do.
 
     Source: Santer et al., Statistical significance of trends, J. Geophys. Res. 105 (2000): values
     with lag-1 autocorrelation r of the residuals count as n (1 - r) / (1 + r) independent ones.
@@ -59,49 +56,14 @@ def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
     return Slope(value, value - error, value + error)
 
 
-def resident_kb(process: psutil.Process) -> float:
-    """Resident memory; 0 once it has ended."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return float(process.memory_info().rss / 1024)
-    return 0.0
+def memory_of(find: Callable[[], dict[str, psutil.Process]]) -> Callable[[], int]:
+    """Return a function that sums the memory of processes, which are found anew every second."""
+    known, looked_s = find(), time.monotonic()
 
+    def measure() -> int:
+        nonlocal known, looked_s
+        if time.monotonic() - looked_s > 1:  # one may have been started anew
+            known, looked_s = find(), time.monotonic()
+        return sum(shared_fairly_bytes(process.pid) for process in known.values())
 
-def shared_fairly_bytes(pid: int) -> int:
-    """Memory of a process in which a page that n processes share counts as 1/n; 0 if it ended."""
-    with contextlib.suppress(OSError):
-        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
-        found = re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE)
-        return int(found[1]) * 1024 if found else 0
-    return 0
-
-
-class Watch:
-    """Samples the memory of all of a server's processes together, ten times a second."""
-
-    def __init__(self, processes: Callable[[], dict[str, psutil.Process]]) -> None:
-        self.peak_bytes = 0
-        self.first_bytes = 0
-        self._processes = processes
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="soak-memory", daemon=True)
-
-    def _run(self) -> None:
-        known, looked_s = self._processes(), time.monotonic()
-        while True:
-            if time.monotonic() - looked_s > 1:  # one may have been started anew
-                known, looked_s = self._processes(), time.monotonic()
-            total = sum(shared_fairly_bytes(process.pid) for process in known.values())
-            self.first_bytes = self.first_bytes or total
-            self.peak_bytes = max(self.peak_bytes, total)
-            if self._stopped.wait(_SAMPLE_S):
-                return
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator["Watch"]:
-        """Sample for the length of a `with` block."""
-        self._thread.start()
-        try:
-            yield self
-        finally:
-            self._stopped.set()
-            self._thread.join()
+    return measure

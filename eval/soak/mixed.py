@@ -19,12 +19,12 @@ from tqdm import tqdm
 
 from build.clips import load_clips
 from eval.measurement import Check, Result, Run, Say
-from eval.soak.client import Ending, crowd
+from eval.memory import resident_bytes
+from eval.soak.client import Ending, crowd, lost
 from eval.soak.disruptions import Span, Unable, disruptions, recover, with_link
 from eval.soak.doors import DOORS
 from eval.soak.files import files_of
 from eval.soak.hostile import ATTACKS
-from eval.soak.memory import resident_kb
 from eval.soak.report import Finding, reported
 from eval.soak.stage import Stage, stage
 from eval.soak.tally import Asked, Tally, uneven
@@ -54,7 +54,7 @@ class Load:
 
 @dataclasses.dataclass(frozen=True)
 class Action:
-    """What one client does."""
+    """The action of one client."""
 
     attack: str | None  # of `ATTACKS`; None: it is honest
     door: str
@@ -63,7 +63,7 @@ class Action:
 
 
 def action(seed: int, number: int, files: int) -> Action:
-    """What the client of a number does."""
+    """Draw what the client of a number does."""
     rng = random.Random(f"{seed}/{number}")
     hostile = rng.random() < _HOSTILE_SHARE
     cancelled = rng.random() < _CANCELLED_SHARE
@@ -124,16 +124,16 @@ class _Mixed:
             ended, hang = wait(clients + others, _GONE_S)
             if hang:
                 raise EarshotError(f"{len(hang)} clients have no ending after {_GONE_S:g} s")
-            for one in ended:
-                one.result()
+            for client in ended:
+                client.result()
         self._settle()
         self._whole = True
 
     def finding(self) -> Finding:
-        """What was found so far."""
-        found = list(self._tally.found())
-        checks = [one for one in found if isinstance(one, Check)]
-        figures = {one[0]: float(one[1]) for one in found if not isinstance(one, Check)}
+        """Sum up what was found so far."""
+        news = list(self._tally.found())
+        checks = [each for each in news if isinstance(each, Check)]
+        figures = {each[0]: float(each[1]) for each in news if not isinstance(each, Check)}
         seed = f"seed {self._load.seed}"
         checks.append(Check("it comes to its end", self._whole or None, seed))
         ended = self._stage.process.poll()
@@ -143,13 +143,13 @@ class _Mixed:
 
     @property
     def _share(self) -> float:
-        """How much of it is done, at most 1."""
+        """Return how much of it is done, at most 1."""
         minutes = (time.monotonic() - self._tally.began_s) / 60 / self._load.minutes
         actions = self._tally.actions / self._load.actions if self._load.actions else 0.0
         return min(1.0, max(minutes, actions))
 
     def _ask_in_quiet(self) -> None:
-        """The text of every file by every door, with which all later ones are compared."""
+        """Get the text of every file by every door, with which all later ones are compared."""
         for door, file in itertools.product(DOORS, range(len(self._files))):
             ending = DOORS[door](self._stage.at, self._files[file], _TIMEOUT_S)
             if ending.kind != "answered":
@@ -158,7 +158,7 @@ class _Mixed:
         self._say(f"{len(self._texts)} texts in quiet")
 
     def _show(self, running: list["Future[None]"]) -> None:
-        """A bar, until there is enough or something breaks."""
+        """Show a bar, until there is enough or something breaks."""
         with tqdm(total=100, unit="%", leave=False, disable=None) as bar:
             while self._share < 1:
                 bar.update(round(100 * self._share) - bar.n)
@@ -168,34 +168,36 @@ class _Mixed:
                 time.sleep(_LOOK_S)
 
     def _clients(self) -> None:
-        """One action after another."""
+        """Do one action after another."""
         while not self._stopped.is_set():
             number = next(self._numbers)
             if self._load.actions is not None and number >= self._load.actions:
                 self._stopped.set()
                 return
-            one = action(self._load.seed, number, len(self._files))
+            act = action(self._load.seed, number, len(self._files))
             begin_s = time.monotonic()
-            if one.attack is None:
-                ending = self._honest(one, begin_s)
+            if act.attack is None:
+                ending = self._honest(act, begin_s)
             else:
-                ending = _attacked(ATTACKS[one.attack], self._stage)
-                self._tally.hostile(one.attack, begin_s, ending)
-            if one.patience_s is None and ending.kind in ("lost", "refused"):
+                ending = _attacked(ATTACKS[act.attack], self._stage)
+                self._tally.hostile(act.attack, begin_s, ending)
+            if act.patience_s is None and ending.kind in ("lost", "refused"):
                 self._stopped.wait(_PAUSE_S)
 
-    def _honest(self, one: Action, begin_s: float) -> Ending:
-        file = self._files[one.file]
-        asked = Asked(
-            *(f"{one.door}, {file.name}", self._texts[one.door, one.file]),
-            *(one.patience_s is None, begin_s),
+    def _honest(self, act: Action, begin_s: float) -> Ending:
+        file = self._files[act.file]
+        request = Asked(
+            what=f"{act.door}, {file.name}",
+            text=self._texts[act.door, act.file],
+            patient=act.patience_s is None,
+            begin_s=begin_s,
         )
-        ending = DOORS[one.door](self._stage.at, file, one.patience_s or _TIMEOUT_S)
-        self._tally.honest(asked, ending)
+        ending = DOORS[act.door](self._stage.at, file, act.patience_s or _TIMEOUT_S)
+        self._tally.honest(request, ending)
         return ending
 
     def _disrupt(self) -> None:
-        """One disruption after another early on; what comes later is for growth."""
+        """Disrupt again and again early on; what comes later is for growth."""
         for what, act in disruptions(self._load.seed):
             if self._stopped.wait(_APART_S) or self._share > _DISRUPTED:
                 return
@@ -213,7 +215,8 @@ class _Mixed:
                 continue
             for role, process in self._stage.processes().items():
                 with contextlib.suppress(psutil.Error):
-                    self._tally.look(role, process.pid, resident_kb(process), process.num_fds())
+                    memory_kb = resident_bytes(process) / 1024
+                    self._tally.look(role, process.pid, memory_kb, process.num_fds())
 
     def _settle(self) -> None:
         end_s = time.monotonic() + _SETTLE_S
@@ -227,4 +230,4 @@ def _attacked(attack: Callable[[Stage], Ending], running: Stage) -> Ending:
     try:
         return attack(running)
     except OSError as error:  # nobody listens just now, say
-        return Ending("lost", repr(error), time.monotonic() - began)
+        return lost(error, began)

@@ -7,7 +7,8 @@ import socket
 import time
 from collections.abc import Iterable, Iterator
 
-from eval.soak.client import INFER_PATH, Ending, ended_by_http
+from eval.server import connect
+from eval.soak.client import INFER_PATH, Ending, ended_by_http, lost
 
 _PIECE_S = 10.0  # longest wait for room to send one piece
 
@@ -21,14 +22,14 @@ class Upload:
 
 
 def head(host: str, **headers: object) -> bytes:
-    """The head of a POST to the model; underscores in names stand for dashes."""
+    """Write the head of a POST to the model; underscores in names stand for dashes."""
     lines = [f"POST {INFER_PATH} HTTP/1.1", f"Host: {host}", "Content-Type: application/json"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode()
 
 
 def chunked(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The pieces as chunks of a body without a length."""
+    """Yield the pieces as chunks of a body without a length."""
     for piece in pieces:
         yield b"%x\r\n%s\r\n" % (len(piece), piece)
     yield b"0\r\n\r\n"
@@ -44,7 +45,7 @@ def upload(address: str, head: bytes, pieces: Iterable[bytes], timeout_s: float)
         timeout_s: how long all of it may take.
     """
     began, sent = time.monotonic(), 0
-    with contextlib.closing(_connect(address, timeout_s)) as connection:
+    with contextlib.closing(connect(address, timeout_s)) as connection:
         try:
             connection.sendall(head)
             for piece in pieces:
@@ -59,11 +60,6 @@ def upload(address: str, head: bytes, pieces: Iterable[bytes], timeout_s: float)
             pass  # a refusal may be followed by a hang-up; the answer can still be read
         left_s = max(1.0, timeout_s - (time.monotonic() - began))
         return Upload(_answer(connection, began, left_s), sent)
-
-
-def _connect(address: str, timeout_s: float) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout_s)
 
 
 def _has_answer(connection: socket.socket) -> bool:
@@ -83,6 +79,5 @@ def _answer(connection: socket.socket, began: float, timeout_s: float) -> Ending
         answer.begin()
         body = answer.read()
     except (OSError, http.client.HTTPException) as error:
-        vain = isinstance(error, TimeoutError)
-        return Ending("lost", repr(error), time.monotonic() - began, vain)
+        return lost(error, began)
     return ended_by_http(answer.status, body, time.monotonic() - began)

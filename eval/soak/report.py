@@ -1,4 +1,4 @@
-"""What scenarios find out, and the report on it: soak.md for people, beside the record."""
+"""Findings of scenarios, and the report on them: soak.md for people, beside the record."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ Found = Iterator[Check | tuple[str, float]]
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What came of one scenario."""
+    """The outcome of one scenario."""
 
     scenario: str
     title: str
@@ -22,7 +22,7 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """Of its checks."""
+        """Return the verdict of its checks."""
         return verdict(self.checks)
 
 
@@ -43,13 +43,13 @@ def reported(run: Run, findings: Sequence[Finding]) -> Result:
 
 
 def to_markdown(config: str, machine: dict[str, str], findings: Sequence[Finding]) -> str:
-    """The text of soak.md."""
+    """Return the text of soak.md."""
     lines = [f"# Soak: {config}", "", "| scenario | | what happened | took |", "|---|---|---|---|"]
     for finding in findings:
         bad = [check for check in finding.checks if check.passed is not True]
-        told = "; ".join(f"{check.name}: {check.detail}" for check in bad or finding.checks)
+        summary = "; ".join(f"{check.name}: {check.detail}" for check in bad or finding.checks)
         lines.append(
-            f"| {finding.scenario} | {loud(finding.verdict)} | {_cell(told)} "
+            f"| {finding.scenario} | {loud(finding.verdict)} | {_cell(summary)} "
             f"| {finding.seconds:.0f} s |"
         )
     for finding in findings:

@@ -76,18 +76,18 @@ def attacked(name: str, config: Config, clips: tuple[Clip, ...], say: Say) -> Fi
     checks, figures = list[Check](), dict[str, float]()
     with stage(config, clips, say) as running:
         try:
-            for found in _ATTACKS[name](running):
-                if isinstance(found, Check):
-                    checks.append(found)
+            for news in _ATTACKS[name](running):
+                if isinstance(news, Check):
+                    checks.append(news)
                 else:
-                    figures[found[0]] = float(found[1])
+                    figures[news[0]] = float(news[1])
         except (EarshotError, OSError, psutil.Error) as error:
             checks.append(Check("the scenario comes to its end", False, repr(error)))
         ended = running.process.poll()
         if ended is None:
             status, figures["stopped after SIGTERM, s"] = running.stop()
-            told = "killed, for it did not stop" if status is None else f"exit status {status}"
-            checks.append(Check("it stops when it is asked to", status is not None, told))
+            how = "killed, for it did not stop" if status is None else f"exit status {status}"
+            checks.append(Check("it stops when it is asked to", status is not None, how))
         else:
             checks.append(Check("the server runs to the end", False, f"exit status {ended}"))
     return Finding(name, SCENARIOS[name], tuple(checks), figures, time.monotonic() - began)

@@ -43,37 +43,37 @@ class Stage:
 
     @property
     def at(self) -> Addresses:
-        """Where it listens."""
+        """Return where it listens."""
         server = self.config.server
         return Addresses(f"{server.host}:{server.http_port}", f"{server.host}:{server.grpc_port}")
 
     @property
     def short(self) -> bytes:
-        """The bytes of the shortest clip with speech that is a file of its own."""
+        """Read the shortest clip with speech that is a file of its own."""
         spoken = [clip for clip in self.clips if clip.text]
         return min(spoken, key=lambda clip: clip.duration_s).path.read_bytes()
 
     def processes(self) -> dict[str, psutil.Process]:
-        """All processes of the server by what they do, those that have ended left out."""
-        found: dict[str, psutil.Process] = {}
+        """Find all processes of the server by what they do, those that have ended left out."""
+        by_role_name: dict[str, psutil.Process] = {}
         for role, process in by_role(self.process.pid):
-            found[f"{role} {process.pid}" if role in found else role] = process
-        return found
+            by_role_name[f"{role} {process.pid}" if role in by_role_name else role] = process
+        return by_role_name
 
     def pids(self) -> dict[str, int]:
-        """Of its processes but those of single files."""
-        found = self.processes().items()
-        return {role: process.pid for role, process in found if "sandbox " not in role}
+        """Return the ids of its processes but those of single files."""
+        processes = self.processes().items()
+        return {role: process.pid for role, process in processes if "sandbox " not in role}
 
     def metrics(self) -> str:
-        """What the metrics page says; "" while nobody answers."""
+        """Read the metrics page; "" while nobody answers."""
         server = self.config.server
         with contextlib.suppress(OSError):
             return metrics_page(f"{server.host}:{server.metrics_port}")
         return ""
 
     def ready(self) -> bool:
-        """Whether the server says over HTTP that it is ready."""
+        """Return whether the server says over HTTP that it is ready."""
         url = f"http://{self.at.http}/v2/health/ready"
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2) as answer:
             return bool(answer.status == 200)
@@ -96,7 +96,7 @@ class Stage:
         return time.monotonic() - began, last
 
     def stop(self) -> tuple[int | None, float]:
-        """SIGTERM to the root; its exit status, None if it had to be killed, and the seconds."""
+        """Send SIGTERM to the root; its exit status, None if it had to be killed, and the time."""
         began = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -143,7 +143,7 @@ def _wait_until_ready(running: Stage) -> None:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Whatever still runs: asked first, so that it clears away its files, and then killed."""
+    """End whatever still runs: asked first, so that it clears away its files, and then killed."""
     family = descendants(process.pid)
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):

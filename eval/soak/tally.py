@@ -1,4 +1,4 @@
-"""What a mixed soak counts, and what must hold of it."""
+"""Counts of a mixed soak, and what must hold of them."""
 
 import collections
 import dataclasses
@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from eval.measurement import Check
+from eval.server import samples, total
 from eval.soak.client import Ending
 from eval.soak.disruptions import MAX_RECOVERY_S, Span
 from eval.soak.memory import slope
@@ -24,7 +25,7 @@ _FAULT = re.compile(r"^5(?!03)\d\d |^(INTERNAL|UNKNOWN|DATA_LOSS)\b")
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """What a process had when so many actions were done."""
+    """The memory and descriptors of a process when so many actions were done."""
 
     actions: int
     memory_kb: float
@@ -56,26 +57,26 @@ class Tally:
         self._recovered: dict[str, tuple[float, Ending]] = {}
         self._looks: dict[tuple[str, int], list[Look]] = {}
 
-    def honest(self, asked: Asked, ending: Ending) -> None:
-        """An honest request has ended, by now."""
+    def honest(self, request: Asked, ending: Ending) -> None:
+        """Count an honest request that has ended by now."""
         now_s = time.monotonic()
         with self._lock:
             self.actions += 1
-            disrupted = any(span.meets(asked.begin_s, now_s) for span in self.spans)
-            left = not asked.patient and ending.kind != "answered"
+            disrupted = any(span.meets(request.begin_s, now_s) for span in self.spans)
+            left = not request.patient and ending.kind != "answered"
             self._kinds["left" if left else ending.kind] += 1
-            told = f"{asked.what}: {ending}"
-            if ending.kind == "answered" and ending.text != asked.text:
-                self._bad["wrong"].append(f"{told}, not {asked.text!r}")
-            if asked.patient:
+            complaint = f"{request.what}: {ending}"
+            if ending.kind == "answered" and ending.text != request.text:
+                self._bad["wrong"].append(f"{complaint}, not {request.text!r}")
+            if request.patient:
                 self._longest_s[disrupted] = max(self._longest_s[disrupted], ending.seconds)
                 if ending.waited_in_vain:
-                    self._bad["vain"].append(told)
+                    self._bad["vain"].append(complaint)
                 elif ending.kind in ("lost", "failed") and not disrupted:
-                    self._bad[ending.kind].append(told)
+                    self._bad[ending.kind].append(complaint)
 
     def hostile(self, what: str, begin_s: float, ending: Ending) -> None:
-        """A hostile client has ended."""
+        """Count a hostile client that has ended."""
         now_s = time.monotonic()
         with self._lock:
             self.actions += 1
@@ -85,7 +86,7 @@ class Tally:
                 self._bad["fault"].append(f"{what}: {ending}")
 
     def recovered(self, what: str, seconds: float, last: Ending) -> None:
-        """The server was itself again after a disruption, or was not."""
+        """Note whether the server was itself again after a disruption."""
         with self._lock:
             self._kinds["disruptions"] += 1
             if what not in self._recovered or self._recovered[what][0] < seconds:
@@ -94,13 +95,13 @@ class Tally:
                 self._bad["back"].append(f"{what}: after {seconds:.0f} s {last}")
 
     def look(self, role: str, pid: int, memory_kb: float, descriptors: int) -> None:
-        """A process was looked at."""
+        """Note a look at a process."""
         with self._lock:
-            found = self._looks.setdefault((role, pid), [])
-            found.append(Look(self.actions, memory_kb, descriptors))
+            looks = self._looks.setdefault((role, pid), [])
+            looks.append(Look(self.actions, memory_kb, descriptors))
 
     def found(self) -> Found:
-        """All figures and checks."""
+        """Yield all figures and checks."""
         with self._lock:
             yield "actions", self.actions
             took_s = time.monotonic() - self.began_s
@@ -131,8 +132,8 @@ _PROMISES = {
 
 
 def _check(promise: str, bad: Sequence[str]) -> Check:
-    told = f"{len(bad)}: " + "; ".join(bad[:_SHOWN]) if bad else "none against it"
-    return Check(promise, not bad, told)
+    detail = f"{len(bad)}: " + "; ".join(bad[:_SHOWN]) if bad else "none against it"
+    return Check(promise, not bad, detail)
 
 
 def _growth(role: str, looks: Sequence[Look]) -> Iterator[Check | tuple[str, float]]:
@@ -153,25 +154,23 @@ def _growth(role: str, looks: Sequence[Look]) -> Iterator[Check | tuple[str, flo
 
 
 def uneven(page: str) -> str:
-    """What the server's metrics say that is not over; "" where every request has its ending."""
-    found = {
-        name: sum(map(float, re.findall(rf"^earshot_{name}(?:\{{.*\}})? (\S+)$", page, re.M)))
-        for name in _UNDER_WAY
-    }
-    outcomes = dict(
-        re.findall(r'^earshot_requests_total\{.*outcome="(\w+)".*\} (\S+)$', page, re.M)
-    )
-    accepted = sum(map(float, re.findall(r"^earshot_accepted_total\{.*\} (\S+)$", page, re.M)))
-    ended = sum(float(count) for name, count in outcomes.items() if name != "rejected")
-    told = [f"{name} is {value:g}" for name, value in found.items() if value]
+    """Say what is not over by the server's metrics; "" where every request has its ending."""
+    under_way = {name: total(page, f"earshot_{name}") for name in _UNDER_WAY}
+    outcomes = samples(page, "earshot_requests_total")
+    accepted = total(page, "earshot_accepted_total")
+    ended = sum(each.value for each in outcomes if each.labels["outcome"] != "rejected")
+    complaints = [f"{name} is {value:g}" for name, value in under_way.items() if value]
     if not outcomes:
-        told.append("the page has no outcomes")
+        complaints.append("the page has no outcomes")
     if accepted != ended:
-        told.append(f"{accepted:g} were accepted and {ended:g} ended")
-    return "; ".join(told)
+        complaints.append(f"{accepted:g} were accepted and {ended:g} ended")
+    return "; ".join(complaints)
 
 
 _UNDER_WAY = (
-    *("pending_requests", "live_streams", "gateway_inflight_requests", "gateway_inflight_bytes"),
+    "pending_requests",
+    "live_streams",
+    "gateway_inflight_requests",
+    "gateway_inflight_bytes",
     "gateway_inflight_upload_bytes",
 )

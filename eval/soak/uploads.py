@@ -1,10 +1,8 @@
 """Scenarios of uploads and connections: too large, endless, too slow, too many."""
 
 import contextlib
-import dataclasses
 import itertools
 import resource
-import socket
 import statistics
 import time
 from collections.abc import Iterator
@@ -12,8 +10,10 @@ from concurrent.futures import Future
 
 import psutil
 
-from eval.config import Config
+from eval.config import Config, changed
 from eval.measurement import Check
+from eval.memory import Watch
+from eval.server import connect
 from eval.soak.client import (
     Ending,
     all_answered,
@@ -26,7 +26,7 @@ from eval.soak.client import (
     http_body,
     infer,
 )
-from eval.soak.memory import Watch
+from eval.soak.memory import memory_of
 from eval.soak.raw import Upload, chunked, head, upload
 from eval.soak.report import Found
 from eval.soak.stage import Stage
@@ -47,10 +47,10 @@ _ASKS = 7
 
 
 def large_uploads(stage: Stage) -> Found:
-    """Uploads larger than memory: refused by what they declare, and by what they are."""
+    """Send uploads larger than memory: refused by what they declare, and by what they are."""
     http, zeros = stage.at.http, bytes(_MB)
     limit_mb = stage.config.server.max_inflight_mb
-    with Watch(stage.processes).running() as watch:
+    with Watch(memory_of(stage.processes)) as watch:
         declared = upload(http, head(http, Content_Length=_DECLARED_BYTES), _few(zeros), _TIMEOUT_S)
         stage.say(f"large uploads: 10 TB declared: {declared.ending}")
         body = chunked(itertools.repeat(zeros, _ENDLESS_MB))
@@ -78,21 +78,21 @@ def large_uploads(stage: Stage) -> Found:
     )
 
 
-def _refused_early(what: str, found: Upload) -> Check:
-    early = found.ending.kind == "refused" and found.sent_bytes < _ENDLESS_MB / 2 * _MB
-    told = f"{found.ending}, after {found.sent_bytes / _MB:.0f} MB"
-    return Check(f"{what} is refused before it is sent", early, told)
+def _refused_early(what: str, result: Upload) -> Check:
+    early = result.ending.kind == "refused" and result.sent_bytes < _ENDLESS_MB / 2 * _MB
+    detail = f"{result.ending}, after {result.sent_bytes / _MB:.0f} MB"
+    return Check(f"{what} is refused before it is sent", early, detail)
 
 
 def _few(piece: bytes) -> Iterator[bytes]:
-    """A few pieces with pauses, then silence: whoever waits for the rest waits in vain."""
+    """Yield a few pieces with pauses, then silence: whoever waits for the rest waits in vain."""
     for _ in range(4):
         yield piece
         time.sleep(0.5)
 
 
 def _many_at_once(stage: Stage, zeros: bytes) -> list[Ending]:
-    """Audio that is none, so that nobody decodes for long; what counts is that all of it comes."""
+    """Send audio that is none, so that nobody decodes for long: all of it has to come."""
     start, tail = http_body(bytes(_EACH_MB * _MB))
     prefix = start + tail[:4]
     size = len(start) + len(tail)
@@ -112,13 +112,12 @@ def _many_at_once(stage: Stage, zeros: bytes) -> list[Ending]:
 
 
 def with_short_uploads(config: Config) -> Config:
-    """The config with a limit on an upload's time that the scenario can wait for."""
-    server = dataclasses.replace(config.server, upload_timeout_s=_SLOW_LIMIT_S)
-    return dataclasses.replace(config, server=server)
+    """Return the config with a limit on an upload's time that the scenario can wait for."""
+    return changed(config, "server", upload_timeout_s=_SLOW_LIMIT_S)
 
 
 def slow_clients(stage: Stage) -> Found:
-    """Forty uploads that drip, beside clients that do not."""
+    """Send forty uploads that drip, beside clients that do not."""
     quiet = _asked(stage)
     start, tail = http_body(stage.short)
     size = len(start) + len(tail)
@@ -146,16 +145,16 @@ def slow_clients(stage: Stage) -> Found:
 
 
 def _drip(body: bytes) -> Iterator[bytes]:
-    """A hundred bytes at a time, with pauses, and it would take minutes."""
+    """Yield a hundred bytes at a time, with pauses, and it would take minutes."""
     for at in range(0, len(body), 100):
         yield body[at : at + 100]
         time.sleep(_SLOW_PIECE_S)
 
 
 def descriptors(stage: Stage) -> Found:
-    """Idle connections until the process that clients reach has no descriptor left."""
-    found = stage.processes()
-    process = found.get("gateway") or found["tritonserver"]
+    """Open idle connections until the process that clients reach has no descriptor left."""
+    processes = stage.processes()
+    process = processes.get("gateway") or processes["tritonserver"]
     limit = process.num_fds() + _FILES
     _, hard = process.rlimit(psutil.RLIMIT_NOFILE)
     process.rlimit(psutil.RLIMIT_NOFILE, (limit, hard))
@@ -194,9 +193,8 @@ def _idle_connections(stage: Stage, stack: contextlib.ExitStack, count: int) -> 
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4 * count)), hard))
     opened = 0
     for address in itertools.islice(itertools.cycle((stage.at.http, stage.at.grpc)), count):
-        host, _, port = address.rpartition(":")
         with contextlib.suppress(OSError):
-            stack.enter_context(socket.create_connection((host, int(port)), timeout=1))
+            stack.enter_context(connect(address, 1.0))
             opened += 1
     return opened
 
@@ -205,5 +203,5 @@ def _asked(stage: Stage) -> list[Ending]:
     return [stage.ask(_TIMEOUT_S) for _ in range(_ASKS)]
 
 
-def _median_s(found: list[Ending]) -> float:
-    return statistics.median(ending.seconds for ending in found)
+def _median_s(all_endings: list[Ending]) -> float:
+    return statistics.median(ending.seconds for ending in all_endings)

@@ -96,7 +96,7 @@ def run(work: Path, report: Report, compile_engine: Compile, python: str = "") -
 
 
 def _find(python: str) -> tuple[RuntimeName, str]:
-    """The runtime to check, and where."""
+    """Find the runtime to check, and where."""
     if python:
         return "tensorrt_llm_api", f"those of {python}, which says more once it is loaded"
     api = release.installed_release() >= release.API_RELEASE
@@ -107,7 +107,7 @@ def _find(python: str) -> tuple[RuntimeName, str]:
 
 
 def _precisions(runtime: RuntimeName) -> tuple[Precision, ...]:
-    """Those that the runtime has on this GPU."""
+    """Return those that the runtime has on this GPU."""
     if runtime == "tensorrt_llm_api":
         return ("fp16",)
     blackwell = 10 <= limits.find_gpu("cuda").compute_capability[0] < 12
@@ -194,7 +194,7 @@ def run_contract_tests(arguments: Sequence[str], results: Path, python: str = ""
 
 
 def _first_failure(results: Path) -> str:
-    """Name and message of the first test that failed; empty where pytest did not come so far."""
+    """Find the first test that failed, by name and message; empty where pytest got none."""
     if not results.is_file():
         return ""
     for test in xml.etree.ElementTree.parse(results).getroot().iter("testcase"):
@@ -239,7 +239,7 @@ def check_engine(engine: Engine, config: RuntimeConfig, network: Any, report: Re
 
 
 def make_jobs(engine: Engine, samples: bool = False) -> list[Job]:
-    """Windows, as log-mel or samples, decoded greedily without timestamps.
+    """Make windows, as log-mel or samples, decoded greedily without timestamps.
 
     Each has a spectrum of its own: white noise would have the same mean in all.
     """
@@ -260,7 +260,7 @@ def make_jobs(engine: Engine, samples: bool = False) -> list[Job]:
 
 
 def _coloured_noise(generator: torch.Generator) -> torch.Tensor:
-    """30 s with a loudness of its own in each band: float32 (480000,)."""
+    """Make 30 s with a loudness of its own in each band: float32 (480000,)."""
     spectrum = torch.fft.rfft(torch.randn(WINDOW_SAMPLES, generator=generator))
     bands = (_BANDS_SPREAD * torch.randn(_BANDS, generator=generator)).exp()
     bands = bands.repeat_interleave(len(spectrum) // _BANDS + 1)[: len(spectrum)]
@@ -278,7 +278,7 @@ class Reference:
 
     @torch.inference_mode()
     def logits(self, job: Job, tokens: Sequence[int]) -> torch.Tensor:
-        """After the prompt and after each token: float32 (1 + len(tokens), n_vocab)."""
+        """Compute logits after the prompt and each token: float32 (1 + len(tokens), n_vocab)."""
         if job.id not in self._encoded:
             features = job.features[None]
             if features.ndim == 2:  # samples
@@ -292,7 +292,7 @@ class Reference:
 
     @torch.inference_mode()
     def greedy(self, facts: TokenizerFacts, job: Job) -> list[int]:
-        """Tokens under the suppress lists, up to end of text."""
+        """Decode tokens under the suppress lists, up to end of text."""
         tokens: list[int] = []
         for _ in range(job.options.max_tokens):
             logits = self.logits(job, tokens)[-1]
@@ -309,7 +309,7 @@ class Reference:
 def compare_logits(
     executor: Executor, reference: Reference, jobs: list[Job], expected: Tokens, bound: float
 ) -> float:
-    """Logits after prefixes of the reference's tokens; returns the largest relative deviation."""
+    """Compare logits after prefixes of the reference's tokens; returns the largest relative gap."""
     worst = 0.0
     for job, tokens in zip(jobs, expected, strict=True):
         logits = reference.logits(job, tokens)
@@ -317,14 +317,14 @@ def compare_logits(
             features = job.features.half().T.contiguous()
             prefix = (*job.prompt, *tokens[:count])
             request = ExecutorRequest(prefix, features, max_tokens=1, probe=True)
-            found = _logits_of(executor, request)
+            ours = _logits_of(executor, request)
             theirs = logits[count]
-            relative = float((found - theirs).norm() / theirs.norm())
+            relative = float((ours - theirs).norm() / theirs.norm())
             worst = max(worst, relative)
             if not relative <= bound:
                 raise DifferenceError(
                     f"window {job.id}, logits after {len(prefix)} tokens: off by {relative:.3g} of "
-                    f"their size, expected at most {bound}; first values {found[:4].tolist()}, "
+                    f"their size, expected at most {bound}; first values {ours[:4].tolist()}, "
                     f"transformers {theirs[:4].tolist()}"
                 )
     return worst
@@ -359,11 +359,11 @@ def decode(runtime: TensorRTLLMRuntime, jobs: list[Job]) -> Tokens:
 
 
 def compare_tokens(
-    reference: Reference, jobs: list[Job], found: Tokens, expected: Tokens, tie: float
+    reference: Reference, jobs: list[Job], decoded: Tokens, expected: Tokens, tie: float
 ) -> int:
     """Demand equal tokens up to the first near-tie; returns how many windows part at one."""
     ties = 0
-    for job, ours, theirs in zip(jobs, found, expected, strict=True):
+    for job, ours, theirs in zip(jobs, decoded, expected, strict=True):
         if ours != theirs:
             _check_tie(reference, job, ours, theirs, tie)
             ties += 1

@@ -1,4 +1,4 @@
-"""What `python -m eval trtllm-check` ran: one table, and a line to paste into a bug report."""
+"""The report of `python -m eval trtllm-check`: a table, and a line to paste into a bug report."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ class Step:
 
 
 class Report:
-    """What ran, and how it ended.
+    """The checks that ran, and how they ended.
 
     Args:
         progress: called with a line for each check, as it ends.
@@ -37,7 +37,7 @@ class Report:
 
     @contextlib.contextmanager
     def check(self, what: str) -> Iterator[Step]:
-        """A check, which passes unless its block raises.
+        """Run a check, which passes unless its block raises.
 
         Raises:
             EarshotError: the block's.
@@ -57,14 +57,14 @@ class Report:
         self._progress(f"{what}: {check.found or 'pass'}")
 
     def table(self) -> str:
-        """Versions and every check, a row each."""
+        """Tabulate versions and every check, a row each."""
         rows = [*_environment().items(), ("", "")]
         rows += [(c.what, f"{'pass' if c.passed else 'FAIL'}  {c.found}") for c in self.checks]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in rows)
 
     def line(self) -> str:
-        """The outcome and the versions in one line, to paste into a bug report."""
+        """Return the outcome and the versions in one line, to paste into a bug report."""
         failed = next((check for check in self.checks if not check.passed), None)
         outcome = f"pass, {len(self.checks)} checks"
         if failed is not None:
@@ -73,7 +73,7 @@ class Report:
 
 
 def _environment() -> dict[str, str]:
-    """Versions that decide what the library does, and the machine."""
+    """Return the versions that decide what the library does, and the machine."""
     facts = machine_facts()
     return {
         **versions("tensorrt_llm", "tensorrt", "torch", "transformers", "numpy", "pydantic"),

@@ -1,15 +1,17 @@
 """Options that several commands have: the config, what a request may ask for, subtitles."""
 
 import argparse
-import dataclasses
+import base64
 import os
 from collections.abc import Collection
-from typing import get_args
+from typing import Any
 
-from serve.contract.config import Config
+from serve.contract.config import OPTIONS, SEARCH_OPTIONS, SPEECH_OPTIONS, Config
 from serve.contract.errors import ConfigError, OptionError, shown
-from serve.contract.messages import Mode, Request, Task
-from serve.speech.cues import CueOptions, check_bounds
+from serve.contract.files import read_bytes
+from serve.contract.messages import Request
+from serve.contract.options import Option
+from serve.speech.cues import CUE_OPTIONS, CueOptions, check_bounds
 from serve.speech.formats import SUBTITLES
 
 # Hosts that mean every interface, and where a client on this machine reaches them.
@@ -38,134 +40,59 @@ def api_key() -> str | None:
     return os.environ.get("EARSHOT_API_KEY")
 
 
+_ACTIONS = {None: argparse.BooleanOptionalAction, False: "store_true", True: "store_false"}
+_NO_FLAGS = (
+    "sample_rate",
+    "try_word_timestamps",
+    "voice",
+    "unfinished",
+    "draft",
+    "known_speaker_names",  # both by --known-speaker
+    "known_speaker_references",
+)
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Let a command have them; their defaults are those of `serve.contract.messages.Request`."""
+    """Let a command have a request's options, but for those of live text and of raw samples."""
     group = parser.add_argument_group("request options")
+    configured = "Defaults are those of the config."
+    groups = {
+        **dict.fromkeys(SPEECH_OPTIONS, parser.add_argument_group("speech options", configured)),
+        **dict.fromkeys(SEARCH_OPTIONS, parser.add_argument_group("search options", configured)),
+    }
+    for name, option in OPTIONS.items():
+        if name not in _NO_FLAGS:
+            _add_flag(groups.get(name, group), option, option.default)
     group.add_argument(
-        "--language", help="such as en, English or en-US; default, and auto: detected"
-    )
-    group.add_argument(
-        "--languages",
-        type=codes,
-        default=Request.languages,
-        metavar="CODE,CODE,…",
-        help="detect it among these; default: as in the config",
-    )
-    group.add_argument(
-        "--multilingual", action="store_true", help="detect it for each window of at most 30 s"
-    )
-    group.add_argument(
-        "--task", choices=get_args(Task), default=Request.task, help=f"default: {Request.task}"
-    )
-    group.add_argument(
-        "--prompt", default=Request.prompt, help="text before the audio: names, spelling, style"
-    )
-    group.add_argument(
-        "--hotwords", default=Request.hotwords, help="names and terms that may be said anywhere"
-    )
-    group.add_argument(
-        "--prefix",
-        default=Request.prefix,
-        help="words that the audio begins with; the answer goes on from them",
-    )
-    group.add_argument(
-        "--mode",
-        choices=get_args(Mode),
-        help="sequential: each window knows the text before it; default: as in the config",
-    )
-    group.add_argument(
-        "--partial",
-        action=argparse.BooleanOptionalAction,
-        help="transcribe what is there of a file that was cut short; default: as in the config",
-    )
-    group.add_argument(
-        "--no-timestamps",
-        dest="timestamps",
-        action="store_false",
-        help="one segment per window of at most 30 s",
-    )
-    group.add_argument(
-        "--word-timestamps", action="store_true", help="when each word was said, in json"
-    )
-    group.add_argument(
-        "--token-logprobs", action="store_true", help="log-probabilities of tokens, in json"
-    )
-    group.add_argument(
-        "--hallucination-silence-threshold",
-        type=float,
-        metavar="SECONDS",
-        help="leave out odd segments between longer silences; 0 is off; default: as in the config",
-    )
-    group.add_argument(
-        "--clip-timestamps",
-        type=_seconds,
-        default=Request.clip_timestamps,
-        metavar="START,END,…",
-        help="decode only these stretches, in seconds; the last may go on to the end: 0,10,20",
-    )
-    group.add_argument(
-        "--vad",
-        action=argparse.BooleanOptionalAction,
-        help="decode only speech; default: as in the config",
-    )
-    group.add_argument(
-        "--temperature", type=float, help="0 to 1; default: 0, higher where that fails"
-    )
-    group.add_argument(
-        "--short-encoder", action="store_true", help="encode the audio, not silence up to 30 s"
-    )
-    group.add_argument("--max-tokens", type=int, help="per window; default: as in the config")
-    speech = parser.add_argument_group("speech options", "Defaults are those of the config.")
-    speech.add_argument(
-        "--vad-threshold", type=float, help="0 to 1: a likelier frame of 32 ms begins speech"
-    )
-    speech.add_argument("--vad-min-speech-s", type=float, help="what is no longer is no speech")
-    speech.add_argument("--vad-min-silence-s", type=float, help="so much silence ends speech")
-    speech.add_argument("--vad-pad-s", type=float, help="stays on either side of speech")
-    search = parser.add_argument_group("search options", "Defaults are those of the config.")
-    search.add_argument(
-        "--beam-size", type=int, help="1 to 8 hypotheses, at temperature 0; 1 is greedy"
-    )
-    search.add_argument(
-        "--patience", type=float, help="search on until there are beam size x patience hypotheses"
-    )
-    search.add_argument(
-        "--length-penalty", type=float, help="they rank by log-probability / length ** penalty"
-    )
-    search.add_argument("--best-of", type=int, help="1 to 8 samples, at temperatures above 0")
-    search.add_argument(
-        "--repetition-penalty", type=float, help="above 1: tokens that were said become less likely"
-    )
-    search.add_argument(
-        "--no-repeat-ngram-size", type=int, help="never say so many tokens twice in a row; 0 is off"
+        "--known-speaker",
+        dest="known_speakers",
+        type=_known_speaker,
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="with --diarize: a speaker's name, and a file of 2 to 10 s of that voice alone; may "
+        "be given several times",
     )
 
 
 def add_cue_options(parser: argparse.ArgumentParser) -> None:
     """Let a command have those of `serve.speech.cues.CueOptions`."""
     group = parser.add_argument_group("subtitles", "For --format srt and vtt.")
-    group.add_argument(
-        "--max-line-width",
-        type=int,
-        metavar="N",
-        help="characters a line, of which East Asian ones count twice; "
-        f"default: {CueOptions.max_line_width}",
-    )
-    group.add_argument(
-        "--max-line-count",
-        type=int,
-        metavar="N",
-        help=f"lines a cue; default: {CueOptions.max_line_count}",
-    )
-    group.add_argument(
-        "--max-words-per-line", type=int, metavar="N", help="words a cue; 1: word by word"
-    )
-    group.add_argument(
-        "--highlight-words",
-        action="store_const",
-        const=True,
-        help="underline each word while it is said",
-    )
+    for option in CUE_OPTIONS.values():
+        _add_flag(group, option, None)
+
+
+def _add_flag(group: argparse._ArgumentGroup, option: Option, default: object) -> None:
+    """Add the flag that sets an option, or denies one that is true by itself."""
+    prefix = "--no-" if option.default is True else "--"
+    flag = prefix + option.name.replace("_", "-")
+    how: dict[str, Any]
+    if option.kind is bool:
+        how = {"action": _ACTIONS[option.default]}
+    else:
+        parse = _LISTS[option.kind] if option.many else option.kind
+        how = {"type": parse, "choices": option.choices or None, "metavar": option.metavar}
+    group.add_argument(flag, dest=option.name, default=default, help=option.help, **how)
 
 
 def read_cue_options(args: argparse.Namespace, formats: Collection[str]) -> CueOptions:
@@ -178,8 +105,7 @@ def read_cue_options(args: argparse.Namespace, formats: Collection[str]) -> CueO
     Raises:
         ConfigError: an option is wrong, or nothing is written that has it.
     """
-    names = [field.name for field in dataclasses.fields(CueOptions)]
-    options = {name: value for name in names if (value := getattr(args, name)) is not None}
+    options = {name: value for name in CUE_OPTIONS if (value := getattr(args, name)) is not None}
     subtitles = any(format in SUBTITLES for format in formats)
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"
@@ -214,7 +140,22 @@ def _seconds(text: str) -> tuple[float, ...]:
         ) from None
 
 
+def _known_speaker(text: str) -> tuple[str, str]:
+    """A name, and a file as a data URL."""
+    name, equals, file = text.partition("=")
+    if not (name and equals and file):
+        raise argparse.ArgumentTypeError(f"{shown(text)}; expected NAME=FILE, such as Ann=ann.wav")
+    data = base64.b64encode(read_bytes(file)).decode()
+    return name, f"data:application/octet-stream;base64,{data}"
+
+
+_LISTS = {str: codes, float: _seconds}
+
+
 def request_of(audio: bytes, args: argparse.Namespace) -> Request:
     """The request that the options ask for: each is a field by its name."""
-    names = {field.name for field in dataclasses.fields(Request)}
-    return Request(audio, **{name: value for name, value in vars(args).items() if name in names})
+    options = {name: value for name, value in vars(args).items() if name in OPTIONS}
+    if args.known_speakers:
+        names, references = zip(*args.known_speakers, strict=True)
+        options |= {"known_speaker_names": names, "known_speaker_references": references}
+    return Request(audio, **options)

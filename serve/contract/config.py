@@ -38,7 +38,8 @@ from serve.contract.fields import (
     Share,
     Temperature,
 )
-from serve.contract.messages import Mode
+from serve.contract.messages import Mode, Request
+from serve.contract.options import option, options_of
 from serve.contract.runtimes import RuntimeSections
 
 Precision = Literal["int8", "fp16"]
@@ -86,13 +87,32 @@ class SearchConfig:
     The keys stand in [transcriber]; they mean what faster-whisper's options of these names mean.
     """
 
-    beam_size: Beams = 1  # at temperature 0; 1 = greedy
-    patience: Factor = 1.0  # a search ends with round(beam_size * patience) hypotheses
-    length_penalty: Power = 1.0  # hypotheses rank by log-probability / length ** this
-    best_of: Beams = 1  # samples at temperatures above 0, of which the best is the answer
-    repetition_penalty: Factor = 1.0  # above 1: tokens that were sampled become less likely
-    # So many tokens, at most the context's, are never sampled twice in a row; 0 = off.
-    no_repeat_ngram_size: Annotated[int, Field(ge=0, le=448)] = 0
+    beam_size: Beams = option(
+        1,
+        "1 to 8 hypotheses, at temperature 0; 1: greedy",
+        help="1 to 8 hypotheses, at temperature 0; 1 is greedy",
+    )
+    patience: Factor = option(  # rounded
+        1.0,
+        "the search ends with BEAM_SIZE * PATIENCE of them",
+        help="search on until there are beam size x patience hypotheses",
+    )
+    length_penalty: Power = option(
+        1.0,
+        "they rank by log-probability / length ** this",
+        help="they rank by log-probability / length ** penalty",
+    )
+    best_of: Beams = option(1, "1 to 8 samples, at temperatures above 0")  # the best is the answer
+    repetition_penalty: Factor = option(
+        1.0,
+        "above 1: said tokens become less likely",
+        help="above 1: tokens that were said become less likely",
+    )
+    no_repeat_ngram_size: Annotated[int, Field(ge=0, le=448)] = option(  # 448 is the context
+        0,
+        "never so many tokens twice in a row",
+        help="never say so many tokens twice in a row; 0 is off",
+    )
 
 
 SEARCH_OPTIONS = tuple(field.name for field in dataclasses.fields(SearchConfig))
@@ -108,10 +128,20 @@ class SpeechConfig:
     23 moments in which nobody speaks, and 30 ms of 39 minutes in which somebody does.
     """
 
-    vad_threshold: Fraction = 0.5  # a frame of 32 ms that is likelier begins speech
-    vad_min_speech_s: Moment = 0.1  # what is no longer is no speech
-    vad_min_silence_s: Moment = 0.16  # speech ends when it has been unlikely for so long
-    vad_pad_s: Moment = 0.4  # stays on either side of speech
+    vad_threshold: Fraction = option(
+        0.5,
+        "0 to 1; a frame that is likelier begins speech",
+        help="0 to 1: a likelier frame of 32 ms begins speech",
+    )
+    vad_min_speech_s: Moment = option(
+        0.1, "seconds; what is no longer is no speech", help="what is no longer is no speech"
+    )
+    vad_min_silence_s: Moment = option(
+        0.16, "seconds of silence that end speech", help="so much silence ends speech"
+    )
+    vad_pad_s: Moment = option(
+        0.4, "seconds that stay on either side of speech", help="stays on either side of speech"
+    )
 
 
 SPEECH_OPTIONS = tuple(field.name for field in dataclasses.fields(SpeechConfig))
@@ -166,6 +196,10 @@ class TranscriberConfig(SearchConfig, SpeechConfig):
     # "off"; "auto", in audio that is longer than a window of 30 s. With "auto" audio in which
     # nobody speaks is left out whole, however short it is.
     vad: VoiceActivity = "auto"
+
+
+OPTIONS = options_of(Request, TranscriberConfig)
+"""All options of a request, by their names."""
 
 
 @dataclasses.dataclass(frozen=True)

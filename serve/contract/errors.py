@@ -18,11 +18,14 @@
     ├── DeadlineError          a bounded wait ran out
     └── DeviceError            the device failed; the runtime cannot go on
 
-Messages say what was found, what was expected and what to do. `status` is the name of the gRPC
-status that a server answers with; `exit_code` is what a command line ends with.
+Messages say what was found, what was expected and what to do. `status` is how a server answers a
+client with the error, at each of its doors; `exit_code` is what a command line ends with. For what
+the gateway refuses by itself, `serve.gateway.refusals.REASONS` has more of such rows.
 """
 
+import dataclasses
 import reprlib
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 _SHORT = reprlib.Repr()
@@ -36,10 +39,51 @@ def shown(value: Any) -> str:
     return _SHORT.repr(value)
 
 
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """How an error is answered, by the door that its client came through."""
+
+    grpc: str  # status, by its name
+    http: int  # status, of OpenAI's API
+    code: str | None  # of OpenAI's API
+    close: int = 1008  # code of a WebSocket that it closes
+
+    @property
+    def kserve(self) -> int:
+        """The status of KServe's HTTP, which says what gRPC's says."""
+        return _KSERVE[self.grpc]
+
+    @property
+    def again(self) -> bool:
+        """Whether the same request may succeed later."""
+        return self.grpc == "UNAVAILABLE"
+
+    @property
+    def kind(self) -> str:
+        """The `type` of an error of OpenAI's API."""
+        if self.http == 429:
+            return "rate_limit_error"
+        return "invalid_request_error" if self.http < 500 else "server_error"
+
+
+_KSERVE = {
+    "INVALID_ARGUMENT": 400,
+    "UNAUTHENTICATED": 401,
+    "PERMISSION_DENIED": 403,
+    "NOT_FOUND": 404,
+    "RESOURCE_EXHAUSTED": 413,
+    "UNIMPLEMENTED": 404,
+    "CANCELLED": 499,
+    "DEADLINE_EXCEEDED": 504,
+    "UNAVAILABLE": 503,
+    "INTERNAL": 500,
+}
+
+
 class EarshotError(Exception):
     """Base of every expected error."""
 
-    status: ClassVar[str] = "INTERNAL"
+    status: ClassVar[Status] = Status("INTERNAL", 500, "server_error", close=1011)
     exit_code: ClassVar[int] = 1
 
 
@@ -66,27 +110,31 @@ class MissingCheckpointError(CheckpointError):
 class EngineError(EarshotError):
     """An engine folder is missing, damaged, or of another format."""
 
-    status = "UNAVAILABLE"
+    status = Status("UNAVAILABLE", 503, "server_unavailable")
 
 
 class UnavailableError(EarshotError):
     """This machine lacks something that the chosen runtime or server needs."""
 
-    status = "UNAVAILABLE"
+    status = Status("UNAVAILABLE", 503, "server_unavailable")
 
 
 class RequestError(EarshotError):
     """The request is wrong; sending it again unchanged cannot help."""
 
-    status = "INVALID_ARG"
+    status = Status("INVALID_ARGUMENT", 400, None)
 
 
 class AudioError(RequestError):
     """The audio cannot be decoded or is out of bounds."""
 
+    status = Status("INVALID_ARGUMENT", 400, "invalid_audio")
+
 
 class AudioLimitError(AudioError):
     """The audio is longer, larger or more work than may be; in parts it may go."""
+
+    status = Status("INVALID_ARGUMENT", 422, "audio_limit_exceeded")
 
 
 class ChannelError(AudioError):
@@ -96,30 +144,51 @@ class ChannelError(AudioError):
 class OptionError(RequestError):
     """An option is unknown, malformed, or cannot be honoured by the running runtime."""
 
+    status = Status("INVALID_ARGUMENT", 400, "invalid_value")
+
 
 class AccessError(RequestError):
     """The request has no API key, or one that is not known."""
 
-    status = "UNAUTHENTICATED"
+    status = Status("UNAUTHENTICATED", 401, "invalid_api_key")
 
 
 class OverloadedError(EarshotError):
     """The queue is full or the server is draining; the same request may succeed later."""
 
-    status = "UNAVAILABLE"
+    status = Status("UNAVAILABLE", 429, "overloaded")
 
 
 class CancelledError(EarshotError):
     """The client cancelled the request or went away."""
 
-    status = "CANCELLED"
+    status = Status("CANCELLED", 499, "client_gone")
 
 
 class DeadlineError(EarshotError):
     """A bounded wait ran out before an answer was ready."""
 
-    status = "UNAVAILABLE"
+    status = Status("UNAVAILABLE", 503, "timeout")
 
 
 class DeviceError(EarshotError):
     """The device failed; the runtime cannot go on and must be restarted."""
+
+
+FROM_GRPC: Mapping[str, type[EarshotError]] = {
+    "INVALID_ARGUMENT": RequestError,
+    "CANCELLED": CancelledError,
+    "DEADLINE_EXCEEDED": DeadlineError,
+    "NOT_FOUND": UnavailableError,
+    "UNAVAILABLE": UnavailableError,
+}
+"""What the name of a gRPC status means where its text names no class; others: an EarshotError."""
+
+
+def from_http(status: int) -> type[EarshotError]:
+    """What a status of OpenAI's API means, of whichever server."""
+    if status in (429, 503):
+        return OverloadedError
+    if status == 401:
+        return AccessError
+    return RequestError if status < 500 else EarshotError

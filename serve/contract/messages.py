@@ -12,6 +12,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from serve.contract.options import option
+
 Task = Literal["transcribe", "translate"]
 Mode = Literal["parallel", "sequential"]
 Channels = Literal["mix", "split"]
@@ -54,73 +56,158 @@ class AudioFile:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """One transcription asked for."""
+    """One transcription asked for; None = as configured, where nothing else is said.
+
+    Each option is declared here once, or in `serve.contract.config` where a config has it, too.
+    """
 
     # A file's bytes, in memory or not, or mono samples in [-1, 1] at `sample_rate`.
     audio: bytes | AudioFile | Samples
-    sample_rate: int | None = None  # Hz; needed with samples, not allowed with bytes
-    language: str | None = None  # such as "en", "English", "en-US"; None or "auto" detects it
-    # Codes or names of the languages that it may be in, if it is to be detected; (): as configured.
-    languages: Sequence[str] = ()
-    multilingual: bool = False  # the language is detected for each window of at most 30 s
-    task: Task = "transcribe"
-    # How the windows of long audio are decoded: all at once, or one after another, each with the
-    # text before it. None = as configured.
-    mode: Mode | None = None
-    prompt: str = ""  # text that precedes the audio: names, spelling, style
-    hotwords: str = ""  # names and terms that any window may hold
-    prefix: str = ""  # words that the audio begins with, which the answer leaves out
-    # Whether what is there of a file that was cut short is transcribed, with a warning; else it is
-    # refused. None = as configured.
-    partial: bool | None = None
-    timestamps: bool = True
-    word_timestamps: bool = False  # segments come with their words, and words with their times
-    try_word_timestamps: bool = False  # so they do, unless the engine cannot time words
-    token_logprobs: bool = False  # segments come with the log-probabilities of their tokens
-    # Whether the audio's channels are one, or each is transcribed as its own speaker.
-    channels: Channels = "mix"
-    # Whether speakers are told apart by their voices: segments come with who says them. How many
-    # there are, at least and at most, where that is known; and names of some, with recordings of 2
-    # to 10 s of each as data URLs.
-    diarize: bool = False
-    num_speakers: int | None = None
-    min_speakers: int | None = None
-    max_speakers: int | None = None
-    known_speaker_names: Sequence[str] = ()
-    known_speaker_references: Sequence[str] = ()
-    # Only these stretches are decoded: start, end, start, end, … in seconds; the last end may be
-    # missing, for the end of the audio. (): all of it.
-    clip_timestamps: Sequence[float] = ()
-    # Segments of unlikely words between silences longer than this, in seconds, are left out; 0 =
-    # none are, None = as configured.
-    hallucination_silence_threshold: float | None = None
-    vad: bool | None = None  # whether what is not speech is left out; None = as configured
-    # Start, end, start, end, … in seconds of each stretch in which somebody speaks, by whom has
-    # listened already: all is decoded, as without `vad`, and nobody listens again. (): nobody has.
-    voice: Sequence[float] = ()
-    # What counts as speech; see `serve.contract.config.SpeechConfig`. None = as configured.
+    sample_rate: int | None = option(None, "Hz; needed with SAMPLES, not allowed with AUDIO")
+    language: str | None = option(
+        None,
+        'such as "en", "English" or "en-US"; default, and "auto": detected',
+        help="such as en, English or en-US; default, and auto: detected",
+        max_bytes=64,
+    )
+    languages: Sequence[str] = option(  # codes or names
+        (),
+        "codes among which it is detected; default: as configured",
+        help="detect it among these; default: as in the config",
+        metavar="CODE,CODE,…",
+        max_bytes=2**12,
+    )
+    multilingual: bool = option(
+        False,
+        "detect it for each window; default: false",
+        help="detect it for each window of at most 30 s",
+    )
+    task: Task = option(
+        "transcribe",
+        '"transcribe" (default) or "translate"',
+        help="default: transcribe",
+        max_bytes=64,
+    )
+    prompt: str = option("", "text before the audio: names, spelling, style", max_bytes=2**18)
+    hotwords: str = option(
+        "",
+        "names and terms that any window may hold",
+        help="names and terms that may be said anywhere",
+        max_bytes=2**18,
+    )
+    prefix: str = option(
+        "",
+        "words that the audio begins with; not answered",
+        help="words that the audio begins with; the answer goes on from them",
+        max_bytes=2**18,
+    )
+    # How the windows of long audio are decoded: all at once, or one after another.
+    mode: Mode | None = option(
+        None,
+        '"parallel" or "sequential"; default: as configured',
+        help="sequential: each window knows the text before it; default: as in the config",
+        max_bytes=64,
+    )
+    # With a warning; where it is false such a file is refused.
+    partial: bool | None = option(
+        None,
+        "take what is there of a cut file; default: as configured",
+        help="transcribe what is there of a file that was cut short; default: as in the config",
+    )
+    timestamps: bool = option(
+        True,
+        "whether the model marks times; default: true",
+        help="one segment per window of at most 30 s",  # says --no-timestamps
+    )
+    word_timestamps: bool = option(
+        False,
+        "whether segments hold timed words; default: false",
+        help="when each word was said, in json",
+    )
+    try_word_timestamps: bool = option(False, "the same, if the engine can time words")
+    token_logprobs: bool = option(
+        False, "and their tokens' log-probabilities", help="log-probabilities of tokens, in json"
+    )
+    channels: Channels = option(
+        "mix",
+        '"mix" (default), or "split": each channel of the audio is a speaker\'s own',
+        help="split: each channel of the audio is a speaker's own; default: mix",
+        max_bytes=64,
+    )
+    # Of these all but `diarize` say what is known of the speakers, who get letters else.
+    diarize: bool = option(
+        False,
+        "tell speakers apart by their voices; default: false",
+        help="tell speakers apart by their voices, and say who says what",
+    )
+    num_speakers: int | None = option(None, "with DIARIZE: how many there are", metavar="N")
+    min_speakers: int | None = option(None, "with DIARIZE: at least so many", metavar="N")
+    max_speakers: int | None = option(None, "with DIARIZE: at most so many", metavar="N")
+    known_speaker_names: Sequence[str] = option(
+        (), "with DIARIZE: names of speakers", max_bytes=2**12
+    )
+    known_speaker_references: Sequence[str] = option(
+        (), "2 to 10 s of each of these alone, as data URLs in base64", max_bytes=2**25
+    )
+    # The last end may be missing, for the end of the audio. (): all of it.
+    clip_timestamps: Sequence[float] = option(
+        (),
+        "start, end, start, … s: decode these stretches",
+        help="decode only these stretches, in seconds; the last may go on to the end: 0,10,20",
+        metavar="START,END,…",
+        max_bytes=2**14,
+    )
+    hallucination_silence_threshold: float | None = option(
+        None,
+        "seconds: odd segments between longer silences are left out; default: as configured",
+        help="leave out odd segments between longer silences; 0 is off; default: as in the config",
+        metavar="SECONDS",
+    )
+    vad: bool | None = option(
+        None,
+        "whether only speech is decoded; default: as configured",
+        help="decode only speech; default: as in the config",
+    )
+    # By whom has listened already: all is decoded, as without `vad`, and nobody listens again.
+    # (): nobody has.
+    voice: Sequence[float] = option(
+        (), "start, end, start, … s: where somebody speaks, if known", max_bytes=2**14
+    )
     vad_threshold: float | None = None
     vad_min_speech_s: float | None = None
     vad_min_silence_s: float | None = None
     vad_pad_s: float | None = None
-    temperature: float | None = None  # None = 0 with the configured fallback; a number = only that
-    max_tokens: int | None = None  # new tokens per window; None = the configured limit
-    # The search for the best text; see `serve.contract.config.SearchConfig`. None = as configured.
+    temperature: float | None = option(  # a number: only that
+        None,
+        "0 to 1; default: 0, with the configured fallback",
+        help="0 to 1; default: 0, higher where that fails",
+    )
+    max_tokens: int | None = option(
+        None,
+        "most new tokens per window of at most 30 s",
+        help="per window; default: as in the config",
+    )
     beam_size: int | None = None
     patience: float | None = None
     length_penalty: float | None = None
     best_of: int | None = None
     repetition_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
-    # Whether the encoder sees a window's audio and a second of silence, instead of silence up to
-    # 30 s: much less work for short audio. Checkpoints are not trained so; measure what it costs.
-    short_encoder: bool = False
-    # Whether the audio breaks off, in a word perhaps, and will be decoded again when there is more
-    # of it: text that repeats itself ends at once, without the repetition that showed it.
-    unfinished: bool = False
-    # `Transcript.tokens` of this audio when it was shorter: a guess at what its first window says.
-    # It changes how long greedy decoding takes, never the answer.
-    draft: tuple[int, ...] = ()
+    # The encoder sees a window's audio and a second of silence: much less work for short audio.
+    # Checkpoints are not trained so; measure what it costs.
+    short_encoder: bool = option(
+        False,
+        "do not encode a window's silence up to 30 s; default: false",
+        help="encode the audio, not silence up to 30 s",
+    )
+    # The audio breaks off, in a word perhaps: text that repeats itself ends at once, without the
+    # repetition that showed it.
+    unfinished: bool = option(False, "more of this audio will be asked for; default: false")
+    # `Transcript.tokens`: a guess at what the first window says. It changes how long greedy
+    # decoding takes, never the answer.
+    draft: tuple[int, ...] = option(
+        (), "TOKENS of this audio when it was shorter: saves time", max_bytes=2**12
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

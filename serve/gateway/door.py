@@ -116,7 +116,7 @@ class Door:
                 yield Visit(caller, line, self.metrics)
             except Refusal as refusal:
                 line.param = refusal.param or ""
-                ended(refusal.status, refusal.reason)
+                ended(refusal.status.grpc, refusal.reason)
                 raise
             except asyncio.CancelledError:
                 ended("CANCELLED", "client_gone")

@@ -1,21 +1,26 @@
-"""What every HTTP response carries, which hosts and pages may ask, and the log of what failed."""
+"""What every HTTP response carries, which hosts and pages may ask, and the log of what failed.
+
+The owner of a name can let it point to 127.0.0.1 (DNS rebinding), and then browsers take a page
+that came from it for this server's own: what such a page asks has that name as its Host.
+"""
 
 import http
+import ipaddress
 import logging
+import re
 import urllib.parse
 from collections.abc import Callable, Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.contract.config import ServerConfig
-from serve.contract.errors import shown
-from serve.gateway import hosts
+from serve.contract.errors import OverloadedError, RequestError, shown
 from serve.gateway.listen import CROWDED
 from serve.gateway.log import Line
 from serve.gateway.protocols import NotTaken
+from serve.gateway.refusals import Refusal, as_openai
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -36,6 +41,7 @@ _SERVED_BY = "x-earshot-model"
 _WARNING = "x-earshot-warning"
 _IGNORED = "x-earshot-ignored"
 _MOST_IGNORED = 1000  # characters
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:@/\s]+))(?::[0-9]*)?")  # [IPv6] or name, port
 _LEFT = tuple(  # see `serve.gateway.callers.Caller.left`
     f"x-ratelimit-{what}-{of}"
     for of in ("requests", "audio-seconds")
@@ -124,7 +130,8 @@ def _write(line: Line, status: int, path: str) -> None:
 def _with_room(app: ASGIApp) -> ASGIApp:
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
         if scope.get(CROWDED, False):
-            await _refuse(_crowded(), scope, receive, send)
+            refusal = OverloadedError("too many connections are open; try again")
+            await _refuse(Refusal(refusal, "connections"), scope, receive, send)
         else:
             await app(scope, receive, send)
 
@@ -134,12 +141,38 @@ def _with_room(app: ASGIApp) -> ASGIApp:
 def _with_hosts(app: ASGIApp, server: ServerConfig) -> ASGIApp:
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
         host = Headers(scope=scope).get("host", "")
-        if hosts.may_be_called(server, host):
+        if may_be_called(server, host):
             await app(scope, receive, send)
         else:
-            await _refuse(hosts.refusal(host), scope, receive, send)
+            error = RequestError(
+                f"the request is for the host {shown(host)}; expected localhost, an address of "
+                "loopback or one of server.allowed_hosts"
+            )
+            await _refuse(Refusal(error, "host"), scope, receive, send)
 
     return checked
+
+
+def may_be_called(server: ServerConfig, host: str) -> bool:
+    """Whether a request with this Host header is for this server.
+
+    On loopback, and wherever `allowed_hosts` names some: names and addresses of loopback, with any
+    port, and what it names. Elsewhere: every host.
+    """
+    if not server.on_loopback and not server.allowed_hosts:
+        return True
+    found = _HOST.fullmatch(host)
+    if found is None:
+        return False
+    name = (found[1] or found[2]).lower()
+    return _is_of_loopback(name) or name in [known.lower() for known in server.allowed_hosts]
+
+
+def _is_of_loopback(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"
 
 
 def _with_origins(app: ASGIApp, allowed: tuple[str, ...]) -> ASGIApp:
@@ -159,7 +192,10 @@ def _with_origins(app: ASGIApp, allowed: tuple[str, ...]) -> ASGIApp:
         elif _is_of(origin, headers.get("host")):
             await app(scope, receive, send)  # a page of this server's own
         else:
-            await _refuse(_foreign(origin), scope, receive, send)
+            error = RequestError(
+                f"pages of {shown(origin)} may not ask; server.allowed_origins says which may"
+            )
+            await _refuse(Refusal(error, "origin"), scope, receive, send)
 
     return checked
 
@@ -171,29 +207,10 @@ def _is_of(origin: str, host: str | None) -> bool:
         return False
 
 
-async def _refuse(response: JSONResponse, scope: Scope, receive: Receive, send: Send) -> None:
+async def _refuse(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "websocket":  # whose server answers with a status of its own, 403
         await receive()
-        await send({"type": "websocket.close", "code": 1008})
+        await send({"type": "websocket.close", "code": refusal.status.close})
     else:
-        await response(scope, receive, send)
-
-
-def _crowded() -> JSONResponse:
-    error = {
-        "message": "too many connections are open; try again",
-        "type": "server_error",
-        "param": None,
-        "code": "overloaded",
-    }
-    return JSONResponse({"error": error}, 503, {"Retry-After": "1", "Connection": "close"})
-
-
-def _foreign(origin: str) -> JSONResponse:
-    error = {
-        "message": f"pages of {shown(origin)} may not ask; server.allowed_origins says which may",
-        "type": "invalid_request_error",
-        "param": None,
-        "code": "origin_not_allowed",
-    }
-    return JSONResponse({"error": error}, 403)
+        hang_up = {"Connection": "close"} if refusal.reason == "connections" else {}
+        await as_openai(refusal, headers=hang_up)(scope, receive, send)

@@ -37,7 +37,7 @@ from serve.gateway.openai.routes import build_openai_app
 from serve.gateway.page.routes import page_routes
 from serve.gateway.page.state import State
 from serve.gateway.protocols import SHARE
-from serve.gateway.refusals import HTTP_STATUS, Refusal
+from serve.gateway.refusals import Refusal, as_kserve
 from serve.gateway.translate import Translated, answer_to_http, json_bytes, request_from_http
 from serve.gateway.turns import JSON_S_PER_BYTE, Share
 from serve.gateway.upstream.exchange import Exchange
@@ -223,12 +223,7 @@ def _message(message: Any) -> Response:
 
 
 async def _refused(request: Request, refusal: Refusal) -> Response:
-    headers = {}
-    if refusal.status == "UNAVAILABLE":
-        headers["Retry-After"] = str(refusal.retry_after_s)
-    if refusal.status == "UNAUTHENTICATED":
-        headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse({"error": refusal.text}, HTTP_STATUS[refusal.status], headers)
+    return as_kserve(refusal)
 
 
 async def _no_route(request: Request, error: HTTPException) -> Response:
@@ -237,4 +232,4 @@ async def _no_route(request: Request, error: HTTPException) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return await _refused(request, refusals.failed())
+    return as_kserve(refusals.failed())

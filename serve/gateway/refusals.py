@@ -3,41 +3,57 @@
 A refusal's text is what `serve.wire.tensors` makes of an error, so that our client raises the same
 error again. Triton's own words never leave the machine: they name shared-memory regions, paths and
 addresses.
+
+Below /v1, and where a page or a host may not ask, refusals are told as OpenAI's API tells them,
+{"error": {"message", "type", "param", "code"}}:
+https://developers.openai.com/api/docs/guides/error-codes
 """
 
+import dataclasses
 import logging
 import math
+import re
+from collections.abc import Collection
+from typing import Any
+
+from starlette.responses import JSONResponse
 
 from serve.contract.errors import (
+    AudioError,
     CancelledError,
     DeadlineError,
     EarshotError,
+    OptionError,
     OverloadedError,
     RequestError,
+    Status,
     UnavailableError,
 )
 from serve.wire import tensors
 
 logger = logging.getLogger("earshot.gateway")
 
-_RETRY_AFTER_S = 1
-
-HTTP_STATUS = {
-    "INVALID_ARGUMENT": 400,
-    "UNAUTHENTICATED": 401,
-    "NOT_FOUND": 404,
-    "RESOURCE_EXHAUSTED": 413,
-    "UNIMPLEMENTED": 404,
-    "CANCELLED": 499,
-    "DEADLINE_EXCEEDED": 504,
-    "UNAVAILABLE": 503,
-    "INTERNAL": 500,
+REASONS = {
+    "draining": Status("UNAVAILABLE", 503, "draining", close=1012),
+    "server_stopping": Status("UNAVAILABLE", 503, "draining", close=1012),
+    "slow_upload": Status("UNAVAILABLE", 408, "upload_timeout"),
+    "connections": Status("UNAVAILABLE", 503, "overloaded"),
+    "key_limit": Status("UNAVAILABLE", 429, "rate_limit_exceeded"),
+    "too_large": Status("RESOURCE_EXHAUSTED", 413, "request_too_large"),
+    "media_type": Status("INVALID_ARGUMENT", 415, "unsupported_media_type"),
+    "not_found": Status("NOT_FOUND", 404, "not_found"),
+    "method": Status("NOT_FOUND", 405, "method_not_allowed"),
+    "origin": Status("PERMISSION_DENIED", 403, "origin_not_allowed"),
+    "host": Status("PERMISSION_DENIED", 421, "host_not_allowed"),
+    "session_idle": Status("INVALID_ARGUMENT", 400, "session_idle", close=1001),
+    "session_expired": Status("INVALID_ARGUMENT", 400, "session_expired", close=1001),
 }
-"""The HTTP status that says what a gRPC status says."""
+"""How a refusal is answered that the gateway has a reason for; others as their error's class."""
 
-_TRITON_NAMES = {"INVALID_ARG": "INVALID_ARGUMENT"}
+_RETRY_AFTER_S = 1
 _SERVER_FAILED = "the server failed while it worked on this request; its log has the details"
 _SERVER_AWAY = "the engine's process is not there, it is being started again; try again"
+_SUBJECT = re.compile(r"(?:the request: )?(\w+)")  # what a message begins with
 
 # Triton's words, with status INTERNAL, for a model's process that stands still or is gone.
 _STALLED = ("is not healthy", "Failed to obtain the health mutex")
@@ -48,20 +64,88 @@ class Refusal(Exception):
 
     Args:
         error: what to tell the client.
-        status: name of the gRPC status; None takes that of the error's class.
-        reason: label of the metric that counts refusals.
+        reason: label of the metric that counts refusals; empty: gRPC's status in small letters.
+        grpc: name of the gRPC status, where it is not that of the reason or of the error's class.
     """
 
-    def __init__(self, error: EarshotError, status: str | None = None, reason: str = "") -> None:
+    def __init__(self, error: EarshotError, reason: str = "", grpc: str = "") -> None:
         super().__init__(str(error))
         self.error = error
-        self.status = status or _TRITON_NAMES.get(error.status, error.status)
         self.text = tensors.error_to_text(error)
-        self.reason = reason or self.status.lower()
+        self.reason = reason or (grpc or error.status.grpc).lower()
+        self.status = REASONS.get(self.reason, error.status)
+        if grpc:
+            self.status = dataclasses.replace(self.status, grpc=grpc)
         self.param: str | None = None
         """The field that is wrong, where it is one."""
         self.retry_after_s = _RETRY_AFTER_S
         """What a client is asked to wait, where waiting helps."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Those of an HTTP answer: how long to wait, or what is needed to come in."""
+        if self.status.again:
+            return {"Retry-After": str(self.retry_after_s)}
+        return {"WWW-Authenticate": "Bearer"} if self.status.http == 401 else {}
+
+
+class FieldRefusal(Refusal):
+    """A field of a request is wrong.
+
+    Args:
+        param: its name.
+        message: what was found, what was expected.
+        code: says to programs what is wrong, where OpenAI has a code for it.
+        reason: see `Refusal`.
+    """
+
+    def __init__(self, param: str, message: str, code: str | None = None, reason: str = "") -> None:
+        super().__init__(OptionError(message), reason)
+        self.param = param
+        if code is not None:
+            self.status = dataclasses.replace(self.status, code=code)
+
+
+def as_openai(
+    refusal: Refusal, fields: Collection[str] = (), headers: dict[str, str] | None = None
+) -> JSONResponse:
+    """A refusal as a response of OpenAI's API.
+
+    Args:
+        refusal: why there is no answer.
+        fields: names that an error's message may begin with; it then is about that field.
+        headers: more of them.
+    """
+    more = (headers or {}) | refusal.headers
+    return JSONResponse(openai_error(refusal, fields), refusal.status.http, more)
+
+
+def openai_error(refusal: Refusal, fields: Collection[str]) -> dict[str, Any]:
+    """The body of a refusal; see `as_openai`."""
+    status = refusal.status
+    error = {
+        "message": str(refusal),
+        "type": status.kind,
+        "param": _param(refusal, fields),
+        "code": status.code,
+    }
+    return {"error": error}
+
+
+def _param(refusal: Refusal, fields: Collection[str]) -> str | None:
+    if refusal.param is not None:
+        return refusal.param
+    if isinstance(refusal.error, AudioError):
+        return "file"
+    named = _SUBJECT.match(str(refusal))
+    if isinstance(refusal.error, OptionError) and named and named[1].lower() in fields:
+        return named[1].lower()
+    return None
+
+
+def as_kserve(refusal: Refusal) -> JSONResponse:
+    """A refusal as a response of KServe's HTTP."""
+    return JSONResponse({"error": refusal.text}, refusal.status.kserve, refusal.headers)
 
 
 def invalid(message: str) -> Refusal:
@@ -71,22 +155,22 @@ def invalid(message: str) -> Refusal:
 
 def not_found(message: str) -> Refusal:
     """It names a model, a version or an address that does not exist."""
-    return Refusal(RequestError(message), "NOT_FOUND")
+    return Refusal(RequestError(message), "not_found")
 
 
 def too_large(message: str) -> Refusal:
     """It is larger than one request may be."""
-    return Refusal(RequestError(message), "RESOURCE_EXHAUSTED", "too_large")
+    return Refusal(RequestError(message), "too_large")
 
 
 def media_type(message: str) -> Refusal:
     """Its body is of another kind than expected."""
-    return Refusal(RequestError(message), reason="media_type")
+    return Refusal(RequestError(message), "media_type")
 
 
 def overloaded(message: str, reason: str) -> Refusal:
     """There is no room, or no time, for it now."""
-    return Refusal(OverloadedError(message), reason=reason)
+    return Refusal(OverloadedError(message), reason)
 
 
 def stopping() -> Refusal:
@@ -103,12 +187,12 @@ def key_limit(limit: str, name: str, wait_s: float = _RETRY_AFTER_S) -> Refusal:
 
 def no_answer_in_time(limit_s: float) -> Refusal:
     """Triton has had it for too long."""
-    return Refusal(DeadlineError(f"no answer within {limit_s:g} s; try again"), reason="deadline")
+    return Refusal(DeadlineError(f"no answer within {limit_s:g} s; try again"), "deadline")
 
 
 def server_away() -> Refusal:
     """Triton cannot be reached, or its model cannot."""
-    return Refusal(UnavailableError(_SERVER_AWAY), reason="server_away")
+    return Refusal(UnavailableError(_SERVER_AWAY), "server_away")
 
 
 def from_upstream(status: str, text: str) -> Refusal:
@@ -120,11 +204,11 @@ def from_upstream(status: str, text: str) -> Refusal:
     """
     error = tensors.error_from_text(text, "")
     named = type(error) is not EarshotError
-    if named and error.status != "INTERNAL":
-        return Refusal(error, status or None)
+    if named and error.status.grpc != "INTERNAL":
+        return Refusal(error, grpc=status)
     logger.error("a server answered %s: %s", status or "an error", text)
     if named:  # its class may be known, its words may hold anything
-        return Refusal(type(error)(_SERVER_FAILED), status or None)
+        return Refusal(type(error)(_SERVER_FAILED), grpc=status)
     if status == "UNAVAILABLE" or any(words in text for words in _STALLED):
         return server_away()
     if status in ("", "INTERNAL") and not text.startswith(f"{EarshotError.__name__}: "):
@@ -139,7 +223,7 @@ def no_room_for_upload() -> Refusal:
 
 def client_gone() -> Refusal:
     """Nobody will read the answer."""
-    return Refusal(CancelledError("the client has gone"), reason="client_gone")
+    return Refusal(CancelledError("the client has gone"), "client_gone")
 
 
 def failed() -> Refusal:

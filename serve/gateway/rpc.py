@@ -165,8 +165,8 @@ def _handler(name: str, method: Method) -> grpc.RpcMethodHandler:
 
 async def abort(context: Context, refusal: Refusal, line: Line) -> None:
     """End a call with a refusal."""
-    wait = (("retry-after", str(refusal.retry_after_s)),) if refusal.status == "UNAVAILABLE" else ()
-    await context.abort(grpc.StatusCode[refusal.status], refusal.text, _named(line) + wait)
+    wait = (("retry-after", str(refusal.retry_after_s)),) if refusal.status.again else ()
+    await context.abort(grpc.StatusCode[refusal.status.grpc], refusal.text, _named(line) + wait)
 
 
 def _named(line: Line) -> tuple[tuple[str, str], ...]:

@@ -45,7 +45,7 @@ class Capabilities:
     # Of engines built for certain beams: those `beam_size`s alone, and no `best_of`. (): all.
     beam_sizes: tuple[int, ...] = ()
 
-    def refusal(self, wanted: "SearchConfig | DecodingOptions") -> str | None:
+    def refusal(self, wanted: SearchConfig) -> str | None:
         """Which option of a search cannot be honoured, and what to do; None: all can."""
         for name in SEARCH_OPTIONS:
             value = getattr(wanted, name)
@@ -64,7 +64,7 @@ class Capabilities:
     def _unable(self, name: str, value: float) -> str | None:
         """Why the runtime cannot have one option at a value."""
         if name not in ("beam_size", "best_of"):
-            neutral = getattr(DecodingOptions, name)
+            neutral = getattr(SearchConfig, name)
             if self.search_options or value == neutral:
                 return None
             return f", but the runtime {self.runtime} does not have it; expected {neutral}"
@@ -83,22 +83,13 @@ class Capabilities:
 
 
 @dataclasses.dataclass(frozen=True)
-class DecodingOptions:
-    """How one window is decoded."""
+class DecodingOptions(SearchConfig):
+    """How one window is decoded; the defaults of its search change nothing."""
 
     timestamps: bool = True
     temperature: float = 0.0  # 0 = greedy
     max_tokens: int = 224  # new tokens, end of text included
     seed: int = 0  # makes sampling repeatable, whatever else is in the batch
-    # At temperature 0: beam search over so many hypotheses; 1 = greedy.
-    beam_size: int = 1
-    patience: float = 1.0  # the search ends with round(beam_size * patience) hypotheses
-    # Hypotheses are ranked by their summed log-probability / length ** length_penalty.
-    length_penalty: float = 1.0
-    best_of: int = 1  # at temperatures above 0: so many samples, of which the best is the answer
-    # Logits of tokens that were sampled before: / penalty where positive, * where negative.
-    repetition_penalty: float = 1.0
-    no_repeat_ngram_size: int = 0  # so many tokens are never sampled twice in a row; 0 = off
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 
 from serve.contract.errors import OptionError, shown
 from serve.contract.messages import Segment
+from serve.contract.options import option, options_of
 
 LEAST_S, MOST_S = 5 / 6, 7.0  # that a cue is shown
 READING_SPEED = 20.0  # characters per second
@@ -55,10 +56,17 @@ _ABBREVIATION = re.compile(r"[bcdfghjklmnpqrstvwxz]{1,3}\.", re.IGNORECASE)  # M
 class CueOptions:
     """How srt and vtt show a text, by the names that OpenAI's command gives it."""
 
-    highlight_words: bool = False  # a cue for each word, in which it is underlined
-    max_line_width: int = 42  # characters, of which those of East Asian scripts count twice
-    max_line_count: int = 2
-    max_words_per_line: int | None = None  # words a cue at most; None: as many as fit
+    highlight_words: bool = option(False, "underline each word while it is said")
+    max_line_width: int = option(
+        42, "characters a line, of which East Asian ones count twice; default: 42", metavar="N"
+    )
+    max_line_count: int = option(2, "lines a cue; default: 2", metavar="N")
+    max_words_per_line: int | None = option(
+        None,
+        "words a cue; 1: word by word; default: as many as fit",
+        help="words a cue; 1: word by word",
+        metavar="N",
+    )
 
     @property
     def needs_words(self) -> bool:
@@ -67,6 +75,8 @@ class CueOptions:
 
 
 DEFAULT = CueOptions()
+CUE_OPTIONS = options_of(CueOptions)
+"""By their names."""
 BOUNDS = {
     "max_line_width": (2, 1000),
     "max_line_count": (1, 100),

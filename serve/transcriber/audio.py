@@ -1,6 +1,5 @@
 """What a request says of its audio: how large it is, and which stretches of it are wanted."""
 
-import base64
 import math
 from collections.abc import Sequence
 
@@ -13,7 +12,6 @@ from serve.speech.stretches import Stretch
 
 MIB = 1 << 20
 MAX_TIMES = 2048
-MOST_KNOWN = 16  # speakers
 
 
 def audio_bytes(request: Request) -> int:
@@ -82,37 +80,6 @@ def stretches_of(name: str, times: Sequence[float]) -> tuple[Stretch, ...]:
             )
         until_s = end_s
     return stretches
-
-
-def known_speakers(
-    names: Sequence[str], references: Sequence[str]
-) -> tuple[tuple[str, bytes], ...]:
-    """Known speakers' names, and the files in which they speak, out of data URLs (RFC 2397).
-
-    Raises:
-        OptionError: they are too many, without names or files, of one name, or no data URLs.
-    """
-    if len(names) != len(references) or len(names) > MOST_KNOWN:
-        raise OptionError(
-            f"known_speaker_names has {len(names)} and known_speaker_references {len(references)}; "
-            f"expected as many of both, at most {MOST_KNOWN}"
-        )
-    if len(set(names)) < len(names) or not all(name.strip() for name in names):
-        raise OptionError(f"known_speaker_names = {shown(list(names))}; expected different names")
-    return tuple(zip(names, map(_file_of, references), strict=True))
-
-
-def _file_of(url: str) -> bytes:
-    head, comma, data = url.partition(",")
-    try:
-        if head.startswith("data:") and head.endswith(";base64") and comma:
-            return base64.b64decode(data, validate=True)
-    except ValueError:
-        pass  # below
-    raise OptionError(
-        f"known_speaker_references has {shown(url)}; expected data URLs in base64, such as "
-        "data:audio/wav;base64,UklGR…"
-    )
 
 
 def is_number(value: object) -> bool:

@@ -16,8 +16,6 @@ def multilingual_of(request: Request, tokenizer: Tokenizer, capabilities: Capabi
         OptionError: that contradicts another option, or cannot be found.
     """
     wanted = request.multilingual
-    if not isinstance(wanted, bool):
-        raise OptionError(f"multilingual = {shown(wanted)}; expected true or false")
     if wanted and request.language is not None:
         raise OptionError(
             f"multilingual = true with language = {shown(request.language)}; expected one of them"

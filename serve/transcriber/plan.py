@@ -2,10 +2,11 @@
 
 import dataclasses
 import math
-from typing import TypeVar, get_args
+from typing import TypeVar
 
 from serve.contract.codec import from_table
 from serve.contract.config import (
+    OPTIONS,
     SPEECH_OPTIONS,
     SearchConfig,
     SpeechConfig,
@@ -14,12 +15,12 @@ from serve.contract.config import (
 )
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import ConfigError, OptionError, shown
-from serve.contract.messages import AudioFile, Channels, Mode, Request
+from serve.contract.messages import Mode, Request
 from serve.runtime.protocol import Capabilities, DecodingOptions, Detection
 from serve.speech.languages import named_language
 from serve.speech.stretches import Stretch
 from serve.speech.tokenizer import Tokenizer
-from serve.transcriber.audio import check_audio, is_number, known_speakers, stretches_of
+from serve.transcriber.audio import check_audio, is_number, stretches_of
 from serve.transcriber.detection import check_languages, detection_of, multilingual_of
 from serve.transcriber.prompts import (
     NO_TEXTS,
@@ -29,22 +30,9 @@ from serve.transcriber.prompts import (
     refusal_of_text,
     without_text,
 )
+from serve.transcriber.speaker_plan import Speakers, has_channels, speakers_of
 
 T = TypeVar("T", SearchConfig, SpeechConfig)
-
-MOST_SPEAKERS = 100
-_COUNTS = ("num_speakers", "min_speakers", "max_speakers")
-_TOLD = "diarize = true"
-
-
-@dataclasses.dataclass(frozen=True)
-class Speakers:
-    """What is known of a recording's speakers, who are told apart by their voices."""
-
-    num: int | None = None  # how many there are
-    least: int | None = None
-    most: int | None = None
-    known: tuple[tuple[str, bytes], ...] = ()  # names, and files in which nobody else speaks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +132,7 @@ def plan_request(
     """
     check_audio(request, config)
     request = dataclasses.replace(request, language=named_language(request.language))
+    _check_flags(request)
     _check_task(request, config)
     temperature = _temperature(request, capabilities, config)
     silence_s = _hallucination_silence(request, config)
@@ -187,16 +176,23 @@ def plan_request(
         speech=_speech(request, config),
         draft=_draft(request, tokenizer, n_text_ctx),
         short_encoder=_short_encoder(request, capabilities),
-        unfinished=_unfinished(request),
+        unfinished=request.unfinished,
         mode=mode,
         multilingual=multilingual,
         detection=detection,
         texts=texts,
-        partial=_partial(request, config),
+        partial=config.partial if request.partial is None else request.partial,
         repetitive=config.compression_ratio_threshold,
-        speakers=_speakers(request),
-        channels=_channels(request),
+        speakers=speakers_of(request),
+        channels=has_channels(request),
     )
+
+
+def _check_flags(request: Request) -> None:
+    for name, option in OPTIONS.items():
+        value = getattr(request, name)
+        if option.kind is bool and not isinstance(value, bool) and value is not option.default:
+            raise OptionError(f"{name} = {shown(value)}; expected true or false")
 
 
 def _check_task(request: Request, config: TranscriberConfig) -> None:
@@ -211,10 +207,6 @@ def _words(
     request: Request, silence_s: float, tokenizer: Tokenizer, capabilities: Capabilities
 ) -> bool:
     """Whether words are to be timed: for themselves, or for what their pass finds besides."""
-    for name in ("word_timestamps", "try_word_timestamps", "token_logprobs", "diarize"):
-        wanted = getattr(request, name)
-        if not isinstance(wanted, bool):
-            raise OptionError(f"{name} = {wanted!r}; expected true or false")
     tried = request.try_word_timestamps
     needed = request.word_timestamps or request.token_logprobs or silence_s or request.diarize
     if capabilities.words:
@@ -252,45 +244,6 @@ def _hallucination_silence(request: Request, config: TranscriberConfig) -> float
     return float(wanted)
 
 
-def _speakers(request: Request) -> Speakers | None:
-    known = known_speakers(request.known_speaker_names, request.known_speaker_references)
-    counts = {name: getattr(request, name) for name in _COUNTS}
-    for name, count in counts.items():
-        if count is not None and (type(count) is not int or not 1 <= count <= MOST_SPEAKERS):
-            raise OptionError(f"{name} = {shown(count)}; expected 1 to {MOST_SPEAKERS}")
-        if count is not None and not request.diarize:
-            raise OptionError(f"{name} = {count}, but no speakers are told apart; ask for {_TOLD}")
-    if not request.diarize:
-        if known:
-            raise OptionError(f"known_speaker_names came, and no speakers are told apart; {_TOLD}")
-        return None
-    if request.task == "translate":
-        raise OptionError(
-            "diarize = true, but a translation's words are not said in their order; ask for task = "
-            "transcribe"
-        )
-    num, least, most = counts.values()
-    low, high = num or least or 1, num or most or MOST_SPEAKERS
-    if not (least or 1) <= low <= high <= (most or MOST_SPEAKERS):
-        given = ", ".join(f"{name} = {count}" for name, count in counts.items() if count)
-        raise OptionError(f"{given}; expected numbers that can all be right")
-    return Speakers(num, least, most, known)
-
-
-def _channels(request: Request) -> bool:
-    if request.channels not in get_args(Channels):
-        expected = " or ".join(get_args(Channels))
-        raise OptionError(f"channels = {shown(request.channels)}; expected {expected}")
-    if request.channels == "mix":
-        return False
-    if not isinstance(request.audio, bytes | AudioFile):
-        raise OptionError("channels = split, but samples have one channel; send a file")
-    if request.diarize or request.voice:
-        other = "diarize" if request.diarize else "voice"
-        raise OptionError(f"channels = split came with {other}; expected one of them")
-    return True
-
-
 def _voice(request: Request) -> tuple[Stretch, ...]:
     voice = stretches_of("voice", request.voice)
     if voice and (request.vad or request.clip_timestamps):
@@ -306,8 +259,6 @@ def _vad(request: Request, config: TranscriberConfig) -> VoiceActivity:
         return "off"  # the client has chosen what is worth decoding
     if request.vad is None:
         return config.vad
-    if not isinstance(request.vad, bool):
-        raise OptionError(f"vad = {shown(request.vad)}; expected true or false")
     return "on" if request.vad else "off"
 
 
@@ -322,29 +273,13 @@ def _speech(request: Request, config: TranscriberConfig) -> SpeechConfig:
     return _asked(request, config, SpeechConfig)
 
 
-def _partial(request: Request, config: TranscriberConfig) -> bool:
-    wanted = config.partial if request.partial is None else request.partial
-    if not isinstance(wanted, bool):
-        raise OptionError(f"partial = {shown(wanted)}; expected true or false")
-    return wanted
-
-
 def _short_encoder(request: Request, capabilities: Capabilities) -> bool:
-    wanted = request.short_encoder
-    if not isinstance(wanted, bool):
-        raise OptionError(f"short_encoder = {shown(wanted)}; expected true or false")
-    if wanted and not capabilities.short_windows:
+    if request.short_encoder and not capabilities.short_windows:
         raise OptionError(
             f"short_encoder = true, but the runtime {capabilities.runtime} on "
             f"{capabilities.device} encodes whole windows; ask for short_encoder = false"
         )
-    return wanted
-
-
-def _unfinished(request: Request) -> bool:
-    if not isinstance(request.unfinished, bool):
-        raise OptionError(f"unfinished = {shown(request.unfinished)}; expected true or false")
-    return request.unfinished
+    return request.short_encoder
 
 
 def _draft(request: Request, tokenizer: Tokenizer, n_text_ctx: int) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from serve.wire import tensors
 
 logger = logging.getLogger("earshot")
 
+_TRITON_NAMES = {"INVALID_ARGUMENT": "INVALID_ARG"}  # of statuses that are gRPC's elsewhere
 _FLUSH_S = 10.0  # most that the end waits for responses on their way
 
 
@@ -39,7 +40,8 @@ class Sender:
 
     def error_response(self, error: EarshotError) -> Any:
         """A response with an error's text and status: the one place where errors become that."""
-        code = getattr(self._utils.TritonError, error.status)
+        name = error.status.grpc
+        code = getattr(self._utils.TritonError, _TRITON_NAMES.get(name, name))
         triton_error = self._utils.TritonError(tensors.error_to_text(error), code)
         return self._utils.InferenceResponse(error=triton_error)
 

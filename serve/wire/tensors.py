@@ -1,8 +1,8 @@
 """Transcriptions as KServe v2 tensors: what the Triton model takes and gives, both ways.
 
-`INPUTS` and `OUTPUTS` are the one list of tensors: the model's config.pbtxt is rendered from them,
-and `python -m serve tensors` prints them. The model and the client both use this module, so that
-the two cannot disagree.
+`INPUTS`, made of a request's options, and `OUTPUTS` are the one list of tensors: the model's
+config.pbtxt is rendered from them, and `python -m serve tensors` prints them. The model and the
+client both use this module, so that the two cannot disagree.
 
 `whisper` answers once, with all outputs. `whisper_stream` sends a message for each segment, with
 that segment's TEXT and SEGMENTS alone, and then the same answer as its last message. Both are
@@ -21,8 +21,10 @@ import numpy.typing as npt
 
 from serve.contract import errors
 from serve.contract.codec import from_json, to_json
+from serve.contract.config import OPTIONS
 from serve.contract.errors import AudioError, EarshotError, OptionError, shown
 from serve.contract.messages import AudioFile, Request, Segment, Task, Timings, Transcript
+from serve.contract.options import Option
 
 Tensor = npt.NDArray[Any]
 T = TypeVar("T")
@@ -56,66 +58,20 @@ def _by_name(*specs: TensorSpec) -> dict[str, TensorSpec]:
     return {spec.name: spec for spec in specs}
 
 
+def _input(option: Option) -> TensorSpec:
+    datatype = {bool: "BOOL", int: "INT32", float: "FP32", str: "BYTES"}[option.kind]
+    if datatype == "FP32" and option.many:  # times in long audio
+        datatype = "FP64"
+    dims = (-1 if option.many else 1,)
+    return TensorSpec(option.name.upper(), datatype, dims, option.meaning, option.max_bytes)
+
+
 # Triton gives an input one datatype, so audio has two inputs, of which a request sends one. Every
 # other input may be left out.
 INPUTS = _by_name(
     TensorSpec("AUDIO", "BYTES", (1,), "a whole file in any supported format"),
     TensorSpec("SAMPLES", "FP32", (-1,), "instead of AUDIO: mono samples in [-1, 1]"),
-    TensorSpec("SAMPLE_RATE", "INT32", (1,), "Hz; needed with SAMPLES, not allowed with AUDIO"),
-    TensorSpec(
-        "LANGUAGE",
-        "BYTES",
-        (1,),
-        'such as "en", "English" or "en-US"; default, and "auto": detected',
-        64,
-    ),
-    TensorSpec(
-        *("LANGUAGES", "BYTES", (-1,)),
-        *("codes among which it is detected; default: as configured", 2**12),
-    ),
-    TensorSpec("MULTILINGUAL", "BOOL", (1,), "detect it for each window; default: false"),
-    TensorSpec("TASK", "BYTES", (1,), '"transcribe" (default) or "translate"', 64),
-    TensorSpec("PROMPT", "BYTES", (1,), "text before the audio: names, spelling, style", 2**18),
-    TensorSpec("HOTWORDS", "BYTES", (1,), "names and terms that any window may hold", 2**18),
-    TensorSpec("PREFIX", "BYTES", (1,), "words that the audio begins with; not answered", 2**18),
-    TensorSpec("MODE", "BYTES", (1,), '"parallel" or "sequential"; default: as configured', 64),
-    TensorSpec("PARTIAL", "BOOL", (1,), "take what is there of a cut file; default: as configured"),
-    TensorSpec("TIMESTAMPS", "BOOL", (1,), "whether the model marks times; default: true"),
-    TensorSpec(
-        "WORD_TIMESTAMPS", "BOOL", (1,), "whether segments hold timed words; default: false"
-    ),
-    TensorSpec("TRY_WORD_TIMESTAMPS", "BOOL", (1,), "the same, if the engine can time words"),
-    TensorSpec("TOKEN_LOGPROBS", "BOOL", (1,), "and their tokens' log-probabilities"),
-    TensorSpec(
-        "CLIP_TIMESTAMPS", "FP64", (-1,), "start, end, start, … s: decode these stretches", 2**14
-    ),
-    TensorSpec(
-        *("HALLUCINATION_SILENCE_THRESHOLD", "FP32", (1,)),
-        "seconds: odd segments between longer silences are left out; default: as configured",
-    ),
-    TensorSpec("VAD", "BOOL", (1,), "whether only speech is decoded; default: as configured"),
-    TensorSpec(
-        "VOICE", "FP64", (-1,), "start, end, start, … s: where somebody speaks, if known", 2**14
-    ),
-    TensorSpec("VAD_THRESHOLD", "FP32", (1,), "0 to 1; a frame that is likelier begins speech"),
-    TensorSpec("VAD_MIN_SPEECH_S", "FP32", (1,), "seconds; what is no longer is no speech"),
-    TensorSpec("VAD_MIN_SILENCE_S", "FP32", (1,), "seconds of silence that end speech"),
-    TensorSpec("VAD_PAD_S", "FP32", (1,), "seconds that stay on either side of speech"),
-    TensorSpec("TEMPERATURE", "FP32", (1,), "0 to 1; default: 0, with the configured fallback"),
-    TensorSpec("MAX_TOKENS", "INT32", (1,), "most new tokens per window of at most 30 s"),
-    TensorSpec("BEAM_SIZE", "INT32", (1,), "1 to 8 hypotheses, at temperature 0; 1: greedy"),
-    TensorSpec("PATIENCE", "FP32", (1,), "the search ends with BEAM_SIZE * PATIENCE of them"),
-    TensorSpec("LENGTH_PENALTY", "FP32", (1,), "they rank by log-probability / length ** this"),
-    TensorSpec("BEST_OF", "INT32", (1,), "1 to 8 samples, at temperatures above 0"),
-    TensorSpec("REPETITION_PENALTY", "FP32", (1,), "above 1: said tokens become less likely"),
-    TensorSpec("NO_REPEAT_NGRAM_SIZE", "INT32", (1,), "never so many tokens twice in a row"),
-    TensorSpec(
-        "SHORT_ENCODER", "BOOL", (1,), "do not encode a window's silence up to 30 s; default: false"
-    ),
-    TensorSpec("UNFINISHED", "BOOL", (1,), "more of this audio will be asked for; default: false"),
-    TensorSpec(
-        "DRAFT", "INT32", (-1,), "TOKENS of this audio when it was shorter: saves time", 2**12
-    ),
+    *map(_input, OPTIONS.values()),
     TensorSpec("STREAM", "BOOL", (1,), "whisper_stream: one message a segment; default: true"),
 )
 OUTPUTS = _by_name(
@@ -130,12 +86,11 @@ OUTPUTS = _by_name(
     TensorSpec("TOKENS", "INT32", (-1,), "sampled for the first window, timestamps among them"),
     TensorSpec("WARNING", "BYTES", (1,), "left out but where PARTIAL audio is cut short: how much"),
 )
-_PYTHON: dict[str, tuple[type, str]] = {
-    "BYTES": (str, "text"),
-    "FP32": (numbers.Real, "a number"),
-    "FP64": (numbers.Real, "a number"),
-    "INT32": (numbers.Integral, "a whole number"),
-    "BOOL": (bool, "true or false"),
+_PYTHON: dict[type, tuple[type, str]] = {
+    str: (str, "text"),
+    float: (numbers.Real, "a number"),
+    int: (numbers.Integral, "a whole number"),
+    bool: (bool, "true or false"),
 }
 NUMPY_TYPES = {
     "BYTES": np.object_,
@@ -167,27 +122,27 @@ def request_to_inputs(request: Request) -> dict[str, Tensor]:
     values: dict[str, Any] = {
         "AUDIO" if isinstance(request.audio, bytes) else "SAMPLES": request.audio
     }
-    for field in dataclasses.fields(Request):
-        value, spec = getattr(request, field.name), INPUTS[field.name.upper()]
-        if spec.name != "AUDIO" and value != field.default and value is not None:
-            check = _checked_list if spec.dims == (-1,) else _checked
-            values[spec.name] = check(field.name, value, spec.datatype)
+    for name, option in OPTIONS.items():
+        value = getattr(request, name)
+        if value != option.default and value is not None:
+            check = _checked_list if option.many else _checked
+            values[name.upper()] = check(option, value)
     return _tensors(INPUTS, values)
 
 
-def _checked(name: str, value: object, datatype: str) -> object:
-    """A value that a tensor of this type can hold; NumPy would convert what comes near."""
-    kind, expected = _PYTHON[datatype]
-    good = isinstance(value, kind) and isinstance(value, bool) == (datatype == "BOOL")
+def _checked(option: Option, value: object) -> object:
+    """A value that the option's tensor can hold; NumPy would convert what comes near."""
+    kind, expected = _PYTHON[option.kind]
+    good = isinstance(value, kind) and isinstance(value, bool) == (option.kind is bool)
     if not good or (isinstance(value, int) and abs(value) >= _TOO_MANY):
-        raise OptionError(f"{name} = {shown(value)}; expected {expected}")
+        raise OptionError(f"{option.name} = {shown(value)}; expected {expected}")
     return value
 
 
-def _checked_list(name: str, value: object, datatype: str) -> list[object]:
+def _checked_list(option: Option, value: object) -> list[object]:
     if not isinstance(value, tuple | list):
-        raise OptionError(f"{name} = {shown(value)}; expected a list")
-    return [_checked(name, item, datatype) for item in value]
+        raise OptionError(f"{option.name} = {shown(value)}; expected a list")
+    return [_checked(option, item) for item in value]
 
 
 def request_from_inputs(inputs: Mapping[str, Tensor], file: AudioFile | None = None) -> Request:
@@ -309,14 +264,7 @@ def error_from_text(text: str, status: str) -> EarshotError:
     named = vars(errors).get(name)
     if isinstance(named, type) and issubclass(named, EarshotError):
         return named(message)
-    by_status: dict[str, type[EarshotError]] = {
-        "INVALID_ARGUMENT": errors.RequestError,
-        "CANCELLED": errors.CancelledError,
-        "DEADLINE_EXCEEDED": errors.DeadlineError,
-        "NOT_FOUND": errors.UnavailableError,
-        "UNAVAILABLE": errors.UnavailableError,
-    }
-    return by_status.get(status, EarshotError)(text)
+    return errors.FROM_GRPC.get(status, EarshotError)(text)
 
 
 def _tensors(specs: Mapping[str, TensorSpec], values: Mapping[str, Any]) -> dict[str, Tensor]:

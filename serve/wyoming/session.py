@@ -82,7 +82,7 @@ class Session:
     async def refuse(self, error: EarshotError) -> None:
         """Tell the client what is wrong, if it still listens."""
         try:
-            await self._say("error", {"text": str(error), "code": error.status})
+            await self._say("error", {"text": str(error), "code": error.status.grpc})
         except EarshotError as deaf:
             logger.warning("%s", deaf)
 

@@ -14,13 +14,11 @@ from typing import Any, cast
 
 from serve.contract.codec import from_json
 from serve.contract.errors import (
-    AccessError,
     ConfigError,
     DeadlineError,
     EarshotError,
-    OverloadedError,
-    RequestError,
     UnavailableError,
+    from_http,
     shown,
 )
 from serve.speech.languages import language_code
@@ -29,7 +27,6 @@ from serve.wyoming.utterance import Asked, Utterance
 _MAX_ANSWER_BYTES = 2**22
 _CONNECT_S = 10.0
 _HEADER_VALUE = re.compile(r"[!-~]*")
-_BY_STATUS = {401: AccessError, 429: OverloadedError, 503: OverloadedError}
 
 Bytes = bytes | bytearray
 
@@ -211,7 +208,7 @@ def _read(kind: Any, answer: bytes) -> Any:
 
 
 def _refusal(status: int, answer: bytes, url: str) -> EarshotError:
-    kind = _BY_STATUS.get(status) or (RequestError if status < 500 else EarshotError)
+    kind = from_http(status)
     try:
         return kind(_read(_Refused, answer).error.message)
     except UnavailableError:

@@ -14,7 +14,7 @@ from eval.accuracy.data import ClipSet, TimedCall
 from eval.accuracy.gates import TITLES
 from eval.accuracy.normalize import Normalize
 from eval.accuracy.report import Report
-from eval.accuracy.score import compared_texts
+from eval.accuracy.score import SystemScore, compared_texts
 from serve.contract.errors import FileError
 from serve.contract.files import read_bytes
 
@@ -44,7 +44,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Heard:
-    """What some systems made of a clip, all the same."""
+    """The text that some systems made of a clip, all the same."""
 
     systems: tuple[str, ...]
     parts: tuple[Part, ...]
@@ -52,7 +52,7 @@ class Heard:
 
     @property
     def right(self) -> bool:
-        """Whether nothing was misheard."""
+        """Return whether nothing was misheard."""
         return all(part.said == part.heard for part in self.parts)
 
 
@@ -72,39 +72,37 @@ class WorstClip:
     no_audio: str | None  # why there is none
 
 
-def chooser(report: Report) -> str | None:
-    """The system whose worst clips are shown: the configured one, else the first."""
-    names = [score.facts.name for score in report.systems if score.sets]
-    ours = f"earshot-{report.run.precision}"
-    return ours if ours in names else next(iter(names), None)
+def chooser(report: Report) -> SystemScore | None:
+    """Return the system whose worst clips are shown: the configured one, else the first."""
+    scores = {score.facts.name: score for score in report.systems if score.sets}
+    return scores.get(f"earshot-{report.run.precision}") or next(iter(scores.values()), None)
 
 
 def worst_clips(
     report: Report, calls: Mapping[str, Sequence[TimedCall]], normalize: Normalize
 ) -> list[WorstClip]:
-    """The clips with the most character errors of `chooser`, worst first.
+    """Return the clips with the most character errors of `chooser`, worst first.
 
     Args:
         report: of the run.
         calls: of each system, by name.
         normalize: what texts are compared under.
     """
-    name = chooser(report)
-    score = next((s for s in report.systems if s.facts.name == name), None)
+    score = chooser(report)
+    if score is None:
+        return []
+    name = score.facts.name
     ranked = sorted(
-        (
-            (counts.errors, counts.length, clip_set, file)
-            for clip_set, heard in (score.sets.items() if score else ())
-            for file, counts in heard.by_clip.items()
-            if counts.errors
-        ),
-        key=lambda found: (-found[0], found[2], found[3]),
+        (-counts.errors, clip_set, file, counts)
+        for clip_set, of_set in score.sets.items()
+        for file, counts in of_set.by_clip.items()
+        if counts.errors
     )
-    said = _by_clip(calls)
+    all_calls = _by_clip(calls)
     clips, left = [], MOST_BYTES
-    for errors, length, clip_set, file in ranked[:MOST_CLIPS]:
-        found = said[clip_set, file]
-        first = next(iter(found.values()))
+    for _, clip_set, file, counts in ranked[:MOST_CLIPS]:
+        answers = all_calls[clip_set, file]
+        first = next(iter(answers.values()))
         audio, size, why = _audio(first.path, left)
         left -= size
         clips.append(
@@ -113,14 +111,14 @@ def worst_clips(
                 clip_set=TITLES[clip_set],
                 language=first.language,
                 duration_s=first.duration_s,
-                errors=errors,
-                length=length,
+                errors=counts.errors,
+                length=counts.length,
                 reference=first.reference,
                 # Whoever chose the clip first, those without a mistake last.
                 heard=tuple(
                     sorted(
-                        _heard(found, normalize),
-                        key=lambda one: (name not in one.systems, one.right),
+                        _alike(answers, normalize),
+                        key=lambda same: (name not in same.systems, same.right),
                     )
                 ),
                 audio=audio,
@@ -133,17 +131,17 @@ def worst_clips(
 def _by_clip(
     calls: Mapping[str, Sequence[TimedCall]],
 ) -> dict[tuple[ClipSet, str], dict[str, TimedCall]]:
-    """The scored call of each system, by clip."""
-    found: dict[tuple[ClipSet, str], dict[str, TimedCall]] = {}
+    """Return the scored call of each system, by clip."""
+    by_clip: dict[tuple[ClipSet, str], dict[str, TimedCall]] = {}
     for name, made in calls.items():
         for call in made:
             if call.phase == "accuracy":
-                found.setdefault((call.clip_set, call.file), {})[name] = call
-    return found
+                by_clip.setdefault((call.clip_set, call.file), {})[name] = call
+    return by_clip
 
 
-def _heard(calls: Mapping[str, TimedCall], normalize: Normalize) -> Iterator[Heard]:
-    """Systems with equal texts together, in their order."""
+def _alike(calls: Mapping[str, TimedCall], normalize: Normalize) -> Iterator[Heard]:
+    """Yield systems with equal texts together, in their order."""
     alike: dict[tuple[str, str, str | None], list[str]] = {}
     for name, call in calls.items():
         alike.setdefault((*compared_texts(call, normalize), call.error), []).append(name)
@@ -153,22 +151,22 @@ def _heard(calls: Mapping[str, TimedCall], normalize: Normalize) -> Iterator[Hea
 
 
 def differences(reference: str, hypothesis: str, language: str | None) -> list[Part]:
-    """Two texts aligned by words, or by characters where a language writes no spaces."""
+    """Align two texts by words, or by characters where a language writes no spaces."""
     by_character = language in _WITHOUT_SPACES
     align = jiwer.process_characters if by_character else jiwer.process_words
     out, joint = align([reference], [hypothesis]), "" if by_character else " "
-    said, heard = out.references[0], out.hypotheses[0]
+    reference_parts, hypothesis_parts = out.references[0], out.hypotheses[0]
     return [
         Part(
-            joint.join(said[part.ref_start_idx : part.ref_end_idx]),
-            joint.join(heard[part.hyp_start_idx : part.hyp_end_idx]),
+            joint.join(reference_parts[part.ref_start_idx : part.ref_end_idx]),
+            joint.join(hypothesis_parts[part.hyp_start_idx : part.hyp_end_idx]),
         )
         for part in out.alignments[0]
     ]
 
 
 def _audio(path: str | None, left: int) -> tuple[str | None, int, str | None]:
-    """A data: address, the bytes that it took of what is left, and why there is none."""
+    """Return a data: address, the bytes that it took of what is left, and why there is none."""
     if path is None:
         return None, 0, "these predictions do not say where the audio lies"
     kind = _MIME.get(Path(path).suffix.casefold())

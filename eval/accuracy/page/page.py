@@ -20,13 +20,13 @@ from eval.accuracy.normalize import Normalize
 from eval.accuracy.page.clips import chooser, worst_clips
 from eval.accuracy.page.plots import accuracy_plot, latency_plot, memory_plot
 from eval.accuracy.report import (
-    GREEDY,
     Report,
     languages_text,
     latency_text,
     parts_rows,
     percent,
     ratios,
+    rivals,
     unread,
 )
 from eval.accuracy.rules import RULES
@@ -63,23 +63,21 @@ def write_page(
     Raises:
         FileError: it cannot be written.
     """
-    page = (
-        environment()
-        .get_template("report.html")
-        .render(
-            report=report,
-            cards=_cards(report),
-            accuracy={name: accuracy_plot([report], name) for name in report.run.clips},
-            latency=latency_plot([report]),
-            memory=memory_plot([report]),
-            ratios=ratios(report.systems),
-            chooser=chooser(report),
-            worst=worst_clips(report, calls, normalize),
-            rules=RULES,
-            parts=_parts(report),
-            unread=unread(report),
-            languages=languages_text(report.run),
-        )
+    ours = chooser(report)
+    page = render(
+        "report.html",
+        report=report,
+        cards=_cards(report),
+        accuracy={name: accuracy_plot([report], name) for name in report.run.clips},
+        latency=latency_plot([report]),
+        memory=memory_plot([report]),
+        ratios=ratios(report.systems),
+        chooser=ours.facts.name if ours else None,
+        worst=worst_clips(report, calls, normalize),
+        rules=RULES,
+        parts=_parts(report),
+        unread=unread(report),
+        languages=languages_text(report.run),
     )
     write_text(path, page)
 
@@ -93,33 +91,30 @@ def write_comparison(path: Path, a: Report, b: Report) -> None:
     """
     rows = figure_rows(a, b)
     sets = [name for name in a.run.clips if name in b.run.clips]
-    page = (
-        environment()
-        .get_template("compare.html")
-        .render(
-            a=a,
-            b=b,
-            rows=rows,
-            differing=differing_conditions(a, b),
-            accuracy={name: accuracy_plot([a, b], name) for name in sets},
-            latency=latency_plot([a, b]),
-            memory=memory_plot([a, b]),
-            changed=clips_that_changed(a, b),
-        )
+    page = render(
+        "compare.html",
+        a=a,
+        b=b,
+        rows=rows,
+        differing=differing_conditions(a, b),
+        accuracy={name: accuracy_plot([a, b], name) for name in sets},
+        latency=latency_plot([a, b]),
+        memory=memory_plot([a, b]),
+        changed=clips_that_changed(a, b),
     )
     write_text(path, page)
 
 
-def environment(*folders: Path) -> jinja2.Environment:
-    """What fills templates: those of this folder, and of others that extend them."""
-    made = jinja2.Environment(
+def render(template: str, *folders: Path, **content: Any) -> str:
+    """Fill a template of this folder, or of others whose templates extend these."""
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([_TEMPLATES, *folders]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {
+    environment.filters |= {
         "code": _code,
         "latency": latency_text,
         "rate": percent,
@@ -128,17 +123,17 @@ def environment(*folders: Path) -> jinja2.Environment:
         "words": _word_columns,
     }
     style = (_TEMPLATES / "style.css").read_text(encoding="utf-8")
-    made.globals |= {"style": Markup(style), "titles": TITLES}
-    return made
+    environment.globals |= {"style": Markup(style), "titles": TITLES}
+    return environment.get_template(template).render(**content)
 
 
 def _code(text: str) -> Markup:
-    """Text whose `names` in backticks become code."""
+    """Escape a text whose `names` in backticks become code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _word_columns(misheard: Misheard) -> list[dict[str, Any]]:
-    """What was misheard, in three lists; each bar's length is a share of the longest of all."""
+    """List what was misheard, by kind; each bar's length is a share of the longest of all."""
     kinds = {
         "Heard as another word": misheard.substitutions,
         "Not heard": misheard.deletions,
@@ -157,7 +152,7 @@ def _word_columns(misheard: Misheard) -> list[dict[str, Any]]:
 
 
 def _shortened(text: str) -> str:
-    """The ends of a long stretch without a mistake."""
+    """Return the ends of a long stretch without a mistake."""
     words = text.split(" ")
     if len(words) <= 2 * _CONTEXT_WORDS + 2:
         return text
@@ -165,20 +160,15 @@ def _shortened(text: str) -> str:
 
 
 def _cards(report: Report) -> list[Card]:
-    """The configured system's figures, each beside the best of faster-whisper's with its search."""
-    ours = next((s for s in report.systems if s.facts.name == chooser(report)), None)
+    """Show the configured system's figures, each beside faster-whisper's best with its search."""
+    ours = chooser(report)
     if ours is None:
         return []
-    theirs = [
-        score
-        for score in report.systems
-        if score.facts.name.startswith("faster-whisper-")
-        and score.facts.name.endswith(GREEDY) == ours.facts.name.endswith(GREEDY)
-    ]
+    theirs = rivals(ours, report.systems)
     cards = [
-        _rate_card(f"CER, {TITLES[name]}", heard.overall.cer, _rates(theirs, name))
-        for name, heard in ours.sets.items()
-        if heard.overall.cer.percent is not None
+        _rate_card(f"CER, {TITLES[name]}", of_set.overall.cer, _rates(theirs, name))
+        for name, of_set in ours.sets.items()
+        if of_set.overall.cer.percent is not None
     ]
     if ours.speed is not None:
         cards += _speed_cards(ours, ours.speed, theirs, report.run)
@@ -186,24 +176,24 @@ def _cards(report: Report) -> list[Card]:
 
 
 def _parts(report: Report) -> dict[ClipSet, dict[str, tuple[list[str], list[list[str]]]]]:
-    """Of each set, by what it is divided: the systems, and a row for each part."""
-    found: dict[ClipSet, dict[str, tuple[list[str], list[list[str]]]]] = {}
+    """Return, of each set, by what it is divided: the systems, and a row for each part."""
+    parts: dict[ClipSet, dict[str, tuple[list[str], list[list[str]]]]] = {}
     for name in report.run.clips:
         sets = {s.facts.name: s.sets[name] for s in report.systems if name in s.sets}
         kinds = {
-            "language": {system: heard.by_language for system, heard in sets.items()},
-            "group": {system: heard.by_group for system, heard in sets.items()},
+            "language": {system: of_set.by_language for system, of_set in sets.items()},
+            "group": {system: of_set.by_group for system, of_set in sets.items()},
         }
-        found[name] = {
+        parts[name] = {
             kind: (list(sets), rows)
             for kind, systems in kinds.items()
             if systems and (rows := parts_rows(systems))
         }
-    return found
+    return parts
 
 
 def _rates(scores: Sequence[SystemScore], clip_set: ClipSet) -> list[float]:
-    """Their rates on these clips, of those that heard them."""
+    """Return their rates on these clips, of those that heard them."""
     rates = [score.sets[clip_set].overall.cer.percent for score in scores if clip_set in score.sets]
     return [rate for rate in rates if rate is not None]
 

@@ -38,7 +38,7 @@ class Panel:
         raise NotImplementedError
 
     def words(self, name: str) -> str:
-        """The system's figure; of two runs both."""
+        """Return the system's figure; of two runs both."""
         raise NotImplementedError
 
     def finish(self, axes: Axes) -> None:
@@ -57,7 +57,7 @@ class RatePanel(Panel):
         self._end = max(usual, default=0.0) * 1.04 or 1.0
 
     def draw_row(self, axes: Axes, name: str, row: float, step: float) -> None:
-        """As `Panel.draw_row`."""
+        """Do as `Panel.draw_row` says."""
         colour, rates = colour_of(name), self.rows[name]
         for number, rate in enumerate(rates):
             y = row + step * (number - (len(rates) - 1) / 2)
@@ -78,11 +78,11 @@ class RatePanel(Panel):
                 )
 
     def words(self, name: str) -> str:
-        """As `Panel.words`."""
+        """Do as `Panel.words` says."""
         return " → ".join(f"{rate.percent:.2f}" for rate in self.rows[name])
 
     def finish(self, axes: Axes) -> None:
-        """As `Panel.finish`."""
+        """Do as `Panel.finish` says."""
         axes.set_xlim(0, self._end)
         axes.xaxis.set_major_locator(MaxNLocator(5))
 
@@ -93,15 +93,17 @@ class LatencyPanel(Panel):
     def __init__(self, title: str, rows: dict[str, list[Latency]]) -> None:
         self.title, self.rows, self.names = title, rows, list(rows)
         self.words_width = 124
-        self.column = "p50 / p95" if all(len(found) == 1 for found in rows.values()) else "p50"
+        self.column = (
+            "p50 / p95" if all(len(latencies) == 1 for latencies in rows.values()) else "p50"
+        )
 
     def draw_row(self, axes: Axes, name: str, row: float, step: float) -> None:
-        """As `Panel.draw_row`."""
-        colour, found = colour_of(name), self.rows[name]
-        height = 0.46 if len(found) == 1 else 0.26
-        for number, latency in enumerate(found):
-            y = row + step * (number - (len(found) - 1) / 2)
-            last = number == len(found) - 1
+        """Do as `Panel.draw_row` says."""
+        colour, latencies = colour_of(name), self.rows[name]
+        height = 0.46 if len(latencies) == 1 else 0.26
+        for number, latency in enumerate(latencies):
+            y = row + step * (number - (len(latencies) - 1) / 2)
+            last = number == len(latencies) - 1
             for low, high, opacity in _BANDS:
                 left, right = latency.percentiles_s[low], latency.percentiles_s[high]
                 axes.barh(
@@ -122,16 +124,19 @@ class LatencyPanel(Panel):
             )
 
     def words(self, name: str) -> str:
-        """As `Panel.words`."""
-        found = self.rows[name]
-        if len(found) == 1:
-            return f"{_time(found[0].p50_s)} / {_time(found[0].p95_s)}"
-        return " → ".join(_time(latency.p50_s) for latency in found)
+        """Do as `Panel.words` says."""
+        latencies = self.rows[name]
+        if len(latencies) == 1:
+            return f"{_time(latencies[0].p50_s)} / {_time(latencies[0].p95_s)}"
+        return " → ".join(_time(latency.p50_s) for latency in latencies)
 
     def finish(self, axes: Axes) -> None:
-        """As `Panel.finish`."""
+        """Do as `Panel.finish` says."""
         all_s = [
-            s for found in self.rows.values() for one in found for s in one.percentiles_s[1:100]
+            s
+            for latencies in self.rows.values()
+            for latency in latencies
+            for s in latency.percentiles_s[1:100]
         ]
         low, high = 0.85 * min(all_s), 1.15 * max(all_s)
         axes.set_xscale("log")
@@ -143,19 +148,19 @@ class LatencyPanel(Panel):
 
 
 def _tick(seconds: float) -> str:
-    """A round latency in words."""
+    """Write a round latency in words."""
     return f"{1e3 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.0f} s"
 
 
 def _time(seconds: float) -> str:
-    """A latency in words."""
+    """Write a latency in words."""
     if seconds < 0.9995:
         return f"{1e3 * seconds:.0f} ms"
     return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
 
 
 def rows_figure(panels: Sequence[Panel], name: str, label: str, *, narrow: bool) -> str:
-    """Panels side by side, with the names once; on a phone one above the other."""
+    """Draw panels side by side, with the names once; on a phone one above the other."""
     row, around = (46, 62) if narrow else (34, 66)
     heights = [row * len(panel.names) + around for panel in panels]
     with styled():
@@ -180,7 +185,7 @@ def _place(
     *,
     narrow: bool,
 ) -> None:
-    """Where the axes stand; in pixels, for names and figures in words have known widths."""
+    """Place the axes; in pixels, for names and figures in words have known widths."""
     width, height = figure.get_size_inches() * figure.dpi
     gap, top = 30, 34
     if narrow:
@@ -219,7 +224,7 @@ def _rows(axes: Axes, panel: Panel, *, names_beside: bool, narrow: bool) -> None
 def _beside(
     axes: Axes, x: float, y: float, text: str, pixels: int, align: str, colour: str, above: int = 0
 ) -> None:
-    """A text at x in parts of the axes, y in rows, moved right and up by pixels."""
+    """Write a text at x in parts of the axes, y in rows, moved right and up by pixels."""
     axes.annotate(
         text,
         (x, y),

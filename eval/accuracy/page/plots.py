@@ -12,7 +12,7 @@ from eval.accuracy.data import ClipSet
 from eval.accuracy.page.panels import LatencyPanel, Panel, RatePanel, rows_figure
 from eval.accuracy.page.scatter import Point, scatter
 from eval.accuracy.report import Report
-from eval.accuracy.score import Accuracy, Rate, SystemScore
+from eval.accuracy.score import Rate, SystemScore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,24 +24,26 @@ class Drawing:
 
 
 def accuracy_plot(runs: Sequence[Report], clip_set: ClipSet) -> Drawing | None:
-    """CER and WER with their intervals; None where no system has a rate."""
-    heard = {
-        name: [_accuracy(run, name, clip_set) for run in runs]
+    """Draw CER and WER with their intervals; None where no system has a rate."""
+    accuracies = {
+        name: [_score(run, name).sets[clip_set].overall for run in runs]
         for name in _systems(runs, lambda score: clip_set in score.sets)
     }
     rates = {
-        title: {name: list(map(attrgetter(place), found)) for name, found in heard.items()}
+        title: {name: list(map(attrgetter(place), of_runs)) for name, of_runs in accuracies.items()}
         for title, place in (("CER, %", "cer"), ("WER, %", "wer"))
     }
     return rates_plot(rates, f"accuracy-{clip_set}")
 
 
 def rates_plot(rates: Mapping[str, Mapping[str, list[Rate]]], name: str) -> Drawing | None:
-    """Error rates with their intervals, by title and system; None where no system has one."""
+    """Draw error rates with their intervals, by title and system; None where no system has one."""
     panels: list[Panel] = []
     for title, rows in rates.items():
         known = {
-            name: found for name, found in rows.items() if all(r.percent is not None for r in found)
+            name: rates_of_runs
+            for name, rates_of_runs in rows.items()
+            if all(r.percent is not None for r in rates_of_runs)
         }
         if known:
             panels.append(RatePanel(title, known))
@@ -50,7 +52,7 @@ def rates_plot(rates: Mapping[str, Mapping[str, list[Rate]]], name: str) -> Draw
 
 
 def latency_plot(runs: Sequence[Report]) -> Drawing | None:
-    """Latencies alone and under load; None where nothing was timed."""
+    """Draw latencies alone and under load; None where nothing was timed."""
     many = runs[-1].run.concurrency
     panels: list[Panel] = []
     phases = (("One call at a time", "speed.alone"), (f"{many} calls at a time", "speed.loaded"))
@@ -69,19 +71,15 @@ def _score(run: Report, name: str) -> SystemScore:
     return next(score for score in run.systems if score.facts.name == name)
 
 
-def _accuracy(run: Report, name: str, clip_set: ClipSet) -> Accuracy:
-    return _score(run, name).sets[clip_set].overall
-
-
 def _systems(runs: Sequence[Report], fits: Callable[[SystemScore], bool]) -> list[str]:
-    """Those of the first run, in its order, that fit in every run."""
+    """Return those of the first run, in its order, that fit in every run."""
     fitting = [{s.facts.name for s in run.systems if fits(s)} for run in runs]
     names = [score.facts.name for score in runs[0].systems]
-    return [name for name in names if all(name in found for found in fitting)]
+    return [name for name in names if all(name in fit for fit in fitting)]
 
 
 def memory_plot(runs: Sequence[Report]) -> Drawing | None:
-    """Throughput under load against peak memory; None where nothing was timed."""
+    """Draw throughput under load against peak memory; None where nothing was timed."""
     names = _systems(runs, lambda score: score.speed is not None)
     if not names:
         return None

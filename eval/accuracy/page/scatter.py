@@ -25,7 +25,7 @@ _LINE = 24  # height of a name in the column, or in the list below
 def scatter(
     points: dict[str, list[Point]], many: int, name: str, label: str, *, narrow: bool
 ) -> str:
-    """Memory in MiB and RTFx of systems, of one run or of two, as an `svg` element.
+    """Draw memory in MiB and RTFx of systems, of one run or of two, as an `svg` element.
 
     Args:
         points: by system.
@@ -65,8 +65,8 @@ def scatter(
 
 
 def _scales(axes: Axes, points: dict[str, list[Point]], *, narrow: bool) -> None:
-    """Both from 0, so that distances are what they look like."""
-    everything = [point for found in points.values() for point in found]
+    """Scale both axes from 0, so that distances are what they look like."""
+    everything = [point for of_system in points.values() for point in of_system]
     axes.grid(True, axis="both")
     axes.set_xlabel("peak memory, MiB")
     axes.set_xlim(0, 1.08 * max(memory for memory, _ in everything))
@@ -75,8 +75,8 @@ def _scales(axes: Axes, points: dict[str, list[Point]], *, narrow: bool) -> None
     axes.yaxis.set_major_locator(MaxNLocator(5))
 
 
-def _point(axes: Axes, system: str, found: Sequence[Point], words: str, at: float) -> None:
-    colour, (memory, speed) = colour_of(system), found[-1]
+def _point(axes: Axes, system: str, points: Sequence[Point], words: str, at: float) -> None:
+    colour, (memory, speed) = colour_of(system), points[-1]
     axes.annotate(
         words,
         (memory, speed),
@@ -88,15 +88,15 @@ def _point(axes: Axes, system: str, found: Sequence[Point], words: str, at: floa
         annotation_clip=False,
         arrowprops={"arrowstyle": "-", "color": LINE, "linewidth": 1.2, "shrinkB": 6},
     )
-    if len(found) == 2:
+    if len(points) == 2:
         axes.annotate(
             "",
             (memory, speed),
-            found[0],
+            points[0],
             arrowprops={"arrowstyle": "->", "color": colour, "linewidth": 1.6, "shrinkB": 5},
         )
         axes.plot(
-            *([value] for value in found[0]),
+            *([value] for value in points[0]),
             marker="o",
             markersize=8,
             markerfacecolor=PAPER,
@@ -115,7 +115,7 @@ def _point(axes: Axes, system: str, found: Sequence[Point], words: str, at: floa
 
 
 def _apart(wanted: Sequence[float], least: float) -> list[float]:
-    """Ascending heights moved up, then down from 1, until they are `least` apart."""
+    """Move ascending heights up, then down from 1, until they are `least` apart."""
     heights: list[float] = []
     for value in wanted:
         heights.append(max(value, heights[-1] + least) if heights else value)

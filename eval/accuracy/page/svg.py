@@ -64,7 +64,7 @@ _STYLE: dict[Any, Any] = {
 
 
 def colour_of(system: str) -> str:
-    """The colour of a system's family."""
+    """Return the colour of a system's family."""
     if system.startswith("earshot-"):
         return OURS
     return THEIRS if system.startswith("faster-whisper-") else OTHER
@@ -72,18 +72,18 @@ def colour_of(system: str) -> str:
 
 @contextlib.contextmanager
 def styled() -> Iterator[None]:
-    """The page's style, around what draws and saves a figure."""
+    """Give figures the page's style, inside the block."""
     with matplotlib.rc_context(_STYLE):
         yield
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure of that size in CSS pixels; without pyplot, so nothing is kept of it."""
+    """Return a figure of that size in CSS pixels; without pyplot, so nothing is kept of it."""
     return Figure(figsize=(width / _DPI, height / _DPI), dpi=_DPI)
 
 
 def to_svg(figure: Figure, name: str, label: str) -> str:
-    """The figure as an `svg` element.
+    """Save the figure as an `svg` element.
 
     Args:
         figure: drawn in these colours.
@@ -106,7 +106,7 @@ def to_svg(figure: Figure, name: str, label: str) -> str:
     for element in root.iter():
         element.tag = element.tag.removeprefix(f"{{{_SVG}}}")
     text = ET.tostring(root, encoding="unicode")
-    return re.sub("|".join(_VARIABLES), lambda found: _VARIABLES[found[0]], text)
+    return re.sub("|".join(_VARIABLES), lambda match: _VARIABLES[match[0]], text)
 
 
 def _make_ids_unique(root: ET.Element, name: str) -> None:

@@ -25,7 +25,7 @@ NOTE = "log-mel at hand on the device, not timed"
 def measure_ctranslate2(
     shape: Shape, device: str, seconds: float, progress: Say, batch: int = BATCH
 ) -> Iterator[Measurement]:
-    """For each compute type: one request, then throughput in batches."""
+    """Measure, for each compute type, one request, then throughput in batches."""
     import ctranslate2  # noqa: PLC0415 - only a peer
     from ctranslate2.converters import TransformersConverter  # noqa: PLC0415 - only a peer
 
@@ -49,7 +49,7 @@ def measure_ctranslate2(
 
 
 def _decoder(model: Any, shape: Shape, device: str, batch: int) -> Decode:
-    """Greedy decoding of at most `batch` windows of noise, all to the same length."""
+    """Return greedy decoding of at most `batch` windows of noise, all to the same length."""
     import ctranslate2  # noqa: PLC0415 - only a peer
 
     prompt, end = prompt_ids(shape), special_ids(shape)[END]

@@ -19,18 +19,18 @@ REQUESTS = 30
 
 
 def seconds_of(decode: Decode, lengths: Sequence[int]) -> float:
-    """Wall clock of one call.
+    """Time one call.
 
     Raises:
         EarshotError: a length was not reached or exceeded, so the figure would mean nothing.
     """
     began = time.perf_counter()
-    found = decode(lengths)
+    decoded = decode(lengths)
     wall_s = time.perf_counter() - began
-    if list(found) != list(lengths):
+    if list(decoded) != list(lengths):
         raise EarshotError(
-            f"forced {len(lengths)} windows to {_few(lengths)} tokens, got {_few(found)} for "
-            f"{len(found)}; this version of the peer does not keep forced lengths"
+            f"forced {len(lengths)} windows to {_few(lengths)} tokens, got {_few(decoded)} for "
+            f"{len(decoded)}; this version of the peer does not keep forced lengths"
         )
     return wall_s
 
@@ -40,7 +40,7 @@ def _few(lengths: Sequence[int]) -> str:
 
 
 def latency(system: str, decode: Decode, note: str) -> Measurement:
-    """One at a time; `decode` is given one length and makes the 10 s of sound itself."""
+    """Measure one at a time; `decode` is given one length and makes the 10 s of sound itself."""
     for _ in range(3):
         seconds_of(decode, [REQUEST_TOKENS])
     times = sorted(1e3 * seconds_of(decode, [REQUEST_TOKENS]) for _ in range(REQUESTS))
@@ -58,7 +58,7 @@ def latency(system: str, decode: Decode, note: str) -> Measurement:
 
 
 def batched(system: str, decode: Decode, batch: int, seconds: float, note: str) -> Measurement:
-    """Throughput of batch after batch, each waited for, for at least `seconds`."""
+    """Measure the throughput of batch after batch, each waited for, for at least `seconds`."""
     lengths = [THROUGHPUT_TOKENS] * batch
     seconds_of(decode, lengths)
     count, wall_s = 0, 0.0
@@ -69,13 +69,13 @@ def batched(system: str, decode: Decode, batch: int, seconds: float, note: str) 
 
 
 def queued(system: str, decode: Decode, in_flight: int, seconds: float, note: str) -> Measurement:
-    """Throughput with all windows handed over at once, enough of them for `seconds`."""
+    """Measure throughput with all windows handed over at once, enough of them for `seconds`."""
     lengths, wall_s = offline(decode, itertools.repeat(THROUGHPUT_TOKENS), in_flight, seconds)
     return _throughput(system, len(lengths), wall_s, f"{in_flight} in flight, rest queued; {note}")
 
 
 def mlperf(system: str, decode: Decode, in_flight: int, seconds: float, note: str) -> Measurement:
-    """As `queued`, with lengths as in MLPerf's set."""
+    """Measure as `queued`, with lengths as in MLPerf's set."""
     lengths, wall_s = offline(decode, mlperf_lengths(), in_flight, seconds)
     return Measurement(
         "MLPerf-shaped",
@@ -92,7 +92,7 @@ def mlperf(system: str, decode: Decode, in_flight: int, seconds: float, note: st
 def offline(
     decode: Decode, endless: Iterator[int], in_flight: int, seconds: float
 ) -> tuple[list[int], float]:
-    """Lengths and wall clock of a call with so many windows that it lasts `seconds`.
+    """Time a call with so many windows that it lasts `seconds`; returns their lengths, too.
 
     The call before it, with `in_flight` windows, warms up and tells how many that may be.
     """

@@ -19,7 +19,7 @@ NOTE = "log-mel at hand on the device, not timed"
 def measure_hugging_face(
     shape: Shape, device: str, seconds: float, progress: Say, sizes: Sequence[int] = BATCHES
 ) -> Iterator[Measurement]:
-    """One request, then throughput with each batch size."""
+    """Measure one request, then throughput with each batch size."""
     import transformers  # noqa: PLC0415 - heavy, and only a peer
 
     with torch.device(device):

@@ -28,7 +28,7 @@ stage."""
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """What measures a peer, and what it needs."""
+    """The measurement of a peer, and the packages that it needs."""
 
     run: Run
     packages: tuple[str, ...]  # by import name
@@ -58,7 +58,7 @@ def check_peers(names: Sequence[str]) -> None:
 def measure_peer(
     name: str, shape: Shape, device: str, seconds: float, progress: Say
 ) -> Iterator[Measurement]:
-    """The lines of one peer that is installed; where it fails, the last one says why."""
+    """Yield the lines of one peer that is installed; where it fails, the last one says why."""
     arguments = (PEERS[name].run, shape, device, seconds)
     silence_s = START_S + SUSTAINED * seconds
     with ChildProcess(f"the peer {name}", _send_measurements, arguments, log=None) as child:
@@ -75,6 +75,6 @@ def measure_peer(
 
 
 def _send_measurements(send: Send, run: Run, shape: Shape, device: str, seconds: float) -> None:
-    """A peer process's work: its figures, and its lines of progress as plain text."""
+    """Do a peer process's work: send its figures, and its lines of progress as plain text."""
     for measurement in run(shape, device, seconds, send):
         send(measurement)

@@ -44,7 +44,7 @@ LOG_MELS = {"CPU": {}, "GPU": {"device": "cuda"}}  # where -> options of the fea
 
 
 def measure_vllm(shape: Shape, device: str, seconds: float, progress: Say) -> Iterator[Measurement]:
-    """One request, throughput with 64 and 256 windows, MLPerf-shaped; all with both log-mels.
+    """Measure one request, throughput with 64 and 256 windows, MLPerf-shaped; with both log-mels.
 
     Raises:
         UnavailableError: the device is not a GPU.
@@ -73,13 +73,13 @@ def measure_vllm(shape: Shape, device: str, seconds: float, progress: Say) -> It
 
 
 def _visible(index: int) -> str:
-    """CUDA_VISIBLE_DEVICES with which that one of our GPUs is the only one."""
+    """Return CUDA_VISIBLE_DEVICES with which that one of our GPUs is the only one."""
     ours = os.environ.get("CUDA_VISIBLE_DEVICES")
     return ours.split(",")[index] if ours else str(index)
 
 
 def _decoder(model: Any, shape: Shape, options: dict[str, str], seconds: float) -> Decode:
-    """Greedy decoding of windows of noise, each another piece of it, so that none is known."""
+    """Return greedy decoding of windows of noise, each another piece, so that none is known."""
     import vllm  # noqa: PLC0415 - only a peer
 
     length, pieces = round(seconds * SAMPLE_RATE), 16 * WINDOW_SAMPLES

@@ -11,17 +11,15 @@ that ends by the server's will ends with an event `error` and one of these codes
 """
 
 import asyncio
-import dataclasses
 import functools
 import logging
 from typing import Any
 
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from serve.contract.codec import to_json
-from serve.contract.errors import AccessError, EarshotError, shown
+from serve.contract.errors import EarshotError, OverloadedError, RequestError, shown
 from serve.contract.messages import Transcript
 from serve.gateway import refusals
 from serve.gateway.door import Door
@@ -34,10 +32,9 @@ from serve.gateway.live.utterance import Window
 from serve.gateway.log import Line
 from serve.gateway.models import Target
 from serve.gateway.openai.ask import request_parts, transcript
-from serve.gateway.openai.errors import FieldRefusal, error_response
 from serve.gateway.openai.models import named
 from serve.gateway.protocols import LOST, SHARE, NotTaken
-from serve.gateway.refusals import Refusal
+from serve.gateway.refusals import FieldRefusal, Refusal, as_openai
 from serve.gateway.turns import EVENT_S, JSON_S_PER_BYTE, Share
 from serve.gateway.visits import Visit
 from serve.speech.activity import Detector
@@ -49,16 +46,6 @@ _KEY_SUBPROTOCOL = "openai-insecure-api-key."
 _FIELDS = ("model", "intent")  # of the address
 _COPIES = 4  # of a message, while it is worked on
 _FIRST = asyncio.FIRST_COMPLETED
-
-
-@dataclasses.dataclass(frozen=True)
-class _End:
-    """Why the server ends a session."""
-
-    close_code: int
-    code: str
-    message: str
-    kind: str = "server_error"
 
 
 class Live:
@@ -76,8 +63,7 @@ class Live:
                 await self._admitted(websocket, visit)
         except Refusal as refusal:
             if websocket.application_state == WebSocketState.CONNECTING:
-                response: Response = error_response(refusal, _FIELDS)
-                await websocket.send_denial_response(response)
+                await websocket.send_denial_response(as_openai(refusal, _FIELDS))
 
     async def _admitted(self, websocket: WebSocket, visit: Visit) -> None:
         """Serve a session, if there may be one.
@@ -134,7 +120,7 @@ class Live:
         try:
             end = await self._run(session, websocket, ticket, stop)
             if end is not None:
-                visit.line.outcome = end.code
+                visit.line.outcome = end.reason
                 await _close(websocket, visit.line, end)
         except WebSocketDisconnect:
             pass
@@ -143,8 +129,8 @@ class Live:
 
     async def _run(
         self, session: Session, websocket: WebSocket, ticket: Ticket, stop: asyncio.Event
-    ) -> _End | None:
-        """Serve a session until it ends; None: its client has ended it.
+    ) -> Refusal | None:
+        """Serve a session until it ends; why the server ends it, None: its client has.
 
         Whatever ends it ends its decoding.
         """
@@ -170,22 +156,25 @@ class Live:
             await _ended(take)
             await session.drain()
             await work
-            return _End(1012, "server_stopping", "the server is stopping; connect again")
+            stopping = OverloadedError("the server is stopping; connect again")
+            return Refusal(stopping, "server_stopping")
         except (WebSocketDisconnect, NotTaken):
             raise
         except Exception:  # one session must not hurt its neighbours
             logger.exception("a live session failed in the gateway")
-            return _End(1011, "server_error", str(refusals.failed()))
+            return Refusal(refusals.failed().error, "server_error")
         finally:
             for task in tasks:
                 await _ended(task)
 
-    def _expired(self) -> _End:
+    def _expired(self) -> Refusal:
         limit_s = self._door.config.live.max_session_s
         message = f"the session has lasted {limit_s:g} s (live.max_session_s); open another"
-        return _End(1001, "session_expired", message, "invalid_request_error")
+        return Refusal(RequestError(message), "session_expired")
 
-    async def _take_in(self, session: Session, websocket: WebSocket, ticket: Ticket) -> _End | None:
+    async def _take_in(
+        self, session: Session, websocket: WebSocket, ticket: Ticket
+    ) -> Refusal | None:
         limit_s = self._door.config.live.idle_timeout_s
         authorization = _authorization(websocket)
         share: Share = websocket.scope[SHARE]
@@ -195,7 +184,7 @@ class Live:
                     message = await websocket.receive()
             except TimeoutError:
                 said = f"nothing came for {limit_s:g} s (live.idle_timeout_s)"
-                return _End(1001, "session_idle", said, "invalid_request_error")
+                return Refusal(RequestError(said), "session_idle")
             if message["type"] == "websocket.disconnect":
                 return None
             held = ticket.part()  # of a message, while it is worked on
@@ -206,12 +195,10 @@ class Live:
                 self._door.callers.identify(authorization)  # its key may have been taken back
                 await session.handle(text)
             except Refusal as refusal:
-                denied = isinstance(refusal.error, AccessError)
-                kind = "invalid_request_error" if denied else "rate_limit_error"
-                return _End(1008, refusal.reason, str(refusal), kind)
+                return refusal
             except TooManyErrors:
                 said = f"{MAX_ERRORS} events were wrong; the session is closed"
-                return _End(1008, "too_many_errors", said, "invalid_request_error")
+                return Refusal(RequestError(said), "too_many_errors")
             finally:
                 held.close()
 
@@ -255,10 +242,10 @@ async def _send(websocket: WebSocket, line: Line, event: Event) -> None:
         line.said()
 
 
-async def _close(websocket: WebSocket, line: Line, end: _End) -> None:
-    error = EventError(end.message, end.code)
-    await _send(websocket, line, events.error(error, kind=end.kind))
-    await websocket.close(end.close_code, end.message[:100])
+async def _close(websocket: WebSocket, line: Line, end: Refusal) -> None:
+    error = EventError(str(end), end.reason)
+    await _send(websocket, line, events.error(error, kind=end.status.kind))
+    await websocket.close(end.status.close, str(end)[:100])
 
 
 async def _ended(task: asyncio.Task[Any]) -> None:

@@ -299,7 +299,7 @@ class Session:
             self._metrics.updates.labels("failed").inc()
             self._tries += 1
             self._pace.failed(_now_s(), self._tries)
-            if refusal.status != "UNAVAILABLE" or self._tries >= _TRIES:
+            if not refusal.status.again or self._tries >= _TRIES:
                 await self._fail(utterance, refusal)
             return
         self._metrics.updates.labels("ok").inc()
@@ -326,7 +326,7 @@ class Session:
         if utterance is self._open:
             self._open = None
         self._done(utterance)
-        wrong = refusal.status == "INVALID_ARGUMENT"
+        wrong = refusal.status.grpc == "INVALID_ARGUMENT"
         kind = "invalid_request_error" if wrong else "server_error"
         await self._send(events.failed(utterance.item_id, str(refusal), refusal.reason, kind))
 

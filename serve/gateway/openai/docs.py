@@ -6,16 +6,11 @@ Both are made from the same fields that requests are read by.
 from html import escape
 from typing import Any
 
-from serve.gateway.openai.fields import FIELDS, Field
+from serve.contract.options import Option
+from serve.gateway.openai.fields import FIELDS
 from serve.speech.pcm import EXPECTED
 
-_TYPES = {
-    "BYTES": "string",
-    "FP32": "number",
-    "FP64": "number",
-    "INT32": "integer",
-    "BOOL": "boolean",
-}
+_TYPES = {str: "string", float: "number", int: "integer", bool: "boolean"}
 _AUDIO = {
     "/v1/audio/transcriptions": "Write down what a file says, in its language",
     "/v1/audio/translations": "Write down what a file says, in English",
@@ -88,17 +83,17 @@ def _row(name: str, text: str) -> str:
     return f"<tr><th><code>{escape(name)}</code></th><td>{escape(text)}</td></tr>"
 
 
-def _wire_name(field: Field) -> str:
+def _wire_name(field: Option) -> str:
     return f"{field.name}[]" if field.many else field.name
 
 
-def _meaning(field: Field) -> str:
+def _meaning(field: Option) -> str:
     choices = f" ({', '.join(field.choices)})" if field.choices else ""
     return f"{field.meaning}{choices}"
 
 
-def _schema(field: Field) -> dict[str, Any]:
-    one: dict[str, Any] = {"type": _TYPES[field.datatype]}
+def _schema(field: Option) -> dict[str, Any]:
+    one: dict[str, Any] = {"type": _TYPES[field.kind]}
     if field.choices:
         one["enum"] = list(field.choices)
     whole = {"type": "array", "items": one} if field.many else one

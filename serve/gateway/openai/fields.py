@@ -1,8 +1,8 @@
 """What a form may say besides its file: OpenAI's fields, and our options under their own names.
 
 A field that is unknown, or that cannot be honoured, is refused by name: whoever asks for something
-does not get something else. Our options are those of `serve.wire.tensors.INPUTS`, so that a new one
-is a new field by itself.
+does not get something else. Our options are those of a request, so that a new one is a new field by
+itself.
 https://developers.openai.com/api/reference/resources/audio
 """
 
@@ -15,103 +15,79 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field as Bounds
 
 from serve.contract.codec import from_json, from_table, nearest
-from serve.contract.config import UnknownFields
+from serve.contract.config import OPTIONS, UnknownFields
 from serve.contract.errors import EarshotError, OptionError, shown
 from serve.contract.fields import Finite
 from serve.contract.messages import Request, Task
-from serve.gateway.openai.errors import FieldRefusal
-from serve.gateway.refusals import Refusal
-from serve.speech.cues import CueOptions, check_bounds
+from serve.contract.options import Option
+from serve.gateway.refusals import FieldRefusal, Refusal
+from serve.speech.cues import CUE_OPTIONS, CueOptions, check_bounds
 from serve.speech.formats import SUBTITLES
-from serve.wire.tensors import INPUTS, request_to_inputs
+from serve.wire.tensors import request_to_inputs
 
 Milliseconds = Annotated[int, Bounds(ge=0, le=1_000_000)]
-Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
+Format = Literal["json", "text", "srt", "verbose_json", "vtt", "diarized_json"]
 Granularity = Literal["word", "segment"]
-_STREAMED: tuple[Format, ...] = ("json", "text", "verbose_json")
-_CUES = tuple(field.name for field in dataclasses.fields(CueOptions))
+_STREAMED: tuple[Format, ...] = ("json", "text", "verbose_json", "diarized_json")
+_KNOWN = ("known_speaker_names", "known_speaker_references")  # which may hold commas
 _STRATEGY = "chunking_strategy"
 _NESTED = re.compile(rf"{_STRATEGY}\[(\w+)\]")
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
 
 
-@dataclasses.dataclass(frozen=True)
-class Field:
-    """One field of a form."""
-
-    name: str
-    datatype: str  # as KServe v2 calls it
-    meaning: str
-    choices: tuple[str, ...] = ()
-    many: bool = False  # may come several times, and with [] after its name
-
-
-def _by_name(*fields: Field) -> dict[str, Field]:
-    return {field.name: field for field in fields}
+def _by_name(*options: Option) -> dict[str, Option]:
+    return {option.name: option for option in options}
 
 
 _HAVE_THEIR_OWN = (
-    *("AUDIO", "SAMPLES", "SAMPLE_RATE", "TASK", "STREAM"),
-    *("WORD_TIMESTAMPS", "TRY_WORD_TIMESTAMPS", "TOKEN_LOGPROBS"),
-    *("VOICE", "UNFINISHED"),  # of live text, which has an address of its own
+    *("sample_rate", "task", "word_timestamps", "try_word_timestamps", "token_logprobs"),
+    *("voice", "unfinished"),  # of live text, which has an address of its own
 )
-_OPTIONS = _by_name(
-    *(
-        Field(spec.name.lower(), spec.datatype, spec.meaning, many=spec.dims == (-1,))
-        for spec in INPUTS.values()
-        if spec.name not in _HAVE_THEIR_OWN
-    )
-)
+_OPTIONS = {  # the meaning of one with choices names them
+    name: dataclasses.replace(option, choices=())
+    for name, option in OPTIONS.items()
+    if name not in _HAVE_THEIR_OWN
+}
 FIELDS = _by_name(
-    Field(
+    Option(
         "model",
-        "BYTES",
+        str,
         "a name that /v1/models lists, or that fits an alias; default: the one that is served",
     ),
-    Field("response_format", "BYTES", "default: json", get_args(Format)),
-    Field(
+    Option("response_format", str, "default: json", choices=get_args(Format)),
+    Option(
         "timestamp_granularities",
-        "BYTES",
+        str,
         "what verbose_json holds; default: segment",
-        get_args(Granularity),
         many=True,
+        choices=get_args(Granularity),
     ),
-    Field(
+    Option(
         "stream",
-        "BOOL",
+        bool,
         "send the text as it is found, as server-sent events, with verbose_json each segment and "
         "its words beside its text; default: false",
     ),
-    Field(
+    Option(
         _STRATEGY,
-        "BYTES",
+        str,
         '"auto": speech is looked for as configured; {"type": "server_vad"}: in all audio, with '
         "threshold, prefix_padding_ms and silence_duration_ms as the options of vad",
     ),
-    Field("include", "BYTES", "logprobs, with json: of each token", ("logprobs",), many=True),
-    Field("keywords", "BYTES", "hotwords, one by one", many=True),
-    Field("highlight_words", "BOOL", "srt and vtt: underline each word while it is said"),
-    Field(
-        *("max_line_width", "INT32"),
-        "srt and vtt: characters a line, of which East Asian ones count twice; default: 42",
+    Option("include", str, "logprobs, with json: of each token", many=True, choices=("logprobs",)),
+    Option("keywords", str, "hotwords, one by one", many=True),
+    *(
+        dataclasses.replace(option, meaning=f"srt and vtt: {option.meaning}")
+        for option in CUE_OPTIONS.values()
     ),
-    Field("max_line_count", "INT32", "srt and vtt: lines a cue; default: 2"),
-    Field(
-        *("max_words_per_line", "INT32"),
-        "srt and vtt: words a cue; 1: word by word; default: as many as fit",
-    ),
-) | {
-    **_OPTIONS,
-    "temperature": Field(
-        "temperature", "FP32", "0 to 1; 0, the default, rises where the text looks wrong"
-    ),
-}
+    *_OPTIONS.values(),
+)
 """All fields beside `file`, by their names."""
+FIELDS["temperature"] = dataclasses.replace(
+    FIELDS["temperature"], meaning="0 to 1; 0, the default, rises where the text looks wrong"
+)
 
-_NO_SPEAKERS = "this server does not tell speakers apart; leave it out"
 _REFUSED = {
-    "known_speaker_names": _NO_SPEAKERS,
-    "known_speaker_references": _NO_SPEAKERS,
     "try_word_timestamps": "srt and vtt have the times of words by themselves",
     "word_timestamps": "ask for timestamp_granularities[]=word with response_format=verbose_json",
     "token_logprobs": "ask for include[]=logprobs with response_format=json",
@@ -161,7 +137,7 @@ def read_fields(
     ignored = tuple(name for name, _ in pairs if _is_unknown(name)) if unknown == "ignore" else ()
     values, strategy = _collect(pair for pair in pairs if pair[0] not in ignored)
     read = _Values(values)
-    format: Format = read.choice("response_format", Format) or "json"
+    format: Format = read.choice("response_format") or "json"
     words, segments = _granularities(read, format)
     stream = bool(read.value("stream"))
     if stream and format not in _STREAMED:
@@ -174,6 +150,9 @@ def read_fields(
     options = {name: read.value(name) for name in _OPTIONS}
     options |= _chunking(strategy, read)
     options["hotwords"] = _hotwords(read)
+    options |= {name: tuple(read.many(name)) or None for name in _KNOWN}
+    if format == "diarized_json" and options["channels"] != "split":
+        options["diarize"] = True
     if options["temperature"] == 0.0:
         options["temperature"] = None  # OpenAI's 0 rises by itself, ours stays
     asked = {name: value for name, value in options.items() if value is not None}
@@ -231,7 +210,7 @@ class _Values:
         field, texts = FIELDS[name], self._texts.get(name)
         if texts is None:
             return None
-        parse = _PARSERS[field.datatype]
+        parse = _PARSERS[field.kind]
         if not field.many:
             return parse(name, texts[0])
         items = [item for text in texts for item in text.split(",")]
@@ -239,18 +218,19 @@ class _Values:
 
     def many(self, name: str) -> Sequence[str]:
         """The texts of a field that may come several times."""
-        return self._texts.get(name, ())
+        texts, choices = self._texts.get(name, ()), FIELDS[name].choices
+        for text in texts:
+            if choices and text not in choices:
+                expected = " or ".join(choices)
+                raise FieldRefusal(name, f"{name}[] = {shown(text)}; expected {expected}")
+        return texts
 
-    def choice(self, name: str, kind: Any) -> Any:
+    def choice(self, name: str) -> Any:
         """The text of a field that is one of a few."""
-        text = self.value(name)
-        if text is None or text in get_args(kind):
+        text, choices = self.value(name), FIELDS[name].choices
+        if text is None or text in choices:
             return text
-        if text == "diarized_json":
-            raise FieldRefusal(name, f"{name} = {text} cannot be honoured: {_NO_SPEAKERS}")
-        raise FieldRefusal(
-            name, f"{name} = {shown(text)}; expected one of {', '.join(get_args(kind))}"
-        )
+        raise FieldRefusal(name, f"{name} = {shown(text)}; expected one of {', '.join(choices)}")
 
 
 def _number(name: str, text: str) -> float:
@@ -279,12 +259,11 @@ def _text(name: str, text: str) -> str:
     return text
 
 
-_PARSERS: dict[str, Callable[[str, str], Any]] = {
-    "BYTES": _text,
-    "FP32": _number,
-    "FP64": _number,
-    "INT32": _whole,
-    "BOOL": _flag,
+_PARSERS: dict[type, Callable[[str, str], Any]] = {
+    str: _text,
+    float: _number,
+    int: _whole,
+    bool: _flag,
 }
 
 
@@ -292,9 +271,6 @@ def _granularities(read: _Values, format: Format) -> tuple[bool, bool]:
     """Whether words, and whether segments, belong into verbose_json."""
     name = "timestamp_granularities"
     asked = read.many(name)
-    for one in asked:
-        if one not in get_args(Granularity):
-            raise FieldRefusal(name, f"{name}[] = {shown(one)}; expected word or segment")
     words = "word" in asked
     if words and format != "verbose_json":
         raise FieldRefusal(
@@ -309,9 +285,6 @@ def _logprobs(read: _Values, format: Format) -> bool:
     """Whether tokens come with their log-probabilities, which json alone holds, as OpenAI's."""
     name = "include"
     asked = read.many(name)
-    for one in asked:
-        if one not in FIELDS[name].choices:
-            raise FieldRefusal(name, f"{name}[] = {shown(one)}; expected logprobs")
     if asked and format != "json":
         raise FieldRefusal(
             name, f"{name}[] = logprobs with response_format = {format}; expected json"
@@ -321,7 +294,7 @@ def _logprobs(read: _Values, format: Format) -> bool:
 
 def _cues(read: _Values, format: Format) -> CueOptions:
     """How subtitles are split, and show words."""
-    options = {name: value for name in _CUES if (value := read.value(name)) is not None}
+    options = {name: value for name in CUE_OPTIONS if (value := read.value(name)) is not None}
     for name, value in options.items():
         if format not in SUBTITLES:
             raise FieldRefusal(

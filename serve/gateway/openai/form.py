@@ -20,7 +20,7 @@ from serve.contract.errors import AudioError
 from serve.gateway import refusals
 from serve.gateway.bodies import body_chunks
 from serve.gateway.limits import Ticket
-from serve.gateway.openai.errors import FieldRefusal
+from serve.gateway.refusals import FieldRefusal
 from serve.speech import raw
 
 logger = logging.getLogger("earshot.gateway")

@@ -5,7 +5,7 @@ from typing import Any
 
 from serve.contract.errors import shown
 from serve.gateway.models import Models
-from serve.gateway.openai.errors import FieldRefusal
+from serve.gateway.refusals import FieldRefusal
 
 _CREATED = int(time.time())
 
@@ -23,7 +23,7 @@ def named(models: Models, name: str | None) -> str:
             f"no model {shown(name)}; there are {', '.join(models.names + models.patterns)} "
             "(server.model_aliases adds names)",
             "model_not_found",
-            "NOT_FOUND",
+            "not_found",
         )
     return model
 

@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from serve.contract.errors import RequestError
 from serve.contract.messages import Finished, Task, Transcript
 from serve.gateway import refusals
 from serve.gateway.bodies import while_client_waits
@@ -28,12 +29,11 @@ from serve.gateway.limits import Ticket
 from serve.gateway.models import Target
 from serve.gateway.openai.answers import Deltas, body, delta_event, done_event, segment_event
 from serve.gateway.openai.ask import request_parts, stream_event, transcript
-from serve.gateway.openai.errors import error_body, error_response
 from serve.gateway.openai.events import Events
 from serve.gateway.openai.fields import FIELDS, Asked, read_fields
 from serve.gateway.openai.form import Form, received_form
 from serve.gateway.openai.models import listed, named, one
-from serve.gateway.refusals import Refusal
+from serve.gateway.refusals import Refusal, as_openai, openai_error
 from serve.gateway.upstream.exchange import Exchange
 from serve.gateway.visits import Visit
 
@@ -162,20 +162,18 @@ def _told(error: Exception, request_id: str) -> dict[str, Any]:
     if not isinstance(error, Refusal):
         logger.error("stream %s failed in the gateway", request_id, exc_info=error)
         error = refusals.failed()
-    _, event = error_body(error, FIELDS)
-    return event
+    return openai_error(error, FIELDS)
 
 
 async def _refused(request: Request, refusal: Refusal) -> Response:
-    return error_response(refusal, FIELDS)
+    return as_openai(refusal, FIELDS)
 
 
 async def _no_route(request: Request, error: HTTPException) -> Response:
     text = f"no {request.method} at this address; {_OFFERED}"
-    refusal = refusals.not_found(text)
-    refusal.reason = "method" if error.status_code == 405 else refusal.reason
-    return error_response(refusal, FIELDS, dict(error.headers or {}))
+    reason = "method" if error.status_code == 405 else "not_found"
+    return as_openai(Refusal(RequestError(text), reason), FIELDS, dict(error.headers or {}))
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return error_response(refusals.failed(), FIELDS)
+    return as_openai(refusals.failed(), FIELDS)

@@ -47,7 +47,7 @@ class Delivery:
                     begun = True
                     yield self._named(answer)
             except Refusal as refusal:
-                self._metrics.ended(self._server.name, refusal.status)
+                self._metrics.ended(self._server.name, refusal.status.grpc)
                 self._server.failed(refusal)
                 if begun or not self._may_go_on(refusal):
                     raise _told(refusal) from refusal

@@ -143,7 +143,7 @@ class Remote:
         try:
             answer = await self.small("ModelReady", request)
         except Refusal as refusal:
-            if refusal.status == "NOT_FOUND":
+            if refusal.status.grpc == "NOT_FOUND":
                 return False
             raise
         return bool(service_pb2.ModelReadyResponse.FromString(answer).ready)

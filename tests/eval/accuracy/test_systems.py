@@ -76,11 +76,12 @@ def test_transformers(config):
 
 
 def test_faster_whisper_reads_the_converted_checkpoint(config, cache):
-    systems.prepare(("faster-whisper-int8",), config, "unused.toml")
+    spec = systems.specs(config)["faster-whisper-int8"]
+    systems.prepare([spec], config, "unused.toml")
     folder = prepare.converted_folder(config)
     assert list(cache.iterdir()) == [folder]  # nothing half done beside it
     made = (folder / "model.bin").stat().st_mtime_ns
-    systems.prepare(("faster-whisper-int8",), config, "unused.toml")
+    systems.prepare([spec], config, "unused.toml")
     assert (folder / "model.bin").stat().st_mtime_ns == made
     said("faster-whisper-int8", config)
 

@@ -10,8 +10,9 @@ import psutil
 import pytest
 
 from eval import processes
-from eval.accuracy.worker import measure_system, timed_calls_of, tree_memory_bytes
+from eval.accuracy.worker import measure_system, timed_calls_of
 from eval.config import Config, EvalConfig
+from eval.memory import tree_memory_bytes
 from serve.contract.errors import DeadlineError, UnavailableError
 from tests.eval.fakes import open_fake, write_clips
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from eval.corpora.find import find_clips, find_readable_clips
+from eval.corpora.find import find_clips
 from serve.contract.errors import ConfigError, FileError
 from serve.speech.audio import decode
 from serve.speech.meter import Limits
@@ -163,7 +163,7 @@ def test_a_clip_that_cannot_be_read_stands_apart(tmp_path, record):
     def read(path):
         list(decode(path.read_bytes(), Limits(30.0)))
 
-    found = find_readable_clips(str(tmp_path), read=read)
+    found = find_clips(str(tmp_path), read=read)
     assert [clip.file for clip in found.clips] == ["0.wav", "2.wav"]
     assert (
         list(found.unreadable) == ["1.wav"] and "is text, no recording" in found.unreadable["1.wav"]
@@ -171,7 +171,7 @@ def test_a_clip_that_cannot_be_read_stands_apart(tmp_path, record):
     for name in ("0.wav", "2.wav"):
         (tmp_path / name).write_bytes(b"")
     with pytest.raises(ConfigError, match="no clip can be read; "):
-        find_readable_clips(str(tmp_path), read=read)
+        find_clips(str(tmp_path), read=read)
 
 
 def test_only_what_was_drawn_is_opened(tmp_path, record):

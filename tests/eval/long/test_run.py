@@ -50,7 +50,7 @@ def config(tmp_path, monkeypatch):
     planned = [Planned("tones", ("en",), 0.5), Planned("languages", ("es", "en"), 0.5)]
     monkeypatch.setattr(compose, "CACHE", tmp_path / "cache")
     monkeypatch.setattr(run, "plan", lambda rows, minutes: planned)
-    monkeypatch.setattr(systems, "prepare_specs", lambda *_: None)
+    monkeypatch.setattr(systems, "prepare", lambda *_: None)
     monkeypatch.setattr(run, "measure_system", measure)
     path = tmp_path / "small.toml"
     path.write_text(f'[eval]\nthreads = 1\nmanifest = "{manifest}"\nheldout = ""\npassages = ""\n')

@@ -7,11 +7,20 @@ from pathlib import Path
 import grpc
 import pytest
 
-from eval.soak.client import WAYS, Addresses, Ending, by_grpc, by_stream, counted, ended_by_http
+from eval.soak.client import (
+    Addresses,
+    Ending,
+    by_grpc,
+    by_http,
+    by_stream,
+    counted,
+    ended_by_http,
+)
 
 CLIP = (Path(__file__).parents[2] / "data" / "en_thanks.flac").read_bytes()
 NOBODY = Addresses("127.0.0.1:1", "127.0.0.1:1")
 METHOD = "inference.GRPCInferenceService"
+WAYS = (by_grpc, by_http, by_stream)
 
 
 @pytest.mark.server

@@ -7,7 +7,8 @@ import numpy as np
 import psutil
 import pytest
 
-from eval.soak.memory import Slope, Watch, resident_kb, shared_fairly_bytes, slope
+from eval.memory import Watch, resident_bytes, shared_fairly_bytes
+from eval.soak.memory import Slope, memory_of, slope
 from tests.serving import wait_until
 
 
@@ -51,13 +52,13 @@ sys.stdin.readline()
 def test_memory_that_was_taken_is_seen():
     """In a process of its own: that of the tests may give back as much meanwhile."""
     with psutil.Popen([sys.executable, "-c", TAKER], stdin=subprocess.PIPE, text=True) as taker:
-        with Watch(lambda: {"taker": taker}).running() as watch:
+        with Watch(memory_of(lambda: {"taker": taker})) as watch:
             wait_until(lambda: watch.first_bytes, "nobody looked")
             before = watch.first_bytes
             taker.stdin.write("take\n")
             taker.stdin.flush()
             wait_until(lambda: watch.peak_bytes >= before + 20 * 2**20, "nobody saw it")
-            wait_until(lambda: resident_kb(taker) * 1024 >= TAKEN, "it was not taken")
+            wait_until(lambda: resident_bytes(taker) >= TAKEN, "it was not taken")
         taker.stdin.close()
         assert taker.wait(20) == 0
 
@@ -66,4 +67,4 @@ def test_a_process_that_has_ended_has_no_memory():
     gone = psutil.Popen(["true"])
     gone.wait()
     assert shared_fairly_bytes(gone.pid) == 0
-    assert resident_kb(gone) == 0
+    assert resident_bytes(gone) == 0

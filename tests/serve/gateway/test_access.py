@@ -19,8 +19,7 @@ from serve.contract.config import ServerConfig
 from serve.contract.errors import AccessError, OverloadedError
 from serve.contract.keys import add_key, hash_of
 from serve.contract.messages import Request
-from serve.gateway.headers import with_headers
-from serve.gateway.hosts import may_be_called
+from serve.gateway.headers import may_be_called, with_headers
 from serve.gateway.upstream.calls import SERVICE
 from serve.supervisor.gateway import is_live, is_ready
 from serve.wire.client import Client

@@ -44,7 +44,7 @@ def test_without_keys_anybody_may_call(clock):
 @pytest.mark.parametrize("said", [None, "", "a", "Bearer", "Bearer ", "Basic a", "Bearer b", "é"])
 def test_with_keys_one_is_needed(path, clock, said):
     callers = Callers(Config(server=ServerConfig(keys_file=str(path))), clock)
-    assert refused(callers.identify, said).status == "UNAUTHENTICATED"
+    assert refused(callers.identify, said).status.grpc == "UNAUTHENTICATED"
     assert callers.identify("bearer a").name == "alice"
 
 
@@ -52,7 +52,7 @@ def test_a_key_that_has_expired_is_known_no_more(path, clock):
     add_key(path, "bob", {"sha256": hash_of("b"), "expires": "2020-01-01"})
     callers = Callers(Config(server=ServerConfig(keys_file=str(path))), clock)
     refusal = refused(callers.identify, "Bearer b")
-    assert (refusal.status, "expired, 2020-01-01" in str(refusal)) == ("UNAUTHENTICATED", True)
+    assert (refusal.status.grpc, "expired, 2020-01-01" in str(refusal)) == ("UNAUTHENTICATED", True)
 
 
 def test_keys_of_the_environment(path, clock, monkeypatch):
@@ -77,7 +77,7 @@ def test_a_file_is_read_again_when_it_changes(path, clock, caplog):
     assert "the keys stay as they were" in caplog.text
     path.write_text("")
     clock.now_s += 1
-    assert refused(callers.identify, "Bearer a").status == "UNAUTHENTICATED"
+    assert refused(callers.identify, "Bearer a").status.grpc == "UNAUTHENTICATED"
 
 
 def test_a_file_that_keeps_its_age_and_size_is_read_again(path, clock):
@@ -90,7 +90,7 @@ def test_a_file_that_keeps_its_age_and_size_is_read_again(path, clock):
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     clock.now_s += 1
     assert callers.identify("Bearer b").name == "alice"
-    assert refused(callers.identify, "Bearer a").status == "UNAUTHENTICATED"
+    assert refused(callers.identify, "Bearer a").status.grpc == "UNAUTHENTICATED"
 
 
 @pytest.mark.parametrize(

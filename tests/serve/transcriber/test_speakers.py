@@ -6,10 +6,10 @@ import threading
 
 import numpy as np
 import pytest
+from serve.speakers.diarize import Turn
 
 from serve.contract.errors import AudioError, EarshotError, OptionError, RequestError
 from serve.contract.messages import Finished, SegmentReady
-from serve.speakers.diarize import Turn
 from serve.speech.features import SAMPLE_RATE
 from serve.transcriber import speakers
 from tests.fakes import CAPABILITIES

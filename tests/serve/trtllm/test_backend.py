@@ -174,7 +174,9 @@ def test_a_full_answer_has_ended_by_length(opened):
 def test_detection_lets_the_bias_choose_among_the_languages(opened):
     spanish = FACTS.languages["es"]
     infer, calls = scripted([spanish], logprob=-0.5)
-    job = Job(1, torch.zeros(80, 3000), (*DETECT, FACTS.no_timestamps), DecodingOptions(False))
+    job = Job(
+        1, torch.zeros(80, 3000), (*DETECT, FACTS.no_timestamps), DecodingOptions(timestamps=False)
+    )
     scores = run(opened(infer), job)[1][1].scores
     assert scores.language == spanish
     assert scores.language_prob == pytest.approx(np.exp(-0.5))

@@ -195,9 +195,9 @@ def test_an_unknown_language_of_a_transcript_is_left_out():
     "answer, words, code",
     [
         ((401, {"error": {"message": "no API key"}}), "no API key", "UNAUTHENTICATED"),
-        ((400, {"error": {"message": "language = 'x'"}}), "language = 'x'", "INVALID_ARG"),
+        ((400, {"error": {"message": "language = 'x'"}}), "language = 'x'", "INVALID_ARGUMENT"),
         ((503, {"error": {"message": "it drains"}}), "it drains", "UNAVAILABLE"),
-        ((404, {"detail": "Not Found"}), "answered with status 404", "INVALID_ARG"),
+        ((404, {"detail": "Not Found"}), "answered with status 404", "INVALID_ARGUMENT"),
         ((500, "oops"), "answered with status 500", "INTERNAL"),
         ((200, {"transcription": "x"}), "text is missing", "UNAVAILABLE"),
         ((200, [1]), "the server's answer holds [1]; expected", "UNAVAILABLE"),
@@ -279,7 +279,7 @@ def test_what_is_no_event_is_told_and_ends_the_connection(fault):
         sent, words = FAULTS[fault]
         async with house.client() as client:
             client._writer.write(sent)
-            assert (await refused(client, words)).code == "INVALID_ARG"
+            assert (await refused(client, words)).code == "INVALID_ARGUMENT"
 
     in_house(test)
 

@@ -1,0 +1,67 @@
+"""What a field that users may set says of itself, once: tensors, flags, forms are made of it.
+
+The fields are those of `serve.contract.messages.Request`, some of which
+`serve.contract.config.TranscriberConfig` declares, and those of `serve.speech.cues.CueOptions`.
+"""
+
+import dataclasses
+import typing
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """A field as those see it who let users set it."""
+
+    name: str
+    kind: type  # bool, int, float or str: of its value, or of each of `many`
+    meaning: str
+    many: bool = False
+    choices: tuple[str, ...] = ()  # (): any value
+    default: Any = None  # None: as configured, or nothing
+    help: str = ""  # `meaning` as the command line says it
+    metavar: str | None = None  # what its value is called there
+    max_bytes: int | None = None  # of its tensor; None: as many as a request may have
+
+
+def option(
+    default: T,
+    meaning: str,
+    *,
+    help: str | None = None,
+    metavar: str | None = None,
+    max_bytes: int | None = None,
+) -> T:
+    """Declare a dataclass's field; `help` is `meaning` where it is not given, see `Option`."""
+    said = {"meaning": meaning, "help": help or meaning, "max_bytes": max_bytes}
+    field: T = dataclasses.field(default=default, metadata={**said, "metavar": metavar})
+    return field
+
+
+def options_of(kind: Any, config: Any = None) -> dict[str, Option]:
+    """A dataclass's options by their names, in their order.
+
+    Args:
+        kind: has a field of each.
+        config: declares the options of its fields where `kind` does not.
+    """
+    hints = typing.get_type_hints(kind)
+    configured = {} if config is None else config.__dataclass_fields__
+    found = {}
+    for field in dataclasses.fields(kind):
+        if said := field.metadata or configured.get(field.name, field).metadata:
+            form = _form(hints[field.name])
+            found[field.name] = Option(field.name, default=field.default, **form, **said)
+    return found
+
+
+def _form(hint: Any) -> dict[str, Any]:
+    """What a field's type says of its option."""
+    inner = typing.get_args(hint)
+    if type(None) in inner:
+        return _form(inner[0])
+    if typing.get_origin(hint) is Literal:
+        return {"kind": str, "choices": inner}
+    return {"kind": inner[0], "many": True} if inner else {"kind": hint}

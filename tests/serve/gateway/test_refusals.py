@@ -1,0 +1,139 @@
+"""How every error, and every reason of the gateway's, is answered at each door."""
+
+import contextlib
+import json
+
+import grpc
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from serve.contract import errors
+from serve.contract.errors import EarshotError, OverloadedError, RequestError
+from serve.gateway.refusals import REASONS, Refusal
+from tests.gateways import WAIT_S, Running, message
+
+INVALID, LATER = "INVALID_ARGUMENT", "UNAVAILABLE"
+BAD, FAILED = "invalid_request_error", "server_error"
+# gRPC's status, that of KServe's HTTP, that of OpenAI's API, its type, its code, a WebSocket's.
+CLASSES = {
+    "EarshotError": ("INTERNAL", 500, 500, FAILED, "server_error", 1011),
+    "ConfigError": ("INTERNAL", 500, 500, FAILED, "server_error", 1011),
+    "FileError": ("INTERNAL", 500, 500, FAILED, "server_error", 1011),
+    "CheckpointError": ("INTERNAL", 500, 500, FAILED, "server_error", 1011),
+    "MissingCheckpointError": ("INTERNAL", 500, 500, FAILED, "server_error", 1011),
+    "DeviceError": ("INTERNAL", 500, 500, FAILED, "server_error", 1011),
+    "EngineError": (LATER, 503, 503, FAILED, "server_unavailable", 1008),
+    "UnavailableError": (LATER, 503, 503, FAILED, "server_unavailable", 1008),
+    "OverloadedError": (LATER, 503, 429, "rate_limit_error", "overloaded", 1008),
+    "DeadlineError": (LATER, 503, 503, FAILED, "timeout", 1008),
+    "CancelledError": ("CANCELLED", 499, 499, BAD, "client_gone", 1008),
+    "RequestError": (INVALID, 400, 400, BAD, None, 1008),
+    "AudioError": (INVALID, 400, 400, BAD, "invalid_audio", 1008),
+    "AudioLimitError": (INVALID, 400, 422, BAD, "audio_limit_exceeded", 1008),
+    "OptionError": (INVALID, 400, 400, BAD, "invalid_value", 1008),
+    "AccessError": ("UNAUTHENTICATED", 401, 401, BAD, "invalid_api_key", 1008),
+}
+BY_REASON = {
+    "draining": (LATER, 503, 503, FAILED, "draining", 1012),
+    "server_stopping": (LATER, 503, 503, FAILED, "draining", 1012),
+    "slow_upload": (LATER, 503, 408, BAD, "upload_timeout", 1008),
+    "connections": (LATER, 503, 503, FAILED, "overloaded", 1008),
+    "key_limit": (LATER, 503, 429, "rate_limit_error", "rate_limit_exceeded", 1008),
+    "too_large": ("RESOURCE_EXHAUSTED", 413, 413, BAD, "request_too_large", 1008),
+    "media_type": (INVALID, 400, 415, BAD, "unsupported_media_type", 1008),
+    "not_found": ("NOT_FOUND", 404, 404, BAD, "not_found", 1008),
+    "method": ("NOT_FOUND", 404, 405, BAD, "method_not_allowed", 1008),
+    "origin": ("PERMISSION_DENIED", 403, 403, BAD, "origin_not_allowed", 1008),
+    "host": ("PERMISSION_DENIED", 403, 421, BAD, "host_not_allowed", 1008),
+    "session_idle": (INVALID, 400, 400, BAD, "session_idle", 1001),
+    "session_expired": (INVALID, 400, 400, BAD, "session_expired", 1001),
+}
+SAID = "what is wrong"
+
+
+def refusal_of(name):
+    """For the name of an error's class, or of a reason."""
+    if name in CLASSES:
+        return Refusal(getattr(errors, name)(SAID))
+    return Refusal((OverloadedError if BY_REASON[name][0] == LATER else RequestError)(SAID), name)
+
+
+every_row = pytest.mark.parametrize(("name", "row"), (CLASSES | BY_REASON).items())
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory):
+    running = Running(tmp_path_factory.mktemp("run"), 600.0)
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def refuse(gateway, monkeypatch):
+    """Have a gateway refuse whoever comes from now on."""
+
+    def refuse(name):
+        def identify(authorization):
+            raise refusal_of(name)
+
+        monkeypatch.setattr(gateway.door.callers, "identify", identify)
+        return refusal_of(name)
+
+    return refuse
+
+
+def test_the_table_is_whole():
+    kinds = {
+        name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, EarshotError)
+    }
+    assert CLASSES.keys() == kinds
+    assert BY_REASON.keys() == REASONS.keys()
+
+
+@every_row
+def test_kserve_over_http(gateway, refuse, name, row):
+    refusal = refuse(name)
+    status, headers, body = gateway.ask("POST", "/v2/models/whisper/infer", b"{}")
+    assert status == row[1]
+    assert json.loads(body) == {"error": f"{type(refusal.error).__name__}: {SAID}"}
+    assert headers["retry-after"] == ("1" if row[0] == LATER else None)
+    assert headers["www-authenticate"] == ("Bearer" if status == 401 else None)
+
+
+@every_row
+def test_kserve_over_grpc(gateway, refuse, name, row):
+    refusal = refuse(name)
+    with pytest.raises(grpc.RpcError) as caught:
+        gateway.call()(message(), timeout=WAIT_S)
+    assert caught.value.code() == grpc.StatusCode[row[0]]
+    assert caught.value.details() == f"{type(refusal.error).__name__}: {SAID}"
+    told = dict(caught.value.trailing_metadata())
+    assert told.get("retry-after") == ("1" if row[0] == LATER else None)
+
+
+@every_row
+def test_openais_api(gateway, refuse, name, row):
+    refusal = refuse(name)
+    status, headers, body = gateway.ask("POST", "/v1/audio/transcriptions", b"")
+    assert status == row[2]
+    param = "file" if isinstance(refusal.error, errors.AudioError) else None
+    error = {"message": SAID, "type": row[3], "param": param, "code": row[4]}
+    assert json.loads(body) == {"error": error}
+    assert headers["retry-after"] == ("1" if row[0] == LATER else None)
+    assert headers["www-authenticate"] == ("Bearer" if status == 401 else None)
+
+
+@every_row
+def test_a_websocket(gateway, refuse, name, row):
+    with connect(f"ws://{gateway.http}/v1/realtime") as socket:
+        assert json.loads(socket.recv(WAIT_S))["type"] == "session.created"
+        refusal = refuse(name)
+        socket.send('{"type": "input_audio_buffer.clear"}')
+        error = json.loads(socket.recv(WAIT_S))["error"]
+        assert (error["message"], error["type"], error["code"]) == (SAID, row[3], refusal.reason)
+        with contextlib.suppress(ConnectionClosed):
+            socket.recv(WAIT_S)
+    assert (socket.close_code, socket.close_reason) == (row[5], SAID)
