@@ -207,6 +207,7 @@ def transcript_of(request):
             token_logprobs=(TokenLogprob(f" {word}", -0.5 - i),)
             if "TOKEN_LOGPROBS" in asked
             else None,
+            speaker="AB"[i % 2] if "DIARIZE" in asked else None,  # who take turns
         )
         for i, word in enumerate([] if spoken == ["silence"] else spoken)
     )

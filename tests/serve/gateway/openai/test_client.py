@@ -6,7 +6,13 @@ import threading
 
 import openai
 import pytest
-from openai.types.audio import Transcription, TranscriptionVerbose, Translation
+from openai.types.audio import (
+    Transcription,
+    TranscriptionDiarized,
+    TranscriptionTextSegmentEvent,
+    TranscriptionVerbose,
+    Translation,
+)
 from websockets.sync.client import connect as connect_websocket
 
 from serve.gateway.openai import form
@@ -16,6 +22,7 @@ from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, until
 
 FILE = ("a.wav", b"RIFF and so on")
+VOICE = "data:audio/wav;base64,UklGRg=="
 SRT = """\
 1
 00:00:00,000 --> 00:00:02,000
@@ -61,6 +68,52 @@ def test_verbose_json(client):
     assert (first.id, first.text, first.tokens, first.seek) == (0, " one", [0], 0)
     assert (second.id, second.start, second.end, second.seek) == (1, 1.0, 2.0, 100)
     assert (second.avg_logprob, second.no_speech_prob) == (-0.25, 0.125)
+
+
+def test_diarized_json(shared, client):
+    """Speakers are told apart without a word of ours; names and references go along."""
+    known = {"known_speaker_names": ["Doe, Ann"], "known_speaker_references": [VOICE]}
+    answer = transcribe(
+        client, response_format="diarized_json", chunking_strategy="auto", extra_body=known
+    )
+    assert type(answer) is TranscriptionDiarized
+    assert (answer.task, answer.text, answer.duration) == ("transcribe", "one two", 1.5)
+    first, second = answer.segments
+    assert (first.id, first.start, first.end, first.text, first.speaker) == (
+        *("seg_0", 0.0, 1.0),
+        *("one", "A"),
+    )
+    assert (second.speaker, second.type) == ("B", "transcript.text.segment")
+    assert answer.usage.seconds == 1.5
+    asked = sent(shared)
+    assert asked["DIARIZE"] is True
+    assert asked["KNOWN_SPEAKER_NAMES"] == "Doe, Ann"
+    assert asked["KNOWN_SPEAKER_REFERENCES"] == VOICE
+
+
+def test_diarized_json_as_events(client):
+    events = list(transcribe(client, stream=True, response_format="diarized_json"))
+    assert [event.type.rpartition(".")[2] for event in events] == [
+        *("delta", "segment", "delta", "segment", "done")
+    ]
+    assert [event.segment_id for event in events[0:4:2]] == ["seg_0", "seg_1"]
+    segments = events[1:4:2]
+    assert all(type(event) is TranscriptionTextSegmentEvent for event in segments)
+    assert [(event.id, event.text, event.speaker) for event in segments] == [
+        ("seg_0", "one", "A"),
+        ("seg_1", "two", "B"),
+    ]
+
+
+def test_other_formats_say_who_speaks_if_that_is_asked_for(client):
+    ask = {"extra_body": {"diarize": True, "num_speakers": 2}}
+    assert transcribe(client, response_format="text", **ask) == "A: one\nB: two\n"
+    assert "\nB: two\n" in transcribe(client, response_format="srt", **ask)
+    assert "\n<v B>two\n" in transcribe(client, response_format="vtt", **ask)
+    times = {"timestamp_granularities": ["word", "segment"]}
+    answer = transcribe(client, response_format="verbose_json", **times, **ask)
+    assert [segment.speaker for segment in answer.segments] == ["A", "B"]
+    assert [word.speaker for word in answer.words] == ["A", "B"]
 
 
 def test_words_with_and_without_segments(client):
@@ -280,9 +333,7 @@ def test_asynchronously(shared, connect):
     ("options", "kind", "param", "code"),
     [
         ({"model": "gpt-5"}, openai.NotFoundError, "model", "model_not_found"),
-        ({"response_format": "diarized_json"}, openai.BadRequestError, "response_format", None),
         ({"include": ["speakers"]}, openai.BadRequestError, "include", None),
-        ({"known_speaker_names": ["a"]}, openai.BadRequestError, "known_speaker_names", None),
         (
             {"timestamp_granularities": ["word"]},
             openai.BadRequestError,
