@@ -563,3 +563,41 @@ def accessible(page):
     assert len(results.response["passes"]) > 10
     borders = page.evaluate(BORDERS)
     assert len(borders) > 2 and borders[0][0] >= 3.0, borders[0]
+
+
+def test_speakers_have_names_that_can_be_written_anew_and_are_saved(page, gateway):
+    say(page, "one two three")
+    assert page.locator("#num_speakers").is_disabled()
+    page.select_option("#speakers", label="By their voices")
+    page.fill("#num_speakers", "2")
+    drop(page, CLIP)
+    found = done(page, "three")
+    assert (sent(gateway)["DIARIZE"], sent(gateway)["NUM_SPEAKERS"]) == (True, 2)
+    names = found.locator(".speaker")
+    expect(names).to_have_text(["A", "B", "A"])
+    colours = [names.nth(i).evaluate("e => getComputedStyle(e).color") for i in range(3)]
+    assert colours[0] == colours[2] != colours[1]
+
+    names.nth(1).click()
+    page.keyboard.type("Zoë")
+    page.keyboard.press("Enter")
+    names.first.focus()
+    page.keyboard.press("Enter")
+    page.keyboard.type("Ann")
+    page.keyboard.press("Escape")  # not kept
+    expect(names).to_have_text(["A", "Zoë", "A"])
+    page.reload()
+    expect(names).to_have_text(["A", "Zoë", "A"])
+    assert page.input_value("#speakers") == "voice"
+    assert Axe().run(page, options=WCAG).violations_count == 0
+    assert downloaded(page, found, "txt") == "A: one\nZoë: two\nA: three\n"
+    assert "\nZoë: two\n" in downloaded(page, found, "srt")
+    assert "\n<v Zoë>two\n" in downloaded(page, found, "vtt")
+    segments = json.loads(downloaded(page, found, "json"))["segments"]
+    assert [segment["speaker"] for segment in segments] == ["A", "Zoë", "A"]
+
+    say(page, "one two")
+    page.select_option("#speakers", label="One on each channel")
+    found.get_by_role("button", name="Again").click()
+    until(lambda: "CHANNELS" in sent(gateway))
+    assert sent(gateway)["CHANNELS"] == "split"
