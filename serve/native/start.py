@@ -249,6 +249,7 @@ class Starter:
                 # All candidates of a search's first step come from its first row.
                 "logprob_sum": float("-inf") if searches and index else 0.0,
                 "timestamps": options.timestamps,
+                "suppress_blank": options.suppress_blank,
                 "finished": False,
             }
             for name, value in values.items():

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 import torch
 
+from serve.contract.codec import to_json
 from serve.contract.config import SEARCH_OPTIONS, SearchConfig
 from serve.contract.errors import EarshotError
 from serve.contract.messages import Alignment
@@ -36,7 +37,7 @@ class Capabilities:
     device: str = "cpu"  # torch device on which `Job.features` are best computed
     takes: Literal["features", "samples"] = "features"  # what `Job.features` must hold
     previous_text: bool = True  # prompts may hold text: what precedes the audio, and `Job.prefix`
-    search_options: bool = False  # patience, length_penalty, and penalties for repetition
+    search_options: bool = False  # all of `SearchConfig` but `beam_size` and `best_of`
     words: bool = False  # honours `Job.align_frames`
     drafts: bool = False  # `Job.draft` saves steps; elsewhere it is ignored, which changes nothing
     short_windows: bool = False  # `Job.features` may have fewer frames than a window of 30 s
@@ -50,7 +51,7 @@ class Capabilities:
         for name in SEARCH_OPTIONS:
             value = getattr(wanted, name)
             if (reason := self._unable(name, value)) is not None:
-                return f"{name} = {value}{reason}"
+                return f"{name} = {to_json(value)}{reason}"
         return None
 
     def refusal_of(self, job: "Job") -> str | None:
@@ -67,7 +68,8 @@ class Capabilities:
             neutral = getattr(SearchConfig, name)
             if self.search_options or value == neutral:
                 return None
-            return f", but the runtime {self.runtime} does not have it; expected {neutral}"
+            expected = to_json(neutral)
+            return f", but the runtime {self.runtime} does not have it; expected {expected}"
         if self.beam_sizes:
             possible = self.beam_sizes if name == "beam_size" else (1,)
             if value in possible:

@@ -172,7 +172,8 @@ class Rules:
         Timestamps come in pairs, never go back, and open the text, as in `ApplyTimestampRules`.
 
         Args:
-            state: of `rows` it reads `tokens`, `position`, `text_begin` and both timestamp fields.
+            state: of `rows` it reads `tokens`, `position`, `text_begin`, `suppress_blank` and both
+                timestamp fields.
             rows: int64 (m,).
             logits: float32 (m, n_vocab).
         """
@@ -188,7 +189,7 @@ class Rules:
 
         logits += self.suppress
         for token in self.facts.begin_suppress_tokens:
-            logits[:, token].masked_fill_(first, NEVER)
+            logits[:, token].masked_fill_(first & state.suppress_blank[rows], NEVER)
         logits[:, self.facts.no_timestamps].masked_fill_(timed, NEVER)
         text, others, times = logits[:, :eot], logits[:, eot:begin], logits[:, begin:]
         stamps = self._ids[begin:]

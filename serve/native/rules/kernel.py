@@ -112,7 +112,8 @@ def _scan_kernel(
         allowed = _penalise(state, row, raw, id, at, n_ctx)
         allowed += tl.load(suppress + id, mask=there, other=0.0)
         if said == 0:
-            allowed += tl.load(begin + id, mask=there, other=0.0)
+            blank = tl.load(state.suppress_blank + row) != 0
+            allowed += tl.load(begin + id, mask=there & blank, other=0.0)
         if tl.load(state.timestamps + row) != 0:
             bad = _forbidden(
                 state, row, id, at, said, n_ctx, eot, no_timestamps, timestamp_begin,

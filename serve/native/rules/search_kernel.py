@@ -40,6 +40,7 @@ class Fields(NamedTuple):
     best_score: torch.Tensor
     best_logprob_sum: torch.Tensor
     timestamps: torch.Tensor
+    suppress_blank: torch.Tensor
     finished: torch.Tensor
     best_is_ended: torch.Tensor
     trusted: torch.Tensor

@@ -103,6 +103,25 @@ def test_the_choice_equals_the_rules_step_by_step(kernels):
     assert twin.best_is_ended[leaders].any()
 
 
+def test_a_blank_comes_first_where_the_row_lets_it(kernels):
+    rules = Rules(FACTS, VOCAB, DEVICE)
+    chooser = kernels[1].TritonChoice(rules, 5, searching=True)
+    mine, twin = (new_state(5, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
+    blank, _ = FACTS.begin_suppress_tokens
+    for state in (mine, twin):
+        start(state, 0)
+        start(state, 1, suppress_blank=False)
+        start(state, 2, timestamps=True, suppress_blank=False)
+        start(state, 3, beam=2, suppress_blank=False)
+    for step, logits in enumerate(steps_of(2, rows=5)):
+        logits[:, blank] = 20.0
+        for advance, state in ((rules.advance, twin), (chooser.advance, mine)):
+            advance(state, picks_of(twin, step == 0, list(range(5))), logits)
+        same(mine, twin, step)
+    first = twin.tokens[:4, len(PROMPT)].tolist()
+    assert [token == blank for token in first] == [False, True, False, True]
+
+
 def test_a_guess_is_the_likeliest_token_that_is_not_suppressed(kernels):
     """Of equals the first; behind the last place there is none."""
     rules = Rules(FACTS, VOCAB, DEVICE)
