@@ -121,9 +121,9 @@ class Rules:
                 chosen = self._choose(state, rows, allowed)
                 self._say(state, rows[mine], chosen[mine], logprobs[mine, chosen[mine]], drafted)
                 continue
-            found = logprobs if len(mine) == len(rows) else logprobs[mine]
+            searched = logprobs if len(mine) == len(rows) else logprobs[mine]
             searches = rows[mine].view(-1, width)
-            extend(state, searches, found, self.facts.eot, self.facts.timestamp_begin)
+            extend(state, searches, searched, self.facts.eot, self.facts.timestamp_begin)
 
     def _say(
         self,

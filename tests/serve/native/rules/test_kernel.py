@@ -11,11 +11,20 @@ from serve.native.rules.state import Picks, new_state
 from tests.serve.native.kernels.parity import DEVICE
 
 FACTS = TokenizerFacts(
-    eot=2000, sot=2001, sot_prev=2002, no_speech=2003, no_timestamps=2004, timestamp_begin=2100,
-    transcribe=2005, translate=2006, languages={"en": 2010, "es": 2011, "de": 2019},
-    suppress_tokens=(1, 2, 7, 2001), begin_suppress_tokens=(220, 2000),
-    max_initial_timestamp_index=50, alignment_heads=(),
-)  # fmt: skip
+    eot=2000,
+    sot=2001,
+    sot_prev=2002,
+    no_speech=2003,
+    no_timestamps=2004,
+    timestamp_begin=2100,
+    transcribe=2005,
+    translate=2006,
+    languages={"en": 2010, "es": 2011, "de": 2019},
+    suppress_tokens=(1, 2, 7, 2001),
+    begin_suppress_tokens=(220, 2000),
+    max_initial_timestamp_index=50,
+    alignment_heads=(),
+)
 VOCAB = Dims(80, 1500, 64, 1, 1, 128, 2100 + 1501, 64, 64, 1, 1, 128)
 PROMPT = (2001, 2010, 2005)
 
