@@ -436,7 +436,7 @@ def test_an_end_with_requests_unanswered_is_no_success(nano_config, tmp_path, hu
             for child in psutil.Process(server.pid).children(recursive=True)
             if "whisper_0_0" in child.cmdline()
         ]
-        calls = [client.start(Request(audio=audio_file(119.0))) for _ in range(40)]
+        calls = [client.start(Request(audio=audio_file(119.0))) for _ in range(20)]
         wait_until(lambda: whisper.cpu_percent(0.1) > 20, "no request arrived")
         server.send_signal(signal.SIGINT)
         assert "starting" in server.stderr.readline()
