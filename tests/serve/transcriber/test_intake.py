@@ -307,7 +307,7 @@ def test_a_request_may_end_while_a_worker_frees_its_audio(alone, monkeypatch):
             assert go_on.wait(WAIT_S)
 
     monkeypatch.setattr("serve.speech.audio.from_samples", blocks)
-    monkeypatch.setattr("serve.transcriber.intake.cut_heard", cut_at_each_block)
+    monkeypatch.setattr("serve.transcriber.intake.cut_and_listen", cut_at_each_block)
     active = make_active(0)
     alone.intake.add(active, SECOND)
     assert begun.wait(WAIT_S)
@@ -358,7 +358,7 @@ def test_what_has_ended_already_is_not_taken_in(harness):
 
 
 def test_an_unforeseen_fault_is_an_error(harness, monkeypatch):
-    monkeypatch.setattr("serve.transcriber.intake.cut_heard", lambda blocks, _: 1 / 0)
+    monkeypatch.setattr("serve.transcriber.intake.cut_and_listen", lambda blocks, _: 1 / 0)
     harness.intake.add(make_active(0), SECOND)
     harness.settle()
     ((_, error),) = harness.said
