@@ -103,7 +103,7 @@ class TestEndings(TranscriberTests):
     def test_an_unforeseen_fault_in_decoding_ends_its_request_only(self, start, echo, monkeypatch):
         transcriber, runtime = start(echo)
         with monkeypatch.context() as patch:
-            patch.setattr("serve.transcriber.intake.cut_heard", lambda blocks, _: 1 / 0)
+            patch.setattr("serve.transcriber.intake.cut_and_listen", lambda blocks, _: 1 / 0)
             with pytest.raises(EarshotError, match="ZeroDivisionError"):
                 transcriber.transcribe(request())
         quiescent(transcriber, runtime)
@@ -250,7 +250,7 @@ class TestEndings(TranscriberTests):
     def test_a_deadline_holds_while_audio_is_decoded(self, start, echo, monkeypatch):
         go_on = threading.Event()
         monkeypatch.setattr(
-            "serve.transcriber.intake.cut_heard", lambda blocks, _: go_on.wait(WAIT_S)
+            "serve.transcriber.intake.cut_and_listen", lambda blocks, _: go_on.wait(WAIT_S)
         )
         transcriber, _ = start(echo, request_timeout_s=0.2)
         client = Client().send(transcriber, request())
