@@ -3,7 +3,7 @@
 #   make demo            set up, fetch Whisper base, build its engine, serve it, transcribe clips of
 #                        people; where base cannot be had, the small synthetic checkpoint
 #   make test            set up and run every test that needs no GPU, the real server included, in
-#                        two processes; PROCESSES=0: one after another; OPTIONS="-k words" chooses
+#                        three processes; PROCESSES=0: one after another; OPTIONS="-k words" chooses
 #                        Whisper base is fetched for some of them, which else say that they skip
 #   make test-gpu        the GPU tests; fails where there is no GPU
 #   make test-trtllm     the tests of TensorRT-LLM, with the versions that NVIDIA's image has, in an
@@ -20,7 +20,7 @@
 CONFIG ?= configs/base.toml
 PYTHON ?= python3
 FORMAT ?= text
-PROCESSES ?= 2
+PROCESSES ?= 3
 VENV := .venv
 RUN := $(VENV)/bin/python
 IMAGE_VENV := .venv-trtllm
@@ -55,7 +55,8 @@ demo: setup
 fixture-engine: setup
 	@$(RUN) -m build engine --config configs/demo.toml --if-stale
 
-# Side by side in the order of the files, of which the last are the quickest.
+# Side by side in the order of the files, of which the last are the quickest. In one process more
+# than a small machine has cores, since many tests wait.
 test: fixture-engine
 	@$(RUN) -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder $(OPTIONS)
 

@@ -13,23 +13,20 @@ from types import FrameType
 from typing import get_args
 
 from serve.contract.config import Precision
-from serve.contract.errors import EarshotError
+from serve.contract.exits import exit_status
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     args = _parser().parse_args(arguments)
-    try:
+
+    def run() -> int:
         from build import commands  # noqa: PLC0415 - takes a second, in which Ctrl-C may come
 
         commands.COMMANDS[args.command](args)
-    except EarshotError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted; nothing was changed", file=sys.stderr)
-        return 128 + signal.SIGINT
-    return 0
+        return 0
+
+    return exit_status(run, interrupted="interrupted; nothing was changed")
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

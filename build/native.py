@@ -84,9 +84,10 @@ def unquantized(engine: Engine, checkpoint: Checkpoint) -> Engine:
     Raises:
         CheckpointError: a tensor holds values that are not finite in float16.
     """
-    names = [name for name, _, _ in tensor_kinds(checkpoint.dims, engine.manifest.draft)]
+    draft = draft_facts(checkpoint)  # none where the checkpoint alone was opened
+    names = [name for name, _, _ in tensor_kinds(checkpoint.dims, draft)]
     weights, _ = convert(checkpoint, "fp16", names)
-    manifest = dataclasses.replace(engine.manifest, precision="fp16")
+    manifest = dataclasses.replace(engine.manifest, precision="fp16", draft=draft)
     return _InMemory(engine.path, manifest, weights)
 
 

@@ -10,22 +10,16 @@ from typing import Any
 from eval.commands import COMMANDS, Command
 from eval.config import Config, changed, load_config
 from eval.measurement import Result, Run, verdict
-from serve.contract.errors import EarshotError
-
-INTERRUPTED = 130
+from serve.contract.exits import exit_status
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 1 failed, 2 wrong usage, 130 interrupted."""
     options = vars(_parser().parse_args(arguments))
-    try:
-        return _run(options.pop("command"), options)
-    except EarshotError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("\ninterrupted; what was finished is kept", file=sys.stderr)
-        return INTERRUPTED
+    return exit_status(
+        lambda: _run(options.pop("command"), options),
+        interrupted="\ninterrupted; what was finished is kept",
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -51,8 +51,9 @@ def pytest_configure(config):
         raise pytest.UsageError("--require-gpu: torch sees no CUDA device")
     # In the background shells have it ignored, and what tests Ctrl-C would wait in vain.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if "PYTEST_XDIST_WORKER" in os.environ:  # who shares the cores takes one
-        torch.set_num_threads(1)
+    # Who shares the cores takes one, as do the processes that it starts.
+    if config.getoption("numprocesses", None):
+        os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_runtest_setup(item):
@@ -120,7 +121,7 @@ def nano_config(nano_engine):
             engine=str(nano_engine),
             runtime=RuntimeConfig(slots=8, rows=12, threads=1),
             transcriber=TranscriberConfig(
-                max_audio_s=120.0, max_pending=210, max_tokens=16, temperatures=(0.0,), vad="off"
+                max_audio_s=120.0, max_pending=110, max_tokens=16, temperatures=(0.0,), vad="off"
             ),
             server=dataclasses.replace(ServerConfig(**ports), **server),
         )

@@ -1,5 +1,6 @@
 """What the tests of the Triton side share: an answer, audio, and looks at a running server."""
 
+import functools
 import io
 import re
 import time
@@ -46,6 +47,7 @@ STATS = Stats(
 )
 
 
+@functools.cache
 def audio_file(seconds, format="FLAC", seed=0):
     """Noise with a pause in every tenth second, as a file's bytes."""
     samples = np.random.default_rng(seed).normal(0, 0.05, int(seconds * 16_000)).astype("f4")

@@ -9,6 +9,7 @@ import pytest
 import build.__main__
 import eval.__main__
 import serve.cli.main
+from serve.contract.codec import to_json
 from serve.contract.config import OPTIONS, SEARCH_OPTIONS, SPEECH_OPTIONS, TranscriberConfig
 
 ROOT = Path(__file__).parents[1]
@@ -138,6 +139,7 @@ def test_results_in_the_readme_are_those_of_their_page():
 
 @pytest.mark.parametrize("name", [*SEARCH_OPTIONS, *SPEECH_OPTIONS])
 def test_an_option_is_described_as_it_is_declared(name):
-    begin = f"| `{name}` | {getattr(TranscriberConfig, name):g} | {OPTIONS[name].help}"
+    default = to_json(getattr(TranscriberConfig, name)).removesuffix(".0")
+    begin = f"| `{name}` | {default} | {OPTIONS[name].help}"
     rows = [row for row in text_of(DOCS / "decoding.md").splitlines() if row.startswith(begin)]
     assert len(rows) == 1, begin

@@ -24,7 +24,8 @@ from build.checkpoint import Checkpoint, open_checkpoint
 from build.names import foreign_name
 from eval.accuracy.prepare import OPENAI_VOCABULARIES, GgmlKind
 from serve.contract.engine import Dims, mel_filters
-from serve.contract.errors import EarshotError, UnavailableError
+from serve.contract.errors import UnavailableError
+from serve.contract.exits import exit_status
 
 _MAGIC = 0x67676D6C
 _TYPES = {"f32": 0, "f16": 1, "q8_0": 8}  # ggml_type
@@ -112,13 +113,13 @@ def q8_0(values: npt.NDArray[np.float32]) -> bytes:
 def main(arguments: Sequence[str]) -> int:
     """Write one file; returns the exit code."""
     checkpoint, tokenizer, target, kind = arguments
-    try:
+
+    def run() -> int:
         opened = open_checkpoint(checkpoint, tokenizer)
         write_ggml(opened, Path(target), "q8_0" if kind == "q8_0" else "f16")
-    except EarshotError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
-    return 0
+        return 0
+
+    return exit_status(run)
 
 
 if __name__ == "__main__":

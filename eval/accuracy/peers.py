@@ -68,13 +68,13 @@ class TransformersFp32(System):
     def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
         """Decode, cut, generate window by window."""
         from serve.speech import audio as audio_files  # noqa: PLC0415 - as above
-        from serve.speech import windows  # noqa: PLC0415 - as above
+        from serve.speech.cutting import cut  # noqa: PLC0415 - as above
         from serve.speech.meter import Limits  # noqa: PLC0415 - as above
 
         blocks = audio_files.decode(audio, Limits(self._config.transcriber.max_audio_s))
         segments: list[TimedText] = []
         given = language
-        for window in windows.cut(blocks):
+        for window in cut(blocks):
             with self._lock:
                 code, pieces = self._window(window.samples, given)
             language = language or code

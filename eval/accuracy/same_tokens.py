@@ -24,10 +24,10 @@ from serve.native.rules.state import new_state
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job
 from serve.speech.audio import decode
+from serve.speech.cutting import cut
 from serve.speech.features import WINDOW_SAMPLES, log_mel
 from serve.speech.meter import Limits
 from serve.speech.tokenizer import Tokenizer
-from serve.speech.windows import cut
 
 BEAMS = (1, 2, 5)  # what is compared unless told otherwise
 LEAST_EQUAL = 0.99  # of the windows, for each beam

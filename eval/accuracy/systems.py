@@ -44,17 +44,32 @@ class Spec:
     ggml: GgmlKind | None = None  # the checkpoint, as whisper.cpp reads it, likewise
 
 
+Options = Mapping[str, Any]
+
+
+def in_process(config: Config, precision: Precision, **options: Any) -> Spec:
+    """Specify our engine in this process; `options` are of every request."""
+    return Spec(
+        lambda: EarshotInProcess(config, precision, **options), ("torch",), engine=precision
+    )
+
+
+def faster_whisper(
+    config: Config, compute_type: str, options: Callable[[], Options], *, batched: bool = False
+) -> Spec:
+    """Specify faster-whisper; its options are made once the checkpoint is converted."""
+    return Spec(
+        lambda: FasterWhisper(config, compute_type, options(), batched=batched),
+        ("faster_whisper", "ctranslate2", "av"),
+        converted=True,
+    )
+
+
 def specs(config: Config) -> dict[str, Spec]:
     """Return every system by name."""
 
-    def in_process(precision: Precision, config: Config = config) -> Spec:
-        return Spec(lambda: EarshotInProcess(config, precision), ("torch",), engine=precision)
-
-    def faster_whisper(compute_type: str, **options: Any) -> Spec:
-        def open_one() -> System:
-            return FasterWhisper(config, compute_type, fair_options(config) | options)
-
-        return Spec(open_one, PEER_PACKAGES, converted=True)
+    def fair(**options: Any) -> Callable[[], Options]:
+        return lambda: fair_options(config) | options
 
     def whisper_cpp(kind: GgmlKind) -> Spec:
         return Spec(lambda: WhisperCpp(config, kind), ("pywhispercpp",), ggml=kind)
@@ -66,24 +81,19 @@ def specs(config: Config) -> dict[str, Spec]:
             ("pytriton", "tritonclient"),
             engine=config.build.precision,
         ),
-        "earshot-int8": in_process("int8"),
-        "earshot-int8-greedy": in_process("int8", greedy(config)),
-        "earshot-fp16": in_process("fp16"),
-        "earshot-fp16-greedy": in_process("fp16", greedy(config)),
-        "faster-whisper-float32": faster_whisper("float32"),
-        "faster-whisper-float32-greedy": faster_whisper("float32", **one_row),
-        "faster-whisper-int8": faster_whisper("int8"),
-        "faster-whisper-int8-greedy": faster_whisper("int8", **one_row),
-        "faster-whisper-library-defaults": Spec(
-            lambda: FasterWhisper(config, "default", {}), PEER_PACKAGES, converted=True
-        ),
+        "earshot-int8": in_process(config, "int8"),
+        "earshot-int8-greedy": in_process(greedy(config), "int8"),
+        "earshot-fp16": in_process(config, "fp16"),
+        "earshot-fp16-greedy": in_process(greedy(config), "fp16"),
+        "faster-whisper-float32": faster_whisper(config, "float32", fair()),
+        "faster-whisper-float32-greedy": faster_whisper(config, "float32", fair(**one_row)),
+        "faster-whisper-int8": faster_whisper(config, "int8", fair()),
+        "faster-whisper-int8-greedy": faster_whisper(config, "int8", fair(**one_row)),
+        "faster-whisper-library-defaults": faster_whisper(config, "default", dict),
         "whisper.cpp-f16": whisper_cpp("f16"),
         "whisper.cpp-q8_0": whisper_cpp("q8_0"),
         "transformers-fp32": Spec(lambda: TransformersFp32(config), ("transformers", "torch")),
     }
-
-
-PEER_PACKAGES = ("faster_whisper", "ctranslate2", "av")
 
 
 def check(names: tuple[str, ...], known: Mapping[str, Spec], mentioned: Iterable[str] = ()) -> None:

@@ -5,28 +5,20 @@ weights agree on nothing. So the guess becomes what the network says, or does no
 of dice; everything is computed as ever.
 """
 
-import contextlib
-from collections.abc import Iterator
-from unittest import mock
-
 import torch
 
 from serve.native.decoder import Cache
 from serve.native.kernels.feed import Feed
 from serve.native.network import Whisper
+from serve.native.runtime import NativeRuntime
 
 _OTHER = 1000  # a token of text
 _SURE = 1e4  # of logits: above all others
 _DICE = 10_007  # sides
 
 
-@contextlib.contextmanager
-def accepting(share: float | None) -> Iterator[None]:
-    """Inside, runtimes open with networks that agree with so many guesses; None: as they are."""
-    if share is None:
-        yield
-        return
-    right: float = share
+def accepting(share: float) -> type[NativeRuntime]:
+    """A runtime whose network agrees with such a share of guesses."""
 
     class Agreeing(Whisper):
         """Says what was guessed, or something else."""
@@ -40,11 +32,15 @@ def accepting(share: float | None) -> Iterator[None]:
         ) -> torch.Tensor:
             logits = super().step(feed, cache, wanted, queries)
             if feed.several and wanted is None and queries is None:  # guesses are verified
-                logits.scatter_(1, said(feed, right)[:, None], _SURE)
+                logits.scatter_(1, said(feed, share)[:, None], _SURE)
             return logits
 
-    with mock.patch("serve.native.runtime.Whisper", Agreeing):
-        yield
+    class AgreeingRuntime(NativeRuntime):
+        """Opens engines with that network."""
+
+        network_class = Agreeing
+
+    return AgreeingRuntime
 
 
 def said(feed: Feed, share: float) -> torch.Tensor:

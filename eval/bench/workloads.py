@@ -72,8 +72,8 @@ class Session:
             self._system += f", drafts of {config.draft_tokens} with {100 * acceptance:g} % right"
         held = release_memory(config.device)
         began = time.perf_counter()
-        with accepting(acceptance):
-            self.runtime = NativeRuntime(engine, config)
+        runtime_class = NativeRuntime if acceptance is None else accepting(acceptance)
+        self.runtime = runtime_class(engine, config)
         self.open_s = time.perf_counter() - began
         self.held_bytes = release_memory(config.device) - held
         progress(f"{self.runtime.description}; ready after {self.open_s:.1f} s")

@@ -12,8 +12,7 @@ from tritonclient.grpc import service_pb2
 from eval.server import post
 from serve.contract.errors import EarshotError, UnavailableError
 from serve.contract.messages import Request
-from serve.gateway.envelope import with_model
-from serve.gateway.openai.ask import request_parts, transcript
+from serve.gateway.envelope import request_parts, transcript, with_model
 from serve.gateway.upstream.calls import SERVICE
 from serve.wire.client import Client
 from serve.wire.tensors import MODEL, error_from_text

@@ -3,9 +3,8 @@
 from typing import Any
 
 from eval.accuracy.load import System
-from eval.accuracy.ours import EarshotInProcess
-from eval.accuracy.peers import FasterWhisper, fair_options
-from eval.accuracy.systems import PEER_PACKAGES, Spec, check, prepare
+from eval.accuracy.peers import fair_options
+from eval.accuracy.systems import Spec, check, faster_whisper, in_process, prepare
 from eval.config import Config
 from eval.long.plan import OURS, THEIRS, THEIRS_BATCHED
 from eval.measurement import Run
@@ -16,22 +15,15 @@ _COMPUTE_TYPE = "float32"  # which the library keeps of a converted checkpoint i
 def specs(config: Config) -> dict[str, Spec]:
     """Return every system by name."""
 
-    def ours(options: dict[str, Any]) -> Spec:
-        precision = config.build.precision
-        return Spec(
-            lambda: EarshotInProcess(config, precision, **options), ("torch",), engine=precision
-        )
-
     def theirs(options: dict[str, Any], *, batched: bool = False) -> Spec:
-        def open_one() -> System:
-            suppressed = fair_options(config)["suppress_tokens"]
-            all_options = {"suppress_tokens": suppressed, **options}
-            return FasterWhisper(config, _COMPUTE_TYPE, all_options, batched=batched)
+        def suppressing() -> dict[str, Any]:
+            return {"suppress_tokens": fair_options(config)["suppress_tokens"], **options}
 
-        return Spec(open_one, PEER_PACKAGES, converted=True)
+        return faster_whisper(config, _COMPUTE_TYPE, suppressing, batched=batched)
 
+    precision = config.build.precision
     return {
-        **{name: ours(options) for name, options in OURS.items()},
+        **{name: in_process(config, precision, **options) for name, options in OURS.items()},
         **{name: theirs(options) for name, options in THEIRS.items()},
         **{name: theirs(options, batched=True) for name, options in THEIRS_BATCHED.items()},
     }

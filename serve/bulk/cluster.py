@@ -37,7 +37,7 @@ _STORE_BYTES = 256 * 1024**2  # for names of files and reports, in a run of this
 
 @dataclasses.dataclass(frozen=True)
 class Engines:
-    """How many engines a cluster has room for, and what each of them takes."""
+    """The engines that a cluster has room for, and what each of them takes."""
 
     count: int
     config: Config
@@ -48,7 +48,7 @@ class Engines:
 
 @contextlib.contextmanager
 def connected(address: str | None) -> Iterator[None]:
-    """Ray, until the end: the cluster at an address, else one of this machine's own.
+    """Connect Ray until the end: to the cluster at an address, else to one of this machine's own.
 
     Raises:
         UnavailableError: there is no cluster.
@@ -90,7 +90,7 @@ def _reach(address: str) -> None:
 
 
 def engines_of(config: Config, cpus: int | None) -> Engines:
-    """As many engines as the connected cluster has room for.
+    """Count the engines that the connected cluster has room for.
 
     Args:
         config: whose `runtime.device` says whether each has a GPU.
@@ -125,7 +125,7 @@ def engines_of(config: Config, cpus: int | None) -> Engines:
 def transcribe(
     shards: list[Shard], engines: Engines, request: Request, output: Output
 ) -> Iterator[Report]:
-    """Do all shards; gives a report of each, in the order of their ends, and of what was undone.
+    """Do all shards; yield a report of each, in the order of their ends, and of what was undone.
 
     Raises:
         EarshotError: no engine can be opened, an option cannot be honoured, or shards are left that
@@ -160,7 +160,7 @@ def transcribe(
 def _pass(
     shards: list[Shard], alone: bool, engines: Engines, request: Request, output: Output
 ) -> Iterator[Report]:
-    """Each shard once, if its actor lives; see the module's docstring.
+    """Do each shard once, if its actor lives; see the module's docstring.
 
     Alone, an engine has one file at a time, so that it is known which one ends its process.
     """
@@ -170,12 +170,12 @@ def _pass(
     in_hand = 1 if alone else _IN_HAND
     rows = [
         {
-            "number": one.number,
-            "files": list(one.files),
-            "places": list(one.places),
+            "number": shard.number,
+            "files": list(shard.files),
+            "places": list(shard.places),
             "alone": alone,
         }
-        for one in shards
+        for shard in shards
     ]
     data = ray.data.from_items(rows, override_num_blocks=min(len(rows), _BLOCKS))
     count = min(engines.count, len(rows))

@@ -1,4 +1,4 @@
-"""What a run has to do: its files in shards, and what is done of them.
+"""A run's work: its files in shards, and what is done of them.
 
 A shard is so many files in the order of their names, or of the manifest; its number is its name. It
 is done when its file of transcripts is there, which is written last and as a whole: whoever runs
@@ -48,7 +48,7 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """Where a run writes, and what."""
+    """The folder and the formats that a run writes."""
 
     folder: str
     format: Format
@@ -56,32 +56,32 @@ class Output:
     cues: CueOptions = DEFAULT  # of srt and vtt among these
 
     def transcripts(self, number: int) -> str:
-        """The file of a shard's transcripts."""
+        """Return the name of the file of a shard's transcripts."""
         return f"{self.folder}/transcripts/{number:06d}.{self.format}"
 
     def text(self, place: str, format: formats.Format) -> str:
-        """The file of one recording's transcript; see `Shard.places`."""
+        """Return the name of the file of one recording's transcript; see `Shard.places`."""
         return f"{self.folder}/files/{place}{suffix_of(format)}"
 
     def failed(self, number: int) -> str:
-        """The file that names what failed in a shard."""
+        """Return the name of the file that lists what failed in a shard."""
         return f"{self.folder}/failed/{number:06d}.jsonl"
 
     def done(self) -> set[int]:
-        """The numbers of the shards that are done."""
+        """Return the numbers of the shards that are done."""
         names = store.names_in(f"{self.folder}/transcripts")
-        found = (re.fullmatch(rf"(\d{{6,}})\.{self.format}", name) for name in names)
-        return {int(match[1]) for match in found if match}
+        matches = (re.fullmatch(rf"(\d{{6,}})\.{self.format}", name) for name in names)
+        return {int(match[1]) for match in matches if match}
 
     def tries(self, number: int) -> dict[str, int]:
-        """How often files of a shard were in hand when their process ended."""
+        """Count how often files of a shard were in hand when their process ended."""
         name = self._tries(number)
         if not store.exists(name):
             return {}
         return from_json(dict[str, int], store.read(name), name, advice="delete it")
 
     def keep_tries(self, number: int, tries: dict[str, int]) -> None:
-        """Keep them; without any there is nothing to keep."""
+        """Write these counts; without any there is nothing to keep."""
         if tries:
             store.write(self._tries(number), to_json(tries).encode())
         else:
@@ -91,7 +91,7 @@ class Output:
         return f"{self.folder}/tries/{number:06d}.json"
 
     def gather_failed(self) -> int:
-        """Write `failed.jsonl` from what the shards wrote; returns how many files it names."""
+        """Write `failed.jsonl` from what the shards wrote; return how many files it names."""
         parts = store.names_in(f"{self.folder}/failed")
         lines = b"".join(store.read(f"{self.folder}/failed/{name}") for name in parts)
         store.write(f"{self.folder}/failed.jsonl", lines)
@@ -104,7 +104,7 @@ class _Line:
 
 
 def find_files(name: str) -> tuple[list[str], int]:
-    """The files that an input names, and how many others a folder holds.
+    """Find the files that an input names, and how many others a folder holds.
 
     Args:
         name: a folder, or a manifest, whose lines name files relative to it.
@@ -127,7 +127,7 @@ def find_files(name: str) -> tuple[list[str], int]:
 
 
 def _listed(manifest: str) -> list[str]:
-    """The files that a manifest names, each once."""
+    """Read the files that a manifest names, each once."""
     try:
         lines = store.read(manifest, _NEEDED).decode().split("\n")
     except UnicodeDecodeError as error:
@@ -144,13 +144,13 @@ def _listed(manifest: str) -> list[str]:
 
 
 def shards_of(files: list[str], size: int, places: Sequence[str] = ()) -> list[Shard]:
-    """The files in shards of so many, with the places of those that have any."""
+    """Divide files into shards of so many, with the places of those that have any."""
     parts = (slice(start, start + size) for start in range(0, len(files), size))
     return [Shard(i, tuple(files[part]), tuple(places[part])) for i, part in enumerate(parts)]
 
 
 def places_below(files: list[str], name: str) -> list[str]:
-    """Where each file's own transcripts go: as it lies in the folder, else by its whole name.
+    """Name each file's own transcripts: as it lies in the folder, else by its whole name.
 
     Args:
         files: what `find_files` found.
@@ -169,28 +169,28 @@ def _below(file: str, folder: str) -> str:
 
 
 def digest_of(files: list[str]) -> str:
-    """SHA-256 of the names, which tells whether an input is the same."""
+    """Return the SHA-256 of the names, which tells whether an input is the same."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.encode(errors="surrogateescape") + b"\n")
     return digest.hexdigest()
 
 
-def keep_or_compare(output: Output, asked: dict[str, Any]) -> None:
-    """Keep what this run is asked, or compare it with what is kept.
+def keep_or_compare(output: Output, settings: dict[str, Any]) -> None:
+    """Keep this run's settings, or compare them with what is kept.
 
     Raises:
         ConfigError: the folder holds a run that was asked something else.
     """
     name = f"{output.folder}/run.json"
-    asked = json.loads(to_json(asked))
+    settings = json.loads(to_json(settings))
     if not store.exists(name):
         if output.done():
             raise ConfigError(f"{output.folder} has transcripts and no run.json; name another")
-        store.write(name, to_json(asked, indent=2).encode())
+        store.write(name, to_json(settings, indent=2).encode())
         return
     kept = from_json(dict[str, Any], store.read(name), name, advice="name another --output")
-    differences = "; ".join(_differences(kept, asked))
+    differences = "; ".join(_differences(kept, settings))
     if differences:
         raise ConfigError(
             f"{output.folder} holds another run: {differences}; name another --output, or ask the "
@@ -198,11 +198,11 @@ def keep_or_compare(output: Output, asked: dict[str, Any]) -> None:
         )
 
 
-def _differences(kept: dict[str, Any], asked: dict[str, Any], above: str = "") -> Iterator[str]:
-    """What two runs were asked otherwise, each key by its full name."""
-    for key in sorted(asked.keys() | kept.keys()):
-        one, other = kept.get(key), asked.get(key)
-        if isinstance(one, dict) and isinstance(other, dict):
-            yield from _differences(one, other, f"{above}{key}.")
-        elif one != other:
-            yield f"{above}{key} was {to_json(one)} and is now {to_json(other)}"
+def _differences(kept: dict[str, Any], settings: dict[str, Any], above: str = "") -> Iterator[str]:
+    """Yield the settings in which two runs differ, each key by its full name."""
+    for key in sorted(settings.keys() | kept.keys()):
+        before, now = kept.get(key), settings.get(key)
+        if isinstance(before, dict) and isinstance(now, dict):
+            yield from _differences(before, now, f"{above}{key}.")
+        elif before != now:
+            yield f"{above}{key} was {to_json(before)} and is now {to_json(now)}"

@@ -23,19 +23,19 @@ _BY_PYARROW = ("gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 
 
 def full(name: str) -> str:
-    """The name from anywhere: a path without a scheme becomes absolute."""
+    """Complete a name, to be used from anywhere: a path without a scheme becomes absolute."""
     return name.rstrip("/") if "://" in name else str(Path(name).absolute())
 
 
 def join(folder: str, name: str) -> str:
-    """A file of a folder; a name that stands for itself stays as it is."""
+    """Name a file of a folder; a name that stands for itself stays as it is."""
     if "://" in name or name.startswith("/"):
         return name
     return f"{folder.rstrip('/')}/{name}"
 
 
 def parent(name: str) -> str:
-    """The folder that a file lies in."""
+    """Return the folder that a file lies in."""
     return name.rpartition("/")[0]
 
 
@@ -44,7 +44,7 @@ def read(
     advice: str = "name a file that exists and that you may read",
     most_bytes: int | None = None,
 ) -> bytes:
-    """A file's content, or of one that is longer than that one byte more.
+    """Read a file's content; of one that has more than `most_bytes`, one byte more than these.
 
     Raises:
         FileError: it cannot be read.
@@ -96,12 +96,12 @@ def delete(name: str) -> None:
 
 
 def exists(name: str) -> bool:
-    """Whether there is a file of this name; see `kind_of`."""
+    """Tell whether there is a file of this name; see `kind_of`."""
     return bool(kind_of(name) == fs.FileType.File)
 
 
 def kind_of(name: str) -> fs.FileType:
-    """What a name stands for: a file, a folder or nothing.
+    """Tell what a name stands for: a file, a folder or nothing.
 
     Raises:
         FileError: its store cannot be asked.
@@ -114,23 +114,23 @@ def kind_of(name: str) -> fs.FileType:
 
 
 def names_in(folder: str) -> list[str]:
-    """All files in a folder and the folders in it, relative to it, in order; hidden ones left out.
+    """List all files in a folder and below, relative to it, in order; hidden ones are left out.
 
     Raises:
         FileError: it cannot be listed.
     """
     store, path = _located(folder)
     try:
-        found = store.get_file_info(fs.FileSelector(path, recursive=True, allow_not_found=True))
+        infos = store.get_file_info(fs.FileSelector(path, recursive=True, allow_not_found=True))
     except (OSError, ArrowException) as error:
         raise FileError(f"cannot list {folder}: {_reason(error)}") from error
     start = len(path.rstrip("/")) + 1
-    names = (info.path[start:] for info in found if info.type == fs.FileType.File)
+    names = (info.path[start:] for info in infos if info.type == fs.FileType.File)
     return sorted(name for name in names if not name.rpartition("/")[2].startswith("."))
 
 
 def _located(name: str) -> tuple[fs.FileSystem, str]:
-    """The file system of a name, and its path there."""
+    """Return the file system of a name, and its path there."""
     scheme, mark, rest = name.partition("://")
     if not mark or scheme == "file":
         return fs.LocalFileSystem(), rest if mark else str(Path(name).absolute())
@@ -149,8 +149,8 @@ def _opened(scheme: str, bucket: str) -> tuple[fs.FileSystem, str]:
         if scheme in _BY_PYARROW:
             store, base = fs.FileSystem.from_uri(address)
         else:
-            found, base = fsspec.core.url_to_fs(f"{address}/")
-            store = fs.PyFileSystem(fs.FSSpecHandler(found))
+            file_system, base = fsspec.core.url_to_fs(f"{address}/")
+            store = fs.PyFileSystem(fs.FSSpecHandler(file_system))
     except (OSError, ValueError, ImportError, ArrowException) as error:
         raise FileError(
             f"cannot reach {shown(address)}: {_reason(error)}; expected a folder or a store that "
@@ -160,7 +160,7 @@ def _opened(scheme: str, bucket: str) -> tuple[fs.FileSystem, str]:
 
 
 def _s3() -> fs.FileSystem:
-    """By the environment; by its URI pyarrow would ask Amazon where a bucket is, whoever has it."""
+    """Open S3 by the environment; by a URI pyarrow would ask Amazon where any bucket is."""
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")  # as Amazon's own libraries take them
     endpoint = next((os.environ[name] for name in names if os.environ.get(name)), None)
     if endpoint is None:
@@ -172,7 +172,7 @@ def _s3() -> fs.FileSystem:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, on one line."""
+    """Say what went wrong, on one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.partition(". Detail:")[0].partition("\n")[0]
     return " ".join(str(error).split()) or type(error).__name__

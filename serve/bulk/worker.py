@@ -1,4 +1,4 @@
-"""What an actor holds: an engine, and how a shard becomes a file of transcripts."""
+"""The actor: it holds an engine, and makes a file of transcripts of a shard."""
 
 import contextlib
 import dataclasses
@@ -51,7 +51,7 @@ _SCORES = {
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What became of a shard."""
+    """The outcome of a shard."""
 
     number: int
     files: int = 0  # transcribed or set aside
@@ -134,7 +134,7 @@ class Worker:
         return Report(number, count, len(failed), audio_s, time.monotonic() - began)
 
     def _together(self, files: Sequence[str]) -> Generator[Answer, None, None]:
-        """All files at once, as fast as the engine takes them."""
+        """Transcribe all files at once, as fast as the engine takes them."""
         answers = [self._pool.submit(self._transcribe, file) for file in files]
         try:
             for file, answer in zip(files, answers, strict=True):
@@ -144,7 +144,7 @@ class Worker:
                 answer.cancel()
 
     def _one_by_one(self, number: int, files: Sequence[str]) -> Generator[Answer, None, None]:
-        """One file after another; what was in hand too often when a process ended fails."""
+        """Transcribe file by file; one that was in hand too often as a process ended fails."""
         tries = self._output.tries(number)
         for file in files:
             if tries.get(file, 0) < _MOST_ENDS:
@@ -154,7 +154,7 @@ class Worker:
                 yield file, functools.partial(_refuse, file)
 
     def _transcribe(self, file: str) -> Transcript:
-        """One file; waits while others take up the room for audio."""
+        """Transcribe one file; wait while others take up the room for audio."""
         audio = store.read(file, most_bytes=self._max_audio_mb * MIB)
         if len(audio) > self._max_audio_mb * MIB:
             raise AudioLimitError(
@@ -175,7 +175,7 @@ class Worker:
         """Write what failed, then the transcripts, which say that the shard is done."""
         name = self._output.failed(number)
         if failed:
-            store.write(name, "".join(f"{to_json(one)}\n" for one in failed).encode())
+            store.write(name, "".join(f"{to_json(failure)}\n" for failure in failed).encode())
         else:
             store.delete(name)  # of a try that was not finished
         self._output.keep_tries(number, {})
@@ -190,7 +190,7 @@ def _refuse(file: str) -> Transcript:
 
 
 def _encoded(lines: Sequence[str], format: Format) -> bytes:
-    """Transcripts, each a line of JSON, as a file's content."""
+    """Make a file's content of transcripts, each a line of JSON."""
     if format == "jsonl":
         return "".join(lines).encode()
     table = pyarrow.Table.from_pylist([json.loads(line) for line in lines], schema=_schema())
@@ -200,7 +200,7 @@ def _encoded(lines: Sequence[str], format: Format) -> bytes:
 
 
 def _schema() -> pyarrow.Schema:
-    """The columns of Parquet, the same in each shard: what `render` gives."""
+    """Return the columns of Parquet, the same in each shard: what `render` gives."""
     segment = {
         **_types(_SEGMENT),
         "tokens": pyarrow.list_(pyarrow.int32()),

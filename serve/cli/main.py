@@ -11,31 +11,17 @@ python -m serve keys new --name alice --file keys.toml
 """
 
 import argparse
-import os
-import signal
-import sys
 from collections.abc import Sequence
 
 from serve.cli import bulk, keys, live, transcribe, triton, wyoming
-from serve.contract.errors import EarshotError
+from serve.contract.exits import exit_status
 from serve.wire import tensors
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     args = parser().parse_args(arguments)
-    try:
-        return int(args.run(args))
-    except EarshotError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 128 + signal.SIGINT
-    # Whoever reads the output has closed it, as `head` does: nothing more may be written.
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+    return exit_status(lambda: int(args.run(args)))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -113,6 +113,7 @@ class SearchConfig:
         "never so many tokens twice in a row",
         help="never say so many tokens twice in a row; 0 is off",
     )
+    suppress_blank: bool = option(True, "a window's text begins with no space, and is not empty")
 
 
 SEARCH_OPTIONS = tuple(field.name for field in dataclasses.fields(SearchConfig))

@@ -193,6 +193,7 @@ class Request:
     best_of: int | None = None
     repetition_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
+    suppress_blank: bool | None = None
     # The encoder sees a window's audio and a second of silence: much less work for short audio.
     # Checkpoints are not trained so; measure what it costs.
     short_encoder: bool = option(

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from serve.contract.errors import EarshotError
+from serve.contract.exits import exit_status
 from serve.gateway.run import serve_folder
 
 
@@ -21,11 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--requests-to", type=int, help="descriptor for the log's lines of requests"
     )
     args = parser.parse_args(arguments)
-    try:
-        return serve_folder(args.folder, args.number, args.requests_to)
-    except EarshotError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    return exit_status(lambda: serve_folder(args.folder, args.number, args.requests_to))
 
 
 if __name__ == "__main__":

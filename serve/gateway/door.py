@@ -1,32 +1,87 @@
-"""What both protocols share: how a request gets in, and what is known of the server."""
+"""What both protocols share: how a request gets in, what is counted of it until its end, and what
+is known of the server."""
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from tritonclient.grpc import service_pb2
 
 from serve.contract.config import Config
+from serve.contract.messages import Transcript
 from serve.gateway import refusals
-from serve.gateway.callers import Callers
-from serve.gateway.checks import check_request, check_streamed
+from serve.gateway.callers import Caller, Callers
+from serve.gateway.checks import audio_s, check_request, check_streamed, queue_s
 from serve.gateway.envelope import read_envelope
-from serve.gateway.limits import EXPANSION, Admission, Ticket
+from serve.gateway.gate import Turns
+from serve.gateway.limits import EXPANSION, Account, Admission, Streams, Ticket
 from serve.gateway.log import OK, Line
 from serve.gateway.metrics import Metrics
 from serve.gateway.models import Models
 from serve.gateway.refusals import Refusal
-from serve.gateway.streams import Streams
-from serve.gateway.turns import Turns
 from serve.gateway.uploads import Uploads
 from serve.gateway.upstream.exchange import Exchange
 from serve.gateway.upstream.own import OwnEngine
 from serve.gateway.upstream.pool import Upstreams
-from serve.gateway.visits import Visit
 from serve.gateway.watch import LoopWatch
 
 _EXTENSIONS = ("binary_tensor_data",)  # those of Triton's that are offered here
+
+
+class Visit:
+    """A request that has been let in.
+
+    Args:
+        caller: who sends it.
+        line: of the log, which tells its route.
+        metrics: what is counted goes there.
+    """
+
+    def __init__(self, caller: Caller, line: Line, metrics: Metrics) -> None:
+        self._caller = caller
+        self.line = line
+        self._metrics = metrics
+
+    @property
+    def account(self) -> Account:
+        """What its caller has under way."""
+        return self._caller.account
+
+    def require_duration(self, outputs: Collection[str]) -> None:
+        """See `Caller`."""
+        self._caller.require_duration(outputs)
+
+    def said(self) -> None:
+        """A piece of a stream's text has been sent."""
+        if (took_s := self.line.said()) is not None:
+            self._metrics.delta(self.line.route, took_s)
+
+    def answered(self, transcript: Transcript) -> None:
+        """Count its audio, whose length its answer has told."""
+        self._heard(transcript.duration, transcript.timings.queue_s)
+
+    def passed_on(self, answer: service_pb2.ModelInferResponse) -> None:
+        """The same, of an answer of KServe's."""
+        self._heard(audio_s(answer), queue_s(answer))
+
+    def hear(self, seconds: float) -> None:
+        """Count live audio as it comes in.
+
+        Raises:
+            Refusal: there has been too much before it.
+        """
+        self._caller.hear(seconds)
+        self._count(seconds)
+
+    def _heard(self, seconds: float, queued_s: float | None) -> None:
+        self._caller.heard(seconds)
+        self._count(seconds)
+        self.line.queued(queued_s)
+
+    def _count(self, seconds: float) -> None:
+        self._metrics.heard(self.line.route, self._caller.name, seconds)
+        self.line.heard(seconds)
 
 
 class Door:

@@ -1,4 +1,5 @@
-"""KServe v2 requests as protobuf bytes: looked into without parsing the audio in them.
+"""KServe v2's messages as protobuf bytes: requests are looked into without parsing the audio in
+them, and made of our own; answers are read as ours.
 
 A `ModelInferRequest` is a few small fields and the tensors' raw bytes, which may be hundreds of
 megabytes. Only the fields' tags and lengths are read here; what is not raw is cut out and parsed,
@@ -8,10 +9,14 @@ so that it can be checked, and the message itself goes on unchanged.
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import InferResult, service_pb2
 
+from serve.contract.errors import EarshotError
+from serve.contract.messages import Finished, Request, SegmentReady, Transcript
 from serve.gateway import refusals
+from serve.gateway.checks import LENGTH
 from serve.gateway.limits import MAX_STRUCTURE_BYTES
+from serve.wire import tensors
 from serve.wire.tensors import CANCEL_PARAMETER, KEY_PARAMETER, MODEL, SEGMENTS_PARAMETER
 
 _MAX_FIELDS = 256  # of the message itself; a request with every input has less than 40
@@ -56,6 +61,29 @@ def read_envelope(message: bytes) -> Envelope:
     except Exception as error:  # protobuf's DecodeError has no home that all its versions share
         raise _malformed() from error
     return Envelope(request, len(structure), tuple(raw))
+
+
+def request_parts(request: Request, audio: Part | None = b"") -> list[Part]:
+    """A serialised `ModelInferRequest` for any model, in parts, of which `audio` itself is one.
+
+    Args:
+        request: with samples, or with bytes that count for nothing.
+        audio: the bytes of a file, in place of these; None: they come beside the request.
+    """
+    message = service_pb2.ModelInferRequest()
+    raw: list[Part] = []
+    for name, tensor in tensors.request_to_inputs(request).items():
+        spec = tensors.INPUTS[name]
+        if name == "AUDIO" and audio is None:
+            continue
+        message.inputs.add(name=name, datatype=spec.datatype, shape=tensor.shape)
+        if name == "AUDIO" and audio is not None:
+            raw += raw_part(LENGTH.pack(len(audio)), audio)
+        elif spec.datatype == "BYTES":
+            raw += raw_part(*(piece for text in tensor for piece in (LENGTH.pack(len(text)), text)))
+        else:
+            raw += raw_part(tensor.tobytes())
+    return [message.SerializeToString(), *raw]
 
 
 def with_model(parts: Sequence[Part], name: str) -> list[Part]:
@@ -103,6 +131,35 @@ def raw_part(*pieces: Part) -> Iterator[Part]:
     """One raw tensor as a field; its bytes may come in pieces."""
     yield bytes([_RAW_CONTENTS << 3 | _BYTES]) + _varint_bytes(sum(map(len, pieces)))
     yield from pieces
+
+
+def transcript(answer: service_pb2.ModelInferResponse) -> Transcript:
+    """The transcript in an answer.
+
+    Raises:
+        Refusal: it holds none.
+    """
+    result = InferResult(answer)
+    try:
+        return tensors.transcript_from_outputs(result.as_numpy)
+    except EarshotError as error:
+        raise refusals.from_upstream("INTERNAL", tensors.error_to_text(error)) from error
+
+
+def stream_event(answer: bytes) -> SegmentReady | Finished:
+    """What a `ModelStreamInferResponse` says.
+
+    Raises:
+        Refusal: it is no answer.
+    """
+    result = InferResult(service_pb2.ModelStreamInferResponse.FromString(answer).infer_response)
+    try:
+        if tensors.is_whole(result.as_numpy):
+            return Finished(tensors.transcript_from_outputs(result.as_numpy))
+        (segment,) = tensors.segments_from_outputs(result.as_numpy)
+    except EarshotError as error:
+        raise refusals.from_upstream("INTERNAL", tensors.error_to_text(error)) from error
+    return SegmentReady(segment)
 
 
 def _fields(view: memoryview) -> Iterator[tuple[int, int, int, int]]:

@@ -24,10 +24,10 @@ from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
 from serve.gateway import refusals
-from serve.gateway.bodies import body_chunks, while_client_waits
 from serve.gateway.checks import check_streamed
-from serve.gateway.door import Door
+from serve.gateway.door import Door, Visit
 from serve.gateway.envelope import raw_parts
+from serve.gateway.gate import JSON_S_PER_BYTE, Share
 from serve.gateway.headers import LINE, with_headers
 from serve.gateway.limits import EXPANSION, Ticket
 from serve.gateway.live.route import Live
@@ -39,9 +39,8 @@ from serve.gateway.page.state import State
 from serve.gateway.protocols import SHARE
 from serve.gateway.refusals import Refusal, as_kserve
 from serve.gateway.translate import Translated, answer_to_http, json_bytes, request_from_http
-from serve.gateway.turns import JSON_S_PER_BYTE, Share
+from serve.gateway.uploads import body_chunks, while_client_waits
 from serve.gateway.upstream.exchange import Exchange
-from serve.gateway.visits import Visit
 
 _HEADER = "Inference-Header-Content-Length"
 _OFFERED = (

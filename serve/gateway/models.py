@@ -12,6 +12,7 @@ import re
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError, shown
 from serve.gateway import refusals
+from serve.gateway.refusals import FieldRefusal
 from serve.wire.tensors import MODEL, STREAM_MODEL
 
 _VERSIONS = ("", "1")
@@ -70,6 +71,23 @@ class Models:
             return product
         fits = len(name) <= _MAX_CHARS and self._any.fullmatch(name.lower())
         return self.default if fits else None
+
+    def named(self, name: str | None) -> str:
+        """The product that `model` means to OpenAI's API.
+
+        Raises:
+            Refusal: there is no model of this name.
+        """
+        model = self.find(name)
+        if model is None:
+            raise FieldRefusal(
+                "model",
+                f"no model {shown(name)}; there are {', '.join(self.names + self.patterns)} "
+                "(server.model_aliases adds names)",
+                "model_not_found",
+                "not_found",
+            )
+        return model
 
     def target(self, name: str, version: str = "") -> Target:
         """What KServe calls by this name.

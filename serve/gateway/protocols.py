@@ -13,10 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from serve.gateway.gate import LINGER_S, Idle
+from serve.gateway.gate import LINGER_S, REFUSED_S, Idle, Share
 from serve.gateway.limits import Admission, Unfinished
 from serve.gateway.refusals import Refusal
-from serve.gateway.turns import REFUSED_S, Share
 
 LOST = "earshot.lost"
 """Key in a WebSocket's scope of the event that its connection is lost."""

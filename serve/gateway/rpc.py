@@ -13,14 +13,13 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from serve.gateway import refusals
-from serve.gateway.door import Door
+from serve.gateway.door import Door, Visit
 from serve.gateway.limits import MAX_SMALL_BYTES, MAX_STRUCTURE_BYTES, Ticket
 from serve.gateway.log import Line
 from serve.gateway.refusals import Refusal
 from serve.gateway.rpc_stream import Context, Stream, authorization, write
 from serve.gateway.upstream.calls import FRAME_BYTES, SERVICE
 from serve.gateway.upstream.exchange import Exchange
-from serve.gateway.visits import Visit
 
 logger = logging.getLogger("earshot.gateway")
 

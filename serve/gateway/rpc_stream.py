@@ -11,11 +11,10 @@ from typing import Any
 from tritonclient.grpc import service_pb2
 
 from serve.gateway import refusals
-from serve.gateway.door import Door
+from serve.gateway.door import Door, Visit
 from serve.gateway.log import Line
 from serve.gateway.refusals import Refusal
 from serve.gateway.upstream.exchange import Exchange
-from serve.gateway.visits import Visit
 
 logger = logging.getLogger("earshot.gateway")
 

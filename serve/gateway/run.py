@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import functools
 import logging
+import math
 import resource
 import signal
 from collections.abc import Sequence
@@ -22,7 +23,6 @@ from serve.gateway.listen import HttpServer, grpc_credentials, listening_socket,
 from serve.gateway.metrics import tritons_page, whole_page
 from serve.gateway.page.state import State
 from serve.gateway.rpc import Methods, server_options
-from serve.gateway.shares import share_of
 from serve.gateway.upstream.own import OwnEngine
 from serve.wire.folder import (
     CONFIG,
@@ -121,6 +121,20 @@ class Gateway:
         await self._door.uploads.close()
         await self._door.upstreams.close()
         await self._door.watch.close()
+
+
+def share_of(config: Config) -> Config:
+    """A configuration whose limits are those of one of its gateway's processes, rounded up."""
+    processes, server, live = config.gateway.processes, config.server, config.live
+    return dataclasses.replace(
+        config,
+        server=dataclasses.replace(
+            server,
+            max_inflight=math.ceil(server.max_inflight / processes),
+            max_inflight_mb=math.ceil(server.max_inflight_mb / processes),
+        ),
+        live=dataclasses.replace(live, max_streams=math.ceil(live.max_streams / processes)),
+    )
 
 
 def _most_connections(server: ServerConfig) -> int:

@@ -1,4 +1,5 @@
-"""gRPC messages on their way in: how long they may take, and how much memory.
+"""Requests on their way in, bodies of HTTP and messages of gRPC: how long they may take, how much
+memory; and whether an HTTP client still waits for the answer.
 
 gRPC says how large a message is only once it is whole. Until then the kernel is asked how many
 bytes have come in over its connection (TCP_INFO), and where all that is under way would take too
@@ -12,13 +13,14 @@ import os
 import socket
 import struct
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import grpc
+from starlette.requests import ClientDisconnect, Request
 
 from serve.gateway import memory, refusals
-from serve.gateway.limits import Admission
+from serve.gateway.limits import Admission, Ticket
 from serve.gateway.refusals import Refusal
 
 _TICK_S = 0.05
@@ -28,8 +30,79 @@ _LARGE_BYTES = memory.LARGE_BYTES  # smaller ones are not worth giving up
 _BYTES_RECEIVED = 128  # offset of tcpi_bytes_received in Linux's struct tcp_info
 _COUNTER = struct.Struct("@Q")
 
+T = TypeVar("T")
+
 Received = Callable[[Iterable[str]], Mapping[str, int]]
 """For the peers of connections: the bytes that have come in over each since it began."""
+
+
+async def body_chunks(
+    request: Request, ticket: Ticket, limit_s: float, check: Callable[[int], object] = int
+) -> AsyncGenerator[bytes, None]:
+    """The body as it comes, if it is let in; refused as soon as it is known to be too large.
+
+    Args:
+        request: whose body has not been read.
+        ticket: is charged with what is declared at first, and with what comes beyond it.
+        limit_s: how long all of it may take.
+        check: may refuse a body of so many bytes or more.
+
+    Raises:
+        Refusal: it is too large, too slow, or the client has gone.
+    """
+    known = int(request.headers.get("content-length", 0))
+    check(known)
+    ticket.charge(known)
+    stream, received = request.stream(), 0
+    end_s = asyncio.get_running_loop().time() + limit_s
+    while True:
+        try:  # not around the yield, where the time is another's
+            async with asyncio.timeout_at(end_s) as limit:
+                with ticket.arriving(limit):
+                    chunk = await anext(stream, None)
+        except TimeoutError:
+            if asyncio.get_running_loop().time() < end_s:  # the server stops
+                raise refusals.stopping() from None
+            raise _too_slow(limit_s) from None
+        except ClientDisconnect:
+            raise refusals.client_gone() from None
+        if chunk is None:
+            return
+        received += len(chunk)
+        if received > known:  # it was not declared
+            check(received)
+            ticket.charge(received - known)
+            known = received
+        yield chunk
+
+
+async def while_client_waits(request: Request, answer: Awaitable[T]) -> T:
+    """The answer.
+
+    Raises:
+        Refusal: the client went first, or the request failed.
+    """
+    answered = asyncio.ensure_future(answer)
+    gone = asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait((answered, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not answered.done():
+            raise refusals.client_gone()
+        return answered.result()
+    finally:
+        for task in (answered, gone):
+            task.cancel()
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _too_slow(limit_s: float) -> Refusal:
+    return refusals.overloaded(
+        f"the request was not whole after {limit_s:g} s (server.upload_timeout_s)", "slow_upload"
+    )
 
 
 @dataclasses.dataclass(eq=False)
@@ -103,10 +176,7 @@ class Uploads:
             async with limit:
                 message = await context.read()
         except TimeoutError:
-            raise upload.refusal or refusals.overloaded(
-                f"the request was not whole after {timeout_s:g} s (server.upload_timeout_s)",
-                "slow_upload",
-            ) from None
+            raise upload.refusal or _too_slow(timeout_s) from None
         finally:
             del self._uploads[upload]
         if message is grpc.aio.EOF:

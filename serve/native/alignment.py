@@ -51,7 +51,7 @@ class _Pass:
     token_probs: torch.Tensor  # float32, of each window's text, one behind the other
     # float32 (windows, tokens, frames): weights; or int64 (windows, tokens): where the tokens of
     # each window's text, and what follows it, begin
-    found: torch.Tensor
+    attended: torch.Tensor
     copied: torch.cuda.Event | None  # None: at once
     held: tuple[torch.Tensor, ...]  # by another stream than theirs, until then
 
@@ -64,13 +64,13 @@ class _Pass:
 
     def events(self) -> Iterator[Event]:
         begin = 0
-        for one, found in zip(self.windows, self.found, strict=True):
+        for one, attended in zip(self.windows, self.attended, strict=True):
             end, prefix = begin + len(one.text), len(one.prefix)
             probs = self.token_probs[begin:end].numpy()
-            if found.ndim == 1:
-                alignment = Alignment(probs, None, found[prefix : one.rows].numpy(), prefix)
+            if attended.ndim == 1:
+                alignment = Alignment(probs, None, attended[prefix : one.rows].numpy(), prefix)
             else:
-                matrix = found[one.first : one.first + one.rows, : one.frames]
+                matrix = attended[one.first : one.first + one.rows, : one.frames]
                 alignment = Alignment(probs, matrix.numpy(), prefix=prefix)
             yield dataclasses.replace(one.event, alignment=alignment)
             begin = end
@@ -137,32 +137,32 @@ class Aligner:
             float32 (heads, n + 1, frames) for a window of n text tokens, by layer and head; empty
             for one without text.
         """
-        found = []
+        by_window = []
         for one in ended:
             if not self._asks(one):
-                found.append(torch.empty(0))
+                by_window.append(torch.empty(0))
                 continue
             window = self._forced(one)
             _, scores, sizes = self._attended([window])
             weights = smoothed(scores, sizes.tokens, sizes.frames)[0]
             rows = slice(window.first, window.first + window.rows)
-            found.append(weights[:, rows, : window.frames])
-        return found
+            by_window.append(weights[:, rows, : window.frames])
+        return by_window
 
     def collect(self, wait: bool) -> list[Event]:
         """The events of windows whose alignment is there; of all others too, after a `wait`."""
         events: list[Event] = []
         while self._passes and (wait or self._passes[0].ready()):
-            found = self._passes.pop(0)
-            found.wait()
-            events += (event for event in found.events() if event.job_id not in self._dropped)
-            self._dropped -= {one.event.job_id for one in found.windows}
+            first = self._passes.pop(0)
+            first.wait()
+            events += (event for event in first.events() if event.job_id not in self._dropped)
+            self._dropped -= {one.event.job_id for one in first.windows}
         return events
 
     def drop(self, job_id: int) -> bool:
         """Whether a job was being aligned; nothing more will be heard of it."""
-        for found in self._passes:
-            if any(one.event.job_id == job_id for one in found.windows):
+        for under_way in self._passes:
+            if any(one.event.job_id == job_id for one in under_way.windows):
                 self._dropped.add(job_id)
                 return True
         return False
@@ -197,7 +197,7 @@ class Aligner:
         return one.job.align_frames > 0 and any(t < self._facts.eot for t in one.event.tokens)
 
     def _forced(self, one: Said) -> Forced:
-        """What a window is fed: no previous text, no timestamps, and the language that was found.
+        """Make a window's feed: no previous text, no timestamps, and the language that was found.
 
         End of text, which is for the z-scores alone, may find no room.
         """
@@ -238,7 +238,7 @@ class Aligner:
         self,
         windows: Sequence[Forced],
         probs: torch.Tensor,
-        found: torch.Tensor,
+        weights: torch.Tensor,
         sizes: tuple[torch.Tensor, ...] = (),
     ) -> _Pass:
         """A pass whose results are on their way to the host, on a GPU beside what comes next.
@@ -246,20 +246,20 @@ class Aligner:
         Args:
             windows: whose they are.
             probs: of their tokens.
-            found: weights.
+            weights: (windows, tokens, frames), smoothed.
             sizes: which rows and frames are whose, for the kernel that warps, if there is one.
         """
-        held, copied = (probs, found, *sizes), None
+        held, copied, attended = (probs, weights, *sizes), None, weights
         if self._aside is not None:
             self._aside.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._aside):  # of None nothing comes
             if self._ops.warp is not None:
-                found = self._ops.warp(found, *sizes)
+                attended = self._ops.warp(weights, *sizes)
             if self._device.type == "cuda":
-                probs, found = (_on_host(one) for one in (probs, found))
+                probs, attended = _on_host(probs), _on_host(attended)
                 copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 copied.record()
-        return _Pass(windows, probs, found, copied, held)
+        return _Pass(windows, probs, attended, copied, held)
 
     def _attended(self, windows: Sequence[Forced]) -> tuple[torch.Tensor, torch.Tensor, "_Sizes"]:
         """Feed the windows' text.
@@ -283,7 +283,7 @@ class Aligner:
 
 @dataclasses.dataclass(frozen=True)
 class _Sizes:
-    """What kernels must know of each window of a pass: int64 (windows,), of one upload."""
+    """Sizes of each window of a pass, for kernels: int64 (windows,), of one upload."""
 
     slots: torch.Tensor
     tokens: torch.Tensor  # that it is fed
@@ -309,7 +309,7 @@ def _on_host(one: torch.Tensor) -> torch.Tensor:
 
 
 def pass_bytes(dims: Dims, facts: TokenizerFacts, ops: Ops) -> int:
-    """What the largest pass takes of a device's memory: logits, and weights while smoothed."""
+    """Bytes that the largest pass takes on a device: logits, and weights while smoothed."""
     weights = _COPIES[ops.smooth is not None] * len(facts.alignment_heads) * dims.n_audio_ctx
     return MOST_TOKENS * (weights + 3 * dims.n_vocab) * 4 if facts.alignment_heads else 0
 

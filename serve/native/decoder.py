@@ -36,7 +36,7 @@ class Cache:
     cross_scale: torch.Tensor | None
 
     def cross_kv(self, layer: int) -> CrossKV:
-        """What cross-attention of a layer reads."""
+        """The keys and values that cross-attention of a layer reads."""
         k, v = self.cross[layer]
         if self.cross_scale is None:
             return CrossKV(k, v)

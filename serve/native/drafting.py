@@ -15,36 +15,21 @@ from collections.abc import Sequence
 
 import torch
 
-from serve.contract.config import RuntimeConfig
-from serve.contract.engine import Engine, draft_dims
 from serve.native.decoder import Cache, Decoder
 from serve.native.feeds import Span, feed_of, feed_of_spans, one_token_each, upload
-from serve.native.graphs import EagerLoop, GraphLoop, SlotLoop, Snapshot
+from serve.native.graphs import EagerLoop, Snapshot
 from serve.native.network import Whisper
-from serve.native.rules.choose import Advance, Guess, choose_guess
+from serve.native.rules.choose import Advance, Guess
 from serve.native.rules.definition import Rules
 from serve.native.rules.state import Picks, RowState
 from serve.native.slots import Place, Slots
 from serve.native.stopwatch import Stopwatch
-from serve.native.turns import DraftTurns
-from serve.native.weights import Weights
 
 logger = logging.getLogger(__name__)
 
 Owners = Sequence[tuple[Place, int]]  # (place, job id)
 TRIAL = 16  # turns in which each way is measured
 HOLD = 1000  # turns for which the quicker one is kept then
-
-
-def open_draft(
-    engine: Engine, config: RuntimeConfig, network: Whisper, weights: Weights
-) -> Decoder | None:
-    """The engine's second decoder, if it has one and `runtime.draft_tokens` wants it."""
-    draft = engine.manifest.draft
-    if draft is None or config.draft_tokens == 0:
-        return None
-    dims = draft_dims(engine.manifest.dims, draft)
-    return Decoder(dims, weights, network.device, network.dtype, network.ops, "draft")
 
 
 class Drafter:
@@ -188,7 +173,6 @@ class DraftLoop(EagerLoop):
         self._drafter = drafter
         self._most = most
         self._pace = Pace()
-        self.drafted = self.right = 0  # guesses so far, and those that were what the rules chose
 
     def launch(self, slots: Slots) -> int:
         """See `SlotLoop.launch`."""
@@ -241,40 +225,3 @@ class DraftLoop(EagerLoop):
         self.drafted += count * len(before)
         self.right += sum(after) - sum(before) - len(before)
         return (sum(after) - sum(before)) / len(before)
-
-
-def open_loop(
-    config: RuntimeConfig,
-    network: Whisper,
-    cache: Cache,
-    state: RowState,
-    rules: Rules,
-    advance: dict[bool, Advance],
-    second: tuple[Decoder, Cache] | None,
-    stream: torch.cuda.Stream | None,
-) -> SlotLoop:
-    """What advances the slots as configured.
-
-    Args:
-        config: whether CUDA graphs are replayed, and how many tokens are guessed.
-        network, cache, state: of the same slots and rows.
-        rules: the checkpoint's.
-        advance: chooses tokens by them, by whether any row searches.
-        second: the decoder that guesses and its caches, if the engine has one.
-        stream: on which graphs will be replayed.
-    """
-    guess = choose_guess(network.ops.name, rules)
-    if not config.cuda_graph:
-        choose_next = advance[max(advance)]  # for searches too, where there are rows for any
-        common = (network, cache, state, choose_next)
-        if second is None:
-            return EagerLoop(*common)
-        return DraftLoop(*common, rules, Drafter(*second, guess), config.draft_tokens)
-    assert stream is not None
-    turns: DraftTurns | None = None
-    if second is not None:
-        turns = DraftTurns(
-            *(network, cache, state, advance[False], guess, *second, config.draft_tokens)
-        )
-    steps, slots = config.steps_per_sync, config.slots
-    return GraphLoop(network, cache, state, advance, steps, slots, stream, turns)

@@ -68,7 +68,7 @@ class EagerEncoder:
                     cache.cross[:, :, slot, :, seen:] = silence[..., seen:, :]
 
     def _silent(self) -> list[torch.Tensor]:
-        """What cross-attention reads of silence, (layers, 2, heads, n_audio_ctx, 64) each."""
+        """Keys and values of silence, (layers, 2, heads, n_audio_ctx, 64) each."""
         if not self._silence:
             dims, device = self._network.dims, self._network.device
             shape = (1, dims.n_mels, 2 * dims.n_audio_ctx)

@@ -1,4 +1,4 @@
-"""What a decoder step is fed: a token a row while windows decode, whole prompts when they start."""
+"""The feeds of decoder steps: a token a row while windows decode, whole prompts when they start."""
 
 import dataclasses
 import itertools
@@ -15,8 +15,8 @@ from serve.native.slots import Place
 
 def upload(values: Sequence[int] | NDArray[np.int64], device: torch.device) -> torch.Tensor:
     """int64 (n,) on a device; to a GPU without waiting for it."""
-    found = torch.as_tensor(values, dtype=torch.int64)
-    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found
+    tensor = torch.as_tensor(values, dtype=torch.int64)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 @dataclasses.dataclass(frozen=True)

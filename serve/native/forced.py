@@ -33,7 +33,7 @@ SIZES = (
 
 @dataclasses.dataclass(frozen=True)
 class Forced:
-    """What a window's first row is fed, and which of it the alignment is of."""
+    """The feed of a window's first row, and the part of it that is aligned."""
 
     event: Event  # waits for the alignment
     place: Place
@@ -50,7 +50,7 @@ class Forced:
 
 
 class _Fed:
-    """What a step is fed and asked for, as views of one tensor.
+    """The input of a step, as views of one tensor.
 
     Args:
         size: feeds.
@@ -99,7 +99,7 @@ class ForcedStep:
             self._heads[layer] = upload(heads, self._device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._fed: dict[int, _Fed] = {}  # by size: what graphs read
-        self._found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # what they leave
+        self._results: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # what they leave
         for size, windows in sizes:
             self._fed[size] = _Fed(size, windows, size, self._device)
 
@@ -125,13 +125,13 @@ class ForcedStep:
         fed.numbers.copy_(upload(_numbers(windows, fed.size, fed.windows), self._device))
         if fed.size in self._graphs:
             self._graphs[fed.size].replay()
-            probs, queries = self._found[fed.size]
+            probs, queries = self._results[fed.size]
         else:
             probs, queries = self._step(fed)
         return probs[:texts].clone(), queries  # others than this stream read the first later
 
     def _keep(self, fed: _Fed) -> None:
-        self._found[fed.size] = self._step(fed)
+        self._results[fed.size] = self._step(fed)
 
     def _fed_of(self, windows: Sequence[Forced]) -> _Fed:
         """The smallest that is prepared and holds some windows, or one of their size."""
@@ -157,15 +157,15 @@ class ForcedStep:
         queries: dict[int, torch.Tensor] = {}
         logits = self._decoder.step(feed, self._cache, fed.wanted, queries)
         probs = self._decoder.ops.token_probability(logits, fed.text, self._eot)
-        found = [
+        attending = [
             queries[layer].view(fed.size, -1, HEAD_DIM).index_select(1, heads)
             for layer, heads in self._heads.items()
         ]
-        return probs, torch.cat(found, dim=1)
+        return probs, torch.cat(attending, dim=1)
 
 
 def _numbers(windows: Sequence[Forced], size: int, most: int) -> NDArray[np.int64]:
-    """What `_Fed` holds of some windows, filled up to a size."""
+    """Return the numbers of `_Fed` for some windows, filled up to a size."""
     lengths = [len(one.tokens) for one in windows]
     begins = np.cumsum([0, *lengths[:-1]])
     said = [

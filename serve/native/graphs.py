@@ -44,6 +44,9 @@ class Snapshot:
 class SlotLoop(Protocol):
     """Advances the slots and tells what became of them."""
 
+    drafted: int  # guesses so far
+    right: int  # those that were what the rules chose
+
     def launch(self, slots: Slots) -> int:
         """Advance every busy slot; returns by how many steps at most."""
         ...
@@ -70,6 +73,7 @@ class EagerLoop:
         self._cache = cache
         self._state = state
         self._advance = advance
+        self.drafted = self.right = 0
         self._snapshot: Snapshot | None = None
         self._version = -1  # of the owners that these are for
         self._groups: Groups
@@ -101,7 +105,7 @@ class EagerLoop:
 
 
 class _Kind(enum.Enum):
-    """What the windows of a step have in common; the fewer kernels look things up for it."""
+    """Properties that the windows of a step share; the fewer kernels look things up for it."""
 
     DIRECT = "row i is slot i: no window may ever have several rows"
     SINGLE = "one row each"
@@ -148,7 +152,7 @@ class GraphLoop:
         self._slot_bytes = cache.cross.nbytes // slots
         self._works: dict[tuple[_Kind, int], Callable[[int], None]] = {}  # gets a number of steps
         self._turns = turns
-        self.drafted = self.right = 0  # guesses so far, and those that were what the rules chose
+        self.drafted = self.right = 0
         self._seen: dict[int, int] = {}  # by job: its position when it was last looked at
         kinds = {_Kind.SEVERAL: rows, _Kind.SINGLE: slots}
         for kind, most in ({_Kind.DIRECT: slots} if rows == slots else kinds).items():

@@ -53,9 +53,9 @@ class Line:
     def remove(self, job_id: int) -> bool:
         """Whether a window waited; it does no longer."""
         kept = [one for one in self._line if one.job.id != job_id]
-        found = len(kept) < len(self._line)
+        waited = len(kept) < len(self._line)
         self._line = collections.deque(kept)
-        return found
+        return waited
 
     def clear(self) -> None:
         """Let none wait."""
@@ -63,7 +63,7 @@ class Line:
 
 
 class Turns:
-    """What a CPU does for urgent windows where the others crowd the slots.
+    """A CPU's way with urgent windows where the others crowd the slots.
 
     It cannot be interrupted in an encoder batch or a step, and both take the longer the more
     windows they hold. So urgent windows are encoded apart from the others, find a slot that these

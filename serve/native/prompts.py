@@ -38,7 +38,7 @@ class ShortPrompt:
 
     @property
     def feed(self) -> Feed:
-        """What is fed, in that memory."""
+        """The feed, in that memory."""
         groups = Groups(self._slot, self._first, self._count, _FEEDS)
         ids = self._ids
         return Feed(ids, self._rows, self._positions, groups, None, True, ids.shape[1], _FEEDS)

@@ -22,20 +22,16 @@ from serve.contract.config import RuntimeConfig
 from serve.contract.engine import DETECT_LANGUAGE, Engine
 from serve.contract.errors import DeviceError, OptionError, UnavailableError
 from serve.contract.fields import MAX_BEAMS
-from serve.native.alignment import Aligner, Said, pass_bytes
-from serve.native.decoder import Cache, Decoder
-from serve.native.device import check_graphs, current, open_device
-from serve.native.drafting import DraftLoop, open_draft, open_loop
-from serve.native.encoders import EagerEncoder, Encoder, GraphEncoder
-from serve.native.forced import MOST_TOKENS
+from serve.native.alignment import Aligner, Said
+from serve.native.decoder import Decoder
+from serve.native.device import current, open_device
+from serve.native.encoders import Encoder, GraphEncoder
 from serve.native.graphs import GraphLoop
 from serve.native.intake import Intake, SlotJob, Streams
-from serve.native.kernels.choose import KernelsName, choose
-from serve.native.memory import plan_memory
+from serve.native.kernels.choose import KernelsName
 from serve.native.network import Whisper
-from serve.native.rules.choose import choose_advance
-from serve.native.rules.definition import Rules
-from serve.native.rules.state import RowState, new_state
+from serve.native.parts import open_encoder, open_loop, open_parts
+from serve.native.rules.state import RowState
 from serve.native.slots import Slots
 from serve.native.start import Begun, Starter
 from serve.native.stopwatch import Stopwatch, total
@@ -58,6 +54,9 @@ class NativeRuntime:
         EngineError: the engine's tensors are not as its manifest says.
     """
 
+    network_class = Whisper
+    """Loaded from the engine; a subclass may load another."""
+
     def __init__(self, engine: Engine, config: RuntimeConfig) -> None:
         device = open_device(config)
         dims, facts = engine.manifest.dims, engine.manifest.tokenizer
@@ -69,13 +68,12 @@ class NativeRuntime:
             )
         self._facts = facts
         self._dims = dims
-        self._drafting: DraftLoop | GraphLoop | None = None
         self._device = device
         self._slots = Slots(config.slots, rows)
         self._streams = Streams.of(device) if config.cuda_graph and device.type == "cuda" else None
         try:
             with torch.inference_mode(), current(device):
-                self._load_network(engine, config, rows)
+                self._open(engine, config, rows)
         except torch.OutOfMemoryError as error:
             raise UnavailableError(
                 f"{device} has too little memory for runtime.slots = {config.slots} with "
@@ -108,96 +106,63 @@ class NativeRuntime:
             urgent_first=True,
         )
 
-    def _load_network(self, engine: Engine, config: RuntimeConfig, rows: int) -> None:
+    def _open(self, engine: Engine, config: RuntimeConfig, rows: int) -> None:
         """Allocate everything, capture the graphs, and say what was chosen and what it takes."""
-        dims, device, slots = self._dims, self._device, config.slots
-        on_gpu = device.type == "cuda"
-        dtype = torch.float16 if on_gpu else torch.float32
-        feeds = self._most_feeds(engine, config, rows)
-        ops = choose(config.kernels, device, dims, feeds, config.encoder_precision)
-        weights = engine.load_weights(device)
-        network = Whisper(dims, weights, device, dtype, ops)
-        draft = open_draft(engine, config, network, weights)
-        del weights
-        decoders = [network] if draft is None else [network, draft]
-        words = pass_bytes(dims, self._facts, ops)
-        plan = plan_memory(decoders, config, rows, words) if on_gpu else None
-        self._network = network
+        device, streams = self._device, self._streams
+        stream = streams.steps if streams else None
+        parts = open_parts(engine, config, device, rows, stream, self.network_class)
+        ops = parts.network.ops
+        self._network = parts.network
         self._cross_kv = config.cross_kv
-        cache = network.new_cache(slots, rows, config.cross_kv)
-        self._state = new_state(rows, dims.n_text_ctx, device)
-        rules, several = Rules(self._facts, dims, device), rows > slots
-        advance = {
-            searches: choose_advance(ops.name, rules, rows, searches)
-            for searches in {False, several}
-        }
-        filled: list[tuple[Decoder, Cache]] = [(network, cache)]
-        second: tuple[Decoder, Cache] | None = None
-        if draft is not None:
-            second = draft, draft.new_cache(slots, rows, config.cross_kv)
-            filled.append(second)
-        batch = min(config.encoder_batch, slots)
-        encoder: Encoder
-        if config.cuda_graph:
-            check_graphs(device, ops.name)
-            assert self._streams is not None
-            encoder = GraphEncoder(network, filled, batch, self._streams.encoder)
-        else:
-            encoder = EagerEncoder(network, filled, config.encoder_batch)
-        stream = self._streams.steps if self._streams else None
-        self._languages = rules.languages
-        self._loop = loop = open_loop(
-            *(config, network, cache, self._state, rules, advance, second),
-            stream=stream,
-        )
-        if second is not None and isinstance(loop, (DraftLoop, GraphLoop)):
-            self._drafting = loop
-        # In graphs no host looks after the second decoder: it knows the prompts from the start.
-        prompted = second if config.cuda_graph else None
-        starter = Starter(network, cache, self._state, rules, advance[several], prompted, stream)
-        self._aligner = None
+        self._state = parts.state
+        self._languages = parts.rules.languages
+        batch = min(config.encoder_batch, config.slots)
+        encoder = open_encoder(config, parts, batch, streams.encoder if streams else None)
+        self._loop = open_loop(config, parts)
+        starter = Starter(parts)
+        self._aligner: Aligner | None = None
         if self._facts.alignment_heads:
-            self._aligner = Aligner(network, cache, self._facts, rows, stream)
-        if on_gpu:
-            self._warm_up(ops.name, decoders, encoder, starter)
+            self._aligner = Aligner(parts.network, parts.cache, self._facts, rows, stream)
+        if device.type == "cuda":
+            self._warm_up(ops.name, [decoder for decoder, _ in parts.decoders], encoder, starter)
         self._intake = Intake(
-            *(encoder, starter, self._slots, batch, config.decode_target_s, device, self._streams),
-            beside=self._streams is not None,
+            encoder,
+            starter,
+            self._slots,
+            batch,
+            config.decode_target_s,
+            device,
+            streams,
+            beside=streams is not None,
         )
         self.description = (
             f"{device}: {ops.name} kernels ({ops.reason}), {type(self._loop).__name__}"
         )
-        if draft is not None:
+        if parts.draft is not None:
             self.description += f", drafts of up to {config.draft_tokens} tokens"
-        self.description += f"; {plan}" if plan else ""
+        self.description += f"; {parts.plan}" if parts.plan else ""
         logger.info("%s", self.description)
-
-    def _most_feeds(self, engine: Engine, config: RuntimeConfig, rows: int) -> int:
-        """Of a step: a token of every row, a slot's guesses, or a pass that aligns text."""
-        feeds = rows
-        if engine.manifest.draft is not None:  # one row a slot is verified, with its guesses
-            feeds = max(rows, config.slots * (1 + config.draft_tokens))
-        return max(feeds, MOST_TOKENS) if self._facts.alignment_heads else feeds
 
     def _warm_up(
         self, kernels: KernelsName, decoders: Sequence[Decoder], encoder: Encoder, starter: Starter
     ) -> None:
         """Compile and capture what a GPU is going to run, and take the memory for it."""
-        may_be = (encoder, self._loop, self._aligner)
-        kinds = (GraphEncoder, GraphLoop, Aligner)
-        captured = [one for one in may_be if isinstance(one, kinds)]
-        parts = [starter.warm_up]
-        parts += [self._aligner.warm_up] if self._aligner else []
+        graphs = [
+            owner
+            for owner in (encoder, self._loop, self._aligner)
+            if isinstance(owner, (GraphEncoder, GraphLoop, Aligner))
+        ]
+        sizes = [starter.warm_up, *([self._aligner.warm_up] if self._aligner else [])]
         if kernels == "triton":
             from serve.native.kernels.launch import (  # noqa: PLC0415 - only where triton is
                 compiled_together,
             )
 
-            with compiled_together(self._device, *(one.abridged() for one in decoders)):
-                for work in (*(one.rehearse for one in captured), *parts):
+            with compiled_together(self._device, *(decoder.abridged() for decoder in decoders)):
+                for work in (*(owner.rehearse for owner in graphs), *sizes):
                     work()
             torch.cuda.empty_cache()
-        for work in (*(one.capture for one in captured), starter.capture, *parts):
+        for work in (*(owner.capture for owner in graphs), starter.capture, *sizes):
             work()
         torch.cuda.synchronize(self._device)  # what comes next is on other streams
 
@@ -251,19 +216,17 @@ class NativeRuntime:
 
     def gauges(self) -> Gauges:
         """Gauges and counters; see `Runtime.gauges`."""
-        now = dataclasses.replace(
+        return dataclasses.replace(
             self._gauges,
             queued=len(self._intake),
             busy_slots=self._slots.busy,
             windows=self._intake.windows,
+            drafted=self._loop.drafted,
+            drafted_right=self._loop.right,
         )
-        if self._drafting is None:
-            return now
-        found = self._drafting
-        return dataclasses.replace(now, drafted=found.drafted, drafted_right=found.right)
 
     def teacher_forced_logits(self, features: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """What this runtime's own steps make of given tokens: for those who measure its error.
+        """Feed given tokens to this runtime's own steps: for those who measure its error.
 
         Args:
             features: float32 (batch, n_mels, 3000), batch at most the configured slots.
@@ -357,7 +320,7 @@ class NativeRuntime:
         return events
 
     def _outcome(self, running: SlotJob, state: RowState) -> Try:
-        """What came of a window in one language."""
+        """Note a window's end in one language."""
         leader = running.place.first_row
         sampled, logprob_sum = best_sequence(running.job, running.place, state, self._facts.eot)
         reason = self._reason(running.job, sampled)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """What a job owns."""
+    """A job's slot and rows."""
 
     slot: int
     first_row: int  # the leader

@@ -11,14 +11,11 @@ from collections.abc import Sequence
 import torch
 
 from serve.contract.engine import DETECT_LANGUAGE
-from serve.native.decoder import Cache, Decoder
 from serve.native.feeds import Span, feed_of_spans, upload
 from serve.native.kernels.feed import Feed
-from serve.native.network import Whisper
+from serve.native.parts import Parts
 from serve.native.prompts import PromptGraph
-from serve.native.rules.choose import Advance
-from serve.native.rules.definition import Rules
-from serve.native.rules.state import NOWHERE, Picks, RowState, new_state
+from serve.native.rules.state import NOWHERE, Picks, new_state
 from serve.native.slots import Place
 from serve.runtime.protocol import Job
 
@@ -47,32 +44,22 @@ class Starter:
     """Starts windows whose audio is in their slots.
 
     Args:
-        network, cache, state: of the same slots and rows.
-        rules: the checkpoint's.
-        advance: chooses tokens by them.
-        draft: a second decoder that is to know the prompts, and its caches.
-        stream: of a GPU on which short prompts are to be replayed from a CUDA graph, if any.
+        parts: what the windows are decoded with.
     """
 
-    def __init__(
-        self,
-        network: Whisper,
-        cache: Cache,
-        state: RowState,
-        rules: Rules,
-        advance: Advance,
-        draft: tuple[Decoder, Cache] | None = None,
-        stream: torch.cuda.Stream | None = None,
-    ) -> None:
-        self._network = network
-        self._slots = cache.cross.shape[2]
-        self._draft = draft
-        self._cache = cache
-        self._state = state
-        self._rules = rules
-        self._advance = advance
-        self._device = network.device
-        self._graph = PromptGraph(state.tokens, self._launch, stream) if stream else None
+    def __init__(self, parts: Parts) -> None:
+        self._network = parts.network
+        self._cache = parts.cache
+        self._state = parts.state
+        self._rules = parts.rules
+        self._advance = parts.advance
+        self._device = parts.network.device
+        self._slots = parts.cache.cross.shape[2]
+        # In graphs no host looks after the second decoder: it knows the prompts from the start.
+        self._draft = parts.draft if parts.stream else None
+        self._graph: PromptGraph | None = None
+        if parts.stream:
+            self._graph = PromptGraph(parts.state.tokens, self._launch, parts.stream)
 
     def start(self, begun: Sequence[Begun]) -> None:
         """Write the jobs' prompts and options into their rows, feed them, choose first tokens."""
@@ -223,7 +210,7 @@ class Starter:
         return max((token for token in said if token >= begin), default=0)
 
     def _columns(self, lines: list[tuple[Begun, int]], context: int) -> dict[str, list[float]]:
-        """What the rows' state begins with, by field."""
+        """Return what the rows' state begins with, by field."""
         columns: dict[str, list[float]] = {}
         for one, row in lines:
             prompt, options = one.job.prompt, one.job.options
@@ -249,6 +236,7 @@ class Starter:
                 # All candidates of a search's first step come from its first row.
                 "logprob_sum": float("-inf") if searches and index else 0.0,
                 "timestamps": options.timestamps,
+                "suppress_blank": options.suppress_blank,
                 "finished": False,
             }
             for name, value in values.items():

@@ -35,7 +35,7 @@ class Stopwatch:
         return all(event.query() for event in self._events)
 
     def seconds(self) -> float:
-        """What was measured; waits until it is known."""
+        """Return the time measured; waits until it is known."""
         if not self._events:
             return self._ended - self._began
         self._events[1].synchronize()

@@ -32,7 +32,7 @@ class Try:
 
 
 def try_of(event: Event, logprob: float, before: Sequence[Try]) -> Try:
-    """What came of a window in the likeliest of the languages that had not been tried before."""
+    """Rate a window's end in the likeliest of the languages that had not been tried before."""
     scores = event.scores
     assert scores is not None, "a window that ended has scores"
     if scores.language is None or scores.language_prob is None:
@@ -66,14 +66,14 @@ def next_try(job: Job, tries: Sequence[Try], known: Sequence[int], next_id: int)
 
 def best(tries: Sequence[Try]) -> Event:
     """The event of the best one, of equals the first's; it has taken as long as all of them."""
-    found, last = max(tries, key=lambda one: one.rank).event, tries[-1].event
-    assert found.scores is not None and last.scores is not None, "windows that ended have scores"
-    scores = dataclasses.replace(found.scores, decode_s=last.scores.decode_s)
-    return dataclasses.replace(found, scores=scores)
+    event, last = max(tries, key=lambda one: one.rank).event, tries[-1].event
+    assert event.scores is not None and last.scores is not None, "windows that ended have scores"
+    scores = dataclasses.replace(event.scores, decode_s=last.scores.decode_s)
+    return dataclasses.replace(event, scores=scores)
 
 
 def best_sequence(job: Job, place: Place, state: RowState, eot: int) -> tuple[list[int], float]:
-    """What a finished job sampled, end of text included, and the sum of its log-probabilities.
+    """Return a finished job's tokens, end of text included, and the sum of their log-probabilities.
 
     Of several samples the one with the highest sum / length ** length_penalty, length without end
     of text, as CTranslate2 ranks them.
@@ -85,9 +85,10 @@ def best_sequence(job: Job, place: Place, state: RowState, eot: int) -> tuple[li
         sampled = state.best_tokens[leader, begin:end].tolist() + ended
         return sampled, float(state.best_logprob_sum[leader])
 
-    def rank(found: tuple[list[int], float]) -> float:
-        length = len(found[0]) - (found[0][-1] == eot)
-        return found[1] / length**job.options.length_penalty if length else -math.inf
+    def rank(sequence: tuple[list[int], float]) -> float:
+        tokens, logprob_sum = sequence
+        length = len(tokens) - (tokens[-1] == eot)
+        return logprob_sum / length**job.options.length_penalty if length else -math.inf
 
     def sample(row: int) -> tuple[list[int], float]:
         end = int(state.position[row]) + 1

@@ -22,7 +22,7 @@ from serve.native.rules.state import Picks, RowState
 
 @dataclasses.dataclass(frozen=True)
 class _Outline:
-    """What all turns of so many rows have in common; a captured constant costs a kernel a turn.
+    """The constants of all turns of so many rows; a captured constant costs a kernel a turn.
 
     The feeds of a turn's steps stand in one tensor, behind each other: the last two known tokens
     of every row, then one guess of every row for each further guess, then what is verified.
@@ -115,7 +115,7 @@ class DraftTurns:
         return self._outlines[rows]
 
     def _feeds(self, outline: _Outline, table: torch.Tensor, rows: int) -> list[Feed]:
-        """What the steps of a turn are fed, from where the rows are now."""
+        """Make the feeds of a turn's steps, from where the rows are now."""
         state = self._state
         n_ctx = state.tokens.shape[1]
         at = state.position.index_select(0, outline.rows).add_(outline.ahead).clamp_(0, n_ctx - 1)

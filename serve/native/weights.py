@@ -112,7 +112,7 @@ class Loader:
 
 
 def _expanded(stored: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    """What a matrix stands for, float32."""
+    """Return the matrix that is stored, float32."""
     return stored.float() if scale is None else stored.float() * scale[:, None]
 
 

@@ -24,7 +24,7 @@ def open_runtime(engine: Engine, config: RuntimeConfig) -> Runtime:
 
 
 def open_behind(engine: Engine, config: RuntimeConfig, infer: Infer) -> Runtime:
-    """The engine's runtime with a model of Triton's, which `infer` calls, to do its work.
+    """Start the engine's runtime with a model of Triton's, which `infer` calls, to do its work.
 
     Raises:
         ConfigError: the configuration says what the runtime would pass over.
@@ -39,7 +39,7 @@ def _entry(name: str) -> Any:
 
 
 def _row_of(engine: Engine, config: RuntimeConfig) -> Row:
-    """The row of the engine's runtime, if it honours all that the config says."""
+    """Return the row of the engine's runtime, if it honours all that the config says."""
     name = engine.manifest.runtime
     row = RUNTIMES[name]
     for field in dataclasses.fields(RuntimeConfig):
@@ -47,17 +47,17 @@ def _row_of(engine: Engine, config: RuntimeConfig) -> Row:
         read = field.name not in OWN if row.reads is None else field.name in row.reads
         if not read and value != field.default:
             raise ConfigError(
-                f"{_said(field.name, value, field.default)}, but {engine.path} is for the runtime "
-                f"{name!r}, which does not have it; leave it out"
+                f"{_setting(field.name, value, field.default)}, but {engine.path} is for the "
+                f"runtime {name!r}, which does not have it; leave it out"
             )
     return row
 
 
-def _said(key: str, value: Any, default: Any) -> str:
-    """A key and its value as they stand in the file; of a section, the first that is set."""
+def _setting(key: str, value: Any, default: Any) -> str:
+    """Write a key and its value as in the file; of a section, the first that is set."""
     if dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
-            found = getattr(value, field.name)
-            if found != getattr(default, field.name):
-                return _said(f"{key}.{field.name}", found, None)
+            inner = getattr(value, field.name)
+            if inner != getattr(default, field.name):
+                return _setting(f"{key}.{field.name}", inner, None)
     return f"runtime.{key} = {value!r}"

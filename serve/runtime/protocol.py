@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 import torch
 
+from serve.contract.codec import to_json
 from serve.contract.config import SEARCH_OPTIONS, SearchConfig
 from serve.contract.errors import EarshotError
 from serve.contract.messages import Alignment
@@ -20,7 +21,7 @@ FinishReason = Literal["eot", "length", "loop", "cancelled", "error"]
 
 @dataclasses.dataclass(frozen=True)
 class Capabilities:
-    """What a runtime can honour; the transcriber refuses what is not here, by name."""
+    """The options that a runtime can honour; the transcriber refuses others, by name."""
 
     runtime: str
     timestamps: bool  # enforces Whisper's timestamp rules while it samples
@@ -36,7 +37,7 @@ class Capabilities:
     device: str = "cpu"  # torch device on which `Job.features` are best computed
     takes: Literal["features", "samples"] = "features"  # what `Job.features` must hold
     previous_text: bool = True  # prompts may hold text: what precedes the audio, and `Job.prefix`
-    search_options: bool = False  # patience, length_penalty, and penalties for repetition
+    search_options: bool = False  # all of `SearchConfig` but `beam_size` and `best_of`
     words: bool = False  # honours `Job.align_frames`
     drafts: bool = False  # `Job.draft` saves steps; elsewhere it is ignored, which changes nothing
     short_windows: bool = False  # `Job.features` may have fewer frames than a window of 30 s
@@ -46,15 +47,15 @@ class Capabilities:
     beam_sizes: tuple[int, ...] = ()
 
     def refusal(self, wanted: SearchConfig) -> str | None:
-        """Which option of a search cannot be honoured, and what to do; None: all can."""
+        """Say which option of a search cannot be honoured, and what to do; None: all can."""
         for name in SEARCH_OPTIONS:
             value = getattr(wanted, name)
             if (reason := self._unable(name, value)) is not None:
-                return f"{name} = {value}{reason}"
+                return f"{name} = {to_json(value)}{reason}"
         return None
 
     def refusal_of(self, job: "Job") -> str | None:
-        """As `refusal`, of everything that a job asks for."""
+        """Return the `refusal` of everything that a job asks for."""
         if job.align_frames > 0 and not self.words:
             return f"the runtime {self.runtime} cannot align this engine's text; ask without"
         if job.detection.languages and not self.languages:
@@ -62,18 +63,19 @@ class Capabilities:
         return self.refusal(job.options)
 
     def _unable(self, name: str, value: float) -> str | None:
-        """Why the runtime cannot have one option at a value."""
+        """Say why the runtime cannot have an option at a value."""
         if name not in ("beam_size", "best_of"):
             neutral = getattr(SearchConfig, name)
             if self.search_options or value == neutral:
                 return None
-            return f", but the runtime {self.runtime} does not have it; expected {neutral}"
+            expected = to_json(neutral)
+            return f", but the runtime {self.runtime} does not have it; expected {expected}"
         if self.beam_sizes:
             possible = self.beam_sizes if name == "beam_size" else (1,)
             if value in possible:
                 return None
-            found = " or ".join(map(str, possible))
-            return f", which the runtime {self.runtime} was not built for; expected {found}"
+            expected = " or ".join(map(str, possible))
+            return f", which the runtime {self.runtime} was not built for; expected {expected}"
         if value <= self.beam_width:
             return None
         return (
@@ -84,7 +86,7 @@ class Capabilities:
 
 @dataclasses.dataclass(frozen=True)
 class DecodingOptions(SearchConfig):
-    """How one window is decoded; the defaults of its search change nothing."""
+    """Options of how one window is decoded; the defaults of its search change nothing."""
 
     timestamps: bool = True
     temperature: float = 0.0  # 0 = greedy
@@ -94,7 +96,7 @@ class DecodingOptions(SearchConfig):
 
 @dataclasses.dataclass(frozen=True)
 class Detection:
-    """How one window's language is found, where its prompt holds DETECT_LANGUAGE."""
+    """Options of how a window's language is found, where its prompt holds DETECT_LANGUAGE."""
 
     languages: tuple[int, ...] = ()  # token ids of those that it may be; (): any
     # While the languages that were tried are together less likely than this, the window is decoded
@@ -134,7 +136,7 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """What the runtime measured of a finished window; None where it cannot."""
+    """Measurements of a finished window; None where the runtime cannot tell."""
 
     avg_logprob: float | None  # mean over the sampled tokens, end of text included
     no_speech_prob: float | None  # at start-of-transcript
@@ -178,11 +180,11 @@ class Runtime(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this runtime honours."""
+        """The options that this runtime honours."""
         ...
 
     def submit(self, job: Job) -> None:
-        """Take one job; returns at once.
+        """Take one job; return at once.
 
         Raises:
             OptionError: the prompt leaves no room in the context; max_tokens beyond that room
@@ -191,7 +193,7 @@ class Runtime(Protocol):
         ...
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """Advance the work, or wait for news at most `timeout_s`; returns what happened.
+        """Advance the work, or wait for news at most `timeout_s`; return what happened.
 
         With nothing submitted it returns an empty list at once.
 
@@ -205,7 +207,7 @@ class Runtime(Protocol):
         ...
 
     def gauges(self) -> Gauges:
-        """Gauges and counters.
+        """Return gauges and counters.
 
         Raises:
             DeviceError: the device failed; every unfinished job is lost.

@@ -1,10 +1,10 @@
-"""Where somebody speaks: voice activity by Silero VAD 6.2.3, as audio arrives.
+"""Voice activity by Silero VAD 6.2.3, as audio arrives.
 
 The rules that turn the model's probabilities into stretches of speech are those of faster-whisper's
 `get_speech_timestamps`, which are silero-vad's: speech begins at a frame that is likely enough,
 and ends where frames have been clearly less likely for a while; what is too short is none; then it
 is padded. One of its options has no part here: stretches need no longest length, since
-`serve.speech.windows` cuts what is too long for a window in its quietest place.
+`serve.speech.cutting` cuts what is too long for a window in its quietest place.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ Probabilities = npt.NDArray[np.float32]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What counts as speech; each is a key of [transcriber], samples instead of seconds."""
+    """Bounds of what counts as speech: keys of [transcriber], in samples instead of seconds."""
 
     threshold: float = SpeechConfig.vad_threshold
     min_silence: int = round(SpeechConfig.vad_min_silence_s * SAMPLE_RATE)
@@ -47,7 +47,7 @@ class Options:
 
     @classmethod
     def of(cls, config: SpeechConfig) -> "Options":
-        """As configured."""
+        """Make the options of a config."""
         return cls(
             config.vad_threshold,
             round(config.vad_min_silence_s * SAMPLE_RATE),
@@ -65,7 +65,7 @@ class Speech:
 
 
 class Detector:
-    """Probabilities of speech of one recording, frame by frame.
+    """The probabilities of speech of one recording, frame by frame.
 
     Raises:
         EarshotError: the package onnxruntime is missing, or the model's file is not the right one.
@@ -78,7 +78,7 @@ class Detector:
         self._context = np.zeros(_CONTEXT, np.float32)
 
     def probabilities(self, samples: Samples) -> Probabilities:
-        """Of each frame that follows those before.
+        """Return the probability of each frame that follows those before.
 
         Args:
             samples: float32 (n * FRAME,), 16 kHz mono.
@@ -87,20 +87,20 @@ class Detector:
             float32 (n,).
         """
         frames = samples.reshape(-1, FRAME)
-        before = np.concatenate([self._context[None], frames[:-1, -_CONTEXT:]])
-        seen = np.concatenate([before, frames], axis=1)
+        contexts = np.concatenate([self._context[None], frames[:-1, -_CONTEXT:]])
+        inputs = np.concatenate([contexts, frames], axis=1)
         self._context = frames[-1, -_CONTEXT:].copy()
-        found = []
-        for i in range(0, len(seen), _MOST_FRAMES):
-            inputs = {"input": seen[i : i + _MOST_FRAMES], "h": self._h, "c": self._c}
-            some, self._h, self._c = self._session.run(None, inputs)
-            found.append(some.reshape(-1))
-        return np.concatenate(found)
+        batches = []
+        for i in range(0, len(inputs), _MOST_FRAMES):
+            feed = {"input": inputs[i : i + _MOST_FRAMES], "h": self._h, "c": self._c}
+            batch, self._h, self._c = self._session.run(None, feed)
+            batches.append(batch.reshape(-1))
+        return np.concatenate(batches)
 
 
 @functools.cache
 def _session(model: Path) -> Any:
-    """The model, opened by the first who asks; any number of threads may run it."""
+    """Open the model, once; any number of threads may run it."""
     # NOTE: without it the library reports to its maker what it is used for. A server of other
     # people's voices speaks to nobody.
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
@@ -121,7 +121,7 @@ def _session(model: Path) -> Any:
 
 
 class Voice:
-    """Whether somebody speaks, from one frame's probability to the next.
+    """The state of speaking or not, from one frame's probability to the next.
 
     Args:
         options: what counts as speech.
@@ -175,12 +175,12 @@ class Listener:
         return self._options.pad / SAMPLE_RATE
 
     @property
-    def heard(self) -> int:
-        """Samples that came."""
+    def received(self) -> int:
+        """Samples of the recording so far."""
         return self._held_from + len(self._held)
 
     def spoken(self, start: int, end: int) -> list[tuple[int, int]]:
-        """First sample, and the one after the last, of each stretch of speech in between.
+        """Return the first sample, and the one after the last, of each stretch of speech between.
 
         As far as it is known; speech that ends before is forgotten.
         """
@@ -189,20 +189,20 @@ class Listener:
         return [(max(a, start), min(b, end)) for a, b in self._spoken if a < end]
 
     def push(self, block: Samples) -> list[Speech]:
-        """The speech that is known after one more block, in order."""
+        """Take one more block, and return the speech that is known after it, in order."""
         self._held = np.concatenate([self._held, block])
-        if frames := (self.heard - self._judged) // FRAME:
+        if frames := (self.received - self._judged) // FRAME:
             begin = self._judged - self._held_from
             self._judge(self._held[begin : begin + frames * FRAME])
         return self._give()
 
     def finish(self) -> list[Speech]:
-        """The speech that is left at the recording's end."""
+        """Return the speech that is left at the recording's end."""
         rest = self._held[self._judged - self._held_from :]
         if len(rest):
             self._judge(np.pad(rest, (0, FRAME - len(rest))))
         if self._voice.speaking:
-            self._keep_speech(self.heard)
+            self._keep_speech(self.received)
         return self._give()
 
     def _judge(self, samples: Samples) -> None:
@@ -238,18 +238,18 @@ class Listener:
         self._kept.append((start, end))
 
     def _give(self) -> list[Speech]:
-        """What is kept and has arrived, and was not yet given out."""
-        found = []
+        """Return the audio that is kept and has arrived, and was not yet given out."""
+        given = []
         for start, end in self._kept:
-            start, end = max(start, self._given), min(end, self.heard)
+            start, end = max(start, self._given), min(end, self.received)
             if start < end:
                 at = self._held_from
-                found.append(Speech(start, self._held[start - at : end - at].copy()))
+                given.append(Speech(start, self._held[start - at : end - at].copy()))
                 self._given = end
         del self._kept[:-1]  # the last one may grow
         # Speech that begins later has a margin, which was not given out either.
         until = self._undecided - self._options.pad
-        until = max(self._held_from, min(until, self._judged, self.heard))
+        until = max(self._held_from, min(until, self._judged, self.received))
         self._held = self._held[until - self._held_from :].copy()
         self._held_from = until
-        return found
+        return given

@@ -100,12 +100,12 @@ def from_samples(
 
 
 def whole(blocks: Iterable[Samples]) -> Samples:
-    """All blocks as one array; float32 (n,)."""
+    """Join all blocks to one array, float32 (n,)."""
     return np.concatenate(list(blocks))
 
 
 def samples_of(source: Source, meter: Meter) -> Generator[Samples, None, None]:
-    """The blocks of an opened file, which is closed with them; as `decode` but in this process."""
+    """Yield the blocks of an opened file, which is closed with them; as `decode`, but here."""
     with contextlib.closing(source):
         meter.end_header()
         _check_header(source, meter)
@@ -115,7 +115,7 @@ def samples_of(source: Source, meter: Meter) -> Generator[Samples, None, None]:
 def _decoded(audio: Bytes, meter: Meter) -> Generator[Samples, None, None]:
     if not audio:
         raise AudioError(f"audio has 0 bytes; {EXPECTED}")
-    if (header := containers.pcm16(audio)) is not None:
+    if (header := containers.pcm16_header(audio)) is not None:
         yield from samples_of(Pcm16(audio, header), meter)
     else:
         yield from sandbox.decode(audio, meter.limits, meter.stopped, meter.warn)
@@ -125,9 +125,9 @@ def _checked_samples(
     samples: Samples, sample_rate: int, meter: Meter
 ) -> Generator[Samples, None, None]:
     if not isinstance(samples, np.ndarray) or samples.dtype != np.float32 or samples.ndim != 1:
-        found = getattr(samples, "dtype", type(samples).__name__)
+        dtype = getattr(samples, "dtype", type(samples).__name__)
         shape = getattr(samples, "shape", "")
-        raise AudioError(f"audio samples are {found} {shape}; expected float32 of shape (n,)")
+        raise AudioError(f"audio samples are {dtype} {shape}; expected float32 of shape (n,)")
     _check_rate(sample_rate)
     max_s = meter.limits.max_s
     if len(samples) / sample_rate > max_s:
@@ -152,19 +152,19 @@ def _check_header(source: Source, meter: Meter) -> None:
 
 
 def _whole_file(source: Source, meter: Meter) -> Iterator[Samples]:
-    """Blocks of mono samples at the file's rate, and an error where it ends too early."""
-    found_s = 0.0
+    """Yield blocks of mono samples at the file's rate; raise an error if it ends too early."""
+    decoded_s = 0.0
     try:
         for block in source.blocks():
             meter.count(block.size)
-            found_s += len(block) / source.rate
+            decoded_s += len(block) / source.rate
             yield _mono(block, meter.limits.channel)
     except (EarshotError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001 - whatever a decoder raises: PyAV an IndexError, say
-        meter.cut_short(_found(found_s, source.declared_s), error)
+        meter.cut_short(_cut_short_text(decoded_s, source.declared_s), error)
     else:
-        _check_whole(source, found_s, meter)
+        _check_whole(source, decoded_s, meter)
 
 
 def _mono(block: Samples, channel: int) -> Samples:
@@ -185,19 +185,19 @@ def _check_channel(channels: int, channel: int) -> None:
         raise ChannelError(f"audio has {channels} channels, and none of number {channel}")
 
 
-def _check_whole(source: Source, found_s: float, meter: Meter) -> None:
+def _check_whole(source: Source, present_s: float, meter: Meter) -> None:
     tolerance_s = source.tolerance_s or 0.5 / source.rate  # half a sample, for sums are rounded
-    if source.declared_s is not None and found_s < source.declared_s - tolerance_s:
-        meter.cut_short(_found(found_s, source.declared_s))
+    if source.declared_s is not None and present_s < source.declared_s - tolerance_s:
+        meter.cut_short(_cut_short_text(present_s, source.declared_s))
 
 
-def _too_long(found: str, max_s: float) -> AudioLimitError:
-    return AudioLimitError(f"audio {found}, the limit is {max_s:g} s; send it in parts")
+def _too_long(duration: str, max_s: float) -> AudioLimitError:
+    return AudioLimitError(f"audio {duration}, the limit is {max_s:g} s; send it in parts")
 
 
-def _found(found_s: float, declared_s: float | None) -> str:
+def _cut_short_text(present_s: float, declared_s: float | None) -> str:
     declared = "" if declared_s is None else f" of the {declared_s:.2f} s it declares"
-    return f"audio is cut short or damaged: {found_s:.2f} s{declared} can be decoded"
+    return f"audio is cut short or damaged: {present_s:.2f} s{declared} can be decoded"
 
 
 def _check_rate(rate: int) -> None:
@@ -208,7 +208,7 @@ def _check_rate(rate: int) -> None:
 def _to_16_khz(
     blocks: Iterable[Samples], rate: int, max_s: float
 ) -> Generator[Samples, None, None]:
-    """Check, resample and clip blocks of mono samples; an error beyond `max_s`."""
+    """Check, resample and clip blocks of mono samples; raise an error beyond `max_s`."""
     count = given = 0
 
     def checked() -> Iterator[Samples]:

@@ -1,4 +1,4 @@
-"""What the headers of audio files declare, read without decoding: pure functions of a file's bytes.
+"""Declarations in audio files' headers, read without decoding: pure functions of a file's bytes.
 
 The libraries that decode correct a wrong length silently; whoever wants to know whether a file is
 whole has to look into it. Sizes and offsets are in bytes.
@@ -29,8 +29,8 @@ _XING_FRAMES, _XING_BYTES = 1, 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Pcm16:
-    """Where the samples of a WAV file of 16-bit samples lie."""
+class Pcm16Header:
+    """The place of the samples in a WAV file of 16-bit samples."""
 
     begin: int
     declared_bytes: int  # of samples; more than there are in a file that was cut short
@@ -38,7 +38,7 @@ class Pcm16:
     rate: int
 
 
-def pcm16(audio: Bytes) -> Pcm16 | None:
+def pcm16_header(audio: Bytes) -> Pcm16Header | None:
     """Look into a WAV file of 16-bit samples that states its length; None for any other file."""
     if audio[:4] != b"RIFF" or audio[8:12] != b"WAVE":
         return None
@@ -50,11 +50,11 @@ def pcm16(audio: Bytes) -> Pcm16 | None:
     plain = (tag, bits, frame_bytes) == (1, 16, 2 * channels) and channels > 0
     if not plain or begin < at or not 0 < declared < STREAM_BYTES:
         return None
-    return Pcm16(begin, declared, channels, rate)
+    return Pcm16Header(begin, declared, channels, rate)
 
 
 def sample_bytes(audio: Bytes) -> tuple[int, int]:
-    """Bytes that the sample chunk of a WAV or AIFF file declares, and bytes that are there."""
+    """Count the bytes that a WAV or AIFF file's sample chunk declares, and those that are there."""
     little_endian = audio[:4] == b"RIFF"
     name, layout = (b"data", "<I") if little_endian else (b"SSND", ">I")
     at, size = _chunk(audio, name, layout)
@@ -62,7 +62,7 @@ def sample_bytes(audio: Bytes) -> tuple[int, int]:
 
 
 def _chunk(audio: Bytes, name: bytes, layout: str) -> tuple[int, int]:
-    """Where the content of a chunk of a WAV or AIFF file begins, and the size it declares.
+    """Return where the content of a WAV or AIFF file's chunk begins, and the size it declares.
 
     Without such a chunk, the file's end and 0.
 
@@ -84,7 +84,7 @@ def _chunk(audio: Bytes, name: bytes, layout: str) -> tuple[int, int]:
 
 
 def last_ogg_page_is_whole(audio: Bytes) -> bool:
-    """Whether an OGG file ends with a complete page, as far as the page's own header tells."""
+    """Tell whether an OGG file ends with a complete page, as far as the page's header tells."""
     page = _last_ogg_page(audio)
     if len(page) < _OGG_HEADER:
         return False
@@ -94,26 +94,26 @@ def last_ogg_page_is_whole(audio: Bytes) -> bool:
 
 
 def ogg_has_several_streams(audio: Bytes) -> bool:
-    """Whether an OGG file begins and ends with different streams, one behind the other mostly."""
+    """Tell whether an OGG file begins and ends with different streams, mostly joined ones."""
     page = _last_ogg_page(audio)
     return len(page) >= _OGG_HEADER and page[_OGG_STREAM] != audio[_OGG_STREAM]
 
 
 def _last_ogg_page(audio: Bytes) -> bytes:
-    """From where an OGG file's last page begins; nothing where none does."""
+    """Return an OGG file from where its last page begins; nothing where none does."""
     end = audio[max(0, len(audio) - _OGG_PAGE) : len(audio)]
     at = end.rfind(b"OggS")
     return end[at:] if at >= 0 else b""
 
 
 def mp3_states_its_length(audio: Bytes) -> bool:
-    """Whether an MP3's first frame says how many frames follow (a Xing or Info header)."""
+    """Tell whether an MP3's first frame says how many follow (a Xing or Info header)."""
     _, tag = _xing(audio)
     return bool(tag)
 
 
 def mp3_goes_on(audio: Bytes) -> bool:
-    """Whether another MP3 follows where the first one ends, as its first frame says."""
+    """Tell whether another MP3 follows where the first one ends, as its first frame says."""
     begin, tag = _xing(audio)
     if len(tag) < _XING.size:
         return False
@@ -128,7 +128,7 @@ def mp3_goes_on(audio: Bytes) -> bool:
 
 
 def _xing(audio: Bytes) -> tuple[int, bytes]:
-    """Where an MP3's first frame begins, and its Xing or Info header; empty where there is none."""
+    """Return where an MP3's first frame begins, and its Xing or Info header, or nothing."""
     at = 0
     if audio[:3] == b"ID3" and len(audio) >= _ID3_HEADER:
         a, b, c, d = audio[6:10]  # the tag's size in four bytes of seven bits

@@ -19,6 +19,7 @@ import numpy as np
 
 from serve.contract.messages import Samples
 from serve.speech.features import SAMPLE_RATE
+from serve.speech.stretches import Stretch
 from serve.speech.windows import Piece, Window
 
 _LEAST_S = 0.6  # voice without text that is worth another decoding
@@ -28,8 +29,6 @@ _SPARSE = 1.0  # text tokens for each second of voice; nobody who is understood 
 _SPARSE_VOICE_S = 5.0  # in a segment, at least; a drawl or a laugh is shorter
 _FRAME = SAMPLE_RATE // 100  # samples: 10 ms
 _SMOOTH_FRAMES = 5
-
-Stretch = tuple[float, float]  # start and end
 
 
 def untold(window: Window, pieces: Sequence[Piece]) -> tuple[int, list[Window]]:
@@ -54,7 +53,7 @@ def untold(window: Window, pieces: Sequence[Piece]) -> tuple[int, list[Window]]:
 
 
 def untold_s(window: Window, pieces: Sequence[Piece]) -> float:
-    """Seconds of a window's voice that no piece covers, give or take the slack of timestamps."""
+    """Count a window's seconds of voice that no piece covers, but for the slack of timestamps."""
     ends = [0.0, *(piece.end_s + _SLACK_S for piece in pieces)]
     starts = [*(piece.start_s - _SLACK_S for piece in pieces), window.duration_s]
     gaps = zip(ends, starts, strict=True)
@@ -62,19 +61,19 @@ def untold_s(window: Window, pieces: Sequence[Piece]) -> float:
 
 
 def voice_in(window: Window, start_s: float, end_s: float) -> list[Stretch]:
-    """The parts of a window's voice that lie between two times."""
+    """Return the parts of a window's voice that lie between two times."""
     parts = [(max(start, start_s), min(end, end_s)) for start, end in window.voice or ()]
     return [(start, end) for start, end in parts if start < end]
 
 
 def is_sparse(window: Window, piece: Piece) -> bool:
-    """Whether a piece says so little for so much voice that something must be missing."""
+    """Tell whether a piece has so little text for so much voice that some must be missing."""
     voice_s = _seconds(voice_in(window, piece.start_s, piece.end_s))
     return voice_s >= _SPARSE_VOICE_S and len(piece.tokens) < _SPARSE * voice_s
 
 
 def part(window: Window, begin: int, end: int | None = None) -> Window:
-    """Some of a window as a window; it is not the audio's last.
+    """Return a part of a window as a window, which is not the audio's last.
 
     Args:
         window: the whole.
@@ -99,7 +98,7 @@ def part(window: Window, begin: int, end: int | None = None) -> Window:
 
 
 def _halves(window: Window, piece: Piece) -> list[Window]:
-    """A window from a piece on, cut in two at the quietest place of the piece's middle."""
+    """Cut a window from a piece on in two, at the quietest place of the piece's middle."""
     first, last = (round(at * SAMPLE_RATE) for at in (piece.start_s, piece.end_s))
     quarter = (last - first) // 4
     middle = quietest(window.samples, first + quarter, last - quarter)
@@ -107,7 +106,7 @@ def _halves(window: Window, piece: Piece) -> list[Window]:
 
 
 def _begin(samples: Samples, text_end_s: float, voice_s: float) -> int:
-    """The sample with which a rest begins: a little before the voice, or between two words."""
+    """Return the sample with which a rest begins: just before the voice, or between two words."""
     if voice_s - _LEAD_S > text_end_s + _SLACK_S:
         return round((voice_s - _LEAD_S) * SAMPLE_RATE)
     first_s, last_s = max(0.0, text_end_s - _SLACK_S), text_end_s + _SLACK_S
@@ -115,7 +114,7 @@ def _begin(samples: Samples, text_end_s: float, voice_s: float) -> int:
 
 
 def quietest(samples: Samples, first: int, last: int) -> int:
-    """The sample between two, at least 0.1 s apart, around which 50 ms are the quietest."""
+    """Find the sample between two, at least 0.1 s apart, around which 50 ms are the quietest."""
     frames = samples[first:last]
     frames = frames[: len(frames) // _FRAME * _FRAME].reshape(-1, _FRAME)
     power = np.square(frames, dtype=np.float64).mean(axis=1)

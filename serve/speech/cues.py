@@ -54,7 +54,7 @@ _ABBREVIATION = re.compile(r"[bcdfghjklmnpqrstvwxz]{1,3}\.", re.IGNORECASE)  # M
 
 @dataclasses.dataclass(frozen=True)
 class CueOptions:
-    """How srt and vtt show a text, by the names that OpenAI's command gives it."""
+    """Options of how srt and vtt show a text, by the names that OpenAI's command gives them."""
 
     highlight_words: bool = option(False, "underline each word while it is said")
     max_line_width: int = option(
@@ -70,7 +70,7 @@ class CueOptions:
 
     @property
     def needs_words(self) -> bool:
-        """Whether words without times would make no sense."""
+        """Tell whether words must have times."""
         return self.highlight_words or self.max_words_per_line is not None
 
 
@@ -110,7 +110,7 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class Cue:
-    """What is shown at a time."""
+    """The lines that are shown at a time."""
 
     start: float  # s
     end: float  # s
@@ -119,7 +119,7 @@ class Cue:
 
 
 def split(segments: Sequence[Segment], options: CueOptions, duration: float) -> list[Cue]:
-    """The cues of a transcript, in order; none is shown beside the next, and each has one speaker.
+    """Split a transcript into cues, in order; none is shown beside the next or has two speakers.
 
     Args:
         segments: with words or without.
@@ -140,7 +140,7 @@ def split(segments: Sequence[Segment], options: CueOptions, duration: float) -> 
 
 
 def width_of(text: str) -> int:
-    """How much room a text takes: East Asian characters count 2, marks on others 0."""
+    """Measure the room that a text takes: East Asian characters count 2, marks on others 0."""
     if text.isascii():
         return len(text)
     return sum(map(_width, text))
@@ -156,14 +156,14 @@ def _width(char: str) -> int:
 
 
 def _pieces(segment: Segment, max_width: int) -> Iterator[Piece]:
-    """A segment's text in pieces that fit into a line."""
+    """Cut a segment's text into pieces that fit into a line."""
     joined: list[tuple[str, float, float]] = []
     for text, start, end in _timed(segment):
         if joined and not _may_split(joined[-1][0][-1], text[0]):
             before, begin, _ = joined.pop()
             text, start = before + text, begin
         joined.append((text, start, max(start, end)))
-    cut = [part for one in joined for part in _cut(*one, max_width)]
+    cut = [part for unit in joined for part in _cut(*unit, max_width)]
     for number, (text, start, end) in enumerate(cut, start=1):
         bare = " ".join(text.split())
         cost = _split_cost(bare, number == len(cut))
@@ -172,7 +172,7 @@ def _pieces(segment: Segment, max_width: int) -> Iterator[Piece]:
 
 
 def _timed(segment: Segment) -> Iterator[tuple[str, float, float]]:
-    """(text, start, end) of words, or of what could be one; a space begins the text."""
+    """Yield (text, start, end) of words, or of what could be one; a space begins the text."""
     if segment.words:
         for word in segment.words:
             if word.word.strip():
@@ -189,7 +189,7 @@ def _timed(segment: Segment) -> Iterator[tuple[str, float, float]]:
 
 
 def _characters(word: str) -> Iterator[str]:
-    """A word where spaces divide words, else its characters."""
+    """Yield a word whole where spaces divide words, else its characters."""
     begin, bare = 0, len(word) - len(word.lstrip())
     for at in range(bare + 1, len(word)):
         if _may_split(word[at - 1], word[at]):
@@ -199,7 +199,7 @@ def _characters(word: str) -> Iterator[str]:
 
 
 def _may_split(last: str, first: str) -> bool:
-    """Whether a line may be broken between two characters."""
+    """Tell whether a line may be broken between two characters."""
     if last.isspace() or first.isspace():
         return True
     if first in _NO_START or last in _NO_END or unicodedata.category(first).startswith("M"):
@@ -208,14 +208,14 @@ def _may_split(last: str, first: str) -> bool:
 
 
 def _stands_alone(char: str) -> bool:
-    """Whether a character's script is written without spaces."""
+    """Tell whether a character's script is written without spaces."""
     if char.isascii() or _HANGUL.match(char):
         return False
     return _width(char) == 2 or bool(_SPACELESS.match(char))
 
 
 def _cut(text: str, start: float, end: float, max_width: int) -> Iterator[tuple[str, float, float]]:
-    """A text in parts that fit into a line, however long its words are."""
+    """Cut a text into parts that fit into a line, however long its words are."""
     if width_of(text.strip()) <= max_width:
         yield text, start, end
         return
@@ -231,7 +231,7 @@ def _cut(text: str, start: float, end: float, max_width: int) -> Iterator[tuple[
 
 
 def _split_cost(text: str, ends_segment: bool) -> float:
-    """What a split behind a text costs, as long as nobody pauses there."""
+    """Return the cost of a split behind a text, as long as nobody pauses there."""
     last = text.rstrip(_CLOSING)[-1:]
     if last and last in _SENTENCE_ENDS and not _ABBREVIATION.fullmatch(text):
         return 0.0
@@ -244,7 +244,7 @@ def _split_cost(text: str, ends_segment: bool) -> float:
 
 
 def _split(pieces: Sequence[Piece], options: CueOptions) -> list[Sequence[Piece]]:
-    """The pieces of each cue, so that the costs of all cues and splits have the least sum."""
+    """Group the pieces into cues, so that the costs of all cues and splits have the least sum."""
     count = len(pieces)
     best, come_from = [0.0, *[math.inf] * count], [0] * (count + 1)
     for begin in range(count):
@@ -258,7 +258,7 @@ def _split(pieces: Sequence[Piece], options: CueOptions) -> list[Sequence[Piece]
 
 
 def _ends(pieces: Sequence[Piece], begin: int, options: CueOptions) -> Iterator[tuple[int, float]]:
-    """Where a cue that begins with a piece may end, and what it costs with the split there."""
+    """Yield each end of a cue that may begin with a piece, and its cost with the split there."""
     width, lines = options.max_line_width, 1
     room = width * options.max_line_count
     most = min(options.max_words_per_line or _MOST_WORDS, _MOST_WORDS)
@@ -282,7 +282,7 @@ def _ends(pieces: Sequence[Piece], begin: int, options: CueOptions) -> Iterator[
 
 
 def _reading_cost(width: int, shown_s: float) -> float:
-    """What it costs that a cue cannot be read in the time until the next."""
+    """Return the cost of a cue that cannot be read in the time until the next."""
     cost = _TOO_SHORT * (1 - shown_s / LEAST_S) if shown_s < LEAST_S else 0.0
     needed_s = width / READING_SPEED
     if shown_s < needed_s:
@@ -291,7 +291,7 @@ def _reading_cost(width: int, shown_s: float) -> float:
 
 
 def _end(part: Sequence[Piece], following: float | None, duration: float) -> float:
-    """When a cue goes: with its last word, or once it could be read, but before the next."""
+    """Return when a cue goes: with its last word, or once it can be read, but before the next."""
     start, end = part[0].start, part[-1].end
     width = sum(piece.width + piece.space for piece in part) - part[0].space
     wanted = start + max(LEAST_S, width / READING_SPEED)
@@ -306,7 +306,7 @@ def _end(part: Sequence[Piece], following: float | None, duration: float) -> flo
 
 
 def _lines(part: Sequence[Piece], options: CueOptions) -> tuple[tuple[Piece, ...], ...]:
-    """A cue's lines: as few as can be, of one length, and broken where a clause ends."""
+    """Break a cue into lines: as few as can be, of one length, and broken where a clause ends."""
     count, limit = len(part), options.max_line_width
     best: list[tuple[int, float, int]] = [(0, 0.0, 0)]  # lines, cost and begin of the last line
     for end in range(1, count + 1):

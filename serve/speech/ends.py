@@ -1,4 +1,4 @@
-"""Whether a file ends before its container's last part does: pure functions of a file's bytes.
+"""Files that end before their container's last part does: pure functions of a file's bytes.
 
 Containers tell how long their parts are, so one that was cut nearly anywhere is told by what is
 missing, even where nothing declares how long the sound is: a browser's recorder writes WebM without
@@ -24,7 +24,7 @@ _ASF_SIZE, _ASF_FLAGS, _ASF_STREAMED = 40, 88, 1  # offsets in its properties, a
 
 
 def is_cut_off(audio: Bytes) -> bool:
-    """Whether a part of a file is missing at its end, as far as that can be known here.
+    """Tell whether a part of a file is missing at its end, as far as that can be known here.
 
     That is of OGG, MP4, WebM, CAF, AVI, W64 and WMA; of other formats nothing is told.
     """
@@ -38,7 +38,7 @@ def _ogg(audio: Bytes) -> bool:
 
 
 def _mp4(audio: Bytes) -> bool:
-    """Boxes: a size and a type each; 1: the size follows, 0: to the end."""
+    """Follow the boxes: a size and a type each; 1: the size follows, 0: to the end."""
     at = 0
     for _ in range(_MAX_PARTS):
         head = audio[at : at + 16]
@@ -56,7 +56,7 @@ def _mp4(audio: Bytes) -> bool:
 
 
 def _caf(audio: Bytes) -> bool:
-    """Chunks: a type and a size each, behind a header of 8 bytes."""
+    """Follow the chunks: a type and a size each, behind a header of 8 bytes."""
     at = 8
     for _ in range(_MAX_PARTS):
         head = audio[at + 4 : at + 12]
@@ -91,7 +91,7 @@ def _asf(audio: Bytes) -> bool:
 
 
 def _webm(audio: Bytes) -> bool:
-    """Elements: a name, a size, and what may be elements again.
+    """Follow the elements: a name, a size, and content that may be elements again.
 
     The file's whole is told by its first two; a recorder leaves the size of the second open.
     """
@@ -105,14 +105,14 @@ def _webm(audio: Bytes) -> bool:
 
 
 def _places(data: bytes, mark: bytes) -> Iterator[int]:
-    """Where a mark stands, the last place first."""
+    """Yield the places of a mark, the last first."""
     at = len(data)
     while (at := data.rfind(mark, 0, at)) >= 0:
         yield at
 
 
 def _fit(audio: Bytes, at: int, most: int, through: tuple[bytes, ...]) -> bool:
-    """Whether elements of EBML from a place on end within the file.
+    """Tell whether elements of EBML from a place on end within the file.
 
     Args:
         audio: the file.

@@ -1,4 +1,4 @@
-"""What FFmpeg reads, through PyAV: formats that libsndfile does not know, or not in whole.
+"""Files that FFmpeg reads, through PyAV: of formats that libsndfile does not know in whole.
 
 Which of its formats and decoders a client's file may reach is listed here by name. FFmpeg knows
 some 350 formats; among them are lists of files and addresses to open, scripts, pictures and

@@ -18,7 +18,7 @@ Mark = Callable[[str | None, str | None], str]  # of a cue's speaker, and of the
 
 
 def render(transcript: Transcript, file: str, format: Format, cues: CueOptions = DEFAULT) -> str:
-    """A transcript in a format; ends with a line break unless it is empty.
+    """Render a transcript in a format; the text ends with a line break unless it is empty.
 
     Args:
         transcript: what to write.
@@ -33,13 +33,13 @@ def render(transcript: Transcript, file: str, format: Format, cues: CueOptions =
     if format == "tsv":
         return _tsv(transcript.segments)
     if format in SUBTITLES:
-        found = split(transcript.segments, cues, transcript.duration)
-        return (_srt if format == "srt" else _vtt)(found, cues.highlight_words)
+        shown = split(transcript.segments, cues, transcript.duration)
+        return (_srt if format == "srt" else _vtt)(shown, cues.highlight_words)
     return "".join(_texts(transcript.segments))
 
 
 def _texts(segments: Sequence[Segment]) -> Iterator[str]:
-    """A line for each segment, with the speaker's name where another one begins."""
+    """Yield a line for each segment, with the speaker's name where another one begins."""
     before = None
     for segment in segments:
         yield f"{_name(segment.speaker, before)}{_one_line(segment.text)}\n"
@@ -47,7 +47,7 @@ def _texts(segments: Sequence[Segment]) -> Iterator[str]:
 
 
 def timestamp(seconds: float, decimal_mark: str = ".") -> str:
-    """hh:mm:ss.mmm, rounded to milliseconds."""
+    """Format a time as hh:mm:ss.mmm, rounded to milliseconds."""
     total_ms = round(seconds * 1000)
     minutes, ms = divmod(total_ms, 60_000)
     hours, minutes = divmod(minutes, 60)
@@ -68,7 +68,7 @@ def _json(transcript: Transcript, file: str) -> str:
 
 
 def _fields(segment: Segment) -> dict[str, object]:
-    """A segment for json; without what was not asked for."""
+    """Return a segment for json, without the fields that were not asked for."""
     fields = dataclasses.asdict(segment)
     for name in ("words", "language", "token_logprobs", "speaker"):
         if fields[name] is None:
@@ -77,7 +77,7 @@ def _fields(segment: Segment) -> dict[str, object]:
 
 
 def _tsv(segments: Sequence[Segment]) -> str:
-    """A header, then start and end in milliseconds and the text of each segment."""
+    """Write a header, then start and end in milliseconds and the text of each segment."""
     lines = [
         f"{round(segment.start * 1000)}\t{round(segment.end * 1000)}\t{_one_line(segment.text)}\n"
         for segment in segments
@@ -86,7 +86,7 @@ def _tsv(segments: Sequence[Segment]) -> str:
 
 
 def _srt(cues: Sequence[Cue], highlighted: bool) -> str:
-    """Numbered blocks with a comma before the milliseconds."""
+    """Write numbered blocks with a comma before the milliseconds."""
     blocks = [
         f"{number}\n{timestamp(start, ',')} --> {timestamp(end, ',')}\n{text}\n"
         for number, (start, end, text) in enumerate(_shown(cues, highlighted, str, _name), start=1)
@@ -95,7 +95,7 @@ def _srt(cues: Sequence[Cue], highlighted: bool) -> str:
 
 
 def _vtt(cues: Sequence[Cue], highlighted: bool) -> str:
-    """A header, then blocks; `&` and `<` would be markup."""
+    """Write a header, then blocks; `&` and `<` would be markup."""
     blocks = [
         f"{timestamp(start)} --> {timestamp(end)}\n{text}\n"
         for start, end, text in _shown(cues, highlighted, _without_markup, _voice)
@@ -110,7 +110,7 @@ def _without_markup(text: str) -> str:
 def _shown(
     cues: Sequence[Cue], highlighted: bool, escape: Escape, mark: Mark
 ) -> Iterator[tuple[float, float, str]]:
-    """(start, end, text) of every block."""
+    """Yield (start, end, text) of every block."""
     before = None
     for cue in cues:
         label = mark(cue.speaker, before)
@@ -121,26 +121,26 @@ def _shown(
 
 
 def _name(speaker: str | None, before: str | None) -> str:
-    """A name where another speaker begins."""
+    """Return a name where another speaker begins."""
     if speaker is None or speaker == before:
         return ""
     return f"{_plain(speaker)}: "
 
 
 def _voice(speaker: str | None, before: str | None) -> str:
-    """WebVTT's own mark of who speaks, in every cue."""
+    """Return WebVTT's own mark of who speaks, in every cue."""
     if speaker is None:
         return ""
     return f"<v {_without_markup(_plain(speaker)).replace('>', '&gt;')}>"
 
 
 def _plain(name: str) -> str:
-    """A name that is one line and cannot be taken for a cue's times."""
+    """Return a name that is one line and cannot be taken for a cue's times."""
     return _one_line(name).replace("-->", "->")
 
 
 def _highlights(cue: Cue, escape: Escape) -> Iterator[tuple[float, float, str]]:
-    """A block for each word, in which it is underlined, and one for each time without a word."""
+    """Yield a block for each word, with it underlined, and one for each time without a word."""
     shown_until = cue.start
     for piece in itertools.chain(*cue.lines):
         start, end = max(piece.start, shown_until), min(piece.end, cue.end)
@@ -154,7 +154,7 @@ def _highlights(cue: Cue, escape: Escape) -> Iterator[tuple[float, float, str]]:
 
 
 def _text(cue: Cue, escape: Escape, marked: Piece | None = None) -> str:
-    """A cue's lines, in which one piece may be underlined."""
+    """Join a cue's lines, in which one piece may be underlined."""
     lines = []
     for line in cue.lines:
         texts = [
@@ -174,12 +174,12 @@ def _one_line(text: str) -> str:
 
 
 def suffix_of(format: Format) -> str:
-    """What the names of files of a format end with."""
+    """Return the suffix of a format's files."""
     return ".txt" if format == "text" else f".{format}"
 
 
 def places_of(paths: Sequence[str]) -> list[str]:
-    """Where the transcripts of files go, without suffixes: talk.mp3 to talk.
+    """Return where the transcripts of files go, without suffixes: talk.mp3 to talk.
 
     Of files that would go to the same place, talk.mp3 and talk.wav, each keeps its whole name.
 

@@ -25,7 +25,7 @@ _EDGE_S = 2.0  # so near to an end of a window of 30 s, nothing lies between the
 
 
 def is_odd(segment: Segment) -> bool:
-    """Whether its words are too unlikely, short or long to have been said; without words: no."""
+    """Tell whether its words are too unlikely, short or long; it is not without words."""
     words = [word for word in segment.words or () if word.word not in PUNCTUATION]
     score = sum(map(_oddness, words[:_FIRST_WORDS]))
     return bool(segment.words) and score >= min(_ODD, len(words) - 0.01)

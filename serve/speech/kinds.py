@@ -1,4 +1,4 @@
-"""What a file is: audio by its name, or by its bytes what a file seems to be that is none."""
+"""Kinds of files: audio by its name, and by its bytes the kind of a file that is none."""
 
 import os
 import string
@@ -53,18 +53,18 @@ _OTHERS = (
 
 
 def is_audio(name: str) -> bool:
-    """Whether a file that was found in a folder is to be transcribed."""
+    """Tell whether a file that was found in a folder is to be transcribed."""
     base = os.path.basename(name)
     return not base.startswith(".") and os.path.splitext(base)[1].lower() in AUDIO_SUFFIXES
 
 
 def refusal(audio: Bytes) -> str:
-    """Why a file that no library reads is refused."""
+    """Say why a file that no library reads is refused."""
     head = audio[:_HEAD_BYTES]
-    if found := _named(head, _RECORDINGS):
-        return f"audio begins as {found}, but cannot be read: it is damaged, or cut short"
-    if found := _named(head, _OTHERS):
-        return f"audio is {found}; {EXPECTED}"
+    if kind := _kind(head, _RECORDINGS):
+        return f"audio begins as {kind}, but cannot be read: it is damaged, or cut short"
+    if kind := _kind(head, _OTHERS):
+        return f"audio is {kind}; {EXPECTED}"
     if all(byte in _TEXT for byte in head):
         return f"audio is text, no recording; {EXPECTED}"
     return (
@@ -74,7 +74,7 @@ def refusal(audio: Bytes) -> str:
 
 
 def undecoded(codec: str) -> str:
-    """Why a file is refused whose sound is coded as FFmpeg calls `codec`."""
+    """Say why a file is refused whose sound is coded as FFmpeg calls `codec`."""
     if codec == "shorten":
         return (
             "audio is compressed with Shorten, as SPHERE files may be, which is not read here; "
@@ -83,5 +83,5 @@ def undecoded(codec: str) -> str:
     return f"audio's sound track is coded as {codec}, which is not decoded; {EXPECTED}"
 
 
-def _named(head: bytes, kinds: tuple[tuple[int, bytes, str], ...]) -> str | None:
+def _kind(head: bytes, kinds: tuple[tuple[int, bytes, str], ...]) -> str | None:
     return next((name for at, mark, name in kinds if head.startswith(mark, at)), None)

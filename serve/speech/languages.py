@@ -40,7 +40,7 @@ _MAX_CHARS = 64
 
 
 def language_code(text: str) -> str | None:
-    """Code of a language in Whisper; None where there is no such.
+    """Return the code of a language in Whisper; None where there is no such.
 
     Args:
         text: a code or an English name, in any case, or a tag of BCP 47, whose first part counts.
@@ -55,5 +55,5 @@ def language_code(text: str) -> str | None:
 
 
 def named_language(text: str | None) -> str | None:
-    """What a request names as its language; None where it is to be detected, as by "auto"."""
+    """Return the language that a request names; None where it is to be detected, as by "auto"."""
     return None if isinstance(text, str) and text.strip().lower() == _AUTO else text

@@ -1,4 +1,4 @@
-"""What decoding one request's audio may cost, checked while it is decoded."""
+"""Limits of what decoding one request's audio may cost, checked while it is decoded."""
 
 import contextlib
 import dataclasses
@@ -29,7 +29,7 @@ class Limits:
 
 
 def too_slow(limits: Limits) -> AudioLimitError:
-    """What a file is refused with that takes more than its processor time."""
+    """Return the error of a file that takes more than its processor time."""
     return AudioLimitError(
         f"decoding the audio takes more processor time than the {limits.max_cpu_s:g} s that "
         "transcriber.max_decode_s allows; send it in parts, or as 16 kHz mono WAV"
@@ -37,12 +37,12 @@ def too_slow(limits: Limits) -> AudioLimitError:
 
 
 def never() -> bool:
-    """What stops nothing."""
+    """Return False: nothing is stopped."""
     return False
 
 
 def ignore(text: str) -> None:
-    """What hears no warning."""
+    """Ignore a warning."""
 
 
 class Meter:
@@ -70,7 +70,7 @@ class Meter:
         self._began_s = 0.0  # time of this step's thread at which it began
 
     def steps(self, blocks: Generator[Samples, None, None]) -> Generator[Samples, None, None]:
-        """The same blocks, each step timed and checked; closing this closes them.
+        """Yield the same blocks, each step timed and checked; closing this closes them.
 
         Raises:
             AudioError: decoding costs more than the limits allow, or the blocks' own.
@@ -121,11 +121,11 @@ class Meter:
                 "channels, a lower rate or parts"
             )
 
-    def cut_short(self, found: str, cause: Exception | None = None) -> None:
+    def cut_short(self, text: str, cause: Exception | None = None) -> None:
         """Note that the audio is cut short.
 
         Args:
-            found: how that shows, and how much is there.
+            text: how that shows, and how much is there.
             cause: a library's error that told.
 
         Raises:
@@ -133,10 +133,10 @@ class Meter:
         """
         if not self.limits.partial:
             raise AudioError(
-                f"{found}; send the whole file, or ask with partial = true for the text of what is "
+                f"{text}; send the whole file, or ask with partial = true for the text of what is "
                 "there"
             ) from cause
-        self.warn(found)
+        self.warn(text)
 
     def may_read(self) -> bool:
         """Count a read of the file by a library; False: it gets nothing more."""
@@ -145,7 +145,7 @@ class Meter:
         return not (self.stopped() or self._endless_header or self._too_slow)
 
     def check(self) -> None:
-        """Say what was too much.
+        """Raise an error if something was too much.
 
         Raises:
             AudioLimitError: decoding costs more than the limits allow.
@@ -174,7 +174,7 @@ class Meter:
 
 
 class MeteredFile(io.RawIOBase):
-    """A file's bytes for a library, which meets the file's end once its meter says so.
+    """A file's bytes for a library, which end once their meter says so.
 
     An exception could not pass through the libraries; the meter raises it when they return.
     """
@@ -185,21 +185,21 @@ class MeteredFile(io.RawIOBase):
         self._at = 0
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def read(self, size: int | None = -1) -> bytes:
-        """At most `size` bytes; none once the meter has had enough."""
+        """Return at most `size` bytes; none once the meter has had enough."""
         if not self._meter.may_read():
             return b""
         end = len(self._audio) if size is None or size < 0 else self._at + size
-        found = self._audio[self._at : end]
-        self._at += len(found)
-        return found
+        data = self._audio[self._at : end]
+        self._at += len(data)
+        return data
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Go to a place; stay where it is none, as a damaged file may ask for.
@@ -213,11 +213,11 @@ class MeteredFile(io.RawIOBase):
         return self._at
 
     def tell(self) -> int:
-        """The place."""
+        """Return the place."""
         return self._at
 
     def readinto(self, buffer: _SizedBuffer) -> int:
-        """Number of bytes copied into a buffer; 0 once the meter has had enough."""
-        found = self.read(len(buffer))
-        buffer[: len(found)] = found
-        return len(found)
+        """Copy bytes into a buffer, and return how many; 0 once the meter has had enough."""
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)

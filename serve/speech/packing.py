@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from serve.contract.messages import Samples
 from serve.speech.activity import Listener
+from serve.speech.cutting import Cutter, cut
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from serve.speech.timeline import Pause
-from serve.speech.windows import Cutter, Window, cut
+from serve.speech.windows import Window
 
 APART_S = 10.0
 """Seconds left out, after which another may speak, elsewhere, in another language."""
@@ -29,7 +30,7 @@ def cut_long(
         listener: makes one for the audio.
 
     Yields:
-        As `cut_heard`, or as `pack`.
+        As `cut_and_listen`, or as `pack`.
     """
     blocks, held, count = iter(blocks), deque[Samples](), 0
     for block in blocks:
@@ -38,11 +39,11 @@ def cut_long(
         if count > WINDOW_SAMPLES:
             yield from pack(itertools.chain(_emptied(held), blocks), listener())
             return
-    for window in cut_heard(held, listener()):
+    for window in cut_and_listen(held, listener()):
         yield window if window.voice else _left_out(window)
 
 
-def cut_heard(blocks: Iterable[Samples], listener: Listener) -> Iterator[Window]:
+def cut_and_listen(blocks: Iterable[Samples], listener: Listener) -> Iterator[Window]:
     """Cut all of the audio into windows, as `cut` does, and tell where in each somebody speaks.
 
     Args:
@@ -59,8 +60,10 @@ def cut_heard(blocks: Iterable[Samples], listener: Listener) -> Iterator[Window]
         yield _with_voice(window, listener)
 
 
-def cut_told(blocks: Iterable[Samples], voice: Sequence[tuple[float, float]]) -> Iterator[Window]:
-    """Cut all of the audio into windows, as `cut` does, where it is known who speaks when.
+def cut_with_voice(
+    blocks: Iterable[Samples], voice: Sequence[tuple[float, float]]
+) -> Iterator[Window]:
+    """Cut all of the audio into windows, as `cut` does, where it is known when somebody speaks.
 
     Args:
         blocks: float32 (n,) each, 16 kHz mono, in order.
@@ -89,7 +92,7 @@ def _seconds(stretches: Iterable[tuple[int, int]]) -> Iterator[tuple[float, floa
 
 
 def _emptied(held: deque[Samples]) -> Iterator[Samples]:
-    """What is held, each given away for good: it is a megabyte of a request that takes minutes."""
+    """Yield each, given away for good: all is a megabyte of a request that takes minutes."""
     while held:
         yield held.popleft()
 
@@ -152,10 +155,10 @@ class _Packer:
     def finish(self) -> Iterator[Window]:
         """Cut what is left, at the audio's end."""
         for window in self._cutter.finish():
-            yield self._placed(window, self._listener.heard - self._until if window.last else 0)
+            yield self._placed(window, self._listener.received - self._until if window.last else 0)
 
     def _placed(self, window: Window, after: int) -> Window:
-        """A window of speech, placed in the whole audio; `after` samples follow it there."""
+        """Place a window of speech in the whole audio; `after` samples follow it there."""
         begin, self._gone = self._gone, self._gone + len(window.samples)
         before = 0
         while self._pauses and self._pauses[0][0] <= begin:
@@ -182,7 +185,7 @@ class _Packer:
     def _voice(
         self, start: int, begin: int, inside: Iterable[tuple[int, int]]
     ) -> Iterator[tuple[int, int]]:
-        """The stretches of a window in which somebody speaks, in samples of the window.
+        """Yield the stretches of a window in which somebody speaks, in samples of the window.
 
         Args:
             start: of the window in the whole audio.

@@ -25,7 +25,7 @@ class Source(Protocol):
     tolerance_s: float  # how much less than declared may be decoded; 0 where lengths are exact
 
     def blocks(self) -> Iterator[Samples]:
-        """Samples of shape (n, channels) at `rate`."""
+        """Yield samples of shape (n, channels) at `rate`."""
         ...
 
     def close(self) -> None:
@@ -42,7 +42,7 @@ class Pcm16:
 
     tolerance_s = 0.0
 
-    def __init__(self, audio: containers.Bytes, header: containers.Pcm16) -> None:
+    def __init__(self, audio: containers.Bytes, header: containers.Pcm16Header) -> None:
         channels = header.channels
         present = min(header.declared_bytes, len(audio) - header.begin) // (2 * channels)
         self._audio, self._begin = audio, header.begin

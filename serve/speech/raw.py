@@ -26,7 +26,7 @@ _MOST = {"rate": 1_000_000, "channels": 255}
 
 
 def header(media_type: str, size: int) -> bytes:
-    """The header that makes a WAV or AU file of raw samples.
+    """Return the header that makes a WAV or AU file of raw samples.
 
     Args:
         media_type: with parameters, as of a form's part; of anything but raw samples, nothing.
@@ -55,7 +55,7 @@ def header(media_type: str, size: int) -> bytes:
 def wav_header(
     rate: int, channels: int, width: int, size: int, tag: int = _WAV_TAGS[_PCM]
 ) -> bytes:
-    """The header that makes a WAV file of raw samples.
+    """Return the header that makes a WAV file of raw samples.
 
     Args:
         rate: in Hz.
@@ -66,22 +66,20 @@ def wav_header(
     """
     frame = width * channels
     size = min(size - size % frame, STREAM_BYTES)
-    return struct.pack(
-        "<4sI4s4sIHHIIHH4sI",
-        *(b"RIFF", 36 + size, b"WAVE", b"fmt ", 16, tag, channels),
-        *(rate, rate * frame, frame, 8 * width, b"data", size),
-    )
+    riff = struct.pack("<4sI4s", b"RIFF", 36 + size, b"WAVE")
+    coding = struct.pack("<HHIIHH", tag, channels, rate, rate * frame, frame, 8 * width)
+    return riff + struct.pack("<4sI", b"fmt ", 16) + coding + struct.pack("<4sI", b"data", size)
 
 
 def with_header(audio: bytes, media_type: str) -> bytes:
-    """A file of raw samples.
+    """Make a file of raw samples.
 
     Raises:
         AudioError: the type is not one of raw samples, or makes no sense.
     """
-    if not (found := header(media_type, len(audio))):
+    if not (head := header(media_type, len(audio))):
         raise AudioError(f"audio's type is {shown(media_type)}; {_EXPECTED}")
-    return found + audio
+    return head + audio
 
 
 def _parameter(text: str) -> tuple[str, str]:

@@ -51,7 +51,7 @@ def decode(
     stopped: Callable[[], bool] = never,
     warn: Callable[[str], None] = ignore,
 ) -> Generator[Samples, None, None]:
-    """As `serve.speech.audio.decode`, but in this process.
+    """Decode as `serve.speech.audio.decode` does, but in this process.
 
     Raises:
         MemoryError: there was too little for it.
@@ -80,7 +80,7 @@ def open_source(audio: containers.Bytes, meter: Meter) -> Source:
 
 
 def _opened(audio: containers.Bytes, meter: Meter) -> Source:
-    if (header := containers.pcm16(audio)) is not None:
+    if (header := containers.pcm16_header(audio)) is not None:
         return Pcm16(audio, header)
     if ends.is_cut_off(audio):
         meter.cut_short("audio is cut short: it ends before its last part does")
@@ -93,11 +93,10 @@ def _opened(audio: containers.Bytes, meter: Meter) -> Source:
     if file.format not in _SNDFILE_FORMATS or endless:
         file.close()
         return FFmpegFile(audio, meter)
-    found = _SndFile(audio, file, BLOCK_VALUES >> 4 if meter.limits.partial else BLOCK_VALUES)
     if file.format in _JOINED and _JOINED[file.format](audio):
-        found.close()  # libsndfile would read the first alone
+        file.close()  # libsndfile would read the first alone
         return FFmpegFile(audio, meter, file.format.lower())
-    return found
+    return _SndFile(audio, file, BLOCK_VALUES >> 4 if meter.limits.partial else BLOCK_VALUES)
 
 
 class _SndFile:
@@ -113,8 +112,8 @@ class _SndFile:
         frames = _declared_frames(audio, file.format, file.frames)
         self.declared_s = None if frames is None or not self.rate else frames / self.rate
         # Compressed formats repeat what their header declares.
-        told = file.format in _CHUNKED_FORMATS and self.rate
-        self.present_s = file.frames / self.rate if told else None
+        known = file.format in _CHUNKED_FORMATS and self.rate
+        self.present_s = file.frames / self.rate if known else None
 
     def blocks(self) -> Iterator[Samples]:
         size = max(1, self._block_values // self._file.channels)
@@ -129,7 +128,7 @@ class _SndFile:
 
 
 def _declared_frames(audio: containers.Bytes, file_format: str, frames: int) -> int | None:
-    """Samples that the file ought to hold; None where it does not say."""
+    """Count the samples that the file ought to hold; None where it does not say."""
     if file_format == "MP3" and not containers.mp3_states_its_length(audio):
         return None
     if frames > 1 << 60:  # how libsndfile says that a FLAC stream does not tell

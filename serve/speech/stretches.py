@@ -59,7 +59,7 @@ def _sample(time_s: float) -> int:
 
 
 def _skipped(blocks: Iterable[Samples]) -> Iterator[None]:
-    """None now and then, while audio goes by that nobody wants."""
+    """Yield None now and then, while audio goes by that nobody wants."""
     waited = 0
     for block in blocks:
         waited += len(block)
@@ -77,7 +77,7 @@ class _Reader:
         self._rest = np.zeros(0, np.float32)
 
     def until(self, end: int) -> Iterator[Samples]:
-        """The blocks that are left before a sample of the whole, or before the audio's end."""
+        """Yield the blocks that are left before a sample of the whole, or the audio's end."""
         while self.at < end:
             if not len(self._rest):
                 block = next(self._blocks, None)

@@ -14,7 +14,7 @@ from serve.contract.messages import Segment, Word
 
 @dataclasses.dataclass(frozen=True)
 class Pause:
-    """What was cut out of a window at one place; all in seconds."""
+    """A part that was cut out of a window; all in seconds."""
 
     at_s: float  # from the window's start
     length_s: float
@@ -22,7 +22,7 @@ class Pause:
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
-    """Where a window's audio lies in the whole.
+    """The place of a window's audio in the whole.
 
     Both mappings never run backwards, and no time before another becomes a start behind its end.
     """
@@ -32,7 +32,7 @@ class Timeline:
     margin_s: float = 0.0  # without speech, on either side of each pause
 
     def start(self, time_s: float) -> float:
-        """Where in the whole audio begins what begins at `time_s` of the window."""
+        """Return the start in the whole audio of what begins at `time_s` of the window."""
         out = 0.0
         for pause in self.pauses:
             if time_s < pause.at_s - self.margin_s:
@@ -42,7 +42,7 @@ class Timeline:
         return self.start_s + time_s + out
 
     def end(self, time_s: float) -> float:
-        """Where in the whole audio ends what ends at `time_s` of the window."""
+        """Return the end in the whole audio of what ends at `time_s` of the window."""
         out = 0.0
         for pause in self.pauses:
             if time_s <= pause.at_s + self.margin_s:
@@ -52,7 +52,7 @@ class Timeline:
         return self.start_s + time_s + out
 
     def word(self, start_s: float, end_s: float) -> tuple[float, float]:
-        """Start and end in the whole audio of a word at these times of the window."""
+        """Return start and end in the whole audio of a word at these times of the window."""
         middle, out = (start_s + end_s) / 2, 0.0
         for pause in self.pauses:
             if middle < pause.at_s:
@@ -64,7 +64,7 @@ class Timeline:
         return self.start_s + start_s + out, self.start_s + end_s + out
 
     def restore(self, segments: Iterable[Segment]) -> list[Segment]:
-        """Segments with their times, and their words', in the whole audio.
+        """Return segments with their times, and their words', in the whole audio.
 
         Args:
             segments: of the window, in order; times as if nothing had been cut out of it.

@@ -55,10 +55,10 @@ class Tokenizer:
         expected = {"<|endoftext|>": facts.eot, "<|startoftranscript|>": facts.sot}
         expected |= {f"<|{code}|>": token for code, token in facts.languages.items()}
         for name, token in expected.items():
-            found = pieces.token_to_id(name)
-            if found != token:
+            actual = pieces.token_to_id(name)
+            if actual != token:
                 raise EngineError(
-                    f"{path}: {name} has id {found}, the manifest says {token}; "
+                    f"{path}: {name} has id {actual}, the manifest says {token}; "
                     "build the engine again"
                 )
         dims = engine.manifest.dims
@@ -71,7 +71,7 @@ class Tokenizer:
 
     @property
     def n_vocab(self) -> int:
-        """How many ids there are, timestamps and other special ones among them."""
+        """The number of ids, timestamps and other special ones among them."""
         return self._n_vocab
 
     @property
@@ -85,7 +85,7 @@ class Tokenizer:
         return frozenset(self._facts.languages or {"en"})
 
     def language_ids(self, languages: Sequence[str]) -> tuple[int, ...]:
-        """Tokens of languages, each once.
+        """Return the tokens of languages, each once.
 
         Args:
             languages: codes, English names or tags such as en-US, in any case.
@@ -97,7 +97,7 @@ class Tokenizer:
         return tuple(self._facts.languages[code] for code in codes)
 
     def language_code(self, token_id: int) -> str:
-        """Code of a language token.
+        """Return the code of a language token.
 
         Raises:
             KeyError: the id is not a language token.
@@ -105,7 +105,7 @@ class Tokenizer:
         return self._codes[token_id]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids; special and timestamp ids are dropped.
+        """Return the text of token ids; special and timestamp ids are dropped.
 
         Ids may end, or begin, inside a character: what is not UTF-8 becomes U+FFFD.
         """
@@ -113,7 +113,7 @@ class Tokenizer:
         return self._pieces.decode(text, skip_special_tokens=False)
 
     def special_name(self, token_id: int) -> str:
-        """How a special token is written in text, such as <|startoftranscript|>.
+        """Return a special token as it is written in text, such as <|startoftranscript|>.
 
         Raises:
             EngineError: tokenizer.json has no such token.
@@ -129,7 +129,7 @@ class Tokenizer:
     def prompt_ids(
         self, language: str | None, task: Task, timestamps: bool, prompt: str
     ) -> tuple[int, ...]:
-        """Ids that a window's decoding begins with.
+        """Return the ids that a window's decoding begins with.
 
         Args:
             language: code, English name or tag, in any case; None puts DETECT_LANGUAGE where the
@@ -151,7 +151,7 @@ class Tokenizer:
         return tuple(ids)
 
     def previous_text(self, prompt: str) -> tuple[int, ...]:
-        """Ids of the text that precedes the audio; none where it is blank.
+        """Return the ids of the text that precedes the audio; none where it is blank.
 
         Of a long one the last `text_limit` ids are used, as OpenAI's decoder does, and no more
         text is looked at than those can stand for.
@@ -163,7 +163,7 @@ class Tokenizer:
         return self._encoded("prompt", text)[-self._text_limit :]
 
     def text_ids(self, option: str, text: str, limit: int) -> tuple[int, ...]:
-        """Ids of a text of which nothing may be left out; none where it is blank.
+        """Return the ids of a text of which nothing may be left out; none where it is blank.
 
         Args:
             option: its name, for errors.
@@ -182,7 +182,7 @@ class Tokenizer:
         return ids
 
     def _encoded(self, option: str, text: str) -> tuple[int, ...]:
-        """Ids of stripped text, which begins with a space as words do."""
+        """Return the ids of stripped text, which begins with a space as words do."""
         if not text:
             return ()
         encoded = self._pieces.encode(" " + text, add_special_tokens=False)
@@ -207,7 +207,7 @@ class Tokenizer:
         return [DETECT_LANGUAGE if code is None else facts.languages[code], task_id]
 
     def _known_language(self, language: str) -> str:
-        """Code of a language that this engine knows."""
+        """Return the code of a language that this engine knows."""
         code, known = language_code(language), self.languages
         if code in known:
             return code

@@ -1,4 +1,4 @@
-"""When each word was said: from what a window's text tokens attended to, to words with times.
+"""Times of words: from what a window's text tokens attended to, to words with times.
 
 The algorithm and its heuristics are those of OpenAI's `whisper/timing.py`, which faster-whisper
 follows too: dynamic time warping finds the frames at which one token's attention hands over to the
@@ -44,12 +44,12 @@ class Timing:
 
     @property
     def duration_s(self) -> float:
-        """How long it takes."""
+        """Seconds that it takes."""
         return self.end_s - self.start_s
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class Characters:
     """One character or more of a window, of the fewest tokens that make them whole."""
 
     text: str
@@ -63,16 +63,16 @@ class WindowWords:
 
     timings: tuple[Timing, ...]
     median_s: float
-    pieces: tuple[Piece, ...] | None = None  # its tokens; None: not asked for
+    characters: tuple[Characters, ...] | None = None  # its tokens; None: not asked for
 
     @property
     def longest_s(self) -> float:
-        """No word beside a pause takes longer."""
+        """The most seconds that a word beside a pause takes."""
         return 2 * self.median_s
 
 
 def handovers(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """The frame at which each row begins on the monotonic path through the largest weights.
+    """Find the frame at which each row begins on the monotonic path of the largest weights.
 
     Dynamic time warping of -matrix. A row's costs follow from those of the row above without a loop
     over frames: D[j] = C[j] + min over k <= j of (a[k] - C[k - 1]), where a is the cheaper of the
@@ -112,7 +112,7 @@ def handovers(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
 
 
 def of_first(alignment: Alignment, count: int, frames: int) -> Alignment:
-    """The alignment of a window's first text tokens in its first frames.
+    """Return the alignment of a window's first text tokens in its first frames.
 
     What comes after those tokens is one more row.
     """
@@ -147,7 +147,7 @@ def split_words(
 
 
 def _characters(tokens: Sequence[int], decode: Decode) -> Iterator[tuple[str, int]]:
-    """(text, tokens) of the shortest runs of tokens that hold whole characters."""
+    """Yield (text, tokens) of the shortest runs of tokens that hold whole characters."""
     whole, done, begin = decode(tokens), 0, 0
     for end in range(1, len(tokens) + 1):
         text = decode(tokens[begin:end])
@@ -177,7 +177,7 @@ def time_words(
     logprobs: bool = False,
     voice: Sequence[tuple[float, float]] = (),
 ) -> WindowWords:
-    """The words of a window and their times.
+    """Return the words of a window and their times.
 
     Attention is blind to pauses: the word after one often begins in it. Where it is known when
     somebody speaks, such a word begins with the voice.
@@ -205,8 +205,8 @@ def time_words(
     ]
     durations = [timing.duration_s for timing in timings if timing.duration_s > 0]
     median_s = min(_LONGEST_MEDIAN_S, float(np.median(durations))) if durations else 0.0
-    pieces = tuple(_pieces(alignment, tokens, decode)) if logprobs else None
-    words = WindowWords(tuple(timings), median_s, pieces)
+    characters = tuple(_scored_characters(alignment, tokens, decode)) if logprobs else None
+    words = WindowWords(tuple(timings), median_s, characters)
     if durations:
         _shorten_at_sentences(words)
         _begin_with_voice(timings, voice)
@@ -214,11 +214,13 @@ def time_words(
     return words
 
 
-def _pieces(alignment: Alignment, tokens: Sequence[int], decode: Decode) -> Iterator[Piece]:
+def _scored_characters(
+    alignment: Alignment, tokens: Sequence[int], decode: Decode
+) -> Iterator[Characters]:
     begin = 0
     for text, count in _characters(tokens, decode):
         probs = alignment.token_probs[begin : begin + count].astype(np.float64)
-        yield Piece(text, count, float(np.log(np.maximum(probs, _LEAST_PROB)).sum()))
+        yield Characters(text, count, float(np.log(np.maximum(probs, _LEAST_PROB)).sum()))
         begin += count
 
 
@@ -288,30 +290,33 @@ def give_words(
         window_start_s: in the whole audio.
         spoken_until_s: where the words before this window end.
     """
-    rest, pieces = iter(words.timings), iter(words.pieces or ())
+    timings, characters = iter(words.timings), iter(words.characters or ())
     given: list[Segment] = []
     for segment in segments:
-        mine = _take(rest, len(segment.tokens), window_start_s)
+        mine = _take(timings, len(segment.tokens), window_start_s)
         start, end = segment.start, segment.end
         if mine:
             _shorten_after_pause(mine, words, spoken_until_s)
             start, end = _agree(segment, mine, words.median_s)
             spoken_until_s = end
-        said = tuple(
-            Word(round(w.start_s, 3), round(w.end_s, 3), w.text, round(w.probability, 4))
-            for w in mine
+        segment = dataclasses.replace(
+            segment,
+            start=round(start, 3),
+            end=round(end, 3),
+            words=tuple(
+                Word(round(w.start_s, 3), round(w.end_s, 3), w.text, round(w.probability, 4))
+                for w in mine
+            ),
         )
-        start, end = round(start, 3), round(end, 3)
-        segment = dataclasses.replace(segment, start=start, end=end, words=said)
-        if words.pieces is not None:
-            logprobs = tuple(_take_pieces(pieces, len(segment.tokens)))
+        if words.characters is not None:
+            logprobs = tuple(_take_logprobs(characters, len(segment.tokens)))
             segment = dataclasses.replace(segment, token_logprobs=logprobs)
         given.append(segment)
     return given
 
 
 def _take(timings: Iterator[Timing], tokens: int, offset_s: float) -> list[Timing]:
-    """The next words, of so many tokens, with times in the whole audio."""
+    """Take the next words, of so many tokens, with times in the whole audio."""
     taken: list[Timing] = []
     while tokens > 0 and (timing := next(timings, None)) is not None:
         tokens -= timing.tokens
@@ -321,11 +326,11 @@ def _take(timings: Iterator[Timing], tokens: int, offset_s: float) -> list[Timin
     return taken
 
 
-def _take_pieces(pieces: Iterator[Piece], tokens: int) -> Iterator[TokenLogprob]:
-    """The next pieces, of so many tokens."""
-    while tokens > 0 and (piece := next(pieces, None)) is not None:
-        tokens -= piece.tokens
-        yield TokenLogprob(piece.text, round(piece.logprob, 4) + 0.0)  # -0.0 is 0.0
+def _take_logprobs(characters: Iterator[Characters], tokens: int) -> Iterator[TokenLogprob]:
+    """Take the next characters, of so many tokens."""
+    while tokens > 0 and (part := next(characters, None)) is not None:
+        tokens -= part.tokens
+        yield TokenLogprob(part.text, round(part.logprob, 4) + 0.0)  # -0.0 is 0.0
 
 
 def _shorten_after_pause(mine: list[Timing], words: WindowWords, spoken_until_s: float) -> None:
@@ -343,7 +348,7 @@ def _shorten_after_pause(mine: list[Timing], words: WindowWords, spoken_until_s:
 
 
 def _agree(segment: Segment, mine: list[Timing], median_s: float) -> tuple[float, float]:
-    """Start and end of a segment, once it and its words agree on them."""
+    """Return start and end of a segment, once it and its words agree on them."""
     first, last = mine[0], mine[-1]
     start, end = first.start_s, last.end_s
     if first.start_s + _DISAGREEMENT_S < segment.start < first.end_s:

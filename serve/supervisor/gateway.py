@@ -1,4 +1,4 @@
-"""The gateway as a child process: what clients reach."""
+"""The gateway, which clients reach, as a child process."""
 
 import contextlib
 import http.client
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from serve.contract.config import ServerConfig
 from serve.contract.errors import UnavailableError
-from serve.supervisor.processes import Child
+from serve.supervisor.processes import Child, log_tail
 from serve.wire.alive import age_s
 from serve.wire.folder import gateway_alive, gateway_door
 from serve.wire.tensors import MODEL
@@ -24,7 +24,7 @@ _INTERVAL_S = 1.0  # between two looks
 _GRACE_S = 5.0  # beyond the drain's limit, which the gateway keeps itself
 
 
-class Gateway:
+class GatewayProcess:
     """A process of the gateway that was started.
 
     Args:
@@ -44,9 +44,9 @@ class Gateway:
         number: int = 0,
     ) -> None:
         self._config = config
-        kept = [] if requests_to is None else [requests_to]
-        more = [text for one in kept for text in ("--requests-to", str(one))]
-        self._child = Child([*command(folder, number), *more], log_path, folder=_ROOT, kept=kept)
+        kept = () if requests_to is None else (requests_to,)
+        option = () if requests_to is None else ("--requests-to", str(requests_to))
+        self._child = Child([*command(folder, number), *option], log_path, folder=_ROOT, kept=kept)
         self._door = gateway_door(folder, number)
         self._alive = gateway_alive(folder, number)
         self._answers = False
@@ -54,7 +54,7 @@ class Gateway:
         self._next_look = 0.0
 
     def ready(self) -> bool:
-        """Whether it listens at its addresses and answers; what is behind may not be ready.
+        """Tell whether it listens at its addresses and answers; what is behind may not be ready.
 
         Asks it every second at most, at a door of its own: clients may crowd the others.
         """
@@ -66,24 +66,24 @@ class Gateway:
         return self._answers
 
     def failure(self) -> str | None:
-        """Why it cannot go on; None while it can, or may become ready."""
+        """Say why it cannot go on; None while it can, or may become ready."""
         status = self._child.status()
         if status is not None:
-            told = [line for line in self._child.log() if line.startswith("error: ")]
-            if told:
-                return told[-1].removeprefix("error: ")
-            return f"it ended with status {status}; its log ends:\n{self.said()}"
+            errors = [line for line in self._child.log() if line.startswith("error: ")]
+            if errors:
+                return errors[-1].removeprefix("error: ")
+            return f"it ended with status {status}; its log ends:\n{self.log_tail()}"
         silent_s = age_s(self._alive) if self._has_answered else 0.0
         if silent_s > self._config.stall_timeout_s:  # slow it may be, as long as it goes on
             return f"its loop stood still for {silent_s:.0f} s (server.stall_timeout_s)"
         return None
 
-    def said(self) -> str:
-        """The end of its log."""
-        return "\n".join(self._child.log()[-5:])
+    def log_tail(self) -> str:
+        """Return the end of its log."""
+        return log_tail(self._child.log())
 
     def drain(self) -> bool:
-        """Have it finish what it accepted and end; whether every request was answered."""
+        """Have it finish what it accepted and end; tell whether every request was answered."""
         status = self._child.terminate(self._config.drain_timeout_s + _GRACE_S)
         # It heeds the signal before it listens: what is ended by it has accepted nothing.
         return status in (0, -signal.SIGTERM)
@@ -100,18 +100,18 @@ class Gateway:
 
 
 def command(folder: Path, number: int) -> list[str]:
-    """What starts one of the gateway's processes of the run in this folder."""
+    """Return the command of one of the gateway's processes of the run in this folder."""
     called = [sys.executable, "-m", "serve.gateway", "--folder", str(folder)]
     return [*called, "--number", str(number)]
 
 
 def address(host: str, port: int) -> str:
-    """As one text, host:port or [host]:port."""
+    """Join them to one text, host:port or [host]:port."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_ready(at: str, tls: bool = False) -> bool:
-    """Whether a server answers at this HTTP address and its config's own model can."""
+    """Tell whether a server answers at this HTTP address and its config's own model can."""
     context = ssl.create_default_context() if tls else None
     if context is not None:  # it is this server, whatever name its certificate has
         context.check_hostname = False
@@ -128,7 +128,7 @@ def is_ready(at: str, tls: bool = False) -> bool:
 
 
 def is_live(door: Path) -> bool:
-    """Whether a gateway answers at its own door, this socket."""
+    """Tell whether a gateway answers at its own door, this socket."""
     try:
         ask(door, "/v2/health/live", _LOOK_S)
     except OSError:
@@ -137,7 +137,7 @@ def is_live(door: Path) -> bool:
 
 
 def listens(host: str, port: int) -> bool:
-    """Whether somebody listens there."""
+    """Tell whether somebody listens there."""
     with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=_LOOK_S):
         return True
     return False

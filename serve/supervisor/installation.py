@@ -1,4 +1,4 @@
-"""Where tritonserver is on this machine, and the environment that it needs.
+"""The place of tritonserver on this machine, and the environment that it needs.
 
 NVIDIA's images have it at /opt/tritonserver, ready to run. Elsewhere it is the one that the wheel
 of `nvidia-pytriton` carries, which needs around it:
@@ -31,7 +31,7 @@ class Installation:
     libraries: tuple[str, ...]  # folders for LD_LIBRARY_PATH
 
     def environment(self) -> dict[str, str]:
-        """This process's environment with what the server needs put first."""
+        """Return this process's environment with what the server needs put first."""
         return {
             **os.environ,
             # Of what is started in there with an interpreter of its own.
@@ -42,7 +42,7 @@ class Installation:
 
 
 def find_installation(folder: Path) -> Installation:
-    """The server of NVIDIA's image if this is one, else the wheel's.
+    """Find the server of NVIDIA's image if this is one, else the wheel's.
 
     Args:
         folder: the run's own; gets a folder of backends where the wheel's is used.
@@ -59,17 +59,17 @@ def find_installation(folder: Path) -> Installation:
 
 
 def _wheel() -> Path:
-    found = importlib.util.find_spec("pytriton")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("pytriton")
+    if spec is None or spec.origin is None:
         raise UnavailableError(
             "Triton Inference Server is not installed: the wheel nvidia-pytriton is missing; "
             "install the packages of requirements.txt, as `make setup` does"
         )
-    return Path(found.origin).parent
+    return Path(spec.origin).parent
 
 
 def _link_backend(folder: Path, wheel: Path) -> Path:
-    """A backend folder as Triton expects it, with the stub for this Python."""
+    """Make a backend folder as Triton expects it, with the stub for this Python."""
     version = sysconfig.get_python_version()
     backend = wheel / "tritonserver" / "backends" / "python"
     stub = wheel / "tritonserver" / "python_backend_stubs" / version / "triton_python_backend_stub"
@@ -86,7 +86,7 @@ def _link_backend(folder: Path, wheel: Path) -> Path:
 
 
 def _libpython_folder() -> str:
-    """Where the stub finds libpython; empty where the loader knows by itself."""
+    """Return where the stub finds libpython; empty where the loader knows by itself."""
     version = sysconfig.get_python_version()
     name = f"libpython{version}.so.1.0"
     folder = str(sysconfig.get_config_var("LIBDIR") or "")

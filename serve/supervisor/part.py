@@ -19,13 +19,13 @@ class Running(Protocol):
     """A process that was started."""
 
     def ready(self) -> bool:
-        """Whether it does its work now."""
+        """Tell whether it does its work now."""
 
     def failure(self) -> str | None:
-        """Why it cannot go on; None while it can, or may become ready."""
+        """Say why it cannot go on; None while it can, or may become ready."""
 
-    def said(self) -> str:
-        """The end of its log."""
+    def log_tail(self) -> str:
+        """Return the end of its log."""
 
     def kill(self) -> None:
         """End it now; does nothing where it has ended."""
@@ -114,7 +114,7 @@ class Part:
         elif not self._ready and age_s > self._start_timeout_s:
             return EarshotError(
                 f"{self._title} was not ready within {self._start_timeout_s:g} s "
-                f"(server.start_timeout_s); its log ends:\n{running.said()}"
+                f"(server.start_timeout_s); its log ends:\n{running.log_tail()}"
             )
         return None
 

@@ -73,24 +73,24 @@ class Child:
         self.pid = self._process.pid
 
     def status(self) -> int | None:
-        """What it ended with, negative for a signal; None while it runs."""
+        """Return its exit status, negative for a signal; None while it runs."""
         return self._process.poll()
 
     def log(self) -> list[str]:
-        """The lines of the log since it was started; of very many the last ones."""
+        """Read the lines of the log since it was started; of very many the last ones."""
         with self._log_path.open("rb") as log:
             log.seek(max(self._log_begin, log.seek(0, os.SEEK_END) - _LOG_BYTES))
             return log.read().decode("utf-8", errors="replace").splitlines()
 
     def terminate(self, timeout_s: float) -> int | None:
-        """Ask it to end and wait, at most so long; what it ended with, or None."""
+        """Ask it to end and wait, at most so long; return its exit status, or None."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.send_signal(signal.SIGTERM)
             return self._process.wait(timeout_s)
         return None
 
     def kill(self) -> None:
-        """End it and all that it started, now; returns when they have gone."""
+        """End it and all that it started, now; return when they have gone."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it
@@ -100,32 +100,37 @@ class Child:
             time.sleep(_POLL_S)
 
 
+def log_tail(log: Sequence[str]) -> str:
+    """Return the last lines of a log."""
+    return "\n".join(log[-5:])
+
+
 def _group(leader: int) -> list[int]:
-    """The processes of a group, which a process that has ended may have left behind."""
-    found = []
+    """List the processes of a group, which a process that has ended may have left behind."""
+    members = []
     for pid in psutil.pids():
         with contextlib.suppress(ProcessLookupError):
             if os.getpgid(pid) == leader:
-                found.append(pid)
-    return found
+                members.append(pid)
+    return members
 
 
 def live_children(pid: int) -> list[int]:
-    """Direct children of a process that have not ended."""
+    """List the direct children of a process that have not ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return [child.pid for child in psutil.Process(pid).children() if is_alive(child.pid)]
     return []
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process has not ended; a zombie, which nobody has asked about yet, has."""
+    """Tell whether a process has not ended; a zombie, which nobody has asked about yet, has."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     return False
 
 
 def peak_memory_bytes(pid: int) -> int:
-    """Largest resident memory that a process has had; 0 once it has ended."""
+    """Return the largest resident memory that a process has had; 0 once it has ended."""
     # Linux keeps the peak itself, which sampling would miss; psutil gives the present size alone.
     with contextlib.suppress(OSError):
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")

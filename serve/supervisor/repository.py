@@ -51,7 +51,7 @@ def write_repository(folder: Path, toml: Path, engine: Path, config: RuntimeConf
 
 
 def _write_decoding_model(repository: Path, engine: Path, config: RuntimeConfig) -> str:
-    """Write the model of Triton's that decodes; its name, or nothing where `whisper` itself does.
+    """Write the model of Triton's that decodes; return its name, or "" where `whisper` does.
 
     Raises:
         EarshotError: a runtime that has such a model refuses.
@@ -70,7 +70,7 @@ def _write_decoding_model(repository: Path, engine: Path, config: RuntimeConfig)
 
 
 def _tensor_lists() -> str:
-    """The inputs and outputs of config.pbtxt, as `serve.wire.tensors` lists them."""
+    """Write the inputs and outputs of config.pbtxt, as `serve.wire.tensors` lists them."""
     # The client may leave any input out: `wire.request_from_inputs` says what belongs together.
     inputs = "".join(f"input {{ {_fields(spec)} optional: true }}\n" for spec in INPUTS.values())
     outputs = "".join(f"output {{ {_fields(spec)} }}\n" for spec in OUTPUTS.values())
@@ -83,7 +83,7 @@ def _fields(spec: TensorSpec) -> str:
 
 
 def _filled(template: Path, values: Mapping[str, Any]) -> str:
-    """A template's text with its $-names filled in, escaped for strings of config.pbtxt."""
+    """Fill in a template's $-names, escaped for strings of config.pbtxt."""
     escaped = {
         key: str(value).replace("\\", "\\\\").replace('"', '\\"') for key, value in values.items()
     }

@@ -19,14 +19,15 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from serve.contract.config import Config, ServerConfig
 from serve.contract.devices import counted, places_of
 from serve.contract.errors import DeadlineError, EarshotError
-from serve.supervisor.gateway import Gateway, address, check_ports, is_ready
+from serve.supervisor.gateway import GatewayProcess, address, check_ports, is_ready
 from serve.supervisor.part import Part
 from serve.supervisor.server import TritonLaunch, TritonServer, config_to_toml, prepare
 from serve.wire.folder import CONFIG, SUPERVISOR_PAGE, engine_folders, run_folder
@@ -35,6 +36,8 @@ logger = logging.getLogger("earshot")
 
 _TRITON = "Triton Inference Server"
 _LOOK_S = 0.1
+
+T = TypeVar("T")
 
 
 class Server:
@@ -75,7 +78,7 @@ class Server:
         self._thread = threading.Thread(target=self._supervise, name="earshot-supervisor")
 
     def _engine(self, name: str, launch: TritonLaunch, number: int) -> Part:
-        """A Triton with an engine, which has a log of its own where there are several."""
+        """Make the part of a Triton with an engine, which has a log of its own beside others."""
         log = Path(f"{self.log_path}.{number}") if self._several else self.log_path
         log.write_bytes(b"")
         return Part(
@@ -89,18 +92,18 @@ class Server:
     def _gateway(
         self, number: int, processes: int, server: ServerConfig, requests_to: int | None
     ) -> Part:
-        """One of the gateway's processes."""
+        """Make the part of one of the gateway's processes."""
         return Part(
             "gateway",
             "the gateway" if processes == 1 else f"the gateway's process {number}",
-            lambda: Gateway(self.folder, server, self.log_path, requests_to, number),
+            lambda: GatewayProcess(self.folder, server, self.log_path, requests_to, number),
             server.start_timeout_s,
             lambda: not any(part.up for part in self._gateways),
         )
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of tritonserver, of each that runs; others after a restart.
+        """The ids of each tritonserver that runs; others after a restart.
 
         Raises:
             EarshotError: none does just now.
@@ -109,7 +112,7 @@ class Server:
 
     @property
     def restarts(self) -> int:
-        """How many times a process had to be started again."""
+        """The number of times that a process had to be started again."""
         return sum(part.restarts for part in self._parts)
 
     def require_unbroken(self) -> None:
@@ -122,11 +125,11 @@ class Server:
             raise EarshotError(f"the server failed and was started again; see {self.log_path}")
 
     def peak_memory_bytes(self) -> int:
-        """Largest resident memory of Triton and its model, each at its own peak."""
+        """Sum the largest resident memory of Triton and its model, each at its own peak."""
         return sum(triton.peak_memory_bytes() for triton in self._tritons())
 
     def failure(self) -> str | None:
-        """Why the server was given up; None while it runs or is being started again."""
+        """Say why the server was given up; None while it runs or is being started again."""
         return None if self._error is None else str(self._error)
 
     def start(self) -> None:
@@ -172,8 +175,7 @@ class Server:
             self._thread.join()
 
     def _tritons(self) -> list[TritonServer]:
-        found = [part.running for part in self._engines.values()]
-        running = [triton for triton in found if isinstance(triton, TritonServer)]
+        running = _running(self._engines.values(), TritonServer)
         if not running:
             raise EarshotError(f"{_TRITON} does not run; {self.failure() or 'it starts again'}")
         return running
@@ -201,18 +203,17 @@ class Server:
                 part.kill()
 
     def _due_parts(self) -> Sequence[Part]:
-        """All of them once the first engine has been ready, which others start after."""
+        """Return all parts once the first engine has been ready, which others start after."""
         first = next(iter(self._engines.values()))
         return self._parts if first.ever_ready else (first, *self._gateways)
 
     def _drain(self) -> None:
-        """The gateway first: it answers what it has accepted, for which it needs Triton."""
-        gateways = [part.running for part in self._gateways]
-        tritons = [part.running for part in self._engines.values()]
-        with ThreadPoolExecutor(max(len(gateways), len(tritons))) as pool:
-            drained = pool.map(Gateway.drain, [o for o in gateways if isinstance(o, Gateway)])
-            self._complete = all(list(drained))
-            list(pool.map(TritonServer.stop, [o for o in tritons if isinstance(o, TritonServer)]))
+        """End the gateway first: it answers what it has accepted, for which it needs Triton."""
+        gateways = _running(self._gateways, GatewayProcess)
+        tritons = _running(self._engines.values(), TritonServer)
+        with ThreadPoolExecutor(max(1, len(gateways), len(tritons))) as pool:
+            self._complete = all(list(pool.map(GatewayProcess.drain, gateways)))
+            list(pool.map(TritonServer.stop, tritons))
 
     @property
     def _works(self) -> bool:
@@ -256,6 +257,11 @@ class Server:
             self._page = page
 
 
+def _running(parts: Iterable[Part], kind: type[T]) -> list[T]:
+    processes = [part.running for part in parts]  # read once: the supervisor changes it
+    return [process for process in processes if isinstance(process, kind)]
+
+
 @contextlib.contextmanager
 def running_server(
     config: Config,
@@ -263,7 +269,7 @@ def running_server(
     log_path: Path | None = None,
     requests_to: int | None = None,
 ) -> Iterator[Server]:
-    """A server for the length of a `with` block; it is ready, and is drained at the end.
+    """Run a server for the length of a `with` block; it is ready, and is drained at the end.
 
     Args:
         config: addresses and limits; passed on to the model and the gateway.
@@ -293,7 +299,7 @@ def running_server(
 
 
 def _prepare(folder: Path, config: Config, engine: str) -> dict[str, TritonLaunch]:
-    """Write what the gateway and each engine read; what starts the engines, by their devices.
+    """Write what the gateway and each engine read; return the engines' launches by device.
 
     Raises:
         EarshotError: see `prepare`.
@@ -303,13 +309,13 @@ def _prepare(folder: Path, config: Config, engine: str) -> dict[str, TritonLaunc
     launches = {}
     for place, own in zip(places, engine_folders(folder, len(places)), strict=True):
         own.mkdir(mode=0o700, exist_ok=True)
-        one = dataclasses.replace(config, runtime=place.runtime)
-        launches[place.name] = prepare(own, one, engine, place.environment, len(places))
+        of_place = dataclasses.replace(config, runtime=place.runtime)
+        launches[place.name] = prepare(own, of_place, engine, place.environment, len(places))
     return launches
 
 
 def _from_here(config: Config) -> Config:
-    """The same, with files that are found wherever one works."""
+    """Return the same, with absolute paths of files."""
 
     def absolute(path: str) -> str:
         return str(Path(path).absolute()) if path else ""
@@ -324,30 +330,32 @@ def _from_here(config: Config) -> Config:
         ),
         upstreams=tuple(
             dataclasses.replace(
-                one, key_file=absolute(one.key_file), tls_roots=absolute(one.tls_roots)
+                upstream,
+                key_file=absolute(upstream.key_file),
+                tls_roots=absolute(upstream.tls_roots),
             )
-            for one in config.upstreams
+            for upstream in config.upstreams
         ),
     )
 
 
 def free_ports(host: str, count: int) -> tuple[int, ...]:
-    """Ports that nobody listens on, for servers that need no well-known address."""
+    """Find ports that nobody listens on, for servers that need no well-known address."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((host, 0))
-        return tuple(one.getsockname()[1] for one in sockets)
+        for listener in sockets:
+            listener.bind((host, 0))
+        return tuple(listener.getsockname()[1] for listener in sockets)
 
 
 def on_free_ports(server: ServerConfig) -> ServerConfig:
-    """The same server on ports that nobody listens on, to run beside one on the configured ones."""
+    """Return the same server on free ports, to run beside one on the configured ports."""
     http, grpc, metrics = free_ports(server.host, 3)
     return dataclasses.replace(server, http_port=http, grpc_port=grpc, metrics_port=metrics)
 
 
 def for_this_machine(server: ServerConfig) -> ServerConfig:
-    """The same server on free ports of loopback, without keys or TLS: for whoever measures it."""
+    """Return the same server on free ports of loopback, without keys or TLS, to be measured."""
     plain = dataclasses.replace(
         server, host="127.0.0.1", keys_file="", tls_certificate="", tls_key=""
     )

@@ -18,7 +18,7 @@ import tomli_w
 from serve.contract.config import Config, ServerConfig
 from serve.contract.errors import UnavailableError
 from serve.supervisor.installation import find_installation
-from serve.supervisor.processes import Child, live_children, peak_memory_bytes
+from serve.supervisor.processes import Child, live_children, log_tail, peak_memory_bytes
 from serve.supervisor.repository import write_repository
 from serve.wire import folder as names
 from serve.wire.alive import INTERVAL_S, STALE_S, age_s
@@ -115,7 +115,7 @@ def prepare(
 
 
 def config_to_toml(config: Config) -> str:
-    """The text of a file from which `load_config` reads the same configuration."""
+    """Write the text of a file from which `load_config` reads the same configuration."""
     return tomli_w.dumps(dataclasses.asdict(config))
 
 
@@ -131,16 +131,16 @@ class TritonServer:
         self._given_up = 0.0  # requests, by the last page read while the model was well
 
     def ready(self) -> bool:
-        """Whether it can answer: the model is loaded, and its process says that it lives."""
+        """Tell whether it can answer: the model is loaded, and its process says that it lives."""
         if not self._has_been_ready and self._loaded():
             self._close_regions()
             self._has_been_ready = True
         return self._has_been_ready and self._silent_s() < STALE_S
 
     def failure(self) -> str | None:
-        """Why it cannot go on; None while it can, or may become ready."""
-        if told := self._told():
-            return told
+        """Say why it cannot go on; None while it can, or may become ready."""
+        if reason := self._written_failure():
+            return reason
         status = self._child.status()
         if status is not None:
             return f"it ended with status {status}: {cause(self._child.log())}"
@@ -148,12 +148,12 @@ class TritonServer:
             return self._breakdown()
         return None
 
-    def said(self) -> str:
-        """The end of its log."""
-        return _tail(self._child.log())
+    def log_tail(self) -> str:
+        """Return the end of its log."""
+        return log_tail(self._child.log())
 
     def peak_memory_bytes(self) -> int:
-        """Largest resident memory of the server and its model, each at its own peak."""
+        """Sum the largest resident memory of the server and its model, each at its own peak."""
         return sum(peak_memory_bytes(pid) for pid in (self.pid, *live_children(self.pid)))
 
     def stop(self) -> None:
@@ -183,18 +183,18 @@ class TritonServer:
     def _silent_s(self) -> float:
         return age_s(self._folder / names.ALIVE)
 
-    def _told(self) -> str | None:
-        """What the process that has the engine says of its failure."""
+    def _written_failure(self) -> str | None:
+        """Read what the process that has the engine says of its failure."""
         path = self._folder / names.FAILURE
         with contextlib.suppress(FileNotFoundError):
             since_s = time.time() - path.stat().st_mtime
-            told = path.read_text(encoding="utf-8")
-            if told or since_s > _TELLING_S:  # where the disk is full it says nothing
-                return told or "a model's process cannot go on; its log says why"
+            text = path.read_text(encoding="utf-8")
+            if text or since_s > _TELLING_S:  # where the disk is full it says nothing
+                return text or "a model's process cannot go on; its log says why"
         return None
 
     def _breakdown(self) -> str | None:
-        """What went wrong below a server that still runs."""
+        """Say what went wrong below a server that still runs."""
         if not live_children(self.pid):
             return f"a model's process ended: {cause(self._child.log())}"
         silent_s = self._silent_s()
@@ -206,7 +206,7 @@ class TritonServer:
         return self._abandoned_requests(silent_s)
 
     def _abandoned_requests(self, silent_s: float) -> str | None:
-        """Whether Triton has given up on requests that a silent process has still to read.
+        """Say whether Triton has given up on requests that a silent process has still to read.
 
         Triton waits a second for a process that does not run, which no option changes, then forgets
         the request; the process answers it once it runs again, and Triton dies of the answer.
@@ -222,7 +222,7 @@ class TritonServer:
 
 
 def cause(log: Sequence[str]) -> str:
-    """What a log of Triton's says about its end, in a sentence if it can be had."""
+    """Say what a log of Triton's tells of its end, in a sentence if it can be had."""
     refused = [re.search(r"failed to load '\w+' version \d+: (.*)", line) for line in log]
     reasons = [match.group(1).rstrip('"') for match in refused if match is not None]
     if reasons:
@@ -232,11 +232,7 @@ def cause(log: Sequence[str]) -> str:
             return f"it crashed with signal {match.group(1)}"
     errors = [line for line in log if re.match(r"E\d{4} |error|Failed to", line)]
     meant = [line for line in errors if not any(noise in line for noise in _NOISE)]
-    return meant[-1].split("] ", 1)[-1] if meant else f"its log ends:\n{_tail(log)}"
-
-
-def _tail(log: Sequence[str]) -> str:
-    return "\n".join(log[-5:])
+    return meant[-1].split("] ", 1)[-1] if meant else f"its log ends:\n{log_tail(log)}"
 
 
 def _require_shared_memory(server: ServerConfig, count: int) -> None:
@@ -262,7 +258,7 @@ def _require_shared_memory(server: ServerConfig, count: int) -> None:
 
 
 def _metrics(folder: Path) -> str | None:
-    """Triton's metrics page; None while there is none."""
+    """Read Triton's metrics page; None while there is none."""
     with contextlib.suppress(OSError):
         return ask(folder / names.METRICS_SOCKET, "/metrics", _METRICS_TIMEOUT_S).decode()
     return None

@@ -1,4 +1,4 @@
-"""One accepted request that has not ended: which windows it waits for, what it has so far.
+"""One accepted request that has not ended: the windows it waits for, and its text so far.
 
 Plain state without threads or a runtime; `serve.transcriber.loop` drives it.
 
@@ -25,19 +25,14 @@ from serve.runtime.protocol import DecodingOptions, Scores
 from serve.speech.coverage import untold, untold_s
 from serve.speech.features import HOP_LENGTH, N_FRAMES, SAMPLE_RATE
 from serve.speech.hallucinations import without_hallucinations
+from serve.speech.judging import LOOP_START, best_attempt, compression_ratio, judge, loop_tokens
 from serve.speech.timeline import Timeline
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import (
-    LOOP_START,
     Attempt,
     Decoded,
-    Piece,
     Window,
-    best_attempt,
-    compression_ratio,
     join_text,
-    judge,
-    loop_tokens,
     split_segments,
     spoken,
     stitch,
@@ -55,7 +50,7 @@ _MOST_RESTS = 4  # times that what is left of a window is decoded
 
 @dataclasses.dataclass(frozen=True)
 class _Span:
-    """What stays known of a window."""
+    """The facts that stay known of a window."""
 
     timeline: Timeline
     duration_s: float
@@ -88,9 +83,7 @@ class ActiveRequest:
     )
     _spans: list[_Span] = dataclasses.field(default_factory=list)  # of all windows that came
     _order: list[int] = dataclasses.field(default_factory=list)  # their indices, by their time
-    _windows: dict[int, Window] = dataclasses.field(
-        default_factory=dict
-    )  # that are decoded, with voice
+    _windows: dict[int, Window] = dataclasses.field(default_factory=dict)  # decoding, with voice
     _all_came: bool = False
     _failed: dict[int, list[Attempt]] = dataclasses.field(default_factory=dict)
     _decoded: dict[int, Decoded] = dataclasses.field(default_factory=dict)
@@ -114,7 +107,7 @@ class ActiveRequest:
         self._languages = Languages(plan.language, plan.multilingual)
 
     def prompt(self, index: int) -> Prompt:
-        """Of a window's next job: of its first one, or of another attempt."""
+        """Return the prompt of a window's next job: of its first one, or of another attempt."""
         return self._prompts.of(index)
 
     def warn(self, text: str) -> None:
@@ -123,7 +116,7 @@ class ActiveRequest:
 
     @property
     def ready(self) -> bool:
-        """Whether a window can be submitted now."""
+        """Tell whether a window can be submitted now."""
         if not self._waiting:
             return False
         if self.plan.mode == "sequential":
@@ -132,18 +125,18 @@ class ActiveRequest:
 
     @property
     def is_short(self) -> bool:
-        """Whether its only window waits to be submitted, so that nothing else keeps its answer."""
+        """Tell whether its only window waits to be submitted: nothing else keeps its answer."""
         return self.submitted == 0 and self._all_came and len(self._waiting) == 1
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Whose turn it is, lowest first: the short ones', then theirs who have had least."""
+        """The request's place in the queue, lowest first: short ones, then those that had least."""
         had = 0 if self.is_short else 1 + self.submitted
         return had, len(self._waiting[0][1].samples)
 
     @property
     def complete(self) -> bool:
-        """Whether every window is decoded and stitched, and it is known who speaks if need be."""
+        """Tell whether every window is decoded and stitched, and it is known who speaks if need be."""
         whole = self._all_came and self._stitched == len(self._spans)
         return whole and (self._by_speaker is not None or self.plan.speakers is None)
 
@@ -161,7 +154,7 @@ class ActiveRequest:
             self.duration_s += window.duration_s + window.left_out_s
 
     def next_window(self) -> tuple[int, Window]:
-        """Index of the next window to submit, and the window; `ready` must hold."""
+        """Take the next window to submit, with its index; `ready` must hold."""
         assert self.ready, f"request {self.id} has no window to submit"
         self.submitted += 1
         index, window = self._waiting.popleft()
@@ -177,7 +170,7 @@ class ActiveRequest:
             self.started_s = time.monotonic()
 
     def options(self, index: int, temperature: float) -> DecodingOptions:
-        """How a window is decoded at a temperature: a beam is for 0, several samples for the rest.
+        """Return a window's options at a temperature: a beam for 0, several samples for others.
 
         The seed depends on the window and the temperature alone, so the same request gets the same
         answer whenever and beside whatever it is sent.
@@ -190,21 +183,21 @@ class ActiveRequest:
         return dataclasses.replace(options, best_of=1)
 
     def align_frames(self, index: int) -> int:
-        """How many frames of a window its words are looked for in; 0: in none."""
+        """Count the frames of a window in which words are looked for; 0: words are not wanted."""
         if not self.plan.words:
             return 0
         # Whole frames, by OpenAI's count; a little more than the division, which may fall short.
         return max(1, math.floor(self._spans[index].duration_s * FRAMES_PER_S + 1e-6))
 
     def loop_tokens(self, index: int) -> int:
-        """How many repeated tokens end a window; see `Job.loop_tokens`."""
+        """Count the repeated tokens that end a window; see `Job.loop_tokens`."""
         max_tokens, duration_s = self.plan.options.max_tokens, self._spans[index].duration_s
         if self.plan.unfinished:
             return LOOP_START
         return loop_tokens(max_tokens, duration_s, self.plan.repetitive)
 
     def encoder_frames(self, index: int) -> int:
-        """How many frames of log-mel the encoder sees of a window."""
+        """Count the frames of log-mel that the encoder sees of a window."""
         if not self.plan.short_encoder:
             return N_FRAMES
         seconds = math.ceil(self._spans[index].duration_s + _SILENCE_S)
@@ -231,7 +224,8 @@ class ActiveRequest:
         self._decode_s += scores.decode_s
         if looped and self.plan.unfinished:
             tokens, looped = tokens[:-LOOP_START], False
-        pieces = split_segments(tokens, tokenizer.facts, self._spans[index].duration_s)
+        span = self._spans[index]
+        pieces = split_segments(tokens, tokenizer.facts, span.duration_s)
         attempt = Attempt(
             tokens=tokens,
             pieces=tuple(pieces),
@@ -240,14 +234,13 @@ class ActiveRequest:
             temperature=temperature,
             # A loop of a sentence's length does not show in half a minute of text.
             compression_ratio=max(
-                compression_ratio(tokenizer.decode(said))
-                for said in (tokens, *(piece.tokens for piece in pieces))
+                compression_ratio(tokenizer.decode(text))
+                for text in (tokens, *(piece.tokens for piece in pieces))
             ),
             looped=looped,
             alignment=alignment,
         )
-        voice_s = self._spans[index].voice_s
-        verdict = judge(attempt, config, self.plan.fixed_temperature, voice_s)
+        verdict = judge(attempt, config, self.plan.fixed_temperature, span.voice_s)
         if DETECT_LANGUAGE in self.prompt(index).ids:
             self._set_language(index, scores, tokenizer, silence=verdict.outcome == "silence")
         if verdict.outcome == "retry":
@@ -257,41 +250,37 @@ class ActiveRequest:
         failed = self._failed.pop(index, [])
         if verdict.outcome == "give up":
             attempt = best_attempt([*failed, attempt], config)
-        window = self._spans[index]
-        said = () if verdict.outcome == "silence" else attempt.pieces
-        kept, duration_s = self._told(index, said)
-        self._decoded[index] = Decoded(
-            timeline=window.timeline,
-            duration_s=duration_s,
-            attempt=attempt,
-            pieces=kept,
-            language=self._languages.own(index),
-            given_up=verdict.outcome == "give up",
-        )
+        self._keep(index, attempt, verdict.outcome)
         return None
 
-    def _told(self, index: int, pieces: tuple[Piece, ...]) -> tuple[tuple[Piece, ...], float]:
-        """The pieces that are kept, and how many seconds of the window they are of.
-
-        Where they leave voice untold, windows wait from there on.
-        """
+    def _keep(self, index: int, attempt: Attempt, outcome: str) -> None:
+        """Keep a window's last attempt; of voice that it leaves untold, windows wait."""
         window, span = self._windows.pop(index, None), self._spans[index]
-        if window is None:  # nobody has heard a voice in it
-            return pieces, span.duration_s
-        kept, left = untold(window, pieces) if span.rests < _MOST_RESTS else (len(pieces), [])
-        if not left:
-            self.untold_s += untold_s(window, pieces)
+        pieces = () if outcome == "silence" else attempt.pieces
+        kept, rests = len(pieces), list[Window]()
+        if window is not None:  # there is a voice in it
+            if span.rests < _MOST_RESTS:
+                kept, rests = untold(window, pieces)
+            if not rests:
+                self.untold_s += untold_s(window, pieces)
         place = self._order.index(index) + 1
-        for one in reversed(left):
+        for rest in reversed(rests):
             after = len(self._spans)
-            self._spans.append(_span(one, span.number, span.rests + 1))
+            self._spans.append(_span(rest, span.number, span.rests + 1))
             self._order.insert(place, after)
             self._prompts.set_rest(after, index)
-            self._waiting.appendleft((after, one))
-        return pieces[:kept], span.duration_s - sum(one.duration_s for one in left)
+            self._waiting.appendleft((after, rest))
+        self._decoded[index] = Decoded(
+            timeline=span.timeline,
+            duration_s=span.duration_s - sum(rest.duration_s for rest in rests),
+            attempt=attempt,
+            pieces=pieces[:kept],
+            language=self._languages.own(index),
+            given_up=outcome == "give up",
+        )
 
     def untimed_words(self, index: int, tokenizer: Tokenizer) -> Callable[[], WindowWords] | None:
-        """What finds the words of a window that has just been decoded, if they are asked for.
+        """Return what finds the words of a window that was just decoded, if they are wanted.
 
         It may be called on any thread. Its result is for `set_words`; until then neither the
         window's segments nor those behind it become final.
@@ -340,32 +329,32 @@ class ActiveRequest:
             self._prompts.set_language_of_all(tokenizer.facts.languages[decided])
 
     def stitch_ready(self, tokenizer: Tokenizer) -> list[Segment]:
-        """Segments that became final: of windows that are done and so are all before them."""
+        """Return the segments that became final: of windows that are done, as all before them."""
         segments: list[Segment] = []
         for index in self._order[self._stitched :]:
             window = self._decoded.get(index)
             if window is None or index in self._untimed:
                 break
             channel = self._spans[index].channel
-            if index and channel != self._spans[self._order[self._stitched - 1]].channel:
+            if self._stitched and channel != self._spans[self._order[self._stitched - 1]].channel:
                 self._spoken_until_s = 0.0
-            found = stitch(window, tokenizer.decode)
+            stitched = stitch(window, tokenizer.decode)
             if (words := self._words.pop(index, None)) is not None:
                 begin_s = window.timeline.start_s
-                found = give_words(found, words, begin_s, self._spoken_until_s)
-            found = spoken(self._settle(window, window.timeline.restore(found)))
+                stitched = give_words(stitched, words, begin_s, self._spoken_until_s)
+            stitched = spoken(self._settle(window, window.timeline.restore(stitched)))
             if self.plan.mode == "sequential" and window.pieces:
-                self._go_on_from(window, found, tokenizer.facts)
+                self._go_on_from(window, stitched, tokenizer.facts)
             if self.plan.channels:
                 speaker = string.ascii_uppercase[channel]
-                found = [dataclasses.replace(segment, speaker=speaker) for segment in found]
-            segments += found
+                stitched = [dataclasses.replace(segment, speaker=speaker) for segment in stitched]
+            segments += stitched
             self._stitched += 1
         self._segments += segments
         return [] if self.plan.tells_speakers else segments  # those are final with the last one
 
     def _told_by_speaker(self) -> list[Segment]:
-        """All segments in order of time, each of one speaker where speakers are told apart."""
+        """Return all segments in order of time, each of one speaker where speakers are told apart."""
         segments = self._segments
         if self._by_speaker is not None:
             segments = list(self._by_speaker(segments))
@@ -376,7 +365,7 @@ class ActiveRequest:
         return segments
 
     def _settle(self, window: Decoded, segments: list[Segment]) -> list[Segment]:
-        """What is answered of a window's segments, whose times are those of the whole audio."""
+        """Return the segments of a window's that are answered; times are of the whole audio."""
         if (threshold_s := self.plan.hallucination_silence_s) > 0:
             segments = without_hallucinations(segments, window, self._spoken_until_s, threshold_s)
         for words in (segment.words for segment in segments if segment.words):
@@ -392,11 +381,11 @@ class ActiveRequest:
             piece for piece in window.pieces if any(piece.tokens is s.tokens for s in segments)
         ]
         timestamps = self.plan.options.timestamps and self.plan.texts.timestamps
-        said = written(answered, facts, timestamps)
-        self._prompts.add(said, window.attempt.temperature, window.given_up)
+        tokens = written(answered, facts, timestamps)
+        self._prompts.add(tokens, window.attempt.temperature, window.given_up)
 
     def transcript(self) -> Transcript:
-        """The whole answer; `complete` must hold."""
+        """Return the whole answer; `complete` must hold."""
         assert self.complete
         spoken_s = {
             index: sum(piece.end_s - piece.start_s for piece in window.pieces)

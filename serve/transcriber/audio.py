@@ -1,4 +1,4 @@
-"""What a request says of its audio: how large it is, and which stretches of it are wanted."""
+"""A request's audio: how large it is, and which stretches of it are wanted."""
 
 import math
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ MAX_TIMES = 2048
 
 
 def audio_bytes(request: Request) -> int:
-    """Size of a request's audio as sent."""
+    """Count the bytes of a request's audio as sent."""
     if isinstance(request.audio, bytes | AudioFile):
         return len(request.audio)
     return request.audio.nbytes
 
 
 def memory_bytes(request: Request) -> int:
-    """What a request's audio takes in memory until it is decoded."""
+    """Count the bytes of memory that a request's audio takes until it is decoded."""
     return 0 if isinstance(request.audio, AudioFile) else audio_bytes(request)
 
 
@@ -40,8 +40,8 @@ def check_audio(request: Request, config: TranscriberConfig) -> None:
                 "their own; leave it out, or send samples"
             )
     elif not isinstance(request.audio, np.ndarray):
-        found = type(request.audio).__name__
-        raise AudioError(f"audio is {found}; expected a file's bytes or an array of samples")
+        kind = type(request.audio).__name__
+        raise AudioError(f"audio is {kind}; expected a file's bytes or an array of samples")
     elif request.sample_rate is None:
         raise OptionError("samples came without sample_rate; expected it in Hz")
     if audio_bytes(request) > config.max_audio_mb * MIB:
@@ -52,7 +52,7 @@ def check_audio(request: Request, config: TranscriberConfig) -> None:
 
 
 def stretches_of(name: str, times: Sequence[float]) -> tuple[Stretch, ...]:
-    """The stretches of audio that an option names.
+    """Read the stretches of audio that an option names.
 
     Args:
         name: of the option.
@@ -83,5 +83,5 @@ def stretches_of(name: str, times: Sequence[float]) -> tuple[Stretch, ...]:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value from outside is a number, which true and false are not."""
+    """Tell whether a value from outside is a number, which true and false are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""What a request says of languages that nobody has named: how many there are, and which may be."""
+"""Languages that a request does not name: how many there are, and which may be."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from serve.speech.tokenizer import Tokenizer
 
 
 def multilingual_of(request: Request, tokenizer: Tokenizer, capabilities: Capabilities) -> bool:
-    """Whether each window has its own language.
+    """Tell whether each window has its own language.
 
     Raises:
         OptionError: that contradicts another option, or cannot be found.
@@ -33,13 +33,13 @@ def multilingual_of(request: Request, tokenizer: Tokenizer, capabilities: Capabi
 def detection_of(
     request: Request, tokenizer: Tokenizer, capabilities: Capabilities, config: TranscriberConfig
 ) -> Detection:
-    """How the language of a request is found, if it names none.
+    """Return how the language of a request is found, if it names none.
 
     Raises:
         OptionError: the languages that it may have are unknown, or contradict another option.
     """
     wanted = request.languages
-    if not isinstance(wanted, tuple | list) or not all(isinstance(one, str) for one in wanted):
+    if not isinstance(wanted, tuple | list) or not all(isinstance(code, str) for code in wanted):
         raise OptionError(f"languages = {shown(wanted)}; expected a list of codes such as 'en'")
     if wanted and request.language is not None:
         raise OptionError(
@@ -71,7 +71,7 @@ def check_languages(
 def _refusal(
     languages: Sequence[str], tokenizer: Tokenizer, capabilities: Capabilities
 ) -> str | None:
-    """Why nothing can choose among some languages; None: something can."""
+    """Say why nothing can choose among some languages; None: something can."""
     if not languages:
         return None
     if not tokenizer.facts.multilingual:

@@ -1,10 +1,10 @@
 """From windows to the runtime's jobs and back, fairly between requests.
 
-Used by the device thread alone. Whoever has had the fewest windows goes first (see `turns`), before
-all others the short ones: requests of a single window. These always find a slot soon: a runtime
-that has them wait behind others gets so few windows of longer requests at a time that a few slots
-stay free. One that puts them first gets half as many again as it has slots, for it needs some that
-wait to encode them as full batches, and room is left for short ones. Short ones alone may take
+Used by the device thread alone. Whoever has had the fewest windows goes first (see `fair_queue`),
+before all others the short ones: requests of a single window. These always find a slot soon: a
+runtime that has them wait behind others gets so few windows of longer requests at a time that a few
+slots stay free. One that puts them first gets half as many again as it has slots, for it needs some
+that wait to encode them as full batches, and room is left for short ones. Short ones alone may take
 every slot and wait in the runtime for as many again.
 """
 
@@ -20,8 +20,8 @@ from serve.runtime.protocol import Capabilities, Event, Job, Runtime
 from serve.speech.features import HOP_LENGTH, log_mel, upload
 from serve.speech.windows import Window
 from serve.transcriber.active import ActiveRequest
+from serve.transcriber.fair_queue import FairQueue
 from serve.transcriber.guard import guarded, runtime_calls
-from serve.transcriber.turns import Turns
 
 _MAX_FEATURES_BATCH = 8  # windows whose log-mel is computed in one go
 _SLOTS_PER_FREE_ONE = 32  # of so many slots, one is free for short ones; of fewer one as well
@@ -66,13 +66,13 @@ class Dispatcher:
         self._max_jobs = 2 * slots
         self._max_long_jobs = _max_long_jobs(self._capabilities)
         self._ids = itertools.count()
-        self._ready: Turns[ActiveRequest] = Turns()  # requests with a window to submit
+        self._ready: FairQueue[ActiveRequest] = FairQueue()  # requests with a window to submit
         self._jobs: dict[int, DecodingWindow] = {}
         self._long_jobs = 0  # of these, of requests that are not short
 
     @property
     def idle(self) -> bool:
-        """Whether the runtime has nothing to do and nothing waits to be submitted."""
+        """Tell whether the runtime has nothing to do and nothing waits to be submitted."""
         return not self._jobs and not len(self._ready)
 
     def enqueue(self, active: ActiveRequest) -> None:
@@ -81,7 +81,7 @@ class Dispatcher:
             self._ready.add(active.id, active.rank, active)
 
     def submit_windows(self) -> list[tuple[ActiveRequest, EarshotError]]:
-        """Turn windows into jobs, as many as fit; returns the requests for which that failed.
+        """Turn windows into jobs, as many as fit; return the requests for which that failed.
 
         Raises:
             DeviceError: the device failed.
@@ -104,8 +104,8 @@ class Dispatcher:
             self.enqueue(active)
         sized = [(window, active.encoder_frames(index)) for active, index, window in picked]
         features = self._features(sized) if sized else []
-        for (active, index, window), found in zip(picked, features, strict=True):
-            error = self._submit_first(active, index, _is_urgent(index, window), found)
+        for (active, index, window), feature in zip(picked, features, strict=True):
+            error = self._submit_first(active, index, _is_urgent(index, window), feature)
             if error is not None:
                 failed.append((active, error))
         return failed
@@ -128,7 +128,7 @@ class Dispatcher:
         self.retries += 1
 
     def record(self, event: Event) -> DecodingWindow | None:
-        """Take note of an event; returns the window if it has ended and its request has not."""
+        """Take note of an event; return the window if it has ended and its request has not."""
         decoding = self._jobs[event.job_id]
         decoding.tokens.extend(event.tokens)
         self.loops += event.finished == "loop"
@@ -169,7 +169,7 @@ class Dispatcher:
             assert decoding.active.ended != (decoding.active.id in pending)
 
     def _features(self, windows: list[tuple[Window, int]]) -> list[torch.Tensor | EarshotError]:
-        """What the runtime takes of each window, or the error that the window's request ends with.
+        """Compute what the runtime takes of each window, or the error that its request ends with.
 
         All windows are computed as one batch; where that fails, each alone shows whose fault it is.
 
@@ -185,18 +185,18 @@ class Dispatcher:
         return [alone for window in windows for alone in self._features([window])]
 
     def _compute_features(self, windows: list[tuple[Window, int]]) -> Sequence[torch.Tensor]:
-        """Log-mel (n_mels, frames) of each window, or its samples (n,) if the runtime takes those.
+        """Compute each window's log-mel (n_mels, frames), or its samples (n,) for some runtimes.
 
         Those of the same length are computed together.
         """
         if self._capabilities.takes == "samples":
             return [torch.tensor(window.samples) for window, _ in windows]
-        found: dict[int, torch.Tensor] = {}
+        log_mels: dict[int, torch.Tensor] = {}
         for frames in {frames for _, frames in windows}:
             alike = [i for i, (_, its) in enumerate(windows) if its == frames]
             batch = self._log_mel([windows[i][0] for i in alike], frames)
-            found.update(zip(alike, batch, strict=True))
-        return [found[i] for i in range(len(windows))]
+            log_mels.update(zip(alike, batch, strict=True))
+        return [log_mels[i] for i in range(len(windows))]
 
     def _log_mel(self, windows: list[Window], frames: int) -> Sequence[torch.Tensor]:
         # On a GPU the copy need not be waited for: torch reuses pinned memory only after it.
@@ -217,7 +217,7 @@ class Dispatcher:
         urgent: bool,
         features: torch.Tensor | EarshotError,
     ) -> EarshotError | None:
-        """Submit a window for the first time; returns the error that its request ends with."""
+        """Submit a window for the first time; return the error that its request ends with."""
         if isinstance(features, EarshotError):
             return features
         temperature = active.plan.options.temperature
@@ -260,7 +260,7 @@ class Dispatcher:
 
 
 def _max_long_jobs(capabilities: Capabilities) -> int:
-    """How many windows of requests that are not short the runtime may have at a time."""
+    """Count the windows of requests that are not short that the runtime may have at a time."""
     slots = capabilities.max_windows
     if slots < _FEWEST_SLOTS:
         return 2 * slots
@@ -270,5 +270,5 @@ def _max_long_jobs(capabilities: Capabilities) -> int:
 
 
 def _is_urgent(index: int, window: Window) -> bool:
-    """Whether a window is the only one of its request."""
+    """Tell whether a window is the only one of its request."""
     return index == 0 and window.last

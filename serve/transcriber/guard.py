@@ -1,4 +1,4 @@
-"""Whose fault an exception is: one request's, which ends alone, or the runtime's, so everyone's."""
+"""Faults, told apart: one request's, which ends alone, and the runtime's, which end everyone's."""
 
 import contextlib
 import logging
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def guarded(what: str, work: Callable[[], T]) -> T | EarshotError:
-    """Do one request's work; returns its result, or the error that the request must end with.
+    """Do one request's work; return its result, or the error that the request must end with.
 
     All work for a single request goes through here, so that a bug in it harms no other request.
 
@@ -37,7 +37,7 @@ def guarded(what: str, work: Callable[[], T]) -> T | EarshotError:
 
 @contextlib.contextmanager
 def runtime_calls() -> Iterator[None]:
-    """Around calls of the runtime: what it raises is the device's failure.
+    """Turn what calls of the runtime raise into the device's failure.
 
     Raises:
         OptionError: the runtime refuses one job, and goes on.

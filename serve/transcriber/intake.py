@@ -19,14 +19,14 @@ from serve.contract.errors import ChannelError, EarshotError
 from serve.contract.messages import AudioFile, Request, Samples
 from serve.speech import activity, audio
 from serve.speech.meter import Limits
-from serve.speech.packing import cut_heard, cut_long, cut_told, pack
+from serve.speech.packing import cut_and_listen, cut_long, cut_with_voice, pack
 from serve.speech.sandbox import client as sandbox
 from serve.speech.stretches import CutOne, cut_stretches
 from serve.speech.windows import Window
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.audio import audio_bytes
+from serve.transcriber.fair_queue import FairQueue
 from serve.transcriber.guard import guarded
-from serve.transcriber.turns import Turns
 
 LOOK_AHEAD = 4  # decoded windows of a request that are not yet submitted
 _LATER = (1,)  # ranks from here on are those of windows that are not a request's first
@@ -94,7 +94,7 @@ class Intake:
         self._lock = threading.Lock()
         self._working = 0  # workers that look for work
         self._decodings: dict[int, _Decoding] = {}  # of pending requests, by id
-        self._turns: Turns[_Decoding] = Turns()  # those that may be decoded further
+        self._waiting: FairQueue[_Decoding] = FairQueue()  # those that may be decoded further
         self._ahead = 0  # sum of `held_ahead`
         self._closed = False
 
@@ -112,7 +112,7 @@ class Intake:
             self._let_wait(decoding)
 
     def taken(self, active: ActiveRequest) -> None:
-        """A window of a request was submitted: decode another."""
+        """Note that a window of a request was submitted: decode another."""
         with self._lock:
             if (decoding := self._decodings.get(active.id)) is not None:
                 before = decoding.held_ahead
@@ -121,11 +121,11 @@ class Intake:
                 self._let_wait(decoding)
 
     def release(self, active: ActiveRequest) -> None:
-        """A request has ended: stop decoding it, and drop its audio."""
+        """Stop decoding a request that has ended, and drop its audio."""
         with self._lock:
             if (decoding := self._decodings.pop(active.id, None)) is None:
                 return
-            self._turns.remove(active.id)
+            self._waiting.remove(active.id)
             self._ahead -= decoding.held_ahead
             unused = self._give_up(decoding)
             self._wake()
@@ -136,25 +136,25 @@ class Intake:
         """Let the workers stop at their next block, and begin nothing."""
         with self._lock:
             self._closed = True
-            self._turns.clear()
-            unused = [one for one in self._decodings.values() if self._give_up(one)]
+            self._waiting.clear()
+            unused = list(filter(self._give_up, self._decodings.values()))
         for decoding in unused:
             decoding.windows.close()
         self._workers.shutdown(wait=False)
 
     def held_ids(self) -> set[int]:
-        """Ids of the requests whose audio is kept here, decoded or not."""
+        """Return the ids of the requests whose audio is kept here, decoded or not."""
         with self._lock:
             return set(self._decodings)
 
     def held_windows(self) -> int:
-        """Windows of all requests that are decoded, or being decoded, and not yet submitted."""
+        """Count all windows that are decoded, or being decoded, and not yet submitted."""
         with self._lock:
             return sum(decoding.held for decoding in self._decodings.values())
 
     @staticmethod
     def _give_up(decoding: _Decoding) -> bool:
-        """Nobody wants it; whether whoever notes that is to free its audio. The lock is held.
+        """Note that nobody wants it; True: the caller is to free its audio. The lock is held.
 
         What a worker has, it frees at the next block: two must not do so at the same time.
         """
@@ -165,7 +165,7 @@ class Intake:
     def _windows(
         self, active: ActiveRequest, request: Request, stopped: Callable[[], bool]
     ) -> Generator[Window | None, None, None]:
-        """All that happens to a request on the workers, a window at a time.
+        """Do all that workers do for a request, a window at a time.
 
         None: it has gone on for a while, and there is no window yet.
         """
@@ -206,15 +206,15 @@ class Intake:
 
     def _let_wait(self, decoding: _Decoding) -> None:
         """Give a request its turn if it may be decoded further; the lock is held."""
-        waits = decoding.working or decoding.active.id in self._turns
+        waits = decoding.working or decoding.active.id in self._waiting
         if not (waits or decoding.whole or decoding.held >= LOOK_AHEAD):
             rank = (decoding.begun, decoding.size)
-            self._turns.add(decoding.active.id, rank, decoding)
+            self._waiting.add(decoding.active.id, rank, decoding)
         self._wake()
 
     def _wake(self) -> None:
         """Get a worker to look; the lock is held."""
-        if len(self._turns) and self._working < self._n_workers and not self._closed:
+        if len(self._waiting) and self._working < self._n_workers and not self._closed:
             self._working += 1
             self._workers.submit(self._work)
 
@@ -234,7 +234,7 @@ class Intake:
     def _next(self) -> _Decoding | None:
         with self._lock:
             full = self._ahead >= self._max_ahead
-            decoding = self._turns.pop(below=_LATER if full else None)
+            decoding = self._waiting.pop(below=_LATER if full else None)
             if decoding is None:
                 self._working -= 1
                 return None
@@ -274,15 +274,15 @@ def _cut(active: ActiveRequest, blocks: Iterator[Samples]) -> Iterator[Window | 
 
 
 def _cutting(active: ActiveRequest) -> CutOne:
-    """How the audio that a request wants decoded becomes windows."""
+    """Choose how the audio that a request wants decoded becomes windows."""
     listener = functools.partial(_listener, active)
     if active.plan.vad == "on":
         return lambda blocks: pack(blocks, listener())
     if active.plan.vad == "auto":
         return lambda blocks: cut_long(blocks, listener)
     if active.plan.voice:
-        return functools.partial(cut_told, voice=active.plan.voice)
-    return lambda blocks: cut_heard(blocks, listener())
+        return functools.partial(cut_with_voice, voice=active.plan.voice)
+    return lambda blocks: cut_and_listen(blocks, listener())
 
 
 def _listener(active: ActiveRequest) -> activity.Listener:

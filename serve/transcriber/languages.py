@@ -1,4 +1,4 @@
-"""Which language a request's windows are in: that of all, or each its own."""
+"""Languages of a request's windows: that of all, or each its own."""
 
 import collections
 from collections.abc import Mapping, Sequence
@@ -18,40 +18,40 @@ class Languages:
         self._each = each
         self._named = named
         self._prob: float | None = None
-        self._heard: dict[int, tuple[str, float | None]] = {}  # code and its probability, by window
+        self._detected: dict[int, tuple[str, float | None]] = {}  # code and probability, by window
         self._silent: set[int] = set()  # of these windows
 
     def note(self, index: int, code: str, prob: float | None, silence: bool = False) -> None:
-        """Take note of what was heard in a window; silence counts where nothing else is heard."""
-        self._heard[index] = code, prob
+        """Take note of a window's language; that of silence counts where there is nothing else."""
+        self._detected[index] = code, prob
         if silence:
             self._silent.add(index)
         if not self._each:
-            heard = [said for i, said in self._heard.items() if i not in self._silent]
-            self._named, self._prob = _likeliest(heard or list(self._heard.values()))
+            spoken = [language for i, language in self._detected.items() if i not in self._silent]
+            self._named, self._prob = _likeliest(spoken or list(self._detected.values()))
 
     def decided(self, certainty: float) -> str | None:
-        """Code of the language of all windows; None while too little was heard to tell.
+        """Return the code of all windows' language; None while too little is known to tell.
 
         Args:
             certainty: the least probability of a language that is sure.
         """
-        spoken = len(self._heard) - len(self._silent)
+        spoken = len(self._detected) - len(self._silent)
         sure = spoken > 0 and (self._prob is None or self._prob >= certainty)
         return self._named if sure or spoken >= _MOST_UNSURE else None
 
     def of(self, index: int) -> str:
-        """Code of a window that was decoded."""
-        code = self._heard[index][0] if index in self._heard else self._named
+        """Return the code of a window that was decoded."""
+        code = self._detected[index][0] if index in self._detected else self._named
         assert code is not None, "nobody has named or found the language"
         return code
 
     def own(self, index: int) -> str | None:
-        """Code of a window's own language; None where all have the same."""
+        """Return the code of a window's own language; None where all have the same."""
         return self.of(index) if self._each else None
 
     def of_most(self, spoken_s: Mapping[int, float]) -> tuple[str | None, float | None]:
-        """The whole's language, and its probability; None where none was named or found.
+        """Return the whole's language, and its probability; None where none was named or found.
 
         Where each window has its own it is the one that most was said in, of equals the first, and
         the probability the mean of its windows.
@@ -62,18 +62,18 @@ class Languages:
         if not self._each or not spoken_s:
             return self._named, self._prob
         seconds: dict[str, float] = collections.defaultdict(float)
-        for index, said_s in spoken_s.items():
-            seconds[self.of(index)] += said_s
+        for index, window_s in spoken_s.items():
+            seconds[self.of(index)] += window_s
         most = max(seconds, key=lambda code: seconds[code])
-        probs = [prob for code, prob in self._heard.values() if code == most and prob is not None]
+        probs = [p for code, p in self._detected.values() if code == most and p is not None]
         return most, sum(probs) / len(probs) if probs else None
 
 
-def _likeliest(heard: Sequence[tuple[str, float | None]]) -> tuple[str, float | None]:
-    """The code with the largest sum of probabilities, of equals the first, and its largest one."""
+def _likeliest(detected: Sequence[tuple[str, float | None]]) -> tuple[str, float | None]:
+    """Return the code with the largest sum of probabilities, the first of equals; and its best."""
     chances: dict[str, float] = collections.defaultdict(float)
-    for code, prob in heard:
+    for code, prob in detected:
         chances[code] += 1.0 if prob is None else prob
     most = max(chances, key=lambda code: chances[code])
-    known = [prob for code, prob in heard if code == most and prob is not None]
+    known = [prob for code, prob in detected if code == most and prob is not None]
     return most, max(known, default=None)

@@ -1,4 +1,4 @@
-"""Which requests are accepted and have not ended: what the transcriber's threads share."""
+"""Requests that are accepted and have not ended: what the transcriber's threads share."""
 
 import itertools
 import threading
@@ -105,12 +105,12 @@ class Ledger:
             self._changed.notify_all()
 
     def oldest(self) -> ActiveRequest | None:
-        """The pending request whose deadline comes first."""
+        """Return the pending request whose deadline comes first."""
         with self._changed:
             return next(iter(self._pending.values()), None)
 
     def counters(self) -> tuple[Counters, list[ActiveRequest]]:
-        """The counters, and the pending requests of the same moment."""
+        """Return the counters, and the pending requests of the same moment."""
         with self._changed:
             pending, counters = list(self._pending.values()), self._counters
             if pending:
@@ -119,7 +119,7 @@ class Ledger:
 
     @property
     def closed(self) -> bool:
-        """Whether no request can be answered any more."""
+        """Tell whether no request can be answered any more."""
         with self._changed:
             return self._state == "closed"
 

@@ -157,14 +157,14 @@ class Transcriber:
 
     @property
     def healthy(self) -> bool:
-        """Whether requests can be answered: the device works and its thread makes progress."""
+        """Tell whether requests can be answered: the device's thread works and makes progress."""
         limit_s = max(_STALLED_S, self._config.request_timeout_s)
         busy = self._ledger.oldest() is not None
         stalled = busy and time.monotonic() - self._last_turn_s > limit_s
         return not self._ledger.closed and self._thread.is_alive() and not stalled
 
     def stats(self) -> Stats:
-        """Counters and gauges of this moment."""
+        """Return the counters and gauges of this moment."""
         gauges = self._gauges
         counters, pending = self._ledger.counters()
         return Stats(
@@ -200,7 +200,7 @@ class Transcriber:
             logger.error("the device thread did not stop within %g s", _JOIN_S)
 
     def __enter__(self) -> Self:
-        """Itself; leaving the block closes it."""
+        """Return the transcriber; leaving the block closes it."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -237,7 +237,7 @@ class Transcriber:
     # ---------------------------------------------------------------- the device thread
 
     def _serve(self) -> None:
-        """The loop. One turn is one step of the runtime, or a sleep if there is nothing to do."""
+        """Run the loop. A turn is one step of the runtime, or a sleep if there is nothing to do."""
         while not self._ledger.closed:
             self._run_inbox()  # decoded audio, cancels, stop; sleeps when idle
             self._expire()  # requests past their deadline
@@ -390,7 +390,7 @@ class Transcriber:
         self._dispatcher.cancel(active)
 
     def _deliver(self, active: ActiveRequest, event: TranscriberEvent) -> bool:
-        """Send an event to the client; False if it raises an exception."""
+        """Send an event to the client; return False if it raises an exception."""
         try:
             active.on_event(event)
         except Exception:
@@ -414,4 +414,4 @@ class Transcriber:
 
 
 def _wake_up() -> None:
-    """A message that asks for nothing."""
+    """Do nothing: a message that only wakes the device thread."""

@@ -1,4 +1,4 @@
-"""What the decoding of each window of a request begins with.
+"""Prompts: the ids that the decoding of each window of a request begins with.
 
     [<|startofprev|> hotwords, text before it] <|startoftranscript|> [language task] …
     … [<|notimestamps|>] [[<|0.00|>] prefix]
@@ -24,7 +24,7 @@ _LOST_TEMPERATURE = 0.5  # OpenAI's: what was found above it is no text to go on
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """What a window's decoding begins with."""
+    """The ids that a window's decoding begins with."""
 
     ids: tuple[int, ...]
     prefix: int = 0  # so many of the last ones are what the window begins to say
@@ -48,7 +48,7 @@ class Texts:
     def prompt(
         self, start: tuple[int, ...], before: tuple[int, ...], prefix: tuple[int, ...] = ()
     ) -> Prompt:
-        """A window's prompt.
+        """Make a window's prompt.
 
         Args:
             start: from start-of-transcript on.
@@ -83,11 +83,11 @@ class Prompts:
 
     @property
     def detecting(self) -> bool:
-        """Whether the language of all windows must be found in the next one."""
+        """Tell whether the language of all windows must be found in the next one."""
         return DETECT_LANGUAGE in self._start and not self._multilingual
 
     def of(self, index: int) -> Prompt:
-        """The prompt of a window that may be submitted now, or of another attempt at it."""
+        """Return the prompt of a window that may be submitted now, or of another attempt at it."""
         prefix = self._texts.prefix if index == 0 else ()
         start = self._start
         if index in self._languages:
@@ -129,7 +129,7 @@ def _named(start: tuple[int, ...], token: int) -> tuple[int, ...]:
 
 
 def texts_of(request: Request, tokenizer: Tokenizer, config: TranscriberConfig) -> Texts:
-    """The ids of a request's texts.
+    """Return the ids of a request's texts.
 
     Raises:
         OptionError: a text holds special tokens or is too long.
@@ -148,7 +148,7 @@ def texts_of(request: Request, tokenizer: Tokenizer, config: TranscriberConfig) 
 
 
 def no_texts(tokenizer: Tokenizer, config: TranscriberConfig) -> Texts:
-    """The texts of a request that has none, and how much room there is."""
+    """Return the texts of a request that has none, with the room that there is."""
     limit = tokenizer.text_limit
     return Texts(
         mark=tokenizer.facts.sot_prev,
@@ -159,7 +159,7 @@ def no_texts(tokenizer: Tokenizer, config: TranscriberConfig) -> Texts:
 
 
 def mode_of(request: Request, config: TranscriberConfig) -> Mode:
-    """How a request's windows are decoded.
+    """Return the mode in which a request's windows are decoded.
 
     Raises:
         OptionError: it asks for a mode that there is not.
@@ -172,7 +172,7 @@ def mode_of(request: Request, config: TranscriberConfig) -> Mode:
 
 
 def refusal_of_text(request: Request, mode: Mode, capabilities: Capabilities) -> str | None:
-    """Which option needs text in prompts that may not be there; None: none."""
+    """Say which option needs text in prompts that may not be there; None: none."""
     for name in ("prompt", "hotwords", "prefix"):
         text = getattr(request, name)
         if not isinstance(text, str):
@@ -185,5 +185,5 @@ def refusal_of_text(request: Request, mode: Mode, capabilities: Capabilities) ->
 
 
 def without_text(capabilities: Capabilities) -> str:
-    """What a runtime that takes no text in prompts cannot do."""
+    """Say that a runtime takes no text in prompts."""
     return f"the runtime {capabilities.runtime} cannot begin with text"

@@ -1,4 +1,4 @@
-"""What a transcriber has done so far, as numbers for metrics and reports."""
+"""A transcriber's work so far, as numbers for metrics and reports."""
 
 import dataclasses
 from typing import Literal, Self
@@ -8,7 +8,7 @@ Outcome = Literal["ok", "failed", "cancelled", "timed_out"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Counters:
-    """What a transcriber counts itself, since its start, the warm-up included."""
+    """The counters of a transcriber's own, since its start, the warm-up included."""
 
     accepted: int = 0  # requests taken in; each ends in one of the four outcomes
     ok: int = 0
@@ -31,7 +31,7 @@ class Counters:
         return self.audio_s / self.busy_s if self.busy_s > 0 else 0.0
 
     def plus(self, **increments: float) -> Self:
-        """A copy with some counters increased."""
+        """Return a copy with some counters increased."""
         return dataclasses.replace(
             self, **{name: getattr(self, name) + value for name, value in increments.items()}
         )

@@ -1,4 +1,4 @@
-"""Words are timed on threads of their own: the device does not wait for it."""
+"""Timing of words on threads of their own: the device does not wait for it."""
 
 import concurrent.futures
 from collections.abc import Callable

@@ -1,1 +1,1 @@
-"""Triton Inference Server: started, fed with our models, and called."""
+"""The model that runs inside Triton Inference Server."""

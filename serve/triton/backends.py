@@ -1,4 +1,4 @@
-"""What answers the model's requests: the engine, in this process."""
+"""The engine behind the model, in the model's process."""
 
 import contextlib
 import functools
@@ -82,7 +82,7 @@ class EngineBackend:
         self._transcriber.close()
 
     def _stats(self) -> Stats:
-        """The transcriber's; its health is looked at as often as these are asked for."""
+        """Return the transcriber's; look at its health as often as these are asked for."""
         if not self._transcriber.healthy:
             failure = self._folder / names.FAILURE
             failure.write_text("the device failed, see the log", encoding="utf-8")
@@ -128,12 +128,12 @@ def _offers(transcriber: "Transcriber") -> Offers:
 
 
 def open_transcriber(config: Config, engine: str, infer: Infer | None) -> "Transcriber":
-    """With a runtime of its own, or with the model that `infer` calls as its runtime.
+    """Open one with a runtime of its own, or with the model that `infer` calls as its runtime.
 
     Raises:
         EarshotError: the engine or its runtime cannot be opened.
     """
-    # Loads torch, which the process of whisper_stream does without.
+    # Loads torch, which nothing else here needs.
     from serve.transcriber import open as opening  # noqa: PLC0415
 
     began = time.monotonic()

@@ -51,9 +51,9 @@ class Heartbeat:
         events.register(self._stop, select.POLLIN)
         events.register(parent, select.POLLIN)
         signal.setitimer(signal.ITIMER_REAL, LAST_S)
-        while not (found := events.poll(1000 * INTERVAL_S)):
+        while not (ready := events.poll(1000 * INTERVAL_S)):
             beat(self._path)
             signal.setitimer(signal.ITIMER_REAL, LAST_S)
-        if any(fd == parent for fd, _ in found):
+        if any(fd == parent for fd, _ in ready):
             os.kill(os.getpid(), signal.SIGKILL)
         os.close(parent)

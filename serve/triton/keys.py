@@ -26,12 +26,12 @@ Submit = Callable[[OnEvent], RequestHandle]
 
 
 def owner_of(key: str) -> str:
-    """The name of a key's sender."""
+    """Return the name of a key's sender."""
     return key.rpartition("-")[0]
 
 
 def _is_left(key: str, by: str) -> bool:
-    """Whether a key's sender was the same process as another's, before it was started again."""
+    """Tell whether a key's sender was the same process as another's, before a restart."""
     return key.partition("-")[0] == by.partition("-")[0] and owner_of(key) != owner_of(by)
 
 
@@ -79,12 +79,12 @@ class Keys:
     def cancel(self, key: str) -> None:
         """End the request of this key, or refuse it when it comes, and what its process left."""
         with self._lock:
-            ends = [key, *(one for one in self._running if _is_left(one, key))]
-            handles = [self._running.get(one) for one in ends]
-            for one, handle in zip(ends, handles, strict=True):
+            left = [running for running in self._running if _is_left(running, key)]
+            handles = {ended: self._running.get(ended) for ended in (key, *left)}
+            for ended, handle in handles.items():
                 if handle is None:
-                    self._remember(one)
-        for handle in handles:
+                    self._remember(ended)
+        for handle in handles.values():
             if handle is not None:
                 handle.cancel()
 

@@ -1,4 +1,4 @@
-"""What the server publishes for Prometheus, computed from a transcriber's `Stats`."""
+"""Metrics for Prometheus, computed from a transcriber's `Stats`."""
 
 import dataclasses
 import threading
@@ -51,7 +51,7 @@ FAMILIES = (
 
 @dataclasses.dataclass(frozen=True)
 class Offers:
-    """What an engine and its runtime can do, and how much of it at a time."""
+    """The abilities of an engine and its runtime, and how much they do at a time."""
 
     languages: tuple[str, ...]  # codes
     detects_language: bool
@@ -120,7 +120,7 @@ class Publisher:
 
 
 def _facts(offers: Offers) -> list[tuple[str, str, float, dict[str, str]]]:
-    """Names, descriptions, values and labels of what never changes."""
+    """Return names, descriptions, values and labels of what never changes."""
     labels = {
         "languages": ",".join(offers.languages),
         "detects_language": str(offers.detects_language).lower(),

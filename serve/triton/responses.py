@@ -34,12 +34,12 @@ class Sender:
         self._utils = backend_utils
 
     def response(self, outputs: Mapping[str, tensors.Tensor]) -> Any:
-        """A response with these outputs."""
+        """Make a response with these outputs."""
         made = [self._utils.Tensor(*item) for item in outputs.items()]
         return self._utils.InferenceResponse(made)
 
     def error_response(self, error: EarshotError) -> Any:
-        """A response with an error's text and status: the one place where errors become that."""
+        """Make a response with an error's text and status: the one place that makes them."""
         name = error.status.grpc
         code = getattr(self._utils.TritonError, _TRITON_NAMES.get(name, name))
         triton_error = self._utils.TritonError(tensors.error_to_text(error), code)
@@ -69,11 +69,11 @@ class Responder:
 
     @property
     def done(self) -> bool:
-        """Whether the last response has been sent."""
+        """Tell whether the last response has been sent."""
         return self._sender is None
 
     def set_handle(self, handle: RequestHandle) -> None:
-        """What cancels the request, should its client turn out not to be answerable."""
+        """Take what cancels the request, should its client turn out not to be answerable."""
         with self._lock:
             self._handle = handle
             lost = self._lost
@@ -137,7 +137,7 @@ class ResponseQueue:
         self._thread.start()
 
     def put(self, responder: Responder, event: TranscriberEvent) -> None:
-        """Have an event sent; returns at once."""
+        """Have an event sent; return at once."""
         self._events.put((responder, event))
 
     def close(self) -> None:

@@ -37,7 +37,7 @@ _CALLS_PER_WINDOW = 2  # the transcriber keeps as many jobs in a runtime as twic
 
 
 def open_backend(engine: Engine, config: RuntimeConfig, infer: Infer) -> TensorRTLLMRuntime:
-    """The runtime behind which Triton's `tensorrt_llm` model decodes.
+    """Start the runtime behind which Triton's `tensorrt_llm` model decodes.
 
     Raises:
         EngineError: the engine is of another runtime or malformed.
@@ -124,7 +124,7 @@ class TritonModelExecutor:
         return ExecutorResponse(request_id, tokens, "eot" if ended else "length", logprob_sum)
 
     def _inputs(self, request: ExecutorRequest) -> dict[str, Tensor]:
-        """Inputs of the model for one request; the first dimension is the batch of one."""
+        """Make the model's inputs for one request; the first dimension is the batch of one."""
         numbers: dict[str, int] = {
             "encoder_output_lengths": self._n_audio_ctx,
             "input_lengths": request.features.shape[0],
@@ -167,7 +167,7 @@ class TritonModelExecutor:
             future.cancel()
 
     def steps(self) -> tuple[int, int, float]:
-        """Nothing: the model counts its own steps, in Triton's metrics."""
+        """Return zeros: the model counts its own steps, in Triton's metrics."""
         return 0, 0, 0.0
 
     def close(self) -> None:

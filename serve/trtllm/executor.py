@@ -84,7 +84,7 @@ class RulesCallback:
             client_ids: what `CppExecutor` gave each request.
         """
         live = [  # without the cancelled, whose tokens go nowhere
-            (item, [_said(beam, request) for beam in beams], request)
+            (item, [_window_tokens(beam, request) for beam in beams], request)
             for item, beams, client_id in zip(logits, token_ids, client_ids, strict=True)
             if client_id is not None and (request := self.requests.get(client_id)) is not None
         ]
@@ -109,13 +109,13 @@ class RulesCallback:
         begin = self._facts.timestamp_begin
         facts = [  # before last, last, highest timestamp, count, timestamps wanted
             [
-                *[0, 0, *said][-2:],
-                max((token for token in said if token >= begin), default=0),
-                len(said),
+                *[0, 0, *tokens][-2:],
+                max((token for token in tokens if token >= begin), default=0),
+                len(tokens),
                 int(request.timestamps),
             ]
             for item, beams, request in live
-            for said in beams[: item.shape[-2]]
+            for tokens in beams[: item.shape[-2]]
         ]
         table = torch.tensor(facts).to(device)  # one copy to the device
         state = new_state(len(facts), 2, device)
@@ -132,8 +132,8 @@ class RulesCallback:
             item.copy_(part.view_as(item))
 
 
-def _said(tokens: Sequence[int], request: ExecutorRequest) -> list[int]:
-    """Of a sequence what its window says: the prompt's prefix, and what was sampled."""
+def _window_tokens(tokens: Sequence[int], request: ExecutorRequest) -> list[int]:
+    """Return the tokens of a sequence that its window says: the prefix, and the sampled ones."""
     return list(tokens)[len(request.prompt) - request.prefix :]
 
 
@@ -314,7 +314,7 @@ class CppExecutor:
         self._forget(request_id)
 
     def steps(self) -> tuple[int, int, float]:
-        """Iterations since the last call; see `Executor.steps`."""
+        """Count iterations since the last call; see `Executor.steps`."""
         if self._closed:
             return 0, 0, 0.0
         stats = list(self._executor.get_latest_iteration_stats())

@@ -1,4 +1,4 @@
-"""What an engine was compiled for, and whether this machine can run it.
+"""Limits that an engine was compiled for, and checks that this machine can run it.
 
 Nothing here imports `tensorrt_llm`, so every refusal comes in a moment and in plain words.
 """
@@ -21,7 +21,7 @@ REBUILD = "build it again with `make build-engine CONFIG=…`"
 
 @dataclasses.dataclass(frozen=True)
 class Lengths:
-    """How many tokens a window's sequence may have."""
+    """The most tokens that a window's sequence may have."""
 
     max_prompt_tokens: int
     max_seq_len: int  # prompt and new tokens together
@@ -29,7 +29,7 @@ class Lengths:
 
 @dataclasses.dataclass(frozen=True)
 class Limits(Lengths):
-    """What the compiled engines were built for; the manifest's `runtime_options`."""
+    """The limits that the compiled engines were built for; the manifest's `runtime_options`."""
 
     tensorrt_llm: str  # version of the library
     gpu: str
@@ -40,7 +40,7 @@ class Limits(Lengths):
 
 
 def limits_of(engine: Engine) -> Limits:
-    """The limits in an engine's manifest.
+    """Read the limits in an engine's manifest.
 
     Raises:
         EngineError: the engine is for another runtime, or its limits are malformed.
@@ -69,7 +69,7 @@ class Gpu:
 
 
 def find_gpu(device: str) -> Gpu:
-    """The configured GPU.
+    """Find the configured GPU.
 
     Raises:
         UnavailableError: `device` names none that is there.
@@ -90,7 +90,7 @@ def find_gpu(device: str) -> Gpu:
 
 
 def visible_gpu(device: str) -> str | None:
-    """What CUDA_VISIBLE_DEVICES must be for a program that takes the first GPU that it sees.
+    """Return CUDA_VISIBLE_DEVICES for a program that takes the first GPU that it sees.
 
     None: the device is the first one already.
 
@@ -136,11 +136,11 @@ def check_config(limits: Limits, config: RuntimeConfig) -> None:
         ConfigError: names the key, its value and the limit.
     """
     require_unset(config.tensorrt_llm, OF_LLM_API, "this engine is a compiled one")
-    asked = {
+    bounds = {
         "runtime.slots": (config.slots, limits.max_batch_size),
         "runtime.tensorrt_llm.beam_width": (config.tensorrt_llm.beam_width, limits.max_beam_width),
     }
-    for key, (value, limit) in asked.items():
+    for key, (value, limit) in bounds.items():
         if value > limit:
             raise ConfigError(
                 f"{key} = {value}, but the engine was built for at most {limit}; lower it or "

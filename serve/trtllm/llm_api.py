@@ -171,7 +171,7 @@ class LlmApiExecutor:
         self._writer.start()
 
     def _begin(self, settings: Mapping[str, Any], config: RuntimeConfig) -> str:
-        """Have the library started; its version."""
+        """Have the library started; return its version."""
         limit_s = config.tensorrt_llm.start_timeout_s
         try:
             self._connection.send_bytes(_to_json(settings))
@@ -188,7 +188,7 @@ class LlmApiExecutor:
         return str(answer["ready"])
 
     def _end_of_process(self) -> str:
-        """How the process ended, whose end of the connection is gone."""
+        """Say how the process ended, whose end of the connection is gone."""
         status: Any = "unknown"
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = self._process.wait(_STATUS_S)
@@ -225,7 +225,7 @@ class LlmApiExecutor:
         self._outbox.put([_to_json({"cancel": request_id})])
 
     def steps(self) -> tuple[int, int, float]:
-        """Nothing: the API tells of its steps only by waiting for them.
+        """Return zeros: the API tells of its steps only by waiting for them.
 
         Asked for where nothing is under way, too, and then finds out that the process is gone.
         """
@@ -280,7 +280,7 @@ class LlmApiExecutor:
 
 
 def _settings(engine: Engine, config: RuntimeConfig) -> dict[str, Any]:
-    """The first message: what the library is started with."""
+    """Make the first message: the settings that the library is started with."""
     own = config.tensorrt_llm
     return {
         "model": str((engine.path / CHECKPOINT_FOLDER).resolve()),

@@ -1,4 +1,4 @@
-"""Which TensorRT-LLM is installed in this environment, and what that release can do.
+"""The TensorRT-LLM that is installed in this environment, and what that release can do.
 
 Nothing here imports `tensorrt_llm`, so every refusal comes in a moment and in plain words; nor what
 the library's own environment may lack.
@@ -27,7 +27,7 @@ _MEND_API = (
 
 
 def library_version() -> str:
-    """Version of the installed TensorRT-LLM, one that compiles engines; nothing is imported.
+    """Return the installed TensorRT-LLM's version, which compiles engines; nothing is imported.
 
     Raises:
         UnavailableError: it is not installed, or not of release 1.2.
@@ -48,7 +48,7 @@ def library_version() -> str:
 
 
 def api_version() -> str:
-    """Version of the installed TensorRT-LLM, one whose LLM API runs Whisper; nothing is imported.
+    """Return the installed version, whose LLM API runs Whisper; nothing is imported.
 
     Raises:
         UnavailableError: it is not installed, older than 1.3, a 1.3 from before Whisper, or for
@@ -77,20 +77,20 @@ def _check_numpy(version: str) -> None:
     Raises:
         UnavailableError: its metadata asks for another numpy than is installed.
     """
-    found = importlib.metadata.version("numpy")
+    numpy = importlib.metadata.version("numpy")
     for line in importlib.metadata.requires("tensorrt_llm") or []:
         need = Requirement(line)
-        if need.name == "numpy" and not need.specifier.contains(found, prereleases=True):
+        if need.name == "numpy" and not need.specifier.contains(numpy, prereleases=True):
             raise UnavailableError(
                 f"TensorRT-LLM {version} needs numpy{need.specifier}, but the environment of "
-                f"{sys.executable} has {found}, as tritonserver's Python backend needs; name the "
+                f"{sys.executable} has {numpy}, as tritonserver's Python backend needs; name the "
                 "python of an environment of its own in runtime.tensorrt_llm.python, such as that "
                 "of NVIDIA's image tensorrt-llm/release"
             )
 
 
 def installed_release() -> tuple[int, ...]:
-    """Major and minor version of the installed TensorRT-LLM, whichever it is.
+    """Return major and minor version of the installed TensorRT-LLM, whichever it is.
 
     Raises:
         UnavailableError: it is not installed.
@@ -99,7 +99,7 @@ def installed_release() -> tuple[int, ...]:
 
 
 def _installed(expected: str, mend: str) -> tuple[str, tuple[int, ...]]:
-    """The installed version, as text and as (major, minor)."""
+    """Return the installed version, as text and as (major, minor)."""
     try:
         version = importlib.metadata.version("tensorrt_llm")
     except importlib.metadata.PackageNotFoundError as error:

@@ -86,7 +86,7 @@ class Executor(Protocol):
         ...
 
     def steps(self) -> tuple[int, int, float]:
-        """(steps, requests in them, seconds spent) since the last call.
+        """Count (steps, requests in them, seconds spent) since the last call.
 
         Raises:
             DeviceError: TensorRT-LLM failed.
@@ -101,7 +101,7 @@ class Executor(Protocol):
 def suppression_bias(
     facts: TokenizerFacts, n_vocab: int, dtype: torch.dtype = torch.float16
 ) -> torch.Tensor:
-    """The suppress list as a constant addend to the logits: (n_vocab,) on the CPU.
+    """Make the suppress list a constant addend to the logits: (n_vocab,) on the CPU.
 
     Holds at every step alike, so the list for the first token alone cannot be told this way.
     """
@@ -111,7 +111,7 @@ def suppression_bias(
 
 
 def take_all(waiting: queue.SimpleQueue[T], timeout_s: float) -> list[T]:
-    """What is in a queue; waits at most `timeout_s` for the first of it."""
+    """Take what is in a queue; wait at most `timeout_s` for the first of it."""
     taken: list[T] = []
     with contextlib.suppress(queue.Empty):
         taken.append(waiting.get(timeout=timeout_s))
@@ -184,7 +184,7 @@ class TensorRTLLMRuntime:
                 return
 
     def gauges(self) -> Gauges:
-        """Gauges and counters; all of the library's time counts as decoding."""
+        """Return gauges and counters; all of the library's time counts as decoding."""
         steps, step_slots, seconds = self._executor.steps()
         self._count(steps=steps, step_slots=step_slots, decode_s=seconds)
         busy = min(len(self._windows), self.capabilities.max_windows)
@@ -213,15 +213,15 @@ class TensorRTLLMRuntime:
             )
 
     def _check_features(self, features: torch.Tensor) -> None:
-        found = tuple(features.shape)
+        shape = tuple(features.shape)
         expected = (self._dims.n_mels, 2 * self._dims.n_audio_ctx)
         if self.capabilities.takes == "samples":
-            if len(found) != 1 or not 1 <= found[0] <= WINDOW_SAMPLES:
+            if len(shape) != 1 or not 1 <= shape[0] <= WINDOW_SAMPLES:
                 raise OptionError(
-                    f"samples of shape {found}; this engine takes 1 to {WINDOW_SAMPLES} of them"
+                    f"samples of shape {shape}; this engine takes 1 to {WINDOW_SAMPLES} of them"
                 )
-        elif found != expected:
-            raise OptionError(f"features of shape {found}; this engine takes {expected}")
+        elif shape != expected:
+            raise OptionError(f"features of shape {shape}; this engine takes {expected}")
 
     def _check_abilities(self, job: Job) -> None:
         if job.options.timestamps and not self.capabilities.timestamps:

@@ -11,7 +11,7 @@ _TEMPLATE = Path(__file__).with_name("config.pbtxt")
 
 
 def triton_model(engine_path: Path, config: RuntimeConfig) -> TritonModel | None:
-    """The model over the engines that were compiled; None where the config wants none.
+    """Return the model over the engines that were compiled; None where the config wants none.
 
     Raises:
         EngineError: the engine cannot be opened, or is another runtime's.

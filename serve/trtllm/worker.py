@@ -34,7 +34,7 @@ Samples = npt.NDArray[np.float32]
 
 
 def run(descriptor: int) -> None:
-    """Serve the other side of a connection; what this process begins with."""
+    """Serve the other side of a connection; this process begins here."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started it
     # One process: NVIDIA's own tests of Whisper spawn nothing either.
     os.environ.setdefault("TLLM_WORKER_USE_SINGLE_PROCESS", "1")
@@ -204,7 +204,7 @@ class _Session:
 
 
 def last(result: Any, sent: int) -> dict[str, Any]:
-    """What ends a request, from its finished `CompletionOutput`; `sent` tokens were told before."""
+    """Make a request's last message from its `CompletionOutput`; `sent` tokens went before."""
     reason = _REASONS.get(result.finish_reason, "error")
     return {
         "tokens": list(result.token_ids[sent:]),
@@ -215,11 +215,11 @@ def last(result: Any, sent: int) -> dict[str, Any]:
 
 
 def _logprob_sum(result: Any) -> float | None:
-    """Over every sampled token; None where the library does not tell all of them."""
-    told = result.logprobs or []
-    if len(told) != len(result.token_ids):
+    """Sum over every sampled token; None where the library does not tell all of them."""
+    logprobs = result.logprobs or []
+    if len(logprobs) != len(result.token_ids):
         return None
     return sum(
         float(by_token[token].logprob)
-        for by_token, token in zip(told, result.token_ids, strict=True)
+        for by_token, token in zip(logprobs, result.token_ids, strict=True)
     )

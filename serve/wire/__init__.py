@@ -1,1 +1,1 @@
-"""What the processes of a run say to each other, and how clients ask them."""
+"""The messages between a run's processes, and the client that asks them."""

@@ -10,7 +10,7 @@ STALE_S = 3.0  # older than that, and the process does not run as it should
 
 
 def beat(path: Path) -> None:
-    """A sign of life: the file's time becomes that of the clock that nobody sets.
+    """Give a sign of life: set the file's time to that of the clock that nobody sets.
 
     It counts from the machine's start, and all processes of the machine have the same.
     """
@@ -23,7 +23,7 @@ def beat(path: Path) -> None:
 
 
 def age_s(path: Path) -> float:
-    """How old the last sign of life in a file is; infinite where there is none."""
+    """Return the age of the last sign of life in a file; infinite where there is none."""
     try:
         return (time.monotonic_ns() - path.stat().st_mtime_ns) / 1e9
     except FileNotFoundError:

@@ -66,7 +66,7 @@ class Client:
         self._client = triton_grpc.InferenceServerClient(address)
 
     def ready(self) -> bool:
-        """Whether a server answers and has the model loaded."""
+        """Tell whether a server answers and has the model loaded."""
         with contextlib.suppress(InferenceServerException):
             return bool(self._client.is_model_ready(tensors.MODEL, client_timeout=_READY_S))
         return False
@@ -88,8 +88,8 @@ class Client:
                 if error is not None:
                     raise self._error(error)
                 answer.set_result(tensors.transcript_from_outputs(result.as_numpy))
-            except EarshotError as found:
-                answer.set_exception(found)
+            except EarshotError as failure:
+                answer.set_exception(failure)
 
         inputs = _inputs(request)
         context = self._client.async_infer(
@@ -102,7 +102,7 @@ class Client:
         return PendingTranscript(answer, context, self._timeout_s)
 
     def stream(self, request: Request) -> Iterator[SegmentReady | Finished]:
-        """Each segment as soon as it is known, then the whole answer.
+        """Yield each segment as soon as it is known, then the whole answer.
 
         Closing the iterator early cancels the request.
 
@@ -139,7 +139,7 @@ class Client:
         self._client.close()
 
     def __enter__(self) -> Self:
-        """Itself; leaving the block closes it."""
+        """Return the client; leaving the block closes it."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -161,14 +161,14 @@ class Client:
         return SegmentReady(segment)
 
     def _error(self, error: Any) -> EarshotError:
-        """The error tree's name for what tritonclient reports."""
+        """Return the error of our own for what tritonclient reports."""
         status = str(error.status() or "").removeprefix("StatusCode.")
-        found = tensors.error_from_text(str(error.message()), status)
-        if type(found) is UnavailableError:
-            return UnavailableError(f"server at {self._address}: {found}")
-        if type(found) is CancelledError:
+        ours = tensors.error_from_text(str(error.message()), status)
+        if type(ours) is UnavailableError:
+            return UnavailableError(f"server at {self._address}: {ours}")
+        if type(ours) is CancelledError:
             return CancelledError("the request was cancelled")
-        return found
+        return ours
 
 
 def _inputs(request: Request) -> list[Any]:

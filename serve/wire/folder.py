@@ -1,4 +1,4 @@
-"""A run's own folder: what lies in it, and under which names.
+"""A run's own folder, and the names in it.
 
 Of several engines each has a folder in it, with the sockets and signs of life of its Triton.
 
@@ -31,7 +31,7 @@ _LOCK = "lock"
 
 
 def engine_folders(run: Path, count: int) -> tuple[Path, ...]:
-    """Where each of a run's engines has its sockets; of a single one that is the run's own folder.
+    """Return the folder of each engine's sockets; a single engine has them in the run's own.
 
     Their names are different for all runs and engines: shared memory is named after them.
     """
@@ -41,23 +41,23 @@ def engine_folders(run: Path, count: int) -> tuple[Path, ...]:
 
 
 def gateway_door(run: Path, number: int = 0) -> Path:
-    """The door for health and metrics, by HTTP, of one of the gateway's processes: a socket."""
+    """Return the socket for health and metrics, by HTTP, of one of the gateway's processes."""
     return run / f"gateway-{number}.sock"
 
 
 def gateway_alive(run: Path, number: int = 0) -> Path:
-    """The file that the loop of one of the gateway's processes touches every second."""
+    """Return the file that the loop of one of the gateway's processes touches every second."""
     return run / f"alive_gateway-{number}"
 
 
 def grpc_target(folder: Path) -> str:
-    """What a gRPC channel to the Triton of this folder is opened with."""
+    """Return the target of a gRPC channel to the Triton of this folder."""
     return f"unix:{folder / GRPC_SOCKET}:{GRPC_PORT}"
 
 
 @contextlib.contextmanager
 def run_folder() -> Iterator[Path]:
-    """A new run's folder, for the length of a `with` block; nothing of it is left afterwards.
+    """Make a run's folder, for the length of a `with` block; nothing of it is left afterwards.
 
     Removes first what runs left behind that could not do so themselves.
     """
@@ -76,7 +76,7 @@ def run_folder() -> Iterator[Path]:
 
 
 def shared_memory(folder: Path) -> list[Path]:
-    """The shared-memory regions of a run, or of one of its engines."""
+    """List the shared-memory regions of a run, or of one of its engines."""
     return list(SHARED_MEMORY.glob(f"{folder.name}*"))
 
 

@@ -18,7 +18,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 def ask(path: Path, address: str, timeout_s: float) -> bytes:
-    """The page at an address of whoever listens at a socket.
+    """Ask whoever listens at a socket for the page at an address.
 
     Args:
         path: of the socket.

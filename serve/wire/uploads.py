@@ -21,12 +21,12 @@ _KEY = re.compile(r"([0-9]+)-[0-9A-Za-z]+-[0-9]+")
 
 
 def folder_of(run: Path, process: int) -> Path:
-    """Where one of the gateway's processes has its uploads."""
+    """Return the folder where one of the gateway's processes has its uploads."""
     return run / _UPLOADS / str(process)
 
 
 def make_folder(run: Path, process: int = 0) -> Path:
-    """The folder of one of the gateway's processes, empty: what lay there is of one before it."""
+    """Make the folder of one of the gateway's processes, and empty it of a former one's files."""
     folder = folder_of(run, process)
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -36,7 +36,7 @@ def make_folder(run: Path, process: int = 0) -> Path:
 
 
 def take(run: Path, key: str) -> AudioFile | None:
-    """The file of a request, which has no name any more; None: there is none.
+    """Take the file of a request, which has no name then any more; None: there is none.
 
     Raises:
         EarshotError: it cannot be opened.

@@ -25,7 +25,7 @@ class Bridge:
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; returns the port, which 0 leaves to the system.
+        """Listen; return the port, which 0 leaves to the system.
 
         Raises:
             UnavailableError: it cannot.

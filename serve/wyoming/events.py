@@ -23,21 +23,21 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """Something that one side tells the other."""
+    """A message from one side to the other."""
 
     type: str
     data: dict[str, Any] = dataclasses.field(default_factory=dict)
     payload: bytes = b""
 
     def write(self) -> bytes:
-        """As it is sent."""
+        """Return it as it is sent."""
         data = to_json(self.data).encode()
         head = {"type": self.type, "data_length": len(data), "payload_length": len(self.payload)}
         return b"".join((to_json(head).encode(), b"\n", data, self.payload))
 
 
 def data_of(event: Event, kind: type[T]) -> T:
-    """What an event says, as a dataclass; keys that are no field of it are passed over.
+    """Read an event's data as a dataclass; keys that are no field of it are passed over.
 
     Raises:
         RequestError: a value is missing or wrong.
@@ -55,7 +55,7 @@ class _Line:
 
 
 async def read_event(reader: asyncio.StreamReader) -> Event | None:
-    """The next event; None where the client has gone.
+    """Read the next event; None where the client has gone.
 
     Args:
         reader: whose limit is `MAX_LINE_BYTES`.

@@ -1,4 +1,4 @@
-"""One client's connection: what it says, and what it is told.
+"""One client's connection: its events, and the answers to them.
 
 A connection ends with its first fault, which is an event `error`: Home Assistant waits on for a
 transcript, whatever else it is told.
@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 from serve.contract.errors import DeadlineError, EarshotError, RequestError
 from serve.wyoming.events import Event, data_of, read_event
-from serve.wyoming.upstream import Heard, Upstream
-from serve.wyoming.utterance import Asked, AudioFormat, Utterance
+from serve.wyoming.upstream import Answer, Upstream
+from serve.wyoming.utterance import AudioFormat, Options, Utterance
 
 logger = logging.getLogger("earshot.wyoming")
 
@@ -23,7 +23,7 @@ _WHISPER = {"name": "OpenAI", "url": "https://github.com/openai/whisper"}
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What all sessions share."""
+    """The settings that all sessions share."""
 
     upstream: Upstream
     languages: tuple[str, ...]  # codes that clients are told of
@@ -52,13 +52,13 @@ class Session:
         self._writer = writer
         self._settings = settings
         self._ahead: asyncio.Task[Event | None] | None = None
-        self._asked = Asked()
+        self._options = Options()
         self._utterance: Utterance | None = None
         self._last = False
 
     @property
     def busy(self) -> bool:
-        """Whether an utterance is under way."""
+        """Tell whether an utterance is under way."""
         return self._utterance is not None
 
     def finish(self) -> None:
@@ -142,7 +142,7 @@ class Session:
         await self._say("pong", {"text": data_of(event, _Ping).text})
 
     async def _transcribe(self, event: Event) -> None:
-        self._asked = data_of(event, Asked)
+        self._options = data_of(event, Options)
 
     async def _audio_start(self, event: Event) -> None:
         self._utterance = Utterance(data_of(event, AudioFormat))
@@ -155,18 +155,18 @@ class Session:
     async def _audio_stop(self, event: Event) -> None:
         if self._utterance is None:
             raise RequestError("audio-stop came without audio; expected audio-start before it")
-        asked = self._asked
-        if not asked.language:
-            asked = dataclasses.replace(asked, language=self._settings.language)
-        if (heard := await self._while_client_waits(self._utterance, asked)) is not None:
-            await self._say("transcript", {"text": heard.text, "language": heard.language})
-        self._asked, self._utterance = Asked(), None
+        options = self._options
+        if not options.language:
+            options = dataclasses.replace(options, language=self._settings.language)
+        if (answer := await self._while_client_waits(self._utterance, options)) is not None:
+            await self._say("transcript", {"text": answer.text, "language": answer.language})
+        self._options, self._utterance = Options(), None
 
-    async def _while_client_waits(self, utterance: Utterance, asked: Asked) -> Heard | None:
-        """The server's answer; None where the client has gone, and the server knows it, too."""
+    async def _while_client_waits(self, utterance: Utterance, options: Options) -> Answer | None:
+        """Return the server's answer; None where the client has gone, and the server knows it."""
         if not utterance.seconds:
-            return Heard("")  # nothing was said
-        answer = asyncio.create_task(self._settings.upstream.transcribe(utterance, asked))
+            return Answer("")  # nothing was said
+        answer = asyncio.create_task(self._settings.upstream.transcribe(utterance, options))
         self._ahead = self._ahead or asyncio.create_task(read_event(self._reader))
         try:
             await asyncio.wait((answer, self._ahead), return_when=asyncio.FIRST_COMPLETED)

@@ -22,7 +22,7 @@ from serve.contract.errors import (
     shown,
 )
 from serve.speech.languages import language_code
-from serve.wyoming.utterance import Asked, Utterance
+from serve.wyoming.utterance import Options, Utterance
 
 _MAX_ANSWER_BYTES = 2**22
 _CONNECT_S = 10.0
@@ -32,8 +32,8 @@ Bytes = bytes | bytearray
 
 
 @dataclasses.dataclass(frozen=True)
-class Heard:
-    """What a transcript says."""
+class Answer:
+    """The server's answer to an utterance."""
 
     text: str
     language: str | None = None  # a code; None: not known
@@ -50,13 +50,13 @@ class _Models:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Told:
+class _Error:
     message: str
 
 
 @dataclasses.dataclass(frozen=True)
-class _Refused:
-    error: _Told
+class _ErrorBody:
+    error: _Error
 
 
 class Upstream:
@@ -90,7 +90,7 @@ class Upstream:
         self._timeout_s = timeout_s
 
     async def models(self) -> tuple[str, ...]:
-        """Names of the models that there are.
+        """Return the names of the models that there are.
 
         Raises:
             EarshotError: as of `transcribe`.
@@ -98,8 +98,8 @@ class Upstream:
         answer = await self._ask("GET", "/v1/models")
         return tuple(model.id for model in _read(_Models, answer).data)
 
-    async def transcribe(self, utterance: Utterance, asked: Asked) -> Heard:
-        """Its text.
+    async def transcribe(self, utterance: Utterance, options: Options) -> Answer:
+        """Ask for an utterance's text.
 
         Raises:
             UnavailableError: there is no server, it hung up, or it answered with nonsense.
@@ -108,17 +108,17 @@ class Upstream:
         """
         fields = [
             ("response_format", "verbose_json"),
-            *(("keywords[]", word) for word in asked.keywords),
+            *(("keywords[]", word) for word in options.keywords),
         ]
         fields += [
             (name, value)
-            for name, value in (("model", asked.name), ("language", asked.language))
+            for name, value in (("model", options.name), ("language", options.language))
             if value
         ]
         kind, body = _form(fields, utterance.wav())
-        answer = await self._ask("POST", "/v1/audio/transcriptions", kind, body)
-        heard = _read(Heard, answer)
-        return Heard(heard.text.strip(), language_code(heard.language or ""))
+        received = await self._ask("POST", "/v1/audio/transcriptions", kind, body)
+        answer = _read(Answer, received)
+        return Answer(answer.text.strip(), language_code(answer.language or ""))
 
     async def _ask(
         self, method: str, path: str, kind: str = "", body: Sequence[Bytes] = ()
@@ -148,7 +148,7 @@ class Upstream:
         return answer
 
     async def _exchange(self, parts: Iterable[Bytes]) -> bytes:
-        """Send a request, and hear all until the server hangs up."""
+        """Send a request, and receive all until the server hangs up."""
         async with asyncio.timeout(_CONNECT_S):
             reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls)
         received = bytearray()
@@ -167,7 +167,7 @@ class Upstream:
 
 
 def _form(fields: Iterable[tuple[str, str]], file: Iterable[Bytes]) -> tuple[str, list[Bytes]]:
-    """A multipart form's media type, and its body in pieces."""
+    """Make a multipart form: its media type, and its body in pieces."""
     boundary = secrets.token_hex(16)
     part = f'--{boundary}\r\nContent-Disposition: form-data; name="'
     texts = (f'{part}{name}"\r\n\r\n{value}\r\n' for name, value in fields)
@@ -183,12 +183,12 @@ class _Received:
         self._received = received
 
     def makefile(self, mode: str) -> io.BytesIO:
-        """What `http.client` reads from."""
+        """Return the file that `http.client` reads from."""
         return io.BytesIO(self._received)
 
 
 def _parsed(received: bytes, url: str) -> tuple[int, bytes]:
-    """Status and body of an answer."""
+    """Return status and body of an answer."""
     response = http.client.HTTPResponse(cast(Any, _Received(received)))
     try:
         if len(received) > _MAX_ANSWER_BYTES:
@@ -196,9 +196,9 @@ def _parsed(received: bytes, url: str) -> tuple[int, bytes]:
         response.begin()
         return response.status, response.read()
     except (http.client.HTTPException, ValueError) as error:
-        said = "hung up without an answer" if not received else "did not answer as HTTP has it"
+        fault = "hung up without an answer" if not received else "did not answer as HTTP has it"
         raise UnavailableError(
-            f"{url} {said}; expected an Earshot, or another server of OpenAI's API"
+            f"{url} {fault}; expected an Earshot, or another server of OpenAI's API"
         ) from error
 
 
@@ -210,6 +210,6 @@ def _read(kind: Any, answer: bytes) -> Any:
 def _refusal(status: int, answer: bytes, url: str) -> EarshotError:
     kind = from_http(status)
     try:
-        return kind(_read(_Refused, answer).error.message)
+        return kind(_read(_ErrorBody, answer).error.message)
     except UnavailableError:
         return kind(f"{url} answered with status {status}")

@@ -1,4 +1,4 @@
-"""What somebody says between audio-start and audio-stop, and what is asked of it."""
+"""An utterance, between audio-start and audio-stop, and the options of its transcription."""
 
 import dataclasses
 from typing import Annotated, Literal
@@ -13,8 +13,8 @@ MAX_BYTES = 2**25
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
-    """The event `transcribe`, which may precede an utterance."""
+class Options:
+    """The options of the event `transcribe`, which may precede an utterance."""
 
     name: str | None = None  # of a model
     language: str | None = None
@@ -23,14 +23,14 @@ class Asked:
 
     @property
     def keywords(self) -> tuple[str, ...]:
-        """What may be said; names come first."""
+        """Words that may be said; names come first."""
         words = (*(self.transcript_names or ()), *(self.transcript_terms or ()))
         return tuple(word for word in words if word.strip())
 
 
 @dataclasses.dataclass(frozen=True)
 class AudioFormat:
-    """What samples are; it stands in the events audio-start and audio-chunk."""
+    """The format of samples; it stands in the events audio-start and audio-chunk."""
 
     rate: Annotated[int, Field(ge=1_000, le=384_000)]  # Hz
     width: Literal[1, 2, 3, 4]  # bytes of a sample; of one byte it has no sign
@@ -38,7 +38,7 @@ class AudioFormat:
 
     @property
     def bytes_per_s(self) -> int:
-        """Of all channels."""
+        """Bytes a second, of all channels."""
         return self.rate * self.width * self.channels
 
 
@@ -51,11 +51,11 @@ class Utterance:
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """Seconds that it has so far."""
         return len(self._samples) / self._format.bytes_per_s
 
     def add(self, format: AudioFormat, samples: bytes) -> None:
-        """A piece that goes on from the last.
+        """Add a piece that goes on from the last.
 
         Raises:
             AudioError: it is of another format.
@@ -73,7 +73,7 @@ class Utterance:
             )
 
     def wav(self) -> tuple[bytes, bytearray]:
-        """A WAV file's two parts.
+        """Return a WAV file's two parts.
 
         Raises:
             AudioError: it ends within a sample.

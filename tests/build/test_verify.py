@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from build import verify
 from build.checkpoint import open_checkpoint
+from build.draft import with_draft
 from build.recordings import read_recordings, recordings_of, synthetic_recordings
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import WEIGHTS_FILE
@@ -150,6 +151,12 @@ def test_nan_does_not_pass(checkpoint, tmp_path, recordings, monkeypatch):
     monkeypatch.setattr(type(engine), "load_weights", load_weights)
     with pytest.raises(EngineError, match="logits deviate by nan%"):
         verify.verify(engine, checkpoint, recordings)
+
+
+def test_a_drafts_decoder_is_no_part_of_it(nano_folder, checkpoint, tmp_path, recordings):
+    """A draft never changes a text, so the checkpoint alone tells whether texts are right."""
+    engine = write_engine(with_draft(checkpoint, str(nano_folder)), tmp_path / "engine", "int8")
+    assert verify.verify(engine, checkpoint, recordings).fp16_greedy_agreement == 1.0
 
 
 def test_an_engine_of_other_weights_is_refused(checkpoint, tmp_path, recordings):

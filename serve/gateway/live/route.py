@@ -22,7 +22,9 @@ from serve.contract.codec import to_json
 from serve.contract.errors import EarshotError, OverloadedError, RequestError, shown
 from serve.contract.messages import Transcript
 from serve.gateway import refusals
-from serve.gateway.door import Door
+from serve.gateway.door import Door, Visit
+from serve.gateway.envelope import request_parts, transcript
+from serve.gateway.gate import EVENT_S, JSON_S_PER_BYTE, Share
 from serve.gateway.headers import LINE, served_by
 from serve.gateway.limits import Ticket
 from serve.gateway.live import events, older
@@ -31,12 +33,8 @@ from serve.gateway.live.session import MAX_ERRORS, Session, TooManyErrors
 from serve.gateway.live.utterance import Window
 from serve.gateway.log import Line
 from serve.gateway.models import Target
-from serve.gateway.openai.ask import request_parts, transcript
-from serve.gateway.openai.models import named
 from serve.gateway.protocols import LOST, SHARE, NotTaken
 from serve.gateway.refusals import FieldRefusal, Refusal, as_openai
-from serve.gateway.turns import EVENT_S, JSON_S_PER_BYTE, Share
-from serve.gateway.visits import Visit
 from serve.speech.activity import Detector
 
 logger = logging.getLogger("earshot.gateway")
@@ -93,7 +91,7 @@ class Live:
         if (intent := query.get("intent", "transcription")) != "transcription":
             raise FieldRefusal("intent", f"intent = {shown(intent)}; expected transcription")
         if (model := query.get("model")) is not None:
-            named(self._door.models, model)
+            self._door.models.named(model)
 
     async def _serve(
         self, websocket: WebSocket, visit: Visit, ticket: Ticket, stop: asyncio.Event
@@ -103,13 +101,13 @@ class Live:
         except EarshotError as error:
             raise Refusal(error) from error
         offered = websocket.scope["subprotocols"]
-        model = named(self._door.models, websocket.query_params.get("model"))
+        model = self._door.models.named(websocket.query_params.get("model"))
         visit.line.model = model
         headers = [(name.encode(), text.encode()) for name, text in served_by(model).items()]
         await websocket.accept(_SUBPROTOCOL if _SUBPROTOCOL in offered else None, headers)
         session = Session(
             self._door.config.live,
-            functools.partial(named, self._door.models),
+            self._door.models.named,
             functools.partial(self._transcribe, visit, ticket, websocket.query_params.get("model")),
             functools.partial(_send, websocket, visit.line),
             visit.hear,
@@ -214,7 +212,7 @@ class Live:
         """
         ticket = stream.part()
         try:
-            target = Target(named(self._door.models, model or default), segments=False)
+            target = Target(self._door.models.named(model or default), segments=False)
             parts = request_parts(window.request(self._door.config.live))
             ticket.charge(sum(map(len, parts)))
             exchange = self._door.upstreams.send(target, parts, ticket, streamed=False)

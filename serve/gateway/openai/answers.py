@@ -1,13 +1,20 @@
-"""Transcripts as OpenAI's API answers them."""
+"""Transcripts as OpenAI's API answers them: whole, or piece by piece as server-sent events.
+
+https://html.spec.whatwg.org/multipage/server-sent-events.html
+"""
 
 import dataclasses
 import math
 from collections.abc import Iterable
 from typing import Any
 
+from starlette.types import Send
+
 from serve.contract.codec import to_json
 from serve.contract.messages import Segment, Transcript
 from serve.gateway.openai.fields import Asked
+from serve.gateway.protocols import NotTaken
+from serve.gateway.refusals import client_gone
 from serve.speech.formats import render
 from serve.speech.languages import LANGUAGE_NAMES
 
@@ -15,6 +22,11 @@ _SEEKS_PER_S = 100  # Whisper's frames of 10 ms
 _AUDIO_TOKENS_PER_S = 50  # positions of Whisper's encoder
 _NO_LANGUAGE = "unknown"  # where nobody was heard, so nothing decoded
 _NOBODY = "unknown"  # where no voice is heard in which words were found
+_EVENTS_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # proxies would hold it back until it is whole
+]
 
 
 def body(transcript: Transcript, asked: Asked) -> tuple[str, str]:
@@ -195,3 +207,43 @@ def _words(segments: Iterable[Segment]) -> list[dict[str, Any]]:
 
 def _speaker(segment: Segment) -> dict[str, str]:
     return {} if segment.speaker is None else {"speaker": segment.speaker}
+
+
+class Events:
+    """One response of events; begins with the first.
+
+    `headers` may get more before that.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.headers: dict[str, str] = {}
+        self.begun = False
+
+    async def send(self, event: dict[str, Any]) -> None:
+        """Send an event.
+
+        Raises:
+            Refusal: the client does not take it.
+        """
+        if not self.begun:
+            self.begun = True
+            headers = [(name.encode(), text.encode()) for name, text in self.headers.items()]
+            start = {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": _EVENTS_HEADERS + headers,
+            }
+            await self._pass(start)
+        data = f"data: {to_json(event)}\n\n".encode()
+        await self._pass({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self) -> None:
+        """There are no more."""
+        await self._pass({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _pass(self, message: dict[str, Any]) -> None:
+        try:
+            await self._send(message)
+        except NotTaken:
+            raise client_gone() from None

@@ -18,9 +18,9 @@ from starlette.requests import Request
 
 from serve.contract.errors import AudioError
 from serve.gateway import refusals
-from serve.gateway.bodies import body_chunks
 from serve.gateway.limits import Ticket
 from serve.gateway.refusals import FieldRefusal
+from serve.gateway.uploads import body_chunks
 from serve.speech import raw
 
 logger = logging.getLogger("earshot.gateway")

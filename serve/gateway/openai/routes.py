@@ -10,6 +10,7 @@ answers once. Errors that come after the first event of a stream are its last ev
 import asyncio
 import contextlib
 import logging
+import time
 from typing import Any
 
 from starlette.applications import Starlette
@@ -22,23 +23,28 @@ from starlette.types import Receive, Scope, Send
 from serve.contract.errors import RequestError
 from serve.contract.messages import Finished, Task, Transcript
 from serve.gateway import refusals
-from serve.gateway.bodies import while_client_waits
-from serve.gateway.door import Door
+from serve.gateway.door import Door, Visit
+from serve.gateway.envelope import request_parts, stream_event, transcript
 from serve.gateway.headers import LINE, ignored, served_by, warning
 from serve.gateway.limits import Ticket
 from serve.gateway.models import Target
-from serve.gateway.openai.answers import Deltas, body, delta_event, done_event, segment_event
-from serve.gateway.openai.ask import request_parts, stream_event, transcript
-from serve.gateway.openai.events import Events
+from serve.gateway.openai.answers import (
+    Deltas,
+    Events,
+    body,
+    delta_event,
+    done_event,
+    segment_event,
+)
 from serve.gateway.openai.fields import FIELDS, Asked, read_fields
 from serve.gateway.openai.form import Form, received_form
-from serve.gateway.openai.models import listed, named, one
 from serve.gateway.refusals import Refusal, as_openai, openai_error
+from serve.gateway.uploads import while_client_waits
 from serve.gateway.upstream.exchange import Exchange
-from serve.gateway.visits import Visit
 
 logger = logging.getLogger("earshot.gateway")
 
+_CREATED = int(time.time())
 _OFFERED = (
     "offered are POST /v1/audio/transcriptions and /v1/audio/translations, GET /v1/models and "
     "/v1/models/NAME"
@@ -53,11 +59,13 @@ def build_openai_app(door: Door) -> Starlette:
 
     async def list_models(request: Request) -> Response:
         identify(request)
-        return JSONResponse(listed(door.models))
+        models = [_described(name) for name in door.models.names]
+        return JSONResponse({"object": "list", "data": models})
 
     async def one_model(request: Request) -> Response:
         identify(request)
-        return JSONResponse(one(door.models, request.path_params["name"]))
+        door.models.named(name := request.path_params["name"])
+        return JSONResponse(_described(name))
 
     handlers: Any = {Refusal: _refused, HTTPException: _no_route, Exception: _failed}
     app = Starlette(
@@ -71,6 +79,11 @@ def build_openai_app(door: Door) -> Starlette:
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _described(model: str) -> dict[str, Any]:
+    """A model as OpenAI describes it."""
+    return {"id": model, "object": "model", "created": _CREATED, "owned_by": "earshot"}
 
 
 class _Audio:
@@ -106,7 +119,7 @@ class _Audio:
                 form = await stack.enter_async_context(received)
                 unknown = self._door.config.gateway.unknown_fields
                 asked = read_fields(form.pairs, self._task, unknown)
-                target = Target(named(self._door.models, asked.model), asked.stream)
+                target = Target(self._door.models.named(asked.model), asked.stream)
                 visit.line.model = target.model
                 exchange = self._begin(form, asked, target, ticket)
             except BaseException:

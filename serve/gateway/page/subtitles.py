@@ -19,8 +19,8 @@ from serve.contract.errors import OptionError
 from serve.contract.fields import Finite
 from serve.contract.messages import Segment, Timings, Transcript, Word
 from serve.gateway import refusals
-from serve.gateway.bodies import body_chunks
 from serve.gateway.door import Door
+from serve.gateway.uploads import body_chunks
 from serve.speech.formats import render
 
 _MOST_BYTES = 4 * 1024**2

@@ -1,46 +1,59 @@
-"""One request in the hands of whoever answers it, and its answers as they come."""
+"""One request on its way to a server, and to the next one where that does not take it; and its
+answers as they come."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Iterable
 from typing import Self
 
 from tritonclient.grpc import service_pb2
 
+from serve.contract.errors import AccessError, DeadlineError, OverloadedError, UnavailableError
 from serve.gateway import refusals
 from serve.gateway.limits import Ticket
+from serve.gateway.metrics import UpstreamMetrics
 from serve.gateway.refusals import Refusal
+from serve.gateway.upstream.calls import Call
+from serve.gateway.upstream.server import Outgoing, Server
 
 logger = logging.getLogger("earshot.gateway")
 
 
 class Exchange:
-    """A request and its answers.
+    """A request, which is with the least busy server that takes it as soon as this exists.
 
-    Leaving its `with` block by an exception tells the model that nobody waits any more.
+    Leaving its `with` block by an exception tells the server that nobody waits any more. What the
+    server answers is read to its end, whatever happens.
 
     Args:
-        source: the answers, ModelStreamInferResponses; read to their end, whatever happens. Raises
-            a Refusal where the request fails.
-        ticket: closed when the server has let go of the request.
-        cancel: tells the server that nobody waits.
+        request: it, and its audio.
+        servers: those of its model.
+        metrics: count how each of them ended it.
+        ticket: closed when the last server has let go of the request.
         limit_s: longest wait for all answers.
+
+    Raises:
+        Refusal: no server takes it; the ticket is still open.
     """
 
     def __init__(
         self,
-        source: AsyncIterator[bytes],
+        request: Outgoing,
+        servers: Iterable[Server],
+        metrics: UpstreamMetrics,
         ticket: Ticket,
-        cancel: Callable[[], None],
         limit_s: float,
     ) -> None:
-        self._source = source
+        self._target = request.target
+        self._left = list(servers)  # who have not had it
+        self._request: Outgoing | None = request  # as long as another may get it
+        self._metrics = metrics
         self._ticket = ticket
-        self._cancel = cancel
         self._limit_s = limit_s
         self._end_s = asyncio.get_running_loop().time() + limit_s
         self._answers: asyncio.Queue[bytes | Refusal | None] = asyncio.Queue()
-        self._done = False
+        self._lost = self._cancelled = self._done = False
+        self._server, self._call = self._give()
         self.pump = asyncio.create_task(self._pump())
 
     async def next_answer(self) -> bytes | None:
@@ -82,13 +95,13 @@ class Exchange:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Cancel the request, unless it has ended."""
         if kind is not None and not self._done:
-            self._cancel()
+            self._cancelled = True
+            self._call.cancel()
 
     async def _pump(self) -> None:
         end: Refusal | None = None
         try:
-            async for answer in self._source:
-                self._answers.put_nowait(answer)
+            await self._deliver()
         except Refusal as refusal:
             end = refusal
         except Exception:  # one request must not hurt its neighbours
@@ -98,3 +111,80 @@ class Exchange:
             self._done = True
             self._ticket.close()
             self._answers.put_nowait(end)
+
+    async def _deliver(self) -> None:
+        """Take in the answers of one of the servers.
+
+        Raises:
+            Refusal: it failed at the last that may have had it, or after its first answer.
+        """
+        while True:
+            begun = False
+            try:
+                async for answer in self._call.answers():
+                    begun = True
+                    self._answers.put_nowait(self._named(answer))
+            except Refusal as refusal:
+                self._metrics.ended(self._server.name, refusal.status.grpc)
+                self._server.failed(refusal)
+                if begun or not self._may_go_on(refusal):
+                    raise _told(refusal) from refusal
+                failed = refusal
+            else:
+                self._metrics.ended(self._server.name, "OK")
+                return
+            finally:
+                self._server.inflight -= 1
+                self._call.close()
+            try:
+                self._server, self._call = self._give()
+            except Refusal:
+                raise _told(failed) from failed
+
+    def _give(self) -> tuple[Server, Call]:
+        """Give it to the least busy server that takes it.
+
+        Raises:
+            Refusal: none does.
+        """
+        assert self._request is not None  # dropped with the last of those who are left
+        why: Refusal | None = None
+        for server in sorted(self._left, key=lambda server: server.inflight):
+            if not server.takes(self._target.model):
+                continue
+            self._left.remove(server)
+            try:
+                call = server.send(self._request)
+            except Refusal as refusal:
+                why = refusal
+                continue
+            server.inflight += 1
+            if not self._left:
+                self._request = None  # its audio may be large
+            return server, call
+        raise why or refusals.server_away()
+
+    def _may_go_on(self, refusal: Refusal) -> bool:
+        """Whether another server may have it that has not answered anything.
+
+        One that was lost may have been so by this request's doing, so that this counts once.
+        """
+        if self._cancelled or not self._left or isinstance(refusal.error, DeadlineError):
+            return False
+        if isinstance(refusal.error, UnavailableError | AccessError):
+            self._lost, again = True, not self._lost
+            return again
+        return isinstance(refusal.error, OverloadedError)
+
+    def _named(self, answer: bytes) -> bytes:
+        """The answer with the model's name as the client knows it; a field's last value counts."""
+        if self._target.asked in ("", self._server.answer_name(self._target)):
+            return answer
+        head = service_pb2.ModelInferResponse(model_name=self._target.asked)
+        whole = service_pb2.ModelStreamInferResponse(infer_response=head)
+        return answer + bytes(whole.SerializeToString())
+
+
+def _told(refusal: Refusal) -> Refusal:
+    """What a client is told: that a server refuses the gateway's key is none of its business."""
+    return refusals.server_away() if isinstance(refusal.error, AccessError) else refusal

@@ -2,7 +2,7 @@
 
 A request goes to the server that has the fewest of the gateway's, of those that serve its model and
 take requests. Where one refuses it because it is full, drains or has gone, before it has answered
-anything, the next one gets it; see `serve.gateway.upstream.delivery`.
+anything, the next one gets it; see `serve.gateway.upstream.exchange`.
 """
 
 import asyncio
@@ -20,7 +20,6 @@ from serve.gateway.limits import Ticket
 from serve.gateway.metrics import UpstreamMetrics
 from serve.gateway.models import Models, Target
 from serve.gateway.refusals import Refusal
-from serve.gateway.upstream.delivery import Delivery
 from serve.gateway.upstream.exchange import Exchange
 from serve.gateway.upstream.own import OwnEngine, OwnTriton
 from serve.gateway.upstream.remote import Remote
@@ -98,8 +97,8 @@ class Upstreams:
             Refusal: nobody can take it; the ticket is still open.
         """
         request = Outgoing(target, parts, streamed, upload)
-        delivery = Delivery(request, self._of(target.model), self._metrics)
-        exchange = Exchange(delivery.answers(), ticket, delivery.cancel, self._limit_s)
+        servers = self._of(target.model)
+        exchange = Exchange(request, servers, self._metrics, ticket, self._limit_s)
         self._exchanges[exchange.pump] = exchange
         exchange.pump.add_done_callback(self._exchanges.pop)
         return exchange

@@ -16,17 +16,21 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from serve.contract.engine import HEAD_DIM
 from serve.native.kernels import definition
 from serve.native.kernels.attention import append_kernel, embed_kernel, self_attention_kernel
-from serve.native.kernels.cross import RUNS, cross_kernel, cross_stream_kernel
+from serve.native.kernels.cross import cross_kernel, cross_stream_kernel
 from serve.native.kernels.definition import LAYER_NORM_EPS, CrossKV, Matrix, Norm
 from serve.native.kernels.feed import Feed, Groups
 from serve.native.kernels.launch import Overlap, launch
 from serve.native.kernels.linear import (
+    Ending,
+    Steps,
+    Sums,
     few_rows_kernel,
     finish_kernel,
     many_rows_kernel,
     norm_kernel,
     wide_rows_kernel,
 )
+from serve.native.kernels.splits import RUNS, Form, Keys, Shared, Workspace
 from serve.native.kernels.store import quantize_kernel
 from serve.native.kernels.tiles import FEW_ROWS, gains_from_wide, part_of, tile_of, wide_tile_of
 
@@ -55,25 +59,26 @@ class Pending:
     value: torch.Tensor | None = None  # finished and added to the residual, by the next layer norm
 
     @property
-    def scale(self) -> torch.Tensor:
-        """Its matrix's scale, or any tensor where there is none."""
-        return self.parts if self.matrix.scale is None else self.matrix.scale
+    def sums(self) -> Sums:
+        """As kernels take it, with any tensor where its matrix has no scale or no bias."""
+        parts, matrix = self.parts, self.matrix
+        return Sums(parts, _given(matrix.scale, parts), _given(matrix.bias, parts))
 
-    @property
-    def bias(self) -> torch.Tensor:
-        """Its matrix's bias, or any tensor where there is none."""
-        return self.parts if self.matrix.bias is None else self.matrix.bias
+
+def _given(x: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
+    """A tensor, or where there is none any other: kernels take one and do not read it."""
+    return other if x is None else x
 
 
 Flow = torch.Tensor | Pending
 
 
-def _unfinished(x: Flow) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, bool]:
-    """(numbers, scale, bias, parts, whether quantized), as kernels take what they may finish."""
+def _unfinished(x: Flow) -> tuple[Sums, int, bool]:
+    """(numbers, parts, whether quantized), as kernels take what they may finish."""
     if isinstance(x, torch.Tensor):
         assert x.is_contiguous()
-        return x, x, x, 0, False
-    return x.parts, x.scale, x.bias, len(x.parts), x.matrix.scale is not None
+        return Sums(x, x, x), 0, False
+    return x.sums, len(x.parts), x.matrix.scale is not None
 
 
 class TritonOps:
@@ -94,29 +99,31 @@ class TritonOps:
             self._processors = torch.cuda.get_device_properties(device).multi_processor_count
         self._most = rows
         self._room = max(rows, _ROOM)
-        splits = triton.cdiv(n_keys, RUNS * min(_CROSS_RUN.values()))
+        splits = triton.cdiv(n_keys, RUNS.value * min(_CROSS_RUN.values()))
         cross = self._room * heads * splits
-        self._partial = torch.empty(cross * HEAD_DIM, dtype=torch.float32, device=device)
-        self._stats = torch.empty(cross * 2, dtype=torch.float32, device=device)
-        self._arrived = torch.zeros(self._room * heads, dtype=torch.int32, device=device)
+        self._workspace = Workspace(
+            partial=torch.empty(cross * HEAD_DIM, dtype=torch.float32, device=device),
+            stats=torch.empty(cross * 2, dtype=torch.float32, device=device),
+            arrived=torch.zeros(self._room * heads, dtype=torch.int32, device=device),
+        )
 
     def _norm(
         self, x: torch.Tensor, delta: Pending | None, params: Norm
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(x + delta, layer norm of that); without delta, (x, layer norm)."""
-        added, scale, bias, parts, quantized = _unfinished(x if delta is None else delta)
+        added, parts, quantized = _unfinished(x if delta is None else delta)
         assert x.is_contiguous()
         width = x.shape[-1]
         rows = x.numel() // width
         out = torch.empty_like(x)
         total = x if delta is None else torch.empty_like(x)
+        tensors = (x, added, total, params.weight, params.bias, out)
+        sizes = (rows, LAYER_NORM_EPS, width, triton.next_power_of_2(width), parts)
+        has_bias = delta is not None and delta.matrix.bias is not None
         pdl = self._overlap.gains(rows)
         launch(norm_kernel, rows)(
-            x, added, scale, bias, total, params.weight, params.bias, out, rows, LAYER_NORM_EPS,
-            width, triton.next_power_of_2(width), parts, quantized,
-            delta is not None and delta.matrix.bias is not None, pdl,
-            num_warps=8, launch_pdl=pdl,
-        )  # fmt: skip
+            *tensors, *sizes, quantized, has_bias, pdl, num_warps=8, launch_pdl=pdl
+        )
         return total, out
 
     def store(self, matrix: Matrix) -> Matrix:
@@ -168,13 +175,13 @@ class TritonOps:
         return value if x.residual is None else value + x.residual
 
     def _finish(self, x: Pending, gelu: bool) -> torch.Tensor:
-        count, rows, n_out = x.parts.shape
+        parts, rows, n_out = x.parts.shape
         out = torch.empty((rows, n_out), dtype=x.dtype, device=x.parts.device)
+        steps = (x.matrix.scale is not None, x.matrix.bias is not None, gelu)
         pdl = self._overlap.gains(rows)
         launch(finish_kernel, rows, triton.cdiv(n_out, _FINISH_BLOCK))(
-            x.parts, x.scale, x.bias, out, rows, n_out, count, x.matrix.scale is not None,
-            x.matrix.bias is not None, gelu, _FINISH_BLOCK, pdl, num_warps=4, launch_pdl=pdl,
-        )  # fmt: skip
+            x.sums, out, rows, n_out, parts, *steps, _FINISH_BLOCK, pdl, num_warps=4, launch_pdl=pdl
+        )
         return out
 
     def _normed(self, x: Flow, params: Norm) -> torch.Tensor:
@@ -201,11 +208,12 @@ class TritonOps:
         out = torch.empty(shape, dtype=torch.float32, device=x.device)
         packed = self._on_gpu and matrix.weight.dtype == torch.int8
         weight = matrix.weight.view(torch.int16) if packed else matrix.weight
+        sizes = (rows, n_out, depth, part)
+        tile = (min(part, 256), max(16, triton.next_power_of_2(rows)), 64)
         pdl = self._overlap.gains(rows)
         launch(few_rows_kernel, triton.cdiv(n_out, 64), shape[0])(
-            x, weight, out, rows, n_out, depth, part, min(part, 256),
-            max(16, triton.next_power_of_2(rows)), 64, packed, pdl, num_warps=4, launch_pdl=pdl,
-        )  # fmt: skip
+            x, weight, out, *sizes, *tile, packed, pdl, num_warps=4, launch_pdl=pdl
+        )
         return out
 
     def _finished_linear(
@@ -220,28 +228,43 @@ class TritonOps:
         n_out = matrix.weight.shape[0]
         assert x.is_contiguous()
         out = torch.empty((rows, n_out), dtype=dtype, device=x.device)
-        numbers = (
-            matrix.weight if matrix.scale is None else matrix.scale,
-            x if matrix.bias is None else matrix.bias, x if residual is None else residual, out,
-            rows, n_out, depth, part_of(depth), matrix.scale is not None,
-            matrix.bias is not None, gelu, residual is not None,
-        )  # fmt: skip
+        ending = Ending(
+            _given(matrix.scale, matrix.weight), _given(matrix.bias, x), _given(residual, x)
+        )
+        given = (matrix.scale is not None, matrix.bias is not None)
+        steps = Steps(*given, gelu, has_residual=residual is not None)
+        sizes = (rows, n_out, depth, part_of(depth))
         wide = matrix.wide if gains_from_wide(rows, n_out) else None
-        if wide is not None:
-            # Of a long prompt's rows only as many count as a step has at most: no tile but those of
-            # steps is to be compiled in service.
-            tile = wide_tile_of(min(rows, self._most), n_out, depth)
-            launch(wide_rows_kernel, *tile.grid(rows, n_out))(
-                TensorDescriptor(x, [rows, depth], [depth, 1], [tile.block_m, tile.turn]),
-                TensorDescriptor(wide, [n_out, depth], [depth, 1], [tile.block_n, tile.turn]),
-                *numbers, *tile.sizes, num_warps=tile.warps, num_stages=tile.stages,
-            )  # fmt: skip
+        if wide is None:
+            tile, pdl = tile_of(rows, n_out, depth), self._overlap.gains(rows)
+            options = {"num_warps": tile.warps, "num_stages": tile.stages, "launch_pdl": pdl}
+            launch(many_rows_kernel, *tile.grid(rows, n_out))(
+                x,
+                matrix.weight,
+                ending,
+                out,
+                *sizes,
+                steps,
+                *tile.sizes,
+                self._on_gpu,
+                pdl,
+                **options,
+            )
             return out
-        tile, pdl = tile_of(rows, n_out, depth), self._overlap.gains(rows)
-        launch(many_rows_kernel, *tile.grid(rows, n_out))(
-            x, matrix.weight, *numbers, *tile.sizes, self._on_gpu, pdl, num_warps=tile.warps,
-            num_stages=tile.stages, launch_pdl=pdl,
-        )  # fmt: skip
+        # Of a long prompt's rows only as many count as a step has at most: no tile but those of
+        # steps is to be compiled in service.
+        tile = wide_tile_of(min(rows, self._most), n_out, depth)
+        launch(wide_rows_kernel, *tile.grid(rows, n_out))(
+            TensorDescriptor(x, [rows, depth], [depth, 1], [tile.block_m, tile.turn]),
+            TensorDescriptor(wide, [n_out, depth], [depth, 1], [tile.block_n, tile.turn]),
+            ending,
+            out,
+            *sizes,
+            steps,
+            *tile.sizes,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
         return out
 
     def self_attention(
@@ -249,27 +272,37 @@ class TritonOps:
     ) -> torch.Tensor:
         """See `definition.self_attention`; of each row's past only what it has is read."""
         _, n_ctx, heads, head_dim = k_cache.shape
-        numbers, scale, bias, parts, quantized = _unfinished(qkv)
+        numbers, parts, quantized = _unfinished(qkv)
         feeds, source = len(feed.rows), feed.source
         assert k_cache.is_contiguous() and v_cache.is_contiguous()
         assert source is None or source.is_contiguous()
         assert feed.rows.is_contiguous() and feed.positions.is_contiguous()
         out = torch.empty((feeds, heads * head_dim), dtype=qkv.dtype, device=k_cache.device)
         pdl = self._overlap.gains(feeds)
-        common = (numbers, scale, bias, k_cache, v_cache, feed.rows, feed.positions)
+        fed = (numbers, k_cache, v_cache, feed.rows, feed.positions)
         enough = feeds * heads >= _SELF_PROGRAMS * self._processors
         together = max(i for i in _SELF_FEEDS if i == 1 or (enough and feed.each % i == 0))
         apart = feed.several and together < max(feed.each, 2)  # a row's feeds, to several programs
+        sizes = (feeds, heads, n_ctx, head_dim)
         if apart:
             launch(append_kernel, heads, feeds)(
-                *common, feeds, heads, n_ctx, head_dim, parts, quantized, pdl, num_warps=1,
-                launch_pdl=pdl,
-            )  # fmt: skip
+                *fed, *sizes, parts, quantized, pdl, num_warps=1, launch_pdl=pdl
+            )
         launch(self_attention_kernel, heads, feeds // together)(
-            *common, feed.rows if source is None else source, out, feeds, heads, n_ctx, head_dim,
-            _SELF_BLOCK, together, parts, quantized, source is not None, not apart, pdl,
-            num_warps=_SELF_WARPS, launch_pdl=pdl,
-        )  # fmt: skip
+            *fed,
+            _given(source, feed.rows),
+            out,
+            *sizes,
+            block=_SELF_BLOCK,
+            each=together,
+            parts=parts,
+            quantized=quantized,
+            elsewhere=source is not None,
+            appends=not apart,
+            pdl=pdl,
+            num_warps=_SELF_WARPS,
+            launch_pdl=pdl,
+        )
         return out
 
     def cross_attention(self, q: Flow, cross: CrossKV, groups: Groups) -> torch.Tensor:
@@ -292,34 +325,32 @@ class TritonOps:
     ) -> None:
         """Cross-attention of feeds `begin` to `end`, for which the workspace has room."""
         _, heads, n_keys, _ = cross.k.shape
-        numbers, scale, bias, parts, quantized = _unfinished(q)
+        numbers, parts, quantized = _unfinished(q)
         int8 = cross.k_scale is not None
         k, v = (x.view(torch.int32) if int8 else x for x in (cross.k, cross.v))
         assert k.is_contiguous() and v.is_contiguous()
         pdl = self._overlap.gains(len(out))
         run = _CROSS_RUN[cross.k.dtype]
-        splits = triton.cdiv(n_keys, run * RUNS)
-        arguments = (
-            numbers, scale, bias, k, v, cross.k_scale if int8 else numbers,
-            cross.v_scale if int8 else numbers, groups.slots, groups.first, groups.count, out,
-            self._partial, self._stats, self._arrived, len(out), begin, end, heads, n_keys,
-        )  # fmt: skip
-        options = (parts, quantized, int8, pdl, groups.direct, run, splits)
+        form = Form(
+            parts, quantized, int8, pdl, groups.direct, run, triton.cdiv(n_keys, run * RUNS.value)
+        )
+        k_scale, v_scale = (_given(x, numbers.numbers) for x in (cross.k_scale, cross.v_scale))
+        shared = Shared(groups.slots, groups.first, groups.count)
+        arguments = (numbers, Keys(k, v, k_scale, v_scale), shared, out, self._workspace)
+        sizes = (len(out), begin, end, heads, n_keys)
         pairs = len(groups.slots) * heads
-        items, resident = splits * pairs, _STREAM_WARPS * self._processors
+        items, resident = form.splits * pairs, _STREAM_WARPS * self._processors
         if groups.most <= _HALF_TILE and 2 * items > resident:
             programs = triton.cdiv(items, triton.cdiv(items, resident))  # as many splits each
-            launch(cross_stream_kernel, programs)(
-                *arguments, items, *options, num_warps=1, maxnreg=_STREAM_REGISTERS,
-                launch_pdl=pdl,
-            )  # fmt: skip
+            options = {"num_warps": 1, "maxnreg": _STREAM_REGISTERS, "launch_pdl": pdl}
+            launch(cross_stream_kernel, programs)(*arguments, *sizes, items, form, **options)
             return
         tiles = triton.cdiv(min(groups.most, end - begin), _TILE)
         sharing = min(tiles, triton.cdiv(_ENOUGH, items))
         height = _HALF_TILE if groups.most <= _HALF_TILE else _TILE
-        launch(cross_kernel, splits, pairs, sharing)(
-            *arguments, *options, height, num_warps=RUNS, launch_pdl=pdl,
-        )  # fmt: skip
+        launch(cross_kernel, form.splits, pairs, sharing)(
+            *arguments, *sizes, form, height, num_warps=RUNS.value, launch_pdl=pdl
+        )
 
     def store_cross(
         self,
@@ -334,10 +365,11 @@ class TritonOps:
             return
         assert x.is_contiguous() and cache.is_contiguous() and scale.is_contiguous()
         layers, _, stack, heads, time, head_dim = cache.shape
+        blocks = triton.cdiv(time, _QUANTIZE_BLOCK)
+        sizes = (stack, heads, time, head_dim, _QUANTIZE_SHARE, _QUANTIZE_BLOCK, blocks)
         launch(quantize_kernel, head_dim // _QUANTIZE_SHARE, layers * 2 * heads, len(x))(
-            x, slots, cache, scale, stack, heads, time, head_dim, _QUANTIZE_SHARE, _QUANTIZE_BLOCK,
-            triton.cdiv(time, _QUANTIZE_BLOCK), num_warps=8,
-        )  # fmt: skip
+            x, slots, cache, scale, *sizes, num_warps=8
+        )
 
     def embed(self, feed: Feed, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """See `definition.embed`."""
@@ -345,8 +377,8 @@ class TritonOps:
         assert feed.rows.is_contiguous() and feed.positions.is_contiguous()
         feeds, width = len(feed.rows), tokens.shape[1]
         out = torch.empty((feeds, width), dtype=tokens.dtype, device=tokens.device)
+        sizes = (feed.ids.shape[1], width, triton.next_power_of_2(width))
         launch(embed_kernel, feeds)(
-            feed.ids, feed.rows, feed.positions, tokens, places, out, feed.ids.shape[1], width,
-            triton.next_power_of_2(width),
-        )  # fmt: skip
+            feed.ids, feed.rows, feed.positions, tokens, places, out, *sizes
+        )
         return out

@@ -58,7 +58,7 @@ def scaled(x: torch.Tensor) -> Scaled:
 
 
 def prepare(matrix: Matrix, norm: Norm | None = None) -> Matrix:
-    """What the encoder's products read of a matrix: here, the matrix.
+    """Prepare a matrix for the encoder's products: here, as it is.
 
     Args:
         matrix: a linear layer.
@@ -68,7 +68,7 @@ def prepare(matrix: Matrix, norm: Norm | None = None) -> Matrix:
 
 
 def store(matrix: Matrix) -> Matrix:
-    """What the decoder's products read of a matrix: here, inputs outermost where outputs are more.
+    """Lay out a matrix for the decoder's products: here, inputs outermost where outputs are more.
 
     Few rows times such a matrix take MKL half the time so.
     """

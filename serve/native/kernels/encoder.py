@@ -6,7 +6,7 @@ overlapping rows. With FP8 (e4m3), every product's input has a scale per row, fo
 that writes it, but for what GELU gives, whose scale follows from the weights; and every weight has
 one per output.
 """
-# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 
 import dataclasses
 import math
@@ -49,7 +49,7 @@ _GROUP = 8  # tiles of rows whose weights stay in the L2 cache
 
 
 @triton.jit
-def _rough_gelu(x: tl.tensor, half: tl.tensor) -> tl.tensor:
+def _rough_gelu(x, half) -> tl.tensor:
     """float16 2 * half * GELU(x) by GELU's tanh form, two numbers an instruction.
 
     That form differs from the exact one by at most 5e-4, and FP8 keeps four bits.
@@ -70,16 +70,29 @@ def _rough_gelu(x: tl.tensor, half: tl.tensor) -> tl.tensor:
         fma.rn.f16x2 $0, half, u, half;
         }
         """,
-        "=r,r,r", [x, half], dtype=tl.float16, is_pure=True, pack=2,
-    )  # fmt: skip
+        "=r,r,r",
+        [x, half],
+        dtype=tl.float16,
+        is_pure=True,
+        pack=2,
+    )
 
 
 @triton.jit
 def _gelu_tile(
-    acc: tl.tensor, m: tl.tensor, n: tl.tensor, n_out: int, x_scale: tl.tensor,
-    w_scale: tl.tensor, bias: tl.tensor, step: tl.tensor, period: int, gap: tl.constexpr,
-    fp8: tl.constexpr, dtype: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
+    acc,
+    m,
+    n,
+    n_out: int,
+    x_scale,
+    w_scale,
+    bias,
+    step,
+    period: int,
+    gap: tl.constexpr,
+    fp8: tl.constexpr,
+    dtype: tl.constexpr,
+) -> tl.tensor:
     shift = tl.load(bias + n, mask=n < n_out, other=0.0).to(tl.float32)[None, :]
     if fp8:
         factor = tl.load(w_scale + n, mask=n < n_out, other=0.0)
@@ -94,11 +107,26 @@ def _gelu_tile(
 
 @triton.jit(do_not_specialize=("rows", "period", "shift"))
 def linear_gelu_kernel(
-    x: tl.tensor, weight: tl.tensor, out: tl.tensor, x_scale: tl.tensor, w_scale: tl.tensor,
-    bias: tl.tensor, step: tl.tensor, scale: tl.tensor, rows: int, period: int, shift: int,
-    gap: tl.constexpr, n_out: tl.constexpr, depth: tl.constexpr, block_m: tl.constexpr,
-    block_n: tl.constexpr, block_k: tl.constexpr, group: tl.constexpr, fp8: tl.constexpr,
-) -> None:  # fmt: skip
+    x,
+    weight,
+    out,
+    x_scale,
+    w_scale,
+    bias,
+    step,
+    scale,
+    rows: int,
+    period: int,
+    shift: int,
+    gap: tl.constexpr,
+    n_out: tl.constexpr,
+    depth: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_k: tl.constexpr,
+    group: tl.constexpr,
+    fp8: tl.constexpr,
+) -> None:
     """out[m + shift] = GELU(x[m] @ weight.T + bias); the last `gap` of each `period` rows are 0.
 
     Persistent programs; tiles in groups of rows, whose weights stay in the L2 cache. Of FP8, what
@@ -142,7 +170,7 @@ class _Rows:
 
 
 class _Encoder:
-    """What both precisions share: attention, and convolutions by the product that ends in GELU.
+    """The operations that both precisions share: attention, and convolutions by products.
 
     Args:
         device: a CUDA device, or a CPU under Triton's interpreter.
@@ -201,17 +229,22 @@ class _Encoder:
         """
         weight, fp8 = matrix.weight, scales is not None
         n_out, tile = len(weight), _FP8 if fp8 else _FP16
-        size_m, size_n, size_k = tile.block_m, tile.block_n, tile.block_k
+        block = (size_m, size_n, size_k) = (tile.block_m, tile.block_n, tile.block_k)
         tiles = triton.cdiv(x.rows, size_m) * triton.cdiv(n_out, size_n)
         x_scale, scale = scales or (out, out)
+        w_scale, step = (matrix.scale, matrix.step) if fp8 else (out, out)
         launch(linear_gelu_kernel, min(tiles, tile.programs * self._processors))(
             TensorDescriptor(x.base, [x.rows, x.depth], [x.stride, 1], [size_m, size_k]),
             TensorDescriptor(weight, list(weight.shape), [x.depth, 1], [size_n, size_k]),
             TensorDescriptor(out, list(out.shape), [n_out, 1], [size_m, size_n]),
-            x_scale, matrix.scale if fp8 else out, matrix.bias, matrix.step if fp8 else out, scale,
-            x.rows, period, shift, gap, n_out, x.depth, size_m, size_n, size_k, _GROUP, fp8,
-            num_warps=tile.warps, num_stages=tile.stages,
-        )  # fmt: skip
+            *(x_scale, w_scale, matrix.bias, step, scale),
+            *(x.rows, period, shift, gap, n_out, x.depth),
+            *block,
+            group=_GROUP,
+            fp8=fp8,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
 
 
 class TritonEncoder(_Encoder):
@@ -270,10 +303,14 @@ class Fp8Encoder(_Encoder):
         """See `definition.linear`."""
         assert matrix.scale is not None
         out = torch._scaled_mm(
-            x.values.view(-1, x.values.shape[-1]), matrix.weight.t(), scale_a=x.scale[:, None],
-            scale_b=matrix.scale[None, :], bias=matrix.bias, out_dtype=torch.float16,
+            x.values.view(-1, x.values.shape[-1]),
+            matrix.weight.t(),
+            scale_a=x.scale[:, None],
+            scale_b=matrix.scale[None, :],
+            bias=matrix.bias,
+            out_dtype=torch.float16,
             use_fast_accum=True,
-        )  # fmt: skip
+        )
         return out.view(*x.values.shape[:-1], -1)
 
     def linear_gelu(self, x: Scaled, matrix: Matrix) -> Scaled:
@@ -314,7 +351,7 @@ class Fp8Encoder(_Encoder):
 
 
 def reach(matrix: Matrix, norm: Norm) -> torch.Tensor:
-    """What no output of a linear layer behind a layer norm can exceed: float32 ().
+    """Bound what a linear layer behind a layer norm can give: float32 ().
 
     A normalised row of width d has the length sqrt(d) at most and the mean 0, so what it adds to an
     output's bias is at most sqrt(d) times the length of that output's weights, less their mean

@@ -1,4 +1,4 @@
-"""What a decoder step is fed: tokens of rows, and which rows share a slot."""
+"""The feed of a decoder step: tokens of rows, and which rows share a slot."""
 
 import dataclasses
 import functools
@@ -24,24 +24,24 @@ class Groups:
 
         Read by plain torch, which must know them on the host.
         """
-        found: list[tuple[int, int, int, int]] = []
+        runs: list[tuple[int, int, int, int]] = []
         columns = (self.slots.tolist(), self.first.tolist(), self.count.tolist())
         for slot, first, count in zip(*columns, strict=True):
             if count == 0:
                 continue
-            if found:
-                slot_0, slots, first_0, each = found[-1]
+            if runs:
+                slot_0, slots, first_0, each = runs[-1]
                 follows = slot == slot_0 + slots and first == first_0 + slots * each
                 if follows and count == each:
-                    found[-1] = (slot_0, slots + 1, first_0, each)
+                    runs[-1] = (slot_0, slots + 1, first_0, each)
                     continue
-            found.append((slot, 1, first, count))
-        return found
+            runs.append((slot, 1, first, count))
+        return runs
 
 
 @dataclasses.dataclass(frozen=True)
 class Feed:
-    """What one decoder step is fed: n tokens, each of a row at a position.
+    """The input of one decoder step: n tokens, each of a row at a position.
 
     A row is one sequence of a slot; those of a slot stand side by side. A row may be fed several
     positions that follow each other: each sees its row's past, the others before it included.

@@ -10,7 +10,7 @@ block first, for beyond the window's end there is something to be masked, then t
 Sources: Shah et al., "FlashAttention-3" (2024), section 3; Milakov and Gimelshein (2018) for the
 running maximum.
 """
-# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-any-return"
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def, no-any-return"
 
 import torch
 import triton
@@ -68,7 +68,7 @@ def _barriers(number: gl.constexpr, count: gl.constexpr) -> gl.shared_memory_des
 @gluon.jit
 def _ring(source: tma.tensor_descriptor, number: gl.constexpr, readers: gl.constexpr) -> _Ring:
     """Room for some blocks of a descriptor, each free once all its readers have said so."""
-    shape: gl.constexpr = [number] + source.block_type.shape  # noqa: RUF005 - no unpacking here
+    shape: gl.constexpr = [number] + source.block_type.shape
     pieces = gl.allocate_shared_memory(source.dtype, shape, source.layout)
     return _Ring(pieces, _barriers(number, 1), _barriers(number, readers))
 
@@ -108,9 +108,16 @@ def _next(stage: int, phase: int) -> tuple[int, int]:
 
 @gluon.jit
 def _copy(
-    queries: tma.tensor_descriptor, keys: tma.tensor_descriptor, q: _Ring, k: _Ring, v: _Ring,
-    tiles: int, heads: int, time: int, groups: gl.constexpr,
-) -> None:  # fmt: skip
+    queries: tma.tensor_descriptor,
+    keys: tma.tensor_descriptor,
+    q: _Ring,
+    k: _Ring,
+    v: _Ring,
+    tiles: int,
+    heads: int,
+    time: int,
+    groups: gl.constexpr,
+) -> None:
     """Have everything copied as soon as there is room for it."""
     blocks = (time + _KEYS - 1) // _KEYS
     stage = 0
@@ -130,15 +137,13 @@ def _copy(
 
 
 @gluon.jit
-def _own_sums(weights: gl.tensor) -> gl.tensor:
+def _own_sums(weights) -> gl.tensor:
     """Sums of what each thread has of each query, (64, 4): they are added up at the end only."""
     return gl.sum(gl.sum(weights.reshape([_QUERIES, _KEYS // 8, 4, 2]), 3), 1)
 
 
 @gluon.jit
-def _weigh(
-    scores: gl.tensor, largest: gl.tensor, sums: gl.tensor
-) -> tuple[gl.tensor, gl.tensor, gl.tensor, gl.tensor]:
+def _weigh(scores, largest, sums) -> tuple[gl.tensor, gl.tensor, gl.tensor, gl.tensor]:
     """One block's part of softmax.
 
     Returns:
@@ -154,10 +159,17 @@ def _weigh(
 
 @gluon.jit
 def _attend(
-    group: gl.constexpr, q_ring: _Ring, k_ring: _Ring, v_ring: _Ring,
-    turns: gl.shared_memory_descriptor, out: gl.tensor, tiles: int, heads: int, time: int,
+    group: gl.constexpr,
+    q_ring: _Ring,
+    k_ring: _Ring,
+    v_ring: _Ring,
+    turns: gl.shared_memory_descriptor,
+    out,
+    tiles: int,
+    heads: int,
+    time: int,
     groups: gl.constexpr,
-) -> None:  # fmt: skip
+) -> None:
     """One warpgroup's queries of each tile; it multiplies when it is its turn."""
     by_key: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _KEYS, 16])
     by_channel: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _DIM, 16])
@@ -165,9 +177,7 @@ def _attend(
     no_scores = gl.full([_QUERIES, _KEYS], 0.0, gl.float32, by_key)
     blocks = (time + _KEYS - 1) // _KEYS
     last_keys = (blocks - 1) * _KEYS + gl.arange(0, _KEYS, gl.SliceLayout(0, by_key))
-    stage = 0
-    phase = 0
-    q_phase = 0
+    stage, phase, q_phase = 0, 0, 0
     turn = 1 if group == 0 else 0  # the first one's begins at once
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         q = _arrived(q_ring, group, q_phase)
@@ -203,21 +213,26 @@ def _attend(
         mbarrier.arrive(q_ring.free.index(group))
         mixed = warpgroup_mma(weights, _arrived(v_ring, v_stage, v_phase), mixed)
         mbarrier.arrive(v_ring.free.index(v_stage))
-        window, head, first = _place(tile, time, heads, groups)
-        base = out + (window * time).to(gl.int64) * (heads * _DIM) + head * _DIM
-        mixed = mixed / _of_rows(gl.sum(sums, 1), by_channel)
-        _store(mixed, base, first + group * _QUERIES, time, heads * _DIM)
+        _store(mixed, sums, out, tile, group, heads, time, groups)
 
 
 @gluon.jit
-def _of_rows(numbers: gl.tensor, layout: gl.constexpr) -> gl.tensor:
+def _of_rows(numbers, layout: gl.constexpr) -> gl.tensor:
     """A number for each row, beside a matrix of a layout."""
     return gl.expand_dims(gl.convert_layout(numbers, gl.SliceLayout(1, layout)), 1)
 
 
 @gluon.jit
-def _store(mixed: gl.tensor, base: gl.tensor, first: int, time: int, width: int) -> None:
-    """Rows of a window from `first` on, as far as there are any."""
+def _store(
+    mixed, sums, out, tile: int, group: gl.constexpr, heads: int, time: int, groups: gl.constexpr
+) -> None:
+    """A warpgroup's queries of a tile, as far as the window has them."""
+    window, head, first = _place(tile, time, heads, groups)
+    width = heads * _DIM
+    base = out + (window * time).to(gl.int64) * width + head * _DIM
+    layout: gl.constexpr = mixed.type.layout
+    mixed = mixed / _of_rows(gl.sum(sums, 1), layout)
+    first += group * _QUERIES
     rows: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     row = first + gl.arange(0, _QUERIES, gl.SliceLayout(1, rows))
     channel = gl.arange(0, _DIM, gl.SliceLayout(0, rows))
@@ -228,9 +243,15 @@ def _store(mixed: gl.tensor, base: gl.tensor, first: int, time: int, width: int)
 
 @gluon.jit(do_not_specialize=("tiles", "time"))
 def flash_kernel(
-    queries: tma.tensor_descriptor, keys: tma.tensor_descriptor, out: gl.tensor, tiles: int,
-    heads: int, time: int, groups: gl.constexpr, registers: gl.constexpr,
-) -> None:  # fmt: skip
+    queries: tma.tensor_descriptor,
+    keys: tma.tensor_descriptor,
+    out,
+    tiles: int,
+    heads: int,
+    time: int,
+    groups: gl.constexpr,
+    registers: gl.constexpr,
+) -> None:
     """out (windows, time, heads * 64) of query, key and value side by side, by both descriptors."""
     q = _ring(queries, groups, 1)
     k = _ring(keys, _STAGES, groups)
@@ -243,8 +264,9 @@ def flash_kernel(
                 (_attend, (1, q, k, v, turns, out, tiles, heads, time, groups)),
                 (_copy, (queries, keys, q, k, v, tiles, heads, time, groups)),
             ],
-            [4, 1], [registers, _COPYING_REGISTERS],
-        )  # fmt: skip
+            [4, 1],
+            [registers, _COPYING_REGISTERS],
+        )
     else:
         gl.warp_specialize(
             [
@@ -253,8 +275,9 @@ def flash_kernel(
                 (_attend, (2, q, k, v, turns, out, tiles, heads, time, groups)),
                 (_copy, (queries, keys, q, k, v, tiles, heads, time, groups)),
             ],
-            [4, 4, 1], [registers, registers, _COPYING_REGISTERS],
-        )  # fmt: skip
+            [4, 4, 1],
+            [registers, registers, _COPYING_REGISTERS],
+        )
 
 
 def flash_attention(qkv: torch.Tensor, heads: int, processors: int) -> torch.Tensor:
@@ -280,6 +303,6 @@ def flash_attention(qkv: torch.Tensor, heads: int, processors: int) -> torch.Ten
         for rows in (_QUERIES, _KEYS)
     )
     launch(flash_kernel, min(tiles[groups], processors))(
-        queries, keys, out, tiles[groups], heads, time, groups, _REGISTERS[groups], num_warps=4,
-    )  # fmt: skip
+        queries, keys, out, tiles[groups], heads, time, groups, _REGISTERS[groups], num_warps=4
+    )
     return out

@@ -11,7 +11,7 @@ INT8 becomes float16 without arithmetic: u = number + 128 in the low byte of a f
 subnormal u * 2 ** -24, which the matrix unit multiplies exactly. Whoever reads the product takes
 off what 128 adds: nothing for scores, from which softmax takes their largest anyway.
 """
-# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 
 import triton
 from triton.experimental import gluon
@@ -88,19 +88,30 @@ def along(n: gl.constexpr, axis: gl.constexpr, layout: gl.constexpr) -> gl.tenso
 
 
 @gluon.jit
-def key_at(place: gl.tensor) -> gl.tensor:
+def key_at(place) -> gl.tensor:
     """Which of eight neighbouring keys stands at a place, so that four lanes read four in a row."""
     return (place & -8) | ((place >> 1) & 3) | ((place & 1) << 2)
 
 
 @gluon.jit
-def channel_at(column: gl.tensor) -> gl.tensor:
+def load_run(at, row, there: int, layout: gl.constexpr, eviction: gl.constexpr) -> gl.tensor:
+    """Keys or values from a row on, a run for every warp; zeros beyond those that are there."""
+    warps: gl.constexpr = layout.shape[0]
+    run: gl.constexpr = layout.shape[1]
+    step: gl.constexpr = layout.shape[2]
+    key = along(warps, 0, layout) * run + key_at(along(run, 1, layout))
+    at = (at + row * step) + (key * step + along(step, 2, layout))
+    return gl.load(at, mask=key < there, other=0, eviction_policy=eviction)
+
+
+@gluon.jit
+def channel_at(column) -> gl.tensor:
     """Which channel a column of what `values_operand` gives is."""
     return column % 8 * 8 + column // 8
 
 
 @gluon.jit
-def top_rows(x: gl.tensor, rows: gl.constexpr) -> gl.tensor:
+def top_rows(x, rows: gl.constexpr) -> gl.tensor:
     """(warps, 16, n) as the matrix unit gives it -> its first rows."""
     warps: gl.constexpr = x.shape[0]
     n: gl.constexpr = x.shape[2]
@@ -113,7 +124,7 @@ def top_rows(x: gl.tensor, rows: gl.constexpr) -> gl.tensor:
 
 
 @gluon.jit
-def left_operand(x: gl.tensor, mma: gl.constexpr) -> gl.tensor:
+def left_operand(x, mma: gl.constexpr) -> gl.tensor:
     """(warps, rows, n), as `rows_layout` says, and rows of zeros: what multiplies from the left."""
     warps: gl.constexpr = x.shape[0]
     n: gl.constexpr = x.shape[2]
@@ -126,7 +137,7 @@ def left_operand(x: gl.tensor, mma: gl.constexpr) -> gl.tensor:
 
 
 @gluon.jit
-def _signs(x: gl.tensor) -> gl.tensor:
+def _signs(x) -> gl.tensor:
     """The sign bits of float16 numbers: zeros, of any sign, which the compiler takes for numbers.
 
     Zeros that it knew of it would put beside the other operands anew for every product.
@@ -137,7 +148,7 @@ def _signs(x: gl.tensor) -> gl.tensor:
 
 
 @gluon.jit
-def query_operand(query: gl.tensor, int8: gl.constexpr, mma: gl.constexpr) -> gl.tensor:
+def query_operand(query, int8: gl.constexpr, mma: gl.constexpr) -> gl.tensor:
     """float16 (warps, rows, 64) as `query_layout` says; its channels in the order of the keys'."""
     warps: gl.constexpr = query.shape[0]
     rows: gl.constexpr = query.shape[1]
@@ -151,7 +162,7 @@ def query_operand(query: gl.tensor, int8: gl.constexpr, mma: gl.constexpr) -> gl
 
 
 @gluon.jit
-def keys_operand(raw: gl.tensor, mma: gl.constexpr) -> gl.tensor:
+def keys_operand(raw, mma: gl.constexpr) -> gl.tensor:
     """Keys as loaded -> what queries are multiplied by, (warps, 64, keys)."""
     warps: gl.constexpr = raw.shape[0]
     keys: gl.constexpr = raw.shape[1]
@@ -165,7 +176,7 @@ def keys_operand(raw: gl.tensor, mma: gl.constexpr) -> gl.tensor:
 
 
 @gluon.jit
-def values_operand(raw: gl.tensor, mma: gl.constexpr) -> gl.tensor:
+def values_operand(raw, mma: gl.constexpr) -> gl.tensor:
     """Values as loaded -> what weights are multiplied by, (warps, keys, 64); see `channel_at`."""
     warps: gl.constexpr = raw.shape[0]
     keys: gl.constexpr = raw.shape[1]
@@ -187,7 +198,7 @@ def _pairs_layout(warps: int, keys: int) -> gl.DistributedLinearLayout:
 
 
 @gluon.jit
-def _halves(words: gl.tensor) -> gl.tensor:
+def _halves(words) -> gl.tensor:
     """int32 (…), four int8 each -> float16 (…, 2, 2), number j at [j % 2, j // 2].
 
     Two words at a time, those that follow each other in a thread, so that what the matrix unit
@@ -207,14 +218,23 @@ def _halves(words: gl.tensor) -> gl.tensor:
         lop3.b32 $3, w, 0x80808080, 0x00ff00ff, 0x28;
         }
         """,
-        "=&r,=&r,=&r,=&r,r,r", [words], dtype=(gl.float16, gl.float16, gl.float16, gl.float16),
-        is_pure=False, pack=2,
-    )  # fmt: skip
+        "=&r,=&r,=&r,=&r,r,r",
+        [words],
+        dtype=(gl.float16, gl.float16, gl.float16, gl.float16),
+        is_pure=False,
+        pack=2,
+    )
     return gl.join(gl.join(a, b), gl.join(c, d))
 
 
 @gluon.jit
-def power(x: gl.tensor) -> gl.tensor:
+def like(x, other) -> gl.tensor:
+    """x, broadcast to the shape of the other."""
+    return x + gl.zeros_like(other).to(x.dtype)
+
+
+@gluon.jit
+def power(x) -> gl.tensor:
     """2 ** x, float32."""
     return gl.inline_asm_elementwise(
         "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1

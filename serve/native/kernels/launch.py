@@ -24,7 +24,7 @@ _only_compiling = contextvars.ContextVar("only_compiling", default=False)
 
 
 def launch(kernel: Any, *grid: int) -> Callable[..., Any]:
-    """What launches a kernel over a grid, given its arguments."""
+    """Return what launches a kernel over a grid, given its arguments."""
     if _only_compiling.get():
         return functools.partial(kernel.warmup, grid=grid)
     launcher: Callable[..., Any] = kernel[grid]
@@ -39,7 +39,7 @@ class Overlap:
 
     @staticmethod
     def of(device: torch.device) -> "Overlap":
-        """What a device can."""
+        """Ask a device."""
         able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
         return Overlap(able)
 

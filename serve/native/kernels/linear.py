@@ -9,17 +9,45 @@ kernel anew either: prompts have any.
 Where `pdl` is set, a kernel starts while the one before it still runs (programmatic dependent
 launch): it fetches its weights, which no kernel writes, and then waits for that kernel's results.
 """
-# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def, assignment"
 
+import dataclasses
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
+class Sums(NamedTuple):
+    """A linear layer's output as kernels read it, with what finishes it where it is unfinished."""
+
+    numbers: torch.Tensor  # float32 (parts, rows, out); finished ones (rows, out)
+    scale: torch.Tensor
+    bias: torch.Tensor
+
+
+class Ending(NamedTuple):
+    """Operands of the steps that follow a product of many rows; any tensor where there is none."""
+
+    scale: torch.Tensor
+    bias: torch.Tensor
+    residual: torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """Which steps follow it; kernels are compiled for them."""
+
+    quantized: bool
+    has_bias: bool
+    gelu: bool
+    has_residual: bool
+
+
 @triton.jit
-def to_half(
-    value: tl.tensor, dtype: tl.constexpr, packed: tl.constexpr, again: tl.constexpr
-) -> tl.tensor:
+def to_half(value, dtype: tl.constexpr, packed: tl.constexpr, again: tl.constexpr) -> tl.tensor:
     """int8 -> `dtype`, exactly; `packed` does four at once on a GPU, which has no fast cast.
 
     1024 + u is the float16 of bits 0x6400 | u for u below 1024, so a byte permute and a subtraction
@@ -39,13 +67,17 @@ def to_half(
             sub.f16x2 $1, b, c;
             }
             """,
-            "=r,=r,r", [value], dtype=tl.float16, is_pure=not again, pack=4,
-        )  # fmt: skip
+            "=r,=r,r",
+            [value],
+            dtype=tl.float16,
+            is_pure=not again,
+            pack=4,
+        )
     return value.to(dtype)
 
 
 @triton.jit
-def exact_gelu(x: tl.tensor) -> tl.tensor:
+def exact_gelu(x) -> tl.tensor:
     """Exact (erf) GELU: relu(x) - |x| * Phi(-|x|), log2 Phi by a polynomial to 3e-5 relative.
 
     It holds up to 5.5, from where on the second term is below what FP16 can tell from 0.
@@ -62,10 +94,9 @@ def exact_gelu(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def finish(
-    acc: tl.tensor, scale: tl.tensor, bias: tl.tensor, quantized: tl.constexpr,
-    has_bias: tl.constexpr, gelu: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """What follows the sum: scale, bias, GELU; the same operations wherever it is done."""
+    acc, scale, bias, quantized: tl.constexpr, has_bias: tl.constexpr, gelu: tl.constexpr
+) -> tl.tensor:
+    """Finish a sum: scale, bias, GELU; the same operations wherever it is done."""
     if quantized and has_bias:
         acc = tl.math.fma(acc, scale, bias)
     elif quantized:
@@ -79,16 +110,25 @@ def finish(
 
 @triton.jit(do_not_specialize=("rows",))
 def norm_kernel(
-    x: tl.tensor, delta: tl.tensor, scale: tl.tensor, offset: tl.tensor, total: tl.tensor,
-    weight: tl.tensor, bias: tl.tensor, out: tl.tensor, rows: int, eps: tl.constexpr,
-    width: tl.constexpr, block: tl.constexpr, parts: tl.constexpr, quantized: tl.constexpr,
-    has_bias: tl.constexpr, pdl: tl.constexpr,
-) -> None:  # fmt: skip
+    x,
+    delta: Sums,
+    total,
+    weight,
+    bias,
+    out,
+    rows: int,
+    eps: tl.constexpr,
+    width: tl.constexpr,
+    block: tl.constexpr,
+    parts: tl.constexpr,
+    quantized: tl.constexpr,
+    has_bias: tl.constexpr,
+    pdl: tl.constexpr,
+) -> None:
     """One row: (x + delta, kept in `total`, if `parts`), then layer norm in float32.
 
-    Delta is a linear layer's unfinished sums, float32 (parts, rows, width), and `scale` and
-    `offset` finish it. Sums over the row are float64: those of float16 numbers come out
-    the same in whatever order a compiled variant adds them.
+    Sums over the row are float64: those of float16 numbers come out the same in whatever order a
+    compiled variant adds them.
     """
     at = tl.arange(0, block)
     inside = at < width
@@ -100,11 +140,12 @@ def norm_kernel(
     row = tl.program_id(0).to(tl.int64) * width
     value = tl.load(x + row + at, mask=inside, other=0.0)
     if parts > 0:
-        acc = tl.load(delta + row + at, mask=inside, other=0.0)
+        acc = tl.load(delta.numbers + row + at, mask=inside, other=0.0)
         for part in tl.static_range(1, parts):
-            acc += tl.load(delta + part * rows * width + row + at, mask=inside, other=0.0)
-        factor = tl.load(scale + at, mask=inside, other=0.0) if quantized else 1.0
-        plus = tl.load(offset + at, mask=inside, other=0.0).to(tl.float32) if has_bias else 0.0
+            begin = delta.numbers + part * rows * width
+            acc += tl.load(begin + row + at, mask=inside, other=0.0)
+        factor = tl.load(delta.scale + at, mask=inside, other=0.0) if quantized else 1.0
+        plus = tl.load(delta.bias + at, mask=inside, other=0.0).to(tl.float32) if has_bias else 0.0
         acc = finish(acc, factor, plus, quantized, has_bias, False)
         value = (value.to(tl.float32) + acc).to(total.dtype.element_ty)
         tl.store(total + row + at, value, mask=inside)
@@ -119,28 +160,35 @@ def norm_kernel(
 
 @triton.jit(do_not_specialize=("rows",))
 def finish_kernel(
-    parts: tl.tensor, scale: tl.tensor, bias: tl.tensor, out: tl.tensor, rows: int, n_out: int,
-    count: tl.constexpr, quantized: tl.constexpr, has_bias: tl.constexpr, gelu: tl.constexpr,
-    block: tl.constexpr, pdl: tl.constexpr,
-) -> None:  # fmt: skip
-    """`block` outputs of one row: unfinished sums, float32 (count, rows, n_out), finished."""
+    sums: Sums,
+    out,
+    rows: int,
+    n_out: int,
+    parts: tl.constexpr,
+    quantized: tl.constexpr,
+    has_bias: tl.constexpr,
+    gelu: tl.constexpr,
+    block: tl.constexpr,
+    pdl: tl.constexpr,
+) -> None:
+    """`block` outputs of one row: unfinished sums, finished."""
     n = tl.program_id(1) * block + tl.arange(0, block)
     inside = n < n_out
-    factor = tl.load(scale + n, mask=inside, other=0.0) if quantized else 1.0
-    plus = tl.load(bias + n, mask=inside, other=0.0).to(tl.float32) if has_bias else 0.0
+    factor = tl.load(sums.scale + n, mask=inside, other=0.0) if quantized else 1.0
+    plus = tl.load(sums.bias + n, mask=inside, other=0.0).to(tl.float32) if has_bias else 0.0
     if pdl:
         gdc_launch_dependents()
         gdc_wait()
     at = tl.program_id(0).to(tl.int64) * n_out + n
-    acc = tl.load(parts + at, mask=inside, other=0.0)
-    for part in tl.static_range(1, count):
-        acc += tl.load(parts + part * rows * n_out + at, mask=inside, other=0.0)
+    acc = tl.load(sums.numbers + at, mask=inside, other=0.0)
+    for part in tl.static_range(1, parts):
+        acc += tl.load(sums.numbers + part * rows * n_out + at, mask=inside, other=0.0)
     acc = finish(acc, factor, plus, quantized, has_bias, gelu)
     tl.store(out + at, acc.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _halves(pairs: tl.tensor) -> tl.tensor:
+def _halves(pairs) -> tl.tensor:
     """int16 (n, k), each two int8 -> float16 (n, 2 * k), as `to_half` would, but faster here."""
     low, high = tl.inline_asm_elementwise(
         """
@@ -154,20 +202,33 @@ def _halves(pairs: tl.tensor) -> tl.tensor:
         sub.f16x2 $1, b, c;
         }
         """,
-        "=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2,
-    )  # fmt: skip
+        "=r,=r,r",
+        [pairs],
+        dtype=(tl.float16, tl.float16),
+        is_pure=True,
+        pack=2,
+    )
     return tl.reshape(tl.join(low, high), (pairs.shape[0], pairs.shape[1] * 2))
 
 
 @triton.jit(do_not_specialize=("rows",))
 def few_rows_kernel(
-    x: tl.tensor, weight: tl.tensor, out: tl.tensor, rows: int, n_out: int, depth: tl.constexpr,
-    part: tl.constexpr, turn: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
-    packed: tl.constexpr, pdl: tl.constexpr,
-) -> None:  # fmt: skip
+    x,
+    weight,
+    out,
+    rows: int,
+    n_out: int,
+    depth: tl.constexpr,
+    part: tl.constexpr,
+    turn: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    packed: tl.constexpr,
+    pdl: tl.constexpr,
+) -> None:
     """One part of the depth of `block_n` outputs, for all rows: out is (parts, rows, n_out).
 
-    A program asks for all its weights, up to four turns, before it waits for its input. `packed`
+    A program asks for all its weights before it waits for its input. `packed`
     weights come as int16 that hold two int8 each.
     """
     each: tl.constexpr = 2 if packed else 1
@@ -176,12 +237,9 @@ def few_rows_kernel(
     begin = tl.program_id(1) * part
     k = begin // each + tl.arange(0, turn // each)
     w_at = weight + column[:, None].to(tl.int64) * (depth // each) + k[None, :]
-    w0 = tl.load(w_at)
-    if part > turn:
-        w1 = tl.load(w_at + turn // each)
-    if part > 2 * turn:
-        w2 = tl.load(w_at + 2 * turn // each)
-        w3 = tl.load(w_at + 3 * turn // each)
+    weights = ()
+    for step in tl.static_range(part // turn):
+        weights = weights + (tl.load(w_at + step * turn // each),)
     if pdl:
         gdc_launch_dependents()
         gdc_wait()
@@ -191,15 +249,7 @@ def few_rows_kernel(
     acc = tl.zeros([block_n, block_m], dtype=tl.float32)
     for step in tl.static_range(part // turn):
         value = tl.load(x_at + step * turn, mask=there, other=0.0)
-        if step == 0:
-            w = w0
-        elif step == 1:
-            w = w1
-        elif step == 2:
-            w = w2
-        else:
-            w = w3
-        half = _halves(w) if packed else w.to(value.dtype)
+        half = _halves(weights[step]) if packed else weights[step].to(value.dtype)
         acc = tl.dot(half, value, acc, input_precision="ieee")
     at = (tl.program_id(1) * rows + m[None, :]) * n_out + n[:, None]
     tl.store(out + at, acc, mask=(n < n_out)[:, None] & there)
@@ -207,30 +257,37 @@ def few_rows_kernel(
 
 @triton.jit
 def _store_tile(
-    total: tl.tensor, scale: tl.tensor, bias: tl.tensor, residual: tl.tensor, out: tl.tensor,
-    rows: int, n_out: int, m: tl.tensor, n: tl.tensor, quantized: tl.constexpr,
-    has_bias: tl.constexpr, gelu: tl.constexpr, has_residual: tl.constexpr,
-) -> None:  # fmt: skip
+    total, ending: Ending, out, rows: int, n_out: int, m, n, steps: tl.constexpr
+) -> None:
     """Finish the sums of outputs n for rows m, (n, m), and put them into `out`, (rows, n_out)."""
     column = tl.where(n < n_out, n, 0)
-    factor = tl.load(scale + column)[:, None] if quantized else 1.0
-    plus = tl.load(bias + column).to(tl.float32)[:, None] if has_bias else 0.0
-    total = finish(total, factor, plus, quantized, has_bias, gelu)
+    factor = tl.load(ending.scale + column)[:, None] if steps.quantized else 1.0
+    plus = tl.load(ending.bias + column).to(tl.float32)[:, None] if steps.has_bias else 0.0
+    total = finish(total, factor, plus, steps.quantized, steps.has_bias, steps.gelu)
     at = m[None, :].to(tl.int64) * n_out + n[:, None]
     inside = (n < n_out)[:, None] & (m < rows)[None, :]
-    if has_residual:
-        total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    if steps.has_residual:
+        total += tl.load(ending.residual + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=("rows",))
 def many_rows_kernel(
-    x: tl.tensor, weight: tl.tensor, scale: tl.tensor, bias: tl.tensor, residual: tl.tensor,
-    out: tl.tensor, rows: int, n_out: int, depth: tl.constexpr, part: tl.constexpr,
-    quantized: tl.constexpr, has_bias: tl.constexpr, gelu: tl.constexpr,
-    has_residual: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
-    turn: tl.constexpr, packed: tl.constexpr, pdl: tl.constexpr,
-) -> None:  # fmt: skip
+    x,
+    weight,
+    ending: Ending,
+    out,
+    rows: int,
+    n_out: int,
+    depth: tl.constexpr,
+    part: tl.constexpr,
+    steps: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    turn: tl.constexpr,
+    packed: tl.constexpr,
+    pdl: tl.constexpr,
+) -> None:
     """All parts, one after the other, of `block_n` outputs for `block_m` rows, finished.
 
     out.T = weight @ x.T: the wide side of the matrix unit takes the outputs, not the rows.
@@ -256,20 +313,24 @@ def many_rows_kernel(
         acc = tl.where(ends, 0.0, acc)
         w_at += turn
         x_at += turn
-    _store_tile(
-        total, scale, bias, residual, out, rows, n_out, m, n, quantized, has_bias, gelu,
-        has_residual,
-    )  # fmt: skip
+    _store_tile(total, ending, out, rows, n_out, m, n, steps)
 
 
 @triton.jit(do_not_specialize=("rows",))
 def wide_rows_kernel(
-    x: tl.tensor, weight: tl.tensor, scale: tl.tensor, bias: tl.tensor, residual: tl.tensor,
-    out: tl.tensor, rows: int, n_out: int, depth: tl.constexpr, part: tl.constexpr,
-    quantized: tl.constexpr, has_bias: tl.constexpr, gelu: tl.constexpr,
-    has_residual: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
+    x,
+    weight,
+    ending: Ending,
+    out,
+    rows: int,
+    n_out: int,
+    depth: tl.constexpr,
+    part: tl.constexpr,
+    steps: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
     turn: tl.constexpr,
-) -> None:  # fmt: skip
+) -> None:
     """The same of float16 weights, by the bulk copy engine: x and weight are descriptors.
 
     Here the sums of a part are moved only where one ends: products of long rows of tiles are
@@ -285,7 +346,4 @@ def wide_rows_kernel(
             total += acc
             acc = tl.zeros([block_n, block_m], dtype=tl.float32)
     m, n = m0 + tl.arange(0, block_m), n0 + tl.arange(0, block_n)
-    _store_tile(
-        total, scale, bias, residual, out, rows, n_out, m, n, quantized, has_bias, gelu,
-        has_residual,
-    )  # fmt: skip
+    _store_tile(total, ending, out, rows, n_out, m, n, steps)

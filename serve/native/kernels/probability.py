@@ -1,5 +1,5 @@
 """`definition.token_probability` as a Triton-language kernel: each row's logits are read once."""
-# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 
 import torch
 import triton
@@ -12,10 +12,7 @@ _NEVER = tl.constexpr(-1e30)  # of no token; unlike infinity it can be subtracte
 
 
 @triton.jit(do_not_specialize=("below",))
-def probability_kernel(
-    logits: tl.tensor, text: tl.tensor, out: tl.tensor, n_vocab: int, below: int,
-    block: tl.constexpr,
-) -> None:  # fmt: skip
+def probability_kernel(logits, text, out, n_vocab: int, below: int, block: tl.constexpr) -> None:
     """One row: softmax of its first `below` logits, at its token."""
     row = logits + tl.program_id(0).to(tl.int64) * n_vocab
     offset = tl.arange(0, block)
@@ -37,6 +34,6 @@ def token_probability(logits: torch.Tensor, text: torch.Tensor, below: int) -> t
     assert logits.is_contiguous() and text.is_contiguous()
     out = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     launch(probability_kernel, len(logits))(
-        logits, text, out, logits.shape[1], below, _BLOCK, num_warps=8,
-    )  # fmt: skip
+        logits, text, out, logits.shape[1], below, _BLOCK, num_warps=8
+    )
     return out

@@ -1,10 +1,10 @@
-"""What a window's words attended to, put beside each other and smoothed: Triton-language kernels.
+"""Words' attention, put beside each other and smoothed, as Triton-language kernels.
 
 `serve.native.alignment.smoothed` and a mean over heads are their definition. Plain torch moves all
 weights through memory some fifty times, most of them for the median; here they go through it four
 times.
 """
-# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 
 import torch
 import triton
@@ -22,9 +22,8 @@ _SIZES = ("n_heads", "n_tokens", "n_frames")
 
 @triton.jit(do_not_specialize=_SIZES)
 def sums_kernel(
-    scores: tl.tensor, tokens: tl.tensor, frames: tl.tensor, sums: tl.tensor, n_heads: int,
-    n_tokens: int, n_frames: int, block: tl.constexpr,
-) -> None:  # fmt: skip
+    scores, tokens, frames, sums, n_heads: int, n_tokens: int, n_frames: int, block: tl.constexpr
+) -> None:
     """The peak of one row over its window's frames, and the sum of its exponentials below it.
 
     scores (windows, n_heads, n_tokens, n_frames); sums (windows, n_heads, n_tokens, 2).
@@ -42,10 +41,17 @@ def sums_kernel(
 
 @triton.jit(do_not_specialize=_SIZES)
 def score_kernel(
-    scores: tl.tensor, tokens: tl.tensor, frames: tl.tensor, sums: tl.tensor, n_heads: int,
-    n_tokens: int, n_frames: int, least: tl.constexpr, tokens_padded: tl.constexpr,
+    scores,
+    tokens,
+    frames,
+    sums,
+    n_heads: int,
+    n_tokens: int,
+    n_frames: int,
+    least: tl.constexpr,
+    tokens_padded: tl.constexpr,
     block: tl.constexpr,
-) -> None:  # fmt: skip
+) -> None:
     """Softmax, and of some frames each token's distance from all tokens' mean, in deviations.
 
     In place of one head's scores.
@@ -71,12 +77,12 @@ def score_kernel(
 
 
 @triton.jit
-def _sorted(a: tl.tensor, b: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+def _sorted(a, b) -> tuple[tl.tensor, tl.tensor]:
     return tl.minimum(a, b), tl.maximum(a, b)
 
 
 @triton.jit
-def _scored(row: tl.tensor, at: tl.tensor, last: tl.tensor) -> tl.tensor:
+def _scored(row, at, last) -> tl.tensor:
     """A row's frames, mirrored at either end; what is beyond the window is its own mirror image."""
     at = tl.abs(at)
     at = tl.where(at > last, 2 * last - at, at)
@@ -84,7 +90,7 @@ def _scored(row: tl.tensor, at: tl.tensor, last: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _median(row: tl.tensor, at: tl.tensor, last: tl.tensor) -> tl.tensor:
+def _median(row, at, last) -> tl.tensor:
     """The middle one of seven neighbouring frames: `alignment.median_of_7`'s exchanges."""
     a, b, c = _scored(row, at - 3, last), _scored(row, at - 2, last), _scored(row, at - 1, last)
     d, e, f = _scored(row, at, last), _scored(row, at + 1, last), _scored(row, at + 2, last)
@@ -107,9 +113,8 @@ def _median(row: tl.tensor, at: tl.tensor, last: tl.tensor) -> tl.tensor:
 
 @triton.jit(do_not_specialize=_SIZES)
 def mean_kernel(
-    scored: tl.tensor, tokens: tl.tensor, frames: tl.tensor, matrix: tl.tensor, n_heads: int,
-    n_tokens: int, n_frames: int, block: tl.constexpr,
-) -> None:  # fmt: skip
+    scored, tokens, frames, matrix, n_heads: int, n_tokens: int, n_frames: int, block: tl.constexpr
+) -> None:
     """The mean over heads of a token's medians over neighbouring frames.
 
     scored as `scores`; matrix (windows, n_tokens, n_frames).
@@ -152,12 +157,12 @@ def smooth(
     block = max(16, _TILE // padded)
     assert n_frames <= _MOST_FRAMES
     launch(sums_kernel, windows * heads * n_tokens)(
-        scores, tokens, frames, sums, *sizes, _MOST_FRAMES, num_warps=4,
-    )  # fmt: skip
+        scores, tokens, frames, sums, *sizes, _MOST_FRAMES, num_warps=4
+    )
     launch(score_kernel, windows * heads, triton.cdiv(n_frames, block))(
-        scores, tokens, frames, sums, *sizes, least, padded, block, num_warps=8,
-    )  # fmt: skip
+        scores, tokens, frames, sums, *sizes, least, padded, block, num_warps=8
+    )
     launch(mean_kernel, windows * n_tokens, triton.cdiv(n_frames, _FRAMES))(
-        scores, tokens, frames, matrix, *sizes, _FRAMES, num_warps=4,
-    )  # fmt: skip
+        scores, tokens, frames, matrix, *sizes, _FRAMES, num_warps=4
+    )
     return matrix

@@ -1,5 +1,5 @@
 """The INT8 store of cross-attention's keys and values, as a Triton-language kernel."""
-# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, assignment"
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def, assignment"
 
 import triton
 import triton.language as tl
@@ -9,10 +9,18 @@ _ROUNDING = tl.constexpr(1.5 * 2**23)  # float32 of this size has whole numbers 
 
 @triton.jit
 def quantize_kernel(
-    x: tl.tensor, slots: tl.tensor, out: tl.tensor, scale: tl.tensor, stack: int, heads: int,
-    time: int, head_dim: tl.constexpr, share: tl.constexpr, block: tl.constexpr,
+    x,
+    slots,
+    out,
+    scale,
+    stack: int,
+    heads: int,
+    time: int,
+    head_dim: tl.constexpr,
+    share: tl.constexpr,
+    block: tl.constexpr,
     blocks: tl.constexpr,
-) -> None:  # fmt: skip
+) -> None:
     """`share` channels of one layer's keys or values of one window -> int8, and a scale each.
 
     x is (windows, time, groups * heads * head_dim), out (groups, stack, heads, time, head_dim).
@@ -28,7 +36,7 @@ def quantize_kernel(
     kept = ()
     for i in tl.static_range(blocks):
         at = i * block + t
-        kept = kept + (tl.load(source + at * width, mask=at < time, other=0.0),)  # noqa: RUF005 - Triton's language knows no unpacking
+        kept = kept + (tl.load(source + at * width, mask=at < time, other=0.0),)
     largest = tl.abs(kept[0])
     for i in tl.static_range(1, blocks):
         largest = tl.maximum(largest, tl.abs(kept[i]))

@@ -3,7 +3,7 @@
 A program is one warp and takes one row, in pieces that divide its width: thousands of rows keep a
 GPU busy, and nothing is spent on what would pad a row to a power of two.
 """
-# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, assignment"
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def, assignment"
 
 import torch
 import triton
@@ -17,9 +17,14 @@ _MOST = 256  # numbers of a piece
 
 @triton.jit
 def _store_row(
-    row: tl.tuple, out: tl.tensor, scale: tl.tensor, width: tl.constexpr,
-    piece: tl.constexpr, fp8: tl.constexpr, most: tl.constexpr,
-) -> None:  # fmt: skip
+    row: tl.tuple,
+    out,
+    scale,
+    width: tl.constexpr,
+    piece: tl.constexpr,
+    fp8: tl.constexpr,
+    most: tl.constexpr,
+) -> None:
     """A row's pieces to `out`; as FP8 divided by a step, which is kept in `scale`."""
     at = out + tl.program_id(0).to(tl.int64) * width + tl.arange(0, piece)
     factor = 1.0
@@ -36,11 +41,21 @@ def _store_row(
 
 @triton.jit
 def stream_norm_kernel(
-    x: tl.tensor, delta: tl.tensor, shift: tl.tensor, weight: tl.tensor, bias: tl.tensor,
-    out: tl.tensor, scale: tl.tensor, eps: tl.constexpr, width: tl.constexpr,
-    piece: tl.constexpr, has_delta: tl.constexpr, has_shift: tl.constexpr, fp8: tl.constexpr,
+    x,
+    delta,
+    shift,
+    weight,
+    bias,
+    out,
+    scale,
+    eps: tl.constexpr,
+    width: tl.constexpr,
+    piece: tl.constexpr,
+    has_delta: tl.constexpr,
+    has_shift: tl.constexpr,
+    fp8: tl.constexpr,
     most: tl.constexpr,
-) -> None:  # fmt: skip
+) -> None:
     """One row of the stream: x += delta in place, then layer norm of x + shift, as `out.dtype`."""
     at = tl.arange(0, piece)
     begin = tl.program_id(0).to(tl.int64) * width + at
@@ -56,7 +71,7 @@ def stream_norm_kernel(
         if has_shift:
             value += tl.load(shift + at + i * piece)
         total += value
-        row = row + (value,)  # noqa: RUF005 - Triton's language knows no unpacking
+        row = row + (value,)
     mean = tl.sum(total, 0) / width
     squares = tl.zeros([piece], tl.float32)
     for i in tl.static_range(width // piece):
@@ -67,20 +82,19 @@ def stream_norm_kernel(
     for i in tl.static_range(width // piece):
         gain = tl.load(weight + at + i * piece)
         y = (row[i] - mean) * rstd * gain + tl.load(bias + at + i * piece)
-        normed = normed + (y,)  # noqa: RUF005
+        normed = normed + (y,)
     _store_row(normed, out, scale, width, piece, fp8, most)
 
 
 @triton.jit
 def scale_rows_kernel(
-    x: tl.tensor, out: tl.tensor, scale: tl.tensor, width: tl.constexpr, piece: tl.constexpr,
-    most: tl.constexpr,
-) -> None:  # fmt: skip
+    x, out, scale, width: tl.constexpr, piece: tl.constexpr, most: tl.constexpr
+) -> None:
     """One row as FP8 with a scale."""
     at = tl.program_id(0).to(tl.int64) * width + tl.arange(0, piece)
     row = ()
     for i in tl.static_range(width // piece):
-        row = row + (tl.load(x + at + i * piece).to(tl.float32),)  # noqa: RUF005
+        row = row + (tl.load(x + at + i * piece).to(tl.float32),)
     _store_row(row, out, scale, width, piece, True, most)
 
 
@@ -97,10 +111,22 @@ def stream_norm(
     width = x.shape[-1]
     out = torch.empty_like(x) if out is None else out
     launch(stream_norm_kernel, x.numel() // width)(
-        x, x if delta is None else delta, x if shift is None else shift, params.weight,
-        params.bias, out, x if scale is None else scale, LAYER_NORM_EPS, width, _piece_of(width),
-        delta is not None, shift is not None, scale is not None, FP8_MAX, num_warps=1,
-    )  # fmt: skip
+        x,
+        x if delta is None else delta,
+        x if shift is None else shift,
+        params.weight,
+        params.bias,
+        out,
+        x if scale is None else scale,
+        eps=LAYER_NORM_EPS,
+        width=width,
+        piece=_piece_of(width),
+        has_delta=delta is not None,
+        has_shift=shift is not None,
+        fp8=scale is not None,
+        most=FP8_MAX,
+        num_warps=1,
+    )
     return out
 
 
@@ -119,8 +145,8 @@ def scale_rows(x: torch.Tensor) -> Scaled:
     width = x.shape[-1]
     out = empty_scaled(x.shape, x.device)
     launch(scale_rows_kernel, x.numel() // width)(
-        x, out.values, out.scale, width, _piece_of(width), FP8_MAX, num_warps=1,
-    )  # fmt: skip
+        x, out.values, out.scale, width, _piece_of(width), FP8_MAX, num_warps=1
+    )
     return out
 
 

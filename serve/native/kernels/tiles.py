@@ -17,7 +17,7 @@ _NARROW = 1280  # up to so many outputs, there are few programs
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """What one program computes, and how."""
+    """The share of one program, and how it computes it."""
 
     block_m: int  # rows
     block_n: int  # outputs

@@ -3,7 +3,7 @@
 `serve.speech.words.handovers` is its definition. The host's threads could not keep up with a GPU
 that times every window's words: they share the interpreter's lock with the thread that feeds it.
 """
-# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 
 import torch
 import triton
@@ -15,15 +15,37 @@ _LEAST_FRAMES = 512  # that the kernel is compiled for
 
 
 @triton.jit
-def _least(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+def _least(a, b) -> tl.tensor:
     return tl.minimum(a, b)
+
+
+@triton.jit
+def _walk_back(code_of, begins_of, rows, last, block: tl.constexpr) -> None:
+    """Where each row begins on the way that the codes say, from the last frame of the last row."""
+    at = tl.arange(0, block)
+    frame = last
+    for back in range(rows - 1):
+        row = rows - 1 - back
+        code = tl.load(code_of + row * block + at)
+        frame = tl.max(tl.where(((code & 1) != 0) & (at <= frame), at, -1), 0)
+        tl.store(begins_of + row, frame.to(tl.int64))
+        frame -= tl.max(tl.where((at == frame) & (code >= 2), 1, 0), 0)
+    tl.store(begins_of, (last * 0).to(tl.int64))
 
 
 @triton.jit(do_not_specialize=("n_rows", "n_frames"))
 def warp_kernel(
-    matrix: tl.tensor, first: tl.tensor, count: tl.tensor, frames: tl.tensor, costs: tl.tensor,
-    codes: tl.tensor, begins: tl.tensor, n_rows: int, n_frames: int, block: tl.constexpr,
-) -> None:  # fmt: skip
+    matrix,
+    first,
+    count,
+    frames,
+    costs,
+    codes,
+    begins,
+    n_rows: int,
+    n_frames: int,
+    block: tl.constexpr,
+) -> None:
     """One window: its rows [first, first + count), by their first `frames`.
 
     matrix is (windows, n_rows, n_frames); costs (windows, block + 1) float64 and codes (windows,
@@ -56,14 +78,7 @@ def warp_kernel(
         tl.debug_barrier()
         diagonal = left
         above = cost
-    frame = last
-    for back in range(rows - 1):
-        row = rows - 1 - back
-        code = tl.load(code_of + row * block + at)
-        frame = tl.max(tl.where(((code & 1) != 0) & (at <= frame), at, -1), 0)
-        tl.store(begins_of + row, frame.to(tl.int64))
-        frame -= tl.max(tl.where((at == frame) & (code >= 2), 1, 0), 0)
-    tl.store(begins_of, (last * 0).to(tl.int64))
+    _walk_back(code_of, begins_of, rows, last, block)
 
 
 def warp(
@@ -86,6 +101,6 @@ def warp(
     codes = torch.empty((windows, n_rows, block), dtype=torch.int8, device=matrix.device)
     begins = torch.zeros((windows, n_rows), dtype=torch.int64, device=matrix.device)
     launch(warp_kernel, windows)(
-        matrix, first, count, frames, costs, codes, begins, n_rows, n_frames, block, num_warps=8,
-    )  # fmt: skip
+        matrix, first, count, frames, costs, codes, begins, n_rows, n_frames, block, num_warps=8
+    )
     return begins

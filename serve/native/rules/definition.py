@@ -121,9 +121,9 @@ class Rules:
                 chosen = self._choose(state, rows, allowed)
                 self._say(state, rows[mine], chosen[mine], logprobs[mine, chosen[mine]], drafted)
                 continue
-            found = logprobs if len(mine) == len(rows) else logprobs[mine]
+            searched = logprobs if len(mine) == len(rows) else logprobs[mine]
             searches = rows[mine].view(-1, width)
-            extend(state, searches, found, self.facts.eot, self.facts.timestamp_begin)
+            extend(state, searches, searched, self.facts.eot, self.facts.timestamp_begin)
 
     def _say(
         self,
@@ -172,7 +172,8 @@ class Rules:
         Timestamps come in pairs, never go back, and open the text, as in `ApplyTimestampRules`.
 
         Args:
-            state: of `rows` it reads `tokens`, `position`, `text_begin` and both timestamp fields.
+            state: of `rows` it reads `tokens`, `position`, `text_begin`, `suppress_blank` and both
+                timestamp fields.
             rows: int64 (m,).
             logits: float32 (m, n_vocab).
         """
@@ -188,7 +189,7 @@ class Rules:
 
         logits += self.suppress
         for token in self.facts.begin_suppress_tokens:
-            logits[:, token].masked_fill_(first, NEVER)
+            logits[:, token].masked_fill_(first & state.suppress_blank[rows], NEVER)
         logits[:, self.facts.no_timestamps].masked_fill_(timed, NEVER)
         text, others, times = logits[:, :eot], logits[:, eot:begin], logits[:, begin:]
         stamps = self._ids[begin:]

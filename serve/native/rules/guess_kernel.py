@@ -1,5 +1,5 @@
 """`Rules.guess` as a Triton-language kernel: one program a row reads its logits once."""
-# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 
 import torch
 import triton
@@ -14,15 +14,22 @@ _BLOCK = 8192  # tokens a turn
 
 @triton.jit(do_not_specialize=("ahead",))
 def _guess_kernel(
-    logits: tl.tensor, suppress: tl.tensor, rows: tl.tensor, tokens: tl.tensor,
-    position: tl.tensor, ahead: int, n_vocab: int, n_ctx: int, block: tl.constexpr,
-) -> None:  # fmt: skip
+    logits,
+    suppress,
+    rows,
+    tokens,
+    position,
+    ahead: int,
+    n_vocab: int,
+    n_ctx: int,
+    block: tl.constexpr,
+) -> None:
     line = tl.program_id(0).to(tl.int64) * n_vocab
     row = tl.load(rows + tl.program_id(0)).to(tl.int64)
     place = tl.load(position + row) + ahead
     offset = tl.arange(0, block)
     best = tl.full([block], float("-inf"), tl.float32)
-    found = tl.zeros([block], tl.int32)  # a token even where nothing is a number
+    likeliest = tl.zeros([block], tl.int32)  # a token even where nothing is a number
     for start in range(0, n_vocab, block):
         id = start + offset
         there = id < n_vocab
@@ -30,10 +37,10 @@ def _guess_kernel(
         score += tl.load(suppress + id, mask=there, other=0.0)
         better = score > best
         best = tl.where(better, score, best)
-        found = tl.where(better, id, found)
-    likeliest = tl.min(tl.where(best == tl.max(best, 0), found, n_vocab), 0)
+        likeliest = tl.where(better, id, likeliest)
+    token = tl.min(tl.where(best == tl.max(best, 0), likeliest, n_vocab), 0)
     if place < n_ctx:
-        tl.store(tokens + row * n_ctx + place, likeliest.to(tl.int64))
+        tl.store(tokens + row * n_ctx + place, token.to(tl.int64))
 
 
 class TritonGuess:
@@ -45,7 +52,7 @@ class TritonGuess:
     def guess(self, state: RowState, rows: torch.Tensor, logits: torch.Tensor, ahead: int) -> None:
         """See `Rules.guess`."""
         assert logits.is_contiguous() and rows.is_contiguous()
+        fed, sizes = (state.tokens, state.position), (logits.shape[1], state.tokens.shape[1])
         launch(_guess_kernel, len(rows))(
-            logits, self._suppress, rows, state.tokens, state.position, ahead, logits.shape[1],
-            state.tokens.shape[1], _BLOCK, num_warps=16,
-        )  # fmt: skip
+            logits, self._suppress, rows, *fed, ahead, *sizes, _BLOCK, num_warps=16
+        )

@@ -4,7 +4,7 @@ The text of the vocabulary is cut into tiles, and so are the timestamps. A tile 
 sum of exponentials and the best token of each pick, for a search its best few; the second kernel
 adds the tiles up in order. A search is settled by its leader: `search_kernel.py`.
 """
-# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 
 import torch
 import triton
@@ -14,17 +14,24 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from serve.native.kernels.launch import Overlap, launch
 from serve.native.rules.definition import Rules
 from serve.native.rules.loops import EVERY, MATCH, PERIODS, REPEATS
-from serve.native.rules.search_kernel import Fields, fields_of, settle_search, total
+from serve.native.rules.search_kernel import (
+    SUMS,
+    WIDEST,
+    Fields,
+    Form,
+    Scan,
+    fields_of,
+    settle_search,
+    total,
+)
 from serve.native.rules.state import Picks, RowState
 
-_TILE = 2048  # tokens per program
-_WIDEST = 8  # rows of a search; a power of two
+_TILE = tl.constexpr(2048)  # tokens per program
 _PERIODS, _REPEATS, _MATCH, _EVERY = map(tl.constexpr, (PERIODS, REPEATS, MATCH, EVERY))
-_SUMS = 4  # float32 numbers that a tile leaves: peak, mass, best score and its logit
 
 
 @triton.jit
-def _mix(x: tl.tensor) -> tl.tensor:
+def _mix(x) -> tl.tensor:
     """SplitMix64's finaliser, on uint64."""
     x = x + 0x9E3779B97F4A7C15
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
@@ -33,9 +40,7 @@ def _mix(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _penalise(
-    state: Fields, row: tl.tensor, raw: tl.tensor, id: tl.tensor, at: tl.tensor, n_ctx: int
-) -> tl.tensor:
+def _penalise(state: Fields, row, raw, id, at, n_ctx: int) -> tl.tensor:
     """See `Rules._penalise`; `id` are the tokens that the tile's logits `raw` belong to."""
     penalty = tl.load(state.repetition_penalty + row)
     size = tl.load(state.no_repeat_ngram + row)
@@ -58,134 +63,127 @@ def _penalise(
 
 
 @triton.jit
-def _forbidden(
-    state: Fields, row: tl.tensor, id: tl.tensor, at: tl.tensor, said: tl.tensor, n_ctx: int,
-    eot: tl.constexpr, no_timestamps: tl.constexpr, timestamp_begin: tl.constexpr,
-    newest_first: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
+def _forbidden(state: Fields, row, id, at, said, n_ctx: int, form: tl.constexpr) -> tl.tensor:
     """Which tokens the timestamp rules forbid, but for what timestamps together decide."""
-    is_timestamp = id >= timestamp_begin
+    is_timestamp = id >= form.timestamp_begin
     last = tl.load(state.tokens + row * n_ctx + at)
     before = tl.load(state.tokens + row * n_ctx + tl.maximum(at - 1, 0))
-    after = (said >= 1) & (last >= timestamp_begin)
-    pair = after & ((said < 2) | (before >= timestamp_begin))
+    after = (said >= 1) & (last >= form.timestamp_begin)
+    pair = after & ((said < 2) | (before >= form.timestamp_begin))
     half = after & (pair == 0)
     lowest = tl.load(state.last_timestamp + row) + tl.where(half, 0, 1)
-    bad = (id == no_timestamps) | (pair & is_timestamp) | (half & (id < eot))
+    bad = (id == form.no_timestamps) | (pair & is_timestamp) | (half & (id < form.eot))
     bad = bad | (is_timestamp & (id < lowest))
-    return bad | ((said == 0) & ((is_timestamp == 0) | (id > newest_first)))
+    return bad | ((said == 0) & ((is_timestamp == 0) | (id > form.newest_first)))
 
 
 @triton.jit
-def _live(state: Fields, row: tl.tensor, drafted: tl.constexpr) -> tl.tensor:
+def _live(state: Fields, row, drafted: tl.constexpr) -> tl.tensor:
     live = tl.load(state.finished + row) == 0
     if drafted:
         live = live & (tl.load(state.trusted + row) != 0)
     return live
 
 
+@triton.jit
+def _keep_few(scan: Scan, place, allowed, id, start, width, keep: tl.constexpr) -> None:
+    """Leave a search the best of a tile."""
+    rest = allowed
+    for rank in range(0, 2 * width):
+        value, which = tl.max(rest, 0, return_indices=True, return_indices_tie_break_left=True)
+        tl.store(scan.tops + place * keep + rank, value)
+        tl.store(scan.top_ids + place * keep + rank, start + which)
+        rest = tl.where(id == start + which, float("-inf"), rest)
+
+
+@triton.jit
+def _drawn(state: Fields, row, at, allowed, id) -> tl.tensor:
+    """See `Rules._draw`: scores of which the largest is chosen."""
+    score = allowed
+    heat = tl.load(state.temperature + row)
+    if heat > 0:
+        key = tl.load(state.seed + row) * 1_000_003 + at
+        bits = _mix(_mix(key.to(tl.uint64)) + id.to(tl.uint64)) & 0xFFFFFF
+        uniform = (bits.to(tl.float64) + 0.5) / 16777216.0
+        noise = -tl.log(-tl.log(uniform))
+        score = allowed / tl.maximum(heat, 1e-6) + noise.to(tl.float32)
+    return score
+
+
 @triton.jit(do_not_specialize_on_alignment=("logits",))  # they may begin at any row
 def _scan_kernel(
-    logits: tl.tensor, pick_rows: tl.tensor, pick_at: tl.tensor, state: Fields,
-    suppress: tl.tensor, begin: tl.tensor, sums: tl.tensor, ids: tl.tensor, tops: tl.tensor,
-    top_ids: tl.tensor, n_vocab: int, n_ctx: int,
-    eot: tl.constexpr, no_timestamps: tl.constexpr, timestamp_begin: tl.constexpr,
-    newest_first: tl.constexpr, tiles: tl.constexpr, text_tiles: tl.constexpr, block: tl.constexpr,
-    n_sums: tl.constexpr, keep: tl.constexpr, drafted: tl.constexpr, pdl: tl.constexpr,
-) -> None:  # fmt: skip
-    """sums: see `_SUMS`; ids: best token; tops, top_ids: (picks, tiles, keep), the best first."""
-    if pdl:
+    logits,
+    pick_rows,
+    pick_at,
+    state: Fields,
+    suppress,
+    begin,
+    scan: Scan,
+    n_vocab: int,
+    n_ctx: int,
+    form: tl.constexpr,
+) -> None:
+    if form.pdl:
         gdc_launch_dependents()
         gdc_wait()
-    tile = tl.program_id(0)
-    pick = tl.program_id(1)
+    tile, pick = tl.program_id(0), tl.program_id(1)
     row = tl.load(pick_rows + pick)
-    if _live(state, row, drafted):
+    if _live(state, row, form.drafted):
         at = tl.load(state.position + row)
         said = at + 1 - tl.load(state.text_begin + row)
-        timed = tile >= text_tiles
-        start = tl.where(timed, timestamp_begin + (tile - text_tiles) * block, tile * block)
-        id = start + tl.arange(0, block)
-        there = id < tl.where(timed, n_vocab, timestamp_begin)
+        timed = tile >= form.text_tiles
+        start = tl.where(
+            timed, form.timestamp_begin + (tile - form.text_tiles) * _TILE, tile * _TILE
+        )
+        id = start + tl.arange(0, _TILE)
+        there = id < tl.where(timed, n_vocab, form.timestamp_begin)
         line = tl.load(pick_at + pick) * n_vocab
         raw = tl.load(logits + line + id, mask=there, other=float("-inf")).to(tl.float32)
         allowed = _penalise(state, row, raw, id, at, n_ctx)
         allowed += tl.load(suppress + id, mask=there, other=0.0)
         if said == 0:
-            allowed += tl.load(begin + id, mask=there, other=0.0)
+            blank = tl.load(state.suppress_blank + row) != 0
+            allowed += tl.load(begin + id, mask=there & blank, other=0.0)
         if tl.load(state.timestamps + row) != 0:
-            bad = _forbidden(
-                state, row, id, at, said, n_ctx, eot, no_timestamps, timestamp_begin,
-                newest_first,
-            )  # fmt: skip
+            bad = _forbidden(state, row, id, at, said, n_ctx, form)
             allowed = tl.where(bad, float("-inf"), allowed)
         peak = tl.max(allowed, 0)
         base = tl.where(peak == float("-inf"), 0.0, peak)
-        place = pick * tiles + tile
-        left = sums + place * n_sums
+        place = pick * form.tiles + tile
+        left = scan.sums + place * SUMS
         tl.store(left, peak)
         tl.store(left + 1, tl.sum(tl.exp(allowed - base), 0))
-        if keep > 0:
+        if form.keep > 0:
             width = tl.load(state.beam + row)
             if width > 1:
-                rest = allowed
-                for rank in range(0, 2 * width):
-                    value, which = tl.max(
-                        rest, 0, return_indices=True, return_indices_tie_break_left=True
-                    )
-                    tl.store(tops + place * keep + rank, value)
-                    tl.store(top_ids + place * keep + rank, start + which)
-                    rest = tl.where(id == start + which, float("-inf"), rest)
-        score = allowed
-        heat = tl.load(state.temperature + row)
-        if heat > 0:
-            key = tl.load(state.seed + row) * 1_000_003 + at
-            bits = _mix(_mix(key.to(tl.uint64)) + id.to(tl.uint64)) & 0xFFFFFF
-            uniform = (bits.to(tl.float64) + 0.5) / 16777216.0
-            noise = -tl.log(-tl.log(uniform))
-            score = allowed / tl.maximum(heat, 1e-6) + noise.to(tl.float32)
-        best, which = tl.max(
-            score, 0, return_indices=True, return_indices_tie_break_left=True
-        )  # fmt: skip
+                _keep_few(scan, place, allowed, id, start, width, form.keep)
+        score = _drawn(state, row, at, allowed, id)
+        best, which = tl.max(score, 0, return_indices=True, return_indices_tie_break_left=True)
         tl.store(left + 2, best)
         tl.store(left + 3, tl.sum(tl.where(id == start + which, allowed, 0.0), 0))
-        tl.store(ids + place, start + which)
+        tl.store(scan.ids + place, start + which)
 
 
 @triton.jit
-def _settle_kernel(
-    pick_rows: tl.tensor, state: Fields, sums: tl.tensor, ids: tl.tensor, tops: tl.tensor,
-    top_ids: tl.tensor, n_ctx: int, eot: tl.constexpr, timestamp_begin: tl.constexpr,
-    tiles: tl.constexpr, text_tiles: tl.constexpr, tiles_padded: tl.constexpr,
-    n_sums: tl.constexpr, keep: tl.constexpr, beams_padded: tl.constexpr,
-    ctx_padded: tl.constexpr, drafted: tl.constexpr, pdl: tl.constexpr,
-) -> None:  # fmt: skip
-    if pdl:
+def _settle_kernel(pick_rows, state: Fields, scan: Scan, n_ctx: int, form: tl.constexpr) -> None:
+    if form.pdl:
         gdc_wait()
     pick = tl.program_id(0)
     row = tl.load(pick_rows + pick)
-    if _live(state, row, drafted):
-        limit = _limit_of(state, row, n_ctx, timestamp_begin, ctx_padded)
+    if _live(state, row, form.drafted):
+        limit = _limit_of(state, row, n_ctx, form.timestamp_begin, form.ctx_padded)
         width = tl.load(state.beam + row)
         if width == 1:
-            _settle_one(
-                state, row, limit, pick, sums, ids, n_ctx, eot, timestamp_begin, tiles, text_tiles,
-                tiles_padded, n_sums, drafted,
-            )  # fmt: skip
-        elif keep > 0:  # noqa: SIM102 - decided when it is compiled
+            _settle_one(state, row, limit, pick, scan, n_ctx, form)
+        elif form.keep > 0:  # noqa: SIM102 - decided when it is compiled
             if tl.load(state.leader + row) == row:
-                settle_search(
-                    state, row, limit, pick, width, sums, tops, top_ids, n_ctx, eot,
-                    timestamp_begin, tiles, text_tiles, tiles_padded, n_sums, keep, beams_padded,
-                    ctx_padded,
-                )  # fmt: skip
+                settle_search(state, row, limit, pick, width, scan, n_ctx, form)
 
 
 @triton.jit
 def _limit_of(
-    state: Fields, row: tl.tensor, n_ctx: int, timestamp_begin: tl.constexpr,
-    ctx_padded: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
+    state: Fields, row, n_ctx: int, timestamp_begin: tl.constexpr, ctx_padded: tl.constexpr
+) -> tl.tensor:
     """The row's limit; see `loops.end_loops`, which lowers it."""
     limit = tl.load(state.limit + row)
     at = tl.load(state.position + row)
@@ -215,15 +213,14 @@ def _limit_of(
 
 @triton.jit
 def _settle_one(
-    state: Fields, row: tl.tensor, limit: tl.tensor, pick: tl.tensor, sums: tl.tensor,
-    ids: tl.tensor, n_ctx: int, eot: tl.constexpr, timestamp_begin: tl.constexpr,
-    tiles: tl.constexpr, text_tiles: tl.constexpr, tiles_padded: tl.constexpr, n_sums: tl.constexpr,
-    drafted: tl.constexpr,
-) -> None:  # fmt: skip
+    state: Fields, row, limit, pick, scan: Scan, n_ctx: int, form: tl.constexpr
+) -> None:
     """See `Rules._say`: append the token that was chosen to a row that stands for itself."""
-    tile = tl.arange(0, tiles_padded)
+    tiles: tl.constexpr = form.tiles
+    text_tiles: tl.constexpr = form.text_tiles
+    tile = tl.arange(0, form.tiles_padded)
     text, timed = tile < text_tiles, (tile >= text_tiles) & (tile < tiles)
-    left = sums + (pick * tiles + tile) * n_sums
+    left = scan.sums + (pick * tiles + tile) * SUMS
     none = float("-inf")
     peak = tl.load(left, mask=tile < tiles, other=none)
     mass = tl.load(left + 1, mask=tile < tiles, other=0.0)
@@ -236,17 +233,17 @@ def _settle_one(
     everything = tl.where(must, time_mass, everything)
     score = tl.where(must & text, none, score)
     _, best = tl.max(score, 0, return_indices=True, return_indices_tie_break_left=True)
-    chosen = tl.load(ids + pick * tiles + best).to(tl.int64)
-    logit = tl.load(sums + (pick * tiles + best) * n_sums + 3)
+    chosen = tl.load(scan.ids + pick * tiles + best).to(tl.int64)
+    logit = tl.load(scan.sums + (pick * tiles + best) * SUMS + 3)
     follow = tl.load(state.position + row) + 1
     place = state.tokens + row * n_ctx + follow
-    if drafted:
+    if form.drafted:
         tl.store(state.trusted + row, (tl.load(place) == chosen).to(tl.uint8))
     tl.store(place, chosen)
     tl.store(state.logprob_sum + row, tl.load(state.logprob_sum + row) + (logit - everything))
-    if chosen >= timestamp_begin:
+    if chosen >= form.timestamp_begin:
         tl.store(state.last_timestamp + row, chosen)
-    ended = (chosen == eot) | (follow + 1 >= limit)
+    ended = (chosen == form.eot) | (follow + 1 >= limit)
     tl.store(state.finished + row, ended.to(tl.uint8))
     tl.store(state.position + row, follow)
 
@@ -264,37 +261,46 @@ class TritonChoice:
         self._rules = rules
         n_vocab, device = rules.suppress.shape[0], rules.suppress.device
         begin = rules.facts.timestamp_begin
-        self._text_tiles = triton.cdiv(begin, _TILE)
-        self._tiles = self._text_tiles + triton.cdiv(n_vocab - begin, _TILE)
-        self._keep = 2 * _WIDEST if searching else 0
+        self._text_tiles = triton.cdiv(begin, _TILE.value)
+        self._tiles = self._text_tiles + triton.cdiv(n_vocab - begin, _TILE.value)
+        self._keep = 2 * WIDEST.value if searching else 0
         self._overlap = Overlap.of(device)
-        shape = (most, self._tiles)
-        self._sums = torch.empty((*shape, _SUMS), dtype=torch.float32, device=device)
-        self._ids = torch.empty(shape, dtype=torch.int32, device=device)
-        self._tops = torch.empty((*shape, self._keep), dtype=torch.float32, device=device)
-        self._top_ids = torch.empty((*shape, self._keep), dtype=torch.int32, device=device)
+        self._most, shape = most, (most, self._tiles)
+        self._scan = Scan(
+            sums=torch.empty((*shape, SUMS.value), dtype=torch.float32, device=device),
+            ids=torch.empty(shape, dtype=torch.int32, device=device),
+            tops=torch.empty((*shape, self._keep), dtype=torch.float32, device=device),
+            top_ids=torch.empty((*shape, self._keep), dtype=torch.int32, device=device),
+        )
 
     def advance(
         self, state: RowState, picks: Picks, logits: torch.Tensor, drafted: bool = False
     ) -> None:
         """See `Rules.advance`; what the rows ask for is read on the device."""
-        n, n_vocab = len(picks.rows), logits.shape[1]
-        facts = self._rules.facts
-        assert logits.is_contiguous() and n <= self._sums.shape[0]
-        n_ctx = state.tokens.shape[1]
-        fields = fields_of(state)
-        pdl = self._overlap.gains(n)
+        n, n_vocab, n_ctx = len(picks.rows), logits.shape[1], state.tokens.shape[1]
+        assert logits.is_contiguous() and n <= self._most
+        fields, rules, form = fields_of(state), self._rules, self._form(n, n_ctx, drafted)
+        read = (logits, picks.rows, picks.at, fields, rules.suppress, rules.begin)
         launch(_scan_kernel, self._tiles, n)(
-            logits, picks.rows, picks.at, fields, self._rules.suppress, self._rules.begin,
-            self._sums, self._ids, self._tops, self._top_ids, n_vocab, n_ctx, facts.eot,
-            facts.no_timestamps, facts.timestamp_begin,
-            facts.timestamp_begin + facts.max_initial_timestamp_index, self._tiles,
-            self._text_tiles, _TILE, _SUMS, self._keep, drafted, pdl, num_warps=4, launch_pdl=pdl,
-        )  # fmt: skip
+            *read, self._scan, n_vocab, n_ctx, form, num_warps=4, launch_pdl=form.pdl
+        )
+        warps = 4 if self._keep else 1
         launch(_settle_kernel, n)(
-            picks.rows, fields, self._sums, self._ids, self._tops, self._top_ids, n_ctx, facts.eot,
-            facts.timestamp_begin, self._tiles, self._text_tiles,
-            triton.next_power_of_2(self._tiles), _SUMS, self._keep, _WIDEST,
-            triton.next_power_of_2(n_ctx), drafted, pdl, num_warps=4 if self._keep else 1,
-            launch_pdl=pdl,
-        )  # fmt: skip
+            picks.rows, fields, self._scan, n_ctx, form, num_warps=warps, launch_pdl=form.pdl
+        )
+
+    def _form(self, picks: int, n_ctx: int, drafted: bool) -> Form:
+        facts = self._rules.facts
+        return Form(
+            eot=facts.eot,
+            no_timestamps=facts.no_timestamps,
+            timestamp_begin=facts.timestamp_begin,
+            newest_first=facts.timestamp_begin + facts.max_initial_timestamp_index,
+            tiles=self._tiles,
+            text_tiles=self._text_tiles,
+            tiles_padded=triton.next_power_of_2(self._tiles),
+            keep=self._keep,
+            ctx_padded=triton.next_power_of_2(n_ctx),
+            drafted=drafted,
+            pdl=self._overlap.gains(picks),
+        )

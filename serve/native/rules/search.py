@@ -33,9 +33,9 @@ def best_tokens(values: torch.Tensor, count: int) -> torch.Tensor:
     tiles = torch.cat(peaks, dim=1).sort(dim=1, descending=True, stable=True).indices[:, :count]
     tiles = tiles.sort(dim=1).values  # so that of equals the lower id comes first
     ids = (tiles[..., None] * tile + torch.arange(tile, device=values.device)).flatten(1)
-    found = values.gather(1, ids.clamp_max(n - 1)).masked_fill(ids >= n, NEVER)
+    kept = values.gather(1, ids.clamp_max(n - 1)).masked_fill(ids >= n, NEVER)
     # Beyond the end there are the highest ids, which are the last of equals.
-    return ids.gather(1, found.sort(dim=1, descending=True, stable=True).indices[:, :count])
+    return ids.gather(1, kept.sort(dim=1, descending=True, stable=True).indices[:, :count])
 
 
 def extend(

@@ -3,8 +3,9 @@
 Its rows stand side by side, in the pool as among the picks. What the program overwrites it has read
 before, with a barrier between the two.
 """
-# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 
+import dataclasses
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,9 @@ import triton
 import triton.language as tl
 
 from serve.native.rules.state import RowState
+
+WIDEST = tl.constexpr(8)  # rows of a search; a power of two
+SUMS = tl.constexpr(4)  # numbers that a tile leaves: peak, mass, best score and its logit
 
 
 class Fields(NamedTuple):
@@ -40,6 +44,7 @@ class Fields(NamedTuple):
     best_score: torch.Tensor
     best_logprob_sum: torch.Tensor
     timestamps: torch.Tensor
+    suppress_blank: torch.Tensor
     finished: torch.Tensor
     best_is_ended: torch.Tensor
     trusted: torch.Tensor
@@ -47,12 +52,38 @@ class Fields(NamedTuple):
 
 def fields_of(state: RowState) -> Fields:
     """The state's tensors."""
-    found = (getattr(state, name) for name in Fields._fields)
-    return Fields(*(x.view(torch.uint8) if x.dtype == torch.bool else x for x in found))
+    tensors = (getattr(state, name) for name in Fields._fields)
+    return Fields(*(x.view(torch.uint8) if x.dtype == torch.bool else x for x in tensors))
+
+
+class Scan(NamedTuple):
+    """Partial results of each pick, by tiles of the vocabulary."""
+
+    sums: torch.Tensor  # float32 (picks, tiles, SUMS)
+    ids: torch.Tensor  # int32 (picks, tiles): the best token
+    tops: torch.Tensor  # float32 (picks, tiles, keep): of a search, the best first
+    top_ids: torch.Tensor  # int32 (picks, tiles, keep)
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """Compile-time parameters of the rules' kernels."""
+
+    eot: int
+    no_timestamps: int
+    timestamp_begin: int
+    newest_first: int  # no text begins with a later timestamp
+    tiles: int
+    text_tiles: int
+    tiles_padded: int
+    keep: int  # of a tile, for searches; 0: there are none
+    ctx_padded: int
+    drafted: bool  # see `Rules.advance`
+    pdl: bool  # see `serve.native.kernels.linear`
 
 
 @triton.jit
-def total(peaks: tl.tensor, masses: tl.tensor, axis: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+def total(peaks, masses, axis: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """(peak, log of the summed mass) of several tiles; (-inf, -inf) of nothing."""
     peak = tl.max(peaks, axis, keep_dims=True)
     base = tl.where(peak == float("-inf"), 0.0, peak)
@@ -61,24 +92,22 @@ def total(peaks: tl.tensor, masses: tl.tensor, axis: tl.constexpr) -> tuple[tl.t
 
 
 @triton.jit
-def _sums_of(
-    state: Fields, row: tl.tensor, pick: tl.tensor, width: tl.tensor, sums: tl.tensor,
-    tops: tl.tensor, tiles: tl.constexpr, text_tiles: tl.constexpr, tiles_padded: tl.constexpr,
-    n_sums: tl.constexpr, keep: tl.constexpr, beams_padded: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
+def _sums_of(state: Fields, row, pick, width, scan: Scan, form: tl.constexpr) -> tl.tensor:
     """Summed log-probability of each beam with each candidate of its tiles, -inf where none is.
 
     Returns:
-        (beams_padded, tiles_padded * keep).
+        (WIDEST, tiles_padded * keep).
     """
+    tiles: tl.constexpr = form.tiles
+    keep: tl.constexpr = form.keep
     none = float("-inf")
-    beam = tl.arange(0, beams_padded)
-    tile = tl.arange(0, tiles_padded)
+    beam = tl.arange(0, WIDEST)
+    tile = tl.arange(0, form.tiles_padded)
     there = (beam < width)[:, None] & (tile < tiles)[None, :]
-    left = sums + ((pick + beam)[:, None] * tiles + tile[None, :]) * n_sums
+    left = scan.sums + ((pick + beam)[:, None] * tiles + tile[None, :]) * SUMS
     peak = tl.load(left, mask=there, other=none)
     mass = tl.load(left + 1, mask=there, other=0.0)
-    text = (tile < text_tiles)[None, :]
+    text = (tile < form.text_tiles)[None, :]
     text_peak, text_mass = total(tl.where(text, peak, none), tl.where(text, mass, 0.0), 1)
     _, time_mass = total(tl.where(text, none, peak), tl.where(text, 0.0, mass), 1)
     timed = tl.load(state.timestamps + row + beam, mask=beam < width, other=0) != 0
@@ -89,23 +118,22 @@ def _sums_of(
     everything = tl.where(must, time_mass, tl.where(most == none, 0.0, everything))
     sum = tl.load(state.logprob_sum + row + beam, mask=beam < width, other=none)
 
-    which = tl.arange(0, tiles_padded * keep)
+    which = tl.arange(0, form.tiles_padded * keep)
     from_tile, rank = which // keep, which % keep
     there = (beam < width)[:, None] & ((from_tile < tiles) & (rank < 2 * width))[None, :]
-    there = there & ((must == 0)[:, None] | (from_tile >= text_tiles)[None, :])
+    there = there & ((must == 0)[:, None] | (from_tile >= form.text_tiles)[None, :])
     places = ((pick + beam) * tiles * keep)[:, None] + which[None, :]
-    value = tl.load(tops + places, mask=there, other=none)
+    value = tl.load(scan.tops + places, mask=there, other=none)
     alive = (value > none) & (sum > none)[:, None]
     return tl.where(alive, (value - everything[:, None]) + sum[:, None], none)
 
 
 @triton.jit
 def _keep_best(
-    state: Fields, row: tl.tensor, at: tl.tensor, hypothesis: tl.tensor, parent: tl.tensor,
-    token: tl.tensor, sum: tl.tensor, ends: tl.tensor, n_ctx: int, ctx_padded: tl.constexpr,
-    keep: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
+    state: Fields, row, at, hypothesis, parent, token, sum, ends, n_ctx: int, form: tl.constexpr
+) -> tl.tensor:
     """See `search._keep_best`; returns how many hypotheses there are now."""
+    keep: tl.constexpr = form.keep
     none = float("-inf")
     lane = tl.arange(0, keep)
     length = at + 1 - tl.load(state.prompt_len + row) + tl.where(ends, 0, 1)
@@ -120,7 +148,7 @@ def _keep_best(
     some = first < keep
     if some & ((best > tl.load(state.best_score + row)) | (before == 0)):
         one = lane == which
-        column = tl.arange(0, ctx_padded)
+        column = tl.arange(0, form.ctx_padded)
         from_row = row + tl.sum(tl.where(one, parent, 0), 0)
         text = tl.load(state.tokens + from_row * n_ctx + column, mask=column <= at)
         chosen = tl.sum(tl.where(one, token, 0), 0)
@@ -135,14 +163,12 @@ def _keep_best(
 
 @triton.jit
 def _go_on(
-    state: Fields, row: tl.tensor, at: tl.tensor, width: tl.tensor, done: tl.tensor,
-    parent: tl.tensor, token: tl.tensor, sum: tl.tensor, n_ctx: int, timestamp_begin: tl.constexpr,
-    ctx_padded: tl.constexpr, beams_padded: tl.constexpr,
-) -> None:  # fmt: skip
-    """Let each beam go on from its parent with its token; all (beams_padded,)."""
-    beam = tl.arange(0, beams_padded)
+    state: Fields, row, at, width, done, parent, token, sum, n_ctx: int, form: tl.constexpr
+) -> None:
+    """Let each beam go on from its parent with its token; all (WIDEST,)."""
+    beam = tl.arange(0, WIDEST)
     there = beam < width
-    column = tl.arange(0, ctx_padded)[None, :]
+    column = tl.arange(0, form.ctx_padded)[None, :]
     moved = (there & (parent != beam))[:, None] & (column <= at)
     old = (row + parent)[:, None] * n_ctx + column
     text = tl.load(state.tokens + old, mask=moved)
@@ -155,7 +181,7 @@ def _go_on(
     follow = (row + beam) * n_ctx + at + 1
     tl.store(state.tokens + follow, token, mask=there)
     tl.store(state.source + follow, (row + beam).to(tl.int32), mask=there)
-    stamp = tl.where(token >= timestamp_begin, token, stamp)
+    stamp = tl.where(token >= form.timestamp_begin, token, stamp)
     tl.store(state.last_timestamp + row + beam, stamp, mask=there)
     tl.store(state.logprob_sum + row + beam, sum, mask=there)
     tl.store(state.position + row + beam, at + 1, mask=there)
@@ -163,47 +189,44 @@ def _go_on(
 
 
 @triton.jit
-def settle_search(
-    state: Fields, row: tl.tensor, limit: tl.tensor, pick: tl.tensor, width: tl.tensor,
-    sums: tl.tensor, tops: tl.tensor, top_ids: tl.tensor, n_ctx: int, eot: tl.constexpr,
-    timestamp_begin: tl.constexpr, tiles: tl.constexpr, text_tiles: tl.constexpr,
-    tiles_padded: tl.constexpr, n_sums: tl.constexpr, keep: tl.constexpr,
-    beams_padded: tl.constexpr, ctx_padded: tl.constexpr,
-) -> None:  # fmt: skip
-    """See `search.extend`; what is of one row is the leader's, `tops` as the scan left them."""
+def _best_of(state: Fields, row, pick, width, scan: Scan, form: tl.constexpr) -> tl.tuple:
+    """(sum, beam, token), each (keep,): the best 2 * width candidates, the best first."""
+    keep: tl.constexpr = form.keep
     none = float("-inf")
-    rest = _sums_of(
-        state, row, pick, width, sums, tops, tiles, text_tiles, tiles_padded, n_sums, keep,
-        beams_padded,
-    )  # fmt: skip
-    beam = tl.arange(0, beams_padded)
-    which = tl.arange(0, tiles_padded * keep)
+    rest = _sums_of(state, row, pick, width, scan, form)
+    beam = tl.arange(0, WIDEST)
+    which = tl.arange(0, form.tiles_padded * keep)
     lane = tl.arange(0, keep)
     sum = tl.full((keep,), none, tl.float32)
     parent = tl.zeros((keep,), tl.int64)
     token = tl.zeros((keep,), tl.int64)
     for rank in range(0, 2 * width):
-        peaks, places = tl.max(
-            rest, 1, return_indices=True, return_indices_tie_break_left=True
-        )  # fmt: skip
+        peaks, places = tl.max(rest, 1, return_indices=True, return_indices_tie_break_left=True)
         peak, best = tl.max(peaks, 0, return_indices=True, return_indices_tie_break_left=True)
         place = tl.sum(tl.where(beam == best, places, 0), 0)
-        found = tl.load(top_ids + (pick + best) * tiles * keep + place)
+        id = tl.load(scan.top_ids + (pick + best) * form.tiles * keep + place)
         sum = tl.where(lane == rank, peak, sum)
         parent = tl.where(lane == rank, best, parent)
-        token = tl.where(lane == rank, found, token)
+        token = tl.where(lane == rank, id, token)
         taken = (beam == best)[:, None] & (which == place)[None, :]
         rest = tl.where(taken, none, rest)
+    return sum, parent, token
 
+
+@triton.jit
+def settle_search(
+    state: Fields, row, limit, pick, width, scan: Scan, n_ctx: int, form: tl.constexpr
+) -> None:
+    """See `search.extend`; what is of one row is the leader's."""
+    sum, parent, token = _best_of(state, row, pick, width, scan, form)
+    lane = tl.arange(0, form.keep)
     at = tl.load(state.position + row)
     last = at + 2 >= limit
-    alive = sum > none
+    alive = sum > float("-inf")
     parent, token = tl.where(alive, parent, 0), tl.where(alive, token, 0)
-    ends = alive & (token == eot)
+    ends = alive & (token == form.eot)
     hypothesis = (lane < width) & tl.where(last, alive, ends)
-    ended = _keep_best(
-        state, row, at, hypothesis, parent, token, sum, ends, n_ctx, ctx_padded, keep
-    )
+    ended = _keep_best(state, row, at, hypothesis, parent, token, sum, ends, n_ctx, form)
     tl.store(state.ended + row, ended)
     first_ends = tl.sum(tl.where((lane == 0) & ends, 1, 0), 0) > 0
     enough = ended >= tl.load(state.needed + row)
@@ -211,10 +234,8 @@ def settle_search(
 
     goes_on = (ends == 0) & (lane < 2 * width)
     new = tl.cumsum(goes_on.to(tl.int32), 0) - 1  # which beam each becomes
-    mine = goes_on[None, :] & (new[None, :] == beam[:, None])
-    _go_on(
-        state, row, at, width, last | enough, tl.sum(tl.where(mine, parent[None, :], 0), 1),
-        tl.sum(tl.where(mine, token[None, :], 0), 1),
-        tl.sum(tl.where(mine, sum[None, :], 0.0), 1), n_ctx, timestamp_begin, ctx_padded,
-        beams_padded,
-    )  # fmt: skip
+    mine = goes_on[None, :] & (new[None, :] == tl.arange(0, WIDEST)[:, None])
+    parent = tl.sum(tl.where(mine, parent[None, :], 0), 1)
+    token = tl.sum(tl.where(mine, token[None, :], 0), 1)
+    sum = tl.sum(tl.where(mine, sum[None, :], 0.0), 1)
+    _go_on(state, row, at, width, last | enough, parent, token, sum, n_ctx, form)

@@ -44,6 +44,7 @@ class RowState:
     best_score: torch.Tensor  # float32
     best_logprob_sum: torch.Tensor  # float32: of the best hypothesis, end of text included
     timestamps: torch.Tensor  # bool: timestamp rules apply
+    suppress_blank: torch.Tensor  # bool: the list for the first token applies
     finished: torch.Tensor  # bool; free rows count as finished
     best_is_ended: torch.Tensor  # bool: end of text ended the best hypothesis, not its limit
     trusted: torch.Tensor  # bool: every token of its draft so far was what the rules chose
@@ -122,7 +123,9 @@ _LAYOUT = {  # the widest first, so that each is aligned; the tables stand behin
         ),
         torch.float32,
     ),
-    **dict.fromkeys(("timestamps", "finished", "best_is_ended", "trusted"), torch.bool),
+    **dict.fromkeys(
+        ("timestamps", "suppress_blank", "finished", "best_is_ended", "trusted"), torch.bool
+    ),
 }
 
 
@@ -141,7 +144,8 @@ def new_state(rows: int, n_text_ctx: int, device: torch.device) -> RowState:
     state.loop_at.fill_(NOWHERE)
     state.language.fill_(-1)
     state.best_score.fill_(NEVER)
-    state.finished.fill_(True)
+    for one in (state.suppress_blank, state.finished):
+        one.fill_(True)
     return state
 
 

@@ -1,1 +1,1 @@
-"""Audio files are decoded in processes of their own: what one makes a library do ends with it."""
+"""Decoding of audio files in processes of their own: what one makes a library do ends with it."""

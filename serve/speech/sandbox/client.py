@@ -74,7 +74,7 @@ def decode(
     stopped: Callable[[], bool] = never,
     warn: Callable[[str], None] = ignore,
 ) -> Generator[Samples, None, None]:
-    """As `serve.speech.audio.decode`, for any file that is not empty.
+    """Decode as `serve.speech.audio.decode` does, for any file that is not empty.
 
     Raises:
         OverloadedError: all files together take too much memory, and this one most.
@@ -121,7 +121,7 @@ class _File:
             ) from error
 
     def next(self, stopped: Callable[[], bool]) -> Samples | None:
-        """The next samples; None: there are no more.
+        """Return the next samples; None: there are no more.
 
         Raises:
             EarshotError: see `decode`.
@@ -158,7 +158,7 @@ class _File:
         self._open.close()
 
     def _receive(self, head: bytearray, block: Samples, stopped: Callable[[], bool]) -> int:
-        """Receive a message into two parts; returns the bytes of both, 0 where nobody sends."""
+        """Receive a message into two parts; return the bytes of both, 0 where nobody sends."""
         end = time.monotonic() + STALL_S
         while not stopped():
             try:
@@ -174,17 +174,17 @@ class _File:
         raise CancelledError("the request ended while its audio was decoded")
 
     def _read_status(self) -> int | None:
-        """What its process ended with; None: nobody tells."""
+        """Return its process's exit status; None: nobody tells."""
         look = select.poll()
         look.register(self._status, select.POLLIN)
         if not look.poll(_END_S * 1000):
             return None
-        told = os.read(self._status, STATUS.size)
-        return STATUS.unpack(told)[0] if told else None
+        status = os.read(self._status, STATUS.size)
+        return STATUS.unpack(status)[0] if status else None
 
 
 class _Memory:
-    """What all files that are being decoded take, by what their processes say."""
+    """The memory of all files that are being decoded, by what their processes say."""
 
     most_bytes = 1 << 30
 
@@ -208,7 +208,7 @@ class _Memory:
         )
 
     def forget(self, file: _File) -> None:
-        """A file has ended."""
+        """Forget a file that has ended."""
         with self._lock:
             self._taken.pop(file, None)
 
@@ -297,7 +297,7 @@ def _spawn(descriptor: int) -> "subprocess.Popen[bytes]":
 
 @contextlib.contextmanager
 def _descriptor(audio: Bytes) -> Iterator[int]:
-    """A descriptor of a file's bytes, which are copied once where they lie in memory."""
+    """Yield a descriptor of a file's bytes, which are copied once where they lie in memory."""
     if isinstance(audio, AudioFile):
         yield audio.fileno()
         return

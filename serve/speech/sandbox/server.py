@@ -91,7 +91,7 @@ class _Server:
                     os.kill(self._files[descriptor], signal.SIGKILL)
 
     def _take(self) -> bool:
-        """Take one file; whether there was one."""
+        """Take one file; return False where none came."""
         message, descriptors, _, _ = socket.recv_fds(self._control, LIMITS.size, 3)
         if not message:
             return False
@@ -144,7 +144,7 @@ class _Spare(NamedTuple):
 
 
 def _work(server: socket.socket, parents: Sequence[int]) -> NoReturn:
-    """All that a file's process does: wait for its file, and decode it.
+    """Wait for a file, decode it, and end this process: it does nothing else.
 
     Args:
         server: from which the file comes.
@@ -182,7 +182,7 @@ class _Results:
         self._hung_up.register(results, 0)
 
     def gone(self) -> bool:
-        """Whether nobody takes them any more."""
+        """Tell whether nobody takes them any more."""
         return bool(self._hung_up.poll(0))
 
     def put(self, samples: Samples) -> None:
@@ -230,7 +230,7 @@ def _decode(file: AudioFile, to: socket.socket, limits: Limits) -> None:
 
 
 def _limit_this_process(size: int, limits: Limits) -> None:
-    """No more files, none that grow, no more processes, and bounds for memory and time."""
+    """Allow no more files, none that grow and no more processes; bound memory and time."""
     with open("/proc/self/statm", "rb") as statm:
         taken = int(statm.read().split()[0]) * resource.getpagesize()
     most = {

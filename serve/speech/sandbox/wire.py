@@ -1,4 +1,4 @@
-"""What the two sides of the sandbox say to each other, over pairs of sockets that keep messages.
+"""Messages between the two sides of the sandbox, over pairs of sockets that keep them whole.
 
 To the server: a file's limits, with three descriptors beside them: the file, a socket for its
 samples, and a pipe for the status with which its process ends. From the socket come a head and what
@@ -29,7 +29,7 @@ MEMORY_BYTES = 128 << 20
 
 
 class Kind(enum.IntEnum):
-    """What a message from the sandbox is."""
+    """The kind of a message from the sandbox."""
 
     SAMPLES = 0  # float32 follows
     WHOLE = 1  # there are no more
@@ -48,7 +48,7 @@ ERRORS: dict[Kind, type[AudioError]] = {
 
 
 def no_memory(size: int) -> AudioError:
-    """What a file of so many bytes is refused with that takes more than it may."""
+    """Return the error of a file of so many bytes that takes more memory than it may."""
     return AudioError(
         f"audio of {size} bytes needs more memory than such a file should, "
         f"{(size + MEMORY_BYTES) >> 20} MiB; it is damaged, or made to harm"
@@ -56,7 +56,7 @@ def no_memory(size: int) -> AudioError:
 
 
 def died(status: int | None, limits: Limits) -> EarshotError:
-    """Why a file's process ended before its file did; None: its server ended, too."""
+    """Return the error of a file whose process ended before it did; None: its server did, too."""
     if status == -signal.SIGXCPU:
         return too_slow(limits)
     if status is None:

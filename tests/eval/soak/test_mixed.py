@@ -20,7 +20,7 @@ from eval.soak.hostile import ATTACKS
 from eval.soak.mixed import Load, action
 from eval.soak.tally import Asked, Tally, uneven
 
-MINUTES = 0.6
+MINUTES = 0.3
 
 
 @pytest.fixture

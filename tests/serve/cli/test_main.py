@@ -190,13 +190,13 @@ def test_options_reach_the_request(toml, files, fake):
     options += ["--multilingual", "--token-logprobs", "--languages", "es, en"]
     options += ["--temperature", "0.5", "--max-tokens", "7", "--short-encoder"]
     options += ["--beam-size", "5", "--patience", "2", "--length-penalty", "0.5", "--best-of", "4"]
-    options += ["--repetition-penalty", "1.5", "--no-repeat-ngram-size", "3"]
+    options += ["--repetition-penalty", "1.5", "--no-repeat-ngram-size", "3", "--no-suppress-blank"]
     assert run(toml, *options, files["a.wav"]) == 0
     (request,) = fake.requests
     assert request.languages == ("es", "en")
     assert (request.beam_size, request.patience, request.length_penalty) == (5, 2.0, 0.5)
     found = (request.best_of, request.repetition_penalty, request.no_repeat_ngram_size)
-    assert found == (4, 1.5, 3)
+    assert (*found, request.suppress_blank) == (4, 1.5, 3, False)
     assert (request.language, request.task, request.prompt) == ("es", "translate", "Zoë")
     assert (request.timestamps, request.temperature, request.max_tokens) == (False, 0.5, 7)
     assert request.multilingual and request.word_timestamps and request.short_encoder
@@ -436,7 +436,7 @@ def test_an_end_with_requests_unanswered_is_no_success(nano_config, tmp_path, hu
             for child in psutil.Process(server.pid).children(recursive=True)
             if "whisper_0_0" in child.cmdline()
         ]
-        calls = [client.start(Request(audio=audio_file(119.0))) for _ in range(40)]
+        calls = [client.start(Request(audio=audio_file(119.0))) for _ in range(20)]
         wait_until(lambda: whisper.cpu_percent(0.1) > 20, "no request arrived")
         server.send_signal(signal.SIGINT)
         assert "starting" in server.stderr.readline()

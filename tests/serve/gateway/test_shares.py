@@ -5,7 +5,7 @@ import dataclasses
 from serve.contract.config import Config, GatewayConfig, LiveConfig, ServerConfig
 from serve.contract.keys import Key, hash_of
 from serve.gateway.callers import Callers
-from serve.gateway.shares import share_of
+from serve.gateway.run import share_of
 
 CONFIG = Config(
     server=ServerConfig(max_inflight=9, max_inflight_mb=1024), live=LiveConfig(max_streams=64)

@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from serve.gateway.gate import LINGER_S, Gate
-from serve.gateway.turns import OWN_S, Share, Turns
+from serve.gateway.gate import LINGER_S, OWN_S, Gate, Share, Turns
 
 
 class FakeLoop(asyncio.SelectorEventLoop):

@@ -11,8 +11,8 @@ import pytest
 
 from build.checkpoint import open_checkpoint
 from serve.speech.audio import decode
+from serve.speech.cutting import cut
 from serve.speech.meter import Limits
-from serve.speech.windows import cut
 from tests.checkpoints import write_engine
 from tests.serve.native.decoding import features_of
 from tests.serve.native.kernels.parity import ON_GPU

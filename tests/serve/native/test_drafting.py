@@ -193,7 +193,7 @@ class TurnLoop(EagerLoop):
 @pytest.mark.parametrize("kind", [whole, only_last_layer])
 def test_the_device_alone_takes_turns_with_the_same_answer(kind, engine_with, jobs, expected):
     runtime = NativeRuntime(engine_with(kind), CONFIG)
-    eager = runtime._drafting
+    eager = runtime._loop
     drafter = eager._drafter
     second = (drafter.decoder, drafter.cache)
     turns = DraftTurns(

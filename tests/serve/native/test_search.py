@@ -47,6 +47,17 @@ def jobs_of(facts, some, *options):
     ]
 
 
+def test_a_blank_takes_its_share_of_the_first_choice_where_it_may_be_said(engine, runtime, some):
+    facts = engine.manifest.tokenizer
+    _, language, features = some[0]
+    prompt = (*prompt_of(facts, language), facts.no_timestamps)
+    plain = dataclasses.replace(PLAIN, max_tokens=3)
+    both = (plain, dataclasses.replace(plain, suppress_blank=False))
+    ended = run(runtime, [Job(i, features, prompt, options) for i, options in enumerate(both)])
+    assert ended[0].tokens == ended[1].tokens
+    assert ended[1].scores.avg_logprob < ended[0].scores.avg_logprob - 1e-3
+
+
 def logprob_sum(engine, network, job, event):
     """What the network gives the job's answer when it is fed nothing else; without timestamps."""
     facts = engine.manifest.tokenizer

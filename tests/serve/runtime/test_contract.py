@@ -148,7 +148,7 @@ def test_more_hypotheses_than_there_is_room_for_are_refused(runtime, job, kind):
 
 def test_options_that_the_runtime_does_not_have_are_refused(runtime, job):
     options = {"patience": 2.0, "length_penalty": 0.5, "repetition_penalty": 1.5}
-    for name, value in {**options, "no_repeat_ngram_size": 2}.items():
+    for name, value in {**options, "no_repeat_ngram_size": 2, "suppress_blank": False}.items():
         made = job(1, **{name: value})
         if runtime.capabilities.search_options:
             assert run(runtime, [made])[1].last.finished in ("eot", "length")

@@ -42,7 +42,7 @@ def listen(samples, options, size=65_536, model=activity.MODEL, most_held=None):
         if most_held is not None:
             assert len(listener._held) <= most_held
     found += listener.finish()
-    assert listener.heard == len(samples)
+    assert listener.received == len(samples)
     joined = []
     for speech in found:
         end = speech.start + len(speech.samples)

@@ -193,7 +193,7 @@ def test_16_bit_wav_is_what_libsndfile_reads(channels: int):
 def test_what_is_not_plain_16_bit_wav_is_left_to_the_libraries(at: int, value: int):
     data = bytearray(encode(tone(), "WAV", "PCM_16"))
     struct.pack_into("<I" if at in (16, 40) else "<H", data, at, value)
-    assert containers.pcm16(bytes(data)) is None
+    assert containers.pcm16_header(bytes(data)) is None
 
 
 def test_a_streams_channels_may_change():

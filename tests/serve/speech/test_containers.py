@@ -8,10 +8,10 @@ from serve.contract.errors import AudioError
 from serve.speech.containers import (
     MAX_CHUNKS,
     STREAM_BYTES,
-    Pcm16,
+    Pcm16Header,
     last_ogg_page_is_whole,
     mp3_states_its_length,
-    pcm16,
+    pcm16_header,
     sample_bytes,
 )
 
@@ -32,15 +32,15 @@ WAV = riff(chunk(b"fmt ", FMT), chunk(b"data", SAMPLES))
 
 
 def test_pcm16_tells_where_the_samples_are():
-    assert pcm16(WAV) == Pcm16(begin=44, declared_bytes=8, channels=2, rate=8000)
+    assert pcm16_header(WAV) == Pcm16Header(begin=44, declared_bytes=8, channels=2, rate=8000)
 
 
 def test_chunks_between_are_passed_over_and_padded_to_even_sizes():
     odd = chunk(b"LIST", b"abc") + b"\0"
     even = chunk(b"fact", b"abcd")
     wav = riff(odd, chunk(b"fmt ", FMT), even, odd, chunk(b"data", SAMPLES))
-    header = pcm16(wav)
-    assert header == Pcm16(begin=44 + 12 + 12 + 12, declared_bytes=8, channels=2, rate=8000)
+    header = pcm16_header(wav)
+    assert header == Pcm16Header(begin=44 + 12 + 12 + 12, declared_bytes=8, channels=2, rate=8000)
     assert wav[header.begin :] == SAMPLES
 
 
@@ -65,21 +65,21 @@ def test_chunks_between_are_passed_over_and_padded_to_even_sizes():
     ],
 )
 def test_what_is_no_plain_wav(wav):
-    assert pcm16(wav) is None
+    assert pcm16_header(wav) is None
 
 
 def test_a_format_chunk_that_ends_with_the_file_is_read_to_its_end():
     """Formats of 16 bytes and more are whole; what follows the first 16 does not matter."""
-    assert pcm16(riff(chunk(b"fmt ", FMT + b"xy"), chunk(b"data", SAMPLES))).begin == 46
+    assert pcm16_header(riff(chunk(b"fmt ", FMT + b"xy"), chunk(b"data", SAMPLES))).begin == 46
     biggest = chunk(b"data", SAMPLES, size=STREAM_BYTES - 1)
-    assert pcm16(riff(chunk(b"fmt ", FMT), biggest)).declared_bytes == STREAM_BYTES - 1
+    assert pcm16_header(riff(chunk(b"fmt ", FMT), biggest)).declared_bytes == STREAM_BYTES - 1
 
 
 def test_no_more_chunks_are_looked_at_than_files_have():
     few, many = chunk(b"junk", b"") * (MAX_CHUNKS - 2), chunk(b"junk", b"") * MAX_CHUNKS
-    assert pcm16(riff(few, chunk(b"fmt ", FMT), chunk(b"data", SAMPLES))) is not None
+    assert pcm16_header(riff(few, chunk(b"fmt ", FMT), chunk(b"data", SAMPLES))) is not None
     with pytest.raises(AudioError, match="first 1000 chunks hold no 'fmt '"):
-        pcm16(riff(many, chunk(b"fmt ", FMT), chunk(b"data", SAMPLES)))
+        pcm16_header(riff(many, chunk(b"fmt ", FMT), chunk(b"data", SAMPLES)))
     with pytest.raises(AudioError, match="first 1000 chunks hold no 'data'"):
         sample_bytes(riff(chunk(b"fmt ", FMT), many, chunk(b"data", SAMPLES)))
 

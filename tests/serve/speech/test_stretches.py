@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from serve.speech.cutting import cut
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.stretches import cut_stretches
-from serve.speech.windows import cut
 
 WHOLE_S = 100
 # Each sample is its own place in the recording, so that windows tell where they are from.

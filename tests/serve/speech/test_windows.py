@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 from serve.contract.config import TranscriberConfig
 from serve.contract.engine import TokenizerFacts
 from serve.speech import audio
+from serve.speech.cutting import _quiet_place
+from serve.speech.cutting import cut as cut_blocks
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
+from serve.speech.judging import Verdict, best_attempt, compression_ratio, judge, loop_tokens
 from serve.speech.meter import Limits
 from serve.speech.timeline import Timeline
 from serve.speech.windows import (
@@ -23,19 +26,12 @@ from serve.speech.windows import (
     Attempt,
     Decoded,
     Piece,
-    Verdict,
     Window,
-    _quiet_place,
-    best_attempt,
-    compression_ratio,
     join_text,
-    judge,
-    loop_tokens,
     split_segments,
     spoken,
     stitch,
 )
-from serve.speech.windows import cut as cut_blocks
 
 EOT, SOT, TIMES = 100, 101, 110
 FACTS = TokenizerFacts(

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from serve.contract.config import Config, GatewayConfig, ServerConfig
-from serve.supervisor.gateway import Gateway
+from serve.supervisor.gateway import GatewayProcess
 from serve.supervisor.run import free_ports
 from serve.supervisor.server import config_to_toml
 from serve.wire.folder import CONFIG, engine_folders
@@ -40,7 +40,7 @@ def gateway(config, tmp_path):
     (tmp_path / CONFIG).write_text(config_to_toml(config))
     for own in engine_folders(tmp_path, 1):
         own.mkdir(exist_ok=True)
-    gateway = Gateway(tmp_path, config.server, tmp_path / "log")
+    gateway = GatewayProcess(tmp_path, config.server, tmp_path / "log")
     wait_until(gateway.ready, "it never began")
     yield gateway
     gateway.kill()
@@ -79,7 +79,7 @@ def test_lines_of_requests_go_where_they_are_wanted(config, tmp_path):
     for own in engine_folders(tmp_path, 1):
         own.mkdir(exist_ok=True)
     read, write = os.pipe()
-    gateway = Gateway(tmp_path, config.server, tmp_path / "log", write)
+    gateway = GatewayProcess(tmp_path, config.server, tmp_path / "log", write)
     os.close(write)
     try:
         wait_until(gateway.ready, "it never began")

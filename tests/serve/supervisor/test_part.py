@@ -18,7 +18,7 @@ class FakeProcess:
     def failure(self):
         return self.reason
 
-    def said(self):
+    def log_tail(self):
         return "the last words"
 
     def kill(self):

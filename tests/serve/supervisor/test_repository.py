@@ -42,6 +42,7 @@ INPUTS = [
     ("BEST_OF", "TYPE_INT32", [1]),
     ("REPETITION_PENALTY", "TYPE_FP32", [1]),
     ("NO_REPEAT_NGRAM_SIZE", "TYPE_INT32", [1]),
+    ("SUPPRESS_BLANK", "TYPE_BOOL", [1]),
     ("SHORT_ENCODER", "TYPE_BOOL", [1]),
     ("UNFINISHED", "TYPE_BOOL", [1]),
     ("DRAFT", "TYPE_INT32", [-1]),

@@ -245,7 +245,7 @@ def test_no_process_outlives_a_parent_that_is_killed(nano_config, tmp_path):
 def test_streams_cancelled_as_they_end_do_not_keep_it_from_stopping(nano_config):
     config = nano_config(drain_timeout_s=2 * START_S)
     with running_server(config) as server, Client(server.grpc, timeout_s=120) as client:
-        for _ in range(60):
+        for _ in range(30):
             events = client.stream(Request(audio=CLIP))
             next(events)  # the rest is on its way
             events.close()
@@ -262,7 +262,7 @@ def test_what_the_drain_could_not_answer_is_said(nano_config):
     ):
         before = accepted(server)
         request = Request(audio=audio_file(119.0))
-        calls = [client.start(request) for _ in range(60)]
+        calls = [client.start(request) for _ in range(30)]
         wait_until(lambda: accepted(server) > before + 5, "no request arrived")
         server.stop()
     assert OverloadedError in {error_of(call) for call in calls}, "told to try again"

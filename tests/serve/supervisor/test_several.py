@@ -89,7 +89,7 @@ def test_one_that_dies_is_avoided_and_comes_back(server, client):
     streams = [client.stream(long) for _ in range(4)]
     with contextlib.ExitStack() as stack:
         short = Request(audio=audio_file(119.0))
-        calls = [client.start(short) for _ in range(24)]
+        calls = [client.start(short) for _ in range(10)]
         for stream in streams:
             stack.callback(stream.close)
         with ThreadPoolExecutor(len(streams)) as pool:
@@ -120,7 +120,7 @@ def ending_of(stream):
 def test_the_end_waits_for_what_either_has_accepted(server, client):
     before = counts(server, "accepted_total")
     request = Request(audio=audio_file(119.0))
-    calls = [client.start(request) for _ in range(40)]
+    calls = [client.start(request) for _ in range(16)]
     wait_until(
         lambda: all(counts(server, "accepted_total")[name] > before[name] + 3 for name in DEVICES),
         "none arrived",

@@ -62,9 +62,9 @@ def request_of_kind(kind, i):
 
 
 def send_many(transcriber, user, sent):
-    """Send 50 requests, cancelling a fifth of them sooner or later."""
+    """Send 30 requests, cancelling a fifth of them sooner or later."""
     dice = random.Random(user)
-    for i in range(user * 50, user * 50 + 50):
+    for i in range(user * 30, user * 30 + 30):
         kind = dice.choice(KINDS)
         client = Client().send(transcriber, request_of_kind(kind, i))
         sent.append((kind, i, client))
@@ -103,7 +103,7 @@ class TestEndings(TranscriberTests):
     def test_an_unforeseen_fault_in_decoding_ends_its_request_only(self, start, echo, monkeypatch):
         transcriber, runtime = start(echo)
         with monkeypatch.context() as patch:
-            patch.setattr("serve.transcriber.intake.cut_heard", lambda blocks, _: 1 / 0)
+            patch.setattr("serve.transcriber.intake.cut_and_listen", lambda blocks, _: 1 / 0)
             with pytest.raises(EarshotError, match="ZeroDivisionError"):
                 transcriber.transcribe(request())
         quiescent(transcriber, runtime)
@@ -184,12 +184,12 @@ class TestEndings(TranscriberTests):
         for thread in users:
             thread.join(WAIT_S)
         endings = collections.Counter(ending(*each) for each in sent)
-        assert len(sent) == 400
+        assert len(sent) == 240
         assert min(endings[how] for how in ("ok", "cancelled", "failed")) > 10, endings
         until(lambda: transcriber.stats().pending == 0)
         stats = transcriber.stats()
         assert {"ok": stats.ok, "cancelled": stats.cancelled, "failed": stats.failed} == endings
-        assert (stats.accepted, stats.timed_out, stats.rejected) == (400, 0, 0)
+        assert (stats.accepted, stats.timed_out, stats.rejected) == (240, 0, 0)
         quiescent(transcriber, runtime)
         assert collections.Counter(ending(*each) for each in sent) == endings, "news after the end"
 
@@ -250,7 +250,7 @@ class TestEndings(TranscriberTests):
     def test_a_deadline_holds_while_audio_is_decoded(self, start, echo, monkeypatch):
         go_on = threading.Event()
         monkeypatch.setattr(
-            "serve.transcriber.intake.cut_heard", lambda blocks, _: go_on.wait(WAIT_S)
+            "serve.transcriber.intake.cut_and_listen", lambda blocks, _: go_on.wait(WAIT_S)
         )
         transcriber, _ = start(echo, request_timeout_s=0.2)
         client = Client().send(transcriber, request())

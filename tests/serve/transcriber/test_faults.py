@@ -7,7 +7,7 @@ import torch
 
 from serve.contract.errors import CancelledError, DeadlineError, DeviceError, EarshotError
 from serve.contract.messages import Finished
-from serve.speech import windows
+from serve.speech import cutting
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber import active
 from serve.transcriber.active import ActiveRequest
@@ -52,8 +52,8 @@ def plant(monkeypatch, place, tokenizer):
     options = ActiveRequest.options
     faults = {
         "cut": (
-            "serve.speech.windows._quiet_place",
-            windows._quiet_place,
+            "serve.speech.cutting._quiet_place",
+            cutting._quiet_place,
             loud,
         ),
         "log_mel": (

@@ -1,8 +1,5 @@
 """The ledger of requests: who is taken in, who is refused, and how they are counted."""
 
-import threading
-import time
-
 import pytest
 
 from serve.contract.config import TranscriberConfig
@@ -11,7 +8,7 @@ from serve.runtime.protocol import DecodingOptions
 from serve.transcriber.audio import MIB
 from serve.transcriber.ledger import Ledger
 from serve.transcriber.plan import Plan
-from tests.harness import WAIT_S, clock_of
+from tests.harness import clock_of
 
 PLAN = Plan((1,), "en", DecodingOptions(), False)
 
@@ -75,17 +72,6 @@ def test_no_more_bytes_wait_than_may():
     ledger.accept(PLAN, print, 2 * MIB)
 
 
-def test_no_more_are_pending_than_may_be(ledger):
-    first = ledger.accept(PLAN, print, 0)
-    ledger.accept(PLAN, print, 0)
-    with pytest.raises(OverloadedError, match="2 of 2 requests are pending"):
-        ledger.accept(PLAN, print, 0)
-    end(ledger, first)
-    ledger.accept(PLAN, print, 0)
-    counters, pending = ledger.counters()
-    assert (counters.accepted, counters.ended, len(pending)) == (3, 1, 2)
-
-
 @pytest.mark.parametrize("outcome", ["ok", "failed", "cancelled", "timed_out"])
 def test_each_outcome_is_counted_by_its_name(ledger, outcome):
     active = ledger.accept(PLAN, print, 0)
@@ -96,13 +82,6 @@ def test_each_outcome_is_counted_by_its_name(ledger, outcome):
     assert [getattr(counters, name) for name in names] == [name == outcome for name in names]
     assert counters.audio_s == (7.0 if outcome == "ok" else 0.0), "only answered audio counts"
     assert pending == []
-
-
-def test_refusals_are_counted_apart(ledger):
-    ledger.reject()
-    ledger.reject()
-    counters, _ = ledger.counters()
-    assert (counters.rejected, counters.accepted, counters.ended) == (2, 0, 0)
 
 
 def test_busy_time_is_that_with_something_pending(ledger, clock):
@@ -122,31 +101,6 @@ def test_busy_time_is_that_with_something_pending(ledger, clock):
     assert ledger.counters()[0].busy_s == 4.5
 
 
-def test_a_drained_ledger_refuses_and_is_not_closed(ledger):
-    ledger.drain(0.0)
-    with pytest.raises(OverloadedError, match="shutting down"):
-        ledger.accept(PLAN, print, 0)
-    assert not ledger.closed
-
-
-def test_draining_waits_until_every_answer_is_sent(ledger):
-    active = ledger.accept(PLAN, print, 0)
-    thread = threading.Thread(target=ledger.drain, args=(10 * WAIT_S,), daemon=True)
-    thread.start()
-    ledger.remove(active, "ok")
-    time.sleep(0.05)  # a drain that does not wait for the answer has ended by then
-    assert thread.is_alive()
-    ledger.mark_answered()
-    thread.join(WAIT_S)
-    assert not thread.is_alive()
-
-
-def test_draining_ends_when_its_time_is_up(ledger):
-    ledger.accept(PLAN, print, 0)
-    ledger.drain(0.01)
-    assert len(ledger.counters()[1]) == 1
-
-
 def test_closed_stays_closed_and_the_failure_is_named(ledger):
     assert not ledger.closed
     ledger.close(DeviceError("out of memory"))
@@ -155,10 +109,4 @@ def test_closed_stays_closed_and_the_failure_is_named(ledger):
     ledger.drain(0.0)
     assert ledger.closed, "draining does not open it again"
     with pytest.raises(DeviceError, match=r"the device has failed.*out of memory"):
-        ledger.accept(PLAN, print, 0)
-
-
-def test_closed_without_a_failure_sends_requests_elsewhere(ledger):
-    ledger.close()
-    with pytest.raises(OverloadedError, match="shutting down"):
         ledger.accept(PLAN, print, 0)

@@ -9,8 +9,8 @@ import pytest
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import CancelledError, OptionError
 from serve.contract.messages import SegmentReady
+from serve.speech.judging import LOOP_START
 from serve.speech.tokenizer import Tokenizer
-from serve.speech.windows import LOOP_START
 from tests.fakes import CAPABILITIES, Echo, Play, fake_engine
 from tests.harness import (
     FOREVER,

@@ -118,12 +118,6 @@ def is_open(lies):
     return False
 
 
-def test_a_request_reaches_the_transcriber(backend, transcriber):
-    request = Request(audio=b"RIFF", language="en")
-    assert backend.start(tensors.request_to_inputs(request), print) == "the handle"
-    assert transcriber.submitted == [(request, print)]
-
-
 def test_malformed_requests_are_counted_as_rejected(backend, transcriber):
     for _ in range(2):
         with pytest.raises(AudioError, match="neither AUDIO nor SAMPLES"):
@@ -200,11 +194,6 @@ class TestOpenTranscriber:
 
         monkeypatch.setattr("serve.transcriber.open.open_transcriber", open_transcriber)
         return asked
-
-    def test_an_engine_of_its_own_is_opened_and_warmed_up(self, opened):
-        config = Config()
-        assert open_transcriber(config, "engines/x", None) == "a transcriber"
-        assert opened == [((config, "engines/x"), {})]
 
     def test_with_a_model_that_decodes_its_calls_go_there_without_warm_up(
         self, opened, monkeypatch

@@ -30,7 +30,7 @@ def cancel(stub, key):
 def test_a_call_ends_with_its_key(server, stub):
     """One of many, so that it surely waits when its cancel comes."""
     before, requests = settled(server), accepted(server)
-    keys = [f"test-{number}" for number in range(60)]
+    keys = [f"test-{number}" for number in range(30)]
     endings = {}
 
     def wait(key, answers):

@@ -53,14 +53,6 @@ def test_a_key_cancels_its_request_alone_and_only_while_it_runs(keys):
     assert second.cancels == 0 and not keys._running.get("0-a-2")
 
 
-def test_what_is_cancelled_before_it_comes_is_refused(keys, request_):
-    keys.cancel("0-a-1")
-    with pytest.raises(CancelledError, match="before it arrived"):
-        submit(keys, "0-a-1", request_)
-    assert request_.say is None
-    submit(keys, "0-b-1", Request())
-
-
 @pytest.mark.parametrize("cancelled", ["0-a-1", "0-b-1"])
 def test_what_is_cancelled_while_it_is_submitted_is_cancelled_after(keys, request_, cancelled):
     request_.meanwhile = lambda: keys.cancel(cancelled)

@@ -24,22 +24,18 @@ class Backend:
 
     def __init__(self):
         self.started = []
-        self.keys = []
         self.cancelled = []
-        self.cancelled_keys = []
         self.refusal = None
         self.closed = False
 
     def start(self, inputs, on_event, key):
         if self.refusal:
             raise self.refusal
-        self.keys.append(key)
         self.started.append((inputs, on_event))
         return self
 
-    def cancel(self, key=None):
-        """Of the backend a key's request, of a handle its own."""
-        (self.cancelled_keys if key else self.cancelled).append(key or self)
+    def cancel(self):
+        self.cancelled.append(self)
 
     def close(self):
         self.closed = True
@@ -112,22 +108,6 @@ def test_an_answer_goes_out_once_and_segments_in_a_stream_before_it(start, backe
     assert tensors.transcript_from_outputs(last(request).outputs.get) == TRANSCRIPT
 
 
-def test_a_stream_asked_for_the_answer_alone_gives_no_segments(start, backend):
-    model, request = start(), asked(segments=True, STREAM=np.array([False]))
-    model.execute([request])
-    for event in (SegmentReady(SEGMENT), Finished(TRANSCRIPT)):
-        backend.started[0][1](event)
-    assert "TIMINGS" in last(request).outputs
-
-
-def test_whisper_refuses_to_stream(start, backend):
-    request = asked(STREAM=np.array([True]))
-    start().execute([request])
-    error = last(request).error
-    assert "whisper_stream" in error.message and error.code == fake_triton.TritonError.INVALID_ARG
-    assert not backend.started
-
-
 @pytest.mark.parametrize(
     "refusal, code, message",
     [
@@ -173,23 +153,6 @@ def test_a_request_whose_answer_cannot_be_sent_is_cancelled(start, backend):
     request.sender.ended = True  # Triton takes nothing more
     backend.started[0][1](SegmentReady(SEGMENT))
     wait_until(lambda: backend.cancelled, "it goes on for nobody")
-
-
-def test_the_key_for_cancels_is_passed_on(start, backend):
-    model, named, nameless = start(), asked(), asked()
-    named.sent = {"earshot_key": "gateway-1"}
-    model.execute([named, nameless])
-    assert backend.keys == ["gateway-1", None]
-
-
-def test_a_cancel_is_passed_on_and_answered_with_nothing(start, backend):
-    request = fake_triton.Request()
-    request.sent = {"earshot_cancel": "gateway-1"}
-    start().execute([request, asked()])
-    assert backend.cancelled_keys == ["gateway-1"]
-    response = last(request)
-    assert response.outputs == {} and response.error is None
-    assert len(backend.started) == 1
 
 
 @pytest.mark.parametrize("key", [7, "", "x" * 65, True])

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from serve.contract.errors import AudioError, EarshotError
-from serve.contract.messages import Failed, Finished, SegmentReady
+from serve.contract.errors import AudioError
+from serve.contract.messages import Finished, SegmentReady
 from serve.triton.responses import Responder, ResponseQueue
 from serve.wire import tensors
 from tests.serving import SEGMENT, TRANSCRIPT, wait_until
@@ -55,39 +55,9 @@ def sender():
 
 
 WHOLE = sorted(tensors.transcript_outputs(TRANSCRIPT))
-PIECE = sorted(tensors.segment_outputs(SEGMENT))
 
 
 class TestResponder:
-    def test_a_stream_gets_each_segment_and_then_the_answer(self, sender):
-        responder = Responder(sender, stream=True)
-        for event in (SEGMENT_READY, SEGMENT_READY):
-            responder.send_event(event)
-            assert not responder.done
-        responder.send_event(FINISHED)
-        assert responder.done
-        assert sender.sent == [(PIECE, False), (PIECE, False), (WHOLE, True)]
-
-    def test_without_a_stream_there_is_one_response(self, sender):
-        responder = Responder(sender, stream=False)
-        responder.send_event(SEGMENT_READY)
-        assert not sender.sent
-        responder.send_event(FINISHED)
-        assert sender.sent == [(WHOLE, True)]
-
-    @pytest.mark.parametrize("stream", [True, False])
-    def test_an_error_ends_a_request_as_itself(self, sender, stream):
-        responder = Responder(sender, stream)
-        error = AudioError("audio has 0 bytes")
-        responder.send_event(Failed(error))
-        assert sender.sent == [(error, True)] and responder.done
-
-    def test_an_unexpected_error_is_named_as_internal(self, sender):
-        Responder(sender, stream=False).fail(KeyError("x"))
-        ((error, final),) = sender.sent
-        assert type(error) is EarshotError and str(error) == "internal error: KeyError('x')"
-        assert final
-
     def test_nothing_follows_the_last_response(self, sender):
         responder = Responder(sender, stream=True)
         responder.send_event(FINISHED)

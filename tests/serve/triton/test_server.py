@@ -104,7 +104,7 @@ def test_audio_in_which_nobody_speaks_has_an_empty_answer(server, client):
 
 def test_segments_of_a_stream_arrive_before_the_answer(server, client):
     """The first segment of many windows comes while later windows still decode."""
-    with_slow_company = [client.start(Request(audio=LONG)) for _ in range(12)]
+    with_slow_company = [client.start(Request(audio=LONG)) for _ in range(6)]
     times = [time.monotonic() for _ in client.stream(Request(audio=audio_file(115.0)))]
     for call in with_slow_company:
         call.result()
@@ -125,8 +125,8 @@ def test_a_request_has_the_beam_that_it_asks_for_beside_others(client):
     asked = [Request(audio=LONG, language="en", **each) for each in options]
     alone = [client.start(request).result().text for request in asked]
     assert len(set(alone)) == 3, "a search finds what the likeliest token alone does not"
-    together = [client.start(request) for request in asked * 3]
-    assert [call.result().text for call in together] == alone * 3
+    together = [client.start(request) for request in asked * 2]
+    assert [call.result().text for call in together] == alone * 2
 
 
 def test_samples_are_the_same_as_their_file(client):
@@ -252,7 +252,7 @@ def test_whisper_does_not_pretend_to_stream(server):
 
 def test_a_full_queue_refuses_and_recovers(server, client):
     before = settled(server)
-    calls = [client.start(Request(audio=LONG)) for _ in range(300)]
+    calls = [client.start(Request(audio=LONG)) for _ in range(150)]
     wait_until(lambda: outcomes(server)["rejected"] > before["rejected"], "nothing was refused")
     for call in calls:
         call.cancel()
@@ -265,7 +265,7 @@ def test_a_full_queue_refuses_and_recovers(server, client):
     counts = settled(server)
     ended = {name: counts[name] - before[name] for name in counts}
     assert ended["rejected"] > 0 and ended["failed"] == ended["timed_out"] == 0
-    assert sum(ended.values()) <= 301  # a call cancelled very early never reached the model
+    assert sum(ended.values()) <= 151  # a call cancelled very early never reached the model
 
 
 def error_of(call):
@@ -285,7 +285,7 @@ def test_a_cancelled_stream_and_a_cancelled_call_free_their_slots(server, client
     stream = client.stream(Request(audio=audio))
     next(stream)
     requests = accepted(server)
-    calls = [client.start(Request(audio=audio)) for _ in range(60)]
+    calls = [client.start(Request(audio=audio)) for _ in range(30)]
     wait_until(lambda: accepted(server) > requests + 5, "no request arrived")
     stream.close()
     for call in calls:
@@ -303,7 +303,7 @@ def test_a_client_that_vanishes_is_cancelled(server):
         "import sys\nfrom serve.contract.messages import Request\n"
         "from serve.wire.client import Client\n"
         "client = Client(sys.argv[1]); audio = sys.stdin.buffer.read()\n"
-        "calls = [client.start(Request(audio=audio)) for _ in range(60)]\n"
+        "calls = [client.start(Request(audio=audio)) for _ in range(30)]\n"
         "print('sent', flush=True); [call.result() for call in calls]\n"
     )
     process = subprocess.Popen(
@@ -323,7 +323,7 @@ def test_a_client_that_vanishes_is_cancelled(server):
     assert after["cancelled"] > before["cancelled"]
 
 
-def test_200_mixed_requests_of_which_a_fifth_is_cancelled_all_end_once(server, client):
+def test_100_mixed_requests_of_which_a_fifth_is_cancelled_all_end_once(server, client):
     before = settled(server)
     clips = [audio_file(0.5 + i % 7, ("WAV", "FLAC", "OGG", "MP3")[i % 4], i) for i in range(28)]
     endings = []
@@ -358,15 +358,15 @@ def test_200_mixed_requests_of_which_a_fifth_is_cancelled_all_end_once(server, c
         assert isinstance(list(events)[-1], Finished)
         return "ok"
 
-    with ThreadPoolExecutor(200) as pool:
-        list(pool.map(one, range(200)))
-    assert len(endings) == 200 and endings.count("ok") >= 160
+    with ThreadPoolExecutor(100) as pool:
+        list(pool.map(one, range(100)))
+    assert len(endings) == 100 and endings.count("ok") >= 80
 
     counts = settled(server)
     ended = {name: counts[name] - before[name] for name in counts}
     assert ended["failed"] == ended["timed_out"] == ended["rejected"] == 0, ended
     # A call that was cancelled before Triton had read it never reached the model.
-    assert endings.count("ok") <= ended["ok"] and 160 <= ended["ok"] + ended["cancelled"] <= 200
+    assert endings.count("ok") <= ended["ok"] and 80 <= ended["ok"] + ended["cancelled"] <= 100
 
 
 # ---------------------------------------------------------------- metrics

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from serve.contract.codec import to_json
 from serve.contract.engine import Engine
 from serve.contract.errors import ConfigError, DeviceError, EarshotError, EngineError, OptionError
 from serve.contract.errors import UnavailableError as Unavailable
@@ -114,12 +115,15 @@ def test_a_job_has_the_beam_that_it_asks_for(beams_of_3, fake):
         {"length_penalty": 0.5},
         {"repetition_penalty": 1.1},
         {"no_repeat_ngram_size": 3},
+        {"suppress_blank": False},
     ],
 )
 def test_a_search_that_the_library_is_not_asked_for_is_refused(opened, option):
     runtime, executor = opened()
     ((name, value),) = option.items()
-    with pytest.raises(OptionError, match=f"^{name} = {value}, .* tensorrt_llm .*; expected "):
+    with pytest.raises(
+        OptionError, match=f"^{name} = {to_json(value)}, .* tensorrt_llm .*; expected "
+    ):
         runtime.submit(make_job(1, **option))
     assert executor.requests == []
 

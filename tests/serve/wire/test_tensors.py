@@ -57,6 +57,7 @@ FULL = Request(
     best_of=4,
     repetition_penalty=1.3,
     no_repeat_ngram_size=3,
+    suppress_blank=False,
     short_encoder=True,
     unfinished=True,
     draft=(50, 7),

@@ -67,9 +67,8 @@ def feeds(count, several, source, each):
     """So many feeds of two slots' rows."""
     rows = torch.arange(count)
     groups = Groups(
-        torch.tensor([0, 1]), torch.tensor([0, 1]), torch.tensor([1, count - 1]),
-        max(1, count - 1),
-    )  # fmt: skip
+        torch.tensor([0, 1]), torch.tensor([0, 1]), torch.tensor([1, count - 1]), max(1, count - 1)
+    )
     ids = torch.zeros((count, CONTEXT), dtype=torch.int64)
     table = torch.zeros((count, CONTEXT), dtype=torch.int32) if source else None
     return Feed(ids, rows, torch.full_like(rows, 9), groups, table, several, 10, each)

@@ -19,9 +19,21 @@ def test_every_kernel_compiles_for_a_gpu(capability, tmp_path):
     assert done.returncode == 0, done.stderr
     hopper = {"flash_kernel", "linear_gelu_kernel", "stream_norm_kernel", "wide_rows_kernel"}
     assert set(done.stdout.split()) == {
-        "_scan_kernel", "_settle_kernel", "append_kernel", "cross_kernel",
-        "cross_stream_kernel", "embed_kernel", "few_rows_kernel", "finish_kernel",
-        "many_rows_kernel", "mean_kernel", "norm_kernel", "quantize_kernel", "score_kernel",
-        "self_attention_kernel", "sums_kernel", "warp_kernel",
+        "_scan_kernel",
+        "_settle_kernel",
+        "append_kernel",
+        "cross_kernel",
+        "cross_stream_kernel",
+        "embed_kernel",
+        "few_rows_kernel",
+        "finish_kernel",
+        "many_rows_kernel",
+        "mean_kernel",
+        "norm_kernel",
+        "quantize_kernel",
+        "score_kernel",
+        "self_attention_kernel",
+        "sums_kernel",
+        "warp_kernel",
         *(hopper if capability == "90" else ()),
-    }  # fmt: skip
+    }

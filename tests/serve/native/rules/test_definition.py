@@ -88,6 +88,19 @@ def test_words_that_the_prompt_begins_with_count_as_said(timestamps):
         assert states[1].tokens[0, len(PROMPT) + len(prefix)] == expected.argmax()
 
 
+def test_the_list_for_the_first_token_holds_where_the_row_asks_for_it():
+    blank, other = FACTS.begin_suppress_tokens[0], 11
+    state = new_state(3, 32, CPU)
+    for row, said in enumerate([(), (), (11,)]):
+        admit(state, row, PROMPT, said, timestamps=False)
+    state.suppress_blank[1] = False
+    logits = torch.zeros(3, N_VOCAB)
+    logits[:, blank], logits[:, other] = 3.0, 2.0
+    Rules(FACTS, DIMS, CPU).advance(state, picks_of(3), logits)
+    chosen = state.tokens[torch.arange(3), state.position].tolist()
+    assert chosen == [other, blank, blank]
+
+
 def test_start_of_transcript_tells_silence_and_the_language_which_fills_its_place():
     state = new_state(3, 32, CPU)
     prompt = [FACTS.sot_prev, 4, FACTS.sot, DETECT_LANGUAGE, FACTS.transcribe]

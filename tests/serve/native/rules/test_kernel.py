@@ -11,11 +11,20 @@ from serve.native.rules.state import Picks, new_state
 from tests.serve.native.kernels.parity import DEVICE
 
 FACTS = TokenizerFacts(
-    eot=2000, sot=2001, sot_prev=2002, no_speech=2003, no_timestamps=2004, timestamp_begin=2100,
-    transcribe=2005, translate=2006, languages={"en": 2010, "es": 2011, "de": 2019},
-    suppress_tokens=(1, 2, 7, 2001), begin_suppress_tokens=(220, 2000),
-    max_initial_timestamp_index=50, alignment_heads=(),
-)  # fmt: skip
+    eot=2000,
+    sot=2001,
+    sot_prev=2002,
+    no_speech=2003,
+    no_timestamps=2004,
+    timestamp_begin=2100,
+    transcribe=2005,
+    translate=2006,
+    languages={"en": 2010, "es": 2011, "de": 2019},
+    suppress_tokens=(1, 2, 7, 2001),
+    begin_suppress_tokens=(220, 2000),
+    max_initial_timestamp_index=50,
+    alignment_heads=(),
+)
 VOCAB = Dims(80, 1500, 64, 1, 1, 128, 2100 + 1501, 64, 64, 1, 1, 128)
 PROMPT = (2001, 2010, 2005)
 
@@ -101,6 +110,25 @@ def test_the_choice_equals_the_rules_step_by_step(kernels):
     leaders = [6, 11, 15]
     assert twin.finished[leaders].all() and twin.ended[leaders].min() > 0
     assert twin.best_is_ended[leaders].any()
+
+
+def test_a_blank_comes_first_where_the_row_lets_it(kernels):
+    rules = Rules(FACTS, VOCAB, DEVICE)
+    chooser = kernels[1].TritonChoice(rules, 5, searching=True)
+    mine, twin = (new_state(5, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
+    blank, _ = FACTS.begin_suppress_tokens
+    for state in (mine, twin):
+        start(state, 0)
+        start(state, 1, suppress_blank=False)
+        start(state, 2, timestamps=True, suppress_blank=False)
+        start(state, 3, beam=2, suppress_blank=False)
+    for step, logits in enumerate(steps_of(2, rows=5)):
+        logits[:, blank] = 20.0
+        for advance, state in ((rules.advance, twin), (chooser.advance, mine)):
+            advance(state, picks_of(twin, step == 0, list(range(5))), logits)
+        same(mine, twin, step)
+    first = twin.tokens[:4, len(PROMPT)].tolist()
+    assert [token == blank for token in first] == [False, True, False, True]
 
 
 def test_a_guess_is_the_likeliest_token_that_is_not_suppressed(kernels):

@@ -1,4 +1,4 @@
-"""The Triton model `whisper`: what Triton calls, and what calls Triton.
+"""The Triton model `whisper`: called by Triton, and calling it.
 
 It owns the engine. It is decoupled, so that an answer may be several messages: each segment as soon
 as it is known, where a request asks for them. `execute` copies a request's tensors out, starts it
@@ -33,7 +33,7 @@ _SWITCH_S = 0.0005  # longest that one thread keeps the interpreter while anothe
 
 
 class TritonPythonModel:
-    """What Triton calls."""
+    """The class that Triton calls."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Get ready to answer; it has transcribed once when this returns."""
@@ -124,7 +124,7 @@ def _infer(model: str, inputs: Mapping[str, Any], outputs: list[str]) -> dict[st
 
 
 def _key(parameters: Mapping[str, Any]) -> str | None:
-    """A request's name for cancels, which its sender may have given it."""
+    """Return a request's name for cancels, which its sender may have given it."""
     key = parameters.get(tensors.KEY_PARAMETER)
     if key is not None and not (isinstance(key, str) and 0 < len(key) <= MAX_KEY_CHARS):
         raise OptionError(
@@ -135,6 +135,6 @@ def _key(parameters: Mapping[str, Any]) -> str | None:
 
 
 def _inputs(request: Any) -> dict[str, tensors.Tensor]:
-    """Copies of the tensors that were sent; Triton's own memory ends with `execute`."""
-    found = ((name, pb_utils.get_input_tensor_by_name(request, name)) for name in tensors.INPUTS)
-    return {name: np.array(tensor.as_numpy()) for name, tensor in found if tensor is not None}
+    """Copy the tensors that were sent; Triton's own memory ends with `execute`."""
+    inputs = ((name, pb_utils.get_input_tensor_by_name(request, name)) for name in tensors.INPUTS)
+    return {name: np.array(tensor.as_numpy()) for name, tensor in inputs if tensor is not None}

@@ -1,4 +1,4 @@
-"""Who goes next: whoever ranks lowest, and now and then whoever has waited longest.
+"""A fair queue: whoever ranks lowest goes next, and now and then whoever has waited longest.
 
 A rank begins with what somebody has had so far, and then says how much comes next: least attained
 service first, and of equals the shortest first. So short requests are answered as if no long ones
@@ -18,7 +18,7 @@ _LONGEST_WAIT_EVERY = 4
 _SPARE = 64  # of those that have left, so many need no looking for
 
 
-class Turns(Generic[T]):
+class FairQueue(Generic[T]):
     """Those that wait for a turn, by their id; each waits at most once. Not thread-safe."""
 
     def __init__(self) -> None:
@@ -29,15 +29,15 @@ class Turns(Generic[T]):
         self._by_rank: list[tuple[Rank, int]] = []
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Count those that wait."""
         return len(self._waiting)
 
     def __contains__(self, id: int) -> bool:
-        """Whether an id waits."""
+        """Tell whether an id waits."""
         return id in self._waiting
 
     def __iter__(self) -> Iterator[T]:
-        """Those that wait, longest wait first."""
+        """Iterate over those that wait, longest wait first."""
         return (who for _, who in self._waiting.values())
 
     def add(self, id: int, rank: Rank, who: T) -> None:

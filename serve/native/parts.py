@@ -1,0 +1,156 @@
+"""The parts that a runtime decodes with: loaded and allocated once, when it opens an engine."""
+
+import dataclasses
+
+import torch
+
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import Engine, draft_dims
+from serve.native.alignment import pass_bytes
+from serve.native.decoder import Cache, Decoder
+from serve.native.device import check_graphs
+from serve.native.drafting import Drafter, DraftLoop
+from serve.native.encoders import EagerEncoder, Encoder, GraphEncoder
+from serve.native.forced import MOST_TOKENS
+from serve.native.graphs import EagerLoop, GraphLoop, SlotLoop
+from serve.native.kernels.choose import Ops, choose
+from serve.native.memory import MemoryPlan, plan_memory
+from serve.native.network import Whisper
+from serve.native.rules.choose import Advance, choose_advance, choose_guess
+from serve.native.rules.definition import Rules
+from serve.native.rules.state import RowState, new_state
+from serve.native.turns import DraftTurns
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """A network, and what it decodes windows with; all of the same slots and rows."""
+
+    network: Whisper
+    cache: Cache
+    state: RowState
+    rules: Rules
+    advances: dict[bool, Advance]  # choose tokens by the rules; by whether any row may search
+    draft: tuple[Decoder, Cache] | None  # the decoder that guesses, if the engine has one
+    stream: torch.cuda.Stream | None  # on which CUDA graphs will be replayed, if any
+    plan: MemoryPlan | None  # of a GPU
+
+    @property
+    def advance(self) -> Advance:
+        """Chooses tokens for searches too, where there are rows for any."""
+        return self.advances[max(self.advances)]
+
+    @property
+    def decoders(self) -> list[tuple[Decoder, Cache]]:
+        """Every decoder with its caches."""
+        first: tuple[Decoder, Cache] = (self.network, self.cache)
+        return [first] if self.draft is None else [first, self.draft]
+
+
+def open_parts(
+    engine: Engine,
+    config: RuntimeConfig,
+    device: torch.device,
+    rows: int,
+    stream: torch.cuda.Stream | None,
+    network_class: type[Whisper],
+) -> Parts:
+    """Load an engine's weights and allocate what its windows need.
+
+    Args:
+        engine: a native one.
+        config: slots, kernels and precisions.
+        device: where all of it lives.
+        rows: of all slots together.
+        stream: on which CUDA graphs will be replayed, if any.
+        network_class: what is loaded.
+
+    Raises:
+        UnavailableError: the device cannot do, or has too little memory for, what is configured.
+        EngineError: the engine's tensors are not as its manifest says.
+    """
+    dims, facts = engine.manifest.dims, engine.manifest.tokenizer
+    feeds = _most_feeds(engine, config, rows)
+    ops = choose(config.kernels, device, dims, feeds, config.encoder_precision)
+    network, second = _load(engine, config, device, ops, network_class)
+    plan = None
+    if device.type == "cuda":
+        decoders = [network] if second is None else [network, second]
+        plan = plan_memory(decoders, config, rows, pass_bytes(dims, facts, ops))
+    if config.cuda_graph:
+        check_graphs(device, ops.name)
+    rules = Rules(facts, dims, device)
+    caches = (config.slots, rows, config.cross_kv)
+    return Parts(
+        network=network,
+        cache=network.new_cache(*caches),
+        state=new_state(rows, dims.n_text_ctx, device),
+        rules=rules,
+        advances={
+            searches: choose_advance(ops.name, rules, rows, searches)
+            for searches in {False, rows > config.slots}
+        },
+        draft=None if second is None else (second, second.new_cache(*caches)),
+        stream=stream,
+        plan=plan,
+    )
+
+
+def _most_feeds(engine: Engine, config: RuntimeConfig, rows: int) -> int:
+    """Of a step: a token of every row, a slot's guesses, or a pass that aligns text."""
+    feeds = rows
+    if engine.manifest.draft is not None:  # one row a slot is verified, with its guesses
+        feeds = max(rows, config.slots * (1 + config.draft_tokens))
+    return max(feeds, MOST_TOKENS) if engine.manifest.tokenizer.alignment_heads else feeds
+
+
+def _load(
+    engine: Engine,
+    config: RuntimeConfig,
+    device: torch.device,
+    ops: Ops,
+    network_class: type[Whisper],
+) -> tuple[Whisper, Decoder | None]:
+    """The network, and the second decoder if there is one and `runtime.draft_tokens` wants it."""
+    dims, draft = engine.manifest.dims, engine.manifest.draft
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
+    weights = engine.load_weights(device)
+    network = network_class(dims, weights, device, dtype, ops)
+    if draft is None or config.draft_tokens == 0:
+        return network, None
+    return network, Decoder(draft_dims(dims, draft), weights, device, dtype, ops, "draft")
+
+
+def open_encoder(
+    config: RuntimeConfig, parts: Parts, batch: int, stream: torch.cuda.Stream | None
+) -> Encoder:
+    """Make the encoder of windows that is configured.
+
+    Args:
+        config: how many at a time without graphs.
+        parts: whose slots are filled.
+        batch: the most windows of a graph.
+        stream: on which graphs will be replayed; None: there are none.
+    """
+    if stream is None:
+        return EagerEncoder(parts.network, parts.decoders, config.encoder_batch)
+    return GraphEncoder(parts.network, parts.decoders, batch, stream)
+
+
+def open_loop(config: RuntimeConfig, parts: Parts) -> SlotLoop:
+    """Make the loop over the slots that is configured: of CUDA graphs or not, guessing or not."""
+    network, cache, state = parts.network, parts.cache, parts.state
+    guess = choose_guess(network.ops.name, parts.rules)
+    if parts.stream is None:
+        if parts.draft is None:
+            return EagerLoop(network, cache, state, parts.advance)
+        drafter = Drafter(*parts.draft, guess)
+        return DraftLoop(
+            network, cache, state, parts.advance, parts.rules, drafter, config.draft_tokens
+        )
+    turns: DraftTurns | None = None
+    if parts.draft is not None:
+        advance, guesses = parts.advances[False], config.draft_tokens
+        turns = DraftTurns(network, cache, state, advance, guess, *parts.draft, guesses)
+    steps, slots = config.steps_per_sync, config.slots
+    return GraphLoop(network, cache, state, parts.advances, steps, slots, parts.stream, turns)
