@@ -149,6 +149,12 @@ COMMANDS = (
         flags.INVENTED,
     ),
     Command(
+        "speakers",
+        "who speaks when: how right, how fast, beside peers",
+        "speakers.run.speakers",
+        flags.SPEAKERS,
+    ),
+    Command(
         "trtllm-check",
         "on a machine with TensorRT-LLM: compare it with transformers",
         "trtllm.run.check",

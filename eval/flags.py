@@ -274,4 +274,26 @@ INVENTED = (
     Flag("--limit N", "of them are heard as they are", positive, 60),
     Flag("--seed N", "of everything", int, 0),
 )
+SPEAKERS = (
+    Flag(
+        "--recordings FOLDER",
+        "besides conversations: audio files, each with an RTTM of its name, such as of meetings",
+        Path,
+    ),
+    Flag(
+        "--half NAME",
+        "of the clips and the recordings; settings were chosen on the other",
+        str,
+        "report",
+        options={"choices": ("choose", "report")},
+    ),
+    Flag("--seed N", "of the conversations", int, 0),
+    Flag("--device DEVICE", "that our networks compute on", default="cpu"),
+    Flag(
+        "--peers NAME=PYTHON,…",
+        "each with a Python that has it: senko, diarize",
+        names,
+        (),
+    ),
+)
 DEMO = (Flag("--otherwise TOML", "the config where the checkpoint cannot be had"),)

@@ -49,6 +49,7 @@ RULES = {
     "serve.wire": CONTRACT,
     "serve.speech": CONTRACT,
     "serve.speech.rate": (),
+    "serve.speakers": (*CONTRACT, "serve.speech.rate"),
     "serve.runtime": CONTRACT,
     "serve.native.kernels": CONTRACT,
     "serve.native.rules": (*CONTRACT, "serve.native.kernels.launch"),
@@ -56,7 +57,7 @@ RULES = {
     "serve.trtllm.release": ("serve.contract.errors",),
     "serve.trtllm.worker": ("serve.contract.errors", "serve.trtllm.release"),
     "serve.trtllm": (*RUNTIME, "serve.native.rules.definition", "serve.native.rules.state"),
-    "serve.transcriber": (*RUNTIME, "serve.runtime.open"),
+    "serve.transcriber": (*RUNTIME, "serve.runtime.open", "serve.speakers"),
     # What runs inside Triton.
     "serve.triton": (*CONTRACT, "serve.wire", "serve.runtime.open", "serve.transcriber"),
     "serve.gateway": (
@@ -112,6 +113,7 @@ RULES = {
     "eval.long": (*HARNESS, "eval.accuracy", "eval.corpora"),
     "eval.plan": HARNESS,
     "eval.soak": (*HARNESS, "eval.gateway.floods", "eval.gateway.ways"),
+    "eval.speakers": (*HARNESS, "eval.long.sound"),
     "eval.trtllm": (*HARNESS, "build.config", "eval.random_whisper"),
     "eval": ("serve", "build.clips", "build.config", "build.hub"),
 }

@@ -13,7 +13,6 @@ language of its own, they need not wait for each other.
 import collections
 import dataclasses
 import functools
-import math
 import string
 import time
 from collections.abc import Callable, Iterable
@@ -23,10 +22,9 @@ from serve.contract.engine import DETECT_LANGUAGE, TokenizerFacts
 from serve.contract.messages import Alignment, OnEvent, Segment, Timings, Transcript
 from serve.runtime.protocol import DecodingOptions, Scores
 from serve.speech.coverage import untold, untold_s
-from serve.speech.features import HOP_LENGTH, N_FRAMES, SAMPLE_RATE
+from serve.speech.features import N_FRAMES
 from serve.speech.hallucinations import without_hallucinations
 from serve.speech.judging import LOOP_START, best_attempt, compression_ratio, judge, loop_tokens
-from serve.speech.timeline import Timeline
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import (
     Attempt,
@@ -42,23 +40,10 @@ from serve.speech.words import FRAMES_PER_S, WindowWords, give_words, of_first, 
 from serve.transcriber.languages import Languages
 from serve.transcriber.plan import Plan
 from serve.transcriber.prompts import Prompt, Prompts
+from serve.transcriber.spans import Span
 
 _SEEDS_PER_WINDOW = 1000
-_SILENCE_S = 1.0  # that the encoder sees behind the audio, at least
 _MOST_RESTS = 4  # times that what is left of a window is decoded
-
-
-@dataclasses.dataclass(frozen=True)
-class _Span:
-    """The facts that stay known of a window."""
-
-    timeline: Timeline
-    duration_s: float
-    voice: tuple[tuple[float, float], ...] | None  # see `Window`
-    voice_s: float | None
-    number: int  # of the windows that the audio was cut into; a rest has that of its window
-    rests: int = 0  # so many times it is what was left of a window
-    channel: int = 0  # see `Window`
 
 
 @dataclasses.dataclass(eq=False)  # a request is equal to itself alone
@@ -81,7 +66,7 @@ class ActiveRequest:
     _waiting: collections.deque[tuple[int, Window]] = dataclasses.field(
         default_factory=collections.deque
     )
-    _spans: list[_Span] = dataclasses.field(default_factory=list)  # of all windows that came
+    _spans: list[Span] = dataclasses.field(default_factory=list)  # of all windows that came
     _order: list[int] = dataclasses.field(default_factory=list)  # their indices, by their time
     _windows: dict[int, Window] = dataclasses.field(default_factory=dict)  # decoding, with voice
     _all_came: bool = False
@@ -136,7 +121,7 @@ class ActiveRequest:
 
     @property
     def complete(self) -> bool:
-        """Tell whether every window is decoded and stitched, and it is known who speaks if need be."""
+        """Tell whether all windows are decoded and stitched, and who speaks is known if need be."""
         whole = self._all_came and self._stitched == len(self._spans)
         return whole and (self._by_speaker is not None or self.plan.speakers is None)
 
@@ -148,7 +133,7 @@ class ActiveRequest:
             self._waiting.append((index, window))
             self._order.append(index)
             number = self._spans[self._order[-2]].number + 1 if index else 0
-            self._spans.append(_span(window, number))
+            self._spans.append(Span.of(window, number))
         self._all_came = window.last
         if not window.channel:  # each is as long
             self.duration_s += window.duration_s + window.left_out_s
@@ -184,10 +169,7 @@ class ActiveRequest:
 
     def align_frames(self, index: int) -> int:
         """Count the frames of a window in which words are looked for; 0: words are not wanted."""
-        if not self.plan.words:
-            return 0
-        # Whole frames, by OpenAI's count; a little more than the division, which may fall short.
-        return max(1, math.floor(self._spans[index].duration_s * FRAMES_PER_S + 1e-6))
+        return self._spans[index].word_frames if self.plan.words else 0
 
     def loop_tokens(self, index: int) -> int:
         """Count the repeated tokens that end a window; see `Job.loop_tokens`."""
@@ -198,10 +180,7 @@ class ActiveRequest:
 
     def encoder_frames(self, index: int) -> int:
         """Count the frames of log-mel that the encoder sees of a window."""
-        if not self.plan.short_encoder:
-            return N_FRAMES
-        seconds = math.ceil(self._spans[index].duration_s + _SILENCE_S)
-        return min(N_FRAMES, seconds * SAMPLE_RATE // HOP_LENGTH)
+        return self._spans[index].encoder_frames if self.plan.short_encoder else N_FRAMES
 
     def judge_attempt(
         self,
@@ -266,7 +245,7 @@ class ActiveRequest:
         place = self._order.index(index) + 1
         for rest in reversed(rests):
             after = len(self._spans)
-            self._spans.append(_span(rest, span.number, span.rests + 1))
+            self._spans.append(Span.of(rest, span.number, span.rests + 1))
             self._order.insert(place, after)
             self._prompts.set_rest(after, index)
             self._waiting.appendleft((after, rest))
@@ -335,8 +314,8 @@ class ActiveRequest:
             window = self._decoded.get(index)
             if window is None or index in self._untimed:
                 break
-            channel = self._spans[index].channel
-            if self._stitched and channel != self._spans[self._order[self._stitched - 1]].channel:
+            channel, before = self._spans[index].channel, self._order[: self._stitched]
+            if before and channel != self._spans[before[-1]].channel:
                 self._spoken_until_s = 0.0
             stitched = stitch(window, tokenizer.decode)
             if (words := self._words.pop(index, None)) is not None:
@@ -354,7 +333,7 @@ class ActiveRequest:
         return [] if self.plan.tells_speakers else segments  # those are final with the last one
 
     def _told_by_speaker(self) -> list[Segment]:
-        """Return all segments in order of time, each of one speaker where speakers are told apart."""
+        """Return all segments in order of time, each of one speaker if these are told apart."""
         segments = self._segments
         if self._by_speaker is not None:
             segments = list(self._by_speaker(segments))
@@ -412,15 +391,3 @@ class ActiveRequest:
             tokens=self._decoded[0].attempt.tokens if self._decoded else (),
             warning=self.warning,
         )
-
-
-def _span(window: Window, number: int, rests: int = 0) -> _Span:
-    return _Span(
-        window.timeline,
-        window.duration_s,
-        window.voice,
-        window.voice_s,
-        number,
-        rests,
-        window.channel,
-    )

@@ -11,7 +11,6 @@ one and only the device thread calls it. Every wait has a limit.
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import functools
 import logging
 import queue
@@ -35,6 +34,7 @@ from serve.contract.messages import (
 )
 from serve.runtime.protocol import Event, Gauges, Runtime, Scores
 from serve.speakers.diarize import Turn
+from serve.speakers.words import split
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import Window
 from serve.speech.words import WindowWords
@@ -46,8 +46,8 @@ from serve.transcriber.intake import Intake
 from serve.transcriber.ledger import Ledger
 from serve.transcriber.plan import Plan, check_config, plan_request
 from serve.transcriber.prompts import Texts, texts_of
-from serve.transcriber.speakers import SpeakerWorker, by_speaker
-from serve.transcriber.stats import Outcome, Stats
+from serve.transcriber.speakers import SpeakerWorker
+from serve.transcriber.stats import Outcome, Stats, stats_of
 from serve.transcriber.timing import WordTimer
 
 logger = logging.getLogger(__name__)
@@ -82,10 +82,17 @@ class Transcriber:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ledger = Ledger(config)
         slots = self.capabilities.max_windows
-        self._intake = Intake(config, slots, self._post_window, self._post_failure, self._tokenize)
-        self._timer = WordTimer(self._post_words, self._post_failure)
-        device = self.capabilities.device
-        self._speakers = SpeakerWorker(device, self._post_turns, self._post_failure)
+        self._post_failure = self._posts(self._fail)
+        self._intake = Intake(
+            config, slots, self._posts(self._take), self._post_failure, self._tokenize
+        )
+        self._timer = WordTimer(self._posts(self._take_words), self._post_failure)
+        self._speakers = SpeakerWorker(
+            self.capabilities.device,
+            self._intake.blocks,
+            self._posts(self._take_turns),
+            self._post_failure,
+        )
 
         # Written by the device thread alone; others read the first two.
         self._gauges: Gauges = runtime.gauges()
@@ -121,8 +128,7 @@ class Transcriber:
             raise
         self._intake.add(active, request)
         if plan.speakers is not None:
-            blocks = functools.partial(self._intake.blocks, active, request, lambda: active.ended)
-            self._speakers.add(active, blocks)
+            self._speakers.add(active, request)
         # The device thread may be asleep and has one more deadline to keep.
         self._inbox.put(_wake_up)
         cancelled = CancelledError("the client cancelled the request")
@@ -165,23 +171,8 @@ class Transcriber:
 
     def stats(self) -> Stats:
         """Return the counters and gauges of this moment."""
-        gauges = self._gauges
         counters, pending = self._ledger.counters()
-        return Stats(
-            **dataclasses.asdict(counters),
-            pending=len(pending),
-            queued=sum(active.started_s is None for active in pending),
-            windows=self._dispatcher.windows,
-            retries=self._dispatcher.retries,
-            loops=self._dispatcher.loops,
-            tokens=gauges.tokens,
-            busy_slots=gauges.busy_slots,
-            mean_batch=gauges.step_slots / gauges.steps if gauges.steps else 0.0,
-            encode_s=gauges.encode_s,
-            decode_s=gauges.decode_s,
-            drafted=gauges.drafted,
-            drafted_right=gauges.drafted_right,
-        )
+        return stats_of(counters, pending, self._dispatcher, self._gauges)
 
     def drain(self, timeout_s: float) -> None:
         """Refuse new requests and wait until the accepted ones have ended, or time is up."""
@@ -222,17 +213,9 @@ class Transcriber:
             plan = self._plan(request, texts)
             self._inbox.put(functools.partial(active.set_plan, plan))
 
-    def _post_window(self, active: ActiveRequest, window: Window) -> None:
-        self._inbox.put(functools.partial(self._take, active, window))
-
-    def _post_words(self, active: ActiveRequest, index: int, words: WindowWords) -> None:
-        self._inbox.put(functools.partial(self._take_words, active, index, words))
-
-    def _post_turns(self, active: ActiveRequest, turns: tuple[Turn, ...]) -> None:
-        self._inbox.put(functools.partial(self._take_turns, active, turns))
-
-    def _post_failure(self, active: ActiveRequest, error: EarshotError) -> None:
-        self._inbox.put(functools.partial(self._fail, active, error))
+    def _posts(self, work: Callable[..., None]) -> Callable[..., None]:
+        """Return what lets the device thread do some work, for any thread to call."""
+        return lambda *args: self._inbox.put(functools.partial(work, *args))
 
     # ---------------------------------------------------------------- the device thread
 
@@ -325,7 +308,7 @@ class Transcriber:
     def _take_turns(self, active: ActiveRequest, turns: tuple[Turn, ...]) -> None:
         if not active.ended:
             decode = self.tokenizer.decode
-            active.set_speakers(functools.partial(by_speaker, turns=turns, decode=decode))
+            active.set_speakers(functools.partial(split, turns=turns, decode=decode))
             self._tell(active)
 
     def _tell(self, active: ActiveRequest) -> None:

@@ -1,7 +1,12 @@
 """A transcriber's work so far, as numbers for metrics and reports."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal, Self
+
+from serve.runtime.protocol import Gauges
+from serve.transcriber.active import ActiveRequest
+from serve.transcriber.dispatch import Dispatcher
 
 Outcome = Literal["ok", "failed", "cancelled", "timed_out"]
 
@@ -53,3 +58,24 @@ class Stats(Counters):
     decode_s: float  # and decoding
     drafted: int  # tokens guessed by the engine's second decoder
     drafted_right: int  # of these, that saved a step
+
+
+def stats_of(
+    counters: Counters, pending: Sequence[ActiveRequest], dispatcher: Dispatcher, gauges: Gauges
+) -> Stats:
+    """Put together a moment's numbers out of what the transcriber's parts count."""
+    return Stats(
+        **dataclasses.asdict(counters),
+        pending=len(pending),
+        queued=sum(active.started_s is None for active in pending),
+        windows=dispatcher.windows,
+        retries=dispatcher.retries,
+        loops=dispatcher.loops,
+        tokens=gauges.tokens,
+        busy_slots=gauges.busy_slots,
+        mean_batch=gauges.step_slots / gauges.steps if gauges.steps else 0.0,
+        encode_s=gauges.encode_s,
+        decode_s=gauges.decode_s,
+        drafted=gauges.drafted,
+        drafted_right=gauges.drafted_right,
+    )

@@ -6,10 +6,10 @@ import threading
 
 import numpy as np
 import pytest
-from serve.speakers.diarize import Turn
 
 from serve.contract.errors import AudioError, EarshotError, OptionError, RequestError
 from serve.contract.messages import Finished, SegmentReady
+from serve.speakers.diarize import Turn
 from serve.speech.features import SAMPLE_RATE
 from serve.transcriber import speakers
 from tests.fakes import CAPABILITIES
@@ -101,13 +101,13 @@ class Voices:
 
 @pytest.fixture
 def voices(monkeypatch):
-    made = Voices((Turn(0.0, 0.5, "A"), Turn(0.5, 9.0, "B")))
+    made = Voices((Turn(0.0, 1.5, "A"), Turn(1.5, 9.0, "B")))
     monkeypatch.setattr(speakers, "open_diarizer", lambda device: made)
     return made
 
 
 def apart(**options):
-    return request("over the fox", audio=noise(1.5), **{"diarize": True, **options})
+    return request("over the fox. I see it.", audio=noise(3.0), **{"diarize": True, **options})
 
 
 class TestVoices(TranscriberTests):
@@ -120,7 +120,7 @@ class TestVoices(TranscriberTests):
         answer = client.transcript
         first, second = answer.segments
         assert (first.speaker, second.speaker) == ("A", "B")
-        assert first.text + second.text == whole.segments[0].text == " over the fox"
+        assert first.text + second.text == whole.segments[0].text == " over the fox. I see it."
         assert answer.text == whole.text
         assert first.tokens + second.tokens == whole.segments[0].tokens
         for part in (first, second):
@@ -128,7 +128,7 @@ class TestVoices(TranscriberTests):
             assert "".join(piece.token for piece in part.token_logprobs) == part.text
             assert part.words[0].start >= part.start and part.words[-1].end <= part.end
         assert [type(event) for event in client.events] == [SegmentReady, SegmentReady, Finished]
-        assert voices.calls[0][0] == round(1.5 * SAMPLE_RATE)
+        assert voices.calls[0][0] == 3 * SAMPLE_RATE
         quiescent(transcriber, runtime)
 
     def test_words_come_only_to_those_who_ask(self, start, echo, voices):

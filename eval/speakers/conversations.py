@@ -1,0 +1,206 @@
+"""Conversations made of clips whose speakers are known: who speaks when is known to the frame.
+
+Every conversation follows from its plan, a seed and the clips. Speakers take turns, with pauses,
+now and then before another has ended, in a room that is never silent.
+
+.cache/speakers/<hash of all that>/NAME.wav, NAME.rttm
+"""
+
+import collections
+import dataclasses
+import hashlib
+import inspect
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import soundfile
+
+from build.clips import Clip
+from eval.files import write_text
+from eval.long.sound import at_level, faded, noise
+from eval.measurement import Say
+from eval.speakers.recordings import Recording, read_recordings, to_rttm
+from serve.contract.errors import ConfigError
+from serve.contract.files import read_bytes
+from serve.contract.messages import Samples
+from serve.speakers.diarize import Turn
+from serve.speech.activity import Detector, Listener, Options
+from serve.speech.audio import decode, whole
+from serve.speech.meter import Limits
+from serve.speech.rate import SAMPLE_RATE
+
+CACHE = Path(".cache") / "speakers"
+LEAST_S = 8.0  # of a speaker's clips together: whoever has less is in no conversation
+
+_LIMITS = Limits(600.0)
+_SPEECH = Options(min_silence=SAMPLE_RATE // 4, pad=0, min_speech=0)
+# Voice activity tells so late that speech begins and ends: the median of clips by their level.
+_LATE = round(0.09 * SAMPLE_RATE)
+_MARGIN = SAMPLE_RATE // 10  # of a clip that is heard around its speech
+_PAUSE_S = (0.15, 1.2)  # between two clips
+_LONG_PAUSE_S = (2.0, 8.0)
+_OVERLAP_S = (0.2, 1.5)
+_LONG_PAUSES, _OVERLAPS, _GOES_ON = 0.08, 0.2, 0.3  # how many of the changes are so
+_SPEECH_DB = (-27.0, -20.0)  # of a speaker
+_ROOM_DB = (-65.0, -40.0)  # of a conversation
+_EDGE_S = (0.3, 3.0)  # before the first clip and after the last
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """A conversation to be made."""
+
+    speakers: int
+    minutes: float
+    one_group: bool  # all of one corpus, as far as it goes: as if of one microphone
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.speakers}-speakers-{self.minutes:g}-min{'-alike' * self.one_group}"
+
+
+PLAN = (
+    *(Planned(count, 1.0 + count / 4, one_group=False) for count in (2, 3, 4, 5, 6)),
+    *(Planned(count, 1.0 + count / 4, one_group=True) for count in (2, 3, 4, 5, 6)),
+    Planned(6, 60.0, one_group=False),
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Spoken:
+    """A clip's samples around its speech, and the stretches of that."""
+
+    samples: Samples
+    stretches: tuple[tuple[int, int], ...]  # of samples, in these
+
+
+def compose(
+    planned: Sequence[Planned], seed: int, clips: Sequence[Clip], say: Say
+) -> list[Recording]:
+    """Make conversations, unless they are there.
+
+    Args:
+        planned: what each is like; their names differ.
+        seed: of everything that is drawn.
+        clips: what may be spoken; those of unknown speakers are not.
+        say: gets a line on each that is made.
+
+    Raises:
+        FileError, AudioError: a clip cannot be read.
+        ConfigError: there are not enough speakers.
+    """
+    folder = CACHE / _key(planned, seed, clips)
+    if not folder.is_dir():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(
+            prefix="composing-", dir=CACHE, ignore_cleanup_errors=True
+        ) as partial:
+            for number, one in enumerate(planned):
+                say(f"composing {one.name} …")
+                _write(one, np.random.default_rng((seed, number)), clips, Path(partial))
+            os.replace(partial, folder)
+    return read_recordings(folder)
+
+
+def _key(planned: Sequence[Planned], seed: int, clips: Sequence[Clip]) -> str:
+    module = inspect.getmodule(_key)
+    assert module is not None
+    digest = hashlib.sha256(repr((list(planned), seed, list(clips))).encode())
+    digest.update(inspect.getsource(module).encode())
+    return digest.hexdigest()[:24]
+
+
+def _write(planned: Planned, rng: np.random.Generator, clips: Sequence[Clip], folder: Path) -> None:
+    chosen = _speakers(planned, rng, clips)
+    decks = [[_spoken(clip) for clip in own] for own in chosen.values()]
+    samples, turns = _conversation(planned, rng, decks)
+    named = [Turn(start, end, list(chosen)[speaker]) for start, end, speaker in turns]
+    soundfile.write(folder / f"{planned.name}.wav", samples, SAMPLE_RATE, subtype="PCM_16")
+    write_text(folder / f"{planned.name}.rttm", to_rttm(planned.name, named))
+
+
+def _speakers(
+    planned: Planned, rng: np.random.Generator, clips: Sequence[Clip]
+) -> dict[str, list[Clip]]:
+    """Who speaks, and their clips."""
+    own = collections.defaultdict[str, list[Clip]](list)
+    for clip in clips:
+        if clip.speaker:
+            own[f"{clip.group}/{clip.speaker}"].append(clip)
+    enough = {one: o for one, o in own.items() if sum(c.duration_s for c in o) >= LEAST_S}
+    names = sorted(enough)
+    if planned.one_group:
+        sizes = collections.Counter(enough[name][0].group for name in names)
+        large = sorted(group for group, size in sizes.items() if size >= planned.speakers)
+        if large:
+            group = large[rng.integers(len(large))]
+            names = [name for name in names if enough[name][0].group == group]
+    if len(names) < planned.speakers:
+        raise ConfigError(
+            f"the clips have {len(names)} speakers with {LEAST_S:g} s of speech; expected at "
+            f"least {planned.speakers}"
+        )
+    chosen = rng.choice(len(names), planned.speakers, replace=False)
+    return {names[i]: enough[names[i]] for i in chosen}
+
+
+def _spoken(clip: Clip) -> _Spoken:
+    samples = whole(decode(read_bytes(clip.path), _LIMITS))
+    listener = Listener(_SPEECH, Detector())
+    speech = [*listener.push(samples), *listener.finish()]
+    found = [(one.start, one.start + len(one.samples)) for one in speech]
+    stretches = list[tuple[int, int]]()
+    for start, end in found or [(0, len(samples))]:
+        if stretches and stretches[-1][1] == start:
+            start = stretches.pop()[0]
+        stretches.append((start, end))
+    begin = max(0, stretches[0][0] - _LATE - _MARGIN)
+    samples = samples[begin : stretches[-1][1] + _MARGIN]
+    moved = ((max(0, a - _LATE - begin), b - _LATE - begin) for a, b in stretches)
+    return _Spoken(samples, tuple((a, b) for a, b in moved if b > a))
+
+
+def _conversation(
+    planned: Planned, rng: np.random.Generator, decks: Sequence[Sequence[_Spoken]]
+) -> tuple[Samples, list[tuple[float, float, int]]]:
+    """Samples, and start and end in seconds and the speaker of each turn."""
+    levels = rng.uniform(*_SPEECH_DB, len(decks))
+    waiting: list[list[int]] = [[] for _ in decks]
+    out = np.zeros(round((planned.minutes + 1) * 60 * SAMPLE_RATE), np.float32)
+    turns, at, ends, speaker = list[tuple[float, float, int]](), _drawn(rng, _EDGE_S), 0, -1
+    free = [0] * len(decks)  # until there each speaker still speaks
+    while ends < planned.minutes * 60 * SAMPLE_RATE:
+        before, speaker = speaker, _next(rng, speaker, len(decks))
+        if before not in (speaker, -1) and rng.random() < _OVERLAPS:
+            at = max(ends - _drawn(rng, _OVERLAP_S), free[speaker])
+        elif before != -1:
+            long = rng.random() < _LONG_PAUSES
+            at = ends + _drawn(rng, _LONG_PAUSE_S if long else _PAUSE_S)
+        waiting[speaker] = waiting[speaker] or rng.permutation(len(decks[speaker])).tolist()
+        spoken = decks[speaker][waiting[speaker].pop()]
+        end = at + len(spoken.samples)
+        out[at:end] += at_level(faded(spoken.samples, 0.005), levels[speaker])
+        turns += [
+            ((at + a) / SAMPLE_RATE, (at + b) / SAMPLE_RATE, speaker) for a, b in spoken.stretches
+        ]
+        free[speaker], ends = end, max(ends, end)
+    out = out[: ends + _drawn(rng, _EDGE_S)]
+    out += noise(len(out), 1.0, rng.uniform(*_ROOM_DB), rng)
+    return np.clip(out, -1.0, 1.0), sorted(turns)
+
+
+def _next(rng: np.random.Generator, speaker: int, count: int) -> int:
+    """Who speaks next: now and then the same again."""
+    if speaker >= 0 and (count == 1 or rng.random() < _GOES_ON):
+        return speaker
+    others = [one for one in range(count) if one != speaker]
+    return int(others[rng.integers(len(others))])
+
+
+def _drawn(rng: np.random.Generator, between_s: tuple[float, float]) -> int:
+    """A number of samples."""
+    return round(rng.uniform(*between_s) * SAMPLE_RATE)

@@ -1,0 +1,224 @@
+"""Turns of speakers beside the right ones: in meetings, and in conversations made of clips.
+
+Settings were chosen on one half of the recordings and on conversations of one half of the clips;
+figures are of the others, unless another half is asked for.
+"""
+
+import dataclasses
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import soundfile
+
+from build.clips import load_clips
+from eval.measurement import Check, Result, Run, Say, table
+from eval.speakers import peer
+from eval.speakers.conversations import PLAN, compose
+from eval.speakers.recordings import Recording, halves, read_recordings
+from eval.speakers.score import Errors, errors
+from serve.contract.errors import ConfigError, EarshotError
+from serve.contract.files import read_bytes
+from serve.contract.messages import Samples
+from serve.speakers.diarize import Turn, open_diarizer
+from serve.speech.audio import decode, whole
+from serve.speech.meter import Limits
+from serve.speech.rate import SAMPLE_RATE
+
+CLIPS = ("tests/data/human/manifest.jsonl", "tests/data/human-sharealike/manifest.jsonl")
+MOST_WRONG = 8.0  # % of the speech of conversations
+LEAST_COUNTED = 0.8  # of the conversations have the right number of speakers
+_LIMITS = Limits(6 * 3600.0)
+
+Found = tuple[float, tuple[Turn, ...]]  # seconds that it took, and who speaks when
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """One system and one recording."""
+
+    system: str
+    recording: str
+    audio_s: float
+    speakers: int  # of the reference
+    told: int  # by the system
+    seconds: float  # that it took
+    errors: Errors
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """One system and a set of recordings."""
+
+    system: str
+    recordings: str
+    count: int
+    rate: float  # diarization error rate, %
+    missed: float  # % of the speech, as the following
+    invented: float
+    confused: float
+    counted: int  # recordings with the right number of speakers
+    rtfx: float
+
+    @classmethod
+    def of(cls, recordings: str, scored: Sequence[Scored]) -> "Figures":
+        """Of all recordings of a set, weighed by their speech."""
+        total = sum((one.errors for one in scored), Errors())
+        points = 100 / max(total.speech_s, 1e-9)
+        return cls(
+            system=scored[0].system,
+            recordings=recordings,
+            count=len(scored),
+            rate=total.rate,
+            missed=points * total.missed_s,
+            invented=points * total.invented_s,
+            confused=points * total.confused_s,
+            counted=sum(one.speakers == one.told for one in scored),
+            rtfx=sum(one.audio_s for one in scored) / sum(one.seconds for one in scored),
+        )
+
+    def row(self) -> list[str]:
+        """Of the table."""
+        shares = (self.rate, self.missed, self.invented, self.confused)
+        return [
+            f"{self.recordings}: {self.system}",
+            *(f"{share:.1f} %" for share in shares),
+            f"{self.counted} of {self.count}",
+            f"{self.rtfx:.1f}",
+        ]
+
+
+HEADER = ("", "DER", "missed", "invented", "confused", "speakers right", "RTFx")
+
+
+def speakers(
+    run: Run, *, recordings: Path | None, half: str, seed: int, device: str, peers: Sequence[str]
+) -> Result:
+    """Measure turns of speakers, and peers' beside them.
+
+    Args:
+        run: its record is kept anew with each set and system.
+        recordings: a folder of audio files and RTTMs, such as of meetings.
+        half: "choose" or "report", of these and of the clips.
+        seed: of the conversations.
+        device: that our networks compute on.
+        peers: NAME=PYTHON, of `eval.speakers.peer.PEERS`.
+
+    Raises:
+        EarshotError: something cannot be read, or a peer fails.
+    """
+    sets = {"conversations": _conversations(half, seed, run.say)}
+    if recordings is not None:
+        sets["recordings"] = halves(read_recordings(recordings))[half]
+    systems = {"Earshot": _ours(device), **{name: _peer(name, at) for name, at in _named(peers)}}
+    scored, figures = list[Scored](), list[Figures]()
+    result = Result()
+    for name, some in sets.items():
+        for system, hear in systems.items():
+            of_set = _scored(system, hear, some, run.say)
+            scored += of_set
+            figures.append(Figures.of(name, of_set))
+            text = table(HEADER, [one.row() for one in figures])
+            result = Result({"sets": figures, "recordings": scored}, _checks(figures), text)
+            run.keep(result)
+    return result
+
+
+def _named(peers: Sequence[str]) -> list[tuple[str, str]]:
+    named = [one.partition("=") for one in peers]
+    for name, _, python in named:
+        if name not in peer.PEERS or not python:
+            raise ConfigError(
+                f"{name}={python} is no peer; expected NAME=PYTHON of {', '.join(peer.PEERS)}"
+            )
+    return [(name, python) for name, _, python in named]
+
+
+def _conversations(half: str, seed: int, say: Say) -> list[Recording]:
+    clips = [clip for place in CLIPS for clip in load_clips(place) if clip.half == half]
+    return compose(PLAN, seed, clips, say)
+
+
+def _ours(device: str) -> Callable[[Sequence[Path]], list[Found]]:
+    diarizer = open_diarizer(device)
+
+    def hear(paths: Sequence[Path]) -> list[Found]:
+        found = []
+        for path in paths:
+            samples = _samples(path)
+            begin = time.perf_counter()
+            turns = diarizer.diarize(samples)
+            found.append((time.perf_counter() - begin, turns))
+        return found
+
+    return hear
+
+
+def _peer(name: str, python: str) -> Callable[[Sequence[Path]], list[Found]]:
+    def hear(paths: Sequence[Path]) -> list[Found]:
+        with tempfile.TemporaryDirectory(prefix="speakers-") as folder:
+            waves = [Path(folder) / f"{number}.wav" for number in range(len(paths))]
+            for path, wave in zip(paths, waves, strict=True):
+                soundfile.write(wave, _samples(path), SAMPLE_RATE, subtype="PCM_16")
+            command = [python, peer.__file__, name, *map(str, waves)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise EarshotError(f"{name} failed: {done.stderr.strip()[-500:]}")
+        told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        return [(one["seconds"], tuple(Turn(*turn) for turn in one["turns"])) for one in told]
+
+    return hear
+
+
+def _samples(path: Path) -> Samples:
+    return whole(decode(read_bytes(path), _LIMITS))
+
+
+def _scored(
+    system: str,
+    hear: Callable[[Sequence[Path]], list[Found]],
+    recordings: Sequence[Recording],
+    say: Say,
+) -> list[Scored]:
+    say(f"{system} hears {len(recordings)} recordings …")
+    scored = []
+    heard = hear([one.path for one in recordings])
+    for recording, (seconds, turns) in zip(recordings, heard, strict=True):
+        told = len({turn.speaker for turn in turns})
+        audio_s = float(soundfile.info(recording.path).duration)
+        wrong = errors(recording.turns, turns)
+        one = Scored(system, recording.name, audio_s, recording.speakers, told, seconds, wrong)
+        say(f"  {one.recording}: {wrong.rate:.1f} %, {told} of {one.speakers} speakers")
+        scored.append(one)
+    return scored
+
+
+def _checks(figures: Sequence[Figures]) -> tuple[Check, ...]:
+    """What must hold: few errors in conversations, and in recordings no more than peers'."""
+    by: Mapping[tuple[str, str], Figures] = {(one.recordings, one.system): one for one in figures}
+    checks, ours = [], by["conversations", "Earshot"]
+    checks.append(
+        Check(
+            f"at most {MOST_WRONG:g} % of conversations are wrong",
+            ours.rate <= MOST_WRONG,
+            f"{ours.rate:.1f} %",
+        )
+    )
+    checks.append(
+        Check(
+            f"{LEAST_COUNTED:.0%} of conversations have the right number of speakers",
+            ours.counted >= LEAST_COUNTED * ours.count,
+            f"{ours.counted} of {ours.count}",
+        )
+    )
+    for (recordings, system), theirs in by.items():
+        mine = by.get((recordings, "Earshot"))
+        if recordings == "recordings" and system != "Earshot" and mine is not None:
+            detail = f"{mine.rate:.1f} %, {system} {theirs.rate:.1f} %"
+            checks.append(
+                Check(f"no more is wrong than by {system}", mine.rate <= theirs.rate, detail)
+            )
+    return tuple(checks)

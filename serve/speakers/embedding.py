@@ -1,0 +1,99 @@
+"""A voice as a vector: CAM++ of 3D-Speaker, on log-mel energies of its speech.
+
+Residual convolutions over frequency and time, then a densely connected TDNN, each of whose layers
+is gated by the mean of its surroundings; mean and deviation over time make one vector of it. Where
+a normalisation follows a convolution, the weights hold both.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+BANDS = 80  # of the log-mel energies
+SIZE = 192  # of a vector
+
+_HEAD = 32  # channels of the residual convolutions
+_GROWTH = 32  # channels that a dense layer adds
+_BOTTLENECK = 128
+_BLOCKS = ((12, 1), (24, 2), (16, 2))  # dense layers, and their dilation
+_CONTEXT = 100  # frames whose mean gates a layer
+
+
+class _Residual(nn.Module):
+    """Two convolutions beside a shortcut; `stride` is that of frequency."""
+
+    def __init__(self, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(_HEAD, _HEAD, 3, (stride, 1), padding=1)
+        self.conv2 = nn.Conv2d(_HEAD, _HEAD, 3, padding=1)
+        self.shortcut = nn.Conv2d(_HEAD, _HEAD, 1, (stride, 1)) if stride > 1 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv2(functional.relu(self.conv1(x)))
+        return functional.relu(y + self.shortcut(x))
+
+
+class _ScaledReLU(nn.Module):
+    """A normalisation before a convolution, with its statistics: a scale and a shift a channel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(channels, 1))
+        self.shift = nn.Parameter(torch.zeros(channels, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.relu(torch.addcmul(self.shift, x, self.scale))
+
+
+class _Dense(nn.Module):
+    """A layer that adds channels to those before it, gated by the mean around them."""
+
+    def __init__(self, channels: int, dilation: int) -> None:
+        super().__init__()
+        self.enter = _ScaledReLU(channels)
+        self.bottleneck = nn.Conv1d(channels, _BOTTLENECK, 1)
+        self.local = nn.Conv1d(
+            _BOTTLENECK, _GROWTH, 3, padding=dilation, dilation=dilation, bias=False
+        )
+        self.gate1 = nn.Conv1d(_BOTTLENECK, _BOTTLENECK // 2, 1)
+        self.gate2 = nn.Conv1d(_BOTTLENECK // 2, _GROWTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.relu(self.bottleneck(self.enter(x)))
+        means = functional.avg_pool1d(y, _CONTEXT, _CONTEXT, ceil_mode=True)
+        context = y.mean(-1, keepdim=True) + means
+        gate = torch.sigmoid(self.gate2(functional.relu(self.gate1(context))))
+        gates = gate.repeat_interleave(_CONTEXT, dim=-1)[..., : y.shape[-1]]
+        return torch.cat([x, self.local(y) * gates], dim=1)
+
+
+class Embedding(nn.Module):
+    """Vectors of voices; those of one voice point in nearly the same direction."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Conv2d(1, _HEAD, 3, padding=1)
+        self.residuals = nn.Sequential(*(_Residual(stride) for stride in (2, 1, 2, 1)))
+        self.leave = nn.Conv2d(_HEAD, _HEAD, 3, (2, 1), padding=1)
+        channels = 128
+        self.tdnn = nn.Conv1d(_HEAD * BANDS // 8, channels, 5, stride=2, padding=2)
+        layers = list[nn.Module]()
+        for count, dilation in _BLOCKS:
+            for _ in range(count):
+                layers.append(_Dense(channels, dilation))
+                channels += _GROWTH
+            layers += [_ScaledReLU(channels), nn.Conv1d(channels, channels // 2, 1, bias=False)]
+            channels //= 2
+        self.layers = nn.Sequential(*layers, _ScaledReLU(channels))
+        self.vector = nn.Linear(2 * channels, SIZE)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Compute vectors, (batch, SIZE), of log-mel energies, (batch, frames, BANDS).
+
+        Energies are those of `serve.speakers.fbank` without their mean over time.
+        """
+        x = functional.relu(self.enter(features.transpose(1, 2)[:, None]))
+        x = functional.relu(self.leave(self.residuals(x))).flatten(1, 2)
+        x = self.layers(functional.relu(self.tdnn(x)))
+        vectors: Tensor = self.vector(torch.cat([x.mean(-1), x.std(-1)], dim=1))
+        return vectors

@@ -1,0 +1,64 @@
+"""Who of at most three speakers is active in 10 s of audio: pyannote's segmentation-3.0.
+
+Sinc filters and two convolutions, each pooled and normalised; a bidirectional LSTM; linear layers.
+Its seven classes are the sets of at most two of three speakers that may be active in a frame.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+SAMPLES = 160_000  # of a window: 10 s at 16 kHz
+FRAMES = 589  # of a window
+HOP = 270  # samples from a frame to the next
+OFFSET = 360  # samples before the first frame begins, that is before the middle of what it sees
+SPEAKERS = 3  # at most, of a window
+
+_SETS = ((), (0,), (1,), (2,), (0, 1), (0, 2), (1, 2))  # of the classes
+_CHANNELS = (1, 80, 60, 60)
+_KERNELS = (251, 5, 5)
+_STRIDES = (10, 1, 1)
+
+
+class Segmentation(nn.Module):
+    """Activity of the speakers of windows; which of the three is whom differs among windows."""
+
+    members: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        ends = zip(_CHANNELS[:-1], _CHANNELS[1:], _KERNELS, _STRIDES, strict=True)
+        self.norm = nn.InstanceNorm1d(1, affine=True)
+        self.convs = nn.ModuleList(
+            nn.Conv1d(ins, outs, kernel, stride, bias=ins > 1) for ins, outs, kernel, stride in ends
+        )
+        self.norms = nn.ModuleList(nn.InstanceNorm1d(n, affine=True) for n in _CHANNELS[1:])
+        self.lstm = nn.LSTM(60, 128, num_layers=4, bidirectional=True, batch_first=True)
+        self.linears = nn.ModuleList([nn.Linear(256, 128), nn.Linear(128, 128)])
+        self.classifier = nn.Linear(128, len(_SETS))
+        members = torch.tensor([[float(i in one) for i in range(SPEAKERS)] for one in _SETS])
+        self.register_buffer("members", members, persistent=False)
+
+    def forward(self, windows: Tensor) -> Tensor:
+        """Compute the probability of each set of speakers.
+
+        Args:
+            windows: (batch, SAMPLES), 16 kHz mono in [-1, 1].
+
+        Returns:
+            (batch, FRAMES, 7), logarithms.
+        """
+        x = self.norm(windows[:, None])
+        for index, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+            x = conv(x).abs() if index == 0 else conv(x)
+            x = functional.leaky_relu(norm(functional.max_pool1d(x, 3)))
+        x, _ = self.lstm(x.transpose(1, 2))
+        for linear in self.linears:
+            x = functional.leaky_relu(linear(x))
+        logits: Tensor = self.classifier(x)
+        return functional.log_softmax(logits, dim=-1)
+
+    def activity(self, windows: Tensor) -> Tensor:
+        """Compute how likely each speaker is active, (batch, FRAMES, SPEAKERS) in [0, 1]."""
+        sets: Tensor = self(windows)
+        return sets.exp() @ self.members

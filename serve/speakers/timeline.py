@@ -1,0 +1,46 @@
+"""Pieces of speech, and whose voice they are -> turns of the voices of a whole recording."""
+
+import dataclasses
+
+from serve.speakers.clusters import Labels
+from serve.speakers.hearing import Heard
+from serve.speakers.segmentation import HOP, OFFSET
+from serve.speech.rate import SAMPLE_RATE
+
+
+@dataclasses.dataclass(frozen=True)
+class Smoothing:
+    """What becomes a turn; chosen by measurement, see `python -m eval speakers`."""
+
+    gap_s: float = 0.2  # shorter pauses of a speaker are speech
+    turn_s: float = 0.15  # shorter turns are none
+
+
+def turns(heard: Heard, labels: Labels, smoothing: Smoothing) -> list[tuple[float, float, int]]:
+    """Find who speaks when.
+
+    Args:
+        heard: pieces of speech.
+        labels: (m,), the voice of each piece.
+        smoothing: what becomes a turn.
+
+    Returns:
+        Start and end in seconds and the voice of each turn, in order of time.
+    """
+    joined = dict[int, list[tuple[float, float]]]()
+    for start, end, voice in sorted(
+        (start, end, int(voice))
+        for spans, voice in zip(heard.spans, labels, strict=True)
+        for start, end in spans
+    ):
+        start_s, end_s = ((OFFSET + HOP * frame) / SAMPLE_RATE for frame in (start, end))
+        own = joined.setdefault(voice, [])
+        if own and start_s - own[-1][1] < smoothing.gap_s:
+            start_s, end_s = own[-1][0], max(end_s, own.pop()[1])
+        own.append((start_s, min(end_s, heard.seconds)))
+    return sorted(
+        (start_s, end_s, voice)
+        for voice, own in joined.items()
+        for start_s, end_s in own
+        if end_s - start_s >= smoothing.turn_s
+    )

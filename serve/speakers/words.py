@@ -1,0 +1,168 @@
+"""Who said each word: words and turns of speakers -> segments of one speaker each."""
+
+import bisect
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from serve.contract.messages import Segment, Word
+from serve.speakers.diarize import Turn
+
+T = TypeVar("T")
+Decode = Callable[[Sequence[int]], str]
+
+_SENTENCE_ENDS = (".", "?", "!", "…", "。", "？", "！", "｡")
+_CLOSING = "\"'”’»)]}」』 "
+
+
+class _Turns:
+    """Turns of a recording, to be asked for the speaker of a stretch."""
+
+    def __init__(self, turns: Sequence[Turn]) -> None:
+        self._turns = turns
+        self._starts = [turn.start_s for turn in turns]
+        self._ends = list(itertools.accumulate((turn.end_s for turn in turns), max))
+
+    def speaker(self, start: float, end: float, before: str | None) -> str | None:
+        """Who speaks for most of a stretch; of equal ones, who spoke before; else who is nearest.
+
+        None where there are no turns.
+        """
+        first = bisect.bisect_right(self._ends, start)
+        spoken = dict[str, float]()
+        last = bisect.bisect_left(self._starts, end)
+        for turn in self._turns[first:last]:
+            if (seconds := min(end, turn.end_s) - max(start, turn.start_s)) > 0:
+                spoken[turn.speaker] = spoken.get(turn.speaker, 0.0) + seconds
+        if not spoken:
+            around = self._turns[max(0, first - 1) : first + 1]
+            return (
+                min(around, key=lambda turn: _apart(turn, start, end)).speaker if around else None
+            )
+        return max(spoken, key=lambda one: (round(spoken[one], 3), one == before))
+
+
+def _apart(turn: Turn, start: float, end: float) -> float:
+    return max(turn.start_s - end, start - turn.end_s)
+
+
+def label(words: Sequence[Word], turns: Sequence[Turn]) -> list[str | None]:
+    """Give each word its speaker.
+
+    A single word of another speaker in a sentence is taken for a flicker of the turns, unless it is
+    the whole sentence.
+
+    Args:
+        words: in order of time.
+        turns: in order of time, as `Diarizer.diarize` returns them.
+
+    Returns:
+        The speaker of each word; None where there are no turns.
+    """
+    known, speakers = _Turns(turns), list[str | None]()
+    for word in words:
+        before = speakers[-1] if speakers else None
+        speakers.append(known.speaker(word.start, word.end, before))
+    for first, last in _sentences(words):
+        speakers[first:last] = _without_strays(speakers[first:last])
+    return speakers
+
+
+def split(segments: Sequence[Segment], turns: Sequence[Turn], decode: Decode) -> Iterator[Segment]:
+    """Break segments where the speaker changes, and name the speaker of each.
+
+    A segment without words is its main speaker's as a whole.
+
+    Args:
+        segments: in order of time.
+        turns: in order of time, as `Diarizer.diarize` returns them.
+        decode: gives the text of tokens, which are shared out by it.
+
+    Yields:
+        Segments in their order; the speaker is None where there are no turns.
+    """
+    labels = label([word for segment in segments for word in segment.words or ()], turns)
+    known, at, before = _Turns(turns), 0, None
+    for segment in segments:
+        words = segment.words or ()
+        spoken = labels[at : at + len(words)]
+        at += len(words)
+        runs = list(_runs(spoken))
+        if len(runs) > 1:
+            yield from _parts(segment, spoken, runs, decode)
+        elif runs:
+            yield dataclasses.replace(segment, speaker=spoken[0])
+        else:
+            speaker = known.speaker(segment.start, segment.end, before)
+            yield dataclasses.replace(segment, speaker=speaker)
+            spoken = [speaker]
+        before = spoken[-1]
+
+
+def _parts(
+    segment: Segment,
+    speakers: Sequence[str | None],
+    runs: Sequence[tuple[int, int]],
+    decode: Decode,
+) -> Iterator[Segment]:
+    """Yield a segment for each run of another's words."""
+    assert segment.words is not None
+    parts = [segment.words[first:last] for first, last in runs]
+    texts = ["".join(word.word for word in part) for part in parts]
+    tokens = _shared(segment.tokens, texts, lambda token: decode([token]))
+    logprobs = _shared(segment.token_logprobs or (), texts, lambda piece: piece.token)
+    for number, part in enumerate(parts):
+        yield dataclasses.replace(
+            segment,
+            start=part[0].start if number else segment.start,
+            end=part[-1].end if number + 1 < len(parts) else segment.end,
+            text=texts[number],
+            words=part,
+            tokens=tokens[number],
+            token_logprobs=None if segment.token_logprobs is None else logprobs[number],
+            speaker=speakers[runs[number][0]],
+        )
+
+
+def _shared(
+    items: Sequence[T], texts: Sequence[str], text_of: Callable[[T], str]
+) -> list[tuple[T, ...]]:
+    """Share out tokens, or what stands for one, among the texts that they make in turn."""
+    ends = list(itertools.accumulate(map(len, texts)))[:-1]
+    parts: list[list[T]] = [[] for _ in texts]
+    length = 0
+    for item in items:
+        parts[bisect.bisect_right(ends, length)].append(item)
+        length += len(text_of(item))
+    return [tuple(part) for part in parts]
+
+
+def _runs(speakers: Sequence[str | None]) -> Iterator[tuple[int, int]]:
+    """First index and the one after the last of each run of one speaker."""
+    first = 0
+    for _, run in itertools.groupby(speakers):
+        last = first + len(list(run))
+        yield first, last
+        first = last
+
+
+def _sentences(words: Sequence[Word]) -> Iterator[tuple[int, int]]:
+    """First index and the one after the last of each sentence."""
+    first = 0
+    for index, word in enumerate(words):
+        if word.word.rstrip(_CLOSING).endswith(_SENTENCE_ENDS) or index == len(words) - 1:
+            yield first, index + 1
+            first = index + 1
+
+
+def _without_strays(speakers: Sequence[str | None]) -> list[str | None]:
+    """The speakers of a sentence's words, where single words have that of the longer run beside."""
+    runs = list(_runs(speakers))
+    found = list(speakers)
+    for number, (first, last) in enumerate(runs):
+        beside = [runs[i] for i in (number - 1, number + 1) if 0 <= i < len(runs)]
+        longest = max(beside, key=lambda run: run[1] - run[0], default=(0, 0))
+        if last - first == 1 < longest[1] - longest[0]:
+            found[first] = speakers[longest[0]]
+    return found

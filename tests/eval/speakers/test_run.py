@@ -1,0 +1,142 @@
+"""What is composed, what is read, and what a measurement tells and complains of."""
+
+import json
+
+import numpy as np
+import pytest
+import soundfile
+
+import eval.speakers.run
+from build.clips import Clip, load_clips
+from eval.config import Config
+from eval.measurement import Run
+from eval.speakers.conversations import Planned, compose
+from eval.speakers.recordings import halves, parse_rttm, read_recordings, to_rttm
+from eval.speakers.run import speakers
+from serve.contract.errors import ConfigError, EarshotError
+from serve.speakers.diarize import Turn
+from serve.speech.rate import SAMPLE_RATE
+
+TURNS = (Turn(0.5, 2.0, "ann"), Turn(1.5, 3.25, "bob"))
+
+
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch, tmp_path):
+    monkeypatch.setattr("eval.speakers.conversations.CACHE", tmp_path / "cache")
+
+
+@pytest.fixture(scope="module")
+def clips():
+    wanted = ("kathleen", "S0150", "kerstin")
+    found = [clip for clip in load_clips(eval.speakers.run.CLIPS[0]) if clip.half == "report"]
+    return [clip for name in wanted for clip in found if clip.speaker == name][:100]
+
+
+@pytest.fixture
+def meetings(tmp_path):
+    """A folder of two recordings, of which the first is of the half "choose"."""
+    folder = tmp_path / "meetings"
+    folder.mkdir()
+    for name in ("first", "second"):
+        soundfile.write(folder / f"{name}.wav", np.zeros(4 * SAMPLE_RATE), SAMPLE_RATE)
+        (folder / f"{name}.rttm").write_text(to_rttm(name, TURNS))
+    soundfile.write(folder / "without.wav", np.zeros(SAMPLE_RATE), SAMPLE_RATE)
+    return folder
+
+
+def test_turns_are_written_as_they_are_read(meetings):
+    assert parse_rttm("; a comment\n" + to_rttm("x", TURNS), "here") == TURNS
+    recordings = read_recordings(meetings)
+    assert [(one.name, one.turns, one.speakers) for one in recordings] == [
+        ("first", TURNS, 2),
+        ("second", TURNS, 2),
+    ]
+    assert [one.name for one in halves(recordings)["report"]] == ["second"]
+
+
+def test_what_is_no_rttm_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"here:2: 'SPEAKER x 1 soon .*' is no turn"):
+        parse_rttm("\nSPEAKER x 1 soon 2.0 <NA> <NA> ann\n", "here")
+    with pytest.raises(ConfigError, match="has no recordings"):
+        read_recordings(tmp_path)
+
+
+def test_a_conversation_is_what_its_plan_says(clips):
+    plan = [Planned(2, 0.4, one_group=False), Planned(1, 0.2, one_group=True)]
+    both, one = sorted(compose(plan, 3, clips, print), key=lambda found: -found.speakers)
+    assert (both.speakers, one.speakers) == (2, 1)
+    samples, rate = soundfile.read(both.path)
+    assert rate == SAMPLE_RATE and len(samples) >= 0.4 * 60 * rate
+    assert 0 <= both.turns[0].start_s < both.turns[-1].end_s <= len(samples) / rate
+    for turn in both.turns:
+        inside = samples[round(turn.start_s * rate) : round(turn.end_s * rate)]
+        assert np.abs(inside).max() > 3 * np.median(np.abs(samples[: rate // 5]))
+    again = compose(plan, 3, clips, print)
+    assert again == [*compose(plan, 3, clips, print)] and both in again
+
+
+def test_conversations_need_enough_speakers(clips):
+    unknown = [Clip(c.file, c.path, c.text, c.language, c.duration_s) for c in clips]
+    with pytest.raises(ConfigError, match="the clips have 0 speakers with 8 s of speech"):
+        compose([Planned(2, 0.5, one_group=False)], 0, unknown, print)
+
+
+class Told:
+    """In place of a diarizer: says of every recording what it is to say."""
+
+    def __init__(self, turns):
+        self._turns = turns
+
+    def diarize(self, samples):
+        assert len(samples) > SAMPLE_RATE
+        return self._turns
+
+
+@pytest.fixture
+def measured(monkeypatch, meetings, tmp_path):
+    """Measures a system that says some turns of each recording, beside a peer."""
+
+    def measure(told, peers=()):
+        monkeypatch.setattr(eval.speakers.run, "open_diarizer", lambda device: Told(told))
+        monkeypatch.setattr(
+            eval.speakers.run, "_conversations", lambda *_: read_recordings(meetings)
+        )
+        run = Run("speakers", Config(), path=tmp_path / "out" / "speakers.json", say=print)
+        run.folder.mkdir(exist_ok=True)
+        options = {"recordings": meetings, "half": "report", "seed": 0, "device": "cpu"}
+        return speakers(run, **options, peers=peers), json.loads(run.path.read_text())
+
+    return measure
+
+
+def program(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_what_is_right_passes(measured):
+    result, record = measured(TURNS)
+    assert [check.passed for check in result.checks] == [True, True]
+    assert record["verdict"] == "passed"
+    (conversations, recordings) = record["figures"]["sets"]
+    assert (conversations["count"], conversations["counted"], recordings["count"]) == (2, 2, 1)
+    assert conversations["rate"] == recordings["rate"] == 0.0
+    assert "conversations: Earshot" in result.text
+
+
+def test_what_is_wrong_fails_beside_a_peer_who_is_right(measured, tmp_path):
+    line = json.dumps({"seconds": 0.1, "turns": [[t.start_s, t.end_s, t.speaker] for t in TURNS]})
+    peer = program(tmp_path, "python", f"shift 2; for file; do echo '{line}'; done")
+    result, _ = measured(TURNS[:1], peers=(f"senko={peer}",))
+    assert [check.passed for check in result.checks] == [False, False, False]
+    assert "no more is wrong than by senko" in result.checks[2].name
+
+
+def test_peers_that_are_none_or_fail_are_told(measured, tmp_path):
+    with pytest.raises(ConfigError, match="nemo=python is no peer; expected NAME=PYTHON of senko"):
+        measured(TURNS, peers=("nemo=python",))
+    failing = program(tmp_path, "python", "echo no such module >&2; exit 3")
+    with pytest.raises(EarshotError, match="senko failed: no such module"):
+        measured(TURNS, peers=(f"senko={failing}",))
