@@ -17,7 +17,7 @@ from build.recordings import read_recordings, recordings_of, synthetic_recording
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import WEIGHTS_FILE
 from serve.contract.errors import AudioError, ConfigError, EngineError, FileError, UnavailableError
-from serve.native import runtime as native
+from serve.native import parts
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from tests.checkpoints import (
     NANO,
@@ -102,7 +102,7 @@ def test_the_operations_that_serve_are_the_ones_that_are_scored(
     checkpoint, tmp_path, recordings, monkeypatch
 ):
     """Greedy tokens cannot tell: every logit is wrong by the same factor."""
-    engine, choose = write_engine(checkpoint, tmp_path / "engine", "fp16"), native.choose
+    engine, choose = write_engine(checkpoint, tmp_path / "engine", "fp16"), parts.choose
 
     def slightly_wrong(*arguments):
         chosen = choose(*arguments)
@@ -110,7 +110,7 @@ def test_the_operations_that_serve_are_the_ones_that_are_scored(
         changed = {**vars(plain), "logits": lambda *inputs: 1.02 * plain.logits(*inputs)}
         return dataclasses.replace(chosen, decoder=types.SimpleNamespace(**changed))
 
-    monkeypatch.setattr(native, "choose", slightly_wrong)
+    monkeypatch.setattr(parts, "choose", slightly_wrong)
     with pytest.raises(EngineError, match=r"logits deviate by 2\.00%"):
         verify.verify(engine, checkpoint, recordings)
 
