@@ -122,9 +122,9 @@ class EarshotInProcess(System):
             **versions("torch"),
         }
 
-    def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
-        """One request."""
-        request = Request(audio, language=language, **self._options)
+    def transcribe(self, audio: bytes, language: str | None = None, **options: Any) -> Prediction:
+        """One request; it asks for `options` besides those of every call."""
+        request = Request(audio, language=language, **self._options | options)
         return _from_transcript(self._transcriber.transcribe(request))
 
     def close(self) -> None:

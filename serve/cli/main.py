@@ -8,6 +8,7 @@ python -m serve live --config configs/demo.toml talk.mp3
 python -m serve wyoming --config configs/demo.toml
 python -m serve tensors
 python -m serve keys new --name alice --file keys.toml
+python -m serve phrases --config configs/demo.toml names.txt
 """
 
 import argparse
@@ -16,7 +17,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from serve.cli import bulk, keys, live, transcribe, triton, wyoming
+from serve.cli import bulk, keys, live, phrases, transcribe, triton, wyoming
 from serve.contract.errors import EarshotError
 from serve.wire import tensors
 
@@ -55,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     )
     listing.set_defaults(run=_tensors)
     keys.add_parser(commands)
+    phrases.add_parser(commands)
     return whole
 
 

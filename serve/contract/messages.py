@@ -68,6 +68,9 @@ class Request:
     mode: Mode | None = None
     prompt: str = ""  # text that precedes the audio: names, spelling, style
     hotwords: str = ""  # names and terms that any window may hold
+    # Names and terms that are to come out right, each with a weight behind it or 1: "Karenina^2".
+    # Unlike hotwords, there may be many. (): as configured.
+    phrases: Sequence[str] = ()
     prefix: str = ""  # words that the audio begins with, which the answer leaves out
     # Whether what is there of a file that was cut short is transcribed, with a warning; else it is
     # refused. None = as configured.

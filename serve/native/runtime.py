@@ -35,6 +35,7 @@ from serve.native.memory import plan_memory
 from serve.native.network import Whisper
 from serve.native.rules.choose import choose_advance
 from serve.native.rules.definition import Rules
+from serve.native.rules.phrases import Phrasebook
 from serve.native.rules.state import RowState, new_state
 from serve.native.slots import Slots
 from serve.native.start import Begun, Starter
@@ -104,6 +105,7 @@ class NativeRuntime:
             words=self._aligner is not None,
             drafts=True,
             languages=facts.multilingual,
+            phrases=True,
             short_windows=device.type == "cpu" and config.cross_kv == "full",
             urgent_first=True,
         )
@@ -126,7 +128,7 @@ class NativeRuntime:
         self._cross_kv = config.cross_kv
         cache = network.new_cache(slots, rows, config.cross_kv)
         self._state = new_state(rows, dims.n_text_ctx, device)
-        rules, several = Rules(self._facts, dims, device), rows > slots
+        rules, several = Rules(self._facts, dims, device, Phrasebook(slots, device)), rows > slots
         advance = {
             searches: choose_advance(ops.name, rules, rows, searches)
             for searches in {False, several}

@@ -77,6 +77,7 @@ INPUTS = _by_name(
     TensorSpec("TASK", "BYTES", (1,), '"transcribe" (default) or "translate"', 64),
     TensorSpec("PROMPT", "BYTES", (1,), "text before the audio: names, spelling, style", 2**18),
     TensorSpec("HOTWORDS", "BYTES", (1,), "names and terms that any window may hold", 2**18),
+    TensorSpec("PHRASES", "BYTES", (-1,), 'names to come out right; "name^2": weight 2', 2**18),
     TensorSpec("PREFIX", "BYTES", (1,), "words that the audio begins with; not answered", 2**18),
     TensorSpec("MODE", "BYTES", (1,), '"parallel" or "sequential"; default: as configured', 64),
     TensorSpec("PARTIAL", "BOOL", (1,), "take what is there of a cut file; default: as configured"),

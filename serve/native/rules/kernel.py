@@ -13,12 +13,16 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from serve.native.kernels.launch import Overlap, launch
 from serve.native.rules.definition import Rules
+from serve.native.rules.fields import Fields, fields_of
 from serve.native.rules.loops import EVERY, MATCH, PERIODS, REPEATS
-from serve.native.rules.search_kernel import Fields, fields_of, settle_search, total
+from serve.native.rules.phrases import LIKELIEST, Phrasebook
+from serve.native.rules.phrases_kernel import Tables, choose_boosted, tables_of
+from serve.native.rules.search_kernel import settle_search, total
 from serve.native.rules.state import Picks, RowState
 
 _TILE = 2048  # tokens per program
 _WIDEST = 8  # rows of a search; a power of two
+_KEPT = max(2 * _WIDEST, LIKELIEST)  # tokens that a tile leaves of who searches or is boosted
 _PERIODS, _REPEATS, _MATCH, _EVERY = map(tl.constexpr, (PERIODS, REPEATS, MATCH, EVERY))
 _SUMS = 4  # float32 numbers that a tile leaves: peak, mass, best score and its logit
 
@@ -125,17 +129,17 @@ def _scan_kernel(
         left = sums + place * n_sums
         tl.store(left, peak)
         tl.store(left + 1, tl.sum(tl.exp(allowed - base), 0))
-        if keep > 0:
-            width = tl.load(state.beam + row)
-            if width > 1:
-                rest = allowed
-                for rank in range(0, 2 * width):
-                    value, which = tl.max(
-                        rest, 0, return_indices=True, return_indices_tie_break_left=True
-                    )
-                    tl.store(tops + place * keep + rank, value)
-                    tl.store(top_ids + place * keep + rank, start + which)
-                    rest = tl.where(id == start + which, float("-inf"), rest)
+        width = tl.load(state.beam + row)
+        boosted = tl.load(state.root + row) >= 0
+        if (width > 1) | boosted:
+            rest = allowed
+            for rank in range(0, tl.where(boosted, keep, 2 * width)):
+                value, which = tl.max(
+                    rest, 0, return_indices=True, return_indices_tie_break_left=True
+                )  # fmt: skip
+                tl.store(tops + place * keep + rank, value)
+                tl.store(top_ids + place * keep + rank, start + which)
+                rest = tl.where(id == start + which, float("-inf"), rest)
         score = allowed
         heat = tl.load(state.temperature + row)
         if heat > 0:
@@ -155,10 +159,10 @@ def _scan_kernel(
 @triton.jit
 def _settle_kernel(
     pick_rows: tl.tensor, state: Fields, sums: tl.tensor, ids: tl.tensor, tops: tl.tensor,
-    top_ids: tl.tensor, n_ctx: int, eot: tl.constexpr, timestamp_begin: tl.constexpr,
-    tiles: tl.constexpr, text_tiles: tl.constexpr, tiles_padded: tl.constexpr,
-    n_sums: tl.constexpr, keep: tl.constexpr, beams_padded: tl.constexpr,
-    ctx_padded: tl.constexpr, drafted: tl.constexpr, pdl: tl.constexpr,
+    top_ids: tl.tensor, book: Tables, n_ctx: int, eot: tl.constexpr,
+    timestamp_begin: tl.constexpr, tiles: tl.constexpr, text_tiles: tl.constexpr,
+    tiles_padded: tl.constexpr, n_sums: tl.constexpr, keep: tl.constexpr, searching: tl.constexpr,
+    beams_padded: tl.constexpr, ctx_padded: tl.constexpr, drafted: tl.constexpr, pdl: tl.constexpr,
 ) -> None:  # fmt: skip
     if pdl:
         gdc_wait()
@@ -169,13 +173,13 @@ def _settle_kernel(
         width = tl.load(state.beam + row)
         if width == 1:
             _settle_one(
-                state, row, limit, pick, sums, ids, n_ctx, eot, timestamp_begin, tiles, text_tiles,
-                tiles_padded, n_sums, drafted,
+                state, row, limit, pick, sums, ids, tops, top_ids, book, n_ctx, eot,
+                timestamp_begin, tiles, text_tiles, tiles_padded, n_sums, keep, drafted,
             )  # fmt: skip
-        elif keep > 0:  # noqa: SIM102 - decided when it is compiled
+        elif searching:  # noqa: SIM102 - decided when it is compiled
             if tl.load(state.leader + row) == row:
                 settle_search(
-                    state, row, limit, pick, width, sums, tops, top_ids, n_ctx, eot,
+                    state, book, row, limit, pick, width, sums, tops, top_ids, n_ctx, eot,
                     timestamp_begin, tiles, text_tiles, tiles_padded, n_sums, keep, beams_padded,
                     ctx_padded,
                 )  # fmt: skip
@@ -216,9 +220,9 @@ def _limit_of(
 @triton.jit
 def _settle_one(
     state: Fields, row: tl.tensor, limit: tl.tensor, pick: tl.tensor, sums: tl.tensor,
-    ids: tl.tensor, n_ctx: int, eot: tl.constexpr, timestamp_begin: tl.constexpr,
-    tiles: tl.constexpr, text_tiles: tl.constexpr, tiles_padded: tl.constexpr, n_sums: tl.constexpr,
-    drafted: tl.constexpr,
+    ids: tl.tensor, tops: tl.tensor, top_ids: tl.tensor, book: Tables, n_ctx: int,
+    eot: tl.constexpr, timestamp_begin: tl.constexpr, tiles: tl.constexpr, text_tiles: tl.constexpr,
+    tiles_padded: tl.constexpr, n_sums: tl.constexpr, keep: tl.constexpr, drafted: tl.constexpr,
 ) -> None:  # fmt: skip
     """See `Rules._say`: append the token that was chosen to a row that stands for itself."""
     tile = tl.arange(0, tiles_padded)
@@ -238,6 +242,14 @@ def _settle_one(
     _, best = tl.max(score, 0, return_indices=True, return_indices_tie_break_left=True)
     chosen = tl.load(ids + pick * tiles + best).to(tl.int64)
     logit = tl.load(sums + (pick * tiles + best) * n_sums + 3)
+    if tl.load(state.root + row) >= 0:
+        which = tl.arange(0, tiles_padded * keep)
+        there = (which < tiles * keep) & ((must == 0) | (which >= text_tiles * keep))
+        first = pick * tiles * keep
+        rest = tl.load(tops + first + which, mask=there, other=none)
+        chosen, logit = choose_boosted(
+            book, state, row, rest, top_ids + first, tiles_padded * keep, keep
+        )
     follow = tl.load(state.position + row) + 1
     place = state.tokens + row * n_ctx + follow
     if drafted:
@@ -266,13 +278,14 @@ class TritonChoice:
         begin = rules.facts.timestamp_begin
         self._text_tiles = triton.cdiv(begin, _TILE)
         self._tiles = self._text_tiles + triton.cdiv(n_vocab - begin, _TILE)
-        self._keep = 2 * _WIDEST if searching else 0
+        self._searching = searching
+        self._tables = tables_of(rules.book or Phrasebook(1, device))
         self._overlap = Overlap.of(device)
         shape = (most, self._tiles)
         self._sums = torch.empty((*shape, _SUMS), dtype=torch.float32, device=device)
         self._ids = torch.empty(shape, dtype=torch.int32, device=device)
-        self._tops = torch.empty((*shape, self._keep), dtype=torch.float32, device=device)
-        self._top_ids = torch.empty((*shape, self._keep), dtype=torch.int32, device=device)
+        self._tops = torch.empty((*shape, _KEPT), dtype=torch.float32, device=device)
+        self._top_ids = torch.empty((*shape, _KEPT), dtype=torch.int32, device=device)
 
     def advance(
         self, state: RowState, picks: Picks, logits: torch.Tensor, drafted: bool = False
@@ -289,12 +302,12 @@ class TritonChoice:
             self._sums, self._ids, self._tops, self._top_ids, n_vocab, n_ctx, facts.eot,
             facts.no_timestamps, facts.timestamp_begin,
             facts.timestamp_begin + facts.max_initial_timestamp_index, self._tiles,
-            self._text_tiles, _TILE, _SUMS, self._keep, drafted, pdl, num_warps=4, launch_pdl=pdl,
+            self._text_tiles, _TILE, _SUMS, _KEPT, drafted, pdl, num_warps=4, launch_pdl=pdl,
         )  # fmt: skip
         launch(_settle_kernel, n)(
-            picks.rows, fields, self._sums, self._ids, self._tops, self._top_ids, n_ctx, facts.eot,
-            facts.timestamp_begin, self._tiles, self._text_tiles,
-            triton.next_power_of_2(self._tiles), _SUMS, self._keep, _WIDEST,
-            triton.next_power_of_2(n_ctx), drafted, pdl, num_warps=4 if self._keep else 1,
+            picks.rows, fields, self._sums, self._ids, self._tops, self._top_ids, self._tables,
+            n_ctx, facts.eot, facts.timestamp_begin, self._tiles, self._text_tiles,
+            triton.next_power_of_2(self._tiles), _SUMS, _KEPT, self._searching, _WIDEST,
+            triton.next_power_of_2(n_ctx), drafted, pdl, num_warps=4 if self._searching else 1,
             launch_pdl=pdl,
         )  # fmt: skip

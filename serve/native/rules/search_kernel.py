@@ -5,50 +5,14 @@ before, with a barrier between the two.
 """
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
 
-from typing import NamedTuple
-
-import torch
 import triton
 import triton.language as tl
 
-from serve.native.rules.state import RowState
+from serve.native.rules.fields import Fields
+from serve.native.rules.phrases import MARGIN
+from serve.native.rules.phrases_kernel import Tables, boost_beams, steps
 
-
-class Fields(NamedTuple):
-    """A `RowState` as kernels take it; bool is uint8."""
-
-    tokens: torch.Tensor
-    source: torch.Tensor
-    best_tokens: torch.Tensor
-    position: torch.Tensor
-    prompt_len: torch.Tensor
-    text_begin: torch.Tensor
-    limit: torch.Tensor
-    loop_at: torch.Tensor
-    seed: torch.Tensor
-    last_timestamp: torch.Tensor
-    leader: torch.Tensor
-    beam: torch.Tensor
-    needed: torch.Tensor
-    ended: torch.Tensor
-    best_length: torch.Tensor
-    no_repeat_ngram: torch.Tensor
-    temperature: torch.Tensor
-    logprob_sum: torch.Tensor
-    length_penalty: torch.Tensor
-    repetition_penalty: torch.Tensor
-    best_score: torch.Tensor
-    best_logprob_sum: torch.Tensor
-    timestamps: torch.Tensor
-    finished: torch.Tensor
-    best_is_ended: torch.Tensor
-    trusted: torch.Tensor
-
-
-def fields_of(state: RowState) -> Fields:
-    """The state's tensors."""
-    found = (getattr(state, name) for name in Fields._fields)
-    return Fields(*(x.view(torch.uint8) if x.dtype == torch.bool else x for x in found))
+_MARGIN = tl.constexpr(MARGIN)
 
 
 @triton.jit
@@ -65,11 +29,12 @@ def _sums_of(
     state: Fields, row: tl.tensor, pick: tl.tensor, width: tl.tensor, sums: tl.tensor,
     tops: tl.tensor, tiles: tl.constexpr, text_tiles: tl.constexpr, tiles_padded: tl.constexpr,
     n_sums: tl.constexpr, keep: tl.constexpr, beams_padded: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
+) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
     """Summed log-probability of each beam with each candidate of its tiles, -inf where none is.
 
     Returns:
-        (beams_padded, tiles_padded * keep).
+        That, (beams_padded, tiles_padded * keep), and the lowest logit that phrases may boost,
+        (beams_padded,).
     """
     none = float("-inf")
     beam = tl.arange(0, beams_padded)
@@ -91,19 +56,21 @@ def _sums_of(
 
     which = tl.arange(0, tiles_padded * keep)
     from_tile, rank = which // keep, which % keep
-    there = (beam < width)[:, None] & ((from_tile < tiles) & (rank < 2 * width))[None, :]
+    kept = tl.where(tl.load(state.root + row) >= 0, keep, 2 * width)
+    there = (beam < width)[:, None] & ((from_tile < tiles) & (rank < kept))[None, :]
     there = there & ((must == 0)[:, None] | (from_tile >= text_tiles)[None, :])
     places = ((pick + beam) * tiles * keep)[:, None] + which[None, :]
     value = tl.load(tops + places, mask=there, other=none)
     alive = (value > none) & (sum > none)[:, None]
-    return tl.where(alive, (value - everything[:, None]) + sum[:, None], none)
+    sums = tl.where(alive, (value - everything[:, None]) + sum[:, None], none)
+    return sums, tl.max(value, 1) - _MARGIN
 
 
 @triton.jit
 def _keep_best(
     state: Fields, row: tl.tensor, at: tl.tensor, hypothesis: tl.tensor, parent: tl.tensor,
-    token: tl.tensor, sum: tl.tensor, ends: tl.tensor, n_ctx: int, ctx_padded: tl.constexpr,
-    keep: tl.constexpr,
+    token: tl.tensor, sum: tl.tensor, ends: tl.tensor, boost: tl.tensor, n_ctx: int,
+    ctx_padded: tl.constexpr, keep: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """See `search._keep_best`; returns how many hypotheses there are now."""
     none = float("-inf")
@@ -128,7 +95,7 @@ def _keep_best(
         tl.store(state.best_tokens + row * n_ctx + column, text, mask=column <= at + 1)
         tl.store(state.best_length + row, tl.sum(tl.where(one, length, 0), 0))
         tl.store(state.best_score + row, tl.sum(tl.where(one, score, 0.0), 0))
-        tl.store(state.best_logprob_sum + row, tl.sum(tl.where(one, sum, 0.0), 0))
+        tl.store(state.best_logprob_sum + row, tl.sum(tl.where(one, sum - boost, 0.0), 0))
         tl.store(state.best_is_ended + row, tl.sum(tl.where(one & ends, 1, 0), 0).to(tl.uint8))
     return before + tl.sum(tl.where(hypothesis, 1, 0), 0)
 
@@ -136,8 +103,8 @@ def _keep_best(
 @triton.jit
 def _go_on(
     state: Fields, row: tl.tensor, at: tl.tensor, width: tl.tensor, done: tl.tensor,
-    parent: tl.tensor, token: tl.tensor, sum: tl.tensor, n_ctx: int, timestamp_begin: tl.constexpr,
-    ctx_padded: tl.constexpr, beams_padded: tl.constexpr,
+    parent: tl.tensor, token: tl.tensor, sum: tl.tensor, boost: tl.tensor, node: tl.tensor,
+    n_ctx: int, timestamp_begin: tl.constexpr, ctx_padded: tl.constexpr, beams_padded: tl.constexpr,
 ) -> None:  # fmt: skip
     """Let each beam go on from its parent with its token; all (beams_padded,)."""
     beam = tl.arange(0, beams_padded)
@@ -158,30 +125,39 @@ def _go_on(
     stamp = tl.where(token >= timestamp_begin, token, stamp)
     tl.store(state.last_timestamp + row + beam, stamp, mask=there)
     tl.store(state.logprob_sum + row + beam, sum, mask=there)
+    tl.store(state.boost + row + beam, boost, mask=there)
+    tl.store(state.node + row + beam, node, mask=there)
     tl.store(state.position + row + beam, at + 1, mask=there)
     tl.store(state.finished + row + beam, done.to(tl.uint8), mask=there)
 
 
 @triton.jit
 def settle_search(
-    state: Fields, row: tl.tensor, limit: tl.tensor, pick: tl.tensor, width: tl.tensor,
-    sums: tl.tensor, tops: tl.tensor, top_ids: tl.tensor, n_ctx: int, eot: tl.constexpr,
-    timestamp_begin: tl.constexpr, tiles: tl.constexpr, text_tiles: tl.constexpr,
+    state: Fields, book: Tables, row: tl.tensor, limit: tl.tensor, pick: tl.tensor,
+    width: tl.tensor, sums: tl.tensor, tops: tl.tensor, top_ids: tl.tensor, n_ctx: int,
+    eot: tl.constexpr, timestamp_begin: tl.constexpr, tiles: tl.constexpr, text_tiles: tl.constexpr,
     tiles_padded: tl.constexpr, n_sums: tl.constexpr, keep: tl.constexpr,
     beams_padded: tl.constexpr, ctx_padded: tl.constexpr,
 ) -> None:  # fmt: skip
     """See `search.extend`; what is of one row is the leader's, `tops` as the scan left them."""
     none = float("-inf")
-    rest = _sums_of(
+    rest, lowest = _sums_of(
         state, row, pick, width, sums, tops, tiles, text_tiles, tiles_padded, n_sums, keep,
         beams_padded,
     )  # fmt: skip
+    root = tl.load(state.root + row)
+    if root >= 0:
+        rest = boost_beams(
+            book, state, row, width, rest, lowest, tops + pick * tiles * keep,
+            top_ids + pick * tiles * keep, tiles * keep, tiles_padded * keep, keep, beams_padded,
+        )  # fmt: skip
     beam = tl.arange(0, beams_padded)
     which = tl.arange(0, tiles_padded * keep)
     lane = tl.arange(0, keep)
     sum = tl.full((keep,), none, tl.float32)
     parent = tl.zeros((keep,), tl.int64)
     token = tl.zeros((keep,), tl.int64)
+    above = tl.full((keep,), none, tl.float32)  # the lowest logit that phrases may boost
     for rank in range(0, 2 * width):
         peaks, places = tl.max(
             rest, 1, return_indices=True, return_indices_tie_break_left=True
@@ -189,6 +165,9 @@ def settle_search(
         peak, best = tl.max(peaks, 0, return_indices=True, return_indices_tie_break_left=True)
         place = tl.sum(tl.where(beam == best, places, 0), 0)
         found = tl.load(top_ids + (pick + best) * tiles * keep + place)
+        logit = tl.load(tops + (pick + best) * tiles * keep + place)
+        least = tl.sum(tl.where(beam == best, lowest, 0.0), 0)
+        above = tl.where(lane == rank, logit - least, above)
         sum = tl.where(lane == rank, peak, sum)
         parent = tl.where(lane == rank, best, parent)
         token = tl.where(lane == rank, found, token)
@@ -200,9 +179,15 @@ def settle_search(
     alive = sum > none
     parent, token = tl.where(alive, parent, 0), tl.where(alive, token, 0)
     ends = alive & (token == eot)
+    inside = lane < 2 * width
+    node = tl.load(state.node + row + parent, mask=inside, other=0)
+    boost = tl.load(state.boost + row + parent, mask=inside, other=0.0)
+    if root >= 0:
+        node, gain = steps(book, root, node, token, above >= 0)
+        node, boost = tl.where(alive, node, root), tl.where(alive, boost + gain, 0.0)
     hypothesis = (lane < width) & tl.where(last, alive, ends)
     ended = _keep_best(
-        state, row, at, hypothesis, parent, token, sum, ends, n_ctx, ctx_padded, keep
+        state, row, at, hypothesis, parent, token, sum, ends, boost, n_ctx, ctx_padded, keep
     )
     tl.store(state.ended + row, ended)
     first_ends = tl.sum(tl.where((lane == 0) & ends, 1, 0), 0) > 0
@@ -215,6 +200,8 @@ def settle_search(
     _go_on(
         state, row, at, width, last | enough, tl.sum(tl.where(mine, parent[None, :], 0), 1),
         tl.sum(tl.where(mine, token[None, :], 0), 1),
-        tl.sum(tl.where(mine, sum[None, :], 0.0), 1), n_ctx, timestamp_begin, ctx_padded,
+        tl.sum(tl.where(mine, sum[None, :], 0.0), 1),
+        tl.sum(tl.where(mine, boost[None, :], 0.0), 1),
+        tl.sum(tl.where(mine, node[None, :], 0), 1), n_ctx, timestamp_begin, ctx_padded,
         beams_padded,
     )  # fmt: skip

@@ -28,6 +28,7 @@ FULL = Request(
     mode="sequential",
     prompt="Zoë",
     hotwords="naïve, 世界",
+    phrases=("Zoë", "Anna Karenina^2"),
     prefix="Where",
     timestamps=False,
     word_timestamps=True,
@@ -65,7 +66,13 @@ def test_the_full_request_says_everything():
 def test_a_request_comes_back_as_it_was(request_):
     inputs = tensors.request_to_inputs(request_)
     assert tensors.request_from_inputs(inputs) == request_
-    for name, length in (("DRAFT", 2), ("CLIP_TIMESTAMPS", 3), ("VOICE", 2), ("LANGUAGES", 2)):
+    for name, length in (
+        ("DRAFT", 2),
+        ("CLIP_TIMESTAMPS", 3),
+        ("VOICE", 2),
+        ("LANGUAGES", 2),
+        ("PHRASES", 2),
+    ):
         assert inputs.pop(name, np.zeros(length)).shape == (length,)
     assert all(values.shape == (1,) for values in inputs.values())
 
