@@ -103,10 +103,12 @@ def measure_phrases(
     scores = list[Score]()
     for way in wanted:
         with contextlib.closing(_open(way, config)) as system:
+            calls, before = list[TimedCall](), dict[str, dict[str, Any]]()
             for size in sizes:
                 lists = {clip.file: listed(clip, everything, rare, size) for clip in clips}
                 asked = {name: _asked(way, some, weight, tokenizer) for name, some in lists.items()}
-                calls = _heard(system, clips, asked, f"{way} {size}", config)
+                if asked != before:  # without phrases it is the same with every size
+                    calls, before = _heard(system, clips, asked, f"{way} {size}", config), asked
                 lines = "".join(to_json(call) + "\n" for call in calls)
                 write_text(run.folder / f"{way}-{size}.jsonl", lines)
                 scores.append(score(way, size, calls, lists))
