@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_NODES = 1 << 15  # of a list of phrases, and as many edges
-BOOST = 4.0  # nats that a phrase of weight 1 earns
+BOOST = 3.0  # nats that a phrase of weight 1 earns
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # a list is equal to itself alone
