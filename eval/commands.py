@@ -131,6 +131,12 @@ COMMANDS = (
         flags.VARIANTS,
     ),
     Command(
+        "phrases",
+        "listed names: how many come out right, how many are made up",
+        "accuracy.phrases.measure_phrases",
+        flags.PHRASES,
+    ),
+    Command(
         "gateway",
         "what the gateway costs, beside Triton alone",
         "gateway.run.gateway",

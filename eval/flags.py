@@ -172,6 +172,17 @@ VARIANTS = (
     _TELL,
     _CONCURRENCY,
 )
+PHRASES = (
+    Flag("--ways A,B", "of nothing, phrases, hotwords and faster-whisper; default: all", names),
+    Flag("--sizes N,M", "phrases in a list", counts, (10, 100, 1000)),
+    Flag("--weight W", "of every phrase", seconds, 1.0),
+    _setting("--manifest CLIPS", "clips to hear"),
+    _setting("--limit N", "draw N clips, 0 for all", not_negative),
+    _DRAW_SEED,
+    _HALF,
+    _TELL,
+    _CONCURRENCY,
+)
 GATEWAY = (
     Flag("--at-once N", "requests at a time", positive, 8),
     Flag("--passes N", "times that each way gets all clips, in turn", positive, 5),

@@ -137,6 +137,7 @@ TABLES = (
 )
 NEEDS_TRITON = [  # the GPU's language has to be installed to import these
     "serve.native.rules.kernel",
+    "serve.native.rules.phrases_kernel",
     "serve.native.rules.search_kernel",
     *(
         f"serve.native.kernels.{name}"

@@ -112,9 +112,9 @@ class EarshotInProcess(System):
             **versions("torch"),
         }
 
-    def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
-        """Make one request."""
-        request = Request(audio, language=language, **self._options)
+    def transcribe(self, audio: bytes, language: str | None = None, **options: Any) -> Prediction:
+        """Make one request, which asks for `options` besides those of every call."""
+        request = Request(audio, language=language, **self._options | options)
         return _from_transcript(self._transcriber.transcribe(request))
 
     def close(self) -> None:

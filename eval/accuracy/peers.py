@@ -168,13 +168,13 @@ class FasterWhisper(System):
         """Return whether the library sees a model that knows languages, and tells it one."""
         return bool(self._model.model.is_multilingual)
 
-    def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
-        """Transcribe once; the library decodes the file itself."""
+    def transcribe(self, audio: bytes, language: str | None = None, **options: Any) -> Prediction:
+        """Transcribe once, with `options` of its own; the library decodes the file itself."""
         from av.error import FFmpegError  # noqa: PLC0415 - comes with faster-whisper
 
         try:
             # A copy, because the library adds to the list of suppressed tokens.
-            options = copy.deepcopy(self._options)
+            options = copy.deepcopy(self._options) | options
             pieces, info = self._transcribe(io.BytesIO(audio), language=language, **options)
         except FFmpegError as error:
             raise AudioError(f"faster-whisper cannot decode the audio: {error}") from error

@@ -1,4 +1,4 @@
-"""The cost of several rows a slot: one decoder step, and the cross-attention in it.
+"""The cost of several rows a slot: a decoder step, its cross-attention, the choice behind it.
 
 Every slot has as many rows as every other, as if all searched with that beam. A slot's
 cross-attention keys and values, most of what a step reads, are read once for all its rows, so the
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from eval.bench.choice import PHRASES, choice_of
 from eval.bench.floor import Ceilings, median_seconds, step_bytes
 from eval.bench.plan import Plan
 from eval.bench.table import OURS, Measurement, refused
@@ -17,6 +18,7 @@ from eval.bench.workloads import release_memory
 from eval.measurement import Say
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Engine
+from serve.contract.fields import MAX_BEAMS
 from serve.native.decoder import Cache
 from serve.native.kernels.choose import choose
 from serve.native.kernels.feed import Feed, Groups
@@ -29,7 +31,7 @@ AGE = 64  # tokens that each row has
 def run_steps(
     engine: Engine, config: RuntimeConfig, plan: Plan, ceilings: Ceilings, progress: Say
 ) -> Iterator[Measurement]:
-    """Yield two lines for each number of slots and of rows a slot; or one where memory ends."""
+    """Yield some lines for each number of slots and of rows a slot; or one where memory ends."""
     device = torch.device(config.device)
     release_memory(config.device)
     dtype = torch.float16 if device.type == "cuda" else torch.float32
@@ -83,6 +85,23 @@ def _measured(
         1e3 * ideal_s,
         f"of one of {dims.n_text_layer} layers; {cache.cross.dtype} keys and values",
     )
+    if rows <= MAX_BEAMS:
+        yield from _choices(network, engine, slots, rows)
+
+
+def _choices(network: Whisper, engine: Engine, slots: int, rows: int) -> Iterator[Measurement]:
+    """A line for the choice without phrases, and one for that with many."""
+    for phrases in (0, PHRASES):
+        with_phrases = phrases > 0
+        choose = choice_of(network, engine, slots, rows, AGE, with_phrases)
+        yield Measurement(
+            f"choice, rows a slot: {rows}" + (f", {phrases} phrases" if with_phrases else ""),
+            f"{OURS}, {slots} slots",
+            1e3 * _seconds(choose, network),
+            "ms",
+            None,
+            f"of the next tokens of {slots * rows} rows",
+        )
 
 
 def _feed(slots: int, rows: int, n_text_ctx: int, device: torch.device) -> Feed:

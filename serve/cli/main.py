@@ -8,12 +8,13 @@ python -m serve live --config configs/demo.toml talk.mp3
 python -m serve wyoming --config configs/demo.toml
 python -m serve tensors
 python -m serve keys new --name alice --file keys.toml
+python -m serve phrases --config configs/demo.toml names.txt
 """
 
 import argparse
 from collections.abc import Sequence
 
-from serve.cli import bulk, keys, live, transcribe, triton, wyoming
+from serve.cli import bulk, keys, live, phrases, transcribe, triton, wyoming
 from serve.contract.exits import exit_status
 from serve.wire import tensors
 
@@ -41,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     )
     listing.set_defaults(run=_tensors)
     keys.add_parser(commands)
+    phrases.add_parser(commands)
     return whole
 
 

@@ -184,6 +184,9 @@ class TranscriberConfig(SearchConfig, SpeechConfig):
     # said. A network that was trained with less may stop early where it gets more.
     previous_tokens: Annotated[int, Field(ge=1, le=223)] = 223
     previous_timestamps: bool = True  # what was said keeps its timestamps there, as OpenAI's does
+    # Names and terms that are to come out right, where a request names none: "Anna Karenina", or
+    # with a weight "Anna Karenina^2".
+    phrases: tuple[Name, ...] = ()
     temperatures: Annotated[tuple[Temperature, ...], Field(min_length=1)] = (
         *(0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
     )

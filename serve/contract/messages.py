@@ -95,6 +95,14 @@ class Request:
         help="names and terms that may be said anywhere",
         max_bytes=2**18,
     )
+    # Each with a weight behind it, or 1. Unlike hotwords, there may be many. (): as configured.
+    phrases: Sequence[str] = option(
+        (),
+        'names to come out right; "name^2": weight 2; default: as configured',
+        help="names to come out right, such as Karenina^2,Vronsky; default: as in the config",
+        metavar="PHRASE,PHRASE,…",
+        max_bytes=2**18,
+    )
     prefix: str = option(
         "",
         "words that the audio begins with; not answered",

@@ -12,6 +12,7 @@ import torch
 from serve.contract.config import RuntimeConfig
 from serve.contract.errors import UnavailableError
 from serve.native.decoder import Decoder
+from serve.native.rules.phrases import Phrasebook
 
 _FIXED = 3 << 29  # the CUDA context, graphs, workspaces, projections of cross-attention
 
@@ -25,6 +26,7 @@ class MemoryPlan:
     per_slot: int  # caches of cross-attention
     rows: int
     per_row: int  # caches of self-attention
+    phrases: int  # a list for each slot
     encoder: int  # activations of the largest batch
     words: int  # activations of the largest pass that aligns text
     fixed: int
@@ -33,7 +35,12 @@ class MemoryPlan:
     @property
     def total(self) -> int:
         """Bytes that the runtime may take."""
-        return self.weights + self.caches + self.encoder + self.words + self.fixed
+        return self.weights + self.of_slots + self.encoder + self.words + self.fixed
+
+    @property
+    def of_slots(self) -> int:
+        """Bytes that there are more of with more slots."""
+        return self.caches + self.phrases
 
     @property
     def caches(self) -> int:
@@ -45,8 +52,8 @@ class MemoryPlan:
         return (
             f"memory {_gib(self.total)} of {_gib(self.allowed)} allowed: weights "
             f"{_gib(self.weights)}, caches of {self.slots} slots with {self.rows} rows "
-            f"{_gib(self.caches)}, encoder {_gib(self.encoder)}, words {_gib(self.words)}, "
-            f"other {_gib(self.fixed)}"
+            f"{_gib(self.caches)}, phrases {_gib(self.phrases)}, encoder "
+            f"{_gib(self.encoder)}, words {_gib(self.words)}, other {_gib(self.fixed)}"
         )
 
 
@@ -71,6 +78,7 @@ def plan_memory(
         per_slot=sum(decoder.slot_bytes(config.cross_kv) for decoder in decoders),
         rows=rows,
         per_row=sum(decoder.row_bytes() for decoder in decoders),
+        phrases=config.slots * Phrasebook.bytes_of_slot(),
         encoder=config.encoder_batch * dims.n_audio_ctx * row * 2,
         words=words,
         fixed=_FIXED,
@@ -78,8 +86,8 @@ def plan_memory(
     )
     if plan.total > plan.allowed:
         # As many rows a slot as now.
-        each = plan.per_slot + plan.per_row * rows / plan.slots
-        fit = max(0, int((plan.allowed - (plan.total - plan.caches)) / each))
+        each = plan.of_slots / plan.slots
+        fit = max(0, int((plan.allowed - (plan.total - plan.of_slots)) / each))
         mend = "use a larger GPU or a smaller model"
         if fit:
             mend = f"set runtime.slots = {fit}"

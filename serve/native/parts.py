@@ -18,6 +18,7 @@ from serve.native.memory import MemoryPlan, plan_memory
 from serve.native.network import Whisper
 from serve.native.rules.choose import Advance, choose_advance, choose_guess
 from serve.native.rules.definition import Rules
+from serve.native.rules.phrases import Phrasebook
 from serve.native.rules.state import RowState, new_state
 from serve.native.turns import DraftTurns
 
@@ -79,7 +80,7 @@ def open_parts(
         plan = plan_memory(decoders, config, rows, pass_bytes(dims, facts, ops))
     if config.cuda_graph:
         check_graphs(device, ops.name)
-    rules = Rules(facts, dims, device)
+    rules = Rules(facts, dims, device, Phrasebook(config.slots, device))
     caches = (config.slots, rows, config.cross_kv)
     return Parts(
         network=network,

@@ -102,6 +102,7 @@ class NativeRuntime:
             words=self._aligner is not None,
             drafts=True,
             languages=facts.multilingual,
+            phrases=True,
             short_windows=device.type == "cpu" and config.cross_kv == "full",
             urgent_first=True,
         )

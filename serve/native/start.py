@@ -209,6 +209,13 @@ class Starter:
         begin = self._rules.facts.timestamp_begin
         return max((token for token in said if token >= begin), default=0)
 
+    def _root(self, one: Begun) -> int:
+        """Of the trie of a job's phrases; samples have none."""
+        options, book = one.job.options, self._rules.book
+        if options.phrases is None or options.temperature > 0 or book is None:
+            return -1
+        return book.root(one.place.slot, options.phrases)
+
     def _columns(self, lines: list[tuple[Begun, int]], context: int) -> dict[str, list[float]]:
         """Return what the rows' state begins with, by field."""
         columns: dict[str, list[float]] = {}
@@ -230,6 +237,8 @@ class Starter:
                 # Rounded as C's `round` does, half away from zero.
                 "needed": max(1, int(one.place.count * options.patience + 0.5)),
                 "no_repeat_ngram": options.no_repeat_ngram_size,
+                "root": self._root(one),
+                "node": self._root(one),
                 "temperature": options.temperature,
                 "length_penalty": options.length_penalty,
                 "repetition_penalty": options.repetition_penalty,

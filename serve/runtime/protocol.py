@@ -14,6 +14,7 @@ from serve.contract.codec import to_json
 from serve.contract.config import SEARCH_OPTIONS, SearchConfig
 from serve.contract.errors import EarshotError
 from serve.contract.messages import Alignment
+from serve.contract.phrases import Trie
 
 # "loop": the text repeats itself, see `Job.loop_tokens`; scores are of what was sampled until then.
 FinishReason = Literal["eot", "length", "loop", "cancelled", "error"]
@@ -42,6 +43,7 @@ class Capabilities:
     drafts: bool = False  # `Job.draft` saves steps; elsewhere it is ignored, which changes nothing
     short_windows: bool = False  # `Job.features` may have fewer frames than a window of 30 s
     languages: bool = False  # honours `Detection.languages`
+    phrases: bool = False  # honours `DecodingOptions.phrases`
     urgent_first: bool = False  # of the jobs that wait, `Job.urgent` ones find a place first
     # Of engines built for certain beams: those `beam_size`s alone, and no `best_of`. (): all.
     beam_sizes: tuple[int, ...] = ()
@@ -60,6 +62,8 @@ class Capabilities:
             return f"the runtime {self.runtime} cannot align this engine's text; ask without"
         if job.detection.languages and not self.languages:
             return f"the runtime {self.runtime} cannot choose among some languages; ask without"
+        if job.options.phrases is not None and not self.phrases:
+            return f"the runtime {self.runtime} cannot boost phrases; ask without"
         return self.refusal(job.options)
 
     def _unable(self, name: str, value: float) -> str | None:
@@ -92,6 +96,8 @@ class DecodingOptions(SearchConfig):
     temperature: float = 0.0  # 0 = greedy
     max_tokens: int = 224  # new tokens, end of text included
     seed: int = 0  # makes sampling repeatable, whatever else is in the batch
+    # What is boosted, at temperature 0. The same list is best the same object.
+    phrases: Trie | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -181,15 +181,30 @@ class Tokenizer:
             )
         return ids
 
+    def phrases_ids(self, option: str, phrases: Sequence[str]) -> list[list[tuple[int, ...]]]:
+        """Ids of each of some stripped phrases, behind a space and at the beginning of a text.
+
+        Raises:
+            OptionError: one holds special tokens.
+        """
+        spaced = self._pieces.encode_batch([" " + one for one in phrases], add_special_tokens=False)
+        bare = self._pieces.encode_batch(list(phrases), add_special_tokens=False)
+        for encoded in spaced:
+            self._check_plain(option, encoded)
+        return [[tuple(way.ids) for way in ways] for ways in zip(spaced, bare, strict=True)]
+
     def _encoded(self, option: str, text: str) -> tuple[int, ...]:
         """Return the ids of stripped text, which begins with a space as words do."""
         if not text:
             return ()
         encoded = self._pieces.encode(" " + text, add_special_tokens=False)
+        self._check_plain(option, encoded)
+        return tuple(encoded.ids)
+
+    def _check_plain(self, option: str, encoded: tokenizers.Encoding) -> None:
         for token, name in zip(encoded.ids, encoded.tokens, strict=True):
             if token >= self._facts.eot:
                 raise OptionError(f"{option} holds the special token {name}; expected plain text")
-        return tuple(encoded.ids)
 
     def _language_and_task(self, language: str | None, task: Task) -> list[int]:
         facts = self._facts

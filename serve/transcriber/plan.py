@@ -22,6 +22,7 @@ from serve.speech.stretches import Stretch
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber.audio import check_audio, is_number, stretches_of
 from serve.transcriber.detection import check_languages, detection_of, multilingual_of
+from serve.transcriber.phrases import check_phrases, phrases_of, refusal_of_phrases
 from serve.transcriber.prompts import (
     NO_TEXTS,
     Texts,
@@ -105,6 +106,7 @@ def check_config(
     if refusal is not None:
         raise ConfigError(f"transcriber.{refusal}")
     check_languages(config, tokenizer, capabilities)
+    check_phrases(config, tokenizer, capabilities)
 
 
 def plan_request(
@@ -145,6 +147,9 @@ def plan_request(
     refusal = refusal_of_text(request, mode, capabilities)
     if refusal is not None:
         raise OptionError(refusal)
+    refusal = refusal_of_phrases(phrases_of(request, config), capabilities)
+    if refusal is not None:
+        raise OptionError(refusal)
     texts = texts or no_texts(tokenizer, config)
     multilingual = multilingual_of(request, tokenizer, capabilities)
     detection = detection_of(request, tokenizer, capabilities, config)
@@ -159,6 +164,7 @@ def plan_request(
         timestamps=request.timestamps,
         temperature=temperature,
         max_tokens=_max_tokens(request, config, mode, n_text_ctx - len(first.ids)),
+        phrases=texts.phrases,
         **dataclasses.asdict(_search(request, capabilities, config)),
     )
     return Plan(

@@ -16,8 +16,10 @@ from serve.contract.config import TranscriberConfig
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import OptionError, shown
 from serve.contract.messages import Mode, Request
+from serve.contract.phrases import Trie
 from serve.runtime.protocol import Capabilities
 from serve.speech.tokenizer import Tokenizer
+from serve.transcriber.phrases import phrases_of, trie_of
 
 _LOST_TEMPERATURE = 0.5  # OpenAI's: what was found above it is no text to go on from
 
@@ -44,6 +46,7 @@ class Texts:
     hotwords: tuple[int, ...] = ()  # at most `previous_limit`; before every window
     before: tuple[int, ...] = ()  # what precedes the audio
     prefix: tuple[int, ...] = ()  # what the audio begins with, <|0.00|> first where times are asked
+    phrases: Trie | None = None  # that are boosted in every window
 
     def prompt(
         self, start: tuple[int, ...], before: tuple[int, ...], prefix: tuple[int, ...] = ()
@@ -132,7 +135,7 @@ def texts_of(request: Request, tokenizer: Tokenizer, config: TranscriberConfig) 
     """Return the ids of a request's texts.
 
     Raises:
-        OptionError: a text holds special tokens or is too long.
+        OptionError: a text holds special tokens or is too long, or phrases are.
     """
     texts = no_texts(tokenizer, config)
     hotwords = tokenizer.text_ids("hotwords", request.hotwords, texts.previous_limit)
@@ -144,6 +147,7 @@ def texts_of(request: Request, tokenizer: Tokenizer, config: TranscriberConfig) 
         hotwords=hotwords,
         before=tokenizer.previous_text(request.prompt),
         prefix=(*stamp, *prefix) if prefix else (),
+        phrases=trie_of(phrases_of(request, config), tokenizer),
     )
 
 

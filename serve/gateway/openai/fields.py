@@ -150,6 +150,7 @@ def read_fields(
     options = {name: read.value(name) for name in _OPTIONS}
     options |= _chunking(strategy, read)
     options["hotwords"] = _hotwords(read)
+    options["phrases"] = _phrases(read)
     options |= {name: tuple(read.many(name)) or None for name in _KNOWN}
     if format == "diarized_json" and options["channels"] != "split":
         options["diarize"] = True
@@ -314,6 +315,12 @@ def _hotwords(read: _Values) -> str | None:
     if hotwords and keywords:
         raise FieldRefusal("keywords", "keywords came beside hotwords; expected one of them")
     return ", ".join(keywords) or hotwords
+
+
+def _phrases(read: _Values) -> Sequence[str] | None:
+    """Those between commas; or where the field came several times each as it is, commas too."""
+    texts = read.many("phrases")
+    return tuple(texts) if len(texts) > 1 else read.value("phrases")
 
 
 def _chunking(strategy: dict[str, str], read: _Values) -> dict[str, Any]:

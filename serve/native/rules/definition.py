@@ -11,7 +11,8 @@ import torch
 
 from serve.contract.engine import DETECT_LANGUAGE, Dims, TokenizerFacts
 from serve.native.rules.loops import end_loops
-from serve.native.rules.search import extend
+from serve.native.rules.phrases import LIKELIEST, MARGIN, Phrasebook, steps
+from serve.native.rules.search import best_tokens, extend
 from serve.native.rules.state import NEVER, Picks, RowState
 
 
@@ -22,10 +23,18 @@ class Rules:
         facts: special tokens and suppress lists from the engine's manifest.
         dims: sizes from the engine's manifest.
         device: where logits live.
+        book: the phrases that rows may have; None: no row has any.
     """
 
-    def __init__(self, facts: TokenizerFacts, dims: Dims, device: torch.device) -> None:
+    def __init__(
+        self,
+        facts: TokenizerFacts,
+        dims: Dims,
+        device: torch.device,
+        book: Phrasebook | None = None,
+    ) -> None:
         self.facts = facts
+        self.book = book
         self.suppress = self._bias(dims.n_vocab, facts.suppress_tokens, device)
         self.begin = self._bias(dims.n_vocab, facts.begin_suppress_tokens, device)
         self._ids = torch.arange(dims.n_vocab, device=device)
@@ -123,7 +132,8 @@ class Rules:
                 continue
             searched = logprobs if len(mine) == len(rows) else logprobs[mine]
             searches = rows[mine].view(-1, width)
-            extend(state, searches, searched, self.facts.eot, self.facts.timestamp_begin)
+            ends = self.facts.eot, self.facts.timestamp_begin
+            extend(state, searches, searched, *ends, self._book_of(state, searches.flatten()))
 
     def _say(
         self,
@@ -139,6 +149,10 @@ class Rules:
             state.trusted[rows] = state.tokens[rows, follow] == chosen
         state.tokens[rows, follow] = chosen
         state.logprob_sum[rows] += logprob
+        if (book := self._book_of(state, rows)) is not None:
+            near = torch.ones_like(chosen, dtype=torch.bool)  # or it would not have been chosen
+            after = steps(book, state, rows, chosen[:, None], near[:, None])
+            state.node[rows] = after.nodes[:, 0]
         is_timestamp = chosen >= self.facts.timestamp_begin
         state.last_timestamp[rows] = torch.where(is_timestamp, chosen, state.last_timestamp[rows])
         state.finished[rows] = (chosen == self.facts.eot) | (follow + 1 >= state.limit[rows])
@@ -147,10 +161,16 @@ class Rules:
     def _choose(self, state: RowState, rows: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
         """The likeliest token, or where the temperature is above 0 a sample: int64 (m,)."""
         chosen = allowed.argmax(dim=-1)
+        if (book := self._book_of(state, rows)) is not None:
+            chosen = _boosted(book, state, rows, allowed)
         hot = (state.temperature[rows] > 0).nonzero()[:, 0]
         if len(hot):
             chosen[hot] = self._draw(state, rows[hot], allowed[hot])
         return chosen
+
+    def _book_of(self, state: RowState, rows: torch.Tensor) -> Phrasebook | None:
+        """What boosts some rows; None: nothing does."""
+        return self.book if bool((state.root[rows] >= 0).any()) else None
 
     def _penalise(self, state: RowState, rows: torch.Tensor, allowed: torch.Tensor) -> None:
         """Make what a row said already less likely, in place, where the row asks for it."""
@@ -215,6 +235,17 @@ class Rules:
         gumbel = -(-uniform.log()).log()
         temperature = state.temperature[rows, None].clamp_min(1e-6)
         return (allowed / temperature + gumbel.float()).argmax(dim=-1)
+
+
+def _boosted(
+    book: Phrasebook, state: RowState, rows: torch.Tensor, allowed: torch.Tensor
+) -> torch.Tensor:
+    """The likeliest token of each row, phrases counted in: int64 (m,)."""
+    likeliest = best_tokens(allowed, LIKELIEST)
+    values = allowed.gather(1, likeliest)
+    near = values >= values[:, :1] - MARGIN
+    boosted = values + steps(book, state, rows, likeliest, near).gains
+    return likeliest.gather(1, boosted.argmax(dim=1, keepdim=True))[:, 0]
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:

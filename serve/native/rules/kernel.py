@@ -13,20 +13,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from serve.native.kernels.launch import Overlap, launch
 from serve.native.rules.definition import Rules
+from serve.native.rules.fields import SUMS, WIDEST, Fields, Form, Scan, fields_of
 from serve.native.rules.loops import EVERY, MATCH, PERIODS, REPEATS
-from serve.native.rules.search_kernel import (
-    SUMS,
-    WIDEST,
-    Fields,
-    Form,
-    Scan,
-    fields_of,
-    settle_search,
-    total,
-)
+from serve.native.rules.phrases import LIKELIEST, Phrasebook
+from serve.native.rules.phrases_kernel import Tables, choose_boosted, tables_of
+from serve.native.rules.search_kernel import settle_search, total
 from serve.native.rules.state import Picks, RowState
 
 _TILE = tl.constexpr(2048)  # tokens per program
+_KEPT = max(2 * WIDEST.value, LIKELIEST)  # of a tile, of who searches or is boosted
 _PERIODS, _REPEATS, _MATCH, _EVERY = map(tl.constexpr, (PERIODS, REPEATS, MATCH, EVERY))
 
 
@@ -86,10 +81,10 @@ def _live(state: Fields, row, drafted: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _keep_few(scan: Scan, place, allowed, id, start, width, keep: tl.constexpr) -> None:
-    """Leave a search the best of a tile."""
+def _keep_few(scan: Scan, place, allowed, id, start, count, keep: tl.constexpr) -> None:
+    """Leave the best `count` of a tile."""
     rest = allowed
-    for rank in range(0, 2 * width):
+    for rank in range(0, count):
         value, which = tl.max(rest, 0, return_indices=True, return_indices_tie_break_left=True)
         tl.store(scan.tops + place * keep + rank, value)
         tl.store(scan.top_ids + place * keep + rank, start + which)
@@ -153,10 +148,11 @@ def _scan_kernel(
         left = scan.sums + place * SUMS
         tl.store(left, peak)
         tl.store(left + 1, tl.sum(tl.exp(allowed - base), 0))
-        if form.keep > 0:
-            width = tl.load(state.beam + row)
-            if width > 1:
-                _keep_few(scan, place, allowed, id, start, width, form.keep)
+        width = tl.load(state.beam + row)
+        boosted = tl.load(state.root + row) >= 0
+        if (width > 1) | boosted:
+            count = tl.where(boosted, form.keep, 2 * width)
+            _keep_few(scan, place, allowed, id, start, count, form.keep)
         score = _drawn(state, row, at, allowed, id)
         best, which = tl.max(score, 0, return_indices=True, return_indices_tie_break_left=True)
         tl.store(left + 2, best)
@@ -165,7 +161,9 @@ def _scan_kernel(
 
 
 @triton.jit
-def _settle_kernel(pick_rows, state: Fields, scan: Scan, n_ctx: int, form: tl.constexpr) -> None:
+def _settle_kernel(
+    pick_rows, state: Fields, scan: Scan, book: Tables, n_ctx: int, form: tl.constexpr
+) -> None:
     if form.pdl:
         gdc_wait()
     pick = tl.program_id(0)
@@ -174,10 +172,10 @@ def _settle_kernel(pick_rows, state: Fields, scan: Scan, n_ctx: int, form: tl.co
         limit = _limit_of(state, row, n_ctx, form.timestamp_begin, form.ctx_padded)
         width = tl.load(state.beam + row)
         if width == 1:
-            _settle_one(state, row, limit, pick, scan, n_ctx, form)
-        elif form.keep > 0:  # noqa: SIM102 - decided when it is compiled
+            _settle_one(state, row, limit, pick, scan, book, n_ctx, form)
+        elif form.searching:  # noqa: SIM102 - decided when it is compiled
             if tl.load(state.leader + row) == row:
-                settle_search(state, row, limit, pick, width, scan, n_ctx, form)
+                settle_search(state, row, limit, pick, width, scan, book, n_ctx, form)
 
 
 @triton.jit
@@ -213,7 +211,7 @@ def _limit_of(
 
 @triton.jit
 def _settle_one(
-    state: Fields, row, limit, pick, scan: Scan, n_ctx: int, form: tl.constexpr
+    state: Fields, row, limit, pick, scan: Scan, book: Tables, n_ctx: int, form: tl.constexpr
 ) -> None:
     """See `Rules._say`: append the token that was chosen to a row that stands for itself."""
     tiles: tl.constexpr = form.tiles
@@ -235,6 +233,8 @@ def _settle_one(
     _, best = tl.max(score, 0, return_indices=True, return_indices_tie_break_left=True)
     chosen = tl.load(scan.ids + pick * tiles + best).to(tl.int64)
     logit = tl.load(scan.sums + (pick * tiles + best) * SUMS + 3)
+    if tl.load(state.root + row) >= 0:
+        chosen, logit = choose_boosted(book, state, row, pick, must, scan, form)
     follow = tl.load(state.position + row) + 1
     place = state.tokens + row * n_ctx + follow
     if form.drafted:
@@ -263,14 +263,15 @@ class TritonChoice:
         begin = rules.facts.timestamp_begin
         self._text_tiles = triton.cdiv(begin, _TILE.value)
         self._tiles = self._text_tiles + triton.cdiv(n_vocab - begin, _TILE.value)
-        self._keep = 2 * WIDEST.value if searching else 0
+        self._searching = searching
+        self._tables = tables_of(rules.book or Phrasebook(1, device))
         self._overlap = Overlap.of(device)
         self._most, shape = most, (most, self._tiles)
         self._scan = Scan(
             sums=torch.empty((*shape, SUMS.value), dtype=torch.float32, device=device),
             ids=torch.empty(shape, dtype=torch.int32, device=device),
-            tops=torch.empty((*shape, self._keep), dtype=torch.float32, device=device),
-            top_ids=torch.empty((*shape, self._keep), dtype=torch.int32, device=device),
+            tops=torch.empty((*shape, _KEPT), dtype=torch.float32, device=device),
+            top_ids=torch.empty((*shape, _KEPT), dtype=torch.int32, device=device),
         )
 
     def advance(
@@ -284,9 +285,16 @@ class TritonChoice:
         launch(_scan_kernel, self._tiles, n)(
             *read, self._scan, n_vocab, n_ctx, form, num_warps=4, launch_pdl=form.pdl
         )
-        warps = 4 if self._keep else 1
+        warps = 4 if self._searching else 1
         launch(_settle_kernel, n)(
-            picks.rows, fields, self._scan, n_ctx, form, num_warps=warps, launch_pdl=form.pdl
+            picks.rows,
+            fields,
+            self._scan,
+            self._tables,
+            n_ctx,
+            form,
+            num_warps=warps,
+            launch_pdl=form.pdl,
         )
 
     def _form(self, picks: int, n_ctx: int, drafted: bool) -> Form:
@@ -299,7 +307,8 @@ class TritonChoice:
             tiles=self._tiles,
             text_tiles=self._text_tiles,
             tiles_padded=triton.next_power_of_2(self._tiles),
-            keep=self._keep,
+            keep=_KEPT,
+            searching=self._searching,
             ctx_padded=triton.next_power_of_2(n_ctx),
             drafted=drafted,
             pdl=self._overlap.gains(picks),

@@ -9,6 +9,7 @@ import math
 
 import torch
 
+from serve.native.rules.phrases import LIKELIEST, MARGIN, Phrasebook, steps
 from serve.native.rules.state import NEVER, RowState
 
 
@@ -39,7 +40,12 @@ def best_tokens(values: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def extend(
-    state: RowState, rows: torch.Tensor, logprobs: torch.Tensor, eot: int, timestamp_begin: int
+    state: RowState,
+    rows: torch.Tensor,
+    logprobs: torch.Tensor,
+    eot: int,
+    timestamp_begin: int,
+    book: Phrasebook | None = None,
 ) -> None:
     """Choose the next beams of searches of one width, and keep what ended.
 
@@ -50,24 +56,38 @@ def extend(
         rows: int64 (searches, beam), each search's leader first; none is finished.
         logprobs: float32 (searches * beam, n_vocab), of what may follow each beam.
         eot, timestamp_begin: token ids.
+        book: what boosts some of the rows, if anything does.
     """
     beam = rows.shape[1]
-    ids = best_tokens(logprobs, 2 * beam)
-    sums = logprobs.gather(1, ids) + state.logprob_sum[rows.flatten(), None]
+    looked_at = 2 * beam if book is None else LIKELIEST
+    ids = best_tokens(logprobs, looked_at)
+    values = logprobs.gather(1, ids)
+    sums = values + state.logprob_sum[rows.flatten(), None]
+    if book is not None:
+        near = values >= values[:, :1] - MARGIN
+        after = steps(book, state, rows.flatten(), ids, near)
+        sums += after.gains
     sums = sums.nan_to_num_(nan=NEVER, neginf=NEVER).view(len(rows), -1)
     ids = ids.view(len(rows), -1)
     order = sums.sort(dim=1, descending=True, stable=True).indices[:, : 2 * beam]
     sums = sums.gather(1, order)
     alive = sums > NEVER
     leader = rows[:, 0]
-    parents = torch.where(alive, rows.gather(1, order // (2 * beam)), leader[:, None])
+    parents = torch.where(alive, rows.gather(1, order // looked_at), leader[:, None])
     chosen = torch.where(alive, ids.gather(1, order), 0)
     ends = alive & (chosen == eot)
+    boost, node = state.boost[parents], state.node[parents]
+    if book is not None:
+        gains, nodes = (
+            one.view(len(rows), -1).gather(1, order) for one in (after.gains, after.nodes)
+        )
+        boost = torch.where(alive, boost + gains, 0.0)
+        node = torch.where(alive, nodes, state.root[parents].clamp_min(0))
 
     position = state.position[leader]
     last = position + 2 >= state.limit[leader]
     hypothesis = (ends | (last[:, None] & alive))[:, :beam]
-    _keep_best(state, leader, hypothesis, parents, chosen, sums, ends)
+    _keep_best(state, leader, hypothesis, parents, chosen, sums, ends, boost)
     # Without a penalty for length no other can be better than the likeliest that ended.
     enough = (state.ended[leader] >= state.needed[leader]) & (state.length_penalty[leader] != 0)
     done = last | enough | (ends[:, 0] & (state.length_penalty[leader] == 0))
@@ -83,6 +103,8 @@ def extend(
     state.source[rows, follow] = rows.int()
     state.last_timestamp[rows] = stamp
     state.logprob_sum[rows] = sums.gather(1, go_on)
+    state.boost[rows] = boost.gather(1, go_on)
+    state.node[rows] = node.gather(1, go_on)
     state.position[rows] = follow.expand_as(rows)
     state.finished[rows] = done[:, None].expand_as(rows)
 
@@ -95,6 +117,7 @@ def _keep_best(
     chosen: torch.Tensor,
     sums: torch.Tensor,
     ends: torch.Tensor,
+    boost: torch.Tensor,
 ) -> None:
     """Count new hypotheses, and keep the best of each search: of equals the first.
 
@@ -102,7 +125,8 @@ def _keep_best(
         state: changed at `leader`.
         leader: int64 (searches,).
         hypothesis: bool (searches, beam): which of the candidates is one.
-        parents, chosen, sums, ends: (searches, 2 * beam): the candidates, the likeliest first.
+        parents, chosen, sums, ends, boost: (searches, 2 * beam): the candidates, the likeliest
+            first, and what of their sums phrases have earned.
     """
     beam = hypothesis.shape[1]
     position = state.position[leader]
@@ -124,5 +148,5 @@ def _keep_best(
     state.best_tokens[where, position[better] + 1] = take(chosen)
     state.best_length[where] = take(length)
     state.best_score[where] = take(score)
-    state.best_logprob_sum[where] = take(sums)
+    state.best_logprob_sum[where] = take(sums) - take(boost)
     state.best_is_ended[where] = take(ends)

@@ -5,81 +5,14 @@ before, with a barrier between the two.
 """
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 
-import dataclasses
-from typing import NamedTuple
-
-import torch
 import triton
 import triton.language as tl
 
-from serve.native.rules.state import RowState
+from serve.native.rules.fields import SUMS, WIDEST, Fields, Scan
+from serve.native.rules.phrases import MARGIN
+from serve.native.rules.phrases_kernel import Tables, boost_beams, steps
 
-WIDEST = tl.constexpr(8)  # rows of a search; a power of two
-SUMS = tl.constexpr(4)  # numbers that a tile leaves: peak, mass, best score and its logit
-
-
-class Fields(NamedTuple):
-    """A `RowState` as kernels take it; bool is uint8."""
-
-    tokens: torch.Tensor
-    source: torch.Tensor
-    best_tokens: torch.Tensor
-    position: torch.Tensor
-    prompt_len: torch.Tensor
-    text_begin: torch.Tensor
-    limit: torch.Tensor
-    loop_at: torch.Tensor
-    seed: torch.Tensor
-    last_timestamp: torch.Tensor
-    leader: torch.Tensor
-    beam: torch.Tensor
-    needed: torch.Tensor
-    ended: torch.Tensor
-    best_length: torch.Tensor
-    no_repeat_ngram: torch.Tensor
-    temperature: torch.Tensor
-    logprob_sum: torch.Tensor
-    length_penalty: torch.Tensor
-    repetition_penalty: torch.Tensor
-    best_score: torch.Tensor
-    best_logprob_sum: torch.Tensor
-    timestamps: torch.Tensor
-    suppress_blank: torch.Tensor
-    finished: torch.Tensor
-    best_is_ended: torch.Tensor
-    trusted: torch.Tensor
-
-
-def fields_of(state: RowState) -> Fields:
-    """The state's tensors."""
-    tensors = (getattr(state, name) for name in Fields._fields)
-    return Fields(*(x.view(torch.uint8) if x.dtype == torch.bool else x for x in tensors))
-
-
-class Scan(NamedTuple):
-    """Partial results of each pick, by tiles of the vocabulary."""
-
-    sums: torch.Tensor  # float32 (picks, tiles, SUMS)
-    ids: torch.Tensor  # int32 (picks, tiles): the best token
-    tops: torch.Tensor  # float32 (picks, tiles, keep): of a search, the best first
-    top_ids: torch.Tensor  # int32 (picks, tiles, keep)
-
-
-@dataclasses.dataclass(frozen=True)
-class Form:
-    """Compile-time parameters of the rules' kernels."""
-
-    eot: int
-    no_timestamps: int
-    timestamp_begin: int
-    newest_first: int  # no text begins with a later timestamp
-    tiles: int
-    text_tiles: int
-    tiles_padded: int
-    keep: int  # of a tile, for searches; 0: there are none
-    ctx_padded: int
-    drafted: bool  # see `Rules.advance`
-    pdl: bool  # see `serve.native.kernels.linear`
+_MARGIN = tl.constexpr(MARGIN)
 
 
 @triton.jit
@@ -92,11 +25,11 @@ def total(peaks, masses, axis: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
 
 
 @triton.jit
-def _sums_of(state: Fields, row, pick, width, scan: Scan, form: tl.constexpr) -> tl.tensor:
+def _sums_of(state: Fields, row, pick, width, scan: Scan, form: tl.constexpr) -> tl.tuple:
     """Summed log-probability of each beam with each candidate of its tiles, -inf where none is.
 
     Returns:
-        (WIDEST, tiles_padded * keep).
+        That, (WIDEST, tiles_padded * keep), and the lowest logit that phrases may boost, (WIDEST,).
     """
     tiles: tl.constexpr = form.tiles
     keep: tl.constexpr = form.keep
@@ -120,17 +53,29 @@ def _sums_of(state: Fields, row, pick, width, scan: Scan, form: tl.constexpr) ->
 
     which = tl.arange(0, form.tiles_padded * keep)
     from_tile, rank = which // keep, which % keep
-    there = (beam < width)[:, None] & ((from_tile < tiles) & (rank < 2 * width))[None, :]
+    kept = tl.where(tl.load(state.root + row) >= 0, keep, 2 * width)
+    there = (beam < width)[:, None] & ((from_tile < tiles) & (rank < kept))[None, :]
     there = there & ((must == 0)[:, None] | (from_tile >= form.text_tiles)[None, :])
     places = ((pick + beam) * tiles * keep)[:, None] + which[None, :]
     value = tl.load(scan.tops + places, mask=there, other=none)
     alive = (value > none) & (sum > none)[:, None]
-    return tl.where(alive, (value - everything[:, None]) + sum[:, None], none)
+    sums = tl.where(alive, (value - everything[:, None]) + sum[:, None], none)
+    return sums, tl.max(value, 1) - _MARGIN
 
 
 @triton.jit
 def _keep_best(
-    state: Fields, row, at, hypothesis, parent, token, sum, ends, n_ctx: int, form: tl.constexpr
+    state: Fields,
+    row,
+    at,
+    hypothesis,
+    parent,
+    token,
+    sum,
+    ends,
+    boost,
+    n_ctx: int,
+    form: tl.constexpr,
 ) -> tl.tensor:
     """See `search._keep_best`; returns how many hypotheses there are now."""
     keep: tl.constexpr = form.keep
@@ -156,14 +101,25 @@ def _keep_best(
         tl.store(state.best_tokens + row * n_ctx + column, text, mask=column <= at + 1)
         tl.store(state.best_length + row, tl.sum(tl.where(one, length, 0), 0))
         tl.store(state.best_score + row, tl.sum(tl.where(one, score, 0.0), 0))
-        tl.store(state.best_logprob_sum + row, tl.sum(tl.where(one, sum, 0.0), 0))
+        tl.store(state.best_logprob_sum + row, tl.sum(tl.where(one, sum - boost, 0.0), 0))
         tl.store(state.best_is_ended + row, tl.sum(tl.where(one & ends, 1, 0), 0).to(tl.uint8))
     return before + tl.sum(tl.where(hypothesis, 1, 0), 0)
 
 
 @triton.jit
 def _go_on(
-    state: Fields, row, at, width, done, parent, token, sum, n_ctx: int, form: tl.constexpr
+    state: Fields,
+    row,
+    at,
+    width,
+    done,
+    parent,
+    token,
+    sum,
+    boost,
+    node,
+    n_ctx: int,
+    form: tl.constexpr,
 ) -> None:
     """Let each beam go on from its parent with its token; all (WIDEST,)."""
     beam = tl.arange(0, WIDEST)
@@ -184,49 +140,72 @@ def _go_on(
     stamp = tl.where(token >= form.timestamp_begin, token, stamp)
     tl.store(state.last_timestamp + row + beam, stamp, mask=there)
     tl.store(state.logprob_sum + row + beam, sum, mask=there)
+    boosted = there & (tl.load(state.root + row) >= 0)
+    tl.store(state.boost + row + beam, boost, mask=boosted)
+    tl.store(state.node + row + beam, node, mask=boosted)
     tl.store(state.position + row + beam, at + 1, mask=there)
     tl.store(state.finished + row + beam, done.to(tl.uint8), mask=there)
 
 
 @triton.jit
-def _best_of(state: Fields, row, pick, width, scan: Scan, form: tl.constexpr) -> tl.tuple:
-    """(sum, beam, token), each (keep,): the best 2 * width candidates, the best first."""
+def _best_of(
+    state: Fields, row, pick, width, scan: Scan, book: Tables, form: tl.constexpr
+) -> tl.tuple:
+    """(sum, beam, token, near), each (keep,): the best 2 * width candidates, the best first.
+
+    `near` says how far a logit is above the lowest that phrases may boost.
+    """
     keep: tl.constexpr = form.keep
     none = float("-inf")
-    rest = _sums_of(state, row, pick, width, scan, form)
+    rest, lowest = _sums_of(state, row, pick, width, scan, form)
+    boosted = tl.load(state.root + row) >= 0
+    if boosted:
+        rest = boost_beams(book, state, row, pick, width, rest, lowest, scan, form)
     beam = tl.arange(0, WIDEST)
     which = tl.arange(0, form.tiles_padded * keep)
     lane = tl.arange(0, keep)
     sum = tl.full((keep,), none, tl.float32)
     parent = tl.zeros((keep,), tl.int64)
     token = tl.zeros((keep,), tl.int64)
+    near = tl.full((keep,), none, tl.float32)
     for rank in range(0, 2 * width):
         peaks, places = tl.max(rest, 1, return_indices=True, return_indices_tie_break_left=True)
         peak, best = tl.max(peaks, 0, return_indices=True, return_indices_tie_break_left=True)
         place = tl.sum(tl.where(beam == best, places, 0), 0)
-        id = tl.load(scan.top_ids + (pick + best) * form.tiles * keep + place)
+        place_of_best = (pick + best) * form.tiles * keep + place
+        id = tl.load(scan.top_ids + place_of_best)
+        logit = tl.load(scan.tops + place_of_best, mask=boosted, other=0.0)
+        least = tl.sum(tl.where(beam == best, lowest, 0.0), 0)
+        near = tl.where(lane == rank, logit - least, near)
         sum = tl.where(lane == rank, peak, sum)
         parent = tl.where(lane == rank, best, parent)
         token = tl.where(lane == rank, id, token)
         taken = (beam == best)[:, None] & (which == place)[None, :]
         rest = tl.where(taken, none, rest)
-    return sum, parent, token
+    return sum, parent, token, near
 
 
 @triton.jit
 def settle_search(
-    state: Fields, row, limit, pick, width, scan: Scan, n_ctx: int, form: tl.constexpr
+    state: Fields, row, limit, pick, width, scan: Scan, book: Tables, n_ctx: int, form: tl.constexpr
 ) -> None:
     """See `search.extend`; what is of one row is the leader's."""
-    sum, parent, token = _best_of(state, row, pick, width, scan, form)
+    sum, parent, token, near = _best_of(state, row, pick, width, scan, book, form)
     lane = tl.arange(0, form.keep)
     at = tl.load(state.position + row)
     last = at + 2 >= limit
     alive = sum > float("-inf")
     parent, token = tl.where(alive, parent, 0), tl.where(alive, token, 0)
     ends = alive & (token == form.eot)
+    root = tl.load(state.root + row)
+    there = (lane < 2 * width) & (root >= 0)
+    node = tl.load(state.node + row + parent, mask=there, other=0)
+    boost = tl.load(state.boost + row + parent, mask=there, other=0.0)
+    if root >= 0:
+        node, gain = steps(book, root, node, token, near >= 0)
+        node, boost = tl.where(alive, node, root), tl.where(alive, boost + gain, 0.0)
     hypothesis = (lane < width) & tl.where(last, alive, ends)
-    ended = _keep_best(state, row, at, hypothesis, parent, token, sum, ends, n_ctx, form)
+    ended = _keep_best(state, row, at, hypothesis, parent, token, sum, ends, boost, n_ctx, form)
     tl.store(state.ended + row, ended)
     first_ends = tl.sum(tl.where((lane == 0) & ends, 1, 0), 0) > 0
     enough = ended >= tl.load(state.needed + row)
@@ -238,4 +217,7 @@ def settle_search(
     parent = tl.sum(tl.where(mine, parent[None, :], 0), 1)
     token = tl.sum(tl.where(mine, token[None, :], 0), 1)
     sum = tl.sum(tl.where(mine, sum[None, :], 0.0), 1)
-    _go_on(state, row, at, width, last | enough, parent, token, sum, n_ctx, form)
+    boost = tl.sum(tl.where(mine, boost[None, :], 0.0), 1)
+    node = tl.sum(tl.where(mine, node[None, :], 0), 1)
+    done = last | enough
+    _go_on(state, row, at, width, done, parent, token, sum, boost, node, n_ctx, form)

@@ -35,6 +35,8 @@ class RowState:
     ended: torch.Tensor  # int64: hypotheses of the search so far
     best_length: torch.Tensor  # int64: sampled tokens of the best hypothesis, no end of text
     no_repeat_ngram: torch.Tensor  # int64: so many tokens are never sampled twice; 0 = off
+    root: torch.Tensor  # int64: of the trie of its phrases; -1 = none
+    node: torch.Tensor  # int64: where it is in that
     temperature: torch.Tensor  # float32: 0 = greedy
     logprob_sum: torch.Tensor  # float32: over the sampled tokens, end of text included
     no_speech_prob: torch.Tensor  # float32
@@ -43,6 +45,7 @@ class RowState:
     repetition_penalty: torch.Tensor  # float32: 1 = off
     best_score: torch.Tensor  # float32
     best_logprob_sum: torch.Tensor  # float32: of the best hypothesis, end of text included
+    boost: torch.Tensor  # float32: what phrases have earned of a search's `logprob_sum`
     timestamps: torch.Tensor  # bool: timestamp rules apply
     suppress_blank: torch.Tensor  # bool: the list for the first token applies
     finished: torch.Tensor  # bool; free rows count as finished
@@ -107,6 +110,8 @@ _LAYOUT = {  # the widest first, so that each is aligned; the tables stand behin
             "ended",
             "best_length",
             "no_repeat_ngram",
+            "root",
+            "node",
         ),
         torch.int64,
     ),
@@ -120,6 +125,7 @@ _LAYOUT = {  # the widest first, so that each is aligned; the tables stand behin
             "repetition_penalty",
             "best_score",
             "best_logprob_sum",
+            "boost",
         ),
         torch.float32,
     ),
@@ -143,6 +149,7 @@ def new_state(rows: int, n_text_ctx: int, device: torch.device) -> RowState:
         one.fill_(1.0)
     state.loop_at.fill_(NOWHERE)
     state.language.fill_(-1)
+    state.root.fill_(-1)
     state.best_score.fill_(NEVER)
     for one in (state.suppress_blank, state.finished):
         one.fill_(True)

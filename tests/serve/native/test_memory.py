@@ -14,6 +14,7 @@ from serve.contract.engine import Dims, tensor_specs
 from serve.contract.errors import UnavailableError
 from serve.native.decoder import Decoder
 from serve.native.memory import plan_memory
+from serve.native.rules.phrases import Phrasebook
 
 GIB = 2**30
 DIMS = Dims(80, 1500, 1280, 20, 4, 5120, 51866, 448, 1280, 20, 4, 5120)
@@ -48,7 +49,9 @@ def test_what_is_planned_is_the_sum_of_what_is_named():
     assert plan.allowed == 15 * GIB  # half of the GPU, less what others hold
     per_position = 6 * 1280 + 5120 + 2 * (1280 + 80)
     assert plan.encoder == 8 * 1500 * per_position * 2
-    assert plan.total == 2 * GIB + 100 * 32 * 2**20 + plan.encoder + plan.fixed
+    assert plan.phrases == 100 * Phrasebook.bytes_of_slot()
+    caches = 100 * 32 * 2**20
+    assert plan.total == 2 * GIB + caches + plan.phrases + plan.encoder + plan.fixed
     assert str(plan).startswith(f"memory {plan.total / GIB:.2f} GiB of 15.00 GiB allowed: weights")
     assert "caches of 100 slots with 100 rows 3.12 GiB" in str(plan)
 

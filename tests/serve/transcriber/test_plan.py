@@ -11,6 +11,7 @@ from serve.contract.errors import AudioError, ConfigError, OptionError
 from serve.contract.messages import Request
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber.audio import MIB
+from serve.transcriber.phrases import trie_of
 from serve.transcriber.plan import check_config, plan_request
 from serve.transcriber.prompts import texts_of
 from tests.fakes import CAPABILITIES, fake_engine
@@ -271,3 +272,22 @@ def test_a_plan_says_what_was_asked(plan):
     assert (made.language, made.fixed_temperature) == (None, False)
     assert DETECT_LANGUAGE in made.start
     assert made.options.temperature == 0.2
+
+
+def test_phrases_become_a_trie_where_the_runtime_can_boost_them(plan, tokenizer):
+    assert plan().options.phrases is None
+    boosted = plan({"phrases": True}, phrases=("fox", "dog^2")).options.phrases
+    assert boosted is trie_of(("fox", "dog^2"), tokenizer)
+    with pytest.raises(OptionError, match="phrases is given, but the runtime fake cannot boost"):
+        plan(phrases=("fox",))
+
+
+def test_configured_phrases_are_checked_at_the_start(tokenizer):
+    able = dataclasses.replace(CAPABILITIES, phrases=True)
+    for phrases, capabilities, message in (
+        (("fox",), CAPABILITIES, "transcriber.phrases is given, but the runtime fake cannot"),
+        (("fox^9",), able, "transcriber.phrases: phrase 'fox\\^9'; expected a weight"),
+    ):
+        config = TranscriberConfig(phrases=phrases)
+        with pytest.raises(ConfigError, match=message):
+            check_config(config, capabilities, tokenizer)

@@ -28,6 +28,7 @@ FULL = Request(
     mode="sequential",
     prompt="Zoë",
     hotwords="naïve, 世界",
+    phrases=("Zoë", "Anna Karenina^2"),
     prefix="Where",
     timestamps=False,
     word_timestamps=True,
@@ -73,7 +74,7 @@ def test_the_full_request_says_everything():
 def test_a_request_comes_back_as_it_was(request_):
     inputs = tensors.request_to_inputs(request_)
     assert tensors.request_from_inputs(inputs) == request_
-    lengths = {"DRAFT": 2, "CLIP_TIMESTAMPS": 3, "VOICE": 2, "LANGUAGES": 2}
+    lengths = {"DRAFT": 2, "CLIP_TIMESTAMPS": 3, "VOICE": 2, "LANGUAGES": 2, "PHRASES": 2}
     lengths |= {"KNOWN_SPEAKER_NAMES": 2, "KNOWN_SPEAKER_REFERENCES": 2}
     for name, length in lengths.items():
         assert inputs.pop(name, np.zeros(length)).shape == (length,)

@@ -6,7 +6,9 @@ import math
 import torch
 
 from serve.contract.engine import Dims, TokenizerFacts
+from serve.contract.phrases import build_trie
 from serve.native.rules.definition import Rules
+from serve.native.rules.phrases import Phrasebook
 from serve.native.rules.state import Picks, new_state
 from tests.serve.native.kernels.parity import DEVICE
 
@@ -269,3 +271,29 @@ def test_an_empty_hypothesis_is_kept_where_there_is_no_other(kernels):
         same(mine, twin, step)
         logits[:, FACTS.eot] = 6.0
     assert twin.best_length[[0, 2, 4, 6]].tolist() == [0, 1, 0, 1]
+
+
+def test_phrases_are_boosted_as_the_rules_boost_them(kernels):
+    """Alone, in searches, of one list or another; beside rows that have none."""
+    book = Phrasebook(3, DEVICE)
+    lists = [
+        build_trie([((30, 31, 32), 6.0), ((31, 30), 3.0), ((33,), 2.0), ((30, 31), 1.0)]),
+        build_trie([((33, 33, 30), 9.0), ((33, 30, 31, 32), 4.0)]),
+    ]
+    rules = Rules(FACTS, VOCAB, DEVICE, book)
+    mine, twin = (new_state(18, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
+    roots = [book.root(slot, trie) for slot, trie in enumerate(lists)]
+    for state in (mine, twin):
+        mixed(state)
+        for rows, root in (([0, 1, 4], roots[1]), (range(6, 11), roots[0]), ([15, 16], roots[1])):
+            state.root[list(rows)], state.node[list(rows)] = root, root
+    chooser = kernels[1].TritonChoice(rules, 18, searching=True)
+    been = set()
+    for step, logits in enumerate(steps_of(12)):
+        picks = picks_of(twin, step == 0, list(range(18)))
+        rules.advance(twin, picks, logits)
+        chooser.advance(mine, picks, logits)
+        same(mine, twin, step)
+        been |= set(twin.node[twin.root >= 0].tolist())
+    assert len(been) > 8
+    assert twin.boost[6:11].any() and not twin.boost[[2, 3, 11, 12, 17]].any()

@@ -1,0 +1,82 @@
+"""What the rules' kernels are given: rows' state, what a scan leaves, and their constants."""
+
+import dataclasses
+from typing import NamedTuple
+
+import torch
+import triton.language as tl
+
+from serve.native.rules.state import RowState
+
+WIDEST = tl.constexpr(8)  # rows of a search; a power of two
+SUMS = tl.constexpr(4)  # numbers that a tile leaves: peak, mass, best score and its logit
+
+
+class Fields(NamedTuple):
+    """A `RowState` as kernels take it; bool is uint8."""
+
+    tokens: torch.Tensor
+    source: torch.Tensor
+    best_tokens: torch.Tensor
+    position: torch.Tensor
+    prompt_len: torch.Tensor
+    text_begin: torch.Tensor
+    limit: torch.Tensor
+    loop_at: torch.Tensor
+    seed: torch.Tensor
+    last_timestamp: torch.Tensor
+    leader: torch.Tensor
+    beam: torch.Tensor
+    needed: torch.Tensor
+    ended: torch.Tensor
+    best_length: torch.Tensor
+    no_repeat_ngram: torch.Tensor
+    root: torch.Tensor
+    node: torch.Tensor
+    temperature: torch.Tensor
+    logprob_sum: torch.Tensor
+    length_penalty: torch.Tensor
+    repetition_penalty: torch.Tensor
+    best_score: torch.Tensor
+    best_logprob_sum: torch.Tensor
+    boost: torch.Tensor
+    timestamps: torch.Tensor
+    suppress_blank: torch.Tensor
+    finished: torch.Tensor
+    best_is_ended: torch.Tensor
+    trusted: torch.Tensor
+
+
+def fields_of(state: RowState) -> Fields:
+    """The state's tensors."""
+    tensors = (getattr(state, name) for name in Fields._fields)
+    return Fields(*(x.view(torch.uint8) if x.dtype == torch.bool else x for x in tensors))
+
+
+class Scan(NamedTuple):
+    """Partial results of each pick, by tiles of the vocabulary."""
+
+    sums: torch.Tensor  # float32 (picks, tiles, SUMS)
+    ids: torch.Tensor  # int32 (picks, tiles): the best token
+    tops: (
+        torch.Tensor
+    )  # float32 (picks, tiles, keep): of who searches or is boosted, the best first
+    top_ids: torch.Tensor  # int32 (picks, tiles, keep)
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """Compile-time parameters of the rules' kernels."""
+
+    eot: int
+    no_timestamps: int
+    timestamp_begin: int
+    newest_first: int  # no text begins with a later timestamp
+    tiles: int
+    text_tiles: int
+    tiles_padded: int
+    keep: int  # of a tile, for searches and phrases
+    searching: bool  # whether any row may be part of a search
+    ctx_padded: int
+    drafted: bool  # see `Rules.advance`
+    pdl: bool  # see `serve.native.kernels.linear`

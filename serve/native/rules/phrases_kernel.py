@@ -1,0 +1,127 @@
+"""`phrases.steps`, and what it changes of a choice, for kernels."""
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from serve.contract.phrases import MAX_NODES
+from serve.native.rules.fields import WIDEST, Fields, Scan
+from serve.native.rules.phrases import MARGIN, TOKEN_BITS, Phrasebook
+
+_HALF = tl.constexpr(MAX_NODES // 2)
+_HALVES = tl.constexpr(MAX_NODES.bit_length() - 1)  # until one edge is left
+_TOKEN_BITS = tl.constexpr(TOKEN_BITS)
+_MARGIN = tl.constexpr(MARGIN)
+
+
+class Tables(NamedTuple):
+    """`Phrasebook` as kernels take it."""
+
+    keys: torch.Tensor
+    targets: torch.Tensor
+    gains: torch.Tensor
+    refunds: torch.Tensor
+
+
+def tables_of(book: Phrasebook) -> Tables:
+    """The tensors of some book."""
+    return Tables(book.keys, book.targets, book.gains, book.refunds)
+
+
+@triton.jit
+def _edge(book: Tables, root, node, token, there) -> tuple[tl.tensor, tl.tensor]:
+    """See `phrases._edge`; looked for between the root's first edge and the list's end."""
+    key = (node << _TOKEN_BITS) | token
+    edge = root + tl.zeros_like(key)
+    for step in tl.static_range(0, _HALVES):
+        half = _HALF >> step
+        before = tl.load(book.keys + edge + (half - 1), mask=there, other=0) < key
+        edge = tl.where(before & there, edge + half, edge)
+    return edge, there & (tl.load(book.keys + edge, mask=there, other=-1) == key)
+
+
+@triton.jit
+def steps(book: Tables, root, node, token, near) -> tuple[tl.tensor, tl.tensor]:
+    """See `phrases.steps`, of (nodes, gains), for rows that have phrases.
+
+    Args:
+        book: all lists.
+        root: int64.
+        node, token: int64, of one shape.
+        near: bool, as they are.
+    """
+    onward, goes_on = _edge(book, root, node, token, near)
+    anew, begins = _edge(book, root, root + tl.zeros_like(node), token, near & (goes_on == 0))
+    edge = tl.where(goes_on, onward, anew)
+    found = goes_on | begins
+    nodes = tl.load(book.targets + edge, mask=found, other=0).to(tl.int64)
+    gains = tl.load(book.gains + edge, mask=found, other=0.0)
+    refund = tl.load(book.refunds + node)
+    return tl.where(found, nodes, root), tl.where(goes_on, gains, gains + refund)
+
+
+@triton.jit
+def choose_boosted(
+    book: Tables, state: Fields, row, pick, must, scan: Scan, form: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """See `definition._boosted`, of one row; notes where the row is in its trie then.
+
+    Args:
+        book, state, row, pick: whose.
+        must: whether it is to say a timestamp.
+        scan, form: what the tiles keep.
+
+    Returns:
+        The token and its logit.
+    """
+    keep: tl.constexpr = form.keep
+    which, lane = tl.arange(0, form.tiles_padded * keep), tl.arange(0, keep)
+    there = (which < form.tiles * keep) & ((must == 0) | (which >= form.text_tiles * keep))
+    first = pick * form.tiles * keep
+    rest = tl.load(scan.tops + first + which, mask=there, other=float("-inf"))
+    value = tl.full((keep,), float("-inf"), tl.float32)
+    token = tl.zeros((keep,), tl.int64)
+    for rank in range(0, keep):
+        peak, place = tl.max(rest, 0, return_indices=True, return_indices_tie_break_left=True)
+        id = tl.load(scan.top_ids + first + place).to(tl.int64)
+        value = tl.where(lane == rank, peak, value)
+        token = tl.where(lane == rank, id, token)
+        rest = tl.where(which == place, float("-inf"), rest)
+    root, node = tl.load(state.root + row), tl.load(state.node + row) + tl.zeros_like(token)
+    nodes, gains = steps(book, root, node, token, value >= tl.max(value, 0) - _MARGIN)
+    earned = value + gains
+    _, best = tl.max(earned, 0, return_indices=True, return_indices_tie_break_left=True)
+    tl.store(state.node + row, tl.sum(tl.where(lane == best, nodes, 0), 0))
+    chosen = tl.sum(tl.where(lane == best, token, 0), 0)
+    return chosen, tl.sum(tl.where(lane == best, value, 0.0), 0)
+
+
+@triton.jit
+def boost_beams(
+    book: Tables, state: Fields, row, pick, width, rest, lowest, scan: Scan, form: tl.constexpr
+) -> tl.tensor:
+    """What phrases make of a search's candidates: those that are not likely enough are dropped.
+
+    Args:
+        book, state, row, pick, width: whose.
+        rest: float32 (WIDEST, tiles_padded * keep), summed log-probabilities, -inf where none is.
+        lowest: (WIDEST,), the lowest logit of a beam that may earn.
+        scan, form: what the tiles keep.
+    """
+    keep: tl.constexpr = form.keep
+    beam, which = tl.arange(0, WIDEST), tl.arange(0, form.tiles_padded * keep)
+    left = rest
+    for _ in range(0, keep):
+        _, best = tl.max(left, 1, return_indices=True, return_indices_tie_break_left=True)
+        left = tl.where(which[None, :] == best[:, None], float("-inf"), left)
+    likely = (rest > float("-inf")) & (left == float("-inf"))
+    places = ((pick + beam) * form.tiles * keep)[:, None] + which[None, :]
+    token = tl.load(scan.top_ids + places, mask=likely, other=0).to(tl.int64)
+    near = tl.load(scan.tops + places, mask=likely, other=0.0) >= lowest[:, None]
+    root = tl.load(state.root + row)
+    node = tl.load(state.node + row + beam, mask=beam < width, other=0)
+    _, gains = steps(book, root, node[:, None] + tl.zeros_like(token), token, likely & near)
+    return tl.where(likely, rest + gains, float("-inf"))

@@ -1,0 +1,104 @@
+"""A request's phrases, which are to come out right: from text to a trie over tokens."""
+
+import functools
+import math
+from collections.abc import Sequence
+
+from serve.contract.config import TranscriberConfig
+from serve.contract.errors import ConfigError, OptionError, shown
+from serve.contract.messages import Request
+from serve.contract.phrases import BOOST, Trie, build_trie
+from serve.runtime.protocol import Capabilities
+from serve.speech.tokenizer import Tokenizer
+
+MAX_PHRASES = 1000
+MAX_CHARS = 100  # of a phrase
+MAX_WEIGHT = 4.0
+_LISTS = 64  # that are kept, for the same comes with every request of a client
+
+
+def phrases_of(request: Request, config: TranscriberConfig) -> tuple[str, ...]:
+    """The phrases that a request asks for, or else those that are configured.
+
+    Raises:
+        OptionError: there are too many, or one is no phrase.
+    """
+    wanted = request.phrases
+    if not isinstance(wanted, tuple | list) or not all(isinstance(one, str) for one in wanted):
+        raise OptionError(f"phrases = {shown(wanted)}; expected a list of texts")
+    phrases = tuple(wanted) or config.phrases
+    if len(phrases) > MAX_PHRASES:
+        raise OptionError(f"phrases has {len(phrases)} of them; expected at most {MAX_PHRASES}")
+    for phrase in phrases:
+        weighted(phrase)
+    return phrases
+
+
+def check_phrases(
+    config: TranscriberConfig, tokenizer: Tokenizer, capabilities: Capabilities
+) -> None:
+    """Refuse configured phrases that cannot be.
+
+    Raises:
+        ConfigError: names the key, and what to do.
+    """
+    if refusal := refusal_of_phrases(config.phrases, capabilities):
+        raise ConfigError(f"transcriber.{refusal}")
+    try:
+        trie_of(phrases_of(Request(b""), config), tokenizer)
+    except OptionError as error:
+        raise ConfigError(f"transcriber.phrases: {error}") from error
+
+
+def refusal_of_phrases(phrases: Sequence[str], capabilities: Capabilities) -> str | None:
+    """Why a runtime cannot boost phrases, if any are asked for; None: it can."""
+    if phrases and not capabilities.phrases:
+        return f"phrases is given, but the runtime {capabilities.runtime} cannot boost any"
+    return None
+
+
+def weighted(phrase: str) -> tuple[str, float]:
+    """A phrase's text and its weight, which may stand behind it, as in "Karenina^2"; else 1.
+
+    Raises:
+        OptionError: it is empty or too long, or the weight is out of bounds.
+    """
+    text, mark, number = phrase.rpartition("^")
+    text = " ".join((text if mark else number).split())
+    if not text or len(text) > MAX_CHARS:
+        raise OptionError(f"phrase {shown(phrase)}; expected 1 to {MAX_CHARS} characters")
+    if not mark:
+        return text, 1.0
+    try:
+        weight = float(number)
+    except ValueError:
+        weight = math.nan
+    if not 0 < weight <= MAX_WEIGHT:
+        raise OptionError(
+            f"phrase {shown(phrase)}; expected a weight above 0 and of at most {MAX_WEIGHT:g} "
+            "behind ^"
+        )
+    return text, weight
+
+
+@functools.lru_cache(maxsize=_LISTS)
+def trie_of(phrases: tuple[str, ...], tokenizer: Tokenizer) -> Trie | None:
+    """The trie of some phrases, each as it is written and capitalised; None where there are none.
+
+    Raises:
+        OptionError: one is no phrase or holds special tokens, or all have too many tokens.
+    """
+    if not phrases:
+        return None
+    texts, boosts = list[str](), list[float]()
+    for phrase in phrases:
+        text, weight = weighted(phrase)
+        forms = dict.fromkeys((text, text[0].upper() + text[1:]))
+        texts += forms
+        boosts += [weight * BOOST] * len(forms)
+    found = tokenizer.phrases_ids("phrases", texts)
+    pairs = [(ids, boost) for ways, boost in zip(found, boosts, strict=True) for ids in ways]
+    try:
+        return build_trie(pairs)
+    except ValueError as error:
+        raise OptionError(f"{error}; send fewer or shorter ones") from error

@@ -1,0 +1,65 @@
+"""Windows with phrases: the same answer in every company and with every draft."""
+
+import itertools
+
+import pytest
+
+from serve.contract.config import RuntimeConfig
+from serve.contract.phrases import build_trie
+from serve.native.runtime import NativeRuntime
+from serve.runtime.protocol import DecodingOptions, Job
+from tests.serve.native.decoding import prompt_of, run
+
+
+@pytest.fixture(scope="module")
+def runtime(engine):
+    runtime = NativeRuntime(engine, RuntimeConfig(slots=4, rows=12, encoder_batch=2, threads=2))
+    yield runtime
+    runtime.close()
+
+
+@pytest.fixture(scope="module")
+def job_of(windows, checkpoint):
+    def job_of(number, window, draft=(), **options):
+        _, language, features = windows[window]
+        prompt = prompt_of(checkpoint.facts, language)
+        return Job(number, features, prompt, DecodingOptions(max_tokens=40, **options), draft=draft)
+
+    return job_of
+
+
+@pytest.fixture(scope="module")
+def trie(runtime, job_of):
+    """Of every pair of tokens that some windows say, with which others are led astray."""
+    ended = run(runtime, [job_of(i, i) for i in range(6)])
+    pairs = [pair for event in ended.values() for pair in itertools.pairwise(event.tokens)]
+    return build_trie([(pair, 5.0) for pair in dict.fromkeys(pairs)])
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_phrases_change_the_answers_of_those_who_ask_for_them_alone(
+    runtime, job_of, trie, beam_size
+):
+    numbers = range(6, 12)
+    boosted = {i: job_of(i, i, beam_size=beam_size, phrases=trie) for i in numbers}
+    plain = {100 + i: job_of(100 + i, i, beam_size=beam_size) for i in numbers}
+    together = run(
+        runtime,
+        [job for both in zip(boosted.values(), plain.values(), strict=True) for job in both],
+    )
+    alone = {}
+    for job in (*boosted.values(), *plain.values()):
+        alone |= run(runtime, [job])
+    assert {i: one.tokens for i, one in together.items()} == {
+        i: one.tokens for i, one in alone.items()
+    }
+    assert any(alone[i].tokens != alone[100 + i].tokens for i in numbers)
+
+
+def test_a_draft_changes_nothing(runtime, job_of, trie):
+    for window in range(6, 9):
+        plain = run(runtime, [job_of(0, window)])[0].tokens
+        said = run(runtime, [job_of(1, window, phrases=trie)])[1].tokens
+        for draft in (said, plain, said[:5] + plain[5:]):
+            drafted = run(runtime, [job_of(2, window, draft, phrases=trie)])[2]
+            assert drafted.tokens == said
