@@ -19,6 +19,7 @@ INPUTS = [
     ("TASK", "TYPE_STRING", [1]),
     ("PROMPT", "TYPE_STRING", [1]),
     ("HOTWORDS", "TYPE_STRING", [1]),
+    ("PHRASES", "TYPE_STRING", [-1]),
     ("PREFIX", "TYPE_STRING", [1]),
     ("MODE", "TYPE_STRING", [1]),
     ("PARTIAL", "TYPE_BOOL", [1]),
