@@ -7,7 +7,8 @@ import pytest
 
 from build.clips import Clip
 from eval.accuracy.data import Prediction, TimedCall
-from eval.accuracy.phrases import checks_of, listed, rare_words, score, table_of
+from eval.accuracy.phrases import Score, checks_of, listed, rare_words, score, table_of
+from eval.accuracy.score import Counts
 from serve.speech.tokenizer import Tokenizer
 from tests.fakes import fake_engine
 
@@ -82,3 +83,15 @@ def test_what_is_boosted_is_held_against_nothing():
     useless = dataclasses.replace(plain, way="phrases")
     assert [check.passed for check in checks_of([plain, useless])] == [True, False, True]
     assert "100 %" in table_of([plain, boosted])
+
+
+def test_false_inserts_count_that_boosting_adds():
+    plain = Score("nothing", 10, 0, 0, 10_000, 15, Counts())
+    boosted = dataclasses.replace(plain, way="phrases", inserted=25)
+    check, *others = checks_of([plain, boosted])
+    assert check.passed and check.detail == "+0.100 %" and not others
+    (check,) = checks_of([plain, dataclasses.replace(boosted, inserted=26)])
+    assert not check.passed
+    assert "adds at most 0.1 % of the words" in check.name
+    (undecided,) = checks_of([boosted])
+    assert undecided.passed is None

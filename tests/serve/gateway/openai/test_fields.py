@@ -37,6 +37,12 @@ def test_each_option_of_ours_is_a_field():
     assert {field.name for field in dataclasses.fields(Request)} - not_fields <= FIELDS.keys()
 
 
+def test_phrases_stand_between_commas_or_come_one_by_one():
+    assert read(("phrases", "Karenina^2, Vronsky")).request.phrases == ("Karenina^2", "Vronsky")
+    several = ("phrases[]", "Levin, Konstantin"), ("phrases[]", "Vronsky")
+    assert read(*several).request.phrases == ("Levin, Konstantin", "Vronsky")
+
+
 def test_options_are_read_by_their_types():
     asked = read(
         ("model", "demo"),

@@ -1,0 +1,39 @@
+"""`python -m serve phrases`, as a user meets it."""
+
+import pytest
+
+import serve.cli.phrases
+from serve.cli.main import main
+from tests.fakes import fake_engine
+
+
+@pytest.fixture
+def shown(tmp_path, capsys, monkeypatch):
+    """The exit status, output and errors of the command for a file with some lines."""
+    engine = fake_engine(tmp_path)
+    monkeypatch.setattr(serve.cli.phrases, "open_engine", lambda folder: engine)
+    config = tmp_path / "some.toml"
+    config.write_text("")
+
+    def show(text):
+        (tmp_path / "names.txt").write_text(text)
+        status = main(["phrases", "--config", str(config), str(tmp_path / "names.txt")])
+        return status, *capsys.readouterr()
+
+    return show
+
+
+def test_each_phrase_is_shown_with_its_weight_and_tokens(shown):
+    status, out, _ = shown("Whittemore^2\n\nof\n")
+    first, second, last = out.splitlines()
+    name, weight, tokens = first.split(maxsplit=2)
+    assert status == 0
+    assert (name, weight, tokens.strip().replace("|", "").strip()) == ("Whittemore", "2", name)
+    assert second.split()[:2] == ["of", "1"] and "short: it may come" in second
+    assert last.startswith("2 phrases, ")
+
+
+def test_a_wrong_weight_is_refused(shown):
+    status, out, err = shown("Whittemore^9\n")
+    assert status != 0 and out == ""
+    assert "expected a weight above 0" in err
