@@ -96,6 +96,8 @@ def test_a_second_signal_ends_it_even_while_somebody_speaks(bridge, number, tmp_
     async def run():
         async with AsyncClient.from_uri(uri, read_timeout=WAIT_S) as client:
             await client.write_event(AudioStart(16_000, 2, 1).event())
+            await client.write_event(Describe().event())
+            assert Info.is_type((await client.read_event()).type)  # it has read both
             process.send_signal(number)
             await asyncio.sleep(0.1)
             process.send_signal(number)
