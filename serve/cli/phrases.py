@@ -36,7 +36,7 @@ def add_parser(commands: Any) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     config = load_config(args.config)
-    tokenizer = Tokenizer.open(open_engine(config.engine))
+    tokenizer = Tokenizer.open(open_engine(args.engine or config.engine))
     lines = read_text(args.file, "expected a phrase a line").splitlines()
     print(described([line for line in lines if line.strip()], tokenizer), end="")
     return 0

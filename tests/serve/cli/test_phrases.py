@@ -10,14 +10,14 @@ from tests.fakes import fake_engine
 @pytest.fixture
 def shown(tmp_path, capsys, monkeypatch):
     """The exit status, output and errors of the command for a file with some lines."""
-    engine = fake_engine(tmp_path)
-    monkeypatch.setattr(serve.cli.phrases, "open_engine", lambda folder: engine)
+    engines = {"engines/mine": fake_engine(tmp_path)}
+    monkeypatch.setattr(serve.cli.phrases, "open_engine", engines.__getitem__)
     config = tmp_path / "some.toml"
-    config.write_text("")
 
-    def show(text):
+    def show(text, configured="engines/mine", *more):
+        config.write_text(f'engine = "{configured}"')
         (tmp_path / "names.txt").write_text(text)
-        status = main(["phrases", "--config", str(config), str(tmp_path / "names.txt")])
+        status = main(["phrases", "--config", str(config), str(tmp_path / "names.txt"), *more])
         return status, *capsys.readouterr()
 
     return show
@@ -37,3 +37,8 @@ def test_a_wrong_weight_is_refused(shown):
     status, out, err = shown("Whittemore^9\n")
     assert status != 0 and out == ""
     assert "expected a weight above 0" in err
+
+
+def test_another_engine_than_the_configs_can_be_named(shown):
+    status, out, _ = shown("Whittemore\n", "engines/absent", "--engine", "engines/mine")
+    assert status == 0 and out.startswith("Whittemore")
