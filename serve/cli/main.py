@@ -21,8 +21,12 @@ from serve.wire import tensors
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    args = parser().parse_args(arguments)
-    return exit_status(lambda: int(args.run(args)))
+    return exit_status(lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    args = parser().parse_args(arguments)  # some read a file
+    return int(args.run(args))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -453,3 +453,9 @@ def test_an_end_with_requests_unanswered_is_no_success(nano_config, tmp_path, hu
     else:
         assert server.returncode == 1
         assert "error: requests that had been accepted were ended without an answer" in errors
+
+
+def test_a_speaker_whose_file_is_not_there_is_an_error_and_no_trace(toml, capsys):
+    voice = ["--diarize", "--known-speaker", "Ann=/no/such.wav"]
+    assert main(["transcribe", "--config", str(toml), *voice, "talk.wav"]) == 2
+    assert "error: cannot read /no/such.wav" in capsys.readouterr().err
