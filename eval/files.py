@@ -2,7 +2,8 @@
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +31,18 @@ def replaced(path: Path) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror}") from error
+
+
+def made_once(folder: Path, make: Callable[[Path], None]) -> None:
+    """Have a folder made, whole or not at all, unless it is there; `make` fills another one."""
+    if folder.is_dir():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+        prefix="composing-", dir=folder.parent, ignore_cleanup_errors=True
+    ) as partial:
+        make(Path(partial))
+        os.replace(partial, folder)
 
 
 def write_text(path: Path, text: str) -> None:

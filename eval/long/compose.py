@@ -9,15 +9,13 @@ import collections
 import dataclasses
 import hashlib
 import inspect
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import soundfile
 
-from eval.files import write_jsonl
+from eval.files import made_once, write_jsonl
 from eval.long import script, sound, truth
 from eval.long.plan import Planned
 from eval.long.script import SNR_DB, Deck, Event, Sentence, write_script
@@ -67,13 +65,7 @@ def compose(
         ConfigError: a manifest lists no speech in a language that is planned.
     """
     folder = CACHE / _key(planned, seed, sentences)
-    if not folder.is_dir():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix="composing-", dir=CACHE, ignore_cleanup_errors=True
-        ) as partial:
-            _make(planned, seed, sentences, Path(partial), tell)
-            os.replace(partial, folder)
+    made_once(folder, lambda partial: _make(planned, seed, sentences, partial, tell))
     return Composed(folder, tuple(read_manifest(folder / MANIFEST)))
 
 

@@ -7,7 +7,7 @@ voice activity model hears nobody for a while in a recording.
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence, Sized
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from serve.speech.activity import FRAME, Detector
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.meter import Limits
 
-Kind = Literal[
+Nobody = Literal[
     "silence",
     "moments",
     "noise",
@@ -31,27 +31,16 @@ Kind = Literal[
     "dialling",
     "rooms",
     "breaths",
-    "cut words",
-    "reversed",
-    "in silence",
-    "in noise",
 ]
+Hard = Literal["cut words", "reversed"]
+Spoken = Literal["in silence", "in noise"]
+Kind = Literal[Nobody, Hard, Spoken]
 
-NOBODY: tuple[Kind, ...] = (
-    "silence",
-    "moments",
-    "noise",
-    "hum",
-    "keys",
-    "music",
-    "dialling",
-    "rooms",
-    "breaths",
-)
+NOBODY: tuple[Nobody, ...] = get_args(Nobody)
 """In these nobody speaks: any text is invented."""
-HARD: tuple[Kind, ...] = ("cut words", "reversed")
+HARD: tuple[Hard, ...] = get_args(Hard)
 """A voice, of which no text is right or none is sure."""
-SPOKEN: tuple[Kind, ...] = ("in silence", "in noise")
+SPOKEN: tuple[Spoken, ...] = get_args(Spoken)
 """The text is known."""
 
 _LEVELS_DB = (-60.0, -45.0, -30.0, -20.0)

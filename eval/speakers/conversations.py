@@ -10,8 +10,6 @@ import collections
 import dataclasses
 import hashlib
 import inspect
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +17,7 @@ import numpy as np
 import soundfile
 
 from build.clips import Clip
-from eval.files import write_text
+from eval.files import made_once, write_text
 from eval.long.sound import at_level, faded, noise
 from eval.measurement import Say
 from eval.speakers.recordings import Recording, read_recordings, to_rttm
@@ -94,15 +92,13 @@ def compose(
         ConfigError: there are not enough speakers.
     """
     folder = CACHE / _key(planned, seed, clips)
-    if not folder.is_dir():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix="composing-", dir=CACHE, ignore_cleanup_errors=True
-        ) as partial:
-            for number, one in enumerate(planned):
-                say(f"composing {one.name} …")
-                _write(one, np.random.default_rng((seed, number)), clips, Path(partial))
-            os.replace(partial, folder)
+
+    def make(partial: Path) -> None:
+        for number, conversation in enumerate(planned):
+            say(f"composing {conversation.name} …")
+            _write(conversation, np.random.default_rng((seed, number)), clips, partial)
+
+    made_once(folder, make)
     return read_recordings(folder)
 
 
