@@ -17,7 +17,7 @@ _SHORT = 2  # letters of a phrase that says next to nothing
 
 
 def add_parser(commands: Any) -> None:
-    """The command, among those of `python -m serve`."""
+    """Add the command, among those of `python -m serve`."""
     parser = commands.add_parser(
         "phrases",
         help="show how phrases fall into tokens, and which are too common to help",
@@ -43,7 +43,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def described(phrases: Sequence[str], tokenizer: Tokenizer) -> str:
-    """A line for each phrase: its weight, its tokens behind a space, and what is wrong with it.
+    """Write a line for each phrase: weight, tokens behind a space, and what is wrong with it.
 
     Raises:
         OptionError: one is no phrase or holds special tokens, or all have too many tokens.
@@ -65,7 +65,7 @@ def described(phrases: Sequence[str], tokenizer: Tokenizer) -> str:
 
 
 def _complaint(text: str, ids: Sequence[int]) -> str:
-    """What speaks against boosting a phrase, if anything does."""
+    """Say what speaks against boosting a phrase, if anything does."""
     if len(text) <= _SHORT:
         return "short: it may come where it is not said"
     return _COMMON if len(ids) == 1 else ""

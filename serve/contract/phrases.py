@@ -29,7 +29,7 @@ class Trie:
 
 
 def build_trie(phrases: Sequence[tuple[tuple[int, ...], float]]) -> Trie:
-    """The trie of some token sequences, each with its boost in nats; of equal ones the highest.
+    """Build the trie of token sequences, each with its boost in nats; of equal ones the highest.
 
     A phrase earns as much with each token. Where one begins another, that earns from there on only
     what it is worth more.
@@ -55,7 +55,7 @@ def build_trie(phrases: Sequence[tuple[tuple[int, ...], float]]) -> Trie:
 
 
 def _with_shortcuts(children: list[dict[int, int]], worth: list[float], ends: list[float]) -> Trie:
-    """The trie, with edges from a match that breaks off to another that it is within."""
+    """Build the trie, with edges from a match that breaks off to another that it is within."""
     kept = [0.0] * len(children)  # of what is earned, what stays when the match breaks off
     fails = [0] * len(children)
     edges = list[tuple[int, int, int, float]]()

@@ -89,7 +89,7 @@ def assign(likeness: npt.NDArray[np.float32], groups: Sequence[Sequence[int]]) -
 
 
 def _merges(vectors: Vectors, weights: npt.NDArray[np.float32]) -> list[_Merge]:
-    """All merges down to one cluster, most alike first, along chains of nearest neighbours."""
+    """Find all merges down to one cluster, most alike first, along chains of nearest neighbours."""
     sums, totals = vectors * weights[:, None], weights.astype(np.float32)
     gone = np.zeros(len(vectors), bool)
     merges, chain = list[_Merge](), list[int]()

@@ -109,7 +109,7 @@ class Diarizer:
         return tuple(Turn(start_s, end_s, names[voice]) for start_s, end_s, voice in spoken)
 
     def _voices(self, heard: Heard, least: int, most: int) -> Vectors:
-        """The voices of a recording, (voices, size)."""
+        """Find the voices of a recording, (voices, size)."""
         sure = heard.speech_s >= self._settings.sure_s
         if sure.sum() < least:
             sure[:] = True
@@ -117,7 +117,7 @@ class Diarizer:
         return centroids(vectors, speech_s, least, most, self._settings.rules)
 
     def _reference(self, known: Known) -> Vectors:
-        """The vector of a known speaker's voice, (size,)."""
+        """Make the vector of a known speaker's voice, (size,)."""
         seconds, (shortest_s, longest_s) = len(known.samples) / SAMPLE_RATE, REFERENCE_S
         said = f"the reference of {shown(known.name)}"
         if not shortest_s <= seconds <= longest_s:
@@ -135,7 +135,7 @@ class Diarizer:
 
 
 def _bounds(num: int | None, least: int | None, most: int | None) -> tuple[int, int]:
-    """How many speakers there are at least and at most.
+    """Bound the number of speakers, at least and at most.
 
     Raises:
         RequestError: no number fits.
@@ -155,7 +155,7 @@ _MOST = 1_000_000  # speakers: no bound
 
 
 def _at_once(heard: Heard) -> Iterator[tuple[int, int]]:
-    """Pairs of pieces in which two speakers of a window are active at once."""
+    """Yield pairs of pieces in which two speakers of a window are active at once."""
     spans = sorted(
         (start, end, index) for index, piece in enumerate(heard.spans) for start, end in piece
     )
@@ -168,7 +168,7 @@ def _at_once(heard: Heard) -> Iterator[tuple[int, int]]:
 
 
 def _named(voices: Vectors, references: Sequence[Vectors], threshold: float) -> dict[int, int]:
-    """The index of the known speaker that a voice belongs to: each the nearest, near enough."""
+    """Find the index of the known speaker of each voice: the nearest, where it is near enough."""
     found = dict[int, int]()
     if not references:
         return found
@@ -181,7 +181,7 @@ def _named(voices: Vectors, references: Sequence[Vectors], threshold: float) -> 
 
 
 def _letters() -> Iterator[str]:
-    """A to Z, AA, AB, …"""
+    """Yield A to Z, AA, AB, …"""
     alphabet = [chr(ord("A") + i) for i in range(26)]
     for length in itertools.count(1):
         yield from map("".join, itertools.product(alphabet, repeat=length))

@@ -25,7 +25,7 @@ class _Turns:
         self._ends = list(itertools.accumulate((turn.end_s for turn in turns), max))
 
     def speaker(self, start: float, end: float, before: str | None) -> str | None:
-        """Who speaks for most of a stretch; of equal ones, who spoke before; else who is nearest.
+        """Find who speaks for most of a stretch; of equals, who spoke before; else who is nearest.
 
         None where there are no turns.
         """
@@ -139,7 +139,7 @@ def _shared(
 
 
 def _runs(speakers: Sequence[str | None]) -> Iterator[tuple[int, int]]:
-    """First index and the one after the last of each run of one speaker."""
+    """Yield the first index and the one after the last of each run of one speaker."""
     first = 0
     for _, run in itertools.groupby(speakers):
         last = first + len(list(run))
@@ -148,7 +148,7 @@ def _runs(speakers: Sequence[str | None]) -> Iterator[tuple[int, int]]:
 
 
 def _sentences(words: Sequence[Word]) -> Iterator[tuple[int, int]]:
-    """First index and the one after the last of each sentence."""
+    """Yield the first index and the one after the last of each sentence."""
     first = 0
     for index, word in enumerate(words):
         if word.word.rstrip(_CLOSING).endswith(_SENTENCE_ENDS) or index == len(words) - 1:
@@ -157,7 +157,7 @@ def _sentences(words: Sequence[Word]) -> Iterator[tuple[int, int]]:
 
 
 def _without_strays(speakers: Sequence[str | None]) -> list[str | None]:
-    """The speakers of a sentence's words, where single words have that of the longer run beside."""
+    """Give single words of a sentence the speaker of the longer run beside them."""
     runs = list(_runs(speakers))
     found = list(speakers)
     for number, (first, last) in enumerate(runs):

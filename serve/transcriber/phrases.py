@@ -18,7 +18,7 @@ _LISTS = 64  # that are kept, for the same comes with every request of a client
 
 
 def phrases_of(request: Request, config: TranscriberConfig) -> tuple[str, ...]:
-    """The phrases that a request asks for, or else those that are configured.
+    """Choose the phrases that a request asks for, or else those that are configured.
 
     Raises:
         OptionError: there are too many, or one is no phrase.
@@ -51,14 +51,14 @@ def check_phrases(
 
 
 def refusal_of_phrases(phrases: Sequence[str], capabilities: Capabilities) -> str | None:
-    """Why a runtime cannot boost phrases, if any are asked for; None: it can."""
+    """Say why a runtime cannot boost phrases, if any are asked for; None: it can."""
     if phrases and not capabilities.phrases:
         return f"phrases is given, but the runtime {capabilities.runtime} cannot boost any"
     return None
 
 
 def weighted(phrase: str) -> tuple[str, float]:
-    """A phrase's text and its weight, which may stand behind it, as in "Karenina^2"; else 1.
+    """Read a phrase's text and its weight, which may stand behind it, as in "Karenina^2"; else 1.
 
     Raises:
         OptionError: it is empty or too long, or the weight is out of bounds.
@@ -83,7 +83,7 @@ def weighted(phrase: str) -> tuple[str, float]:
 
 @functools.lru_cache(maxsize=_LISTS)
 def trie_of(phrases: tuple[str, ...], tokenizer: Tokenizer) -> Trie | None:
-    """The trie of some phrases, each as it is written and capitalised; None where there are none.
+    """Build the trie of phrases, each as it is written and capitalised; None where there is none.
 
     Raises:
         OptionError: one is no phrase or holds special tokens, or all have too many tokens.

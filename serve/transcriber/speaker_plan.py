@@ -25,7 +25,7 @@ class Speakers:
 
 
 def speakers_of(request: Request) -> Speakers | None:
-    """What a request says of its speakers; None: it does not ask who they are.
+    """Read what a request says of its speakers; None: it does not ask who they are.
 
     Raises:
         OptionError: it contradicts itself, or a name or a reference is none.
@@ -55,7 +55,7 @@ def speakers_of(request: Request) -> Speakers | None:
 
 
 def has_channels(request: Request) -> bool:
-    """Whether each channel of a request's audio is a speaker's.
+    """Tell whether each channel of a request's audio is a speaker's.
 
     Raises:
         OptionError: there are none, or speakers are told by something else.
@@ -76,7 +76,7 @@ def has_channels(request: Request) -> bool:
 def _known_speakers(
     names: Sequence[str], references: Sequence[str]
 ) -> tuple[tuple[str, bytes], ...]:
-    """Known speakers' names, and the files in which they speak, out of data URLs (RFC 2397).
+    """Read known speakers' names, and the files they speak in, out of data URLs (RFC 2397).
 
     Raises:
         OptionError: they are too many, without names or files, of one name, or no data URLs.

@@ -82,7 +82,7 @@ class SpeakerWorker:
 
 
 def _reference(name: str, file: bytes) -> Samples:
-    """The samples of a known speaker's reference.
+    """Decode a known speaker's reference.
 
     Raises:
         RequestError: it is no audio, or too long.

@@ -1,4 +1,4 @@
-"""Boosts for phrases in plain torch: whose book are on the device, and what a token earns.
+"""Boosts for phrases in plain torch: whose lists are on the device, and what a token earns.
 
 Only the likeliest few tokens of a row earn anything, so that nothing is said that was not heard.
 """
@@ -43,11 +43,11 @@ class Phrasebook:
 
     @staticmethod
     def bytes_of_slot() -> int:
-        """Memory that a slot more takes."""
+        """Count the memory that a slot more takes."""
         return MAX_NODES * (8 + 4 + 4 + 4)
 
     def root(self, slot: int, trie: Trie) -> int:
-        """The root's node, for the rows of a slot that decode with a list from now on."""
+        """Take a list in; returns its root, for a slot's rows that decode with it from now on."""
         self._users.pop(slot, None)
         place = next((i for i, held in enumerate(self._places) if held is trie), None)
         if place is None:
@@ -87,7 +87,7 @@ class Steps:
 def steps(
     book: Phrasebook, state: RowState, rows: torch.Tensor, tokens: torch.Tensor, near: torch.Tensor
 ) -> Steps:
-    """Follow book with tokens.
+    """Follow lists with tokens.
 
     Args:
         book: all lists.

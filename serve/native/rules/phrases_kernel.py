@@ -27,7 +27,7 @@ class Tables(NamedTuple):
 
 
 def tables_of(book: Phrasebook) -> Tables:
-    """The tensors of some book."""
+    """The tensors of a phrasebook."""
     return Tables(book.keys, book.targets, book.gains, book.refunds)
 
 
