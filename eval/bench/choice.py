@@ -13,6 +13,7 @@ from serve.native.rules.phrases import Phrasebook
 from serve.native.rules.state import Picks, RowState, new_state
 
 PHRASES, TOKENS = 1000, 5  # in the list, and in each of them
+LIKELY = 8  # tokens of a row, over half of which are near enough to earn something
 
 
 def choice_of(
@@ -38,13 +39,21 @@ def choice_of(
     state.beam.fill_(rows)
     state.limit.fill_(dims.n_text_ctx)
     root = book.root(0, _trie(facts.eot)) if phrases else -1
-    logits = torch.randn((slots * rows, dims.n_vocab), device=device)
+    logits = _logits(slots * rows, dims.n_vocab, facts.eot).to(device)
 
     def choose() -> None:
         _begin(state, age, root)
         advance(state, Picks(everyone, everyone), logits)
 
     return choose
+
+
+def _logits(rows: int, n_vocab: int, text_ids: int) -> torch.Tensor:
+    """Make logits as speech has them: a few tokens of text are likely, and all others hardly."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 1.5 * torch.randn((rows, n_vocab), generator=generator)
+    likely = torch.randint(text_ids, (rows, LIKELY), generator=generator)
+    return logits.scatter(1, likely, torch.linspace(14.0, 7.0, LIKELY).expand(rows, -1))
 
 
 def _begin(state: RowState, age: int, root: int) -> None:

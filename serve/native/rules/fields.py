@@ -56,11 +56,11 @@ def fields_of(state: RowState) -> Fields:
 class Scan(NamedTuple):
     """Partial results of each pick, by tiles of the vocabulary."""
 
+    peaks: torch.Tensor  # float32 (picks,): the highest logit yet, of who is boosted
     sums: torch.Tensor  # float32 (picks, tiles, SUMS)
     ids: torch.Tensor  # int32 (picks, tiles): the best token
-    tops: (
-        torch.Tensor
-    )  # float32 (picks, tiles, keep): of who searches or is boosted, the best first
+    # Of who searches or is boosted, the best first:
+    tops: torch.Tensor  # float32 (picks, tiles, keep)
     top_ids: torch.Tensor  # int32 (picks, tiles, keep)
 
 

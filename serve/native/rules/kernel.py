@@ -15,7 +15,7 @@ from serve.native.kernels.launch import Overlap, launch
 from serve.native.rules.definition import Rules
 from serve.native.rules.fields import SUMS, WIDEST, Fields, Form, Scan, fields_of
 from serve.native.rules.loops import EVERY, MATCH, PERIODS, REPEATS
-from serve.native.rules.phrases import LIKELIEST, Phrasebook
+from serve.native.rules.phrases import LIKELIEST, MARGIN, Phrasebook
 from serve.native.rules.phrases_kernel import Tables, choose_boosted, tables_of
 from serve.native.rules.search_kernel import settle_search, total
 from serve.native.rules.state import Picks, RowState
@@ -23,6 +23,7 @@ from serve.native.rules.state import Picks, RowState
 _TILE = tl.constexpr(2048)  # tokens per program
 _KEPT = max(2 * WIDEST.value, LIKELIEST)  # of a tile, of who searches or is boosted
 _PERIODS, _REPEATS, _MATCH, _EVERY = map(tl.constexpr, (PERIODS, REPEATS, MATCH, EVERY))
+_MARGIN = tl.constexpr(MARGIN)
 
 
 @triton.jit
@@ -82,13 +83,18 @@ def _live(state: Fields, row, drafted: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _keep_few(scan: Scan, place, allowed, id, start, count, keep: tl.constexpr) -> None:
-    """Leave the best `count` of a tile."""
+    """Leave the best `count` of a tile, and none in the places of others."""
+    lane = tl.arange(0, keep)
+    values = tl.full((keep,), float("-inf"), tl.float32)
+    ids = tl.zeros((keep,), tl.int32)
     rest = allowed
     for rank in range(0, count):
         value, which = tl.max(rest, 0, return_indices=True, return_indices_tie_break_left=True)
-        tl.store(scan.tops + place * keep + rank, value)
-        tl.store(scan.top_ids + place * keep + rank, start + which)
+        values = tl.where(lane == rank, value, values)
+        ids = tl.where(lane == rank, start + which, ids)
         rest = tl.where(id == start + which, float("-inf"), rest)
+    tl.store(scan.tops + place * keep + lane, values)
+    tl.store(scan.top_ids + place * keep + lane, ids)
 
 
 @triton.jit
@@ -143,21 +149,27 @@ def _scan_kernel(
             bad = _forbidden(state, row, id, at, said, n_ctx, form)
             allowed = tl.where(bad, float("-inf"), allowed)
         peak = tl.max(allowed, 0)
+        boosted = tl.load(state.root + row) >= 0
+        if boosted:
+            tl.atomic_max(scan.peaks + pick, peak)
         base = tl.where(peak == float("-inf"), 0.0, peak)
         place = pick * form.tiles + tile
         left = scan.sums + place * SUMS
         tl.store(left, peak)
         tl.store(left + 1, tl.sum(tl.exp(allowed - base), 0))
-        width = tl.load(state.beam + row)
-        boosted = tl.load(state.root + row) >= 0
-        if (width > 1) | boosted:
-            count = tl.where(boosted, form.keep, 2 * width)
-            _keep_few(scan, place, allowed, id, start, count, form.keep)
         score = _drawn(state, row, at, allowed, id)
         best, which = tl.max(score, 0, return_indices=True, return_indices_tie_break_left=True)
         tl.store(left + 2, best)
         tl.store(left + 3, tl.sum(tl.where(id == start + which, allowed, 0.0), 0))
         tl.store(scan.ids + place, start + which)
+        width = tl.load(state.beam + row)
+        if (width > 1) | boosted:
+            count = tl.where(width > 1, 2 * width, 1)
+            if boosted:  # of the tiles that are known by now: too many may count, never too few
+                lowest = tl.load(scan.peaks + pick, volatile=True) - _MARGIN
+                near = tl.sum((allowed >= lowest).to(tl.int32), 0)
+                count = tl.minimum(tl.maximum(count, near), form.keep)
+            _keep_few(scan, place, allowed, id, start, count, form.keep)
 
 
 @triton.jit
@@ -168,6 +180,7 @@ def _settle_kernel(
         gdc_wait()
     pick = tl.program_id(0)
     row = tl.load(pick_rows + pick)
+    tl.store(scan.peaks + pick, float("-inf"))  # for the next step
     if _live(state, row, form.drafted):
         limit = _limit_of(state, row, n_ctx, form.timestamp_begin, form.ctx_padded)
         width = tl.load(state.beam + row)
@@ -268,6 +281,7 @@ class TritonChoice:
         self._overlap = Overlap.of(device)
         self._most, shape = most, (most, self._tiles)
         self._scan = Scan(
+            peaks=torch.full((most,), float("-inf"), dtype=torch.float32, device=device),
             sums=torch.empty((*shape, SUMS.value), dtype=torch.float32, device=device),
             ids=torch.empty(shape, dtype=torch.int32, device=device),
             tops=torch.empty((*shape, _KEPT), dtype=torch.float32, device=device),

@@ -15,6 +15,7 @@ _HALF = tl.constexpr(MAX_NODES // 2)
 _HALVES = tl.constexpr(MAX_NODES.bit_length() - 1)  # until one edge is left
 _TOKEN_BITS = tl.constexpr(TOKEN_BITS)
 _MARGIN = tl.constexpr(MARGIN)
+_ROUNDING = tl.constexpr(1e-2)  # that sums may differ by where logits do not
 
 
 class Tables(NamedTuple):
@@ -53,8 +54,11 @@ def steps(book: Tables, root, node, token, near) -> tuple[tl.tensor, tl.tensor]:
         node, token: int64, of one shape.
         near: bool, as they are.
     """
-    onward, goes_on = _edge(book, root, node, token, near)
-    anew, begins = _edge(book, root, root + tl.zeros_like(node), token, near & (goes_on == 0))
+    # Both searches at once: each waits for memory as often as the list is halved.
+    starts = tl.join(node, root + tl.zeros_like(node))
+    edges, there = _edge(book, root, starts, tl.join(token, token), tl.join(near, near))
+    onward, anew = tl.split(edges)
+    goes_on, begins = tl.split(there)
     edge = tl.where(goes_on, onward, anew)
     found = goes_on | begins
     nodes = tl.load(book.targets + edge, mask=found, other=0).to(tl.int64)
@@ -69,6 +73,9 @@ def choose_boosted(
 ) -> tuple[tl.tensor, tl.tensor]:
     """See `definition._boosted`, of one row; notes where the row is in its trie then.
 
+    What cannot earn is not the best either: whoever leaves a match pays the same for it. So those
+    that are near the likeliest suffice.
+
     Args:
         book, state, row, pick: whose.
         must: whether it is to say a timestamp.
@@ -82,16 +89,18 @@ def choose_boosted(
     there = (which < form.tiles * keep) & ((must == 0) | (which >= form.text_tiles * keep))
     first = pick * form.tiles * keep
     rest = tl.load(scan.tops + first + which, mask=there, other=float("-inf"))
+    lowest = tl.max(rest, 0) - _MARGIN
     value = tl.full((keep,), float("-inf"), tl.float32)
-    token = tl.zeros((keep,), tl.int64)
-    for rank in range(0, keep):
-        peak, place = tl.max(rest, 0, return_indices=True, return_indices_tie_break_left=True)
-        id = tl.load(scan.top_ids + first + place).to(tl.int64)
+    place = tl.zeros((keep,), tl.int32)
+    near = tl.sum((rest >= lowest).to(tl.int32), 0)
+    for rank in range(0, tl.minimum(near, keep)):
+        peak, best = tl.max(rest, 0, return_indices=True, return_indices_tie_break_left=True)
         value = tl.where(lane == rank, peak, value)
-        token = tl.where(lane == rank, id, token)
-        rest = tl.where(which == place, float("-inf"), rest)
+        place = tl.where(lane == rank, best, place)
+        rest = tl.where(which == best, float("-inf"), rest)
+    token = tl.load(scan.top_ids + first + place).to(tl.int64)
     root, node = tl.load(state.root + row), tl.load(state.node + row) + tl.zeros_like(token)
-    nodes, gains = steps(book, root, node, token, value >= tl.max(value, 0) - _MARGIN)
+    nodes, gains = steps(book, root, node, token, value >= lowest)
     earned = value + gains
     _, best = tl.max(earned, 0, return_indices=True, return_indices_tie_break_left=True)
     tl.store(state.node + row, tl.sum(tl.where(lane == best, nodes, 0), 0))
@@ -100,28 +109,40 @@ def choose_boosted(
 
 
 @triton.jit
-def boost_beams(
+def likeliest_of_beams(
     book: Tables, state: Fields, row, pick, width, rest, lowest, scan: Scan, form: tl.constexpr
-) -> tl.tensor:
-    """What phrases make of a search's candidates: those that are not likely enough are dropped.
+) -> tuple[tl.tensor, tl.tensor]:
+    """Each beam's likeliest candidates, phrases counted in; the others cannot be among the best.
 
     Args:
         book, state, row, pick, width: whose.
         rest: float32 (WIDEST, tiles_padded * keep), summed log-probabilities, -inf where none is.
         lowest: (WIDEST,), the lowest logit of a beam that may earn.
         scan, form: what the tiles keep.
+
+    Returns:
+        Boosted sums, (WIDEST, keep), -inf where none is, and where in the scan each stands.
     """
     keep: tl.constexpr = form.keep
-    beam, which = tl.arange(0, WIDEST), tl.arange(0, form.tiles_padded * keep)
-    left = rest
-    for _ in range(0, keep):
-        _, best = tl.max(left, 1, return_indices=True, return_indices_tie_break_left=True)
-        left = tl.where(which[None, :] == best[:, None], float("-inf"), left)
-    likely = (rest > float("-inf")) & (left == float("-inf"))
-    places = ((pick + beam) * form.tiles * keep)[:, None] + which[None, :]
-    token = tl.load(scan.top_ids + places, mask=likely, other=0).to(tl.int64)
-    near = tl.load(scan.tops + places, mask=likely, other=0.0) >= lowest[:, None]
+    beam, lane = tl.arange(0, WIDEST), tl.arange(0, keep)
+    which = tl.arange(0, form.tiles_padded * keep)[None, :]
+    least = tl.max(rest, 1) - (_MARGIN + _ROUNDING)
+    least = tl.where(least > float("-inf"), least, float("inf"))  # a beam that has ended
+    sums = tl.full((WIDEST, keep), float("-inf"), tl.float32)
+    places = tl.zeros((WIDEST, keep), tl.int32)
+    near = tl.max(tl.sum((rest >= least[:, None]).to(tl.int32), 1), 0)
+    for rank in range(0, tl.minimum(tl.maximum(near, 2 * width), keep)):
+        peaks, best = tl.max(rest, 1, return_indices=True, return_indices_tie_break_left=True)
+        mine = (lane == rank)[None, :]
+        sums = tl.where(mine, peaks[:, None], sums)
+        places = tl.where(mine, best[:, None], places)
+        rest = tl.where(which == best[:, None], float("-inf"), rest)
+    alive = sums > float("-inf")
+    places += ((pick + beam) * form.tiles * keep)[:, None]
+    token = tl.load(scan.top_ids + places, mask=alive, other=0).to(tl.int64)
+    logit = tl.load(scan.tops + places, mask=alive, other=float("-inf"))
     root = tl.load(state.root + row)
     node = tl.load(state.node + row + beam, mask=beam < width, other=0)
-    _, gains = steps(book, root, node[:, None] + tl.zeros_like(token), token, likely & near)
-    return tl.where(likely, rest + gains, float("-inf"))
+    earns = alive & (logit >= lowest[:, None])
+    _, gains = steps(book, root, node[:, None] + tl.zeros_like(token), token, earns)
+    return tl.where(alive, sums + gains, float("-inf")), places

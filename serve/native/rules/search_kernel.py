@@ -10,7 +10,7 @@ import triton.language as tl
 
 from serve.native.rules.fields import SUMS, WIDEST, Fields, Scan
 from serve.native.rules.phrases import MARGIN
-from serve.native.rules.phrases_kernel import Tables, boost_beams, steps
+from serve.native.rules.phrases_kernel import Tables, likeliest_of_beams, steps
 
 _MARGIN = tl.constexpr(MARGIN)
 
@@ -57,7 +57,8 @@ def _sums_of(state: Fields, row, pick, width, scan: Scan, form: tl.constexpr) ->
     there = (beam < width)[:, None] & ((from_tile < tiles) & (rank < kept))[None, :]
     there = there & ((must == 0)[:, None] | (from_tile >= form.text_tiles)[None, :])
     places = ((pick + beam) * tiles * keep)[:, None] + which[None, :]
-    value = tl.load(scan.tops + places, mask=there, other=none)
+    # Read as if apart, so that a warp's lanes are of different beams: all are then ranked at once.
+    value = tl.load(tl.max_contiguous(scan.tops + places, (1, 1)), mask=there, other=none)
     alive = (value > none) & (sum > none)[:, None]
     sums = tl.where(alive, (value - everything[:, None]) + sum[:, None], none)
     return sums, tl.max(value, 1) - _MARGIN
@@ -148,6 +149,27 @@ def _go_on(
 
 
 @triton.jit
+def _ranked(rest, width, keep: tl.constexpr) -> tl.tuple:
+    """(sum, beam, column), each (keep,): the best 2 * width of (WIDEST, n), the best first."""
+    none = float("-inf")
+    beam = tl.arange(0, WIDEST)
+    column = tl.arange(0, rest.shape[1])
+    lane = tl.arange(0, keep)
+    sum = tl.full((keep,), none, tl.float32)
+    parent = tl.zeros((keep,), tl.int32)
+    place = tl.zeros((keep,), tl.int32)
+    for rank in range(0, 2 * width):
+        peaks, places = tl.max(rest, 1, return_indices=True, return_indices_tie_break_left=True)
+        peak, best = tl.max(peaks, 0, return_indices=True, return_indices_tie_break_left=True)
+        taken = tl.sum(tl.where(beam == best, places, 0), 0)
+        sum = tl.where(lane == rank, peak, sum)
+        parent = tl.where(lane == rank, best, parent)
+        place = tl.where(lane == rank, taken, place)
+        rest = tl.where((beam == best)[:, None] & (column == taken)[None, :], none, rest)
+    return sum, parent, place
+
+
+@triton.jit
 def _best_of(
     state: Fields, row, pick, width, scan: Scan, book: Tables, form: tl.constexpr
 ) -> tl.tuple:
@@ -156,33 +178,21 @@ def _best_of(
     `near` says how far a logit is above the lowest that phrases may boost.
     """
     keep: tl.constexpr = form.keep
-    none = float("-inf")
-    rest, lowest = _sums_of(state, row, pick, width, scan, form)
-    boosted = tl.load(state.root + row) >= 0
-    if boosted:
-        rest = boost_beams(book, state, row, pick, width, rest, lowest, scan, form)
     beam = tl.arange(0, WIDEST)
-    which = tl.arange(0, form.tiles_padded * keep)
-    lane = tl.arange(0, keep)
-    sum = tl.full((keep,), none, tl.float32)
-    parent = tl.zeros((keep,), tl.int64)
-    token = tl.zeros((keep,), tl.int64)
-    near = tl.full((keep,), none, tl.float32)
-    for rank in range(0, 2 * width):
-        peaks, places = tl.max(rest, 1, return_indices=True, return_indices_tie_break_left=True)
-        peak, best = tl.max(peaks, 0, return_indices=True, return_indices_tie_break_left=True)
-        place = tl.sum(tl.where(beam == best, places, 0), 0)
-        place_of_best = (pick + best) * form.tiles * keep + place
-        id = tl.load(scan.top_ids + place_of_best)
-        logit = tl.load(scan.tops + place_of_best, mask=boosted, other=0.0)
-        least = tl.sum(tl.where(beam == best, lowest, 0.0), 0)
-        near = tl.where(lane == rank, logit - least, near)
-        sum = tl.where(lane == rank, peak, sum)
-        parent = tl.where(lane == rank, best, parent)
-        token = tl.where(lane == rank, id, token)
-        taken = (beam == best)[:, None] & (which == place)[None, :]
-        rest = tl.where(taken, none, rest)
-    return sum, parent, token, near
+    rest, lowest = _sums_of(state, row, pick, width, scan, form)
+    near = tl.zeros((keep,), tl.float32)
+    if tl.load(state.root + row) >= 0:
+        few, places = likeliest_of_beams(book, state, row, pick, width, rest, lowest, scan, form)
+        sum, parent, column = _ranked(few, width, keep)
+        mine = parent[:, None] == beam[None, :]
+        here = mine[:, :, None] & (column[:, None, None] == tl.arange(0, keep)[None, None, :])
+        place = tl.sum(tl.sum(tl.where(here, places[None, :, :], 0), 2), 1)
+        near = tl.load(scan.tops + place) - tl.sum(tl.where(mine, lowest[None, :], 0.0), 1)
+    else:
+        sum, parent, column = _ranked(rest, width, keep)
+        place = (pick + parent) * form.tiles * keep + column
+    token = tl.load(scan.top_ids + place).to(tl.int64)
+    return sum, parent.to(tl.int64), token, near
 
 
 @triton.jit

@@ -20,6 +20,7 @@ from serve.speech.words import handovers
 from tests.checkpoints import write_engine
 from tests.serve.native.decoding import prompt_of, run
 from tests.serve.native.test_drafting import only_last_layer, whole, write_drafted
+from tests.serve.native.test_phrases import pairs_of
 
 pytestmark = pytest.mark.gpu
 CUDA = RuntimeConfig(device="cuda", slots=16, encoder_batch=8)
@@ -109,6 +110,48 @@ def test_beams_say_what_they_say_on_the_cpu(way, int8_engine, checkpoint, window
         assert event.scores.avg_logprob == pytest.approx(cpu[job_id].scores.avg_logprob, abs=2e-2)
     other = [windows[i][0] for i in gpu if gpu[i].tokens != cpu[i].tokens]
     assert len(other) <= len(windows) // 10, other
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("beam_size", [1, 5])
+def test_phrases_are_said_as_on_the_cpu(beam_size, way, int8_engine, expected, checkpoint, windows):
+    """Beside windows that have none; where another answer wins, the two are as good as equal."""
+    trie = pairs_of([expected["int8"][i] for i in range(6)])
+    ended = []
+    for config in (
+        RuntimeConfig(slots=8, rows=ROWS, encoder_batch=4),
+        dataclasses.replace(WAYS[way], rows=ROWS),
+    ):
+        runtime = NativeRuntime(int8_engine, config)
+        jobs = []
+        for i, (_, language, features) in enumerate(windows):
+            options = DecodingOptions(beam_size=beam_size, phrases=(None, trie)[i % 2])
+            jobs.append(Job(i, features, prompt_of(checkpoint.facts, language), options))
+        ended.append(run(runtime, jobs))
+        runtime.close()
+    cpu, gpu = ended
+    other = [windows[i][0] for i in gpu if gpu[i].tokens != cpu[i].tokens]
+    assert len(other) <= len(windows) // 10, other
+    if beam_size == 1:
+        changed = [i for i in gpu if gpu[i].tokens != expected["int8"][i].tokens]
+        assert any(i % 2 for i in changed)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_draft_changes_no_bit_of_windows_with_phrases(graphs, int8_engine, checkpoint, windows):
+    config = dataclasses.replace(CUDA, encoder_batch=1, cuda_graph=graphs)
+    runtime = NativeRuntime(int8_engine, config)
+    plain = [Job(i, w[2], prompt_of(checkpoint.facts, w[1])) for i, w in enumerate(windows[:12])]
+    said = run(runtime, plain)
+    options = DecodingOptions(phrases=pairs_of([said[i] for i in range(6)]))
+    boosted = [dataclasses.replace(job, options=options) for job in plain[6:]]
+    alone = run(runtime, boosted)
+    assert any(alone[job.id].tokens != said[job.id].tokens for job in boosted)
+    for guesses in (said, alone):
+        drafted = [dataclasses.replace(job, draft=guesses[job.id].tokens) for job in boosted]
+        for job_id, event in run(runtime, drafted).items():
+            assert event.tokens == alone[job_id].tokens
+            assert event.scores.avg_logprob == alone[job_id].scores.avg_logprob
 
 
 @pytest.mark.parametrize("graphs", [False, True])

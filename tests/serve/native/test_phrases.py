@@ -30,9 +30,12 @@ def job_of(windows, checkpoint):
 
 @pytest.fixture(scope="module")
 def trie(runtime, job_of):
-    """Of every pair of tokens that some windows say, with which others are led astray."""
-    ended = run(runtime, [job_of(i, i) for i in range(6)])
-    pairs = [pair for event in ended.values() for pair in itertools.pairwise(event.tokens)]
+    return pairs_of(run(runtime, [job_of(i, i) for i in range(6)]).values())
+
+
+def pairs_of(events):
+    """Every pair of tokens that some windows say, with which others are led astray."""
+    pairs = [pair for event in events for pair in itertools.pairwise(event.tokens)]
     return build_trie([(pair, 5.0) for pair in dict.fromkeys(pairs)])
 
 
