@@ -69,10 +69,17 @@ def request_parts(request: Request, audio: Part | None = b"") -> list[Part]:
     Args:
         request: with samples, or with bytes that count for nothing.
         audio: the bytes of a file, in place of these; None: they come beside the request.
+
+    Raises:
+        Refusal: an option's value is one that no tensor can hold.
     """
+    try:
+        inputs = tensors.request_to_inputs(request)
+    except EarshotError as error:
+        raise refusals.Refusal(error) from error
     message = service_pb2.ModelInferRequest()
     raw: list[Part] = []
-    for name, tensor in tensors.request_to_inputs(request).items():
+    for name, tensor in inputs.items():
         spec = tensors.INPUTS[name]
         if name == "AUDIO" and audio is None:
             continue

@@ -20,7 +20,7 @@ from tritonclient.grpc import service_pb2
 from serve.contract.codec import from_json, to_json
 from serve.contract.errors import RequestError
 from serve.gateway import refusals
-from serve.gateway.checks import LENGTH, check_names, check_parameters, check_request, check_tensor
+from serve.gateway.checks import LENGTH, check_names, check_parameters, check_request
 from serve.gateway.limits import MAX_JSON_BYTES, check_json
 from serve.gateway.refusals import Refusal
 from serve.wire.tensors import INPUTS, OUTPUTS
@@ -141,6 +141,7 @@ def request_from_http(name: str, version: str, body: bytes, json_size: int) -> T
         )
     asked = _parse(body if json_size == len(body) else body[:json_size])
     check_parameters("the request", asked.parameters, (_DEFAULT_BINARY,))
+    # `check_request` does so again, at the end: until then messages name inputs and outputs.
     check_names("inputs", [tensor.name for tensor in asked.inputs], INPUTS)
     check_names("outputs", [output.name for output in asked.outputs], OUTPUTS)
     request = service_pb2.ModelInferRequest(model_name=name, model_version=version, id=asked.id)
@@ -177,7 +178,6 @@ def _contents(tensors: Iterable[_AnyTensor], binary: memoryview) -> list[memoryv
     """The raw bytes of each tensor; `binary` is what follows the JSON."""
     contents, begin = [], 0
     for tensor in tensors:
-        check_tensor(tensor.name, tensor.datatype, tensor.shape)
         check_parameters(tensor.name, tensor.parameters, (_BINARY_SIZE,))
         size = tensor.parameters.get(_BINARY_SIZE)
         if (size is None) == (tensor.data is None):

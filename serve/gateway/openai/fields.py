@@ -16,14 +16,13 @@ from pydantic import Field as Bounds
 
 from serve.contract.codec import from_json, from_table, nearest
 from serve.contract.config import OPTIONS, UnknownFields
-from serve.contract.errors import EarshotError, OptionError, shown
+from serve.contract.errors import OptionError, shown
 from serve.contract.fields import Finite
 from serve.contract.messages import Request, Task
 from serve.contract.options import Option
-from serve.gateway.refusals import FieldRefusal, Refusal
+from serve.gateway.refusals import FieldRefusal
 from serve.speech.cues import CUE_OPTIONS, CueOptions, check_bounds
 from serve.speech.formats import SUBTITLES
-from serve.wire.tensors import request_to_inputs
 
 Milliseconds = Annotated[int, Bounds(ge=0, le=1_000_000)]
 Format = Literal["json", "text", "srt", "verbose_json", "vtt", "diarized_json"]
@@ -166,7 +165,6 @@ def read_fields(
         token_logprobs=logprobs,
         **asked,
     )
-    _check_types(request)
     ignored = tuple(dict.fromkeys(ignored))
     return Asked(request, read.value("model"), format, stream, segments, words, cues, ignored)
 
@@ -366,11 +364,3 @@ def _server_vad(text: str | None, parts: Mapping[str, str]) -> _ServerVad:
         return from_table(_ServerVad, whole, _STRATEGY, error=OptionError)
     except OptionError as error:
         raise FieldRefusal(_STRATEGY, str(error)) from error
-
-
-def _check_types(request: Request) -> None:
-    """Refuse what no tensor can hold; what it means the server knows."""
-    try:
-        request_to_inputs(request)
-    except EarshotError as error:
-        raise Refusal(error) from error
