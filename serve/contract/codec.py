@@ -90,7 +90,7 @@ def from_json(
 
 @dataclasses.dataclass(frozen=True)
 class _Versioned:
-    """What all versions of a format have in common."""
+    """The key that all versions of a format have."""
 
     format_version: int | None = None
 
@@ -128,12 +128,12 @@ def text_that(check: Callable[[str], Any], expected: str) -> pydantic.AfterValid
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """The JSON of dataclasses, or of plain values that hold some; non-ASCII text as it is."""
+    """Write dataclasses, or plain values that hold some, as JSON; non-ASCII text as it is."""
     return pydantic_core.to_json(value, indent=indent).decode()
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file.
+    """Read the tables of a TOML file.
 
     Raises:
         FileError: the file cannot be read.
@@ -169,7 +169,7 @@ def _adapter(kind: Any) -> pydantic.TypeAdapter[Any]:
 
 
 def _sentence(kind: Any, details: ErrorDetails, where: str) -> str:
-    """One of pydantic's errors in our words."""
+    """Put one of pydantic's errors into our words."""
     problem, location, found = details["type"], details["loc"], details["input"]
     context = details.get("ctx", {})
     if problem == "json_invalid":
@@ -188,7 +188,7 @@ def _sentence(kind: Any, details: ErrorDetails, where: str) -> str:
 
 
 def _dotted(location: Sequence[int | str]) -> str:
-    """A place as one writes it: runtime.slots, temperatures[0]."""
+    """Write a place as people do: runtime.slots, temperatures[0]."""
     steps = (
         f"[{step}]" if isinstance(step, int) else f".{step[:_MAX_KEY_CHARS]}" for step in location
     )
@@ -196,12 +196,12 @@ def _dotted(location: Sequence[int | str]) -> str:
 
 
 def _listed(keys: Iterable[str]) -> str:
-    """The first of some keys that a text has; they may be as many and as long as it likes."""
+    """List the first of a text's keys; they may be as many and as long as it likes."""
     return ", ".join(key[:_MAX_KEY_CHARS] for key in itertools.islice(keys, _MAX_KEYS))
 
 
 def nearest(key: str, known: Sequence[str]) -> str:
-    """What an error says after an unknown key: which is meant, or which there are."""
+    """Say after an unknown key which is meant, or which there are."""
     near = difflib.get_close_matches(key[:_MAX_KEY_CHARS], known, n=1)
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
 
@@ -216,7 +216,7 @@ def _fields_at(kind: Any, location: Sequence[int | str]) -> list[str]:
 
 
 def _hints(hint: Any) -> dict[str, Any]:
-    """Fields with their types of a dataclass, or of the one that a tuple, dict or union holds."""
+    """Return the types of a dataclass's fields, or of the one that a tuple, dict or union holds."""
     if dataclasses.is_dataclass(hint):
         return typing.get_type_hints(hint)
     return next(filter(None, map(_hints, typing.get_args(hint))), {})

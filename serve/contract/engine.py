@@ -82,7 +82,7 @@ def tensor_kinds(
 
 
 def draft_dims(dims: Dims, draft: Draft) -> Dims:
-    """Sizes of the network that the draft and the encoder make."""
+    """Return the sizes of the network that the draft and the encoder make."""
     return dataclasses.replace(dims, n_text_layer=draft.n_text_layer, n_text_ffn=draft.n_text_ffn)
 
 
@@ -147,7 +147,7 @@ def sha256_of(path: Path) -> str:
 
 
 def mel_filters(n_mels: int) -> torch.Tensor:
-    """The filterbank of Whisper's log-mel spectrogram: Slaney-normalised triangles up to 8 kHz.
+    """Make the filterbank of Whisper's log-mel: Slaney-normalised triangles up to 8 kHz.
 
     Made by transformers, exactly as its WhisperFeatureExtractor makes it; builds need that library,
     servers do not, since engines carry the result.
@@ -213,7 +213,7 @@ class Engine:
         return tensors
 
     def load_mel_filters(self) -> torch.Tensor:
-        """The filterbank that log-mels are computed with: float32 (n_mels, N_FREQUENCIES), CPU.
+        """Read the filterbank of log-mels: float32 (n_mels, N_FREQUENCIES), CPU.
 
         Raises:
             EngineError: the file cannot be read or holds something else, or the engine was built
@@ -285,7 +285,7 @@ def checked_meanwhile(path: str | Path) -> Iterator[Engine]:
 
 
 def _with_its_files(path: Path) -> Engine:
-    """An engine whose manifest is right, and whose files are there, in their sizes."""
+    """Open an engine whose manifest is right, and whose files are there, in their sizes."""
     manifest_path = path / MANIFEST_FILE
     try:
         text = manifest_path.read_bytes()

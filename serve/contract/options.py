@@ -1,4 +1,4 @@
-"""What a field that users may set says of itself, once: tensors, flags, forms are made of it.
+"""The one declaration of a field that users may set: tensors, flags, forms are made of it.
 
 The fields are those of `serve.contract.messages.Request`, some of which
 `serve.contract.config.TranscriberConfig` declares, and those of `serve.speech.cues.CueOptions`.
@@ -41,7 +41,7 @@ def option(
 
 
 def options_of(kind: Any, config: Any = None) -> dict[str, Option]:
-    """A dataclass's options by their names, in their order.
+    """Collect a dataclass's options by their names, in their order.
 
     Args:
         kind: has a field of each.
@@ -58,7 +58,7 @@ def options_of(kind: Any, config: Any = None) -> dict[str, Option]:
 
 
 def _form(hint: Any) -> dict[str, Any]:
-    """What a field's type says of its option."""
+    """Read a field's type, as arguments of `Option`."""
     inner = typing.get_args(hint)
     if type(None) in inner:
         return _form(inner[0])

@@ -1,4 +1,4 @@
-"""Who calls: API keys, and what each may ask for in a minute.
+"""Callers: their API keys, and what each may ask for in a minute.
 
 Where there are no keys everybody may call. Where there are, a request names its key as OpenAI's
 clients do, `Authorization: Bearer KEY`, over HTTP as over gRPC.
@@ -37,14 +37,14 @@ class _Share:
         self._at_s = clock()
 
     def wait_s(self, needed: float) -> float:
-        """How long until so much is there."""
+        """Return the seconds until so much is there."""
         now = self._clock()
         self._left += (now - self._at_s) * self._most / _MINUTE_S
         self._left, self._at_s = min(self._left, self._most), now
         return max(0.0, (needed - self._left) * _MINUTE_S / self._most)
 
     def headers(self, what: str) -> dict[str, str]:
-        """What there is of it, as OpenAI's API tells it."""
+        """Tell what there is of it, as OpenAI's API does."""
         reset_s = self.wait_s(self._most)
         return {
             f"x-ratelimit-limit-{what}": f"{self._most:g}",
@@ -150,7 +150,7 @@ class Callers:
         _require_keys(server, self.named)
 
     def identify(self, authorization: str | None) -> Caller:
-        """Who sends a request.
+        """Find out who sends a request.
 
         Args:
             authorization: its header of this name.

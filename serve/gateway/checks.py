@@ -1,4 +1,4 @@
-"""Whether a request is one for our models: checked here, so that Triton sees no other."""
+"""Checks that a request is one for our models, so that Triton sees no other."""
 
 import math
 import reprlib
@@ -165,7 +165,7 @@ def check_contents(tensor: service_pb2.ModelInferRequest.InferInputTensor) -> No
 
 
 def audio_s(answer: service_pb2.ModelInferResponse) -> float:
-    """How much audio an answer tells of; 0 where it does not, as where it is one segment."""
+    """Read an answer's seconds of audio; 0 where it tells none, as where it is one segment."""
     for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=False):
         if output.name == "DURATION":
             (seconds,) = _FP64.unpack(raw)
@@ -174,7 +174,7 @@ def audio_s(answer: service_pb2.ModelInferResponse) -> float:
 
 
 def queue_s(answer: service_pb2.ModelInferResponse) -> float | None:
-    """How long its request waited; None where it does not tell."""
+    """Read how long an answer's request waited; None where it does not tell."""
     for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=False):
         if output.name == "TIMINGS":
             return from_json(Timings, raw[LENGTH.size :], output.name).queue_s

@@ -1,5 +1,5 @@
-"""What both protocols share: how a request gets in, what is counted of it until its end, and what
-is known of the server."""
+"""The door of both protocols: it lets requests in, counts them until their ends, and tells what is
+known of the server."""
 
 import asyncio
 import contextlib
@@ -45,15 +45,15 @@ class Visit:
 
     @property
     def account(self) -> Account:
-        """What its caller has under way."""
+        """The account of its caller: what is under way."""
         return self._caller.account
 
     def require_duration(self, outputs: Collection[str]) -> None:
-        """See `Caller`."""
+        """Refuse outputs that do not tell their duration; see `Caller`."""
         self._caller.require_duration(outputs)
 
     def said(self) -> None:
-        """A piece of a stream's text has been sent."""
+        """Note that a piece of a stream's text has been sent."""
         if (took_s := self.line.said()) is not None:
             self._metrics.delta(self.line.route, took_s)
 
@@ -62,7 +62,7 @@ class Visit:
         self._heard(transcript.duration, transcript.timings.queue_s)
 
     def passed_on(self, answer: service_pb2.ModelInferResponse) -> None:
-        """The same, of an answer of KServe's."""
+        """Count its audio, of an answer of KServe's."""
         self._heard(audio_s(answer), queue_s(answer))
 
     def hear(self, seconds: float) -> None:
@@ -146,7 +146,7 @@ class Door:
     def account(
         self, line: Line, route: str, authorization: str | None, timed: bool = True
     ) -> Iterator[Visit]:
-        """Lets a request for a transcript in, counts it and how it ends, and times it.
+        """Let a request for a transcript in, count it and how it ends, and time it.
 
         Args:
             line: of the log; is told all of this, for others to write.
@@ -204,7 +204,7 @@ class Door:
     # ------------------------------------------------------------ what is known of the server
 
     async def ready(self, model: str | None = None) -> bool:
-        """Whether a request that came now would be answered: for a model, or for any."""
+        """Tell whether a request that came now would be answered: for a model, or for any."""
         return not self.admission.draining and await self.upstreams.ready(model)
 
     async def engines(self) -> dict[str, dict[str, bool]]:
@@ -228,7 +228,7 @@ class Door:
         return metadata
 
     async def model_metadata(self, name: str, version: str) -> service_pb2.ModelMetadataResponse:
-        """Inputs and outputs of a model.
+        """Return inputs and outputs of a model.
 
         Raises:
             Refusal: there is no such model, or Triton is away.

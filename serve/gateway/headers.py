@@ -1,4 +1,4 @@
-"""What every HTTP response carries, which hosts and pages may ask, and the log of what failed.
+"""Headers of every HTTP response, hosts and pages that may ask, and the log of what failed.
 
 The owner of a name can let it point to 127.0.0.1 (DNS rebinding), and then browsers take a page
 that came from it for this server's own: what such a page asks has that name as its Host.
@@ -54,17 +54,17 @@ _READABLE = (  # by pages of allowed origins
 
 
 def served_by(model: str) -> dict[str, str]:
-    """The header that names the model which answers, whatever name it was asked by."""
+    """Name, in a header, the model which answers, whatever name it was asked by."""
     return {_SERVED_BY: urllib.parse.quote(model, safe="/:@ ")}
 
 
 def warning(text: str) -> dict[str, str]:
-    """The header that says what a client should know of its audio, where there is anything."""
+    """Say, in a header, what a client should know of its audio, where there is anything."""
     return {_WARNING: urllib.parse.quote(text, safe=" :;,.()")} if text else {}
 
 
 def ignored(names: Iterable[str]) -> dict[str, str]:
-    """The header that names a form's fields without effect, where there are any."""
+    """Name, in a header, a form's fields without effect, where there are any."""
     text = ", ".join(urllib.parse.quote(name, safe="[]") for name in names)
     return {_IGNORED: text[:_MOST_IGNORED]} if text else {}
 
@@ -72,7 +72,7 @@ def ignored(names: Iterable[str]) -> dict[str, str]:
 def with_headers(
     app: ASGIApp, server: ServerConfig, leaving: Callable[[], bool] = lambda: False
 ) -> ASGIApp:
-    """An application whose responses name their requests, as what the log says of them does.
+    """Wrap an application: responses name their requests as the log does.
 
     Browsers' requests from pages of other hosts are refused, unless these are allowed; so is what
     is for a host that this server is not, and what comes while too many connections are open.
@@ -154,7 +154,7 @@ def _with_hosts(app: ASGIApp, server: ServerConfig) -> ASGIApp:
 
 
 def may_be_called(server: ServerConfig, host: str) -> bool:
-    """Whether a request with this Host header is for this server.
+    """Tell whether a request with this Host header is for this server.
 
     On loopback, and wherever `allowed_hosts` names some: names and addresses of loopback, with any
     port, and what it names. Elsewhere: every host.

@@ -1,4 +1,4 @@
-"""What HTTP clients reach: KServe v2, here; OpenAI's API, in `serve.gateway.openai`; small pages.
+"""The addresses of HTTP: KServe v2, here; OpenAI's API, in `serve.gateway.openai`; small pages.
 
     GET  /v2, /v2/health/live, /v2/health/ready
     GET  /v2/models/{name}[/versions/{version}][/ready]
@@ -57,7 +57,7 @@ WholePage = Callable[[], Awaitable[bytes]]
 
 
 def build_app(door: Door, metrics: WholePage, state: State) -> ASGIApp:
-    """The application for clients; `state` is what the page shows of the server."""
+    """Build the application for clients; `state` is what the page shows of the server."""
     api = _Api(door)
     routes: list[BaseRoute] = [
         *page_routes(state, door),
@@ -83,7 +83,7 @@ def build_app(door: Door, metrics: WholePage, state: State) -> ASGIApp:
 
 
 def build_watchers_app(door: Door, metrics: WholePage) -> ASGIApp:
-    """The application for Prometheus, and for whoever asks whether the server is well."""
+    """Build the application for Prometheus, and for whoever asks whether the server is well."""
     api = _Api(door)
     routes: list[BaseRoute] = [
         Route("/metrics", _metrics(door, metrics)),
@@ -214,7 +214,7 @@ def _model(request: Request) -> tuple[str, str]:
 
 
 def _message(message: Any) -> Response:
-    """A protobuf message as KServe's JSON, which writes 64-bit numbers as numbers."""
+    """Write a protobuf message as KServe's JSON, which has 64-bit numbers as numbers."""
     found = MessageToDict(message, preserving_proto_field_name=True)
     for tensor in [*found.get("inputs", ()), *found.get("outputs", ())]:
         tensor["shape"] = [int(size) for size in tensor["shape"]]

@@ -29,7 +29,7 @@ _BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
 
 class Watched(Protocol):
-    """What is told of a server; see `serve.gateway.upstream.server`."""
+    """A server, as it is counted; see `serve.gateway.upstream.server`."""
 
     @property
     def name(self) -> str:
@@ -37,18 +37,18 @@ class Watched(Protocol):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """What it serves."""
+        """The models that it serves."""
 
     @property
     def inflight(self) -> int:
-        """How many requests it has."""
+        """The requests that it has."""
 
     def takes(self, model: str) -> bool:
-        """Whether it is given requests."""
+        """Tell whether it is given requests."""
 
 
 class LiveMetrics:
-    """What is counted of live text.
+    """Counters of live text.
 
     Args:
         registry: where.
@@ -75,7 +75,7 @@ class LiveMetrics:
 
 
 class UpstreamMetrics:
-    """What is counted of the servers behind the gateway, by name; this run's are named by device.
+    """Counters of the servers behind the gateway, by name; this run's are named by device.
 
     Args:
         registry: where.
@@ -111,12 +111,12 @@ class UpstreamMetrics:
                 takes.set_function(functools.partial(server.takes, model))
 
     def ended(self, upstream: str, status: str) -> None:
-        """A server has ended a request with this status."""
+        """Count a request that a server has ended with this status."""
         self._requests.labels(upstream, status).inc()
 
 
 class Metrics:
-    """What the gateway counts; each instance by itself.
+    """Counters of the gateway; each instance has its own.
 
     Args:
         admission: what is under way.
@@ -179,15 +179,15 @@ class Metrics:
             gauge.set_function(read)
 
     def heard(self, route: str, key: str, audio_s: float) -> None:
-        """So much audio has become text, or has come in over a live stream."""
+        """Count audio that has become text, or has come in over a live stream."""
         self._audio_s.labels(route, key).inc(audio_s)
 
     def delta(self, route: str, took_s: float) -> None:
-        """A stream's first text was sent so long after its request came."""
+        """Note how long after its request a stream's first text was sent."""
         self._first_delta_s.labels(route).observe(took_s)
 
     def ended(self, route: str, key: str, status: str, reason: str = "") -> None:
-        """A request was answered with this status; `reason` says why it was refused.
+        """Count a request that was answered with this status; `reason` says why it was refused.
 
         `key` is the name of its caller's; empty where there is none.
         """
@@ -197,7 +197,7 @@ class Metrics:
 
     @contextlib.contextmanager
     def timed(self, route: str) -> Iterator[None]:
-        """Measures how long a request is here."""
+        """Measure how long a request is here."""
         began_s = time.monotonic()
         try:
             yield
@@ -206,7 +206,7 @@ class Metrics:
             self._seconds.labels(route).observe(time.monotonic() - began_s)
 
     def recent_s(self, window_s: float) -> list[float]:
-        """How long the requests took, each, that were answered in the last so many seconds.
+        """List how long each request took that was answered in the last so many seconds.
 
         Of very many the last ones.
         """
@@ -214,14 +214,14 @@ class Metrics:
         return [took_s for ended_s, took_s in self._recent if ended_s >= since_s]
 
     def page(self) -> bytes:
-        """The gateway's part of the page."""
+        """Write the gateway's part of the page."""
         return generate_latest(self._registry)
 
 
 async def whole_page(
     folder: Path, tritons: Mapping[str, Path], own: Metrics, number: int, processes: int
 ) -> bytes:
-    """The page, without the parts that cannot be had now.
+    """Put the page together, without the parts that cannot be had now.
 
     Args:
         folder: of the run.
@@ -248,7 +248,7 @@ async def whole_page(
 
 
 def joined(pages: Mapping[str, bytes], label: str) -> bytes:
-    """The pages of several processes as one, each number with a label that says whose it is.
+    """Join the pages of several processes: each number gets a label that says whose it is.
 
     In Prometheus's text format all lines of a metric stand together, its description first.
     """
@@ -275,7 +275,7 @@ def _with_label(line: str, label: str, value: str) -> str:
 
 
 async def tritons_page(folder: Path) -> bytes:
-    """The page of one Triton, in this folder.
+    """Ask one Triton, in this folder, for its page.
 
     Raises:
         OSError: Triton is away.

@@ -30,7 +30,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """What the gateway of another Earshot calls it, by KServe."""
+        """Its name by KServe at the gateway of another Earshot."""
         return f"{self.model}{_STREAM}" if self.segments else self.model
 
 
@@ -64,7 +64,7 @@ class Models:
         self._any = re.compile(anything if self.patterns else "(?!)")
 
     def find(self, name: str | None) -> str | None:
-        """The product of this name; None where there is none, the default without a name."""
+        """Find the product of this name; None where there is none, the default without a name."""
         if name is None:
             return self.default
         if (product := self._products.get(name)) is not None:
@@ -73,7 +73,7 @@ class Models:
         return self.default if fits else None
 
     def named(self, name: str | None) -> str:
-        """The product that `model` means to OpenAI's API.
+        """Find the product that `model` means to OpenAI's API.
 
         Raises:
             Refusal: there is no model of this name.
@@ -90,7 +90,7 @@ class Models:
         return model
 
     def target(self, name: str, version: str = "") -> Target:
-        """What KServe calls by this name.
+        """Find what KServe calls by this name.
 
         Raises:
             Refusal: there is no such model, or no such version of it.

@@ -40,7 +40,7 @@ async def write(context: Context, answer: bytes) -> None:
 
 
 def authorization(context: Context) -> str | None:
-    """The metadata of a call that names its caller."""
+    """Find the metadata of a call that names its caller."""
     return dict(context.invocation_metadata() or ()).get("authorization")
 
 
@@ -119,7 +119,7 @@ class Stream:
             await self._write(error)
 
     async def _answered(self, message: bytes) -> bytes | None:
-        """Pass a request's answers on; the error that it ends with, if it does."""
+        """Pass a request's answers on; return the error that it ends with, if it does."""
         self._count += 1
         line = Line(f"{self._line.id}.{self._count}")
         try:

@@ -124,7 +124,7 @@ class Gateway:
 
 
 def share_of(config: Config) -> Config:
-    """A configuration whose limits are those of one of its gateway's processes, rounded up."""
+    """Give a configuration the limits of one of its gateway's processes, rounded up."""
     processes, server, live = config.gateway.processes, config.server, config.live
     return dataclasses.replace(
         config,
@@ -191,7 +191,7 @@ def serve_alone(config: Config) -> int:
 
 
 def _prepare(config: Config, requests_to: int | None = None) -> None:
-    """What a gateway's process does first."""
+    """Prepare a gateway's process, before all else."""
     log.prepare(config.gateway.log, requests_to)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes one

@@ -97,7 +97,7 @@ class Translated:
 
 
 def json_bytes(body_bytes: int, header: str | None) -> int:
-    """How much of a body is JSON.
+    """Return how many bytes of a body are JSON.
 
     Args:
         body_bytes: of the whole body, or of what is known of it.
@@ -175,7 +175,7 @@ def _flag(where: str, parameters: Parameters, name: str) -> bool:
 
 
 def _contents(tensors: Iterable[_AnyTensor], binary: memoryview) -> list[memoryview]:
-    """The raw bytes of each tensor; `binary` is what follows the JSON."""
+    """Return the raw bytes of each tensor; `binary` is what follows the JSON."""
     contents, begin = [], 0
     for tensor in tensors:
         check_parameters(tensor.name, tensor.parameters, (_BINARY_SIZE,))
@@ -201,7 +201,7 @@ def _contents(tensors: Iterable[_AnyTensor], binary: memoryview) -> list[memoryv
 
 
 def _raw(tensor: _AnyTensor) -> bytes:
-    """Values from JSON as raw bytes."""
+    """Turn values from JSON into raw bytes."""
     data = tensor.data or ()
     if len(data) != math.prod(tensor.shape):
         raise refusals.invalid(
@@ -217,7 +217,7 @@ def _raw(tensor: _AnyTensor) -> bytes:
 def answer_to_http(
     answer: service_pb2.ModelInferResponse, asked: Translated
 ) -> tuple[bytes, int | None]:
-    """An answer as the body of an HTTP response.
+    """Write an answer as the body of an HTTP response.
 
     Args:
         answer: it.

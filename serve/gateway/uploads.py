@@ -39,7 +39,7 @@ Received = Callable[[Iterable[str]], Mapping[str, int]]
 async def body_chunks(
     request: Request, ticket: Ticket, limit_s: float, check: Callable[[int], object] = int
 ) -> AsyncGenerator[bytes, None]:
-    """The body as it comes, if it is let in; refused as soon as it is known to be too large.
+    """Yield the body as it comes; refuse it as soon as it is known to be too large.
 
     Args:
         request: whose body has not been read.
@@ -77,7 +77,7 @@ async def body_chunks(
 
 
 async def while_client_waits(request: Request, answer: Awaitable[T]) -> T:
-    """The answer.
+    """Wait for an answer as long as its client does.
 
     Raises:
         Refusal: the client went first, or the request failed.
@@ -121,7 +121,7 @@ class _Upload:
 
 @dataclasses.dataclass
 class _Connection:
-    """What has come in over a connection with uploads, beyond messages that are whole."""
+    """A connection's bytes of uploads, beyond messages that are whole."""
 
     begin: int
     bytes: int = 0
@@ -158,7 +158,7 @@ class Uploads:
     async def receive(
         self, context: Any, timeout_s: float, needed: Callable[[], bool] = lambda: False
     ) -> bytes | None:
-        """The next message of a call; None: there is no further one.
+        """Receive the next message of a call; None: there is no further one.
 
         Args:
             context: of the call.
@@ -266,7 +266,7 @@ class Sockets:
         self._descriptors: dict[str, int] = {}
 
     def received(self, peers: Iterable[str]) -> dict[str, int]:
-        """The bytes that have come in over each of these connections; see `Received`."""
+        """Count the bytes that have come in over each of these connections; see `Received`."""
         wanted = set(peers)
         found = self._look(wanted)
         if wanted - found.keys():

@@ -1,4 +1,4 @@
-"""How long the event loop is at one thing, and a sign that it goes on."""
+"""A watch on the event loop: how long it is at one thing, and a sign that it goes on."""
 
 import asyncio
 import collections

@@ -51,7 +51,7 @@ class Ear:
             self._voice.speaking, self._voice.quiet_since = True, self._judged
 
     def push(self, block: Samples) -> Iterator[Frame]:
-        """The frames that are whole with one more block."""
+        """Take one more block, and yield the frames that are whole with it."""
         held = np.concatenate([self._held, block])
         whole = held[: len(held) // FRAME * FRAME]
         self._held = held[len(whole) :].copy()
@@ -68,7 +68,7 @@ class Ear:
             yield Frame(samples, speaks and self._voice.quiet_since is None, turn)
 
     def rest(self) -> Samples:
-        """What is left of a frame, given out without being judged."""
+        """Give out what is left of a frame, without judging it."""
         held, self._held = self._held, np.zeros(0, np.float32)
         self._judged += len(held)
         return held

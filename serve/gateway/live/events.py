@@ -64,7 +64,7 @@ class Asked:
 
 
 def read_event(text: str) -> Asked:
-    """What a client says.
+    """Read what a client says.
 
     Raises:
         EventError: it is not an event of a transcription session.
@@ -118,7 +118,7 @@ def _checked(event: Event, event_id: object) -> Asked:
 
 
 def read_audio(text: object, sample_bytes: int) -> bytes:
-    """The bytes of an `input_audio_buffer.append`.
+    """Read the bytes of an `input_audio_buffer.append`.
 
     Args:
         text: in base64.
@@ -143,12 +143,12 @@ def read_audio(text: object, sample_bytes: int) -> bytes:
 
 
 def new_id(prefix: str) -> str:
-    """A name that nothing else has."""
+    """Make a name that nothing else has."""
     return f"{prefix}_{secrets.token_hex(10)}"
 
 
 def error(error: EventError, event_id: str | None = None, kind: str = "") -> Event:
-    """An event could not be done, or the session cannot go on.
+    """Tell that an event could not be done, or that the session cannot go on.
 
     Args:
         error: what went wrong.
@@ -174,7 +174,7 @@ def session(
     expires_s: float,
     warnings: Sequence[SettingWarning] = (),
 ) -> Event:
-    """A session that was created or updated; it expires so many seconds from now.
+    """Tell of a session, created or updated; it expires so many seconds from now.
 
     Args:
         event: its type, of today or older.
@@ -197,12 +197,12 @@ def speech_started(item_id: str, at_ms: int) -> Event:
 
 
 def speech_stopped(item_id: str, at_ms: int) -> Event:
-    """Nobody speaks any more; the utterance's audio ends at that time of the stream."""
+    """Tell that nobody speaks any more; the utterance ends at that time of the stream."""
     return _event("input_audio_buffer.speech_stopped", item_id=item_id, audio_end_ms=at_ms)
 
 
 def committed(item_id: str, previous_id: str | None) -> list[Event]:
-    """An utterance has ended, and is an item now."""
+    """Tell that an utterance has ended, and is an item now."""
     item = {
         "id": item_id,
         "object": "realtime.item",
@@ -219,7 +219,7 @@ def committed(item_id: str, previous_id: str | None) -> list[Event]:
 
 
 def cleared() -> Event:
-    """What was not committed is forgotten."""
+    """Tell that what was not committed is forgotten."""
     return _event("input_audio_buffer.cleared")
 
 
@@ -229,12 +229,12 @@ def delta(item_id: str, text: str) -> Event:
 
 
 def hypothesis(item_id: str, text: str) -> Event:
-    """What is heard beyond the deltas; the next one takes its place."""
+    """Tell what is heard beyond the deltas; the next one takes its place."""
     return _event(HYPOTHESIS, item_id=item_id, text=text)
 
 
 def completed(item_id: str, transcript: str, seconds: float) -> Event:
-    """The whole text of an utterance of so many seconds."""
+    """Tell the whole text of an utterance of so many seconds."""
     return _event(
         f"{_TRANSCRIPTION}.completed",
         item_id=item_id,
@@ -245,7 +245,7 @@ def completed(item_id: str, transcript: str, seconds: float) -> Event:
 
 
 def failed(item_id: str, message: str, code: str | None, kind: str) -> Event:
-    """An utterance has no text, or not all of it."""
+    """Tell that an utterance has no text, or not all of it."""
     return _event(
         f"{_TRANSCRIPTION}.failed",
         item_id=item_id,

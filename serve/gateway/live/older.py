@@ -29,7 +29,7 @@ _NAMES = {
 
 
 def speaks_older(beta: str | None, subprotocols: list[str]) -> bool:
-    """Whether a client says that it is one of the beta.
+    """Tell whether a client says that it is one of the beta.
 
     Args:
         beta: its header OpenAI-Beta.
@@ -39,7 +39,7 @@ def speaks_older(beta: str | None, subprotocols: list[str]) -> bool:
 
 
 def from_older(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes as `session.update` has them; what is unknown stays as it is.
+    """Translate changes to those of `session.update`; what is unknown stays as it is.
 
     Raises:
         SettingError: the format is none of the beta's, or settings have the names of today.
@@ -56,7 +56,7 @@ def from_older(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_older(settings: Settings) -> dict[str, Any]:
-    """Settings as such a client is told them."""
+    """Translate settings to those that such a client is told."""
     found = as_session(settings)
     known = found["audio"]["input"]
     older = {_NAMES[name]: value for name, value in known.items()}
@@ -67,7 +67,7 @@ def as_older(settings: Settings) -> dict[str, Any]:
 
 
 def in_older_words(text: str) -> str:
-    """What is said of a session, with the older names of its settings."""
+    """Put what is said of a session into the older names of settings."""
     text = text.replace("audio.input.format.rate", f"{_PARAMS}.sample_rate_hz")
     for name, older in _NAMES.items():
         text = text.replace(f"audio.input.{name}", older)

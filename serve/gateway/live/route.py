@@ -53,7 +53,7 @@ class Live:
         self._door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One connection."""
+        """Serve one connection."""
         websocket = WebSocket(scope, receive, send)
         try:
             line, authorization = scope["state"][LINE], _authorization(websocket)
@@ -203,7 +203,7 @@ class Live:
     async def _transcribe(
         self, visit: Visit, stream: Ticket, default: str | None, model: str | None, window: Window
     ) -> Transcript:
-        """The text of a window.
+        """Ask for the text of a window.
 
         The model is that of the session's settings, or else of the address.
 
@@ -226,7 +226,7 @@ class Live:
 
 
 def _authorization(websocket: WebSocket) -> str | None:
-    """The header that names the caller, which browsers can only say as a subprotocol."""
+    """Find the header that names the caller, which browsers can only say as a subprotocol."""
     header: str | None = websocket.headers.get("authorization")
     for offered in websocket.scope["subprotocols"]:
         if header is None and offered.startswith(_KEY_SUBPROTOCOL):

@@ -56,7 +56,7 @@ class TooManyErrors(Exception):
 
 
 class Session:
-    """What is known of one client's stream. For one event loop.
+    """One client's stream. For one event loop.
 
     Args:
         config: how live text is made.
@@ -195,7 +195,7 @@ class Session:
             await self._end()
 
     async def _begin(self, vad: ServerVad | None) -> None:
-        """An utterance begins with the next frame, or with quiet before it."""
+        """Begin an utterance with the next frame, or with quiet before it."""
         before = np.zeros(0, np.float32)
         if vad is not None:
             most = min(_samples(vad.prefix_padding_ms), self._heard - self._spoken_until)
@@ -228,7 +228,7 @@ class Session:
         await self._end()
 
     async def _end(self) -> None:
-        """The open utterance becomes an item."""
+        """Make the open utterance an item."""
         utterance, self._open = self._open, None
         assert utterance is not None
         for event in events.committed(utterance.item_id, self._last_id):
@@ -275,7 +275,7 @@ class Session:
                 await self._decode(utterance)
 
     def _wait_s(self, utterance: Utterance) -> float:
-        """How long until something is to be done with it; infinite: until more is heard."""
+        """Return the seconds until something is to be done; infinite: until more is heard."""
         due_s = self._pace.due_s - _now_s()
         if self._tries:
             return due_s
@@ -346,33 +346,33 @@ class Session:
 
 
 class _Arrivals:
-    """When which sample of a stream came, of the last minutes: a client may send one by one."""
+    """The times at which samples of the last minutes came: a client may send one by one."""
 
     def __init__(self) -> None:
         self.samples = 0
         self._known = collections.deque([(0, _now_s())], maxlen=_ARRIVALS)
 
     def note(self, samples: int, at_s: float) -> None:
-        """So many have come by now; what is less than a frame has come with those after it."""
+        """Note how many have come by now; less than a frame comes with those after it."""
         self.samples = samples
         if len(self._known) > 1 and samples - self._known[-2][0] < FRAME:
             self._known.pop()
         self._known.append((samples, at_s))
 
     def at(self, sample: int) -> float:
-        """When it had come."""
+        """Find when a sample had come."""
         index = bisect.bisect_left(self._known, (sample, -math.inf))
         return self._known[min(index, len(self._known) - 1)][1]
 
 
 def _options(settings: Settings) -> Options:
-    """What counts as speech, and when it has ended; the defaults where the client says when."""
+    """Choose what speech is, and when it has ended; the defaults where the client says when."""
     vad = settings.input.turn_detection or ServerVad()
     return Options(vad.threshold, _samples(vad.silence_duration_ms), pad=0)
 
 
 def _paused(utterance: Utterance) -> bool:
-    """Whether it may be over."""
+    """Tell whether it may be over."""
     quiet = utterance.end - utterance.spoken_until
     return quiet >= _PAUSE_S * SAMPLE_RATE and utterance.spoken_until > utterance.start
 

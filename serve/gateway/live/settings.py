@@ -1,4 +1,4 @@
-"""What a client sets for its session: OpenAI's transcription session, checked part by part.
+"""A client's settings of its session: OpenAI's transcription session, checked part by part.
 
 An update says only what changes. What of OpenAI's settings has no effect here is named in a
 warning, what is wrong in an error.
@@ -40,7 +40,7 @@ HYPOTHESIS = "earshot.hypothesis"
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """How audio is written."""
+    """The format of audio."""
 
     type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] = "audio/pcm"
     rate: Literal[16_000, 24_000] | None = None  # Hz; of audio/pcm alone, None: 24 kHz
@@ -48,7 +48,7 @@ class Format:
 
 @dataclasses.dataclass(frozen=True)
 class Transcription:
-    """How audio becomes text."""
+    """The settings of how audio becomes text."""
 
     model: str | None = None  # None: the server's
     language: LanguageOrAuto | None = None  # None, "auto": found in each utterance
@@ -58,7 +58,7 @@ class Transcription:
 
 @dataclasses.dataclass(frozen=True)
 class ServerVad:
-    """How the server finds utterances by itself."""
+    """The settings by which the server finds utterances by itself."""
 
     type: Literal["server_vad"] = "server_vad"
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.5  # of speech's probability
@@ -181,7 +181,7 @@ _WITHOUT_TURNS = ("gpt-realtime-whisper", "gpt-live-transcribe")
 def updated(
     settings: Settings, changes: Mapping[str, Any]
 ) -> tuple[Settings, tuple[SettingWarning, ...]]:
-    """Settings with what a client's `session.update` says, and what of that has no effect.
+    """Apply a client's `session.update`, and warn of what has no effect.
 
     Raises:
         SettingError: it says what is wrong or cannot be honoured; nothing is changed.
@@ -212,7 +212,7 @@ def updated(
 
 
 def as_session(settings: Settings) -> dict[str, Any]:
-    """Settings as a client is told them."""
+    """Describe settings as a client is told them."""
     table = dataclasses.asdict(settings)
     if settings.input.format.rate is None:
         del table["audio"]["input"]["format"]["rate"]
@@ -220,7 +220,7 @@ def as_session(settings: Settings) -> dict[str, Any]:
 
 
 def _with_turns(session: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A session's table, in which the client of a model without turns ends them itself."""
+    """Let the client of a model without turns end them itself, in a session's table."""
     found: Any = changes
     for key in ("audio", "input", "transcription", "model"):
         found = found.get(key) if isinstance(found, dict) else None
@@ -232,7 +232,7 @@ def _with_turns(session: dict[str, Any], changes: Mapping[str, Any]) -> dict[str
 def _without_ignored(
     changes: Mapping[str, Any],
 ) -> tuple[dict[str, Any], tuple[SettingWarning, ...]]:
-    """Changes as this server knows them, and what is to be said of the others."""
+    """Return changes as this server knows them, and warnings of the others."""
     root = {"session": copy.deepcopy(dict(changes))}
     warnings = []
     for ignored in _IGNORED:
@@ -256,7 +256,7 @@ def _is_list(value: object) -> bool:
 
 
 def _merged(old: Any, new: Any) -> Any:
-    """Tables in which a later one's keys replace those of an earlier one."""
+    """Merge tables, in which a later one's keys replace those of an earlier one."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return new
     merged = dict(old)

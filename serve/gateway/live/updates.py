@@ -11,7 +11,7 @@ from serve.gateway.refusals import Refusal
 def read_update(
     asked: Asked, before: Settings, check_model: Callable[[str], object], begun: bool
 ) -> tuple[Settings, list[SettingWarning]]:
-    """What a session is after an update, and what of that has no effect.
+    """Read an update: the session after it, and what of it has no effect.
 
     Args:
         asked: the event.

@@ -26,7 +26,7 @@ _UNSURE_S = 2.0  # at the end of audio that must be cut, what may not be whole
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Window:
-    """What is to be decoded."""
+    """A part of an utterance that is to be decoded."""
 
     samples: Samples  # (n,), 16 kHz
     voice: tuple[float, ...]  # start, end, start, … of speech in it, in seconds
@@ -38,7 +38,7 @@ class Window:
     draft: tuple[int, ...]
 
     def request(self, config: LiveConfig) -> Request:
-        """What a transcriber is asked; at temperature 0, for others would hold up all streams."""
+        """Make a request of it, at temperature 0: others would hold up all streams."""
         return Request(
             self.samples,
             SAMPLE_RATE,
@@ -58,7 +58,7 @@ class Window:
 
 @dataclasses.dataclass(frozen=True)
 class Said:
-    """What became final, and when it was said."""
+    """Text that became final, and when it was said."""
 
     text: str
     words: tuple[Word, ...]  # their times count from the stream's start, in seconds
@@ -110,7 +110,7 @@ class Utterance:
 
     @property
     def silent(self) -> bool:
-        """Whether nobody has spoken in it so far, but for a moment that is too short for speech."""
+        """Tell whether nobody has spoken in it, but for a moment that is too short for speech."""
         return self._spoken / SAMPLE_RATE <= SpeechConfig.vad_min_speech_s
 
     @property
@@ -120,7 +120,7 @@ class Utterance:
 
     @property
     def guess(self) -> str:
-        """What the latest hypothesis says behind what is final."""
+        """The text of the latest hypothesis behind what is final."""
         return self._agreement.guess
 
     @property
@@ -130,7 +130,7 @@ class Utterance:
 
     @property
     def decoded(self) -> bool:
-        """Whether the latest hypothesis is of all that was spoken."""
+        """Tell whether the latest hypothesis is of all that was spoken."""
         return self.decoded_until > self.spoken_until or self.decoded_until == self.end > self.start
 
     def follow(self, before: "Utterance", hold_s: float) -> None:
@@ -163,7 +163,7 @@ class Utterance:
         self._gone, self._draft = before._gone, before._draft
 
     def add(self, samples: Samples, speech: bool) -> None:
-        """The audio goes on."""
+        """Add audio with which it goes on."""
         self._audio.append(samples)
         begin, self.end = self.end, self.end + len(samples)
         if speech:
@@ -173,7 +173,7 @@ class Utterance:
             self._spoken += len(samples)
 
     def window(self) -> Window:
-        """What to decode now."""
+        """Cut out what to decode now."""
         samples = np.concatenate(self._audio) if self._audio else np.zeros(0, np.float32)
         self._audio = [samples]
         prompt = f"{self._prompt} {self._gone}".strip()
@@ -182,7 +182,7 @@ class Utterance:
         return Window(*where, prompt, self._language, languages, self._draft)
 
     def take(self, window: Window, transcript: Transcript, hold_s: float) -> Said:
-        """What becomes final by the text of a window.
+        """Take the text of a window, and return what becomes final by it.
 
         Args:
             window: from `window`.
@@ -210,7 +210,7 @@ class Utterance:
         return said
 
     def finish(self) -> Said:
-        """The rest of the latest hypothesis becomes final."""
+        """Make the rest of the latest hypothesis final."""
         before = len(self._agreement.words)
         return self._said(self._agreement.finish(), before)
 
@@ -236,7 +236,7 @@ class Utterance:
         return (self.end - self._begin) / SAMPLE_RATE
 
     def _cut_at(self) -> float | None:
-        """Seconds of the utterance at which a cut frees enough of what is held; None: nowhere."""
+        """Find the second at which a cut frees enough of what is held; None: there is none."""
         begin_s = (self._begin - self.start) / SAMPLE_RATE
         return self._agreement.cut(begin_s + _FREED * self._held_s)
 

@@ -30,7 +30,7 @@ _EVENTS_HEADERS = [
 
 
 def body(transcript: Transcript, asked: Asked) -> tuple[str, str]:
-    """An answer's text and its media type."""
+    """Write an answer's text, and tell its media type."""
     if asked.format == "json":
         found = {"text": transcript.text, **_languages(transcript)}
         found |= _logprobs(transcript.segments, asked)
@@ -45,7 +45,7 @@ def body(transcript: Transcript, asked: Asked) -> tuple[str, str]:
 
 
 def delta_event(delta: str, index: int, segment: Segment, asked: Asked) -> dict[str, Any]:
-    """A stream's next piece of text; of verbose_json with the segment that it is, and its words.
+    """Make a stream's next piece of text; of verbose_json with its segment and words.
 
     Args:
         delta: the text as a piece of the whole.
@@ -66,7 +66,7 @@ def delta_event(delta: str, index: int, segment: Segment, asked: Asked) -> dict[
 
 
 def segment_event(index: int, segment: Segment) -> dict[str, Any]:
-    """A segment of diarized_json, which also is an event of its streams."""
+    """Make a segment of diarized_json, which also is an event of its streams."""
     return {
         "type": "transcript.text.segment",
         "id": _segment_id(index),
@@ -78,7 +78,7 @@ def segment_event(index: int, segment: Segment) -> dict[str, Any]:
 
 
 def done_event(transcript: Transcript, asked: Asked) -> dict[str, Any]:
-    """A stream's last event; of verbose_json with what that tells of the whole."""
+    """Make a stream's last event; of verbose_json with what that tells of the whole."""
     heard = math.ceil(transcript.duration * _AUDIO_TOKENS_PER_S)
     said = sum(len(segment.tokens) for segment in transcript.segments)
     usage = {
@@ -102,7 +102,7 @@ class Deltas:
         self._begun = False
 
     def next(self, text: str) -> str:
-        """What a segment adds to the text; may be empty."""
+        """Return what a segment adds to the text; may be empty."""
         text = self._space + text
         if not self._begun:
             text = text.lstrip()
@@ -113,7 +113,7 @@ class Deltas:
 
 
 def _whole(transcript: Transcript, asked: Asked) -> dict[str, Any]:
-    """What verbose_json tells of the whole besides its text."""
+    """Return what verbose_json tells of the whole besides its text."""
     translated = asked.request.task == "translate"
     language = "en" if translated else transcript.language
     return {
@@ -156,7 +156,7 @@ def _segment_id(index: int) -> str:
 
 
 def _languages(transcript: Transcript) -> dict[str, Any]:
-    """Those that were heard, as OpenAI's gpt-transcribe tells them."""
+    """Tell the languages that were heard as OpenAI's gpt-transcribe does."""
     return {"languages": [{"code": transcript.language}] if transcript.language else []}
 
 
@@ -169,7 +169,7 @@ def _usage(transcript: Transcript) -> dict[str, Any]:
 
 
 def _seconds(transcript: Transcript) -> float:
-    """Its duration without the dust of sums."""
+    """Return its duration without the dust of sums."""
     return round(transcript.duration, 6)
 
 
@@ -184,7 +184,7 @@ def _segment(index: int, segment: Segment) -> dict[str, Any]:
 
 
 def _logprobs(segments: Iterable[Segment], asked: Asked) -> dict[str, Any]:
-    """What `include[]=logprobs` adds."""
+    """Return what `include[]=logprobs` adds."""
     if not asked.request.token_logprobs:
         return {}
     pieces = [piece for segment in segments for piece in segment.token_logprobs or ()]
@@ -197,7 +197,7 @@ def _logprobs(segments: Iterable[Segment], asked: Asked) -> dict[str, Any]:
 
 
 def _words(segments: Iterable[Segment]) -> list[dict[str, Any]]:
-    """The words of segments, with who says them where that is known."""
+    """List the words of segments, with who says them where that is known."""
     return [
         {**dataclasses.asdict(word), "word": word.word.strip(), **_speaker(segment)}
         for segment in segments
@@ -239,7 +239,7 @@ class Events:
         await self._pass({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
-        """There are no more."""
+        """Tell that there are no more."""
         await self._pass({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pass(self, message: dict[str, Any]) -> None:

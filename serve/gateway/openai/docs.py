@@ -1,4 +1,4 @@
-"""What the HTTP addresses take and give: as OpenAPI for programs, as a page for people.
+"""Descriptions of the HTTP addresses: OpenAPI for programs, a page for people.
 
 Both are made from the same fields that requests are read by.
 """
@@ -43,7 +43,7 @@ _STYLE = (
 
 
 def openapi() -> dict[str, Any]:
-    """The description of the addresses in OpenAPI 3.1."""
+    """Describe the addresses in OpenAPI 3.1."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -60,7 +60,7 @@ def openapi() -> dict[str, Any]:
 
 
 def page() -> str:
-    """The same as a page that loads nothing."""
+    """Describe them on a page that loads nothing."""
     rows = "".join(_row(name, text) for name, text in _AUDIO.items())
     rows += "".join(_row(name, text) for name, text in _OTHERS.items())
     fields = _row(

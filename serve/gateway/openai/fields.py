@@ -1,4 +1,4 @@
-"""What a form may say besides its file: OpenAI's fields, and our options under their own names.
+"""A form's fields beside its file: OpenAI's, and our options under their own names.
 
 A field that is unknown, or that cannot be honoured, is refused by name: whoever asks for something
 does not get something else. Our options are those of a request, so that a new one is a new field by
@@ -97,7 +97,7 @@ _REFUSED = {
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What a form asks for, besides its file."""
+    """A form's fields as it asks for them, without its file."""
 
     request: Request  # without audio
     model: str | None
@@ -170,7 +170,7 @@ def read_fields(
 
 
 def _is_unknown(name: str) -> bool:
-    """Whether neither OpenAI's API nor ours has a field of this name."""
+    """Tell whether neither OpenAI's API nor ours has a field of this name."""
     base = name.removesuffix("[]")
     if base in FIELDS:
         return base != name and not FIELDS[base].many
@@ -178,7 +178,7 @@ def _is_unknown(name: str) -> bool:
 
 
 def _collect(pairs: Iterable[tuple[str, str]]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Texts by fields' names, and the parts of a `chunking_strategy` that came in parts."""
+    """Collect texts by fields' names, and the parts of a `chunking_strategy`."""
     values: dict[str, list[str]] = {}
     strategy: dict[str, str] = {}
     for name, text in pairs:
@@ -205,7 +205,7 @@ class _Values:
         self._texts = texts
 
     def value(self, name: str) -> Any:
-        """The value of a field; None where it is not there."""
+        """Return the value of a field; None where it is not there."""
         field, texts = FIELDS[name], self._texts.get(name)
         if texts is None:
             return None
@@ -216,7 +216,7 @@ class _Values:
         return tuple(parse(name, item.strip()) for item in items)
 
     def many(self, name: str) -> Sequence[str]:
-        """The texts of a field that may come several times."""
+        """Return the texts of a field that may come several times."""
         texts, choices = self._texts.get(name, ()), FIELDS[name].choices
         for text in texts:
             if choices and text not in choices:
@@ -225,7 +225,7 @@ class _Values:
         return texts
 
     def choice(self, name: str) -> Any:
-        """The text of a field that is one of a few."""
+        """Return the text of a field that is one of a few."""
         text, choices = self.value(name), FIELDS[name].choices
         if text is None or text in choices:
             return text
@@ -267,7 +267,7 @@ _PARSERS: dict[type, Callable[[str, str], Any]] = {
 
 
 def _granularities(read: _Values, format: Format) -> tuple[bool, bool]:
-    """Whether words, and whether segments, belong into verbose_json."""
+    """Tell whether words, and whether segments, belong into verbose_json."""
     name = "timestamp_granularities"
     asked = read.many(name)
     words = "word" in asked
@@ -281,7 +281,7 @@ def _granularities(read: _Values, format: Format) -> tuple[bool, bool]:
 
 
 def _logprobs(read: _Values, format: Format) -> bool:
-    """Whether tokens come with their log-probabilities, which json alone holds, as OpenAI's."""
+    """Tell whether tokens come with log-probabilities, which json alone holds, as OpenAI's."""
     name = "include"
     asked = read.many(name)
     if asked and format != "json":
@@ -292,7 +292,7 @@ def _logprobs(read: _Values, format: Format) -> bool:
 
 
 def _cues(read: _Values, format: Format) -> CueOptions:
-    """How subtitles are split, and show words."""
+    """Read how subtitles are split, and show words."""
     options = {name: value for name in CUE_OPTIONS if (value := read.value(name)) is not None}
     for name, value in options.items():
         if format not in SUBTITLES:
@@ -307,7 +307,7 @@ def _cues(read: _Values, format: Format) -> CueOptions:
 
 
 def _hotwords(read: _Values) -> str | None:
-    """Ours, or OpenAI's keywords, which mean the same."""
+    """Read ours, or OpenAI's keywords, which mean the same."""
     hotwords: str | None = read.value("hotwords")
     keywords = read.many("keywords")
     if hotwords and keywords:
@@ -316,13 +316,13 @@ def _hotwords(read: _Values) -> str | None:
 
 
 def _phrases(read: _Values) -> Sequence[str] | None:
-    """Those between commas; or where the field came several times each as it is, commas too."""
+    """Read those between commas; of a field that came several times each as it is."""
     texts = read.many("phrases")
     return tuple(texts) if len(texts) > 1 else read.value("phrases")
 
 
 def _chunking(strategy: dict[str, str], read: _Values) -> dict[str, Any]:
-    """What a `chunking_strategy` says, as options of ours."""
+    """Read a `chunking_strategy` as options of ours."""
     text = read.value(_STRATEGY)
     if text is not None and strategy:
         raise FieldRefusal(_STRATEGY, f"{_STRATEGY} came whole and in parts; expected one of them")
@@ -349,7 +349,7 @@ def _seconds(milliseconds: int | None) -> float | None:
 
 
 def _server_vad(text: str | None, parts: Mapping[str, str]) -> _ServerVad:
-    """What a `chunking_strategy` says, whichever of its two spellings came."""
+    """Read a `chunking_strategy`, whichever of its two spellings came."""
     try:
         if text is not None:
             return from_json(_ServerVad, text, _STRATEGY, error=OptionError, advice='or "auto"')

@@ -41,12 +41,12 @@ class Form:
     file: UploadFile
 
     def audio(self) -> bytes | None:
-        """The file's bytes; None where these are many, and lie at `path`."""
+        """Read the file's bytes; None where these are many, and lie at `path`."""
         return None if self.path else self.file.file.read()
 
     @property
     def path(self) -> str | None:
-        """Where a large file lies; None: it is in memory."""
+        """The path of a large file; None: it is in memory."""
         spool = self.file.file
         assert isinstance(spool, _Spool)  # the parser has made it
         return spool.path
@@ -56,7 +56,7 @@ class Form:
 async def received_form(
     request: Request, ticket: Ticket, limit_s: float, folder: Path
 ) -> AsyncIterator[Form]:
-    """A request's form, for the length of a `with` block; its file is gone afterwards.
+    """Receive a form, for the length of a `with` block; its file is gone afterwards.
 
     Args:
         request: whose body has not been read.
@@ -140,7 +140,7 @@ class _Parser(MultiPartParser):
         self._ended = False
 
     async def form(self) -> FormData:
-        """The form, with its files in whole; where there is none, these are gone.
+        """Parse the form, with its files in whole; where there is none, these are gone.
 
         Whatever raises keeps them in its traceback, and so their space on the disk, for long.
         """

@@ -52,7 +52,7 @@ _OFFERED = (
 
 
 def build_openai_app(door: Door) -> Starlette:
-    """The application for what lies below /v1."""
+    """Build the application for what lies below /v1."""
 
     def identify(request: Request) -> None:
         door.callers.identify(request.headers.get("authorization"))
@@ -82,7 +82,7 @@ def build_openai_app(door: Door) -> Starlette:
 
 
 def _described(model: str) -> dict[str, Any]:
-    """A model as OpenAI describes it."""
+    """Describe a model as OpenAI does."""
     return {"id": model, "object": "model", "created": _CREATED, "owned_by": "earshot"}
 
 
@@ -110,7 +110,7 @@ class _Audio:
                 await response(scope, receive, send)
 
     async def _answer(self, request: Request, visit: Visit, events: Events) -> Response | None:
-        """The response; None: it was sent as events."""
+        """Return the response; None: it was sent as events."""
         ticket = self._door.admission.admit(visit.account)
         limit_s, folder = self._door.upload_timeout_s, self._door.upstreams.uploads
         async with contextlib.AsyncExitStack() as stack:
@@ -171,7 +171,7 @@ async def _pass_on(
 
 
 def _told(error: Exception, request_id: str) -> dict[str, Any]:
-    """The event that ends a stream which failed."""
+    """Make the event that ends a stream which failed."""
     if not isinstance(error, Refusal):
         logger.error("stream %s failed in the gateway", request_id, exc_info=error)
         error = refusals.failed()

@@ -1,4 +1,4 @@
-"""What the server did in the last minutes and does now, for people to look at.
+"""The server's work of the last minutes and of now, for people to look at.
 
 A look every few seconds reads the engine's own numbers from Triton's page of metrics; whoever asks
 gets what the last look found, so that many who ask cost nothing.
@@ -33,7 +33,7 @@ _LOOKS = round(WINDOW_S / INTERVAL_S)
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """What one look at the metrics of an engine found."""
+    """One look at the metrics of an engine."""
 
     # Since the engine started; None: it has not been seen yet.
     audio_s: float | None = None  # of the requests that were answered
@@ -178,7 +178,7 @@ def _offers(labels: dict[str, str]) -> dict[str, Any]:
 
 
 def _heard(looks: Iterable[Look]) -> list[float]:
-    """Seconds of audio that an engine answered from each look to the next."""
+    """Return the seconds of audio that an engine answered from each look to the next."""
     return _rises(look.audio_s for look in looks)
 
 
@@ -188,7 +188,7 @@ def _busy_s(looks: Iterable[Look]) -> float:
 
 
 def _rises(counter: Iterable[float | None]) -> list[float]:
-    """What a counter grew by from each look to the next; a fall is a new start from 0."""
+    """Return what a counter grew by from each look to the next; a fall is a new start from 0."""
     return [
         0.0 if before is None or after is None else after - before if after >= before else after
         for before, after in itertools.pairwise(counter)

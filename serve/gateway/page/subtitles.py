@@ -85,7 +85,7 @@ def _check_size(size: int) -> None:
 
 
 def _write(body: bytes) -> str:
-    """The subtitles; raises OptionError."""
+    """Write the subtitles; raises OptionError."""
     asked = from_json(_Asked, body, "the transcript", error=OptionError)
     chars = sum(
         max(len(one.text), sum(len(word.word) for word in one.words or ())) + len(one.speaker or "")
@@ -106,7 +106,7 @@ def _write(body: bytes) -> str:
 
 
 def _spaced(text: str, words: Sequence[_Word]) -> Iterator[Word]:
-    """Words with what stands before them in the text: answers have them without spaces."""
+    """Return words with what stands before them in the text: answers have them without spaces."""
     at = 0
     for word in words:
         found = text.find(word.word, at)

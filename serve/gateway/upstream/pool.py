@@ -109,14 +109,14 @@ class Upstreams:
             exchange.end(refusal)
 
     async def ready(self, model: str | None = None) -> bool:
-        """Whether requests for a model, or for any that there is, would be answered."""
+        """Tell whether requests for a model, or for any that there is, would be answered."""
         for one in self._models.all if model is None else (model,):
             if await self._ready_server(one) is None:
                 return False
         return True
 
     async def small(self, model: str, method: str, message: bytes) -> bytes:
-        """The answer of a server of this model to a small question.
+        """Ask a server of this model a small question, and return the answer.
 
         Raises:
             Refusal: there is none.
@@ -127,7 +127,7 @@ class Upstreams:
         return await server.small(method, message)
 
     async def metadata(self, target: Target, version: str) -> service_pb2.ModelMetadataResponse:
-        """Inputs and outputs of a model.
+        """Return inputs and outputs of a model.
 
         Raises:
             Refusal: nobody who serves it can be asked.
