@@ -82,7 +82,7 @@ def from_json(
             ) from None
         # An unknown key before a missing one: the latter may be the former, misspelt.
         errors = problem.errors(include_url=False)
-        worst = min(errors, key=lambda found: found["type"] != _UNKNOWN_KEY)
+        worst = min(errors, key=lambda details: details["type"] != _UNKNOWN_KEY)
         message = _sentence(kind, worst, where)
         raise error(f"{message}; {advice}" if advice else message) from problem
     return value
@@ -108,10 +108,10 @@ def require_version(
     Raises:
         EarshotError: of class `error`; it states another version, none, or is not JSON.
     """
-    found = from_json(_Versioned, text, where, error=error, advice=advice, extra="ignore")
-    if found.format_version != version:
+    versioned = from_json(_Versioned, text, where, error=error, advice=advice, extra="ignore")
+    if versioned.format_version != version:
         raise error(
-            f"{where} has format version {found.format_version}, this Earshot reads {version}; "
+            f"{where} has format version {versioned.format_version}, this Earshot reads {version}; "
             f"{advice}"
         )
 
@@ -170,7 +170,7 @@ def _adapter(kind: Any) -> pydantic.TypeAdapter[Any]:
 
 def _sentence(kind: Any, details: ErrorDetails, where: str) -> str:
     """Put one of pydantic's errors into our words."""
-    problem, location, found = details["type"], details["loc"], details["input"]
+    problem, location, value = details["type"], details["loc"], details["input"]
     context = details.get("ctx", {})
     if problem == "json_invalid":
         return f"{where} is not JSON: {context['error']}"
@@ -179,12 +179,12 @@ def _sentence(kind: Any, details: ErrorDetails, where: str) -> str:
         place = f"{where}: {_dotted(parents)}" if parents else where
         return f"{place}: unknown key {shown(key)}{nearest(str(key), _fields_at(kind, parents))}"
     if problem == "missing":
-        has = f"; has {_listed(found) or 'no keys'}" if isinstance(found, dict) else ""
+        has = f"; has {_listed(value) or 'no keys'}" if isinstance(value, dict) else ""
         return f"{where}: {_dotted(location)} is missing{has}"
     known = _EXPECTED.get(problem)
     expected = known.format(**context) if known else details["msg"]
     subject = f"{where}: {_dotted(location)} =" if location else f"{where} holds"
-    return f"{subject} {shown(found)}; expected {expected}"
+    return f"{subject} {shown(value)}; expected {expected}"
 
 
 def _dotted(location: Sequence[int | str]) -> str:

@@ -36,7 +36,7 @@ from serve.contract.fields import (
     Seconds,
     SecondsOrNone,
     Share,
-    Temperature,
+    Temperatures,
 )
 from serve.contract.messages import Mode, Request
 from serve.contract.options import option, options_of
@@ -187,9 +187,7 @@ class TranscriberConfig(SearchConfig, SpeechConfig):
     # Names and terms that are to come out right, where a request names none: "Anna Karenina", or
     # with a weight "Anna Karenina^2".
     phrases: tuple[Name, ...] = ()
-    temperatures: Annotated[tuple[Temperature, ...], Field(min_length=1)] = (
-        *(0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
-    )
+    temperatures: Temperatures = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     compression_ratio_threshold: Finite = 2.4  # above: the text repeats itself, decode again
     logprob_threshold: Finite = -1.0  # below: the model is unsure, decode again
     no_speech_threshold: Finite = 0.6  # above, and unsure: silence, no text

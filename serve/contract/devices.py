@@ -83,10 +83,10 @@ def places_of(config: RuntimeConfig) -> tuple[Place, ...]:
         return (Place(names[0], config, {}),)
     if not config.device.startswith("cuda"):
         threads = config.threads or max(1, (os.cpu_count() or 1) // len(names))
-        one = dataclasses.replace(config, device="cpu", threads=threads)
-        return tuple(Place(name, one, {}) for name in names)
-    one = dataclasses.replace(config, device="cuda")
-    return tuple(Place(name, one, {_VISIBLE: _visible(_number(name))}) for name in names)
+        own = dataclasses.replace(config, device="cpu", threads=threads)
+        return tuple(Place(name, own, {}) for name in names)
+    own = dataclasses.replace(config, device="cuda")
+    return tuple(Place(name, own, {_VISIBLE: _visible(_number(name))}) for name in names)
 
 
 def _number(name: str) -> int:
@@ -96,5 +96,5 @@ def _number(name: str) -> int:
 
 def _visible(number: int) -> str:
     """Name the GPU of this number, among those that this process may see."""
-    seen = [one.strip() for one in os.environ.get(_VISIBLE, "").split(",") if one.strip()]
+    seen = [device.strip() for device in os.environ.get(_VISIBLE, "").split(",") if device.strip()]
     return seen[number] if seen else str(number)

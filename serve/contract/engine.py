@@ -207,9 +207,9 @@ class Engine:
         except (OSError, SafetensorError) as error:
             raise EngineError(f"cannot read {path}: {error}; build the engine again") from error
         for name, spec in specs.items():
-            found = TensorSpec(tuple(tensors[name].shape), tensors[name].dtype)
-            if found != spec:
-                raise EngineError(f"{path}: {name} is {found}, expected {spec}")
+            actual = TensorSpec(tuple(tensors[name].shape), tensors[name].dtype)
+            if actual != spec:
+                raise EngineError(f"{path}: {name} is {actual}, expected {spec}")
         return tensors
 
     def load_mel_filters(self) -> torch.Tensor:
@@ -232,17 +232,17 @@ class Engine:
             filters = load_file(path)["mel_filters"]
         except (OSError, SafetensorError, KeyError) as error:
             raise EngineError(f"cannot read {path}: {error}; build the engine again") from error
-        found = TensorSpec(tuple(filters.shape), filters.dtype)
+        actual = TensorSpec(tuple(filters.shape), filters.dtype)
         expected = TensorSpec((n_mels, N_FREQUENCIES), torch.float32)
-        if found != expected:
-            raise EngineError(f"{path} holds {found}, expected {expected}; build the engine again")
+        if actual != expected:
+            raise EngineError(f"{path} holds {actual}, expected {expected}; build the engine again")
         return filters
 
 
-def _check_names(path: Path, found: set[str], expected: set[str]) -> None:
-    if found != expected:
-        missing = ", ".join(sorted(expected - found)) or "none"
-        surplus = ", ".join(sorted(found - expected)) or "none"
+def _check_names(path: Path, names: set[str], expected: set[str]) -> None:
+    if names != expected:
+        missing = ", ".join(sorted(expected - names)) or "none"
+        surplus = ", ".join(sorted(names - expected)) or "none"
         raise EngineError(f"{path}: missing tensors: {missing}; surplus tensors: {surplus}")
 
 
@@ -308,10 +308,10 @@ def _check_hashes(engine: Engine) -> None:
     for name, facts in engine.manifest.files.items():
         file = engine.path / name
         try:
-            found = sha256_of(file)
+            digest = sha256_of(file)
         except OSError as error:
             raise EngineError(f"cannot read {file}: {error.strerror}") from error
-        if found != facts.sha256:
+        if digest != facts.sha256:
             raise EngineError(f"{file} fails its SHA-256; build the engine again")
 
 

@@ -17,6 +17,7 @@ SecondsOrNone = Annotated[Finite, Field(ge=0, le=_MAX_S)]
 Share = Annotated[Finite, Field(gt=0, le=1)]
 Fraction = Annotated[Finite, Field(gt=0, lt=1)]
 Temperature = Annotated[Finite, Field(ge=0, le=1)]
+Temperatures = Annotated[tuple[Temperature, ...], Field(min_length=1)]
 Port = Annotated[int, Field(gt=0, lt=65536)]
 MAX_BEAMS = 8
 Beams = Annotated[int, Field(ge=1, le=MAX_BEAMS)]

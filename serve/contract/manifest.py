@@ -166,8 +166,8 @@ def check_manifest(manifest: Manifest, where: str) -> None:
     Raises:
         EngineError: names the field, what it says and what was expected.
     """
-    for found in (_files, _heads, _tokens, _alignment_heads):
-        for problem in found(manifest):
+    for problems in (_files, _heads, _tokens, _alignment_heads):
+        for problem in problems(manifest):
             raise EngineError(f"{where}: {problem}; {_ADVICE}")
 
 

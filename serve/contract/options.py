@@ -35,8 +35,8 @@ def option(
     max_bytes: int | None = None,
 ) -> T:
     """Declare a dataclass's field; `help` is `meaning` where it is not given, see `Option`."""
-    said = {"meaning": meaning, "help": help or meaning, "max_bytes": max_bytes}
-    field: T = dataclasses.field(default=default, metadata={**said, "metavar": metavar})
+    metadata = {"meaning": meaning, "help": help or meaning, "max_bytes": max_bytes}
+    field: T = dataclasses.field(default=default, metadata={**metadata, "metavar": metavar})
     return field
 
 
@@ -49,12 +49,12 @@ def options_of(kind: Any, config: Any = None) -> dict[str, Option]:
     """
     hints = typing.get_type_hints(kind)
     configured = {} if config is None else config.__dataclass_fields__
-    found = {}
+    options = {}
     for field in dataclasses.fields(kind):
-        if said := field.metadata or configured.get(field.name, field).metadata:
+        if metadata := field.metadata or configured.get(field.name, field).metadata:
             form = _form(hints[field.name])
-            found[field.name] = Option(field.name, default=field.default, **form, **said)
-    return found
+            options[field.name] = Option(field.name, default=field.default, **form, **metadata)
+    return options
 
 
 def _form(hint: Any) -> dict[str, Any]:

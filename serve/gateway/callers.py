@@ -166,17 +166,17 @@ class Callers:
             raise Refusal(AccessError("no API key; send it as Authorization: Bearer KEY"))
         digest = hash_of(key.strip())
         # All are compared, each in the same time, so that no time tells which was nearly right.
-        found = [
+        fitting = [
             caller
             for caller in self._callers.values()
             if caller.key and hmac.compare_digest(caller.key.sha256, digest)
         ]
-        if not found:
+        if not fitting:
             raise Refusal(AccessError("this API key is unknown"))
-        known = found[0].key
+        known = fitting[0].key
         if known and known.expired:
             raise Refusal(AccessError(f"this API key has expired, {known.expires}"))
-        return found[0]
+        return fitting[0]
 
     def _refresh(self) -> None:
         """Read the file again where it has changed; what cannot be read changes nothing."""
@@ -198,10 +198,10 @@ class Callers:
     def _look(self) -> tuple[int, ...]:
         """Something that differs where the file does."""
         try:
-            found = os.stat(self._path) if self._path else None
+            stat = os.stat(self._path) if self._path else None
         except OSError:
-            found = None
-        return (found.st_ino, found.st_ctime_ns, found.st_size) if found else ()
+            stat = None
+        return (stat.st_ino, stat.st_ctime_ns, stat.st_size) if stat else ()
 
     def _read(self) -> None:
         keys = dict(self._fixed)

@@ -40,10 +40,10 @@ def check_streamed(target: Target, streamed: bool) -> None:
         Refusal: it is one.
     """
     if target.segments and not streamed:
-        one = target.asked.removesuffix("_stream")
+        name = target.client_name.removesuffix("_stream")
         raise refusals.invalid(
-            f"{target.asked} answers in several messages, which need a gRPC stream "
-            f"(ModelStreamInfer); here ask {one}"
+            f"{target.client_name} answers in several messages, which need a gRPC stream "
+            f"(ModelStreamInfer); here ask {name}"
         )
 
 
@@ -61,8 +61,8 @@ def check_request(
         Refusal: which part is wrong, and what was expected.
     """
     check_parameters("the request", request.parameters, (EMPTY_FINAL,) if streamed else ())
-    check_names("inputs", [one.name for one in request.inputs], INPUTS)
-    check_names("outputs", [one.name for one in request.outputs], OUTPUTS)
+    check_names("inputs", [tensor.name for tensor in request.inputs], INPUTS)
+    check_names("outputs", [output.name for output in request.outputs], OUTPUTS)
     for output in request.outputs:
         check_parameters(output.name, output.parameters)
     if raw and len(raw) != len(request.inputs):
@@ -119,8 +119,8 @@ def check_tensor(name: str, datatype: str, shape: Sequence[int]) -> None:
     """
     spec = INPUTS[name]
     fits = len(shape) == len(spec.dims) and all(
-        found == expected or (expected == -1 and found >= 0)
-        for found, expected in zip(shape, spec.dims, strict=True)
+        size == expected or (expected == -1 and size >= 0)
+        for size, expected in zip(shape, spec.dims, strict=True)
     )
     if datatype != spec.datatype or not fits:
         raise refusals.invalid(

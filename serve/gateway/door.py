@@ -212,7 +212,7 @@ class Door:
         own = self.upstreams.own
         if len(own) < 2:
             return {}
-        return {"engines": {one.name: await one.ready(self.models.default) for one in own}}
+        return {"engines": {server.name: await server.ready(self.models.default) for server in own}}
 
     async def server_metadata(self) -> service_pb2.ServerMetadataResponse:
         """Name and version of Triton, and those of its extensions that are offered.

@@ -140,7 +140,7 @@ def raw_part(*pieces: Part) -> Iterator[Part]:
     yield from pieces
 
 
-def transcript(answer: service_pb2.ModelInferResponse) -> Transcript:
+def read_transcript(answer: service_pb2.ModelInferResponse) -> Transcript:
     """Read the transcript in an answer.
 
     Raises:

@@ -48,7 +48,11 @@ _LEFT = tuple(  # see `serve.gateway.callers.Caller.left`
     for what in ("limit", "remaining", "reset")
 )
 _READABLE = (  # by pages of allowed origins
-    *("x-request-id", "retry-after", _SERVED_BY, _WARNING, _IGNORED),
+    "x-request-id",
+    "retry-after",
+    _SERVED_BY,
+    _WARNING,
+    _IGNORED,
     *_LEFT,
 )
 
@@ -161,10 +165,10 @@ def may_be_called(server: ServerConfig, host: str) -> bool:
     """
     if not server.on_loopback and not server.allowed_hosts:
         return True
-    found = _HOST.fullmatch(host)
-    if found is None:
+    parts = _HOST.fullmatch(host)
+    if parts is None:
         return False
-    name = (found[1] or found[2]).lower()
+    name = (parts[1] or parts[2]).lower()
     return _is_of_loopback(name) or name in [known.lower() for known in server.allowed_hosts]
 
 

@@ -134,8 +134,8 @@ class _Api:
 
     async def health(self, request: Request) -> Response:
         ready = await self._door.ready()
-        found = {"status": "ok" if ready else "unavailable", **await self._door.engines()}
-        return JSONResponse(found, 200 if ready else 503)
+        health = {"status": "ok" if ready else "unavailable", **await self._door.engines()}
+        return JSONResponse(health, 200 if ready else 503)
 
     async def live(self, request: Request) -> Response:
         return Response()
@@ -167,14 +167,14 @@ class _Api:
         with self._door.account(request.scope["state"][LINE], "http", authorization) as visit:
             ticket = self._door.admission.admit(visit.account)
             try:
-                exchange, asked = await self._begin(request, ticket, visit)
+                exchange, translated = await self._begin(request, ticket, visit)
             except BaseException:
                 ticket.close()
                 raise
             with exchange:
                 answer = await while_client_waits(request, exchange.only_answer())
             visit.passed_on(answer)
-            body, json_size = answer_to_http(answer, asked)
+            body, json_size = answer_to_http(answer, translated)
         if json_size is None:
             return Response(body, media_type="application/json")
         headers = {_HEADER: str(json_size)}
@@ -196,10 +196,10 @@ class _Api:
         ticket.charge((EXPANSION - 1) * json_size)
         share: Share = request.scope[SHARE]
         await share.pay(json_size * JSON_S_PER_BYTE)
-        asked = request_from_http(name, version, body, json_size)
-        visit.require_duration([output.name for output in asked.request.outputs])
-        parts = [asked.request.SerializeToString(), *raw_parts(asked.raw)]
-        return self._door.upstreams.send(target, parts, ticket, streamed=False), asked
+        translated = request_from_http(name, version, body, json_size)
+        visit.require_duration([output.name for output in translated.request.outputs])
+        parts = [translated.request.SerializeToString(), *raw_parts(translated.raw)]
+        return self._door.upstreams.send(target, parts, ticket, streamed=False), translated
 
     async def _body(self, request: Request, ticket: Ticket, header: str | None) -> bytes:
         def check(size: int) -> None:
@@ -215,10 +215,10 @@ def _model(request: Request) -> tuple[str, str]:
 
 def _message(message: Any) -> Response:
     """Write a protobuf message as KServe's JSON, which has 64-bit numbers as numbers."""
-    found = MessageToDict(message, preserving_proto_field_name=True)
-    for tensor in [*found.get("inputs", ()), *found.get("outputs", ())]:
+    content = MessageToDict(message, preserving_proto_field_name=True)
+    for tensor in [*content.get("inputs", ()), *content.get("outputs", ())]:
         tensor["shape"] = [int(size) for size in tensor["shape"]]
-    return JSONResponse(found)
+    return JSONResponse(content)
 
 
 async def _refused(request: Request, refusal: Refusal) -> Response:

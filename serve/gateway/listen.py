@@ -241,7 +241,7 @@ class HttpServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         while (waited_s := loop.time() - began_s) < patience_s:
-            if not any(one.is_owed(waited_s) for one in self._connections()):
+            if not any(connection.is_owed(waited_s) for connection in self._connections()):
                 break
             await asyncio.sleep(_LOOK_S)
         self.should_exit = True

@@ -262,7 +262,7 @@ def joined(pages: Mapping[str, bytes], label: str) -> bytes:
                     description.append(line)
             elif line:
                 numbers.append(_with_label(line, label, whose))
-    lines = [line for found in metrics.values() for part in found for line in part]
+    lines = [line for parts in metrics.values() for part in parts for line in part]
     return "".join(f"{line}\n" for line in lines).encode()
 
 

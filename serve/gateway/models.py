@@ -26,7 +26,7 @@ class Target:
 
     model: str  # a product's name
     segments: bool  # whether it answers segment by segment
-    asked: str = ""  # as KServe's client has called it
+    client_name: str = ""  # as KServe's client has called it
 
     @property
     def name(self) -> str:
@@ -96,16 +96,16 @@ class Models:
             Refusal: there is no such model, or no such version of it.
         """
         if name in (MODEL, STREAM_MODEL):
-            found = Target(self.default, name == STREAM_MODEL, name)
+            target = Target(self.default, name == STREAM_MODEL, name)
         elif (model := self.find(name)) is not None:
-            found = Target(model, False, name)
+            target = Target(model, False, name)
         elif name.endswith(_STREAM) and (model := self.find(name.removesuffix(_STREAM))):
-            found = Target(model, True, name)
+            target = Target(model, True, name)
         else:
-            others = "".join(f", {one}, {one}{_STREAM}" for one in self.names)
+            others = "".join(f", {product}, {product}{_STREAM}" for product in self.names)
             raise refusals.not_found(
                 f"no model {shown(name)}; there are {MODEL}, {STREAM_MODEL}{others}"
             )
         if version not in _VERSIONS:
             raise refusals.not_found(f"no version {shown(version)} of {name}; there is 1")
-        return found
+        return target

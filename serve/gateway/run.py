@@ -146,7 +146,10 @@ def _most_connections(server: ServerConfig) -> int:
         logger.warning(
             "%d connections are taken at a time, not %d: this process may have %d descriptors; "
             "raise that limit (ulimit -n %d)",
-            *(there_are, wanted, descriptors, 4 * wanted + _SPARE_DESCRIPTORS),
+            there_are,
+            wanted,
+            descriptors,
+            4 * wanted + _SPARE_DESCRIPTORS,
         )
     return min(wanted, there_are)
 
@@ -167,7 +170,7 @@ def serve_folder(folder: Path, number: int = 0, requests_to: int | None = None) 
     _prepare(config, requests_to)
     names = names_of(config.runtime.device)
     folders = engine_folders(folder, len(names))
-    engines = [OwnEngine(*found, number) for found in zip(names, folders, strict=True)]
+    engines = [OwnEngine(name, path, number) for name, path in zip(names, folders, strict=True)]
     return asyncio.run(_serve(config, folder, engines, number))
 
 

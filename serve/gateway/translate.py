@@ -139,23 +139,23 @@ def request_from_http(name: str, version: str, body: bytes, json_size: int) -> T
             f"{json_size} bytes of JSON are expected in a body of {len(body)}; the body begins "
             "with JSON, and Inference-Header-Content-Length says how long it is"
         )
-    asked = _parse(body if json_size == len(body) else body[:json_size])
-    check_parameters("the request", asked.parameters, (_DEFAULT_BINARY,))
+    content = _parse(body if json_size == len(body) else body[:json_size])
+    check_parameters("the request", content.parameters, (_DEFAULT_BINARY,))
     # `check_request` does so again, at the end: until then messages name inputs and outputs.
-    check_names("inputs", [tensor.name for tensor in asked.inputs], INPUTS)
-    check_names("outputs", [output.name for output in asked.outputs], OUTPUTS)
-    request = service_pb2.ModelInferRequest(model_name=name, model_version=version, id=asked.id)
+    check_names("inputs", [tensor.name for tensor in content.inputs], INPUTS)
+    check_names("outputs", [output.name for output in content.outputs], OUTPUTS)
+    request = service_pb2.ModelInferRequest(model_name=name, model_version=version, id=content.id)
     binary = {}
-    for output in asked.outputs:
+    for output in content.outputs:
         request.outputs.add(name=output.name)
         check_parameters(output.name, output.parameters, (_BINARY,))
         if _BINARY in output.parameters:
             binary[output.name] = _flag(output.name, output.parameters, _BINARY)
-    for tensor in asked.inputs:
+    for tensor in content.inputs:
         request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-    raw = tuple(_contents(asked.inputs, memoryview(body)[json_size:]))
+    raw = tuple(_contents(content.inputs, memoryview(body)[json_size:]))
     check_request(request, raw, streamed=False)
-    default = _flag("the request", asked.parameters, _DEFAULT_BINARY)
+    default = _flag("the request", content.parameters, _DEFAULT_BINARY)
     return Translated(request, raw, binary, default)
 
 
@@ -215,13 +215,13 @@ def _raw(tensor: _AnyTensor) -> bytes:
 
 
 def answer_to_http(
-    answer: service_pb2.ModelInferResponse, asked: Translated
+    answer: service_pb2.ModelInferResponse, request: Translated
 ) -> tuple[bytes, int | None]:
     """Write an answer as the body of an HTTP response.
 
     Args:
         answer: it.
-        asked: its request.
+        request: its request.
 
     Returns:
         The body, and how many bytes of it are JSON; None: all.
@@ -233,7 +233,7 @@ def answer_to_http(
             "datatype": output.datatype,
             "shape": list(output.shape),
         }
-        if asked.binary.get(output.name, asked.binary_default):
+        if request.binary.get(output.name, request.binary_default):
             described["parameters"] = {_BINARY_SIZE: len(raw)}
             binary.append(raw)
         else:

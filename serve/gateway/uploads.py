@@ -195,7 +195,8 @@ class Uploads:
 
     def _make_room(self) -> bool:
         oldest = next(
-            (one for one in self._uploads if one.refusal is None and not one.needed()), None
+            (upload for upload in self._uploads if upload.refusal is None and not upload.needed()),
+            None,
         )
         if oldest is None:
             return False
@@ -224,8 +225,12 @@ class Uploads:
 
     def measure(self, before_s: float) -> None:
         """Look at the uploads that began before then, and give up the newest if need be."""
-        old = [one for one in self._uploads if one.since_s <= before_s and one.refusal is None]
-        peers = {one.peer for one in old}
+        old = [
+            upload
+            for upload in self._uploads
+            if upload.since_s <= before_s and upload.refusal is None
+        ]
+        peers = {upload.peer for upload in old}
         received = self._received(peers) if peers else {}
         for gone in self._connections.keys() - received.keys():
             del self._connections[gone]
@@ -245,7 +250,7 @@ class Uploads:
             if connection is None or connection.bytes < _LARGE_BYTES:
                 continue
             # gRPC does not say which message of a connection has how much: each has its share.
-            sharing = sum(one.peer == upload.peer for one in uploads if one.refusal is None)
+            sharing = sum(other.peer == upload.peer for other in uploads if other.refusal is None)
             share = connection.bytes // sharing
             connection.begin += share
             connection.bytes -= share
@@ -268,24 +273,28 @@ class Sockets:
     def received(self, peers: Iterable[str]) -> dict[str, int]:
         """Count the bytes that have come in over each of these connections; see `Received`."""
         wanted = set(peers)
-        found = self._look(wanted)
-        if wanted - found.keys():
+        counts = self._look(wanted)
+        if wanted - counts.keys():
             self._descriptors = _descriptors()
-            found = self._look(wanted)
-        return found
+            counts = self._look(wanted)
+        return counts
 
     def _look(self, peers: set[str]) -> dict[str, int]:
-        looked = {peer: _look(self._descriptors.get(peer)) for peer in peers}
-        return {peer: one[1] for peer, one in looked.items() if one is not None and one[0] == peer}
+        counts = {}
+        for peer in peers:
+            looked = _look(self._descriptors.get(peer))
+            if looked is not None and looked[0] == peer:
+                counts[peer] = looked[1]
+        return counts
 
 
 def _descriptors() -> dict[str, int]:
-    found = {}
+    descriptors = {}
     for name in os.listdir("/proc/self/fd"):
         looked = _look(int(name))
         if looked is not None:
-            found[looked[0]] = int(name)
-    return found
+            descriptors[looked[0]] = int(name)
+    return descriptors
 
 
 def _look(descriptor: int | None) -> tuple[str, int] | None:
@@ -293,19 +302,22 @@ def _look(descriptor: int | None) -> tuple[str, int] | None:
     if descriptor is None:
         return None
     try:
-        one = socket.socket(fileno=descriptor)
+        connection = socket.socket(fileno=descriptor)
     except OSError:
         return None
     try:
-        if one.family not in (socket.AF_INET, socket.AF_INET6) or one.type != socket.SOCK_STREAM:
+        if (
+            connection.family not in (socket.AF_INET, socket.AF_INET6)
+            or connection.type != socket.SOCK_STREAM
+        ):
             return None
-        info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
         (count,) = _COUNTER.unpack_from(info, _BYTES_RECEIVED)
-        return _peer(one), count
+        return _peer(connection), count
     except (OSError, struct.error):
         return None
     finally:
-        one.detach()  # it is gRPC's, not ours to close
+        connection.detach()  # it is gRPC's, not ours to close
 
 
 def _peer(connection: socket.socket) -> str:

@@ -130,15 +130,15 @@ class Agreement:
         return words[count:]
 
 
-def _edits(final: Sequence[str], heard: Sequence[str]) -> list[int]:
+def _edits(final: Sequence[str], words: Sequence[str]) -> list[int]:
     """Count the words that differ between `final` and those before each place in `heard`.
 
     Levenshtein's distance to the nearest stretch that ends there, wherever it begins.
     """
-    row = [0] * (len(heard) + 1)
+    row = [0] * (len(words) + 1)
     for word in final:
         above, row = row, [row[0] + 1]
-        for i, other in enumerate(heard):
+        for i, other in enumerate(words):
             row.append(min(above[i] + (word != other), above[i + 1] + 1, row[i] + 1))
     return row
 
@@ -150,7 +150,7 @@ def _alike(one: Word, other: Word) -> bool:
 def _plain(word: Word) -> str:
     """Reduce a word for comparing: no case, spaces or marks, unless it is nothing else."""
     text = unicodedata.normalize("NFKC", word.word).casefold()
-    return "".join(one for one in text if not _is_mark(one)) or text.strip()
+    return "".join(character for character in text if not _is_mark(character)) or text.strip()
 
 
 def _is_mark(character: str) -> bool:

@@ -55,7 +55,7 @@ class EventError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class ClientEvent:
     """A client's event."""
 
     type: str
@@ -63,7 +63,7 @@ class Asked:
     fields: Mapping[str, Any]  # of the kinds that `_KEYS` tells, not checked further
 
 
-def read_event(text: str) -> Asked:
+def read_event(text: str) -> ClientEvent:
     """Read what a client says.
 
     Raises:
@@ -95,7 +95,7 @@ def _too_long(text: str) -> EventError:
     )
 
 
-def _checked(event: Event, event_id: object) -> Asked:
+def _checked(event: Event, event_id: object) -> ClientEvent:
     kind = event.pop("type", None)
     if not isinstance(kind, str) or kind not in _KEYS:
         raise EventError(
@@ -114,7 +114,7 @@ def _checked(event: Event, event_id: object) -> Asked:
     for key in _KEYS[kind]:
         if key not in event:
             raise EventError(f"{kind}: {key} is missing", "missing_required_parameter", key)
-    return Asked(kind, event_id, event)
+    return ClientEvent(kind, event_id, event)
 
 
 def read_audio(text: object, sample_bytes: int) -> bytes:
@@ -181,14 +181,14 @@ def session(
         warnings: told in a field of ours, for strict clients know no event of warnings.
     """
     known = older.as_older(settings) if event.startswith(older.PREFIX) else as_session(settings)
-    told = {
+    table = {
         "id": id,
         "object": "realtime.transcription_session",
         "expires_at": round(time.time() + expires_s),
         **known,
     }
-    more = {"warnings": [dataclasses.asdict(one) for one in warnings]} if warnings else {}
-    return _event(event, session=told, **more)
+    more = {"warnings": [dataclasses.asdict(warning) for warning in warnings]} if warnings else {}
+    return _event(event, session=table, **more)
 
 
 def speech_started(item_id: str, at_ms: int) -> Event:

@@ -48,22 +48,22 @@ def from_older(changes: Mapping[str, Any]) -> dict[str, Any]:
     if "audio" in rest:
         message = f"session.audio is of session.update; expected {', '.join(_NAMES.values())}"
         raise SettingError(message, "session.audio", "unknown_parameter")
-    found = {name: rest.pop(older) for name, older in _NAMES.items() if older in rest}
+    input = {name: rest.pop(older) for name, older in _NAMES.items() if older in rest}
     params = rest.pop(_PARAMS, None)
-    if "format" in found or params is not None:
-        found["format"] = _format(found.get("format", "pcm16"), params)
-    return {**rest, "audio": {"input": found}}
+    if "format" in input or params is not None:
+        input["format"] = _format(input.get("format", "pcm16"), params)
+    return {**rest, "audio": {"input": input}}
 
 
 def as_older(settings: Settings) -> dict[str, Any]:
     """Translate settings to those that such a client is told."""
-    found = as_session(settings)
-    known = found["audio"]["input"]
-    older = {_NAMES[name]: value for name, value in known.items()}
-    (older[_FORMAT],) = (name for name, of in _FORMATS.items() if of == known["format"]["type"])
-    if (rate := known["format"].get("rate")) is not None:
+    session = as_session(settings)
+    input = session["audio"]["input"]
+    older = {_NAMES[name]: value for name, value in input.items()}
+    (older[_FORMAT],) = (name for name, of in _FORMATS.items() if of == input["format"]["type"])
+    if (rate := input["format"].get("rate")) is not None:
         older[_PARAMS] = {"sample_rate_hz": rate, "num_channels": 1}
-    return {**older, "include": found["include"]}
+    return {**older, "include": session["include"]}
 
 
 def in_older_words(text: str) -> str:

@@ -23,7 +23,7 @@ from serve.contract.errors import EarshotError, OverloadedError, RequestError, s
 from serve.contract.messages import Transcript
 from serve.gateway import refusals
 from serve.gateway.door import Door, Visit
-from serve.gateway.envelope import request_parts, transcript
+from serve.gateway.envelope import read_transcript, request_parts
 from serve.gateway.gate import EVENT_S, JSON_S_PER_BYTE, Share
 from serve.gateway.headers import LINE, served_by
 from serve.gateway.limits import Ticket
@@ -181,8 +181,8 @@ class Live:
                 async with asyncio.timeout(limit_s):
                     message = await websocket.receive()
             except TimeoutError:
-                said = f"nothing came for {limit_s:g} s (live.idle_timeout_s)"
-                return Refusal(RequestError(said), "session_idle")
+                text = f"nothing came for {limit_s:g} s (live.idle_timeout_s)"
+                return Refusal(RequestError(text), "session_idle")
             if message["type"] == "websocket.disconnect":
                 return None
             held = ticket.part()  # of a message, while it is worked on
@@ -195,8 +195,8 @@ class Live:
             except Refusal as refusal:
                 return refusal
             except TooManyErrors:
-                said = f"{MAX_ERRORS} events were wrong; the session is closed"
-                return Refusal(RequestError(said), "too_many_errors")
+                text = f"{MAX_ERRORS} events were wrong; the session is closed"
+                return Refusal(RequestError(text), "too_many_errors")
             finally:
                 held.close()
 
@@ -220,9 +220,9 @@ class Live:
             ticket.close()
             raise
         with exchange:
-            found = transcript(await exchange.only_answer())
-        visit.line.queued(found.timings.queue_s)
-        return found
+            transcript = read_transcript(await exchange.only_answer())
+        visit.line.queued(transcript.timings.queue_s)
+        return transcript
 
 
 def _authorization(websocket: WebSocket) -> str | None:

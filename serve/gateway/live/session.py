@@ -20,7 +20,7 @@ from serve.contract.config import LiveConfig
 from serve.contract.messages import Samples, Transcript
 from serve.gateway.live import events
 from serve.gateway.live.ear import Ear, Frame
-from serve.gateway.live.events import Asked, Event, EventError
+from serve.gateway.live.events import ClientEvent, Event, EventError
 from serve.gateway.live.pace import Pace
 from serve.gateway.live.settings import HYPOTHESIS, ServerVad, Settings, SettingWarning
 from serve.gateway.live.sound import Inlet
@@ -123,39 +123,39 @@ class Session:
         """
         event_id = None
         try:
-            asked = events.read_event(text)
-            event_id = asked.event_id
-            await self._do(asked)
+            event = events.read_event(text)
+            event_id = event.event_id
+            await self._do(event)
         except EventError as error:
             self._errors += 1
             await self._send(events.error(error, event_id or error.event_id))
             if self._errors >= MAX_ERRORS:
                 raise TooManyErrors from None
 
-    async def _do(self, asked: Asked) -> None:
-        if asked.type in events.UPDATES:
-            await self._update(asked)
-        elif asked.type == "input_audio_buffer.append":
-            data = events.read_audio(asked.fields["audio"], self._inlet.sample_bytes)
+    async def _do(self, event: ClientEvent) -> None:
+        if event.type in events.UPDATES:
+            await self._update(event)
+        elif event.type == "input_audio_buffer.append":
+            data = events.read_audio(event.fields["audio"], self._inlet.sample_bytes)
             step = round(self._inlet.bytes_per_s * _BLOCK_S)
             for begin in range(0, len(data), step):
                 await self._room()
                 await self._hear(self._inlet.samples(data[begin : begin + step]))
-        elif asked.type == "input_audio_buffer.commit":
+        elif event.type == "input_audio_buffer.commit":
             await self._commit()
         else:
             self._clear()
             await self._send(events.cleared())
 
-    async def _update(self, asked: Asked) -> None:
+    async def _update(self, event: ClientEvent) -> None:
         after, warnings = read_update(
-            asked, self._settings, self._check_model, begun=self._heard > 0
+            event, self._settings, self._check_model, begun=self._heard > 0
         )
         if after.input.format != self._settings.input.format:
             self._inlet = Inlet(after.input.format)
         self._settings = after
         self._ear.tune(_options(after), speaking=self._open is not None)
-        await self._send(self._told(f"{asked.type}d", warnings))
+        await self._send(self._told(f"{event.type}d", warnings))
 
     def _told(self, event: str, warnings: Sequence[SettingWarning] = ()) -> Event:
         limit_s = self._config.max_session_s
@@ -204,7 +204,10 @@ class Session:
         wanted = self._settings.input.transcription
         start = self._heard - len(before)
         self._open = Utterance(
-            *(events.new_id("item"), start, named_language(wanted.language), wanted.prompt or ""),
+            events.new_id("item"),
+            start,
+            named_language(wanted.language),
+            wanted.prompt or "",
             tuple(wanted.languages or ()),
         )
         self._open.add(before, speech=False)
@@ -306,8 +309,7 @@ class Session:
         self._pace.ended(_now_s(), self._streams())
         self._tries = 0
         if utterance in self._queue:  # else the client has cleared it
-            said = utterance.take(window, transcript, self._pace.hold_s)
-            await self._tell(utterance, said)
+            await self._tell(utterance, utterance.take(window, transcript, self._pace.hold_s))
             if HYPOTHESIS in (self._settings.include or ()):
                 await self._send(events.hypothesis(utterance.item_id, utterance.guess))
         self._progress.set()
@@ -335,14 +337,14 @@ class Session:
             self._queue.remove(utterance)
         self._progress.set()
 
-    async def _tell(self, utterance: Utterance, said: Said) -> None:
-        if not said.text:
+    async def _tell(self, utterance: Utterance, final: Said) -> None:
+        if not final.text:
             return
         now_s = _now_s()
-        for word in said.words:
+        for word in final.words:
             arrived_s = self._arrivals.at(round(word.end * SAMPLE_RATE))
             self._metrics.word_seconds.observe(max(0.0, now_s - arrived_s))
-        await self._send(events.delta(utterance.item_id, said.text))
+        await self._send(events.delta(utterance.item_id, final.text))
 
 
 class _Arrivals:

@@ -147,7 +147,7 @@ _IGNORED = (
     _Ignored(
         "session.include",
         "log-probabilities of live text are not told",
-        lambda value: [one for one in value if one != _LOGPROBS] if _is_list(value) else value,
+        lambda value: [name for name in value if name != _LOGPROBS] if _is_list(value) else value,
         lambda value: _is_list(value) and _LOGPROBS in value,
     ),
     _Ignored(f"{_INPUT}.noise_reduction", "there is none: audio is heard as it was sent"),
@@ -199,8 +199,8 @@ def updated(
         changed = from_table(Settings, table, "session", error=OptionError)
         if changed.input.format.type != "audio/pcm" and changed.input.format.rate is not None:
             raise OptionError("session: audio.input.format.rate is given; G.711 has 8 kHz always")
-        asked = changed.input.transcription
-        if named_language(asked.language) is not None and asked.languages:
+        transcription = changed.input.transcription
+        if named_language(transcription.language) is not None and transcription.languages:
             raise OptionError(
                 "session: audio.input.transcription.languages came beside language; expected one"
             )
@@ -221,10 +221,10 @@ def as_session(settings: Settings) -> dict[str, Any]:
 
 def _with_turns(session: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Let the client of a model without turns end them itself, in a session's table."""
-    found: Any = changes
+    value: Any = changes
     for key in ("audio", "input", "transcription", "model"):
-        found = found.get(key) if isinstance(found, dict) else None
-    if isinstance(found, str) and found.startswith(_WITHOUT_TURNS):
+        value = value.get(key) if isinstance(value, dict) else None
+    if isinstance(value, str) and value.startswith(_WITHOUT_TURNS):
         session["audio"]["input"]["turn_detection"] = None
     return session
 

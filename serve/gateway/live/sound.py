@@ -76,5 +76,5 @@ def _table(law: str) -> npt.NDArray[np.float32]:
         subtype=law,
         dtype="float32",
     )
-    found: npt.NDArray[np.float32] = samples
-    return found
+    table: npt.NDArray[np.float32] = samples
+    return table

@@ -3,18 +3,18 @@
 from collections.abc import Callable
 
 from serve.gateway.live import older
-from serve.gateway.live.events import Asked, EventError
+from serve.gateway.live.events import ClientEvent, EventError
 from serve.gateway.live.settings import SettingError, Settings, SettingWarning, updated
 from serve.gateway.refusals import Refusal
 
 
 def read_update(
-    asked: Asked, before: Settings, check_model: Callable[[str], object], begun: bool
+    event: ClientEvent, before: Settings, check_model: Callable[[str], object], begun: bool
 ) -> tuple[Settings, list[SettingWarning]]:
     """Read an update: the session after it, and what of it has no effect.
 
     Args:
-        asked: the event.
+        event: the event.
         before: what the session is.
         check_model: refuses names of models that are not served.
         begun: whether audio has come.
@@ -22,10 +22,10 @@ def read_update(
     Raises:
         EventError: it says what is wrong or cannot be done; nothing is changed.
     """
-    is_older = asked.type == older.UPDATE
+    is_older = event.type == older.UPDATE
     named = older.in_older_words if is_older else str
     try:
-        changes = asked.fields["session"]
+        changes = event.fields["session"]
         if not isinstance(changes, dict):
             raise SettingError("session is no object", "session", "invalid_value")
         after, warnings = updated(before, older.from_older(changes) if is_older else changes)
@@ -33,7 +33,9 @@ def read_update(
     except SettingError as error:
         param = error.param and named(error.param)
         raise EventError(named(str(error)), error.code, param) from None
-    return after, [SettingWarning(named(one.param), named(one.message)) for one in warnings]
+    return after, [
+        SettingWarning(named(warning.param), named(warning.message)) for warning in warnings
+    ]
 
 
 def _check(

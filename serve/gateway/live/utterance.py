@@ -202,12 +202,12 @@ class Utterance:
         text = self._agreement.update(words) + self._agreement.settle(heard_s - SURE_S)
         if text and self._language is None:
             self._language = transcript.language
-        said = self._said(text, before)
+        final = self._said(text, before)
         if self._held_s > hold_s and (cut_s := self._cut_at()) is not None:
             self._cut(cut_s)
         if self._held_s > MOST_S:
             self._cut(heard_s - _UNSURE_S)
-        return said
+        return final
 
     def finish(self) -> Said:
         """Make the rest of the latest hypothesis final."""

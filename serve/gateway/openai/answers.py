@@ -12,7 +12,7 @@ from starlette.types import Send
 
 from serve.contract.codec import to_json
 from serve.contract.messages import Segment, Transcript
-from serve.gateway.openai.fields import Asked
+from serve.gateway.openai.fields import Fields
 from serve.gateway.protocols import NotTaken
 from serve.gateway.refusals import client_gone
 from serve.speech.formats import render
@@ -29,38 +29,38 @@ _EVENTS_HEADERS = [
 ]
 
 
-def body(transcript: Transcript, asked: Asked) -> tuple[str, str]:
+def body(transcript: Transcript, fields: Fields) -> tuple[str, str]:
     """Write an answer's text, and tell its media type."""
-    if asked.format == "json":
-        found = {"text": transcript.text, **_languages(transcript)}
-        found |= _logprobs(transcript.segments, asked)
-        return to_json({**found, "usage": _usage(transcript)}), "application/json"
-    if asked.format == "verbose_json":
-        return to_json(_verbose(transcript, asked)), "application/json"
-    if asked.format == "diarized_json":
-        return to_json(_diarized(transcript, asked)), "application/json"
-    if asked.format == "text" and not _has_speakers(transcript):
+    if fields.format == "json":
+        answer = {"text": transcript.text, **_languages(transcript)}
+        answer |= _logprobs(transcript.segments, fields)
+        return to_json({**answer, "usage": _usage(transcript)}), "application/json"
+    if fields.format == "verbose_json":
+        return to_json(_verbose(transcript, fields)), "application/json"
+    if fields.format == "diarized_json":
+        return to_json(_diarized(transcript, fields)), "application/json"
+    if fields.format == "text" and not _has_speakers(transcript):
         return f"{transcript.text}\n", "text/plain"
-    return render(transcript, "", asked.format, asked.cues), "text/plain"
+    return render(transcript, "", fields.format, fields.cues), "text/plain"
 
 
-def delta_event(delta: str, index: int, segment: Segment, asked: Asked) -> dict[str, Any]:
+def delta_event(delta: str, index: int, segment: Segment, fields: Fields) -> dict[str, Any]:
     """Make a stream's next piece of text; of verbose_json with its segment and words.
 
     Args:
         delta: the text as a piece of the whole.
         index: of the segment among all.
         segment: the piece with its times.
-        asked: says whether they are wanted.
+        fields: says whether they are wanted.
     """
     event: dict[str, Any] = {"type": "transcript.text.delta", "delta": delta}
-    if asked.format == "diarized_json":
+    if fields.format == "diarized_json":
         event["segment_id"] = _segment_id(index)
-    event |= _logprobs((segment,), asked)
-    if asked.format == "verbose_json":
-        if asked.segments:
+    event |= _logprobs((segment,), fields)
+    if fields.format == "verbose_json":
+        if fields.segments:
             event["segment"] = _segment(index, segment)
-        if asked.words:
+        if fields.words:
             event["words"] = _words((segment,))
     return event
 
@@ -77,20 +77,20 @@ def segment_event(index: int, segment: Segment) -> dict[str, Any]:
     }
 
 
-def done_event(transcript: Transcript, asked: Asked) -> dict[str, Any]:
+def done_event(transcript: Transcript, fields: Fields) -> dict[str, Any]:
     """Make a stream's last event; of verbose_json with what that tells of the whole."""
-    heard = math.ceil(transcript.duration * _AUDIO_TOKENS_PER_S)
-    said = sum(len(segment.tokens) for segment in transcript.segments)
+    audio_tokens = math.ceil(transcript.duration * _AUDIO_TOKENS_PER_S)
+    text_tokens = sum(len(segment.tokens) for segment in transcript.segments)
     usage = {
         "type": "tokens",
-        "input_tokens": heard,
-        "input_token_details": {"audio_tokens": heard},
-        "output_tokens": said,
-        "total_tokens": heard + said,
+        "input_tokens": audio_tokens,
+        "input_token_details": {"audio_tokens": audio_tokens},
+        "output_tokens": text_tokens,
+        "total_tokens": audio_tokens + text_tokens,
     }
-    verbose = asked.format == "verbose_json"
-    whole = _whole(transcript, asked) if verbose else _languages(transcript)
-    whole |= _logprobs(transcript.segments, asked) | _warning(transcript)
+    verbose = fields.format == "verbose_json"
+    whole = _whole(transcript, fields) if verbose else _languages(transcript)
+    whole |= _logprobs(transcript.segments, fields) | _warning(transcript)
     return {"type": "transcript.text.done", **whole, "text": transcript.text, "usage": usage}
 
 
@@ -112,33 +112,33 @@ class Deltas:
         return piece
 
 
-def _whole(transcript: Transcript, asked: Asked) -> dict[str, Any]:
+def _whole(transcript: Transcript, fields: Fields) -> dict[str, Any]:
     """Return what verbose_json tells of the whole besides its text."""
-    translated = asked.request.task == "translate"
+    translated = fields.request.task == "translate"
     language = "en" if translated else transcript.language
     return {
-        "task": asked.request.task,
+        "task": fields.request.task,
         "language": _NO_LANGUAGE if language is None else LANGUAGE_NAMES[language],
         "duration": _seconds(transcript),
     }
 
 
-def _verbose(transcript: Transcript, asked: Asked) -> dict[str, Any]:
-    found = _whole(transcript, asked)
-    found |= {"text": transcript.text, "usage": _usage(transcript), **_warning(transcript)}
-    if asked.segments:
-        found["segments"] = [
+def _verbose(transcript: Transcript, fields: Fields) -> dict[str, Any]:
+    answer = _whole(transcript, fields)
+    answer |= {"text": transcript.text, "usage": _usage(transcript), **_warning(transcript)}
+    if fields.segments:
+        answer["segments"] = [
             _segment(index, segment) for index, segment in enumerate(transcript.segments)
         ]
-    if asked.words:
-        found["words"] = _words(transcript.segments)
-    return found
+    if fields.words:
+        answer["words"] = _words(transcript.segments)
+    return answer
 
 
-def _diarized(transcript: Transcript, asked: Asked) -> dict[str, Any]:
-    segments = [segment_event(index, one) for index, one in enumerate(transcript.segments)]
+def _diarized(transcript: Transcript, fields: Fields) -> dict[str, Any]:
+    segments = [segment_event(index, segment) for index, segment in enumerate(transcript.segments)]
     return {
-        "task": asked.request.task,
+        "task": fields.request.task,
         "duration": _seconds(transcript),
         "text": transcript.text,
         "segments": segments,
@@ -183,15 +183,15 @@ def _segment(index: int, segment: Segment) -> dict[str, Any]:
     return {"id": index, "seek": round(segment.start * _SEEKS_PER_S), **fields}
 
 
-def _logprobs(segments: Iterable[Segment], asked: Asked) -> dict[str, Any]:
+def _logprobs(segments: Iterable[Segment], fields: Fields) -> dict[str, Any]:
     """Return what `include[]=logprobs` adds."""
-    if not asked.request.token_logprobs:
+    if not fields.request.token_logprobs:
         return {}
     pieces = [piece for segment in segments for piece in segment.token_logprobs or ()]
     return {
         "logprobs": [
-            {"token": one.token, "bytes": list(one.token.encode()), "logprob": one.logprob}
-            for one in pieces
+            {"token": piece.token, "bytes": list(piece.token.encode()), "logprob": piece.logprob}
+            for piece in pieces
         ]
     }
 

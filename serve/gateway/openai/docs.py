@@ -93,10 +93,10 @@ def _meaning(field: Option) -> str:
 
 
 def _schema(field: Option) -> dict[str, Any]:
-    one: dict[str, Any] = {"type": _TYPES[field.kind]}
+    value: dict[str, Any] = {"type": _TYPES[field.kind]}
     if field.choices:
-        one["enum"] = list(field.choices)
-    whole = {"type": "array", "items": one} if field.many else one
+        value["enum"] = list(field.choices)
+    whole = {"type": "array", "items": value} if field.many else value
     return {**whole, "description": field.meaning}
 
 
@@ -127,15 +127,15 @@ def _audio(summary: str) -> dict[str, Any]:
 
 
 def _other(path: str, summary: str) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    operation: dict[str, Any] = {
         "summary": summary,
         "responses": {"200": {"description": "the answer"}},
     }
     if "{model}" in path:
-        found["parameters"] = [
+        operation["parameters"] = [
             {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
         ]
-    return found
+    return operation
 
 
 def _refusal(text: str) -> dict[str, Any]:

@@ -39,8 +39,13 @@ def _by_name(*options: Option) -> dict[str, Option]:
 
 
 _HAVE_THEIR_OWN = (
-    *("sample_rate", "task", "word_timestamps", "try_word_timestamps", "token_logprobs"),
-    *("voice", "unfinished"),  # of live text, which has an address of its own
+    "sample_rate",
+    "task",
+    "word_timestamps",
+    "try_word_timestamps",
+    "token_logprobs",
+    "voice",  # of live text, which has an address of its own
+    "unfinished",  # so is this
 )
 _OPTIONS = {  # the meaning of one with choices names them
     name: dataclasses.replace(option, choices=())
@@ -96,7 +101,7 @@ _REFUSED = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class Fields:
     """A form's fields as it asks for them, without its file."""
 
     request: Request  # without audio
@@ -121,7 +126,7 @@ class _ServerVad:
 
 def read_fields(
     pairs: Iterable[tuple[str, str]], task: Task, unknown: UnknownFields = "refuse"
-) -> Asked:
+) -> Fields:
     """Read a form's fields.
 
     Args:
@@ -155,7 +160,7 @@ def read_fields(
         options["diarize"] = True
     if options["temperature"] == 0.0:
         options["temperature"] = None  # OpenAI's 0 rises by itself, ours stays
-    asked = {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
     request = Request(
         b"",
         task=task,
@@ -163,10 +168,10 @@ def read_fields(
         # A translation's words are not said in their order.
         try_word_timestamps=format in SUBTITLES and task == "transcribe",
         token_logprobs=logprobs,
-        **asked,
+        **given,
     )
     ignored = tuple(dict.fromkeys(ignored))
-    return Asked(request, read.value("model"), format, stream, segments, words, cues, ignored)
+    return Fields(request, read.value("model"), format, stream, segments, words, cues, ignored)
 
 
 def _is_unknown(name: str) -> bool:
@@ -188,8 +193,8 @@ def _collect(pairs: Iterable[tuple[str, str]]) -> tuple[dict[str, list[str]], di
         elif base in _REFUSED:
             raise FieldRefusal(base, f"{base} cannot be honoured: {_REFUSED[base]}")
         elif _is_unknown(name):
-            told = f"unknown field {shown(name)}{nearest(base, list(FIELDS))}"
-            raise FieldRefusal(name[:60], told, "unknown_parameter")
+            message = f"unknown field {shown(name)}{nearest(base, list(FIELDS))}"
+            raise FieldRefusal(name[:60], message, "unknown_parameter")
         elif text:  # an empty field says nothing
             values.setdefault(base, []).append(text)
     for name, texts in values.items():
@@ -269,26 +274,26 @@ _PARSERS: dict[type, Callable[[str, str], Any]] = {
 def _granularities(read: _Values, format: Format) -> tuple[bool, bool]:
     """Tell whether words, and whether segments, belong into verbose_json."""
     name = "timestamp_granularities"
-    asked = read.many(name)
-    words = "word" in asked
+    wanted = read.many(name)
+    words = "word" in wanted
     if words and format != "verbose_json":
         raise FieldRefusal(
             name,
             f"{name}[] = word with response_format = {format}; expected verbose_json, which alone "
             "holds words",
         )
-    return words, not words or "segment" in asked
+    return words, not words or "segment" in wanted
 
 
 def _logprobs(read: _Values, format: Format) -> bool:
     """Tell whether tokens come with log-probabilities, which json alone holds, as OpenAI's."""
     name = "include"
-    asked = read.many(name)
-    if asked and format != "json":
+    wanted = read.many(name)
+    if wanted and format != "json":
         raise FieldRefusal(
             name, f"{name}[] = logprobs with response_format = {format}; expected json"
         )
-    return bool(asked)
+    return bool(wanted)
 
 
 def _cues(read: _Values, format: Format) -> CueOptions:
@@ -328,20 +333,20 @@ def _chunking(strategy: dict[str, str], read: _Values) -> dict[str, Any]:
         raise FieldRefusal(_STRATEGY, f"{_STRATEGY} came whole and in parts; expected one of them")
     if text == "auto" or (text is None and not strategy):
         return {}
-    asked = _server_vad(text, strategy)
+    vad = _server_vad(text, strategy)
     options = {
         "vad": True,
-        "vad_threshold": asked.threshold,
-        "vad_pad_s": _seconds(asked.prefix_padding_ms),
-        "vad_min_silence_s": _seconds(asked.silence_duration_ms),
+        "vad_threshold": vad.threshold,
+        "vad_pad_s": _seconds(vad.prefix_padding_ms),
+        "vad_min_silence_s": _seconds(vad.silence_duration_ms),
     }
-    found = {name: value for name, value in options.items() if value is not None}
-    for name, value in found.items():
+    given = {name: value for name, value in options.items() if value is not None}
+    for name, value in given.items():
         if read.value(name) not in (None, value):
             raise FieldRefusal(
                 name, f"{name} says otherwise than {_STRATEGY}; expected one of them"
             )
-    return found
+    return given
 
 
 def _seconds(milliseconds: int | None) -> float | None:

@@ -82,8 +82,8 @@ def _check_headers(request: Request) -> None:
     header = request.headers.get("content-type", "")
     kind, options = parse_options_header(header)
     if kind != b"multipart/form-data":
-        found = f"the body's type is {header[:60]!r}" if header else "the body has no type"
-        raise refusals.media_type(f"{found}; {_EXPECTED}")
+        problem = f"the body's type is {header[:60]!r}" if header else "the body has no type"
+        raise refusals.media_type(f"{problem}; {_EXPECTED}")
     charset = options.get(b"charset", b"utf-8").decode("latin-1")
     if charset.lower() != "utf-8":  # others may stand for what is no text
         raise refusals.media_type(f"the form's charset is {charset[:60]!r}; expected utf-8")
@@ -197,8 +197,8 @@ def _only_file(form: FormData) -> UploadFile:
         if name != _FILE:
             raise FieldRefusal(name[:60], f"a file came as {name[:60]!r}; expected it as 'file'")
     if not files:
-        found = "came as text" if _FILE in form else "is missing"
-        raise FieldRefusal(_FILE, f"file {found}; {_EXPECTED}")
+        problem = "came as text" if _FILE in form else "is missing"
+        raise FieldRefusal(_FILE, f"file {problem}; {_EXPECTED}")
     if len(files) > 1:
         raise FieldRefusal(_FILE, f"{len(files)} files came; expected one a request")
     ((_, file),) = files

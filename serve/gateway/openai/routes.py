@@ -24,7 +24,7 @@ from serve.contract.errors import RequestError
 from serve.contract.messages import Finished, Task, Transcript
 from serve.gateway import refusals
 from serve.gateway.door import Door, Visit
-from serve.gateway.envelope import request_parts, stream_event, transcript
+from serve.gateway.envelope import read_transcript, request_parts, stream_event
 from serve.gateway.headers import LINE, ignored, served_by, warning
 from serve.gateway.limits import Ticket
 from serve.gateway.models import Target
@@ -36,7 +36,7 @@ from serve.gateway.openai.answers import (
     done_event,
     segment_event,
 )
-from serve.gateway.openai.fields import FIELDS, Asked, read_fields
+from serve.gateway.openai.fields import FIELDS, Fields, read_fields
 from serve.gateway.openai.form import Form, received_form
 from serve.gateway.refusals import Refusal, as_openai, openai_error
 from serve.gateway.uploads import while_client_waits
@@ -118,34 +118,36 @@ class _Audio:
                 received = received_form(request, ticket, limit_s, folder)
                 form = await stack.enter_async_context(received)
                 unknown = self._door.config.gateway.unknown_fields
-                asked = read_fields(form.pairs, self._task, unknown)
-                target = Target(self._door.models.named(asked.model), asked.stream)
+                fields = read_fields(form.pairs, self._task, unknown)
+                target = Target(self._door.models.named(fields.model), fields.stream)
                 visit.line.model = target.model
-                exchange = self._begin(form, asked, target, ticket)
+                exchange = self._begin(form, fields, target, ticket)
             except BaseException:
                 ticket.close()
                 raise
             stack.enter_context(exchange)
-            events.headers = served_by(target.model) | ignored(asked.ignored)
-            if asked.stream:
-                found = await _pass_on(request, exchange, events, asked, visit)
+            events.headers = served_by(target.model) | ignored(fields.ignored)
+            if fields.stream:
+                transcript = await _pass_on(request, exchange, events, fields, visit)
             else:
-                found = transcript(await while_client_waits(request, exchange.only_answer()))
-            visit.answered(found)
-        if asked.stream:
+                transcript = read_transcript(
+                    await while_client_waits(request, exchange.only_answer())
+                )
+            visit.answered(transcript)
+        if fields.stream:
             return None
         # Subtitles of long audio take a while to split.
-        text, kind = await asyncio.to_thread(body, found, asked)
-        headers = events.headers | warning(found.warning)
+        text, kind = await asyncio.to_thread(body, transcript, fields)
+        headers = events.headers | warning(transcript.warning)
         return Response(text, media_type=kind, headers=headers)
 
-    def _begin(self, form: Form, asked: Asked, target: Target, ticket: Ticket) -> Exchange:
-        parts = request_parts(asked.request, form.audio())
-        return self._door.upstreams.send(target, parts, ticket, asked.stream, form.path)
+    def _begin(self, form: Form, fields: Fields, target: Target, ticket: Ticket) -> Exchange:
+        parts = request_parts(fields.request, form.audio())
+        return self._door.upstreams.send(target, parts, ticket, fields.stream, form.path)
 
 
 async def _pass_on(
-    request: Request, exchange: Exchange, events: Events, asked: Asked, visit: Visit
+    request: Request, exchange: Exchange, events: Events, fields: Fields, visit: Visit
 ) -> Transcript:
     """Send a stream's segments as they come, and its end; returns the whole.
 
@@ -159,13 +161,13 @@ async def _pass_on(
             raise refusals.from_upstream("INTERNAL", "the stream ended without an answer")
         event = stream_event(answer)
         if isinstance(event, Finished):
-            await events.send(done_event(event.transcript, asked))
+            await events.send(done_event(event.transcript, fields))
             await events.end()
             return event.transcript
         if delta := deltas.next(event.segment.text):
-            await events.send(delta_event(delta, index, event.segment, asked))
+            await events.send(delta_event(delta, index, event.segment, fields))
             visit.said()
-        if asked.format == "diarized_json":
+        if fields.format == "diarized_json":
             await events.send(segment_event(index, event.segment))
         index += 1
 

@@ -111,11 +111,11 @@ class State:
             },
             "upstreams": [
                 {
-                    "name": one.name,
-                    "models": {model: one.takes(model) for model in one.models},
-                    "requests": one.inflight,
+                    "name": upstream.name,
+                    "models": {model: upstream.takes(model) for model in upstream.models},
+                    "requests": upstream.inflight,
                 }
-                for one in self._door.upstreams.servers
+                for upstream in self._door.upstreams.servers
             ],
             "recent": {
                 "window_s": WINDOW_S,
@@ -149,21 +149,21 @@ def look_at(page: bytes, before: Look) -> Look:
         before: whose counters stay where the engine is away and has none.
     """
     lines = (line for line in page.decode().splitlines() if line.startswith(_PREFIX))
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     offers = None
     for family in text_string_to_metric_families("\n".join(lines) + "\n"):
         for sample in family.samples:
-            found[sample.name.removeprefix(_PREFIX)] = sample.value
+            values[sample.name.removeprefix(_PREFIX)] = sample.value
             if sample.name == _INFO:
                 offers = _offers(sample.labels)
-    if offers is None or not found.keys() >= _COUNTED:  # it starts or ends, one by one
+    if offers is None or not values.keys() >= _COUNTED:  # it starts or ends, one by one
         return dataclasses.replace(before, queue=0, slots_busy=0, offers=None)
     return Look(
-        audio_s=found["audio_seconds_total"],
-        busy_s=found["busy_seconds_total"],
-        queue=int(found["queue_depth"]),
-        slots_busy=int(found["busy_slots"]),
-        slots=int(found["slots"]),
+        audio_s=values["audio_seconds_total"],
+        busy_s=values["busy_seconds_total"],
+        queue=int(values["queue_depth"]),
+        slots_busy=int(values["busy_slots"]),
+        slots=int(values["slots"]),
         offers=offers,
     )
 

@@ -80,9 +80,9 @@ class Exchange:
         answer = await self.next_answer()
         if answer is None:
             raise refusals.from_upstream("INTERNAL", "the call ended without an answer")
-        found = service_pb2.ModelStreamInferResponse.FromString(answer).infer_response
-        found.parameters.clear()  # by which Triton tells a stream's client that it is the last
-        return found
+        response = service_pb2.ModelStreamInferResponse.FromString(answer).infer_response
+        response.parameters.clear()  # by which Triton tells a stream's client that it is the last
+        return response
 
     def end(self, refusal: Refusal) -> None:
         """Answer this now, whatever the server will."""
@@ -178,9 +178,9 @@ class Exchange:
 
     def _named(self, answer: bytes) -> bytes:
         """Give an answer the model's name that the client knows; a field's last value counts."""
-        if self._target.asked in ("", self._server.answer_name(self._target)):
+        if self._target.client_name in ("", self._server.answer_name(self._target)):
             return answer
-        head = service_pb2.ModelInferResponse(model_name=self._target.asked)
+        head = service_pb2.ModelInferResponse(model_name=self._target.client_name)
         whole = service_pb2.ModelStreamInferResponse(infer_response=head)
         return answer + bytes(whole.SerializeToString())
 

@@ -56,7 +56,7 @@ class Upstreams:
         """Where large audio is spooled; see `serve.wire.uploads`."""
         self.own = tuple(OwnTriton(engine, models.default) for engine in engines)
         stall_s = config.server.stall_timeout_s
-        remotes = [Remote(one, stall_s) for one in config.upstreams]
+        remotes = [Remote(upstream, stall_s) for upstream in config.upstreams]
         self.servers: tuple[Server, ...] = (*self.own, *remotes)
         self._models = models
         self._metrics = metrics
@@ -110,8 +110,8 @@ class Upstreams:
 
     async def ready(self, model: str | None = None) -> bool:
         """Tell whether requests for a model, or for any that there is, would be answered."""
-        for one in self._models.all if model is None else (model,):
-            if await self._ready_server(one) is None:
+        for name in self._models.all if model is None else (model,):
+            if await self._ready_server(name) is None:
                 return False
         return True
 
@@ -139,7 +139,7 @@ class Upstreams:
         request = service_pb2.ModelMetadataRequest(name=name, version=version)
         answer = await server.small("ModelMetadata", request.SerializeToString())
         metadata = service_pb2.ModelMetadataResponse.FromString(answer)
-        metadata.name = target.asked
+        metadata.name = target.client_name
         return metadata
 
     async def close(self) -> None:

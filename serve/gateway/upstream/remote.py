@@ -148,17 +148,17 @@ class Remote:
             raise
         return bool(service_pb2.ModelReadyResponse.FromString(answer).ready)
 
-    def _note(self, ready: Iterable[str], said: str) -> None:
+    def _note(self, ready: Iterable[str], reason: str) -> None:
         before, self._ready = self._ready, frozenset(ready)
-        if self._ready != before or said != self._said:
+        if self._ready != before or reason != self._said:
             logger.log(
-                logging.WARNING if said else logging.INFO,
+                logging.WARNING if reason else logging.INFO,
                 "%s takes requests for %s%s",
                 self.name,
                 ", ".join(sorted(self._ready)) or "nothing",
-                f": {said}" if said else "",
+                f": {reason}" if reason else "",
             )
-        self._said = said
+        self._said = reason
 
 
 async def _as_stream(source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
