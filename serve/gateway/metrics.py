@@ -164,19 +164,7 @@ class Metrics:
             registry=self._registry,
         )
         self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
-        for name, text, read in (
-            ("inflight_bytes", "Bytes of requests under way", lambda: admission.bytes),
-            ("inflight_requests", "Requests under way", lambda: admission.requests),
-            ("inflight_upload_bytes", "Of gRPC messages not whole yet", admission.uploading_bytes),
-            (
-                "longest_turn_seconds",
-                "Longest that the loop was at one thing in the last minute, to 50 ms",
-                lambda: watch.longest_s,
-            ),
-            ("waiting_turns", "Connections that cost much and wait for a turn", turns.__len__),
-        ):
-            gauge = Gauge(f"earshot_gateway_{name}", text, registry=self._registry)
-            gauge.set_function(read)
+        _add_gauges(self._registry, admission, watch, turns)
 
     def heard(self, route: str, key: str, audio_s: float) -> None:
         """Count audio that has become text, or has come in over a live stream."""
@@ -216,6 +204,24 @@ class Metrics:
     def page(self) -> bytes:
         """Write the gateway's part of the page."""
         return generate_latest(self._registry)
+
+
+def _add_gauges(
+    registry: CollectorRegistry, admission: Admission, watch: LoopWatch, turns: Sized
+) -> None:
+    for name, text, read in (
+        ("inflight_bytes", "Bytes of requests under way", lambda: admission.bytes),
+        ("inflight_requests", "Requests under way", lambda: admission.requests),
+        ("inflight_upload_bytes", "Of gRPC messages not whole yet", admission.uploading_bytes),
+        (
+            "longest_turn_seconds",
+            "Longest that the loop was at one thing in the last minute, to 50 ms",
+            lambda: watch.longest_s,
+        ),
+        ("waiting_turns", "Connections that cost much and wait for a turn", turns.__len__),
+    ):
+        gauge = Gauge(f"earshot_gateway_{name}", text, registry=registry)
+        gauge.set_function(read)
 
 
 async def whole_page(
