@@ -166,16 +166,18 @@ def check_contents(tensor: service_pb2.ModelInferRequest.InferInputTensor) -> No
 
 def audio_s(answer: service_pb2.ModelInferResponse) -> float:
     """Read an answer's seconds of audio; 0 where it tells none, as where it is one segment."""
-    for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=False):
-        if output.name == "DURATION":
-            (seconds,) = _FP64.unpack(raw)
-            return float(seconds)
-    return 0.0
+    raw = _output(answer, "DURATION")
+    return 0.0 if raw is None else float(_FP64.unpack(raw)[0])
 
 
 def queue_s(answer: service_pb2.ModelInferResponse) -> float | None:
     """Read how long an answer's request waited; None where it does not tell."""
+    raw = _output(answer, "TIMINGS")
+    return None if raw is None else from_json(Timings, raw[LENGTH.size :], "TIMINGS").queue_s
+
+
+def _output(answer: service_pb2.ModelInferResponse, name: str) -> bytes | None:
     for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=False):
-        if output.name == "TIMINGS":
-            return from_json(Timings, raw[LENGTH.size :], output.name).queue_s
+        if output.name == name:
+            return bytes(raw)
     return None

@@ -165,12 +165,8 @@ class _Api:
     async def infer(self, request: Request) -> Response:
         authorization = request.headers.get("authorization")
         with self._door.account(request.scope["state"][LINE], "http", authorization) as visit:
-            ticket = self._door.admission.admit(visit.account)
-            try:
+            with self._door.admission.admit(visit.account) as ticket:
                 exchange, translated = await self._begin(request, ticket, visit)
-            except BaseException:
-                ticket.close()
-                raise
             with exchange:
                 answer = await while_client_waits(request, exchange.only_answer())
             visit.passed_on(answer)

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from typing import Self
 
 from serve.contract.config import LiveConfig, ServerConfig
 from serve.gateway import refusals
@@ -116,6 +117,15 @@ class Ticket:
     def part(self) -> "Ticket":
         """Open a ticket in the name of this one, which is let in already: it is counted as well."""
         return self._admission.let_in(self._account)
+
+    def __enter__(self) -> Self:
+        """Return the ticket."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close it, if the block has failed; else whoever was given it does."""
+        if kind is not None:
+            self.close()
 
     def close(self) -> None:
         """Note that the request has ended; may be called again."""

@@ -83,12 +83,8 @@ class Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _infer(self, context: Context, line: Line) -> None:
         with self._door.account(line, "grpc", authorization(context)) as visit:
-            ticket = self._door.admission.admit(visit.account)
-            try:
+            with self._door.admission.admit(visit.account) as ticket:
                 exchange = await self._begin(context, ticket, visit)
-            except BaseException:
-                ticket.close()
-                raise
             with exchange:
                 answer = await exchange.only_answer()
             visit.passed_on(answer)

@@ -5,6 +5,7 @@ goes leaves nothing behind but requests that are cancelled by their keys and rea
 """
 
 import asyncio
+import contextlib
 import logging
 from typing import Any
 
@@ -74,20 +75,17 @@ class Stream:
         """
         # Before a message comes in.
         caller = self._door.callers.identify(authorization(self._context))
-        place = self._door.admission.admit(
-            caller.account
-        )  # streams are counted, for they may be idle
         end: Refusal | None = None
-        try:
-            async with asyncio.TaskGroup() as group:
-                try:
-                    await self._take_all(group)
-                except Refusal as refusal:
-                    end = refusal
-        except* Refusal as refused:
-            end = next(iter(refused.exceptions))  # type: ignore[assignment]
-        finally:
-            place.close()
+        # Streams are counted, too, for they may be idle.
+        with contextlib.closing(self._door.admission.admit(caller.account)):
+            try:
+                async with asyncio.TaskGroup() as group:
+                    try:
+                        await self._take_all(group)
+                    except Refusal as refusal:
+                        end = refusal
+            except* Refusal as refused:
+                end = next(iter(refused.exceptions))  # type: ignore[assignment]
         if end is not None:
             raise end
 
@@ -139,12 +137,8 @@ class Stream:
         return None
 
     def _send(self, message: bytes, visit: Visit) -> Exchange:
-        ticket = self._door.admission.admit(visit.account)
-        try:
+        with self._door.admission.admit(visit.account) as ticket:
             return self._door.send(message, ticket, visit, streamed=True)
-        except BaseException:
-            ticket.close()
-            raise
 
     async def _pass_on(self, exchange: Exchange, visit: Visit) -> None:
         with exchange:

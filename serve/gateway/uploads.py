@@ -7,7 +7,6 @@ much memory, the newest of the large uploads are given up.
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import os
 import socket
@@ -20,6 +19,7 @@ import grpc
 from starlette.requests import ClientDisconnect, Request
 
 from serve.gateway import memory, refusals
+from serve.gateway.background import Background
 from serve.gateway.limits import Admission, Ticket
 from serve.gateway.refusals import Refusal
 
@@ -127,8 +127,8 @@ class _Connection:
     bytes: int = 0
 
 
-class Uploads:
-    """The messages that are not whole yet. For one event loop.
+class Uploads(Background):
+    """The messages that are not whole yet, measured as long as it is started.
 
     Args:
         admission: says how much room there is, and is told what uploads take of it.
@@ -140,20 +140,8 @@ class Uploads:
         self._received = received or Sockets().received
         self._uploads: dict[_Upload, None] = {}  # oldest first
         self._connections: dict[str, _Connection] = {}
-        self._task: asyncio.Task[None] | None = None
         admission.uploading_bytes = self._total
         admission.make_room = self._make_room
-
-    def start(self) -> None:
-        """Begin to measure."""
-        self._task = asyncio.create_task(self._run())
-
-    async def close(self) -> None:
-        """Stop measuring."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
 
     async def receive(
         self, context: Any, timeout_s: float, needed: Callable[[], bool] = lambda: False

@@ -2,9 +2,9 @@
 
 import asyncio
 import collections
-import contextlib
 from pathlib import Path
 
+from serve.gateway.background import Background
 from serve.wire import alive as signs
 
 _TICK_S = 0.05
@@ -12,7 +12,7 @@ _TICKS = round(signs.INTERVAL_S / _TICK_S)  # between two signs of life
 _MINUTE = 60  # signs of life
 
 
-class LoopWatch:
+class LoopWatch(Background):
     """Sees how late the loop is, and touches a file as long as it goes on at all.
 
     Args:
@@ -22,23 +22,11 @@ class LoopWatch:
     def __init__(self, alive: Path) -> None:
         self._alive = alive
         self._late_s: collections.deque[float] = collections.deque([0.0], maxlen=_MINUTE)
-        self._task: asyncio.Task[None] | None = None
 
     @property
     def longest_s(self) -> float:
         """Of the last minute; shorter by 50 ms than the turn itself, at most."""
         return max(self._late_s)
-
-    def start(self) -> None:
-        """Begin."""
-        self._task = asyncio.create_task(self._run())
-
-    async def close(self) -> None:
-        """End."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
 
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time

@@ -11,6 +11,7 @@ that ends by the server's will ends with an event `error` and one of these codes
 """
 
 import asyncio
+import contextlib
 import functools
 import logging
 from typing import Any
@@ -71,12 +72,11 @@ class Live:
         """
         stop = asyncio.Event()
         self._check(websocket)
-        ticket = self._door.admission.admit(visit.account)
-        try:
-            with self._door.streams.one_more(visit.account, stop.set):
-                await self._serve(websocket, visit, ticket, stop)
-        finally:
-            ticket.close()
+        with (
+            contextlib.closing(self._door.admission.admit(visit.account)) as ticket,
+            self._door.streams.one_more(visit.account, stop.set),
+        ):
+            await self._serve(websocket, visit, ticket, stop)
 
     def _check(self, websocket: WebSocket) -> None:
         """Refuse what is no transcription session of ours.
@@ -210,15 +210,11 @@ class Live:
         Raises:
             Refusal: there is none.
         """
-        ticket = stream.part()
-        try:
+        with stream.part() as ticket:
             target = Target(self._door.models.named(model or default), segments=False)
             parts = request_parts(window.request(self._door.config.live))
             ticket.charge(sum(map(len, parts)))
             exchange = self._door.upstreams.send(target, parts, ticket, streamed=False)
-        except BaseException:
-            ticket.close()
-            raise
         with exchange:
             transcript = read_transcript(await exchange.only_answer())
         visit.line.queued(transcript.timings.queue_s)

@@ -24,7 +24,6 @@ from serve.gateway.live.events import ClientEvent, Event, EventError
 from serve.gateway.live.pace import Pace
 from serve.gateway.live.settings import HYPOTHESIS, ServerVad, Settings, SettingWarning
 from serve.gateway.live.sound import Inlet
-from serve.gateway.live.updates import read_update
 from serve.gateway.live.utterance import NOTHING, Said, Utterance, Window
 from serve.gateway.metrics import LiveMetrics
 from serve.gateway.refusals import Refusal
@@ -148,7 +147,7 @@ class Session:
             await self._send(events.cleared())
 
     async def _update(self, event: ClientEvent) -> None:
-        after, warnings = read_update(
+        after, warnings = events.read_update(
             event, self._settings, self._check_model, begun=self._heard > 0
         )
         if after.input.format != self._settings.input.format:

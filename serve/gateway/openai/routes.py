@@ -111,10 +111,9 @@ class _Audio:
 
     async def _answer(self, request: Request, visit: Visit, events: Events) -> Response | None:
         """Return the response; None: it was sent as events."""
-        ticket = self._door.admission.admit(visit.account)
         limit_s, folder = self._door.upload_timeout_s, self._door.upstreams.uploads
         async with contextlib.AsyncExitStack() as stack:
-            try:
+            with self._door.admission.admit(visit.account) as ticket:
                 received = received_form(request, ticket, limit_s, folder)
                 form = await stack.enter_async_context(received)
                 unknown = self._door.config.gateway.unknown_fields
@@ -122,9 +121,6 @@ class _Audio:
                 target = Target(self._door.models.named(fields.model), fields.stream)
                 visit.line.model = target.model
                 exchange = self._begin(form, fields, target, ticket)
-            except BaseException:
-                ticket.close()
-                raise
             stack.enter_context(exchange)
             events.headers = served_by(target.model) | ignored(fields.ignored)
             if fields.stream:

@@ -5,7 +5,6 @@ gets what the last look found, so that many who ask cost nothing.
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import itertools
 import logging
@@ -18,6 +17,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve.contract.config import Config
+from serve.gateway.background import Background
 from serve.gateway.door import Door
 
 logger = logging.getLogger("earshot.gateway")
@@ -44,7 +44,7 @@ class Look:
     offers: dict[str, Any] | None = None  # what the engine can do; None: it is away
 
 
-class State:
+class State(Background):
     """Looks at the server as long as it is started.
 
     Args:
@@ -64,18 +64,6 @@ class State:
         self._ready = False
         self.found = self._tell()
         """What the last look found, as the page reads it."""
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begin to look."""
-        self._task = asyncio.create_task(self._run())
-
-    async def close(self) -> None:
-        """Look no more."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
 
     async def look(self) -> None:
         """Look now."""
