@@ -117,7 +117,7 @@ def require_version(
 
 
 def text_that(check: Callable[[str], Any], expected: str) -> pydantic.AfterValidator:
-    """For an annotation: text for which `check` gives something true; `expected` describes it."""
+    """Annotate text for which `check` gives something true; `expected` describes it."""
 
     def checked(text: str) -> str:
         if not check(text):
@@ -207,7 +207,7 @@ def nearest(key: str, known: Sequence[str]) -> str:
 
 
 def _fields_at(kind: Any, location: Sequence[int | str]) -> list[str]:
-    """Field names of the dataclass at a place; indices and a dict's keys stay in the dataclass."""
+    """List the fields of the dataclass at a place; indices and a dict's keys stay in it."""
     fields = _hints(kind)
     for step in location:
         if step in fields:

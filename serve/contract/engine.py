@@ -119,14 +119,14 @@ def _mlp(prefix: str, d: int, ffn: int) -> Iterator[tuple[str, tuple[int, ...], 
 
 
 def scale_name(weight_name: str) -> str:
-    """Name of the per-row scale that belongs to an int8 weight."""
+    """Name the per-row scale that belongs to an int8 weight."""
     return weight_name.removesuffix(".weight") + ".scale"
 
 
 def tensor_specs(
     dims: Dims, precision: Precision, draft: Draft | None = None
 ) -> dict[str, TensorSpec]:
-    """Every tensor that weights.safetensors must hold, and nothing else.
+    """List every tensor that weights.safetensors must hold, and nothing else.
 
     fp16: all tensors float16. int8: each quantised matrix is int8 with a float16 `.scale` per row.
     """
@@ -141,7 +141,7 @@ def tensor_specs(
 
 
 def sha256_of(path: Path) -> str:
-    """Hex SHA-256 of a file."""
+    """Return the SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

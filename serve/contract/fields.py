@@ -8,6 +8,22 @@ from pydantic import Field
 
 from serve.contract.codec import text_that
 
+
+def _is_device(text: str) -> bool:
+    if not re.fullmatch(r"cpu(,cpu)*|cuda(:([0-9]{1,3}(,[0-9]{1,3})*|\*))?", text):
+        return False
+    numbers = [int(number) for number in re.findall(r"\d+", text)]
+    return len(set(numbers)) == len(numbers)
+
+
+def _is_ipv4(text: str) -> bool:
+    try:
+        ipaddress.IPv4Address(text)
+    except ValueError:
+        return False
+    return True
+
+
 Count = Annotated[int, Field(gt=0, le=1_000_000_000)]
 CountOrNone = Annotated[int, Field(ge=0, le=1_000_000_000)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -29,9 +45,7 @@ Name = Annotated[
     text_that(lambda text: text.strip() and text.isprintable(), "text of printable characters"),
 ]
 NameOrNone = Annotated[str, text_that(str.isprintable, "text of printable characters")]
-Address = Annotated[
-    str, text_that(lambda text: _is_ipv4(text), "an IPv4 address such as 127.0.0.1")
-]
+Address = Annotated[str, text_that(_is_ipv4, "an IPv4 address such as 127.0.0.1")]
 Origin = Annotated[
     str,
     text_that(
@@ -63,22 +77,7 @@ ModelName = Annotated[
 Device = Annotated[
     str,
     text_that(
-        lambda text: _is_device(text),
+        _is_device,
         '"cpu", "cuda" or "cuda:N"; or several, each once: "cuda:0,1", "cuda:*"; "cpu,cpu"',
     ),
 ]
-
-
-def _is_device(text: str) -> bool:
-    if not re.fullmatch(r"cpu(,cpu)*|cuda(:([0-9]{1,3}(,[0-9]{1,3})*|\*))?", text):
-        return False
-    numbers = [int(number) for number in re.findall(r"\d+", text)]
-    return len(set(numbers)) == len(numbers)
-
-
-def _is_ipv4(text: str) -> bool:
-    try:
-        ipaddress.IPv4Address(text)
-    except ValueError:
-        return False
-    return True

@@ -75,7 +75,7 @@ class Caller:
         self._audio_s = None if audio_s is None else _Share(audio_s, clock)
 
     def left(self) -> dict[str, str]:
-        """Headers that tell what the key may still have in this minute, if it has limits."""
+        """Return headers that tell what the key may still have in this minute, if it has limits."""
         shares = (("requests", self._requests), ("audio-seconds", self._audio_s))
         headers: dict[str, str] = {}
         for what, share in shares:
@@ -88,8 +88,7 @@ class Caller:
         Raises:
             Refusal: there have been too many, or too much audio.
         """
-        if self._audio_s is not None and (wait_s := self._audio_s.wait_s(0.0)):
-            raise refusals.key_limit("audio_s_per_minute", self.name, wait_s)
+        self._require_audio()
         if self._requests is not None:
             if wait_s := self._requests.wait_s(1.0):
                 raise refusals.key_limit("requests_per_minute", self.name, wait_s)
@@ -106,8 +105,7 @@ class Caller:
         Raises:
             Refusal: there has been too much before it.
         """
-        if self._audio_s is not None and (wait_s := self._audio_s.wait_s(0.0)):
-            raise refusals.key_limit("audio_s_per_minute", self.name, wait_s)
+        self._require_audio()
         self.heard(audio_s)
 
     def require_duration(self, outputs: Collection[str]) -> None:
@@ -120,6 +118,10 @@ class Caller:
             raise refusals.invalid(
                 "the outputs lack DURATION, by which this key's audio is counted; ask for it too"
             )
+
+    def _require_audio(self) -> None:
+        if self._audio_s is not None and (wait_s := self._audio_s.wait_s(0.0)):
+            raise refusals.key_limit("audio_s_per_minute", self.name, wait_s)
 
 
 class Callers:
@@ -196,7 +198,7 @@ class Callers:
             logger.info("%s was read again: %d keys", self._path, len(self._callers))
 
     def _look(self) -> tuple[int, ...]:
-        """Something that differs where the file does."""
+        """Return something that differs where the file does."""
         try:
             stat = os.stat(self._path) if self._path else None
         except OSError:

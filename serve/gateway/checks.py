@@ -5,15 +5,15 @@ import reprlib
 import struct
 from collections.abc import Collection, Mapping, Sequence
 
+import numpy as np
 from tritonclient.grpc import service_pb2
 
 from serve.contract.codec import from_json
 from serve.contract.messages import Timings
 from serve.gateway import refusals
 from serve.gateway.models import Target
-from serve.wire.tensors import INPUTS, OUTPUTS, TensorSpec
+from serve.wire.tensors import INPUTS, NUMPY_TYPES, OUTPUTS, TensorSpec
 
-ITEM_BYTES = {"FP32": 4, "FP64": 8, "INT32": 4, "BOOL": 1}
 _CONTENTS = {
     "BYTES": "bytes_contents",
     "FP32": "fp32_contents",
@@ -137,7 +137,7 @@ def check_raw(name: str, shape: Sequence[int], raw: memoryview) -> None:
     """
     datatype, count = INPUTS[name].datatype, math.prod(shape)
     if datatype != "BYTES":
-        expected = count * ITEM_BYTES[datatype]
+        expected = count * np.dtype(NUMPY_TYPES[datatype]).itemsize
     else:  # one element: a length, and as many bytes
         expected = LENGTH.size
         if len(raw) >= LENGTH.size:

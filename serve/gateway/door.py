@@ -208,14 +208,14 @@ class Door:
         return not self.admission.draining and await self.upstreams.ready(model)
 
     async def engines(self) -> dict[str, dict[str, bool]]:
-        """Which of several engines of this run are ready, by their devices; empty for one."""
+        """Tell which of several engines of this run are ready, by their devices; empty for one."""
         own = self.upstreams.own
         if len(own) < 2:
             return {}
         return {"engines": {server.name: await server.ready(self.models.default) for server in own}}
 
     async def server_metadata(self) -> service_pb2.ServerMetadataResponse:
-        """Name and version of Triton, and those of its extensions that are offered.
+        """Return name and version of Triton, and those of its extensions that are offered.
 
         Raises:
             Refusal: Triton is away.

@@ -248,7 +248,7 @@ class Gate(asyncio.Protocol):
         self._set_reading()
 
     def _pass_on(self, enough: Callable[[], bool]) -> None:
-        """Until nothing is left or a pause is asked for; or else wait for the next turn."""
+        """Pass on until nothing is left or a pause is asked for, or wait for the next turn."""
         clock = self.share.turns.clock
         while self._leaving or (self._read and not self._paused):
             if enough():

@@ -62,7 +62,7 @@ class Line:
             self.queue_s = max(self.queue_s or 0.0, queue_s)
 
     def said(self) -> float | None:
-        """Some of its text has been sent; seconds since it came, where that is the first."""
+        """Note that text was sent; return the seconds since it came, where that is the first."""
         if self.first_text_s is not None:
             return None
         self.first_text_s = time.monotonic() - self.began_s

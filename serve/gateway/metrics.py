@@ -8,11 +8,11 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from pathlib import Path
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from serve.gateway.limits import Admission
+from serve.gateway.upstream.server import Server
 from serve.gateway.watch import LoopWatch
 from serve.wire.folder import METRICS_SOCKET, SUPERVISOR_PAGE, gateway_door
 from serve.wire.unix_http import ask
@@ -26,25 +26,6 @@ _PAGE_S = 2.0  # most that the page of another process takes
 _RECENT = 20_000  # requests whose latency is remembered
 _WORD_BUCKETS_S = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0)
 _BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
-
-
-class Watched(Protocol):
-    """A server, as it is counted; see `serve.gateway.upstream.server`."""
-
-    @property
-    def name(self) -> str:
-        """Its label."""
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """The models that it serves."""
-
-    @property
-    def inflight(self) -> int:
-        """The requests that it has."""
-
-    def takes(self, model: str) -> bool:
-        """Tell whether it is given requests."""
 
 
 class LiveMetrics:
@@ -101,7 +82,7 @@ class UpstreamMetrics:
             registry=registry,
         )
 
-    def watch(self, servers: Iterable[Watched]) -> None:
+    def watch(self, servers: Iterable[Server]) -> None:
         """Tell of these servers."""
         for server in servers:
             inflight = self._inflight.labels(server.name)

@@ -122,7 +122,7 @@ class HttpProtocol(HttpToolsProtocol):
             super().shutdown()
 
     def _limit_idleness(self) -> None:
-        """From the first look that finds no request in work to the first that finds one.
+        """Limit the time from a look that finds no request in work to the next that finds one.
 
         A connection that has become a WebSocket has another protocol, and limits of its own.
         """
@@ -171,7 +171,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False  # the parser takes what follows for another protocol
 
     def on_body(self, body: bytes) -> None:
-        """Some of its body."""
+        """Take some of a request's body."""
         self._useless = 0
         super().on_body(body)
 

@@ -165,7 +165,7 @@ async def abort(context: Context, refusal: Refusal, line: Line) -> None:
 
 
 def _named(line: Line) -> tuple[tuple[str, str], ...]:
-    """Metadata that name a call, as its line of the log does."""
+    """Return metadata that name a call, as its line of the log does."""
     return (("x-request-id", line.id),)
 
 

@@ -138,7 +138,7 @@ def share_of(config: Config) -> Config:
 
 
 def _most_connections(server: ServerConfig) -> int:
-    """At each address; those of the three, and uploads' files, have descriptors enough."""
+    """Count connections for each of three addresses: they and uploads' files have descriptors."""
     wanted = server.max_inflight + _SPARE_CONNECTIONS
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     there_are = max(1, (descriptors - _SPARE_DESCRIPTORS) // 4)

@@ -23,10 +23,9 @@ from serve.gateway import refusals
 from serve.gateway.checks import LENGTH, check_names, check_parameters, check_request
 from serve.gateway.limits import MAX_JSON_BYTES, check_json
 from serve.gateway.refusals import Refusal
-from serve.wire.tensors import INPUTS, OUTPUTS
+from serve.wire.tensors import INPUTS, NUMPY_TYPES, OUTPUTS
 
 _MAX_FLOAT = float(np.finfo(np.float32).max)
-_DTYPES = {"FP32": "<f4", "FP64": "<f8", "INT32": "<i4", "BOOL": "?"}
 _DEFAULT_BINARY = "binary_data_output"
 _BINARY = "binary_data"
 _BINARY_SIZE = "binary_data_size"
@@ -211,7 +210,7 @@ def _raw(tensor: _AnyTensor) -> bytes:
     if isinstance(tensor, _Text):
         encoded = [text.encode() for text in tensor.data or ()]
         return b"".join(LENGTH.pack(len(text)) + text for text in encoded)
-    return np.asarray(data, _DTYPES[tensor.datatype]).tobytes()
+    return np.asarray(data, NUMPY_TYPES[tensor.datatype]).tobytes()
 
 
 def answer_to_http(
@@ -249,7 +248,7 @@ def answer_to_http(
 def _values(datatype: str, raw: bytes) -> list[Any]:
     if datatype == "BYTES":
         return _texts(raw)
-    values: npt.NDArray[Any] = np.frombuffer(raw, _DTYPES[datatype])
+    values: npt.NDArray[Any] = np.frombuffer(raw, NUMPY_TYPES[datatype])
     if datatype == "FP32":  # by way of text, so that 0.2 is 0.2 and nothing beside it
         return [float(str(value)) for value in values]
     return list(values.tolist())

@@ -286,7 +286,7 @@ def _descriptors() -> dict[str, int]:
 
 
 def _look(descriptor: int | None) -> tuple[str, int] | None:
-    """Peer and received bytes of a TCP connection; None: it is none, or has gone meanwhile."""
+    """Return a TCP connection's peer and received bytes; None: it is none, or has gone."""
     if descriptor is None:
         return None
     try:

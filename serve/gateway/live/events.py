@@ -248,7 +248,7 @@ def session(
 
 
 def speech_started(item_id: str, at_ms: int) -> Event:
-    """Somebody speaks; the utterance's audio begins at that time of the stream."""
+    """Tell that somebody speaks; the utterance's audio begins at that time of the stream."""
     return _event("input_audio_buffer.speech_started", item_id=item_id, audio_start_ms=at_ms)
 
 
@@ -280,7 +280,7 @@ def cleared() -> Event:
 
 
 def delta(item_id: str, text: str) -> Event:
-    """More final text of an utterance."""
+    """Tell more final text of an utterance."""
     return _event(DELTA, item_id=item_id, content_index=_CONTENT, delta=text)
 
 

@@ -32,7 +32,7 @@ class Pace:
         return self._due_s
 
     def speech(self, now_s: float) -> None:
-        """Speech begins: there is nothing to decode before a while of it."""
+        """Note that speech begins: there is nothing to decode before a while of it."""
         self._due_s = max(self._due_s, now_s + self._update_s)
 
     def began(self, now_s: float) -> None:

@@ -171,7 +171,7 @@ def _heard(looks: Iterable[Look]) -> list[float]:
 
 
 def _busy_s(looks: Iterable[Look]) -> float:
-    """For how long an engine had requests."""
+    """Return for how long an engine had requests."""
     return sum(_rises(look.busy_s for look in looks))
 
 
