@@ -1,8 +1,16 @@
-"""Work that an event loop does beside its requests."""
+"""Work that an event loop does beside its requests, and the watch on the loop itself."""
 
 import abc
 import asyncio
+import collections
 import contextlib
+from pathlib import Path
+
+from serve.wire import alive as signs
+
+_TICK_S = 0.05
+_TICKS = round(signs.INTERVAL_S / _TICK_S)  # between two signs of life
+_MINUTE = 60  # signs of life
 
 
 class Background(abc.ABC):
@@ -24,3 +32,30 @@ class Background(abc.ABC):
     @abc.abstractmethod
     async def _run(self) -> None:
         """Work, without an end."""
+
+
+class LoopWatch(Background):
+    """Sees how late the loop is, and touches a file as long as it goes on at all.
+
+    Args:
+        alive: the file; see `serve.wire.alive`.
+    """
+
+    def __init__(self, alive: Path) -> None:
+        self._alive = alive
+        self._late_s: collections.deque[float] = collections.deque([0.0], maxlen=_MINUTE)
+
+    @property
+    def longest_s(self) -> float:
+        """Of the last minute; shorter by 50 ms than the turn itself, at most."""
+        return max(self._late_s)
+
+    async def _run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            signs.beat(self._alive)
+            self._late_s.append(0.0)
+            for _ in range(_TICKS):
+                due_s = clock() + _TICK_S
+                await asyncio.sleep(_TICK_S)
+                self._late_s[-1] = max(self._late_s[-1], clock() - due_s)

@@ -11,6 +11,7 @@ from tritonclient.grpc import service_pb2
 from serve.contract.config import Config
 from serve.contract.messages import Transcript
 from serve.gateway import refusals
+from serve.gateway.background import LoopWatch
 from serve.gateway.callers import Caller, Callers
 from serve.gateway.checks import audio_s, check_request, check_streamed, queue_s
 from serve.gateway.envelope import read_envelope
@@ -24,7 +25,6 @@ from serve.gateway.uploads import Uploads
 from serve.gateway.upstream.exchange import Exchange
 from serve.gateway.upstream.own import OwnEngine
 from serve.gateway.upstream.pool import Upstreams
-from serve.gateway.watch import LoopWatch
 
 _EXTENSIONS = ("binary_tensor_data",)  # those of Triton's that are offered here
 

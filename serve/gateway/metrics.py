@@ -11,9 +11,9 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from serve.gateway.background import LoopWatch
 from serve.gateway.limits import Admission
 from serve.gateway.upstream.server import Server
-from serve.gateway.watch import LoopWatch
 from serve.wire.folder import METRICS_SOCKET, SUPERVISOR_PAGE, gateway_door
 from serve.wire.unix_http import ask
 

@@ -199,6 +199,7 @@ def _mode(request: Request, capabilities: Capabilities, config: TranscriberConfi
     """Return how windows follow each other; refuse texts that the runtime cannot begin with."""
     mode = mode_of(request, config)
     refusal = refusal_of_text(request, mode, capabilities)
+    # `texts_of` reads phrases again, for their ids; one that is none is refused here, at once.
     if refusal is None:
         refusal = refusal_of_phrases(phrases_of(request, config), capabilities)
     if refusal is not None:
