@@ -93,11 +93,6 @@ class Ticket:
         self._open = True
         account.requests += 1
 
-    @property
-    def bytes(self) -> int:
-        """The bytes that are counted for it."""
-        return self._bytes
-
     def charge(self, size: int) -> None:
         """Count so many bytes more.
 

@@ -89,7 +89,7 @@ class Models:
             )
         return model
 
-    def target(self, name: str, version: str = "") -> Target:
+    def target(self, name: str, version: str) -> Target:
         """Find what KServe calls by this name.
 
         Raises:

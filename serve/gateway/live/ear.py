@@ -5,14 +5,11 @@ A stream counts samples of 16 kHz from its beginning.
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Literal
 
 import numpy as np
 
 from serve.contract.messages import Samples
 from serve.speech.activity import FRAME, Detector, Options, Voice
-
-Turn = Literal["", "begins", "ends"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -21,7 +18,7 @@ class Frame:
 
     samples: Samples  # (n,)
     speech: bool  # somebody speaks in them
-    turn: Turn = ""  # speech begins with them, or has ended before them for good
+    ends: bool = False  # speech has ended before them for good
 
 
 class Ear:
@@ -64,8 +61,8 @@ class Ear:
             self._voice.step(float(probability), self._judged)
             self._judged += FRAME
             speaks = self._voice.speaking
-            turn: Turn = "" if speaks == spoke else "begins" if speaks else "ends"
-            yield Frame(samples, speaks and self._voice.quiet_since is None, turn)
+            speech = speaks and self._voice.quiet_since is None
+            yield Frame(samples, speech, ends=spoke and not speaks)
 
     def rest(self) -> Samples:
         """Give out what is left of a frame, without judging it."""

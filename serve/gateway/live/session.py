@@ -189,7 +189,7 @@ class Session:
         self._recent.append(frame.samples)
         while sum(map(len, self._recent)) - len(self._recent[0]) > _samples(vad.prefix_padding_ms):
             self._recent.popleft()
-        if frame.turn == "ends" and self._open is not None:
+        if frame.ends and self._open is not None:
             await self._send(events.speech_stopped(self._open.item_id, _ms(self._heard)))
             await self._end()
 
