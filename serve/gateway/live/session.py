@@ -10,7 +10,6 @@ import asyncio
 import bisect
 import collections
 import contextlib
-import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -31,7 +30,6 @@ from serve.speech.activity import FRAME, Detector, Options
 from serve.speech.languages import named_language
 from serve.speech.rate import SAMPLE_RATE
 
-logger = logging.getLogger("earshot.gateway")
 
 MAX_ERRORS = 100
 """Events of one client that may be wrong; then the session ends."""

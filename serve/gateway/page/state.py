@@ -7,7 +7,6 @@ gets what the last look found, so that many who ask cost nothing.
 import asyncio
 import dataclasses
 import itertools
-import logging
 import math
 import time
 from collections import deque
@@ -20,7 +19,6 @@ from serve.contract.config import Config
 from serve.gateway.background import Background
 from serve.gateway.door import Door
 
-logger = logging.getLogger("earshot.gateway")
 
 INTERVAL_S = 3.0
 WINDOW_S = 300.0
