@@ -30,7 +30,6 @@ from serve.speech.activity import FRAME, Detector, Options
 from serve.speech.languages import named_language
 from serve.speech.rate import SAMPLE_RATE
 
-
 MAX_ERRORS = 100
 """Events of one client that may be wrong; then the session ends."""
 BEHIND_S = 10.0

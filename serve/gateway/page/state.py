@@ -19,7 +19,6 @@ from serve.contract.config import Config
 from serve.gateway.background import Background
 from serve.gateway.door import Door
 
-
 INTERVAL_S = 3.0
 WINDOW_S = 300.0
 
