@@ -88,7 +88,7 @@ def with_headers(
             that its client's next try reaches another server where there are several.
     """
     safe = dict(_SECURITY, **(_TLS if server.tls_certificate else {}))
-    guarded = _with_room(_with_hosts(_with_origins(app, server.allowed_origins), server))
+    guarded = _guarded(app, server)
 
     async def named(scope: Scope, receive: Receive, send: Send) -> None:
         line = scope.setdefault("state", {})[LINE] = Line()
@@ -131,30 +131,47 @@ def _write(line: Line, status: int, path: str) -> None:
     line.write()
 
 
-def _with_room(app: ASGIApp) -> ASGIApp:
+def _guarded(app: ASGIApp, server: ServerConfig) -> ASGIApp:
+    """Refuse what may not ask; pages of other hosts that may are told so as CORS wants it."""
+    shared = CORSMiddleware(
+        app,
+        allow_origins=server.allowed_origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("authorization", "content-type"),
+        expose_headers=_READABLE,
+    )
+
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope.get(CROWDED, False):
-            refusal = OverloadedError("too many connections are open; try again")
-            await _refuse(Refusal(refusal, "connections"), scope, receive, send)
+        headers = Headers(scope=scope)
+        host, origin = headers.get("host"), headers.get("origin")
+        refusal = _refusal(server, host, origin, crowded=scope.get(CROWDED, False))
+        if refusal is not None:
+            await _refuse(refusal, scope, receive, send)
+        elif origin is None or origin in server.allowed_origins:
+            await shared(scope, receive, send)
         else:
-            await app(scope, receive, send)
+            await app(scope, receive, send)  # a page of this server's own
 
     return checked
 
 
-def _with_hosts(app: ASGIApp, server: ServerConfig) -> ASGIApp:
-    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
-        host = Headers(scope=scope).get("host", "")
-        if may_be_called(server, host):
-            await app(scope, receive, send)
-        else:
-            error = RequestError(
-                f"the request is for the host {shown(host)}; expected localhost, an address of "
-                "loopback or one of server.allowed_hosts"
-            )
-            await _refuse(Refusal(error, "host"), scope, receive, send)
-
-    return checked
+def _refusal(
+    server: ServerConfig, host: str | None, origin: str | None, crowded: bool
+) -> Refusal | None:
+    if crowded:
+        return Refusal(OverloadedError("too many connections are open; try again"), "connections")
+    if not may_be_called(server, host or ""):
+        error = RequestError(
+            f"the request is for the host {shown(host or '')}; expected localhost, an address of "
+            "loopback or one of server.allowed_hosts"
+        )
+        return Refusal(error, "host")
+    if not (origin is None or origin in server.allowed_origins or _is_of(origin, host)):
+        error = RequestError(
+            f"pages of {shown(origin)} may not ask; server.allowed_origins says which may"
+        )
+        return Refusal(error, "origin")
+    return None
 
 
 def may_be_called(server: ServerConfig, host: str) -> bool:
@@ -177,31 +194,6 @@ def _is_of_loopback(name: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return name == "localhost"
-
-
-def _with_origins(app: ASGIApp, allowed: tuple[str, ...]) -> ASGIApp:
-    shared = CORSMiddleware(
-        app,
-        allow_origins=allowed,
-        allow_methods=("GET", "POST"),
-        allow_headers=("authorization", "content-type"),
-        expose_headers=_READABLE,
-    )
-
-    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        origin = headers.get("origin")
-        if origin is None or origin in allowed:
-            await shared(scope, receive, send)
-        elif _is_of(origin, headers.get("host")):
-            await app(scope, receive, send)  # a page of this server's own
-        else:
-            error = RequestError(
-                f"pages of {shown(origin)} may not ask; server.allowed_origins says which may"
-            )
-            await _refuse(Refusal(error, "origin"), scope, receive, send)
-
-    return checked
 
 
 def _is_of(origin: str, host: str | None) -> bool:
