@@ -182,7 +182,7 @@ FROM_GRPC: Mapping[str, type[EarshotError]] = {
     "NOT_FOUND": UnavailableError,
     "UNAVAILABLE": UnavailableError,
 }
-"""What the name of a gRPC status means where its text names no class; others: an EarshotError."""
+"""Classes by the gRPC status of a text that names none; where it is not here, an EarshotError."""
 
 
 def from_http(status: int) -> type[EarshotError]:

@@ -144,7 +144,7 @@ class Callers:
         self._anyone = Caller("", None)
         self._fixed = environment_keys()
         self.named = self._path is not None or ENVIRONMENT in os.environ
-        """Whether a key is needed."""
+        """A key is needed."""
         self._callers: dict[str, Caller] = {}
         self._version = self._look()
         self._looked_s = clock()

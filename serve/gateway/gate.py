@@ -18,11 +18,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 OWN_S = 0.002
-"""What a connection may cost at once; the bytes of a clip take less."""
+"""The most that a connection may cost at once; the bytes of a clip take less."""
 OWN_SHARE = 0.02
 """Of the loop's time, with which that comes back."""
 REFUSED_S = 0.001
-"""What a refused request is counted at: about what it costs beside its bytes."""
+"""The cost of a refused request: about what it takes beside its bytes."""
 
 JSON_S_PER_BYTE = 2e-8
 """Of a request's JSON, and of a live event's; what is not read as it comes is paid for before."""

@@ -173,7 +173,7 @@ class Admission:
         self.make_room: Callable[[], bool] = lambda: False
         """Gives up the slowest upload, and says whether there was one."""
         self.untidy = False
-        """Whether something large has gone, whose memory is to be given back."""
+        """Something large has gone, whose memory is to be given back."""
         self._arriving: set[asyncio.Timeout] = set()
         self._draining = self._over = False
         self._empty = asyncio.Event()

@@ -20,7 +20,7 @@ from serve.wire.unix_http import ask
 logger = logging.getLogger("earshot.gateway")
 
 OWN_PAGE = "/metrics/own"
-"""Where one of the gateway's processes has what it alone counts."""
+"""Address of what one of the gateway's processes counts alone."""
 
 _PAGE_S = 2.0  # most that the page of another process takes
 _RECENT = 20_000  # requests whose latency is remembered

@@ -51,7 +51,7 @@ class Models:
         """Texts that fit one of them OpenAI's clients may write as well; * is any text."""
         exact = [alias for alias in aliases if alias not in self.patterns]
         self.names = tuple(dict.fromkeys((own, *exact, *others)))
-        """What OpenAI's clients may write, as far as it can be listed."""
+        """Names that OpenAI's clients may write, as far as they can be listed."""
         if MODEL in others and own != MODEL:
             raise ConfigError(
                 f"upstreams have a model {MODEL}, by which KServe's clients mean {own}; give it "

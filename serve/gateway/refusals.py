@@ -48,7 +48,7 @@ REASONS = {
     "session_idle": Status("INVALID_ARGUMENT", 400, "session_idle", close=1001),
     "session_expired": Status("INVALID_ARGUMENT", 400, "session_expired", close=1001),
 }
-"""How a refusal is answered that the gateway has a reason for; others as their error's class."""
+"""Statuses of refusals with a reason of the gateway's own; others have their error's class's."""
 
 _RETRY_AFTER_S = 1
 _SERVER_FAILED = "the server failed while it worked on this request; its log has the details"
@@ -79,7 +79,7 @@ class Refusal(Exception):
         self.param: str | None = None
         """The field that is wrong, where it is one."""
         self.retry_after_s = _RETRY_AFTER_S
-        """What a client is asked to wait, where waiting helps."""
+        """The time that a client is asked to wait, where waiting helps."""
 
     @property
     def headers(self) -> dict[str, str]:

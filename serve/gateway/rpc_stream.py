@@ -110,7 +110,7 @@ class Stream:
         self._room.release()
 
     async def _answer(self, message: bytes) -> None:
-        """Answer one request; raises its refusal where that is to be the stream's status."""
+        """Answer one request; raise its refusal where that is to be the stream's status."""
         answering = self._answered(message)
         del message  # what was refused is not counted, and its client may take no answers
         if error := await answering:

@@ -155,7 +155,7 @@ def _most_connections(server: ServerConfig) -> int:
 
 
 def serve_folder(folder: Path, number: int = 0, requests_to: int | None = None) -> int:
-    """Be the gateway of the run in this folder until SIGTERM or SIGINT; returns the exit status.
+    """Be the gateway of the run in this folder until SIGTERM or SIGINT; return the exit status.
 
     Args:
         folder: of the run.

@@ -35,9 +35,9 @@ class Agreement:
 
     def __init__(self, before: Sequence[Word] = ()) -> None:
         self.words = list(before)
-        """What is final. The last one's mark may be missing; see `_mark`."""
+        """All that are final. The last one's mark may be missing; see `_mark`."""
         self.pending: tuple[Word, ...] = ()
-        """What the latest hypothesis says behind that."""
+        """The words of the latest hypothesis behind those."""
         self.changed = 0
         """Words of a hypothesis so far that the next one did not have in their place."""
         self._mark = ""  # of the last final word, by the latest hypothesis
@@ -49,7 +49,7 @@ class Agreement:
         return self._mark + "".join(word.word for word in self.pending)
 
     def update(self, words: Sequence[Word]) -> str:
-        """Take another hypothesis; returns the text that becomes final by it."""
+        """Take another hypothesis; return the text that becomes final by it."""
         fresh = self._behind_final(words)
         same = 0
         while same < min(len(fresh), len(self.pending)) and _alike(fresh[same], self.pending[same]):
@@ -84,7 +84,7 @@ class Agreement:
         return (self.words[best].end + self.words[best + 1].start) / 2
 
     def drop(self, until_s: float) -> str:
-        """Forget the final words before a time, whose audio is cut off; returns their text."""
+        """Forget the final words before a time, whose audio is cut off; return their text."""
         count = sum(word.end <= until_s for word in self.words)
         dropped, self.words = self.words[:count], self.words[count:]
         return "".join(word.word for word in dropped)

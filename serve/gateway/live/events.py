@@ -43,7 +43,7 @@ _KEYS = {
     "input_audio_buffer.commit": (),
     "input_audio_buffer.clear": (),
 }
-"""What a client's events hold, besides `type` and perhaps `event_id`."""
+"""Keys of a client's events, besides `type` and perhaps `event_id`."""
 
 
 class EventError(Exception):

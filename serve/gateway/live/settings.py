@@ -35,7 +35,7 @@ LanguageOrAuto = Annotated[
 ]
 Milliseconds = Annotated[int, Field(ge=0, le=round(_MAX_S * 1000))]
 HYPOTHESIS = "earshot.hypothesis"
-"""What `include` may name: an event of ours, with what is heard and not final yet."""
+"""The event of ours that `include` may name, with what is heard and not final yet."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ SURE_S = 1.3  # of audio behind a word, with which one hypothesis is enough
 PROMPT_CHARS = 200  # of the text whose audio is gone
 
 NOTHING = Transcript("", None, None, 0.0, (), Timings(0.0, 0.0, 0.0, 0.0))
-"""What is said in silence, whatever a network writes of it."""
+"""The transcript of silence, whatever a network writes of it."""
 
 _BEFORE = 0.8  # of the audio that is held may be from before an utterance
 _FREED = 0.25  # of the audio that is held, by a cut at least
@@ -86,9 +86,9 @@ class Utterance:
         self.item_id = item_id
         self.start = self.end = start
         self.spoken_until = start
-        """Where speech was heard last."""
+        """The sample at which speech was heard last."""
         self.decoded_until = start
-        """Where the audio of the latest hypothesis ends."""
+        """The sample at which the latest hypothesis ends."""
         self.ended = False
         self.text = ""
         """All that is final."""

@@ -145,7 +145,7 @@ class _Audio:
 async def _pass_on(
     request: Request, exchange: Exchange, events: Events, fields: Fields, visit: Visit
 ) -> Transcript:
-    """Send a stream's segments as they come, and its end; returns the whole.
+    """Send a stream's segments as they come, and its end; return the whole.
 
     Raises:
         Refusal: the request failed, or the client has gone.

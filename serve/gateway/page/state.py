@@ -60,7 +60,7 @@ class State(Background):
         self._looks = [deque([Look()], maxlen=_LOOKS + 1) for _ in pages]
         self._ready = False
         self.found = self._tell()
-        """What the last look found, as the page reads it."""
+        """The last look, as the page reads it."""
 
     async def look(self) -> None:
         """Look now."""

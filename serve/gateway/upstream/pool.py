@@ -53,7 +53,7 @@ class Upstreams:
     ) -> None:
         # A gateway that has no engine is one process.
         self.uploads = uploads.make_folder(folder, engines[0].process if engines else 0)
-        """Where large audio is spooled; see `serve.wire.uploads`."""
+        """The folder in which large audio is spooled; see `serve.wire.uploads`."""
         self.own = tuple(OwnTriton(engine, models.default) for engine in engines)
         stall_s = config.server.stall_timeout_s
         remotes = [Remote(upstream, stall_s) for upstream in config.upstreams]
