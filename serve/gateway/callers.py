@@ -94,19 +94,19 @@ class Caller:
                 raise refusals.key_limit("requests_per_minute", self.name, wait_s)
             self._requests.take(1.0)
 
-    def heard(self, audio_s: float) -> None:
+    def count_audio(self, audio_s: float) -> None:
         """Count a request's audio, whose length its answer has told."""
         if self._audio_s is not None:
             self._audio_s.take(audio_s)
 
-    def hear(self, audio_s: float) -> None:
+    def count_live(self, audio_s: float) -> None:
         """Count live audio as it comes in.
 
         Raises:
             Refusal: there has been too much before it.
         """
         self._require_audio()
-        self.heard(audio_s)
+        self.count_audio(audio_s)
 
     def require_duration(self, outputs: Collection[str]) -> None:
         """Refuse a request of KServe's whose answer would not tell how much audio it had.

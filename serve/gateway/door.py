@@ -52,36 +52,36 @@ class Visit:
         """Refuse outputs that do not tell their duration; see `Caller`."""
         self._caller.require_duration(outputs)
 
-    def said(self) -> None:
+    def text_sent(self) -> None:
         """Note that a piece of a stream's text has been sent."""
-        if (took_s := self.line.said()) is not None:
+        if (took_s := self.line.text_sent()) is not None:
             self._metrics.delta(self.line.route, took_s)
 
     def answered(self, transcript: Transcript) -> None:
         """Count its audio, whose length its answer has told."""
-        self._heard(transcript.duration, transcript.timings.queue_s)
+        self._count_answer(transcript.duration, transcript.timings.queue_s)
 
     def passed_on(self, answer: service_pb2.ModelInferResponse) -> None:
         """Count its audio, of an answer of KServe's."""
-        self._heard(audio_s(answer), queue_s(answer))
+        self._count_answer(audio_s(answer), queue_s(answer))
 
-    def hear(self, seconds: float) -> None:
+    def count_live(self, seconds: float) -> None:
         """Count live audio as it comes in.
 
         Raises:
             Refusal: there has been too much before it.
         """
-        self._caller.hear(seconds)
+        self._caller.count_live(seconds)
         self._count(seconds)
 
-    def _heard(self, seconds: float, queued_s: float | None) -> None:
-        self._caller.heard(seconds)
+    def _count_answer(self, seconds: float, queued_s: float | None) -> None:
+        self._caller.count_audio(seconds)
         self._count(seconds)
         self.line.queued(queued_s)
 
     def _count(self, seconds: float) -> None:
-        self._metrics.heard(self.line.route, self._caller.name, seconds)
-        self.line.heard(seconds)
+        self._metrics.count_audio(self.line.route, self._caller.name, seconds)
+        self.line.add_audio(seconds)
 
 
 class Door:

@@ -52,7 +52,7 @@ class Line:
     left: Callable[[], Mapping[str, str]] = dict
     """Headers of its answer that tell what its key may have; no part of the log."""
 
-    def heard(self, audio_s: float) -> None:
+    def add_audio(self, audio_s: float) -> None:
         """Note that it had so much more audio."""
         self.audio_s = (self.audio_s or 0.0) + audio_s
 
@@ -61,7 +61,7 @@ class Line:
         if queue_s is not None:
             self.queue_s = max(self.queue_s or 0.0, queue_s)
 
-    def said(self) -> float | None:
+    def text_sent(self) -> float | None:
         """Note that text was sent; return the seconds since it came, where that is the first."""
         if self.first_text_s is not None:
             return None

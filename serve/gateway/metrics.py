@@ -147,7 +147,7 @@ class Metrics:
         self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
         _add_gauges(self._registry, admission, watch, turns)
 
-    def heard(self, route: str, key: str, audio_s: float) -> None:
+    def count_audio(self, route: str, key: str, audio_s: float) -> None:
         """Count audio that has become text, or has come in over a live stream."""
         self._audio_s.labels(route, key).inc(audio_s)
 
@@ -229,7 +229,7 @@ async def whole_page(
     gateways = {str(number): own.page()}
     for other in sorted(set(range(processes)) - {number}):
         with contextlib.suppress(OSError):  # it is being started again
-            gateways[str(other)] = await _asked(gateway_door(folder, other), OWN_PAGE)
+            gateways[str(other)] = await _page_of(gateway_door(folder, other), OWN_PAGE)
     parts.append(joined(gateways, "process") if processes > 1 else own.page())
     return b"".join(part if part.endswith(b"\n") else part + b"\n" for part in parts if part)
 
@@ -267,8 +267,8 @@ async def tritons_page(folder: Path) -> bytes:
     Raises:
         OSError: Triton is away.
     """
-    return await _asked(folder / METRICS_SOCKET, "/metrics")
+    return await _page_of(folder / METRICS_SOCKET, "/metrics")
 
 
-async def _asked(socket: Path, page: str) -> bytes:
+async def _page_of(socket: Path, page: str) -> bytes:
     return await asyncio.to_thread(ask, socket, page, _PAGE_S)

@@ -146,7 +146,7 @@ class Stream:
                 parsed = service_pb2.ModelStreamInferResponse.FromString(answer)
                 visit.passed_on(parsed.infer_response)
                 await self._write(answer)
-                visit.said()
+                visit.text_sent()
 
     async def _write(self, answer: bytes) -> None:
         async with self._writing:

@@ -110,7 +110,7 @@ class Live:
             self._door.models.named,
             functools.partial(self._transcribe, visit, ticket, websocket.query_params.get("model")),
             functools.partial(_send, websocket, visit.line),
-            visit.hear,
+            visit.count_live,
             detector,
             self._door.metrics.live,
             self._door.streams.__len__,
@@ -233,7 +233,7 @@ def _authorization(websocket: WebSocket) -> str | None:
 async def _send(websocket: WebSocket, line: Line, event: Event) -> None:
     await websocket.send_text(to_json(event))
     if event["type"] == events.DELTA:
-        line.said()
+        line.text_sent()
 
 
 async def _close(websocket: WebSocket, line: Line, end: Refusal) -> None:

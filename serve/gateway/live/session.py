@@ -23,7 +23,7 @@ from serve.gateway.live.events import ClientEvent, Event, EventError
 from serve.gateway.live.pace import Pace
 from serve.gateway.live.settings import HYPOTHESIS, ServerVad, Settings, SettingWarning
 from serve.gateway.live.sound import Inlet
-from serve.gateway.live.utterance import NOTHING, Said, Utterance, Window
+from serve.gateway.live.utterance import NOTHING, FinalText, Utterance, Window
 from serve.gateway.metrics import LiveMetrics
 from serve.gateway.refusals import Refusal
 from serve.speech.activity import FRAME, Detector, Options
@@ -108,7 +108,7 @@ class Session:
 
     async def start(self, created: str = "session.created") -> None:
         """Greet the client, by an event of this type."""
-        await self._send(self._told(created))
+        await self._send(self._session_event(created))
 
     async def handle(self, text: str) -> None:
         """Do what one message asks for.
@@ -151,9 +151,9 @@ class Session:
             self._inlet = Inlet(after.input.format)
         self._settings = after
         self._ear.tune(_options(after), speaking=self._open is not None)
-        await self._send(self._told(f"{event.type}d", warnings))
+        await self._send(self._session_event(f"{event.type}d", warnings))
 
-    def _told(self, event: str, warnings: Sequence[SettingWarning] = ()) -> Event:
+    def _session_event(self, event: str, warnings: Sequence[SettingWarning] = ()) -> Event:
         limit_s = self._config.max_session_s
         return events.session(event, self.id, self._settings, limit_s, warnings)
 
@@ -333,7 +333,7 @@ class Session:
             self._queue.remove(utterance)
         self._progress.set()
 
-    async def _tell(self, utterance: Utterance, final: Said) -> None:
+    async def _tell(self, utterance: Utterance, final: FinalText) -> None:
         if not final.text:
             return
         now_s = _now_s()

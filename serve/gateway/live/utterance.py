@@ -57,7 +57,7 @@ class Window:
 
 
 @dataclasses.dataclass(frozen=True)
-class Said:
+class FinalText:
     """Text that became final, and when it was said."""
 
     text: str
@@ -181,7 +181,7 @@ class Utterance:
         where = samples, self._voice_s(), self._begin, self.end
         return Window(*where, prompt, self._language, languages, self._draft)
 
-    def take(self, window: Window, transcript: Transcript, hold_s: float) -> Said:
+    def take(self, window: Window, transcript: Transcript, hold_s: float) -> FinalText:
         """Take the text of a window, and return what becomes final by it.
 
         Args:
@@ -202,25 +202,25 @@ class Utterance:
         text = self._agreement.update(words) + self._agreement.settle(heard_s - SURE_S)
         if text and self._language is None:
             self._language = transcript.language
-        final = self._said(text, before)
+        final = self._final_text(text, before)
         if self._held_s > hold_s and (cut_s := self._cut_at()) is not None:
             self._cut(cut_s)
         if self._held_s > MOST_S:
             self._cut(heard_s - _UNSURE_S)
         return final
 
-    def finish(self) -> Said:
+    def finish(self) -> FinalText:
         """Make the rest of the latest hypothesis final."""
         before = len(self._agreement.words)
-        return self._said(self._agreement.finish(), before)
+        return self._final_text(self._agreement.finish(), before)
 
-    def _said(self, text: str, before: int) -> Said:
+    def _final_text(self, text: str, before: int) -> FinalText:
         if not self.text:
             text = text.lstrip()
         self.text += text
         start_s = self.start / SAMPLE_RATE
         words = self._agreement.words[before:]
-        return Said(
+        return FinalText(
             text,
             tuple(
                 dataclasses.replace(word, start=word.start + start_s, end=word.end + start_s)

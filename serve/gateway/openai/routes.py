@@ -103,7 +103,7 @@ class _Audio:
         except Exception as error:
             if not events.begun:
                 raise
-            await events.send(_told(error, line.id))
+            await events.send(_failed_event(error, line.id))
             await events.end()
         else:
             if response is not None:
@@ -162,13 +162,13 @@ async def _pass_on(
             return event.transcript
         if delta := deltas.next(event.segment.text):
             await events.send(delta_event(delta, index, event.segment, fields))
-            visit.said()
+            visit.text_sent()
         if fields.format == "diarized_json":
             await events.send(segment_event(index, event.segment))
         index += 1
 
 
-def _told(error: Exception, request_id: str) -> dict[str, Any]:
+def _failed_event(error: Exception, request_id: str) -> dict[str, Any]:
     """Make the event that ends a stream which failed."""
     if not isinstance(error, Refusal):
         logger.error("stream %s failed in the gateway", request_id, exc_info=error)

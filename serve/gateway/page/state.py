@@ -76,7 +76,7 @@ class State(Background):
     def _tell(self) -> dict[str, Any]:
         last = [looks[-1] for looks in self._looks if looks[-1].offers]  # of those that are there
         offers = last[0].offers if last else None
-        audio_s = [sum(rises) for rises in zip(*map(_heard, self._looks), strict=True)]
+        audio_s = [sum(rises) for rises in zip(*map(_audio_s, self._looks), strict=True)]
         busy_s = max(map(_busy_s, self._looks), default=0.0)
         server, transcriber = self._config.server, self._config.transcriber
         return {
@@ -162,7 +162,7 @@ def _offers(labels: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _heard(looks: Iterable[Look]) -> list[float]:
+def _audio_s(looks: Iterable[Look]) -> list[float]:
     """Return the seconds of audio that an engine answered from each look to the next."""
     return _rises(look.audio_s for look in looks)
 

@@ -128,7 +128,7 @@ class Exchange:
                 self._metrics.ended(self._server.name, refusal.status.grpc)
                 self._server.failed(refusal)
                 if begun or not self._may_go_on(refusal):
-                    raise _told(refusal) from refusal
+                    raise _for_client(refusal) from refusal
                 failed = refusal
             else:
                 self._metrics.ended(self._server.name, "OK")
@@ -139,7 +139,7 @@ class Exchange:
             try:
                 self._server, self._call = self._give()
             except Refusal:
-                raise _told(failed) from failed
+                raise _for_client(failed) from failed
 
     def _give(self) -> tuple[Server, Call]:
         """Give it to the least busy server that takes it.
@@ -185,6 +185,6 @@ class Exchange:
         return answer + bytes(whole.SerializeToString())
 
 
-def _told(refusal: Refusal) -> Refusal:
+def _for_client(refusal: Refusal) -> Refusal:
     """Hide from a client that a server refuses the gateway's key, which is none of its business."""
     return refusals.server_away() if isinstance(refusal.error, AccessError) else refusal

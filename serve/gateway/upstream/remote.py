@@ -52,7 +52,7 @@ class Remote:
         self._stall_timeout_s = stall_timeout_s
         self._ready: frozenset[str] = frozenset()
         self._heard_s = asyncio.get_running_loop().time()
-        self._said = ""  # of why it is not ready
+        self._reason = ""  # of why it is not ready
         self._calls: set[Call] = set()
         key = _key(config)
         headers = (("authorization", f"Bearer {key}"),) if key else ()
@@ -150,7 +150,7 @@ class Remote:
 
     def _note(self, ready: Iterable[str], reason: str) -> None:
         before, self._ready = self._ready, frozenset(ready)
-        if self._ready != before or reason != self._said:
+        if self._ready != before or reason != self._reason:
             logger.log(
                 logging.WARNING if reason else logging.INFO,
                 "%s takes requests for %s%s",
@@ -158,7 +158,7 @@ class Remote:
                 ", ".join(sorted(self._ready)) or "nothing",
                 f": {reason}" if reason else "",
             )
-        self._said = reason
+        self._reason = reason
 
 
 async def _as_stream(source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
