@@ -12,7 +12,7 @@ from starlette.types import Send
 
 from serve.contract.codec import to_json
 from serve.contract.messages import Segment, Transcript
-from serve.gateway.openai.fields import Fields
+from serve.gateway.openai.fields import FormFields
 from serve.gateway.protocols import NotTaken
 from serve.gateway.refusals import client_gone
 from serve.speech.formats import render
@@ -29,7 +29,7 @@ _EVENTS_HEADERS = [
 ]
 
 
-def body(transcript: Transcript, fields: Fields) -> tuple[str, str]:
+def body(transcript: Transcript, fields: FormFields) -> tuple[str, str]:
     """Write an answer's text, and tell its media type."""
     if fields.format == "json":
         answer = {"text": transcript.text, **_languages(transcript)}
@@ -44,7 +44,7 @@ def body(transcript: Transcript, fields: Fields) -> tuple[str, str]:
     return render(transcript, "", fields.format, fields.cues), "text/plain"
 
 
-def delta_event(delta: str, index: int, segment: Segment, fields: Fields) -> dict[str, Any]:
+def delta_event(delta: str, index: int, segment: Segment, fields: FormFields) -> dict[str, Any]:
     """Make a stream's next piece of text; of verbose_json with its segment and words.
 
     Args:
@@ -77,7 +77,7 @@ def segment_event(index: int, segment: Segment) -> dict[str, Any]:
     }
 
 
-def done_event(transcript: Transcript, fields: Fields) -> dict[str, Any]:
+def done_event(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
     """Make a stream's last event; of verbose_json with what that tells of the whole."""
     audio_tokens = math.ceil(transcript.duration * _AUDIO_TOKENS_PER_S)
     text_tokens = sum(len(segment.tokens) for segment in transcript.segments)
@@ -112,7 +112,7 @@ class Deltas:
         return piece
 
 
-def _whole(transcript: Transcript, fields: Fields) -> dict[str, Any]:
+def _whole(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
     """Return what verbose_json tells of the whole besides its text."""
     translated = fields.request.task == "translate"
     language = "en" if translated else transcript.language
@@ -123,7 +123,7 @@ def _whole(transcript: Transcript, fields: Fields) -> dict[str, Any]:
     }
 
 
-def _verbose(transcript: Transcript, fields: Fields) -> dict[str, Any]:
+def _verbose(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
     answer = _whole(transcript, fields)
     answer |= {"text": transcript.text, "usage": _usage(transcript), **_warning(transcript)}
     if fields.segments:
@@ -135,7 +135,7 @@ def _verbose(transcript: Transcript, fields: Fields) -> dict[str, Any]:
     return answer
 
 
-def _diarized(transcript: Transcript, fields: Fields) -> dict[str, Any]:
+def _diarized(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
     segments = [segment_event(index, segment) for index, segment in enumerate(transcript.segments)]
     return {
         "task": fields.request.task,
@@ -183,7 +183,7 @@ def _segment(index: int, segment: Segment) -> dict[str, Any]:
     return {"id": index, "seek": round(segment.start * _SEEKS_PER_S), **fields}
 
 
-def _logprobs(segments: Iterable[Segment], fields: Fields) -> dict[str, Any]:
+def _logprobs(segments: Iterable[Segment], fields: FormFields) -> dict[str, Any]:
     """Return what `include[]=logprobs` adds."""
     if not fields.request.token_logprobs:
         return {}

@@ -101,7 +101,7 @@ _REFUSED = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Fields:
+class FormFields:
     """A form's fields as it asks for them, without its file."""
 
     request: Request  # without audio
@@ -126,7 +126,7 @@ class _ServerVad:
 
 def read_fields(
     pairs: Iterable[tuple[str, str]], task: Task, unknown: UnknownFields = "refuse"
-) -> Fields:
+) -> FormFields:
     """Read a form's fields.
 
     Args:
@@ -171,7 +171,7 @@ def read_fields(
         **given,
     )
     ignored = tuple(dict.fromkeys(ignored))
-    return Fields(request, read.value("model"), format, stream, segments, words, cues, ignored)
+    return FormFields(request, read.value("model"), format, stream, segments, words, cues, ignored)
 
 
 def _is_unknown(name: str) -> bool:

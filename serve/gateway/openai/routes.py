@@ -36,7 +36,7 @@ from serve.gateway.openai.answers import (
     done_event,
     segment_event,
 )
-from serve.gateway.openai.fields import FIELDS, Fields, read_fields
+from serve.gateway.openai.fields import FIELDS, FormFields, read_fields
 from serve.gateway.openai.form import Form, received_form
 from serve.gateway.refusals import Refusal, as_openai, openai_error
 from serve.gateway.uploads import while_client_waits
@@ -137,13 +137,13 @@ class _Audio:
         headers = events.headers | warning(transcript.warning)
         return Response(text, media_type=kind, headers=headers)
 
-    def _begin(self, form: Form, fields: Fields, target: Target, ticket: Ticket) -> Exchange:
+    def _begin(self, form: Form, fields: FormFields, target: Target, ticket: Ticket) -> Exchange:
         parts = request_parts(fields.request, form.audio())
         return self._door.upstreams.send(target, parts, ticket, fields.stream, form.path)
 
 
 async def _pass_on(
-    request: Request, exchange: Exchange, events: Events, fields: Fields, visit: Visit
+    request: Request, exchange: Exchange, events: Events, fields: FormFields, visit: Visit
 ) -> Transcript:
     """Send a stream's segments as they come, and its end; return the whole.
 
