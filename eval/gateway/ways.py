@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2
 from eval.server import post
 from serve.contract.errors import EarshotError, UnavailableError
 from serve.contract.messages import Request
-from serve.gateway.envelope import request_parts, transcript, with_model
+from serve.gateway.envelope import read_transcript, request_parts, with_model
 from serve.gateway.upstream.calls import SERVICE
 from serve.wire.client import Client
 from serve.wire.tensors import MODEL, error_from_text
@@ -46,7 +46,7 @@ def straight(target: str, timeout_s: float) -> Iterator[Ask]:
             answer = service_pb2.ModelStreamInferResponse.FromString(content)
             if answer.error_message:
                 raise error_from_text(answer.error_message, "")
-            return transcript(answer.infer_response).text
+            return read_transcript(answer.infer_response).text
 
         yield ask
 

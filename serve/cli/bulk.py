@@ -78,18 +78,10 @@ def _run(args: argparse.Namespace) -> int:
         EarshotError: the input, the output or an option is wrong, or shards are left.
     """
     config = load_config(args.config)
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"serve bulk needs packages that are missing here: {', '.join(missing)}; expected "
-            "those of requirements.txt, which the native image has"
-        )
+    _check(args)
     # Other commands do without these and what they load.
     from serve.bulk import plan, store  # noqa: PLC0415
 
-    for name, value in (("--shard-files", args.shard_files), ("--cpus", args.cpus)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} {value}; expected at least 1")
     engine = str(Path(args.engine or config.engine).absolute())
     shard_format, texts = _formats(args.format)
     cues = read_cue_options(args, texts)
@@ -123,6 +115,18 @@ def _run(args: argparse.Namespace) -> int:
     if failed:
         _tell(f"{failed} of {len(files)} files failed: {output.folder}/failed.jsonl\n")
     return 1 if failed else 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"serve bulk needs packages that are missing here: {', '.join(missing)}; expected "
+            "those of requirements.txt, which the native image has"
+        )
+    for name, value in (("--shard-files", args.shard_files), ("--cpus", args.cpus)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} {value}; expected at least 1")
 
 
 def _formats(text: str) -> tuple[Any, Any]:

@@ -1,1 +1,1 @@
-"""What all of Earshot agrees on: settings, requests and answers, errors, engines."""
+"""All of Earshot's agreements: settings, requests and answers, errors, engines."""

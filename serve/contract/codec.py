@@ -82,7 +82,7 @@ def from_json(
             ) from None
         # An unknown key before a missing one: the latter may be the former, misspelt.
         errors = problem.errors(include_url=False)
-        worst = min(errors, key=lambda found: found["type"] != _UNKNOWN_KEY)
+        worst = min(errors, key=lambda details: details["type"] != _UNKNOWN_KEY)
         message = _sentence(kind, worst, where)
         raise error(f"{message}; {advice}" if advice else message) from problem
     return value
@@ -90,7 +90,7 @@ def from_json(
 
 @dataclasses.dataclass(frozen=True)
 class _Versioned:
-    """What all versions of a format have in common."""
+    """The key that all versions of a format have."""
 
     format_version: int | None = None
 
@@ -108,16 +108,16 @@ def require_version(
     Raises:
         EarshotError: of class `error`; it states another version, none, or is not JSON.
     """
-    found = from_json(_Versioned, text, where, error=error, advice=advice, extra="ignore")
-    if found.format_version != version:
+    versioned = from_json(_Versioned, text, where, error=error, advice=advice, extra="ignore")
+    if versioned.format_version != version:
         raise error(
-            f"{where} has format version {found.format_version}, this Earshot reads {version}; "
+            f"{where} has format version {versioned.format_version}, this Earshot reads {version}; "
             f"{advice}"
         )
 
 
 def text_that(check: Callable[[str], Any], expected: str) -> pydantic.AfterValidator:
-    """For an annotation: text for which `check` gives something true; `expected` describes it."""
+    """Annotate text for which `check` gives something true; `expected` describes it."""
 
     def checked(text: str) -> str:
         if not check(text):
@@ -128,12 +128,12 @@ def text_that(check: Callable[[str], Any], expected: str) -> pydantic.AfterValid
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """The JSON of dataclasses, or of plain values that hold some; non-ASCII text as it is."""
+    """Write dataclasses, or plain values that hold some, as JSON; non-ASCII text as it is."""
     return pydantic_core.to_json(value, indent=indent).decode()
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file.
+    """Read the tables of a TOML file.
 
     Raises:
         FileError: the file cannot be read.
@@ -169,8 +169,8 @@ def _adapter(kind: Any) -> pydantic.TypeAdapter[Any]:
 
 
 def _sentence(kind: Any, details: ErrorDetails, where: str) -> str:
-    """One of pydantic's errors in our words."""
-    problem, location, found = details["type"], details["loc"], details["input"]
+    """Put one of pydantic's errors into our words."""
+    problem, location, value = details["type"], details["loc"], details["input"]
     context = details.get("ctx", {})
     if problem == "json_invalid":
         return f"{where} is not JSON: {context['error']}"
@@ -179,16 +179,16 @@ def _sentence(kind: Any, details: ErrorDetails, where: str) -> str:
         place = f"{where}: {_dotted(parents)}" if parents else where
         return f"{place}: unknown key {shown(key)}{nearest(str(key), _fields_at(kind, parents))}"
     if problem == "missing":
-        has = f"; has {_listed(found) or 'no keys'}" if isinstance(found, dict) else ""
+        has = f"; has {_listed(value) or 'no keys'}" if isinstance(value, dict) else ""
         return f"{where}: {_dotted(location)} is missing{has}"
     known = _EXPECTED.get(problem)
     expected = known.format(**context) if known else details["msg"]
     subject = f"{where}: {_dotted(location)} =" if location else f"{where} holds"
-    return f"{subject} {shown(found)}; expected {expected}"
+    return f"{subject} {shown(value)}; expected {expected}"
 
 
 def _dotted(location: Sequence[int | str]) -> str:
-    """A place as one writes it: runtime.slots, temperatures[0]."""
+    """Write a place as people do: runtime.slots, temperatures[0]."""
     steps = (
         f"[{step}]" if isinstance(step, int) else f".{step[:_MAX_KEY_CHARS]}" for step in location
     )
@@ -196,18 +196,18 @@ def _dotted(location: Sequence[int | str]) -> str:
 
 
 def _listed(keys: Iterable[str]) -> str:
-    """The first of some keys that a text has; they may be as many and as long as it likes."""
+    """List the first of a text's keys; they may be as many and as long as it likes."""
     return ", ".join(key[:_MAX_KEY_CHARS] for key in itertools.islice(keys, _MAX_KEYS))
 
 
 def nearest(key: str, known: Sequence[str]) -> str:
-    """What an error says after an unknown key: which is meant, or which there are."""
+    """Say after an unknown key which is meant, or which there are."""
     near = difflib.get_close_matches(key[:_MAX_KEY_CHARS], known, n=1)
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
 
 
 def _fields_at(kind: Any, location: Sequence[int | str]) -> list[str]:
-    """Field names of the dataclass at a place; indices and a dict's keys stay in the dataclass."""
+    """List the fields of the dataclass at a place; indices and a dict's keys stay in it."""
     fields = _hints(kind)
     for step in location:
         if step in fields:
@@ -216,7 +216,7 @@ def _fields_at(kind: Any, location: Sequence[int | str]) -> list[str]:
 
 
 def _hints(hint: Any) -> dict[str, Any]:
-    """Fields with their types of a dataclass, or of the one that a tuple, dict or union holds."""
+    """Return the types of a dataclass's fields, or of the one that a tuple, dict or union holds."""
     if dataclasses.is_dataclass(hint):
         return typing.get_type_hints(hint)
     return next(filter(None, map(_hints, typing.get_args(hint))), {})

@@ -36,7 +36,7 @@ from serve.contract.fields import (
     Seconds,
     SecondsOrNone,
     Share,
-    Temperature,
+    Temperatures,
 )
 from serve.contract.messages import Mode, Request
 from serve.contract.options import option, options_of
@@ -56,7 +56,7 @@ SECTIONS_OF_OTHERS = ("build", "eval")
 
 @dataclasses.dataclass(frozen=True)
 class RuntimeConfig(RuntimeSections):
-    """How the runtime executes an engine. What one runtime alone knows has a section of its own."""
+    """Keys of how an engine is executed. What one runtime alone knows has a section of its own."""
 
     # "cpu", "cuda" or "cuda:N". Several, "cuda:0,1", "cuda:*" or "cpu,cpu", are for servers, which
     # have an engine on each; the numbers below are of each. See serve/contract/devices.py.
@@ -82,7 +82,7 @@ class RuntimeConfig(RuntimeSections):
 
 @dataclasses.dataclass(frozen=True)
 class SearchConfig:
-    """How the best text of a window is searched for, where a request does not say it itself.
+    """Options of the search for a window's best text, where a request does not say them itself.
 
     The keys stand in [transcriber]; they mean what faster-whisper's options of these names mean.
     """
@@ -122,7 +122,7 @@ SEARCH_OPTIONS = tuple(field.name for field in dataclasses.fields(SearchConfig))
 
 @dataclasses.dataclass(frozen=True)
 class SpeechConfig:
-    """What counts as speech, where a request does not say it itself; keys of [transcriber].
+    """Bounds of what counts as speech, where a request sets none; keys of [transcriber].
 
     The values are those with which faster-whisper packs windows for a batch, but for the shortest
     speech, which it leaves at 0. In the recordings of `python -m eval long` 0.1 s keeps out 13 of
@@ -151,7 +151,7 @@ SPEECH_OPTIONS = tuple(field.name for field in dataclasses.fields(SpeechConfig))
 
 @dataclasses.dataclass(frozen=True)
 class TranscriberConfig(SearchConfig, SpeechConfig):
-    """What requests may ask for, and when a window is decoded again."""
+    """Bounds of what requests may ask for, and of when a window is decoded again."""
 
     max_audio_s: Seconds = 3600.0
     max_audio_mb: Count = 768  # MiB of a file, or of samples, as sent
@@ -187,9 +187,7 @@ class TranscriberConfig(SearchConfig, SpeechConfig):
     # Names and terms that are to come out right, where a request names none: "Anna Karenina", or
     # with a weight "Anna Karenina^2".
     phrases: tuple[Name, ...] = ()
-    temperatures: Annotated[tuple[Temperature, ...], Field(min_length=1)] = (
-        *(0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
-    )
+    temperatures: Temperatures = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     compression_ratio_threshold: Finite = 2.4  # above: the text repeats itself, decode again
     logprob_threshold: Finite = -1.0  # below: the model is unsure, decode again
     no_speech_threshold: Finite = 0.6  # above, and unsure: silence, no text
@@ -208,7 +206,7 @@ OPTIONS = options_of(Request, TranscriberConfig)
 
 @dataclasses.dataclass(frozen=True)
 class ServerConfig:
-    """Where the gateway listens, what it lets in, and how long things may take."""
+    """The gateway's addresses, what it lets in, and how long things may take."""
 
     host: Address = "127.0.0.1"
     http_port: Port = 8000
@@ -255,7 +253,7 @@ class ServerConfig:
 
     @property
     def on_loopback(self) -> bool:
-        """Whether `host` is reached from this machine alone."""
+        """Tell whether `host` is reached from this machine alone."""
         return ipaddress.IPv4Address(self.host).is_loopback
 
 
@@ -277,7 +275,7 @@ class GatewayConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LiveConfig:
-    """How live text is made, and what a stream may cost."""
+    """Keys of live text, and of what a stream may cost."""
 
     update_s: Seconds = 0.5  # between two decodings of an utterance that is not over
     # Of these decodings. Greedy, they take the one before as a draft; 0 = as in [transcriber].

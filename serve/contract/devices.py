@@ -1,4 +1,4 @@
-"""What `runtime.device` names: one device, or several with an engine in a process of its own each.
+"""The devices that `runtime.device` names: one, or several, each with an engine and a process.
 
     cpu, cuda, cuda:1   one
     cuda:0,1   cuda:*   several GPUs; the star is all that this process may see
@@ -21,7 +21,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def names_of(device: str) -> tuple[str, ...]:
-    """A name for each engine, as metrics and messages have it; of a star, itself."""
+    """Name each engine, as metrics and messages do; of a star, itself."""
     kind, _, rest = device.partition(":")
     if kind == "cuda":
         return tuple(f"cuda:{number}" for number in rest.split(",")) if rest else (kind,)
@@ -30,7 +30,7 @@ def names_of(device: str) -> tuple[str, ...]:
 
 
 def first_of(config: RuntimeConfig) -> RuntimeConfig:
-    """The same for the one engine of a process: on the first of the devices, which is logged."""
+    """Choose the first of the devices, for the one engine of a process, and log it."""
     first = config.device.split(",", maxsplit=1)[0].removesuffix(":*")
     if first == config.device:
         return config
@@ -43,7 +43,7 @@ def first_of(config: RuntimeConfig) -> RuntimeConfig:
 
 
 def counted(config: RuntimeConfig) -> RuntimeConfig:
-    """The same with a star's GPUs by their numbers.
+    """Replace a star by its GPUs' numbers.
 
     Raises:
         UnavailableError: there are not so many.
@@ -69,7 +69,7 @@ def counted(config: RuntimeConfig) -> RuntimeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where one of the engines runs."""
+    """The device that one of the engines runs on."""
 
     name: str
     runtime: RuntimeConfig  # of one device
@@ -77,16 +77,16 @@ class Place:
 
 
 def places_of(config: RuntimeConfig) -> tuple[Place, ...]:
-    """One for each engine; `config` is `counted`."""
+    """Place each engine; `config` is `counted`."""
     names = names_of(config.device)
     if len(names) == 1:
         return (Place(names[0], config, {}),)
     if not config.device.startswith("cuda"):
         threads = config.threads or max(1, (os.cpu_count() or 1) // len(names))
-        one = dataclasses.replace(config, device="cpu", threads=threads)
-        return tuple(Place(name, one, {}) for name in names)
-    one = dataclasses.replace(config, device="cuda")
-    return tuple(Place(name, one, {_VISIBLE: _visible(_number(name))}) for name in names)
+        own = dataclasses.replace(config, device="cpu", threads=threads)
+        return tuple(Place(name, own, {}) for name in names)
+    own = dataclasses.replace(config, device="cuda")
+    return tuple(Place(name, own, {_VISIBLE: _visible(_number(name))}) for name in names)
 
 
 def _number(name: str) -> int:
@@ -95,6 +95,6 @@ def _number(name: str) -> int:
 
 
 def _visible(number: int) -> str:
-    """The GPU of this number, among those that this process may see."""
-    seen = [one.strip() for one in os.environ.get(_VISIBLE, "").split(",") if one.strip()]
+    """Name the GPU of this number, among those that this process may see."""
+    seen = [device.strip() for device in os.environ.get(_VISIBLE, "").split(",") if device.strip()]
     return seen[number] if seen else str(number)

@@ -82,7 +82,7 @@ def tensor_kinds(
 
 
 def draft_dims(dims: Dims, draft: Draft) -> Dims:
-    """Sizes of the network that the draft and the encoder make."""
+    """Return the sizes of the network that the draft and the encoder make."""
     return dataclasses.replace(dims, n_text_layer=draft.n_text_layer, n_text_ffn=draft.n_text_ffn)
 
 
@@ -119,14 +119,14 @@ def _mlp(prefix: str, d: int, ffn: int) -> Iterator[tuple[str, tuple[int, ...], 
 
 
 def scale_name(weight_name: str) -> str:
-    """Name of the per-row scale that belongs to an int8 weight."""
+    """Name the per-row scale that belongs to an int8 weight."""
     return weight_name.removesuffix(".weight") + ".scale"
 
 
 def tensor_specs(
     dims: Dims, precision: Precision, draft: Draft | None = None
 ) -> dict[str, TensorSpec]:
-    """Every tensor that weights.safetensors must hold, and nothing else.
+    """List every tensor that weights.safetensors must hold, and nothing else.
 
     fp16: all tensors float16. int8: each quantised matrix is int8 with a float16 `.scale` per row.
     """
@@ -141,13 +141,13 @@ def tensor_specs(
 
 
 def sha256_of(path: Path) -> str:
-    """Hex SHA-256 of a file."""
+    """Return the SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def mel_filters(n_mels: int) -> torch.Tensor:
-    """The filterbank of Whisper's log-mel spectrogram: Slaney-normalised triangles up to 8 kHz.
+    """Make the filterbank of Whisper's log-mel: Slaney-normalised triangles up to 8 kHz.
 
     Made by transformers, exactly as its WhisperFeatureExtractor makes it; builds need that library,
     servers do not, since engines carry the result.
@@ -207,13 +207,13 @@ class Engine:
         except (OSError, SafetensorError) as error:
             raise EngineError(f"cannot read {path}: {error}; build the engine again") from error
         for name, spec in specs.items():
-            found = TensorSpec(tuple(tensors[name].shape), tensors[name].dtype)
-            if found != spec:
-                raise EngineError(f"{path}: {name} is {found}, expected {spec}")
+            actual = TensorSpec(tuple(tensors[name].shape), tensors[name].dtype)
+            if actual != spec:
+                raise EngineError(f"{path}: {name} is {actual}, expected {spec}")
         return tensors
 
     def load_mel_filters(self) -> torch.Tensor:
-        """The filterbank that log-mels are computed with: float32 (n_mels, N_FREQUENCIES), CPU.
+        """Read the filterbank of log-mels: float32 (n_mels, N_FREQUENCIES), CPU.
 
         Raises:
             EngineError: the file cannot be read or holds something else, or the engine was built
@@ -232,17 +232,17 @@ class Engine:
             filters = load_file(path)["mel_filters"]
         except (OSError, SafetensorError, KeyError) as error:
             raise EngineError(f"cannot read {path}: {error}; build the engine again") from error
-        found = TensorSpec(tuple(filters.shape), filters.dtype)
+        actual = TensorSpec(tuple(filters.shape), filters.dtype)
         expected = TensorSpec((n_mels, N_FREQUENCIES), torch.float32)
-        if found != expected:
-            raise EngineError(f"{path} holds {found}, expected {expected}; build the engine again")
+        if actual != expected:
+            raise EngineError(f"{path} holds {actual}, expected {expected}; build the engine again")
         return filters
 
 
-def _check_names(path: Path, found: set[str], expected: set[str]) -> None:
-    if found != expected:
-        missing = ", ".join(sorted(expected - found)) or "none"
-        surplus = ", ".join(sorted(found - expected)) or "none"
+def _check_names(path: Path, names: set[str], expected: set[str]) -> None:
+    if names != expected:
+        missing = ", ".join(sorted(expected - names)) or "none"
+        surplus = ", ".join(sorted(names - expected)) or "none"
         raise EngineError(f"{path}: missing tensors: {missing}; surplus tensors: {surplus}")
 
 
@@ -285,7 +285,7 @@ def checked_meanwhile(path: str | Path) -> Iterator[Engine]:
 
 
 def _with_its_files(path: Path) -> Engine:
-    """An engine whose manifest is right, and whose files are there, in their sizes."""
+    """Open an engine whose manifest is right, and whose files are there, in their sizes."""
     manifest_path = path / MANIFEST_FILE
     try:
         text = manifest_path.read_bytes()
@@ -308,10 +308,10 @@ def _check_hashes(engine: Engine) -> None:
     for name, facts in engine.manifest.files.items():
         file = engine.path / name
         try:
-            found = sha256_of(file)
+            digest = sha256_of(file)
         except OSError as error:
             raise EngineError(f"cannot read {file}: {error.strerror}") from error
-        if found != facts.sha256:
+        if digest != facts.sha256:
             raise EngineError(f"{file} fails its SHA-256; build the engine again")
 
 

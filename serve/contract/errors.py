@@ -35,13 +35,13 @@ _SHORT.maxlevel = 3
 
 
 def shown(value: Any) -> str:
-    """A value as an error's message shows it: its repr, without the middle of a long one."""
+    """Show a value in an error's message: its repr, without the middle of a long one."""
     return _SHORT.repr(value)
 
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """How an error is answered, by the door that its client came through."""
+    """An error's answer, by the door that its client came through."""
 
     grpc: str  # status, by its name
     http: int  # status, of OpenAI's API
@@ -55,7 +55,7 @@ class Status:
 
     @property
     def again(self) -> bool:
-        """Whether the same request may succeed later."""
+        """Tell whether the same request may succeed later."""
         return self.grpc == "UNAVAILABLE"
 
     @property
@@ -182,11 +182,11 @@ FROM_GRPC: Mapping[str, type[EarshotError]] = {
     "NOT_FOUND": UnavailableError,
     "UNAVAILABLE": UnavailableError,
 }
-"""What the name of a gRPC status means where its text names no class; others: an EarshotError."""
+"""Classes by the gRPC status of a text that names none; where it is not here, an EarshotError."""
 
 
 def from_http(status: int) -> type[EarshotError]:
-    """What a status of OpenAI's API means, of whichever server."""
+    """Find the class of error that a status of OpenAI's API means, of whichever server."""
     if status in (429, 503):
         return OverloadedError
     if status == 401:

@@ -1,4 +1,4 @@
-"""How a command line ends: what it says of an error, and its exit status."""
+"""The end of a command line: what it says of an error, and its exit status."""
 
 import os
 import signal

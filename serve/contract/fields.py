@@ -8,6 +8,22 @@ from pydantic import Field
 
 from serve.contract.codec import text_that
 
+
+def _is_device(text: str) -> bool:
+    if not re.fullmatch(r"cpu(,cpu)*|cuda(:([0-9]{1,3}(,[0-9]{1,3})*|\*))?", text):
+        return False
+    numbers = [int(number) for number in re.findall(r"\d+", text)]
+    return len(set(numbers)) == len(numbers)
+
+
+def _is_ipv4(text: str) -> bool:
+    try:
+        ipaddress.IPv4Address(text)
+    except ValueError:
+        return False
+    return True
+
+
 Count = Annotated[int, Field(gt=0, le=1_000_000_000)]
 CountOrNone = Annotated[int, Field(ge=0, le=1_000_000_000)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -17,6 +33,7 @@ SecondsOrNone = Annotated[Finite, Field(ge=0, le=_MAX_S)]
 Share = Annotated[Finite, Field(gt=0, le=1)]
 Fraction = Annotated[Finite, Field(gt=0, lt=1)]
 Temperature = Annotated[Finite, Field(ge=0, le=1)]
+Temperatures = Annotated[tuple[Temperature, ...], Field(min_length=1)]
 Port = Annotated[int, Field(gt=0, lt=65536)]
 MAX_BEAMS = 8
 Beams = Annotated[int, Field(ge=1, le=MAX_BEAMS)]
@@ -28,9 +45,7 @@ Name = Annotated[
     text_that(lambda text: text.strip() and text.isprintable(), "text of printable characters"),
 ]
 NameOrNone = Annotated[str, text_that(str.isprintable, "text of printable characters")]
-Address = Annotated[
-    str, text_that(lambda text: _is_ipv4(text), "an IPv4 address such as 127.0.0.1")
-]
+Address = Annotated[str, text_that(_is_ipv4, "an IPv4 address such as 127.0.0.1")]
 Origin = Annotated[
     str,
     text_that(
@@ -62,22 +77,7 @@ ModelName = Annotated[
 Device = Annotated[
     str,
     text_that(
-        lambda text: _is_device(text),
+        _is_device,
         '"cpu", "cuda" or "cuda:N"; or several, each once: "cuda:0,1", "cuda:*"; "cpu,cpu"',
     ),
 ]
-
-
-def _is_device(text: str) -> bool:
-    if not re.fullmatch(r"cpu(,cpu)*|cuda(:([0-9]{1,3}(,[0-9]{1,3})*|\*))?", text):
-        return False
-    numbers = [int(number) for number in re.findall(r"\d+", text)]
-    return len(set(numbers)) == len(numbers)
-
-
-def _is_ipv4(text: str) -> bool:
-    try:
-        ipaddress.IPv4Address(text)
-    except ValueError:
-        return False
-    return True

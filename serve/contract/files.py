@@ -12,7 +12,7 @@ _ADVICE = "name a file that exists and that you may read"
 
 
 def read_bytes(path: str | Path, advice: str = _ADVICE) -> bytes:
-    """A file's content.
+    """Read a file's content.
 
     Args:
         path: as it was named; it stands so in the error.
@@ -28,7 +28,7 @@ def read_bytes(path: str | Path, advice: str = _ADVICE) -> bytes:
 
 
 def read_text(path: str | Path, advice: str = _ADVICE) -> str:
-    """A UTF-8 file's content; arguments as for `read_bytes`.
+    """Read a UTF-8 file's content; arguments as for `read_bytes`.
 
     Raises:
         FileError: it cannot be read, or is not UTF-8.

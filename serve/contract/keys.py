@@ -40,7 +40,7 @@ _NAME = re.compile("[A-Za-z0-9_-]{1,60}")
 
 
 def _time_of(text: str) -> datetime.datetime | None:
-    """A day's beginning, or a time, in UTC unless it says otherwise; None: it is none."""
+    """Read a time, or a day as its beginning, in UTC unless it says otherwise; None: neither."""
     try:
         time = datetime.datetime.fromisoformat(text)
     except ValueError:
@@ -55,7 +55,7 @@ KeyName = Annotated[str, text_that(_NAME.fullmatch, "1 to 60 of A-Z, a-z, 0-9, _
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """What is known of a key; the key itself is not."""
+    """All that is known of a key; the key itself is not."""
 
     sha256: Hash
     requests_per_minute: Count | None = None  # None: no limit
@@ -66,17 +66,17 @@ class Key:
 
     @property
     def limits(self) -> tuple[float | None, ...]:
-        """What `LIMITS` names, in their order."""
+        """The values of `LIMITS`, in their order."""
         return tuple(getattr(self, name) for name in LIMITS)
 
     @property
     def expired(self) -> bool:
-        """Whether it is good no more."""
+        """Tell whether it is good no more."""
         end = _time_of(self.expires) if self.expires else None
         return end is not None and datetime.datetime.now(datetime.UTC) >= end
 
     def share(self, processes: int) -> "Key":
-        """The same key with what one of so many processes may give it, rounded up."""
+        """Return the key with what one of so many processes may give it, rounded up."""
         if processes == 1:
             return self
         limits = zip(LIMITS, self.limits, strict=True)
@@ -95,17 +95,17 @@ class _File:
 
 
 def hash_of(key: str) -> str:
-    """What the file has in place of a key."""
+    """Hash a key, as the file has it in its place."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def new_key() -> str:
-    """A key that nobody has."""
+    """Make a key that nobody has."""
     return _PREFIX + secrets.token_urlsafe(_BYTES)
 
 
 def read_keys(path: Path) -> dict[str, Key]:
-    """The keys in a file, by their names.
+    """Read the keys in a file, by their names.
 
     Raises:
         FileError: it cannot be read.
@@ -115,7 +115,7 @@ def read_keys(path: Path) -> dict[str, Key]:
 
 
 def environment_keys(environment: Mapping[str, str] = os.environ) -> dict[str, Key]:
-    """The keys that the environment names, by their names.
+    """Read the keys of the environment, by their names.
 
     Raises:
         ConfigError: they are not written as they should be.
@@ -185,7 +185,7 @@ def expire_key(path: Path, name: str, expires: str) -> None:
 
 
 def _parted(path: Path, name: str) -> tuple[str, str, list[str]]:
-    """What stands before a key's lines, what behind them, and these."""
+    """Split a file into what stands before a key's lines, what behind them, and these."""
     if name not in read_keys(path):
         raise ConfigError(f"{path} has no key of the name {shown(name)}")
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)

@@ -73,13 +73,13 @@ class TokenizerFacts:
 
     @property
     def multilingual(self) -> bool:
-        """Whether prompts carry a language and a task."""
+        """Tell whether prompts carry a language and a task."""
         return bool(self.languages)
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where the weights came from."""
+    """The origin of the weights."""
 
     id: str
     sha256: Sha256
@@ -99,7 +99,7 @@ class Draft:
 
 @dataclasses.dataclass(frozen=True)
 class LayerError:
-    """What quantising one matrix cost: ||w - q * scale|| / ||w||, and the largest difference."""
+    """The cost of quantising one matrix: ||w - q * scale|| / ||w||, and the largest difference."""
 
     relative: Deviation
     max_abs: Deviation
@@ -142,7 +142,7 @@ class Manifest:
 
 
 def manifest_to_json(manifest: Manifest) -> str:
-    """The text of `engine.json`."""
+    """Write the text of `engine.json`."""
     return to_json(manifest, indent=2) + "\n"
 
 
@@ -166,8 +166,8 @@ def check_manifest(manifest: Manifest, where: str) -> None:
     Raises:
         EngineError: names the field, what it says and what was expected.
     """
-    for found in (_files, _heads, _tokens, _alignment_heads):
-        for problem in found(manifest):
+    for problems in (_files, _heads, _tokens, _alignment_heads):
+        for problem in problems(manifest):
             raise EngineError(f"{where}: {problem}; {_ADVICE}")
 
 
@@ -200,7 +200,7 @@ def _heads(manifest: Manifest) -> Iterator[str]:
 
 
 def _tokens(manifest: Manifest) -> Iterator[str]:
-    """Ids beyond the vocabulary would read beyond a tensor."""
+    """Refuse ids beyond the vocabulary, which would read beyond a tensor."""
     facts, n_vocab = manifest.tokenizer, manifest.dims.n_vocab
     last = facts.timestamp_begin + facts.max_initial_timestamp_index
     ids = {

@@ -1,4 +1,4 @@
-"""What goes into a transcriber and what comes out: plain frozen data, no behaviour.
+"""A transcriber's requests and answers: plain frozen data, no behaviour.
 
 But for `AudioFile`, which is read where bytes would be.
 """
@@ -40,7 +40,7 @@ class AudioFile:
         return os.pread(self._descriptor, max(0, end - begin), begin)
 
     def let_go(self) -> None:
-        """Its bytes are needed no more: the disk has their room, whoever still holds this.
+        """Give its bytes' room back to the disk, whoever still holds this: they are needed no more.
 
         The traceback of an error may, until garbage is collected. The descriptor is not closed
         meanwhile, for a worker may be about to read from it: it has nothing more to read.
@@ -50,7 +50,7 @@ class AudioFile:
         os.close(nothing)
 
     def fileno(self) -> int:
-        """The descriptor, which stays this object's."""
+        """Return the descriptor, which stays this object's."""
         return self._descriptor
 
 
@@ -221,7 +221,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Alignment:
-    """What a window's n text tokens attended to, of the frames of 20 ms that its audio has.
+    """The attention of a window's n text tokens to the frames of 20 ms that its audio has.
 
     Row i weighs the frames in which token i may have been said, row n those after the last token.
     Where the window's text was begun by a prefix of k tokens, k rows for these come first.
@@ -272,7 +272,7 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True)
 class Timings:
-    """Where a request's time went, in seconds."""
+    """The parts of a request's time, in seconds."""
 
     queue_s: float  # accepted -> its first window taken by the runtime, or found to have none
     encode_s: float

@@ -1,4 +1,4 @@
-"""What a field that users may set says of itself, once: tensors, flags, forms are made of it.
+"""The one declaration of a field that users may set: tensors, flags, forms are made of it.
 
 The fields are those of `serve.contract.messages.Request`, some of which
 `serve.contract.config.TranscriberConfig` declares, and those of `serve.speech.cues.CueOptions`.
@@ -35,13 +35,13 @@ def option(
     max_bytes: int | None = None,
 ) -> T:
     """Declare a dataclass's field; `help` is `meaning` where it is not given, see `Option`."""
-    said = {"meaning": meaning, "help": help or meaning, "max_bytes": max_bytes}
-    field: T = dataclasses.field(default=default, metadata={**said, "metavar": metavar})
+    metadata = {"meaning": meaning, "help": help or meaning, "max_bytes": max_bytes}
+    field: T = dataclasses.field(default=default, metadata={**metadata, "metavar": metavar})
     return field
 
 
 def options_of(kind: Any, config: Any = None) -> dict[str, Option]:
-    """A dataclass's options by their names, in their order.
+    """Collect a dataclass's options by their names, in their order.
 
     Args:
         kind: has a field of each.
@@ -49,16 +49,16 @@ def options_of(kind: Any, config: Any = None) -> dict[str, Option]:
     """
     hints = typing.get_type_hints(kind)
     configured = {} if config is None else config.__dataclass_fields__
-    found = {}
+    options = {}
     for field in dataclasses.fields(kind):
-        if said := field.metadata or configured.get(field.name, field).metadata:
+        if metadata := field.metadata or configured.get(field.name, field).metadata:
             form = _form(hints[field.name])
-            found[field.name] = Option(field.name, default=field.default, **form, **said)
-    return found
+            options[field.name] = Option(field.name, default=field.default, **form, **metadata)
+    return options
 
 
 def _form(hint: Any) -> dict[str, Any]:
-    """What a field's type says of its option."""
+    """Read a field's type, as arguments of `Option`."""
     inner = typing.get_args(hint)
     if type(None) in inner:
         return _form(inner[0])

@@ -1,4 +1,4 @@
-"""What a config says to TensorRT-LLM alone, and what it reads besides. The home of its defaults."""
+"""Keys for TensorRT-LLM alone, and those that it reads besides. The home of its defaults."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ READ_BY_LLM_API = (*READ_BY_ENGINES, "cuda_graph")
 
 @dataclasses.dataclass(frozen=True)
 class TrtllmConfig:
-    """What only TensorRT-LLM knows. Engines are built for `beam_width`; the rest is for serving."""
+    """TensorRT-LLM's own keys. Engines are built for `beam_width`; the rest is for serving."""
 
     # The beam_size above 1 that the engine has. More than 1: no streaming; in the LLM API no other.
     beam_width: Count = 1

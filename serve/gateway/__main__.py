@@ -13,7 +13,7 @@ from serve.gateway.run import serve_folder
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it; returns the exit status."""
+    """Run it; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m serve.gateway", description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="the run's own")
     parser.add_argument("--number", type=int, default=0, help="of this process, where several are")

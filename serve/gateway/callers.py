@@ -1,4 +1,4 @@
-"""Who calls: API keys, and what each may ask for in a minute.
+"""Callers: their API keys, and what each may ask for in a minute.
 
 Where there are no keys everybody may call. Where there are, a request names its key as OpenAI's
 clients do, `Authorization: Bearer KEY`, over HTTP as over gRPC.
@@ -37,14 +37,14 @@ class _Share:
         self._at_s = clock()
 
     def wait_s(self, needed: float) -> float:
-        """How long until so much is there."""
+        """Return the seconds until so much is there."""
         now = self._clock()
         self._left += (now - self._at_s) * self._most / _MINUTE_S
         self._left, self._at_s = min(self._left, self._most), now
         return max(0.0, (needed - self._left) * _MINUTE_S / self._most)
 
     def headers(self, what: str) -> dict[str, str]:
-        """What there is of it, as OpenAI's API tells it."""
+        """Tell what there is of it, as OpenAI's API does."""
         reset_s = self.wait_s(self._most)
         return {
             f"x-ratelimit-limit-{what}": f"{self._most:g}",
@@ -75,7 +75,7 @@ class Caller:
         self._audio_s = None if audio_s is None else _Share(audio_s, clock)
 
     def left(self) -> dict[str, str]:
-        """Headers that tell what the key may still have in this minute, if it has limits."""
+        """Return headers that tell what the key may still have in this minute, if it has limits."""
         shares = (("requests", self._requests), ("audio-seconds", self._audio_s))
         headers: dict[str, str] = {}
         for what, share in shares:
@@ -88,27 +88,25 @@ class Caller:
         Raises:
             Refusal: there have been too many, or too much audio.
         """
-        if self._audio_s is not None and (wait_s := self._audio_s.wait_s(0.0)):
-            raise refusals.key_limit("audio_s_per_minute", self.name, wait_s)
+        self._require_audio()
         if self._requests is not None:
             if wait_s := self._requests.wait_s(1.0):
                 raise refusals.key_limit("requests_per_minute", self.name, wait_s)
             self._requests.take(1.0)
 
-    def heard(self, audio_s: float) -> None:
+    def count_audio(self, audio_s: float) -> None:
         """Count a request's audio, whose length its answer has told."""
         if self._audio_s is not None:
             self._audio_s.take(audio_s)
 
-    def hear(self, audio_s: float) -> None:
+    def count_live(self, audio_s: float) -> None:
         """Count live audio as it comes in.
 
         Raises:
             Refusal: there has been too much before it.
         """
-        if self._audio_s is not None and (wait_s := self._audio_s.wait_s(0.0)):
-            raise refusals.key_limit("audio_s_per_minute", self.name, wait_s)
-        self.heard(audio_s)
+        self._require_audio()
+        self.count_audio(audio_s)
 
     def require_duration(self, outputs: Collection[str]) -> None:
         """Refuse a request of KServe's whose answer would not tell how much audio it had.
@@ -120,6 +118,10 @@ class Caller:
             raise refusals.invalid(
                 "the outputs lack DURATION, by which this key's audio is counted; ask for it too"
             )
+
+    def _require_audio(self) -> None:
+        if self._audio_s is not None and (wait_s := self._audio_s.wait_s(0.0)):
+            raise refusals.key_limit("audio_s_per_minute", self.name, wait_s)
 
 
 class Callers:
@@ -142,7 +144,7 @@ class Callers:
         self._anyone = Caller("", None)
         self._fixed = environment_keys()
         self.named = self._path is not None or ENVIRONMENT in os.environ
-        """Whether a key is needed."""
+        """A key is needed."""
         self._callers: dict[str, Caller] = {}
         self._version = self._look()
         self._looked_s = clock()
@@ -150,7 +152,7 @@ class Callers:
         _require_keys(server, self.named)
 
     def identify(self, authorization: str | None) -> Caller:
-        """Who sends a request.
+        """Find out who sends a request.
 
         Args:
             authorization: its header of this name.
@@ -166,17 +168,17 @@ class Callers:
             raise Refusal(AccessError("no API key; send it as Authorization: Bearer KEY"))
         digest = hash_of(key.strip())
         # All are compared, each in the same time, so that no time tells which was nearly right.
-        found = [
+        fitting = [
             caller
             for caller in self._callers.values()
             if caller.key and hmac.compare_digest(caller.key.sha256, digest)
         ]
-        if not found:
+        if not fitting:
             raise Refusal(AccessError("this API key is unknown"))
-        known = found[0].key
+        known = fitting[0].key
         if known and known.expired:
             raise Refusal(AccessError(f"this API key has expired, {known.expires}"))
-        return found[0]
+        return fitting[0]
 
     def _refresh(self) -> None:
         """Read the file again where it has changed; what cannot be read changes nothing."""
@@ -196,12 +198,12 @@ class Callers:
             logger.info("%s was read again: %d keys", self._path, len(self._callers))
 
     def _look(self) -> tuple[int, ...]:
-        """Something that differs where the file does."""
+        """Return something that differs where the file does."""
         try:
-            found = os.stat(self._path) if self._path else None
+            stat = os.stat(self._path) if self._path else None
         except OSError:
-            found = None
-        return (found.st_ino, found.st_ctime_ns, found.st_size) if found else ()
+            stat = None
+        return (stat.st_ino, stat.st_ctime_ns, stat.st_size) if stat else ()
 
     def _read(self) -> None:
         keys = dict(self._fixed)

@@ -1,19 +1,19 @@
-"""Whether a request is one for our models: checked here, so that Triton sees no other."""
+"""Checks that a request is one for our models, so that Triton sees no other."""
 
 import math
 import reprlib
 import struct
 from collections.abc import Collection, Mapping, Sequence
 
+import numpy as np
 from tritonclient.grpc import service_pb2
 
 from serve.contract.codec import from_json
 from serve.contract.messages import Timings
 from serve.gateway import refusals
 from serve.gateway.models import Target
-from serve.wire.tensors import INPUTS, OUTPUTS, TensorSpec
+from serve.wire.tensors import INPUTS, NUMPY_TYPES, OUTPUTS, TensorSpec
 
-ITEM_BYTES = {"FP32": 4, "FP64": 8, "INT32": 4, "BOOL": 1}
 _CONTENTS = {
     "BYTES": "bytes_contents",
     "FP32": "fp32_contents",
@@ -40,10 +40,10 @@ def check_streamed(target: Target, streamed: bool) -> None:
         Refusal: it is one.
     """
     if target.segments and not streamed:
-        one = target.asked.removesuffix("_stream")
+        name = target.client_name.removesuffix("_stream")
         raise refusals.invalid(
-            f"{target.asked} answers in several messages, which need a gRPC stream "
-            f"(ModelStreamInfer); here ask {one}"
+            f"{target.client_name} answers in several messages, which need a gRPC stream "
+            f"(ModelStreamInfer); here ask {name}"
         )
 
 
@@ -61,8 +61,8 @@ def check_request(
         Refusal: which part is wrong, and what was expected.
     """
     check_parameters("the request", request.parameters, (EMPTY_FINAL,) if streamed else ())
-    check_names("inputs", [one.name for one in request.inputs], INPUTS)
-    check_names("outputs", [one.name for one in request.outputs], OUTPUTS)
+    check_names("inputs", [tensor.name for tensor in request.inputs], INPUTS)
+    check_names("outputs", [output.name for output in request.outputs], OUTPUTS)
     for output in request.outputs:
         check_parameters(output.name, output.parameters)
     if raw and len(raw) != len(request.inputs):
@@ -119,8 +119,8 @@ def check_tensor(name: str, datatype: str, shape: Sequence[int]) -> None:
     """
     spec = INPUTS[name]
     fits = len(shape) == len(spec.dims) and all(
-        found == expected or (expected == -1 and found >= 0)
-        for found, expected in zip(shape, spec.dims, strict=True)
+        size == expected or (expected == -1 and size >= 0)
+        for size, expected in zip(shape, spec.dims, strict=True)
     )
     if datatype != spec.datatype or not fits:
         raise refusals.invalid(
@@ -137,7 +137,7 @@ def check_raw(name: str, shape: Sequence[int], raw: memoryview) -> None:
     """
     datatype, count = INPUTS[name].datatype, math.prod(shape)
     if datatype != "BYTES":
-        expected = count * ITEM_BYTES[datatype]
+        expected = count * np.dtype(NUMPY_TYPES[datatype]).itemsize
     else:  # one element: a length, and as many bytes
         expected = LENGTH.size
         if len(raw) >= LENGTH.size:
@@ -165,17 +165,19 @@ def check_contents(tensor: service_pb2.ModelInferRequest.InferInputTensor) -> No
 
 
 def audio_s(answer: service_pb2.ModelInferResponse) -> float:
-    """How much audio an answer tells of; 0 where it does not, as where it is one segment."""
-    for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=False):
-        if output.name == "DURATION":
-            (seconds,) = _FP64.unpack(raw)
-            return float(seconds)
-    return 0.0
+    """Read an answer's seconds of audio; 0 where it tells none, as where it is one segment."""
+    raw = _output(answer, "DURATION")
+    return 0.0 if raw is None else float(_FP64.unpack(raw)[0])
 
 
 def queue_s(answer: service_pb2.ModelInferResponse) -> float | None:
-    """How long its request waited; None where it does not tell."""
+    """Read how long an answer's request waited; None where it does not tell."""
+    raw = _output(answer, "TIMINGS")
+    return None if raw is None else from_json(Timings, raw[LENGTH.size :], "TIMINGS").queue_s
+
+
+def _output(answer: service_pb2.ModelInferResponse, name: str) -> bytes | None:
     for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=False):
-        if output.name == "TIMINGS":
-            return from_json(Timings, raw[LENGTH.size :], output.name).queue_s
+        if output.name == name:
+            return bytes(raw)
     return None

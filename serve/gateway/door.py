@@ -1,5 +1,5 @@
-"""What both protocols share: how a request gets in, what is counted of it until its end, and what
-is known of the server."""
+"""The door of both protocols: it lets requests in, counts them until their ends, and tells what is
+known of the server."""
 
 import asyncio
 import contextlib
@@ -11,6 +11,7 @@ from tritonclient.grpc import service_pb2
 from serve.contract.config import Config
 from serve.contract.messages import Transcript
 from serve.gateway import refusals
+from serve.gateway.background import LoopWatch
 from serve.gateway.callers import Caller, Callers
 from serve.gateway.checks import audio_s, check_request, check_streamed, queue_s
 from serve.gateway.envelope import read_envelope
@@ -24,7 +25,6 @@ from serve.gateway.uploads import Uploads
 from serve.gateway.upstream.exchange import Exchange
 from serve.gateway.upstream.own import OwnEngine
 from serve.gateway.upstream.pool import Upstreams
-from serve.gateway.watch import LoopWatch
 
 _EXTENSIONS = ("binary_tensor_data",)  # those of Triton's that are offered here
 
@@ -45,43 +45,43 @@ class Visit:
 
     @property
     def account(self) -> Account:
-        """What its caller has under way."""
+        """The account of its caller: what is under way."""
         return self._caller.account
 
     def require_duration(self, outputs: Collection[str]) -> None:
-        """See `Caller`."""
+        """Refuse outputs that do not tell their duration; see `Caller`."""
         self._caller.require_duration(outputs)
 
-    def said(self) -> None:
-        """A piece of a stream's text has been sent."""
-        if (took_s := self.line.said()) is not None:
+    def text_sent(self) -> None:
+        """Note that a piece of a stream's text has been sent."""
+        if (took_s := self.line.text_sent()) is not None:
             self._metrics.delta(self.line.route, took_s)
 
     def answered(self, transcript: Transcript) -> None:
         """Count its audio, whose length its answer has told."""
-        self._heard(transcript.duration, transcript.timings.queue_s)
+        self._count_answer(transcript.duration, transcript.timings.queue_s)
 
     def passed_on(self, answer: service_pb2.ModelInferResponse) -> None:
-        """The same, of an answer of KServe's."""
-        self._heard(audio_s(answer), queue_s(answer))
+        """Count its audio, of an answer of KServe's."""
+        self._count_answer(audio_s(answer), queue_s(answer))
 
-    def hear(self, seconds: float) -> None:
+    def count_live(self, seconds: float) -> None:
         """Count live audio as it comes in.
 
         Raises:
             Refusal: there has been too much before it.
         """
-        self._caller.hear(seconds)
+        self._caller.count_live(seconds)
         self._count(seconds)
 
-    def _heard(self, seconds: float, queued_s: float | None) -> None:
-        self._caller.heard(seconds)
+    def _count_answer(self, seconds: float, queued_s: float | None) -> None:
+        self._caller.count_audio(seconds)
         self._count(seconds)
         self.line.queued(queued_s)
 
     def _count(self, seconds: float) -> None:
-        self._metrics.heard(self.line.route, self._caller.name, seconds)
-        self.line.heard(seconds)
+        self._metrics.count_audio(self.line.route, self._caller.name, seconds)
+        self.line.add_audio(seconds)
 
 
 class Door:
@@ -146,7 +146,7 @@ class Door:
     def account(
         self, line: Line, route: str, authorization: str | None, timed: bool = True
     ) -> Iterator[Visit]:
-        """Lets a request for a transcript in, counts it and how it ends, and times it.
+        """Let a request for a transcript in, count it and how it ends, and time it.
 
         Args:
             line: of the log; is told all of this, for others to write.
@@ -204,18 +204,18 @@ class Door:
     # ------------------------------------------------------------ what is known of the server
 
     async def ready(self, model: str | None = None) -> bool:
-        """Whether a request that came now would be answered: for a model, or for any."""
+        """Tell whether a request that came now would be answered: for a model, or for any."""
         return not self.admission.draining and await self.upstreams.ready(model)
 
     async def engines(self) -> dict[str, dict[str, bool]]:
-        """Which of several engines of this run are ready, by their devices; empty for one."""
+        """Tell which of several engines of this run are ready, by their devices; empty for one."""
         own = self.upstreams.own
         if len(own) < 2:
             return {}
-        return {"engines": {one.name: await one.ready(self.models.default) for one in own}}
+        return {"engines": {server.name: await server.ready(self.models.default) for server in own}}
 
     async def server_metadata(self) -> service_pb2.ServerMetadataResponse:
-        """Name and version of Triton, and those of its extensions that are offered.
+        """Return name and version of Triton, and those of its extensions that are offered.
 
         Raises:
             Refusal: Triton is away.
@@ -228,7 +228,7 @@ class Door:
         return metadata
 
     async def model_metadata(self, name: str, version: str) -> service_pb2.ModelMetadataResponse:
-        """Inputs and outputs of a model.
+        """Return inputs and outputs of a model.
 
         Raises:
             Refusal: there is no such model, or Triton is away.

@@ -31,7 +31,7 @@ Part = bytes | memoryview
 
 @dataclasses.dataclass(frozen=True)
 class Envelope:
-    """What a request says, without the audio."""
+    """A request without its audio."""
 
     request: service_pb2.ModelInferRequest  # without raw_input_contents
     structure_bytes: int  # of the message outside its raw tensors
@@ -64,15 +64,22 @@ def read_envelope(message: bytes) -> Envelope:
 
 
 def request_parts(request: Request, audio: Part | None = b"") -> list[Part]:
-    """A serialised `ModelInferRequest` for any model, in parts, of which `audio` itself is one.
+    """Serialise a request as a `ModelInferRequest` for any model, in parts; `audio` itself is one.
 
     Args:
         request: with samples, or with bytes that count for nothing.
         audio: the bytes of a file, in place of these; None: they come beside the request.
+
+    Raises:
+        Refusal: an option's value is one that no tensor can hold.
     """
+    try:
+        inputs = tensors.request_to_inputs(request)
+    except EarshotError as error:
+        raise refusals.Refusal(error) from error
     message = service_pb2.ModelInferRequest()
     raw: list[Part] = []
-    for name, tensor in tensors.request_to_inputs(request).items():
+    for name, tensor in inputs.items():
         spec = tensors.INPUTS[name]
         if name == "AUDIO" and audio is None:
             continue
@@ -87,13 +94,13 @@ def request_parts(request: Request, audio: Part | None = b"") -> list[Part]:
 
 
 def with_model(parts: Sequence[Part], name: str) -> list[Part]:
-    """A serialised request, in parts, for the model of this name, whichever it was for."""
+    """Address a serialised request, in parts, to the model of this name."""
     named = service_pb2.ModelInferRequest(model_name=name)
     return [*parts, named.SerializeToString()]
 
 
 def for_triton(parts: Sequence[Part], key: str, segments: bool) -> bytes:
-    """A serialised request, in parts, as one for the Triton of this run.
+    """Address a serialised request, in parts, to the Triton of this run.
 
     Fields of protobuf may come in any order, and the last of two with the same name counts.
 
@@ -110,31 +117,31 @@ def for_triton(parts: Sequence[Part], key: str, segments: bool) -> bytes:
 
 
 def cancel_of(key: str) -> bytes:
-    """A serialised request that cancels the one of this key."""
+    """Make a serialised request that cancels the one of this key."""
     request = service_pb2.ModelInferRequest(model_name=MODEL)
     request.parameters[CANCEL_PARAMETER].string_param = key
     return bytes(request.SerializeToString())
 
 
 def streamed_answer(answer: bytes) -> bytes:
-    """A serialised `ModelInferResponse` as a `ModelStreamInferResponse`."""
+    """Wrap a serialised `ModelInferResponse` in a `ModelStreamInferResponse`."""
     return bytes([_INFER_RESPONSE << 3 | _BYTES]) + _varint_bytes(len(answer)) + answer
 
 
 def raw_parts(contents: Sequence[Part]) -> Iterator[Part]:
-    """Raw tensors as fields of a serialised request, to come after its others."""
+    """Serialise raw tensors as fields of a request, to come after its others."""
     for content in contents:
         yield from raw_part(content)
 
 
 def raw_part(*pieces: Part) -> Iterator[Part]:
-    """One raw tensor as a field; its bytes may come in pieces."""
+    """Serialise one raw tensor as a field; its bytes may come in pieces."""
     yield bytes([_RAW_CONTENTS << 3 | _BYTES]) + _varint_bytes(sum(map(len, pieces)))
     yield from pieces
 
 
-def transcript(answer: service_pb2.ModelInferResponse) -> Transcript:
-    """The transcript in an answer.
+def read_transcript(answer: service_pb2.ModelInferResponse) -> Transcript:
+    """Read the transcript in an answer.
 
     Raises:
         Refusal: it holds none.
@@ -147,7 +154,7 @@ def transcript(answer: service_pb2.ModelInferResponse) -> Transcript:
 
 
 def stream_event(answer: bytes) -> SegmentReady | Finished:
-    """What a `ModelStreamInferResponse` says.
+    """Read a `ModelStreamInferResponse`.
 
     Raises:
         Refusal: it is no answer.
@@ -163,7 +170,7 @@ def stream_event(answer: bytes) -> SegmentReady | Finished:
 
 
 def _fields(view: memoryview) -> Iterator[tuple[int, int, int, int]]:
-    """Number, begin, begin of the payload and end of each field."""
+    """Yield number, begin, begin of the payload and end of each field."""
     position, count = 0, 0
     while position < len(view):
         count += 1
@@ -188,7 +195,7 @@ def _fields(view: memoryview) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _varint(view: memoryview, position: int) -> tuple[int, int]:
-    """A number and the position after it."""
+    """Read a number, and return it and the position after it."""
     value = 0
     for index, byte in enumerate(view[position : position + _MAX_VARINT_BYTES]):
         value |= (byte & 0x7F) << (7 * index)

@@ -18,11 +18,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 OWN_S = 0.002
-"""What a connection may cost at once; the bytes of a clip take less."""
+"""The most that a connection may cost at once; the bytes of a clip take less."""
 OWN_SHARE = 0.02
 """Of the loop's time, with which that comes back."""
 REFUSED_S = 0.001
-"""What a refused request is counted at: about what it costs beside its bytes."""
+"""The cost of a refused request: about what it takes beside its bytes."""
 
 JSON_S_PER_BYTE = 2e-8
 """Of a request's JSON, and of a live event's; what is not read as it comes is paid for before."""
@@ -52,7 +52,7 @@ class Turns:
         self._due = False
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Count those that wait."""
         return len(self._queue)
 
     def queue(self, work: Work, cost_s: float = 0.0) -> None:
@@ -81,7 +81,7 @@ class Turns:
 
 
 class Share:
-    """What one connection has of the loop.
+    """One connection's share of the loop.
 
     Args:
         turns: of all of them.
@@ -93,12 +93,12 @@ class Share:
         self._at_s = turns.clock()
 
     def charge(self, cost_s: float) -> None:
-        """It has cost so much."""
+        """Note that it has cost so much."""
         self._left_s = max(self._left() - cost_s, -_MOST_OWED_S)
 
     @property
     def spent(self) -> bool:
-        """Whether it has had all that is its own, and waits for its turn with what comes next."""
+        """Tell whether it has had all that is its own: what comes next waits for a turn."""
         return self._left() <= 0
 
     async def pay(self, cost_s: float) -> None:
@@ -125,15 +125,15 @@ class Behind(Protocol):
 
     @property
     def unread(self) -> bool:
-        """Whether its client may still be sending what it will not read."""
+        """Tell whether its client may still be sending what it will not read."""
 
     @property
     def linger_s(self) -> float:
-        """How long that is thrown away, `LINGER_S` or more: then, while something comes."""
+        """Seconds for which that is thrown away; from `LINGER_S` on, while something comes."""
 
 
 def is_readable(connection: Any) -> bool:
-    """Whether something has come by a socket that was not read yet."""
+    """Tell whether something has come by a socket that was not read yet."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     return bool(poll.poll(0))
@@ -191,12 +191,12 @@ class Gate(asyncio.Protocol):
 
     @property
     def leaving(self) -> bool:
-        """Whether the protocol hears no more."""
+        """Tell whether the protocol hears no more."""
         return self._leaving
 
     @property
     def holds(self) -> bool:
-        """Whether something has come that was not passed on yet."""
+        """Tell whether something has come that was not passed on yet."""
         return bool(self._read) or is_readable(self._transport.get_extra_info("socket"))
 
     def pause(self) -> None:
@@ -248,7 +248,7 @@ class Gate(asyncio.Protocol):
         self._set_reading()
 
     def _pass_on(self, enough: Callable[[], bool]) -> None:
-        """Until nothing is left or a pause is asked for; or else wait for the next turn."""
+        """Pass on until nothing is left or a pause is asked for, or wait for the next turn."""
         clock = self.share.turns.clock
         while self._leaving or (self._read and not self._paused):
             if enough():
@@ -318,15 +318,15 @@ class Idle:
         self._connections: dict[Any, None] = {}
 
     def add(self, connection: Any) -> None:
-        """It has none from now on."""
+        """Note that it has none from now on."""
         self._connections[connection] = None
 
     def remove(self, connection: Any) -> None:
-        """It has one, or is closed."""
+        """Note that it has one, or is closed."""
         self._connections.pop(connection, None)
 
     def make_room(self, newcomer: Any, open_now: int) -> None:
-        """One more has come, which says something yet perhaps; there are so many now."""
+        """Note that one more has come, which may say something yet; there are so many now."""
         first = next(iter(self._connections), newcomer)
         if open_now > self.most and first is not newcomer:
             first.hang_up()

@@ -1,4 +1,4 @@
-"""What every HTTP response carries, which hosts and pages may ask, and the log of what failed.
+"""Headers of every HTTP response, hosts and pages that may ask, and the log of what failed.
 
 The owner of a name can let it point to 127.0.0.1 (DNS rebinding), and then browsers take a page
 that came from it for this server's own: what such a page asks has that name as its Host.
@@ -48,23 +48,27 @@ _LEFT = tuple(  # see `serve.gateway.callers.Caller.left`
     for what in ("limit", "remaining", "reset")
 )
 _READABLE = (  # by pages of allowed origins
-    *("x-request-id", "retry-after", _SERVED_BY, _WARNING, _IGNORED),
+    "x-request-id",
+    "retry-after",
+    _SERVED_BY,
+    _WARNING,
+    _IGNORED,
     *_LEFT,
 )
 
 
 def served_by(model: str) -> dict[str, str]:
-    """The header that names the model which answers, whatever name it was asked by."""
+    """Name, in a header, the model which answers, whatever name it was asked by."""
     return {_SERVED_BY: urllib.parse.quote(model, safe="/:@ ")}
 
 
 def warning(text: str) -> dict[str, str]:
-    """The header that says what a client should know of its audio, where there is anything."""
+    """Say, in a header, what a client should know of its audio, where there is anything."""
     return {_WARNING: urllib.parse.quote(text, safe=" :;,.()")} if text else {}
 
 
 def ignored(names: Iterable[str]) -> dict[str, str]:
-    """The header that names a form's fields without effect, where there are any."""
+    """Name, in a header, a form's fields without effect, where there are any."""
     text = ", ".join(urllib.parse.quote(name, safe="[]") for name in names)
     return {_IGNORED: text[:_MOST_IGNORED]} if text else {}
 
@@ -72,7 +76,7 @@ def ignored(names: Iterable[str]) -> dict[str, str]:
 def with_headers(
     app: ASGIApp, server: ServerConfig, leaving: Callable[[], bool] = lambda: False
 ) -> ASGIApp:
-    """An application whose responses name their requests, as what the log says of them does.
+    """Wrap an application: responses name their requests as the log does.
 
     Browsers' requests from pages of other hosts are refused, unless these are allowed; so is what
     is for a host that this server is not, and what comes while too many connections are open.
@@ -84,7 +88,7 @@ def with_headers(
             that its client's next try reaches another server where there are several.
     """
     safe = dict(_SECURITY, **(_TLS if server.tls_certificate else {}))
-    guarded = _with_room(_with_hosts(_with_origins(app, server.allowed_origins), server))
+    guarded = _guarded(app, server)
 
     async def named(scope: Scope, receive: Receive, send: Send) -> None:
         line = scope.setdefault("state", {})[LINE] = Line()
@@ -127,44 +131,61 @@ def _write(line: Line, status: int, path: str) -> None:
     line.write()
 
 
-def _with_room(app: ASGIApp) -> ASGIApp:
+def _guarded(app: ASGIApp, server: ServerConfig) -> ASGIApp:
+    """Refuse what may not ask; pages of other hosts that may are told so as CORS wants it."""
+    shared = CORSMiddleware(
+        app,
+        allow_origins=server.allowed_origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("authorization", "content-type"),
+        expose_headers=_READABLE,
+    )
+
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope.get(CROWDED, False):
-            refusal = OverloadedError("too many connections are open; try again")
-            await _refuse(Refusal(refusal, "connections"), scope, receive, send)
+        headers = Headers(scope=scope)
+        host, origin = headers.get("host"), headers.get("origin")
+        refusal = _refusal(server, host, origin, crowded=scope.get(CROWDED, False))
+        if refusal is not None:
+            await _refuse(refusal, scope, receive, send)
+        elif origin is None or origin in server.allowed_origins:
+            await shared(scope, receive, send)
         else:
-            await app(scope, receive, send)
+            await app(scope, receive, send)  # a page of this server's own
 
     return checked
 
 
-def _with_hosts(app: ASGIApp, server: ServerConfig) -> ASGIApp:
-    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
-        host = Headers(scope=scope).get("host", "")
-        if may_be_called(server, host):
-            await app(scope, receive, send)
-        else:
-            error = RequestError(
-                f"the request is for the host {shown(host)}; expected localhost, an address of "
-                "loopback or one of server.allowed_hosts"
-            )
-            await _refuse(Refusal(error, "host"), scope, receive, send)
-
-    return checked
+def _refusal(
+    server: ServerConfig, host: str | None, origin: str | None, crowded: bool
+) -> Refusal | None:
+    if crowded:
+        return Refusal(OverloadedError("too many connections are open; try again"), "connections")
+    if not may_be_called(server, host or ""):
+        error = RequestError(
+            f"the request is for the host {shown(host or '')}; expected localhost, an address of "
+            "loopback or one of server.allowed_hosts"
+        )
+        return Refusal(error, "host")
+    if not (origin is None or origin in server.allowed_origins or _is_of(origin, host)):
+        error = RequestError(
+            f"pages of {shown(origin)} may not ask; server.allowed_origins says which may"
+        )
+        return Refusal(error, "origin")
+    return None
 
 
 def may_be_called(server: ServerConfig, host: str) -> bool:
-    """Whether a request with this Host header is for this server.
+    """Tell whether a request with this Host header is for this server.
 
     On loopback, and wherever `allowed_hosts` names some: names and addresses of loopback, with any
     port, and what it names. Elsewhere: every host.
     """
     if not server.on_loopback and not server.allowed_hosts:
         return True
-    found = _HOST.fullmatch(host)
-    if found is None:
+    parts = _HOST.fullmatch(host)
+    if parts is None:
         return False
-    name = (found[1] or found[2]).lower()
+    name = (parts[1] or parts[2]).lower()
     return _is_of_loopback(name) or name in [known.lower() for known in server.allowed_hosts]
 
 
@@ -173,31 +194,6 @@ def _is_of_loopback(name: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return name == "localhost"
-
-
-def _with_origins(app: ASGIApp, allowed: tuple[str, ...]) -> ASGIApp:
-    shared = CORSMiddleware(
-        app,
-        allow_origins=allowed,
-        allow_methods=("GET", "POST"),
-        allow_headers=("authorization", "content-type"),
-        expose_headers=_READABLE,
-    )
-
-    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        origin = headers.get("origin")
-        if origin is None or origin in allowed:
-            await shared(scope, receive, send)
-        elif _is_of(origin, headers.get("host")):
-            await app(scope, receive, send)  # a page of this server's own
-        else:
-            error = RequestError(
-                f"pages of {shown(origin)} may not ask; server.allowed_origins says which may"
-            )
-            await _refuse(Refusal(error, "origin"), scope, receive, send)
-
-    return checked
 
 
 def _is_of(origin: str, host: str | None) -> bool:

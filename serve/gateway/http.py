@@ -1,4 +1,4 @@
-"""What HTTP clients reach: KServe v2, here; OpenAI's API, in `serve.gateway.openai`; small pages.
+"""The addresses of HTTP: KServe v2, here; OpenAI's API, in `serve.gateway.openai`; small pages.
 
     GET  /v2, /v2/health/live, /v2/health/ready
     GET  /v2/models/{name}[/versions/{version}][/ready]
@@ -57,7 +57,7 @@ WholePage = Callable[[], Awaitable[bytes]]
 
 
 def build_app(door: Door, metrics: WholePage, state: State) -> ASGIApp:
-    """The application for clients; `state` is what the page shows of the server."""
+    """Build the application for clients; `state` is what the page shows of the server."""
     api = _Api(door)
     routes: list[BaseRoute] = [
         *page_routes(state, door),
@@ -83,7 +83,7 @@ def build_app(door: Door, metrics: WholePage, state: State) -> ASGIApp:
 
 
 def build_watchers_app(door: Door, metrics: WholePage) -> ASGIApp:
-    """The application for Prometheus, and for whoever asks whether the server is well."""
+    """Build the application for Prometheus, and for whoever asks whether the server is well."""
     api = _Api(door)
     routes: list[BaseRoute] = [
         Route("/metrics", _metrics(door, metrics)),
@@ -134,8 +134,8 @@ class _Api:
 
     async def health(self, request: Request) -> Response:
         ready = await self._door.ready()
-        found = {"status": "ok" if ready else "unavailable", **await self._door.engines()}
-        return JSONResponse(found, 200 if ready else 503)
+        health = {"status": "ok" if ready else "unavailable", **await self._door.engines()}
+        return JSONResponse(health, 200 if ready else 503)
 
     async def live(self, request: Request) -> Response:
         return Response()
@@ -165,16 +165,12 @@ class _Api:
     async def infer(self, request: Request) -> Response:
         authorization = request.headers.get("authorization")
         with self._door.account(request.scope["state"][LINE], "http", authorization) as visit:
-            ticket = self._door.admission.admit(visit.account)
-            try:
-                exchange, asked = await self._begin(request, ticket, visit)
-            except BaseException:
-                ticket.close()
-                raise
+            with self._door.admission.admit(visit.account) as ticket:
+                exchange, translated = await self._begin(request, ticket, visit)
             with exchange:
                 answer = await while_client_waits(request, exchange.only_answer())
             visit.passed_on(answer)
-            body, json_size = answer_to_http(answer, asked)
+            body, json_size = answer_to_http(answer, translated)
         if json_size is None:
             return Response(body, media_type="application/json")
         headers = {_HEADER: str(json_size)}
@@ -196,10 +192,10 @@ class _Api:
         ticket.charge((EXPANSION - 1) * json_size)
         share: Share = request.scope[SHARE]
         await share.pay(json_size * JSON_S_PER_BYTE)
-        asked = request_from_http(name, version, body, json_size)
-        visit.require_duration([output.name for output in asked.request.outputs])
-        parts = [asked.request.SerializeToString(), *raw_parts(asked.raw)]
-        return self._door.upstreams.send(target, parts, ticket, streamed=False), asked
+        translated = request_from_http(name, version, body, json_size)
+        visit.require_duration([output.name for output in translated.request.outputs])
+        parts = [translated.request.SerializeToString(), *raw_parts(translated.raw)]
+        return self._door.upstreams.send(target, parts, ticket, streamed=False), translated
 
     async def _body(self, request: Request, ticket: Ticket, header: str | None) -> bytes:
         def check(size: int) -> None:
@@ -214,11 +210,11 @@ def _model(request: Request) -> tuple[str, str]:
 
 
 def _message(message: Any) -> Response:
-    """A protobuf message as KServe's JSON, which writes 64-bit numbers as numbers."""
-    found = MessageToDict(message, preserving_proto_field_name=True)
-    for tensor in [*found.get("inputs", ()), *found.get("outputs", ())]:
+    """Write a protobuf message as KServe's JSON, which has 64-bit numbers as numbers."""
+    content = MessageToDict(message, preserving_proto_field_name=True)
+    for tensor in [*content.get("inputs", ()), *content.get("outputs", ())]:
         tensor["shape"] = [int(size) for size in tensor["shape"]]
-    return JSONResponse(found)
+    return JSONResponse(content)
 
 
 async def _refused(request: Request, refusal: Refusal) -> Response:

@@ -1,4 +1,4 @@
-"""What may be under way at once: requests and their bytes, counted from arrival to answer.
+"""Limits of what is under way at once: requests and their bytes, from arrival to answer.
 
 A request is refused as early as it can be: before its body is read where its size is declared, as
 soon as it grows too large where it is not. What was refused is not waited for.
@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from typing import Self
 
 from serve.contract.config import LiveConfig, ServerConfig
 from serve.gateway import refusals
@@ -52,7 +53,7 @@ def check_json(text: bytes, what: str) -> None:
 
 
 class Account:
-    """What one key has under way, and the most of it.
+    """One key's requests under way, and the most of them.
 
     Args:
         name: the key's.
@@ -92,11 +93,6 @@ class Ticket:
         self._open = True
         account.requests += 1
 
-    @property
-    def bytes(self) -> int:
-        """What is counted for it."""
-        return self._bytes
-
     def charge(self, size: int) -> None:
         """Count so many bytes more.
 
@@ -114,11 +110,20 @@ class Ticket:
         return self._admission.arriving(limit)
 
     def part(self) -> "Ticket":
-        """A request in the name of this one, which is let in already: it is counted as well."""
+        """Open a ticket in the name of this one, which is let in already: it is counted as well."""
         return self._admission.let_in(self._account)
 
+    def __enter__(self) -> Self:
+        """Return the ticket."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close it, if the block has failed; else whoever was given it does."""
+        if kind is not None:
+            self.close()
+
     def close(self) -> None:
-        """The request has ended; may be called again."""
+        """Note that the request has ended; may be called again."""
         if self._open:
             self._open = False
             self._account.requests -= 1
@@ -138,7 +143,7 @@ class Unfinished:
         self._bytes = 0
 
     def set(self, size: int) -> None:
-        """There are so many now.
+        """Note that there are so many now.
 
         Raises:
             Refusal: these, or all that is under way together, are too many.
@@ -150,7 +155,7 @@ class Unfinished:
         self._bytes = size
 
     def close(self) -> None:
-        """The connection is lost."""
+        """Note that the connection is lost."""
         self.set(0)
 
 
@@ -168,7 +173,7 @@ class Admission:
         self.make_room: Callable[[], bool] = lambda: False
         """Gives up the slowest upload, and says whether there was one."""
         self.untidy = False
-        """Whether something large has gone, whose memory is to be given back."""
+        """Something large has gone, whose memory is to be given back."""
         self._arriving: set[asyncio.Timeout] = set()
         self._draining = self._over = False
         self._empty = asyncio.Event()
@@ -176,7 +181,7 @@ class Admission:
 
     @property
     def draining(self) -> bool:
-        """Whether no request is taken any more."""
+        """Tell whether no request is taken any more."""
         return self._draining
 
     def admit(self, account: Account) -> Ticket:
@@ -199,7 +204,7 @@ class Admission:
         return self.let_in(account)
 
     def let_in(self, account: Account) -> Ticket:
-        """A request that is not asked whether it may come in."""
+        """Let a request in without asking whether it may come."""
         self.requests += 1
         self._empty.clear()
         return Ticket(self, account)
@@ -219,7 +224,7 @@ class Admission:
             raise self._full()
 
     def release(self, size: int) -> None:
-        """A request of so many bytes has ended."""
+        """Note that a request of so many bytes has ended."""
         self.requests -= 1
         self.bytes -= size
         self.untidy |= size >= LARGE_BYTES
@@ -232,7 +237,7 @@ class Admission:
 
     @contextlib.contextmanager
     def arriving(self, limit: asyncio.Timeout) -> Iterator[None]:
-        """A part of a body is waited for, at most until `end_arrivals`.
+        """Let `end_arrivals` end a wait for a part of a body, for the length of a `with` block.
 
         Args:
             limit: of the wait, which has begun.
@@ -255,7 +260,7 @@ class Admission:
             limit.reschedule(0.0)
 
     async def wait_until_empty(self, timeout_s: float) -> bool:
-        """Whether all that was let in has ended within so many seconds."""
+        """Wait so many seconds for all that was let in to end, and tell whether it has."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._empty.wait()
@@ -279,12 +284,12 @@ class Streams:
         self._ends: set[Callable[[], None]] = set()
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Count them."""
         return len(self._ends)
 
     @contextlib.contextmanager
     def one_more(self, account: Account, end: Callable[[], None]) -> Iterator[None]:
-        """A stream of this key, for the length of a `with` block.
+        """Count a stream of this key for the length of a `with` block.
 
         Args:
             account: the key's.

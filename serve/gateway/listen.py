@@ -1,4 +1,4 @@
-"""Where clients reach the gateway: sockets that listen, and patience with what comes through them.
+"""The gateway's listening sockets, and patience with what comes through them.
 
 An HTTP connection that has no request in work, because it says nothing or sends its headers byte by
 byte, is closed after the time that an upload has, and before that where others need its place.
@@ -43,7 +43,7 @@ _LOOK_S = 0.02  # between two looks at connections that are to end
 
 
 def listening_socket(server: ServerConfig, key: str, shared: bool = False) -> "_Listener":
-    """A TCP socket that listens at one of the configured addresses.
+    """Open a TCP socket that listens at one of the configured addresses.
 
     Args:
         server: names host and ports.
@@ -74,7 +74,7 @@ def listening_socket(server: ServerConfig, key: str, shared: bool = False) -> "_
 
 
 def own_door(path: Path) -> "_Listener":
-    """A Unix socket that listens, in place of one that an earlier gateway has left."""
+    """Open a Unix socket that listens, in place of one that an earlier gateway has left."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
@@ -133,7 +133,7 @@ class _Listener(socket.socket):
 
 
 def grpc_credentials(server: ServerConfig) -> grpc.ServerCredentials:
-    """The files for TLS, as gRPC takes them.
+    """Read the files for TLS, as gRPC takes them.
 
     Raises:
         UnavailableError: they cannot be read.
@@ -241,7 +241,7 @@ class HttpServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         while (waited_s := loop.time() - began_s) < patience_s:
-            if not any(one.is_owed(waited_s) for one in self._connections()):
+            if not any(connection.is_owed(waited_s) for connection in self._connections()):
                 break
             await asyncio.sleep(_LOOK_S)
         self.should_exit = True

@@ -36,7 +36,7 @@ requests = logging.getLogger("earshot.requests")
 
 @dataclasses.dataclass
 class Line:
-    """What the log will say of a request, or of a live stream."""
+    """A line of the log, of a request or of a live stream."""
 
     id: str = dataclasses.field(default_factory=lambda: f"req_{uuid.uuid4().hex}")
     route: str = ""  # label of the metrics; empty as long as it is for no transcript
@@ -52,17 +52,17 @@ class Line:
     left: Callable[[], Mapping[str, str]] = dict
     """Headers of its answer that tell what its key may have; no part of the log."""
 
-    def heard(self, audio_s: float) -> None:
-        """It had so much more audio."""
+    def add_audio(self, audio_s: float) -> None:
+        """Note that it had so much more audio."""
         self.audio_s = (self.audio_s or 0.0) + audio_s
 
     def queued(self, queue_s: float | None) -> None:
-        """It has waited for so long; None: that is not known."""
+        """Note that it has waited for so long; None: that is not known."""
         if queue_s is not None:
             self.queue_s = max(self.queue_s or 0.0, queue_s)
 
-    def said(self) -> float | None:
-        """Some of its text has been sent; seconds since it came, where that is the first."""
+    def text_sent(self) -> float | None:
+        """Note that text was sent; return the seconds since it came, where that is the first."""
         if self.first_text_s is not None:
             return None
         self.first_text_s = time.monotonic() - self.began_s
@@ -92,7 +92,7 @@ _FIELDS = tuple(
 
 
 def _shown(value: object) -> str:
-    """A value in a line of text, where it must be one word and in one line."""
+    """Show a value in a line of text, as one word and in one line."""
     text = str(value)
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 

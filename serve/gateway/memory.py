@@ -16,7 +16,7 @@ _ARENAS = 2
 
 
 def prepare() -> None:
-    """At a process's start: large blocks go back when they are freed; what lives now stays."""
+    """Let large blocks go back when they are freed; what lives now, at the start, stays."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # glibc's
         libc.mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)

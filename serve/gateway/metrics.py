@@ -8,19 +8,19 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from pathlib import Path
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from serve.gateway.background import LoopWatch
 from serve.gateway.limits import Admission
-from serve.gateway.watch import LoopWatch
+from serve.gateway.upstream.server import Server
 from serve.wire.folder import METRICS_SOCKET, SUPERVISOR_PAGE, gateway_door
 from serve.wire.unix_http import ask
 
 logger = logging.getLogger("earshot.gateway")
 
 OWN_PAGE = "/metrics/own"
-"""Where one of the gateway's processes has what it alone counts."""
+"""Address of what one of the gateway's processes counts alone."""
 
 _PAGE_S = 2.0  # most that the page of another process takes
 _RECENT = 20_000  # requests whose latency is remembered
@@ -28,27 +28,8 @@ _WORD_BUCKETS_S = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.
 _BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
 
-class Watched(Protocol):
-    """What is told of a server; see `serve.gateway.upstream.server`."""
-
-    @property
-    def name(self) -> str:
-        """Its label."""
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """What it serves."""
-
-    @property
-    def inflight(self) -> int:
-        """How many requests it has."""
-
-    def takes(self, model: str) -> bool:
-        """Whether it is given requests."""
-
-
 class LiveMetrics:
-    """What is counted of live text.
+    """Counters of live text.
 
     Args:
         registry: where.
@@ -75,7 +56,7 @@ class LiveMetrics:
 
 
 class UpstreamMetrics:
-    """What is counted of the servers behind the gateway, by name; this run's are named by device.
+    """Counters of the servers behind the gateway, by name; this run's are named by device.
 
     Args:
         registry: where.
@@ -101,7 +82,7 @@ class UpstreamMetrics:
             registry=registry,
         )
 
-    def watch(self, servers: Iterable[Watched]) -> None:
+    def watch(self, servers: Iterable[Server]) -> None:
         """Tell of these servers."""
         for server in servers:
             inflight = self._inflight.labels(server.name)
@@ -111,12 +92,12 @@ class UpstreamMetrics:
                 takes.set_function(functools.partial(server.takes, model))
 
     def ended(self, upstream: str, status: str) -> None:
-        """A server has ended a request with this status."""
+        """Count a request that a server has ended with this status."""
         self._requests.labels(upstream, status).inc()
 
 
 class Metrics:
-    """What the gateway counts; each instance by itself.
+    """Counters of the gateway; each instance has its own.
 
     Args:
         admission: what is under way.
@@ -164,30 +145,18 @@ class Metrics:
             registry=self._registry,
         )
         self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
-        for name, text, read in (
-            ("inflight_bytes", "Bytes of requests under way", lambda: admission.bytes),
-            ("inflight_requests", "Requests under way", lambda: admission.requests),
-            ("inflight_upload_bytes", "Of gRPC messages not whole yet", admission.uploading_bytes),
-            (
-                "longest_turn_seconds",
-                "Longest that the loop was at one thing in the last minute, to 50 ms",
-                lambda: watch.longest_s,
-            ),
-            ("waiting_turns", "Connections that cost much and wait for a turn", turns.__len__),
-        ):
-            gauge = Gauge(f"earshot_gateway_{name}", text, registry=self._registry)
-            gauge.set_function(read)
+        _add_gauges(self._registry, admission, watch, turns)
 
-    def heard(self, route: str, key: str, audio_s: float) -> None:
-        """So much audio has become text, or has come in over a live stream."""
+    def count_audio(self, route: str, key: str, audio_s: float) -> None:
+        """Count audio that has become text, or has come in over a live stream."""
         self._audio_s.labels(route, key).inc(audio_s)
 
     def delta(self, route: str, took_s: float) -> None:
-        """A stream's first text was sent so long after its request came."""
+        """Note how long after its request a stream's first text was sent."""
         self._first_delta_s.labels(route).observe(took_s)
 
     def ended(self, route: str, key: str, status: str, reason: str = "") -> None:
-        """A request was answered with this status; `reason` says why it was refused.
+        """Count a request that was answered with this status; `reason` says why it was refused.
 
         `key` is the name of its caller's; empty where there is none.
         """
@@ -197,7 +166,7 @@ class Metrics:
 
     @contextlib.contextmanager
     def timed(self, route: str) -> Iterator[None]:
-        """Measures how long a request is here."""
+        """Measure how long a request is here."""
         began_s = time.monotonic()
         try:
             yield
@@ -206,7 +175,7 @@ class Metrics:
             self._seconds.labels(route).observe(time.monotonic() - began_s)
 
     def recent_s(self, window_s: float) -> list[float]:
-        """How long the requests took, each, that were answered in the last so many seconds.
+        """List how long each request took that was answered in the last so many seconds.
 
         Of very many the last ones.
         """
@@ -214,14 +183,32 @@ class Metrics:
         return [took_s for ended_s, took_s in self._recent if ended_s >= since_s]
 
     def page(self) -> bytes:
-        """The gateway's part of the page."""
+        """Write the gateway's part of the page."""
         return generate_latest(self._registry)
+
+
+def _add_gauges(
+    registry: CollectorRegistry, admission: Admission, watch: LoopWatch, turns: Sized
+) -> None:
+    for name, text, read in (
+        ("inflight_bytes", "Bytes of requests under way", lambda: admission.bytes),
+        ("inflight_requests", "Requests under way", lambda: admission.requests),
+        ("inflight_upload_bytes", "Of gRPC messages not whole yet", admission.uploading_bytes),
+        (
+            "longest_turn_seconds",
+            "Longest that the loop was at one thing in the last minute, to 50 ms",
+            lambda: watch.longest_s,
+        ),
+        ("waiting_turns", "Connections that cost much and wait for a turn", turns.__len__),
+    ):
+        gauge = Gauge(f"earshot_gateway_{name}", text, registry=registry)
+        gauge.set_function(read)
 
 
 async def whole_page(
     folder: Path, tritons: Mapping[str, Path], own: Metrics, number: int, processes: int
 ) -> bytes:
-    """The page, without the parts that cannot be had now.
+    """Put the page together, without the parts that cannot be had now.
 
     Args:
         folder: of the run.
@@ -242,13 +229,13 @@ async def whole_page(
     gateways = {str(number): own.page()}
     for other in sorted(set(range(processes)) - {number}):
         with contextlib.suppress(OSError):  # it is being started again
-            gateways[str(other)] = await _asked(gateway_door(folder, other), OWN_PAGE)
+            gateways[str(other)] = await _page_of(gateway_door(folder, other), OWN_PAGE)
     parts.append(joined(gateways, "process") if processes > 1 else own.page())
     return b"".join(part if part.endswith(b"\n") else part + b"\n" for part in parts if part)
 
 
 def joined(pages: Mapping[str, bytes], label: str) -> bytes:
-    """The pages of several processes as one, each number with a label that says whose it is.
+    """Join the pages of several processes: each number gets a label that says whose it is.
 
     In Prometheus's text format all lines of a metric stand together, its description first.
     """
@@ -262,7 +249,7 @@ def joined(pages: Mapping[str, bytes], label: str) -> bytes:
                     description.append(line)
             elif line:
                 numbers.append(_with_label(line, label, whose))
-    lines = [line for found in metrics.values() for part in found for line in part]
+    lines = [line for parts in metrics.values() for part in parts for line in part]
     return "".join(f"{line}\n" for line in lines).encode()
 
 
@@ -275,13 +262,13 @@ def _with_label(line: str, label: str, value: str) -> str:
 
 
 async def tritons_page(folder: Path) -> bytes:
-    """The page of one Triton, in this folder.
+    """Ask one Triton, in this folder, for its page.
 
     Raises:
         OSError: Triton is away.
     """
-    return await _asked(folder / METRICS_SOCKET, "/metrics")
+    return await _page_of(folder / METRICS_SOCKET, "/metrics")
 
 
-async def _asked(socket: Path, page: str) -> bytes:
+async def _page_of(socket: Path, page: str) -> bytes:
     return await asyncio.to_thread(ask, socket, page, _PAGE_S)

@@ -26,11 +26,11 @@ class Target:
 
     model: str  # a product's name
     segments: bool  # whether it answers segment by segment
-    asked: str = ""  # as KServe's client has called it
+    client_name: str = ""  # as KServe's client has called it
 
     @property
     def name(self) -> str:
-        """What the gateway of another Earshot calls it, by KServe."""
+        """Its name by KServe at the gateway of another Earshot."""
         return f"{self.model}{_STREAM}" if self.segments else self.model
 
 
@@ -51,7 +51,7 @@ class Models:
         """Texts that fit one of them OpenAI's clients may write as well; * is any text."""
         exact = [alias for alias in aliases if alias not in self.patterns]
         self.names = tuple(dict.fromkeys((own, *exact, *others)))
-        """What OpenAI's clients may write, as far as it can be listed."""
+        """Names that OpenAI's clients may write, as far as they can be listed."""
         if MODEL in others and own != MODEL:
             raise ConfigError(
                 f"upstreams have a model {MODEL}, by which KServe's clients mean {own}; give it "
@@ -64,7 +64,7 @@ class Models:
         self._any = re.compile(anything if self.patterns else "(?!)")
 
     def find(self, name: str | None) -> str | None:
-        """The product of this name; None where there is none, the default without a name."""
+        """Find the product of this name; None where there is none, the default without a name."""
         if name is None:
             return self.default
         if (product := self._products.get(name)) is not None:
@@ -73,7 +73,7 @@ class Models:
         return self.default if fits else None
 
     def named(self, name: str | None) -> str:
-        """The product that `model` means to OpenAI's API.
+        """Find the product that `model` means to OpenAI's API.
 
         Raises:
             Refusal: there is no model of this name.
@@ -89,23 +89,23 @@ class Models:
             )
         return model
 
-    def target(self, name: str, version: str = "") -> Target:
-        """What KServe calls by this name.
+    def target(self, name: str, version: str) -> Target:
+        """Find what KServe calls by this name.
 
         Raises:
             Refusal: there is no such model, or no such version of it.
         """
         if name in (MODEL, STREAM_MODEL):
-            found = Target(self.default, name == STREAM_MODEL, name)
+            target = Target(self.default, name == STREAM_MODEL, name)
         elif (model := self.find(name)) is not None:
-            found = Target(model, False, name)
+            target = Target(model, False, name)
         elif name.endswith(_STREAM) and (model := self.find(name.removesuffix(_STREAM))):
-            found = Target(model, True, name)
+            target = Target(model, True, name)
         else:
-            others = "".join(f", {one}, {one}{_STREAM}" for one in self.names)
+            others = "".join(f", {product}, {product}{_STREAM}" for product in self.names)
             raise refusals.not_found(
                 f"no model {shown(name)}; there are {MODEL}, {STREAM_MODEL}{others}"
             )
         if version not in _VERSIONS:
             raise refusals.not_found(f"no version {shown(version)} of {name}; there is 1")
-        return found
+        return target

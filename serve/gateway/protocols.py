@@ -111,7 +111,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def is_owed(self, waited_s: float) -> bool:
-        """Whether an answer is due, or will be, so long after the last connection was taken."""
+        """Tell whether an answer is due, or will be, so long after the last connection came."""
         if self.cycle is None and not self.transport.is_closing():
             return waited_s < FRESH_S
         return self._busy() or self.transport.is_closing() or self.transport.holds
@@ -122,7 +122,7 @@ class HttpProtocol(HttpToolsProtocol):
             super().shutdown()
 
     def _limit_idleness(self) -> None:
-        """From the first look that finds no request in work to the first that finds one.
+        """Limit the time from a look that finds no request in work to the next that finds one.
 
         A connection that has become a WebSocket has another protocol, and limits of its own.
         """
@@ -155,7 +155,7 @@ class HttpProtocol(HttpToolsProtocol):
         cast(dict[str, Any], self.scope)[SHARE] = self.share
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header counts; a trailer is none, and is dropped."""
+        """Count a header; a trailer is none, and is dropped."""
         if self._begun:
             return
         if len(self.headers) >= MAX_HEADERS:
@@ -163,7 +163,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """A request begins."""
+        """Begin a request."""
         self._begun = True
         self._useless = 0
         super().on_headers_complete()
@@ -171,17 +171,17 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False  # the parser takes what follows for another protocol
 
     def on_body(self, body: bytes) -> None:
-        """Some of its body."""
+        """Take some of a request's body."""
         self._useless = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Its end."""
+        """Note a request's end."""
         self._useless = 0
         super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
-        """It is none of HTTP any more."""
+        """Hand the connection over: it is none of HTTP any more."""
         if self._busy():
             self.send_400_response("A WebSocket cannot begin before the last answer is there.")
             return
@@ -191,7 +191,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:
-        """What has come is no request: say so, after the answers that are due before."""
+        """Say that what has come is no request, after the answers that are due before."""
         self._invalid = msg
         broken = self._begun and self._working is self.cycle and self.cycle.more_body
         if broken and self.cycle.response_started:
@@ -212,7 +212,7 @@ class HttpProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, cast(Any, self._watched(app, cycle)))
 
     def _watched(self, app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
-        """What is answered before its body has come is the last of its connection.
+        """Make an answer that comes before its request's body the last of its connection.
 
         Whoever does not take an answer has gone.
         """
@@ -305,7 +305,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             raise NotTaken from None
 
     async def receive(self) -> Any:
-        """The next message, which is its taker's to count from now on."""
+        """Return the next message, which is its taker's to count from now on."""
         message = await super().receive()
         if message["type"] == "websocket.receive":
             self._waiting_bytes -= len(message.get("text") or message.get("bytes") or "")
@@ -332,17 +332,17 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             scope[LOST], scope[SHARE] = self.lost, cast(Any, self.transport).share
 
     def handle_text(self, event: Any) -> None:
-        """A message's first frame."""
+        """Take a message's first frame."""
         self._fragment_bytes = len(event.data)
         super().handle_text(event)
 
     def handle_bytes(self, event: Any) -> None:
-        """The same."""
+        """Take a message's first frame."""
         self._fragment_bytes = len(event.data)
         super().handle_bytes(event)
 
     def handle_cont(self, event: Any) -> None:
-        """A further one."""
+        """Take a further frame."""
         if len(self.frames) >= MAX_FRAGMENTS:
             self._end(1008, f"a message came in more than {MAX_FRAGMENTS} frames")
             return
@@ -350,7 +350,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().handle_cont(event)
 
     def send_receive_event_to_app(self) -> None:
-        """A message is whole."""
+        """Hand on a message that is whole."""
         if self.curr_msg_data_type == "text":
             try:
                 text = b"".join(self.frames).decode()
@@ -364,7 +364,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().send_receive_event_to_app()
 
     def handle_ping(self) -> None:
-        """A ping, which is answered where the answer is taken."""
+        """Answer a ping, where the answer is taken."""
         self._control()
         if self.writable.is_set():
             super().handle_ping()
@@ -372,7 +372,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.conn.data_to_send()
 
     def handle_pong(self, event: Any) -> None:
-        """A pong."""
+        """Take a pong."""
         self._control()
         super().handle_pong(event)
 

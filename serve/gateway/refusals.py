@@ -1,4 +1,4 @@
-"""What a client is answered in place of an answer: which status, which words.
+"""Refusals, which clients get in place of an answer: which status, which words.
 
 A refusal's text is what `serve.wire.tensors` makes of an error, so that our client raises the same
 error again. Triton's own words never leave the machine: they name shared-memory regions, paths and
@@ -48,7 +48,7 @@ REASONS = {
     "session_idle": Status("INVALID_ARGUMENT", 400, "session_idle", close=1001),
     "session_expired": Status("INVALID_ARGUMENT", 400, "session_expired", close=1001),
 }
-"""How a refusal is answered that the gateway has a reason for; others as their error's class."""
+"""Statuses of refusals with a reason of the gateway's own; others have their error's class's."""
 
 _RETRY_AFTER_S = 1
 _SERVER_FAILED = "the server failed while it worked on this request; its log has the details"
@@ -60,7 +60,7 @@ _STALLED = ("is not healthy", "Failed to obtain the health mutex")
 
 
 class Refusal(Exception):
-    """Why a request gets no answer.
+    """The reason why a request gets no answer.
 
     Args:
         error: what to tell the client.
@@ -79,7 +79,7 @@ class Refusal(Exception):
         self.param: str | None = None
         """The field that is wrong, where it is one."""
         self.retry_after_s = _RETRY_AFTER_S
-        """What a client is asked to wait, where waiting helps."""
+        """The time that a client is asked to wait, where waiting helps."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -109,7 +109,7 @@ class FieldRefusal(Refusal):
 def as_openai(
     refusal: Refusal, fields: Collection[str] = (), headers: dict[str, str] | None = None
 ) -> JSONResponse:
-    """A refusal as a response of OpenAI's API.
+    """Tell a refusal as a response of OpenAI's API.
 
     Args:
         refusal: why there is no answer.
@@ -121,7 +121,7 @@ def as_openai(
 
 
 def openai_error(refusal: Refusal, fields: Collection[str]) -> dict[str, Any]:
-    """The body of a refusal; see `as_openai`."""
+    """Write the body of a refusal; see `as_openai`."""
     status = refusal.status
     error = {
         "message": str(refusal),
@@ -144,59 +144,59 @@ def _param(refusal: Refusal, fields: Collection[str]) -> str | None:
 
 
 def as_kserve(refusal: Refusal) -> JSONResponse:
-    """A refusal as a response of KServe's HTTP."""
+    """Tell a refusal as a response of KServe's HTTP."""
     return JSONResponse({"error": refusal.text}, refusal.status.kserve, refusal.headers)
 
 
 def invalid(message: str) -> Refusal:
-    """The request is wrong."""
+    """Say that the request is wrong."""
     return Refusal(RequestError(message))
 
 
 def not_found(message: str) -> Refusal:
-    """It names a model, a version or an address that does not exist."""
+    """Say that it names a model, a version or an address that does not exist."""
     return Refusal(RequestError(message), "not_found")
 
 
 def too_large(message: str) -> Refusal:
-    """It is larger than one request may be."""
+    """Say that it is larger than one request may be."""
     return Refusal(RequestError(message), "too_large")
 
 
 def media_type(message: str) -> Refusal:
-    """Its body is of another kind than expected."""
+    """Say that its body is of another kind than expected."""
     return Refusal(RequestError(message), "media_type")
 
 
 def overloaded(message: str, reason: str) -> Refusal:
-    """There is no room, or no time, for it now."""
+    """Say that there is no room, or no time, for it now."""
     return Refusal(OverloadedError(message), reason)
 
 
 def stopping() -> Refusal:
-    """The server takes nothing more."""
+    """Say that the server takes nothing more."""
     return overloaded("the server is stopping; try again later", "draining")
 
 
 def key_limit(limit: str, name: str, wait_s: float = _RETRY_AFTER_S) -> Refusal:
-    """A key has had all that it may have for now."""
+    """Say that a key has had all that it may have for now."""
     refusal = overloaded(f"the key {name} has used up its {limit}; try again later", "key_limit")
     refusal.retry_after_s = math.ceil(wait_s)
     return refusal
 
 
 def no_answer_in_time(limit_s: float) -> Refusal:
-    """Triton has had it for too long."""
+    """Say that Triton has had it for too long."""
     return Refusal(DeadlineError(f"no answer within {limit_s:g} s; try again"), "deadline")
 
 
 def server_away() -> Refusal:
-    """Triton cannot be reached, or its model cannot."""
+    """Say that Triton cannot be reached, or its model cannot."""
     return Refusal(UnavailableError(_SERVER_AWAY), "server_away")
 
 
 def from_upstream(status: str, text: str) -> Refusal:
-    """What a client is told of an error that Triton answered with.
+    """Choose what a client is told of an error that Triton answered with.
 
     Args:
         status: name of the call's gRPC status; empty for a message of its stream.
@@ -217,15 +217,15 @@ def from_upstream(status: str, text: str) -> Refusal:
 
 
 def no_room_for_upload() -> Refusal:
-    """A file cannot be kept, or handed on; the log says why."""
+    """Say that a file cannot be kept, or handed on; the log says why."""
     return Refusal(UnavailableError("the server has no room for the file just now; try again"))
 
 
 def client_gone() -> Refusal:
-    """Nobody will read the answer."""
+    """Say that nobody will read the answer."""
     return Refusal(CancelledError("the client has gone"), "client_gone")
 
 
 def failed() -> Refusal:
-    """A fault of ours, which is in the log."""
+    """Say that the fault is ours; it is in the log."""
     return Refusal(EarshotError(_SERVER_FAILED))

@@ -29,7 +29,7 @@ Method = Callable[[Context, Line], Awaitable[None]]
 def server_options(
     max_request_bytes: int, max_connections: int, shared: bool
 ) -> list[tuple[str, int]]:
-    """What the gRPC server is made with; `shared`: others of the gateway have the same port."""
+    """Return the gRPC server's options; `shared`: others of the gateway have the same port."""
     return [
         ("grpc.max_receive_message_length", max_request_bytes + MAX_STRUCTURE_BYTES),
         ("grpc.max_send_message_length", -1),
@@ -70,7 +70,7 @@ class Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._unknown = _handler("unknown", self._refuse)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        """The handler of a call; gRPC asks."""
+        """Return the handler of a call; gRPC asks."""
         return self._handlers.get(handler_call_details.method, self._unknown)
 
     async def _refuse(self, context: Context, line: Line) -> None:
@@ -83,12 +83,8 @@ class Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _infer(self, context: Context, line: Line) -> None:
         with self._door.account(line, "grpc", authorization(context)) as visit:
-            ticket = self._door.admission.admit(visit.account)
-            try:
+            with self._door.admission.admit(visit.account) as ticket:
                 exchange = await self._begin(context, ticket, visit)
-            except BaseException:
-                ticket.close()
-                raise
             with exchange:
                 answer = await exchange.only_answer()
             visit.passed_on(answer)
@@ -138,7 +134,7 @@ class Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 def _handler(name: str, method: Method) -> grpc.RpcMethodHandler:
-    """A method as gRPC wants it; refusals become the call's status, and stand in the log."""
+    """Make a method as gRPC wants it; refusals become the call's status, and stand in the log."""
 
     async def handle(_messages: AsyncIterator[bytes], context: Context) -> None:
         line = Line()
@@ -169,12 +165,12 @@ async def abort(context: Context, refusal: Refusal, line: Line) -> None:
 
 
 def _named(line: Line) -> tuple[tuple[str, str], ...]:
-    """Metadata that name a call, as its line of the log does."""
+    """Return metadata that name a call, as its line of the log does."""
     return (("x-request-id", line.id),)
 
 
 def _parse(kind: Any, message: bytes) -> Any:
-    """A small message.
+    """Parse a small message.
 
     Raises:
         Refusal: it is none of this kind.

@@ -5,6 +5,7 @@ goes leaves nothing behind but requests that are cancelled by their keys and rea
 """
 
 import asyncio
+import contextlib
 import logging
 from typing import Any
 
@@ -40,7 +41,7 @@ async def write(context: Context, answer: bytes) -> None:
 
 
 def authorization(context: Context) -> str | None:
-    """The metadata of a call that names its caller."""
+    """Find the metadata of a call that names its caller."""
     return dict(context.invocation_metadata() or ()).get("authorization")
 
 
@@ -74,20 +75,17 @@ class Stream:
         """
         # Before a message comes in.
         caller = self._door.callers.identify(authorization(self._context))
-        place = self._door.admission.admit(
-            caller.account
-        )  # streams are counted, for they may be idle
         end: Refusal | None = None
-        try:
-            async with asyncio.TaskGroup() as group:
-                try:
-                    await self._take_all(group)
-                except Refusal as refusal:
-                    end = refusal
-        except* Refusal as refused:
-            end = next(iter(refused.exceptions))  # type: ignore[assignment]
-        finally:
-            place.close()
+        # Streams are counted, too, for they may be idle.
+        with contextlib.closing(self._door.admission.admit(caller.account)):
+            try:
+                async with asyncio.TaskGroup() as group:
+                    try:
+                        await self._take_all(group)
+                    except Refusal as refusal:
+                        end = refusal
+            except* Refusal as refused:
+                end = next(iter(refused.exceptions))  # type: ignore[assignment]
         if end is not None:
             raise end
 
@@ -112,14 +110,14 @@ class Stream:
         self._room.release()
 
     async def _answer(self, message: bytes) -> None:
-        """Answer one request; raises its refusal where that is to be the stream's status."""
+        """Answer one request; raise its refusal where that is to be the stream's status."""
         answering = self._answered(message)
         del message  # what was refused is not counted, and its client may take no answers
         if error := await answering:
             await self._write(error)
 
     async def _answered(self, message: bytes) -> bytes | None:
-        """Pass a request's answers on; the error that it ends with, if it does."""
+        """Pass a request's answers on; return the error that it ends with, if it does."""
         self._count += 1
         line = Line(f"{self._line.id}.{self._count}")
         try:
@@ -139,12 +137,8 @@ class Stream:
         return None
 
     def _send(self, message: bytes, visit: Visit) -> Exchange:
-        ticket = self._door.admission.admit(visit.account)
-        try:
+        with self._door.admission.admit(visit.account) as ticket:
             return self._door.send(message, ticket, visit, streamed=True)
-        except BaseException:
-            ticket.close()
-            raise
 
     async def _pass_on(self, exchange: Exchange, visit: Visit) -> None:
         with exchange:
@@ -152,7 +146,7 @@ class Stream:
                 parsed = service_pb2.ModelStreamInferResponse.FromString(answer)
                 visit.passed_on(parsed.infer_response)
                 await self._write(answer)
-                visit.said()
+                visit.text_sent()
 
     async def _write(self, answer: bytes) -> None:
         async with self._writing:

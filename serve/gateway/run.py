@@ -124,7 +124,7 @@ class Gateway:
 
 
 def share_of(config: Config) -> Config:
-    """A configuration whose limits are those of one of its gateway's processes, rounded up."""
+    """Give a configuration the limits of one of its gateway's processes, rounded up."""
     processes, server, live = config.gateway.processes, config.server, config.live
     return dataclasses.replace(
         config,
@@ -138,7 +138,7 @@ def share_of(config: Config) -> Config:
 
 
 def _most_connections(server: ServerConfig) -> int:
-    """At each address; those of the three, and uploads' files, have descriptors enough."""
+    """Count connections for each of three addresses: they and uploads' files have descriptors."""
     wanted = server.max_inflight + _SPARE_CONNECTIONS
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     there_are = max(1, (descriptors - _SPARE_DESCRIPTORS) // 4)
@@ -146,13 +146,16 @@ def _most_connections(server: ServerConfig) -> int:
         logger.warning(
             "%d connections are taken at a time, not %d: this process may have %d descriptors; "
             "raise that limit (ulimit -n %d)",
-            *(there_are, wanted, descriptors, 4 * wanted + _SPARE_DESCRIPTORS),
+            there_are,
+            wanted,
+            descriptors,
+            4 * wanted + _SPARE_DESCRIPTORS,
         )
     return min(wanted, there_are)
 
 
 def serve_folder(folder: Path, number: int = 0, requests_to: int | None = None) -> int:
-    """Be the gateway of the run in this folder until SIGTERM or SIGINT; returns the exit status.
+    """Be the gateway of the run in this folder until SIGTERM or SIGINT; return the exit status.
 
     Args:
         folder: of the run.
@@ -167,7 +170,7 @@ def serve_folder(folder: Path, number: int = 0, requests_to: int | None = None) 
     _prepare(config, requests_to)
     names = names_of(config.runtime.device)
     folders = engine_folders(folder, len(names))
-    engines = [OwnEngine(*found, number) for found in zip(names, folders, strict=True)]
+    engines = [OwnEngine(name, path, number) for name, path in zip(names, folders, strict=True)]
     return asyncio.run(_serve(config, folder, engines, number))
 
 
@@ -191,7 +194,7 @@ def serve_alone(config: Config) -> int:
 
 
 def _prepare(config: Config, requests_to: int | None = None) -> None:
-    """What a gateway's process does first."""
+    """Prepare a gateway's process, before all else."""
     log.prepare(config.gateway.log, requests_to)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes one

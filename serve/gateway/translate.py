@@ -20,13 +20,12 @@ from tritonclient.grpc import service_pb2
 from serve.contract.codec import from_json, to_json
 from serve.contract.errors import RequestError
 from serve.gateway import refusals
-from serve.gateway.checks import LENGTH, check_names, check_parameters, check_request, check_tensor
+from serve.gateway.checks import LENGTH, check_names, check_parameters, check_request
 from serve.gateway.limits import MAX_JSON_BYTES, check_json
 from serve.gateway.refusals import Refusal
-from serve.wire.tensors import INPUTS, OUTPUTS
+from serve.wire.tensors import INPUTS, NUMPY_TYPES, OUTPUTS
 
 _MAX_FLOAT = float(np.finfo(np.float32).max)
-_DTYPES = {"FP32": "<f4", "FP64": "<f8", "INT32": "<i4", "BOOL": "?"}
 _DEFAULT_BINARY = "binary_data_output"
 _BINARY = "binary_data"
 _BINARY_SIZE = "binary_data_size"
@@ -97,7 +96,7 @@ class Translated:
 
 
 def json_bytes(body_bytes: int, header: str | None) -> int:
-    """How much of a body is JSON.
+    """Return how many bytes of a body are JSON.
 
     Args:
         body_bytes: of the whole body, or of what is known of it.
@@ -139,22 +138,23 @@ def request_from_http(name: str, version: str, body: bytes, json_size: int) -> T
             f"{json_size} bytes of JSON are expected in a body of {len(body)}; the body begins "
             "with JSON, and Inference-Header-Content-Length says how long it is"
         )
-    asked = _parse(body if json_size == len(body) else body[:json_size])
-    check_parameters("the request", asked.parameters, (_DEFAULT_BINARY,))
-    check_names("inputs", [tensor.name for tensor in asked.inputs], INPUTS)
-    check_names("outputs", [output.name for output in asked.outputs], OUTPUTS)
-    request = service_pb2.ModelInferRequest(model_name=name, model_version=version, id=asked.id)
+    content = _parse(body if json_size == len(body) else body[:json_size])
+    check_parameters("the request", content.parameters, (_DEFAULT_BINARY,))
+    # `check_request` does so again, at the end: until then messages name inputs and outputs.
+    check_names("inputs", [tensor.name for tensor in content.inputs], INPUTS)
+    check_names("outputs", [output.name for output in content.outputs], OUTPUTS)
+    request = service_pb2.ModelInferRequest(model_name=name, model_version=version, id=content.id)
     binary = {}
-    for output in asked.outputs:
+    for output in content.outputs:
         request.outputs.add(name=output.name)
         check_parameters(output.name, output.parameters, (_BINARY,))
         if _BINARY in output.parameters:
             binary[output.name] = _flag(output.name, output.parameters, _BINARY)
-    for tensor in asked.inputs:
+    for tensor in content.inputs:
         request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-    raw = tuple(_contents(asked.inputs, memoryview(body)[json_size:]))
+    raw = tuple(_contents(content.inputs, memoryview(body)[json_size:]))
     check_request(request, raw, streamed=False)
-    default = _flag("the request", asked.parameters, _DEFAULT_BINARY)
+    default = _flag("the request", content.parameters, _DEFAULT_BINARY)
     return Translated(request, raw, binary, default)
 
 
@@ -174,10 +174,9 @@ def _flag(where: str, parameters: Parameters, name: str) -> bool:
 
 
 def _contents(tensors: Iterable[_AnyTensor], binary: memoryview) -> list[memoryview]:
-    """The raw bytes of each tensor; `binary` is what follows the JSON."""
+    """Return the raw bytes of each tensor; `binary` is what follows the JSON."""
     contents, begin = [], 0
     for tensor in tensors:
-        check_tensor(tensor.name, tensor.datatype, tensor.shape)
         check_parameters(tensor.name, tensor.parameters, (_BINARY_SIZE,))
         size = tensor.parameters.get(_BINARY_SIZE)
         if (size is None) == (tensor.data is None):
@@ -201,7 +200,7 @@ def _contents(tensors: Iterable[_AnyTensor], binary: memoryview) -> list[memoryv
 
 
 def _raw(tensor: _AnyTensor) -> bytes:
-    """Values from JSON as raw bytes."""
+    """Turn values from JSON into raw bytes."""
     data = tensor.data or ()
     if len(data) != math.prod(tensor.shape):
         raise refusals.invalid(
@@ -211,17 +210,17 @@ def _raw(tensor: _AnyTensor) -> bytes:
     if isinstance(tensor, _Text):
         encoded = [text.encode() for text in tensor.data or ()]
         return b"".join(LENGTH.pack(len(text)) + text for text in encoded)
-    return np.asarray(data, _DTYPES[tensor.datatype]).tobytes()
+    return np.asarray(data, NUMPY_TYPES[tensor.datatype]).tobytes()
 
 
 def answer_to_http(
-    answer: service_pb2.ModelInferResponse, asked: Translated
+    answer: service_pb2.ModelInferResponse, request: Translated
 ) -> tuple[bytes, int | None]:
-    """An answer as the body of an HTTP response.
+    """Write an answer as the body of an HTTP response.
 
     Args:
         answer: it.
-        asked: its request.
+        request: its request.
 
     Returns:
         The body, and how many bytes of it are JSON; None: all.
@@ -233,7 +232,7 @@ def answer_to_http(
             "datatype": output.datatype,
             "shape": list(output.shape),
         }
-        if asked.binary.get(output.name, asked.binary_default):
+        if request.binary.get(output.name, request.binary_default):
             described["parameters"] = {_BINARY_SIZE: len(raw)}
             binary.append(raw)
         else:
@@ -249,7 +248,7 @@ def answer_to_http(
 def _values(datatype: str, raw: bytes) -> list[Any]:
     if datatype == "BYTES":
         return _texts(raw)
-    values: npt.NDArray[Any] = np.frombuffer(raw, _DTYPES[datatype])
+    values: npt.NDArray[Any] = np.frombuffer(raw, NUMPY_TYPES[datatype])
     if datatype == "FP32":  # by way of text, so that 0.2 is 0.2 and nothing beside it
         return [float(str(value)) for value in values]
     return list(values.tolist())

@@ -7,7 +7,6 @@ much memory, the newest of the large uploads are given up.
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import os
 import socket
@@ -20,6 +19,7 @@ import grpc
 from starlette.requests import ClientDisconnect, Request
 
 from serve.gateway import memory, refusals
+from serve.gateway.background import Background
 from serve.gateway.limits import Admission, Ticket
 from serve.gateway.refusals import Refusal
 
@@ -39,7 +39,7 @@ Received = Callable[[Iterable[str]], Mapping[str, int]]
 async def body_chunks(
     request: Request, ticket: Ticket, limit_s: float, check: Callable[[int], object] = int
 ) -> AsyncGenerator[bytes, None]:
-    """The body as it comes, if it is let in; refused as soon as it is known to be too large.
+    """Yield the body as it comes; refuse it as soon as it is known to be too large.
 
     Args:
         request: whose body has not been read.
@@ -77,7 +77,7 @@ async def body_chunks(
 
 
 async def while_client_waits(request: Request, answer: Awaitable[T]) -> T:
-    """The answer.
+    """Wait for an answer as long as its client does.
 
     Raises:
         Refusal: the client went first, or the request failed.
@@ -121,14 +121,14 @@ class _Upload:
 
 @dataclasses.dataclass
 class _Connection:
-    """What has come in over a connection with uploads, beyond messages that are whole."""
+    """A connection's bytes of uploads, beyond messages that are whole."""
 
     begin: int
     bytes: int = 0
 
 
-class Uploads:
-    """The messages that are not whole yet. For one event loop.
+class Uploads(Background):
+    """The messages that are not whole yet, measured as long as it is started.
 
     Args:
         admission: says how much room there is, and is told what uploads take of it.
@@ -140,25 +140,13 @@ class Uploads:
         self._received = received or Sockets().received
         self._uploads: dict[_Upload, None] = {}  # oldest first
         self._connections: dict[str, _Connection] = {}
-        self._task: asyncio.Task[None] | None = None
         admission.uploading_bytes = self._total
         admission.make_room = self._make_room
-
-    def start(self) -> None:
-        """Begin to measure."""
-        self._task = asyncio.create_task(self._run())
-
-    async def close(self) -> None:
-        """Stop measuring."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
 
     async def receive(
         self, context: Any, timeout_s: float, needed: Callable[[], bool] = lambda: False
     ) -> bytes | None:
-        """The next message of a call; None: there is no further one.
+        """Receive the next message of a call; None: there is no further one.
 
         Args:
             context: of the call.
@@ -195,7 +183,8 @@ class Uploads:
 
     def _make_room(self) -> bool:
         oldest = next(
-            (one for one in self._uploads if one.refusal is None and not one.needed()), None
+            (upload for upload in self._uploads if upload.refusal is None and not upload.needed()),
+            None,
         )
         if oldest is None:
             return False
@@ -224,8 +213,12 @@ class Uploads:
 
     def measure(self, before_s: float) -> None:
         """Look at the uploads that began before then, and give up the newest if need be."""
-        old = [one for one in self._uploads if one.since_s <= before_s and one.refusal is None]
-        peers = {one.peer for one in old}
+        old = [
+            upload
+            for upload in self._uploads
+            if upload.since_s <= before_s and upload.refusal is None
+        ]
+        peers = {upload.peer for upload in old}
         received = self._received(peers) if peers else {}
         for gone in self._connections.keys() - received.keys():
             del self._connections[gone]
@@ -245,7 +238,7 @@ class Uploads:
             if connection is None or connection.bytes < _LARGE_BYTES:
                 continue
             # gRPC does not say which message of a connection has how much: each has its share.
-            sharing = sum(one.peer == upload.peer for one in uploads if one.refusal is None)
+            sharing = sum(other.peer == upload.peer for other in uploads if other.refusal is None)
             share = connection.bytes // sharing
             connection.begin += share
             connection.bytes -= share
@@ -266,46 +259,53 @@ class Sockets:
         self._descriptors: dict[str, int] = {}
 
     def received(self, peers: Iterable[str]) -> dict[str, int]:
-        """The bytes that have come in over each of these connections; see `Received`."""
+        """Count the bytes that have come in over each of these connections; see `Received`."""
         wanted = set(peers)
-        found = self._look(wanted)
-        if wanted - found.keys():
+        counts = self._look(wanted)
+        if wanted - counts.keys():
             self._descriptors = _descriptors()
-            found = self._look(wanted)
-        return found
+            counts = self._look(wanted)
+        return counts
 
     def _look(self, peers: set[str]) -> dict[str, int]:
-        looked = {peer: _look(self._descriptors.get(peer)) for peer in peers}
-        return {peer: one[1] for peer, one in looked.items() if one is not None and one[0] == peer}
+        counts = {}
+        for peer in peers:
+            looked = _look(self._descriptors.get(peer))
+            if looked is not None and looked[0] == peer:
+                counts[peer] = looked[1]
+        return counts
 
 
 def _descriptors() -> dict[str, int]:
-    found = {}
+    descriptors = {}
     for name in os.listdir("/proc/self/fd"):
         looked = _look(int(name))
         if looked is not None:
-            found[looked[0]] = int(name)
-    return found
+            descriptors[looked[0]] = int(name)
+    return descriptors
 
 
 def _look(descriptor: int | None) -> tuple[str, int] | None:
-    """Peer and received bytes of a TCP connection; None: it is none, or has gone meanwhile."""
+    """Return a TCP connection's peer and received bytes; None: it is none, or has gone."""
     if descriptor is None:
         return None
     try:
-        one = socket.socket(fileno=descriptor)
+        connection = socket.socket(fileno=descriptor)
     except OSError:
         return None
     try:
-        if one.family not in (socket.AF_INET, socket.AF_INET6) or one.type != socket.SOCK_STREAM:
+        if (
+            connection.family not in (socket.AF_INET, socket.AF_INET6)
+            or connection.type != socket.SOCK_STREAM
+        ):
             return None
-        info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
         (count,) = _COUNTER.unpack_from(info, _BYTES_RECEIVED)
-        return _peer(one), count
+        return _peer(connection), count
     except (OSError, struct.error):
         return None
     finally:
-        one.detach()  # it is gRPC's, not ours to close
+        connection.detach()  # it is gRPC's, not ours to close
 
 
 def _peer(connection: socket.socket) -> str:

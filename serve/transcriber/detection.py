@@ -9,35 +9,16 @@ from serve.runtime.protocol import Capabilities, Detection
 from serve.speech.tokenizer import Tokenizer
 
 
-def multilingual_of(request: Request, tokenizer: Tokenizer, capabilities: Capabilities) -> bool:
-    """Tell whether each window has its own language.
-
-    Raises:
-        OptionError: that contradicts another option, or cannot be found.
-    """
-    wanted = request.multilingual
-    if wanted and request.language is not None:
-        raise OptionError(
-            f"multilingual = true with language = {shown(request.language)}; expected one of them"
-        )
-    if wanted and not tokenizer.facts.multilingual:
-        raise OptionError("multilingual = true, but this engine is English-only; leave it out")
-    if wanted and not capabilities.detect_language:
-        raise OptionError(
-            f"multilingual = true, but the runtime {capabilities.runtime} cannot detect "
-            "languages; name one"
-        )
-    return wanted
-
-
 def detection_of(
     request: Request, tokenizer: Tokenizer, capabilities: Capabilities, config: TranscriberConfig
 ) -> Detection:
     """Return how the language of a request is found, if it names none.
 
     Raises:
-        OptionError: the languages that it may have are unknown, or contradict another option.
+        OptionError: the languages that it may have are unknown, or contradict another option;
+            or each window is to have its own, and cannot.
     """
+    _check_multilingual(request, tokenizer, capabilities)
     wanted = request.languages
     if not isinstance(wanted, tuple | list) or not all(isinstance(code, str) for code in wanted):
         raise OptionError(f"languages = {shown(wanted)}; expected a list of codes such as 'en'")
@@ -66,6 +47,21 @@ def check_languages(
         tokenizer.language_ids(config.languages)
     except OptionError as error:
         raise ConfigError(f"transcriber.languages: {error}") from error
+
+
+def _check_multilingual(request: Request, tokenizer: Tokenizer, capabilities: Capabilities) -> None:
+    wanted = request.multilingual
+    if wanted and request.language is not None:
+        raise OptionError(
+            f"multilingual = true with language = {shown(request.language)}; expected one of them"
+        )
+    if wanted and not tokenizer.facts.multilingual:
+        raise OptionError("multilingual = true, but this engine is English-only; leave it out")
+    if wanted and not capabilities.detect_language:
+        raise OptionError(
+            f"multilingual = true, but the runtime {capabilities.runtime} cannot detect "
+            "languages; name one"
+        )
 
 
 def _refusal(

@@ -44,8 +44,8 @@ from serve.transcriber.dispatch import DecodingWindow, Dispatcher
 from serve.transcriber.guard import guarded
 from serve.transcriber.intake import Intake
 from serve.transcriber.ledger import Ledger
-from serve.transcriber.plan import Plan, check_config, plan_request
-from serve.transcriber.prompts import Texts, texts_of
+from serve.transcriber.plan import check_config, plan_request, with_texts
+from serve.transcriber.prompts import texts_of
 from serve.transcriber.speakers import SpeakerWorker
 from serve.transcriber.stats import Outcome, Stats, stats_of
 from serve.transcriber.timing import WordTimer
@@ -121,7 +121,8 @@ class Transcriber:
             DeviceError: the device has failed.
         """
         try:
-            plan = self._plan(request)
+            tokenizer, capabilities = self.tokenizer, self.capabilities
+            plan = plan_request(request, tokenizer, capabilities, self._config, self._n_text_ctx)
             active = self._ledger.accept(plan, on_event, memory_bytes(request))
         except EarshotError:
             self._ledger.reject()
@@ -198,10 +199,6 @@ class Transcriber:
         """Close it."""
         self.close()
 
-    def _plan(self, request: Request, texts: Texts | None = None) -> Plan:
-        tokenizer, capabilities = self.tokenizer, self.capabilities
-        return plan_request(request, tokenizer, capabilities, self._config, self._n_text_ctx, texts)
-
     def _tokenize(self, active: ActiveRequest, request: Request) -> None:
         """Put a request's texts into its plan, before its windows come; called by a worker.
 
@@ -210,7 +207,7 @@ class Transcriber:
         """
         texts = texts_of(request, self.tokenizer, self._config)
         if texts != active.plan.texts:
-            plan = self._plan(request, texts)
+            plan = with_texts(active.plan, texts, request, self._config, self._n_text_ctx)
             self._inbox.put(functools.partial(active.set_plan, plan))
 
     def _posts(self, work: Callable[..., None]) -> Callable[..., None]:

@@ -18,15 +18,20 @@ _LISTS = 64  # that are kept, for the same comes with every request of a client
 
 
 def phrases_of(request: Request, config: TranscriberConfig) -> tuple[str, ...]:
-    """Choose the phrases that a request asks for, or else those that are configured.
+    """Choose the phrases that a request asks for, or else the configured ones, checked before.
 
     Raises:
         OptionError: there are too many, or one is no phrase.
     """
     wanted = request.phrases
-    if not isinstance(wanted, tuple | list) or not all(isinstance(one, str) for one in wanted):
+    if not isinstance(wanted, tuple | list) or not all(
+        isinstance(phrase, str) for phrase in wanted
+    ):
         raise OptionError(f"phrases = {shown(wanted)}; expected a list of texts")
-    phrases = tuple(wanted) or config.phrases
+    return _checked(tuple(wanted)) if wanted else config.phrases
+
+
+def _checked(phrases: tuple[str, ...]) -> tuple[str, ...]:
     if len(phrases) > MAX_PHRASES:
         raise OptionError(f"phrases has {len(phrases)} of them; expected at most {MAX_PHRASES}")
     for phrase in phrases:
@@ -45,7 +50,7 @@ def check_phrases(
     if refusal := refusal_of_phrases(config.phrases, capabilities):
         raise ConfigError(f"transcriber.{refusal}")
     try:
-        trie_of(phrases_of(Request(b""), config), tokenizer)
+        trie_of(_checked(config.phrases), tokenizer)
     except OptionError as error:
         raise ConfigError(f"transcriber.phrases: {error}") from error
 

@@ -21,7 +21,7 @@ from serve.speech.languages import named_language
 from serve.speech.stretches import Stretch
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber.audio import check_audio, is_number, stretches_of
-from serve.transcriber.detection import check_languages, detection_of, multilingual_of
+from serve.transcriber.detection import check_languages, detection_of
 from serve.transcriber.phrases import check_phrases, phrases_of, refusal_of_phrases
 from serve.transcriber.prompts import (
     NO_TEXTS,
@@ -115,59 +115,26 @@ def plan_request(
     capabilities: Capabilities,
     config: TranscriberConfig,
     n_text_ctx: int,
-    texts: Texts | None = None,
 ) -> Plan:
-    """Check a request's options and turn them into a plan; the audio is decoded later.
+    """Check a request's options and turn them into a plan; texts and audio come later.
 
     Args:
         request: what is asked for.
-        tokenizer: the engine's.
-        capabilities: the runtime's.
+        tokenizer, capabilities: the engine's, and the runtime's.
         config: limits and defaults.
         n_text_ctx: positions of the decoder.
-        texts: the request's, from `texts_of`; finding their ids may take long, and until then a
-            plan without them says whether the rest is right.
 
     Raises:
         OptionError: an option is out of bounds, unknown, or not honoured by the runtime.
         AudioError: the audio is neither bytes nor an array, or too large.
     """
-    check_audio(request, config)
+    _check_basics(request, config)
     request = dataclasses.replace(request, language=named_language(request.language))
-    _check_flags(request)
-    _check_task(request, config)
-    temperature = _temperature(request, capabilities, config)
+    options = _options(request, capabilities, config)
     silence_s = _hallucination_silence(request, config)
-    if request.timestamps and not capabilities.timestamps:
-        raise OptionError(
-            f"timestamps = true, but the runtime {capabilities.runtime} cannot give them; "
-            "ask for timestamps = false"
-        )
-    mode = mode_of(request, config)
-    refusal = refusal_of_text(request, mode, capabilities)
-    if refusal is not None:
-        raise OptionError(refusal)
-    refusal = refusal_of_phrases(phrases_of(request, config), capabilities)
-    if refusal is not None:
-        raise OptionError(refusal)
-    texts = texts or no_texts(tokenizer, config)
-    multilingual = multilingual_of(request, tokenizer, capabilities)
     detection = detection_of(request, tokenizer, capabilities, config)
-    start = tokenizer.prompt_ids(request.language, request.task, request.timestamps, "")
-    if DETECT_LANGUAGE in start and not capabilities.detect_language:
-        raise OptionError(
-            f"language is not given, and the runtime {capabilities.runtime} cannot detect it; "
-            "name the language"
-        )
-    first = texts.prompt(start, texts.before, texts.prefix)
-    options = DecodingOptions(
-        timestamps=request.timestamps,
-        temperature=temperature,
-        max_tokens=_max_tokens(request, config, mode, n_text_ctx - len(first.ids)),
-        phrases=texts.phrases,
-        **dataclasses.asdict(_search(request, capabilities, config)),
-    )
-    return Plan(
+    start = _start(request, tokenizer, capabilities)
+    plan = Plan(
         start=start,
         language=_language(start, tokenizer),
         options=options,
@@ -183,30 +150,71 @@ def plan_request(
         draft=_draft(request, tokenizer, n_text_ctx),
         short_encoder=_short_encoder(request, capabilities),
         unfinished=request.unfinished,
-        mode=mode,
-        multilingual=multilingual,
+        mode=_mode(request, capabilities, config),
+        multilingual=request.multilingual,
         detection=detection,
-        texts=texts,
         partial=config.partial if request.partial is None else request.partial,
         repetitive=config.compression_ratio_threshold,
         speakers=speakers_of(request),
         channels=has_channels(request),
     )
+    return with_texts(plan, no_texts(tokenizer, config), request, config, n_text_ctx)
 
 
-def _check_flags(request: Request) -> None:
+def with_texts(
+    plan: Plan, texts: Texts, request: Request, config: TranscriberConfig, n_text_ctx: int
+) -> Plan:
+    """Put a request's texts into its plan; finding their ids takes too long for `plan_request`.
+
+    Args:
+        plan: the request's, from `plan_request`.
+        texts: from `texts_of`.
+        request: for the tokens that it asks for.
+        config: limits and defaults.
+        n_text_ctx: positions of the decoder.
+
+    Raises:
+        OptionError: the prompt leaves too little room for the tokens that are asked for.
+    """
+    room = n_text_ctx - len(texts.prompt(plan.start, texts.before, texts.prefix).ids)
+    max_tokens = _max_tokens(request, config, plan.mode, room)
+    options = dataclasses.replace(plan.options, max_tokens=max_tokens, phrases=texts.phrases)
+    return dataclasses.replace(plan, texts=texts, options=options)
+
+
+def _check_basics(request: Request, config: TranscriberConfig) -> None:
+    check_audio(request, config)
     for name, option in OPTIONS.items():
         value = getattr(request, name)
         if option.kind is bool and not isinstance(value, bool) and value is not option.default:
             raise OptionError(f"{name} = {shown(value)}; expected true or false")
-
-
-def _check_task(request: Request, config: TranscriberConfig) -> None:
     if request.task == "translate" and not config.translate:
         raise OptionError(
             "task = 'translate', but this server's engine was not trained to translate "
             "(transcriber.translate = false); ask for its own language, or another server"
         )
+
+
+def _mode(request: Request, capabilities: Capabilities, config: TranscriberConfig) -> Mode:
+    """Return how windows follow each other; refuse texts that the runtime cannot begin with."""
+    mode = mode_of(request, config)
+    refusal = refusal_of_text(request, mode, capabilities)
+    # `texts_of` reads phrases again, for their ids; one that is none is refused here, at once.
+    if refusal is None:
+        refusal = refusal_of_phrases(phrases_of(request, config), capabilities)
+    if refusal is not None:
+        raise OptionError(refusal)
+    return mode
+
+
+def _start(request: Request, tokenizer: Tokenizer, capabilities: Capabilities) -> tuple[int, ...]:
+    start = tokenizer.prompt_ids(request.language, request.task, request.timestamps, "")
+    if DETECT_LANGUAGE in start and not capabilities.detect_language:
+        raise OptionError(
+            f"language is not given, and the runtime {capabilities.runtime} cannot detect it; "
+            "name the language"
+        )
+    return start
 
 
 def _words(
@@ -328,14 +336,23 @@ def _asked(request: Request, config: TranscriberConfig, kind: type[T]) -> T:
     return from_table(kind, asked, "the request", error=OptionError)
 
 
-def _search(
+def _options(
     request: Request, capabilities: Capabilities, config: TranscriberConfig
-) -> SearchConfig:
+) -> DecodingOptions:
+    """Return the options of every window's job, but for what depends on texts."""
+    temperature = _temperature(request, capabilities, config)
     search = _asked(request, config, SearchConfig)
     refusal = capabilities.refusal(search)
     if refusal is not None:
         raise OptionError(refusal)
-    return search
+    if request.timestamps and not capabilities.timestamps:
+        raise OptionError(
+            f"timestamps = true, but the runtime {capabilities.runtime} cannot give them; "
+            "ask for timestamps = false"
+        )
+    return DecodingOptions(
+        timestamps=request.timestamps, temperature=temperature, **dataclasses.asdict(search)
+    )
 
 
 def _max_tokens(request: Request, config: TranscriberConfig, mode: Mode, room: int) -> int:

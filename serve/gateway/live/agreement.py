@@ -35,9 +35,9 @@ class Agreement:
 
     def __init__(self, before: Sequence[Word] = ()) -> None:
         self.words = list(before)
-        """What is final. The last one's mark may be missing; see `_mark`."""
+        """All that are final. The last one's mark may be missing; see `_mark`."""
         self.pending: tuple[Word, ...] = ()
-        """What the latest hypothesis says behind that."""
+        """The words of the latest hypothesis behind those."""
         self.changed = 0
         """Words of a hypothesis so far that the next one did not have in their place."""
         self._mark = ""  # of the last final word, by the latest hypothesis
@@ -49,7 +49,7 @@ class Agreement:
         return self._mark + "".join(word.word for word in self.pending)
 
     def update(self, words: Sequence[Word]) -> str:
-        """Take another hypothesis; returns the text that becomes final by it."""
+        """Take another hypothesis; return the text that becomes final by it."""
         fresh = self._behind_final(words)
         same = 0
         while same < min(len(fresh), len(self.pending)) and _alike(fresh[same], self.pending[same]):
@@ -58,18 +58,18 @@ class Agreement:
         return self._commit(fresh, min(same, len(fresh) - 1) if fresh else 0)
 
     def finish(self) -> str:
-        """The rest of the latest hypothesis becomes final: no other will come."""
+        """Make the rest of the latest hypothesis final: no other will come."""
         text = self._commit(self.pending, len(self.pending)) + self._mark
         self._close()
         return text
 
     def settle(self, until_s: float) -> str:
-        """The latest hypothesis becomes final as far as its words end before a time."""
+        """Make the latest hypothesis final as far as its words end before a time."""
         count = sum(word.end <= until_s for word in self.pending)
         return self._commit(self.pending, count)
 
     def cut(self, after_s: float) -> float | None:
-        """Where audio that has become text may be cut off, in a pause; None: nowhere.
+        """Find a pause where audio that has become text may be cut off; None: there is none.
 
         Behind a time, for a cut that frees little costs another one soon, and each a draft.
 
@@ -84,7 +84,7 @@ class Agreement:
         return (self.words[best].end + self.words[best + 1].start) / 2
 
     def drop(self, until_s: float) -> str:
-        """Forget the final words before a time, whose audio is cut off; returns their text."""
+        """Forget the final words before a time, whose audio is cut off; return their text."""
         count = sum(word.end <= until_s for word in self.words)
         dropped, self.words = self.words[:count], self.words[count:]
         return "".join(word.word for word in dropped)
@@ -106,14 +106,14 @@ class Agreement:
         return text
 
     def _close(self) -> None:
-        """The last final word's mark is final as well."""
+        """Make the last final word's mark final as well."""
         if self.words:
             before = self.words[-1]
             self.words[-1] = dataclasses.replace(before, word=before.word + self._mark)
         self._mark = ""
 
     def _behind_final(self, words: Sequence[Word]) -> Sequence[Word]:
-        """The words of a hypothesis that follow the final ones."""
+        """Return the words of a hypothesis that follow the final ones."""
         if not self.words:
             return words
         recent = self.words[-_RECENT:]
@@ -130,15 +130,15 @@ class Agreement:
         return words[count:]
 
 
-def _edits(final: Sequence[str], heard: Sequence[str]) -> list[int]:
-    """How many words differ between `final` and the words before each place in `heard`.
+def _edits(final: Sequence[str], words: Sequence[str]) -> list[int]:
+    """Count the words that differ between `final` and those before each place in `heard`.
 
     Levenshtein's distance to the nearest stretch that ends there, wherever it begins.
     """
-    row = [0] * (len(heard) + 1)
+    row = [0] * (len(words) + 1)
     for word in final:
         above, row = row, [row[0] + 1]
-        for i, other in enumerate(heard):
+        for i, other in enumerate(words):
             row.append(min(above[i] + (word != other), above[i + 1] + 1, row[i] + 1))
     return row
 
@@ -148,9 +148,9 @@ def _alike(one: Word, other: Word) -> bool:
 
 
 def _plain(word: Word) -> str:
-    """A word as it is compared: without case, spaces and marks, unless it is nothing else."""
+    """Reduce a word for comparing: no case, spaces or marks, unless it is nothing else."""
     text = unicodedata.normalize("NFKC", word.word).casefold()
-    return "".join(one for one in text if not _is_mark(one)) or text.strip()
+    return "".join(character for character in text if not _is_mark(character)) or text.strip()
 
 
 def _is_mark(character: str) -> bool:
@@ -158,7 +158,7 @@ def _is_mark(character: str) -> bool:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """A word and the marks behind it."""
+    """Split a word from the marks behind it."""
     end = len(text)
     while end and _is_mark(text[end - 1]):
         end -= 1

@@ -5,14 +5,11 @@ A stream counts samples of 16 kHz from its beginning.
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Literal
 
 import numpy as np
 
 from serve.contract.messages import Samples
 from serve.speech.activity import FRAME, Detector, Options, Voice
-
-Turn = Literal["", "begins", "ends"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -21,7 +18,7 @@ class Frame:
 
     samples: Samples  # (n,)
     speech: bool  # somebody speaks in them
-    turn: Turn = ""  # speech begins with them, or has ended before them for good
+    ends: bool = False  # speech has ended before them for good
 
 
 class Ear:
@@ -51,7 +48,7 @@ class Ear:
             self._voice.speaking, self._voice.quiet_since = True, self._judged
 
     def push(self, block: Samples) -> Iterator[Frame]:
-        """The frames that are whole with one more block."""
+        """Take one more block, and yield the frames that are whole with it."""
         held = np.concatenate([self._held, block])
         whole = held[: len(held) // FRAME * FRAME]
         self._held = held[len(whole) :].copy()
@@ -64,11 +61,11 @@ class Ear:
             self._voice.step(float(probability), self._judged)
             self._judged += FRAME
             speaks = self._voice.speaking
-            turn: Turn = "" if speaks == spoke else "begins" if speaks else "ends"
-            yield Frame(samples, speaks and self._voice.quiet_since is None, turn)
+            speech = speaks and self._voice.quiet_since is None
+            yield Frame(samples, speech, ends=spoke and not speaks)
 
     def rest(self) -> Samples:
-        """What is left of a frame, given out without being judged."""
+        """Give out what is left of a frame, without judging it."""
         held, self._held = self._held, np.zeros(0, np.float32)
         self._judged += len(held)
         return held

@@ -7,14 +7,22 @@ import binascii
 import dataclasses
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pydantic_core
 
 from serve.contract.errors import shown
 from serve.gateway.live import older
-from serve.gateway.live.settings import HYPOTHESIS, Settings, SettingWarning, as_session
+from serve.gateway.live.settings import (
+    HYPOTHESIS,
+    SettingError,
+    Settings,
+    SettingWarning,
+    as_session,
+    updated,
+)
+from serve.gateway.refusals import Refusal
 
 Event = dict[str, Any]
 
@@ -35,7 +43,7 @@ _KEYS = {
     "input_audio_buffer.commit": (),
     "input_audio_buffer.clear": (),
 }
-"""What a client's events hold, besides `type` and perhaps `event_id`."""
+"""Keys of a client's events, besides `type` and perhaps `event_id`."""
 
 
 class EventError(Exception):
@@ -55,7 +63,7 @@ class EventError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class ClientEvent:
     """A client's event."""
 
     type: str
@@ -63,8 +71,8 @@ class Asked:
     fields: Mapping[str, Any]  # of the kinds that `_KEYS` tells, not checked further
 
 
-def read_event(text: str) -> Asked:
-    """What a client says.
+def read_event(text: str) -> ClientEvent:
+    """Read what a client says.
 
     Raises:
         EventError: it is not an event of a transcription session.
@@ -95,7 +103,7 @@ def _too_long(text: str) -> EventError:
     )
 
 
-def _checked(event: Event, event_id: object) -> Asked:
+def _checked(event: Event, event_id: object) -> ClientEvent:
     kind = event.pop("type", None)
     if not isinstance(kind, str) or kind not in _KEYS:
         raise EventError(
@@ -114,11 +122,59 @@ def _checked(event: Event, event_id: object) -> Asked:
     for key in _KEYS[kind]:
         if key not in event:
             raise EventError(f"{kind}: {key} is missing", "missing_required_parameter", key)
-    return Asked(kind, event_id, event)
+    return ClientEvent(kind, event_id, event)
+
+
+def read_update(
+    event: ClientEvent, before: Settings, check_model: Callable[[str], object], begun: bool
+) -> tuple[Settings, list[SettingWarning]]:
+    """Read an update: the session after it, and what of it has no effect.
+
+    Args:
+        event: the event.
+        before: what the session is.
+        check_model: refuses names of models that are not served.
+        begun: whether audio has come.
+
+    Raises:
+        EventError: it says what is wrong or cannot be done; nothing is changed.
+    """
+    is_older = event.type == older.UPDATE
+    named = older.in_older_words if is_older else str
+    try:
+        changes = event.fields["session"]
+        if not isinstance(changes, dict):
+            raise SettingError("session is no object", "session", "invalid_value")
+        after, warnings = updated(before, older.from_older(changes) if is_older else changes)
+        _check_change(after, before, check_model, begun)
+    except SettingError as error:
+        param = error.param and named(error.param)
+        raise EventError(named(str(error)), error.code, param) from None
+    return after, [
+        SettingWarning(named(warning.param), named(warning.message)) for warning in warnings
+    ]
+
+
+def _check_change(
+    after: Settings, before: Settings, check_model: Callable[[str], object], begun: bool
+) -> None:
+    """Refuse what a server or a stream cannot become."""
+    if (name := after.input.transcription.model) is not None:
+        try:
+            check_model(name)
+        except Refusal as refusal:
+            param = "session.audio.input.transcription.model"
+            raise SettingError(str(refusal), param, "model_not_found") from None
+    if after.input.format != before.input.format and begun:
+        raise SettingError(
+            "the format cannot change once audio has come; open another session",
+            "session.audio.input.format",
+            "invalid_value",
+        )
 
 
 def read_audio(text: object, sample_bytes: int) -> bytes:
-    """The bytes of an `input_audio_buffer.append`.
+    """Read the bytes of an `input_audio_buffer.append`.
 
     Args:
         text: in base64.
@@ -143,12 +199,12 @@ def read_audio(text: object, sample_bytes: int) -> bytes:
 
 
 def new_id(prefix: str) -> str:
-    """A name that nothing else has."""
+    """Make a name that nothing else has."""
     return f"{prefix}_{secrets.token_hex(10)}"
 
 
 def error(error: EventError, event_id: str | None = None, kind: str = "") -> Event:
-    """An event could not be done, or the session cannot go on.
+    """Tell that an event could not be done, or that the session cannot go on.
 
     Args:
         error: what went wrong.
@@ -174,35 +230,35 @@ def session(
     expires_s: float,
     warnings: Sequence[SettingWarning] = (),
 ) -> Event:
-    """A session that was created or updated; it expires so many seconds from now.
+    """Tell of a session, created or updated; it expires so many seconds from now.
 
     Args:
         event: its type, of today or older.
         warnings: told in a field of ours, for strict clients know no event of warnings.
     """
     known = older.as_older(settings) if event.startswith(older.PREFIX) else as_session(settings)
-    told = {
+    table = {
         "id": id,
         "object": "realtime.transcription_session",
         "expires_at": round(time.time() + expires_s),
         **known,
     }
-    more = {"warnings": [dataclasses.asdict(one) for one in warnings]} if warnings else {}
-    return _event(event, session=told, **more)
+    more = {"warnings": [dataclasses.asdict(warning) for warning in warnings]} if warnings else {}
+    return _event(event, session=table, **more)
 
 
 def speech_started(item_id: str, at_ms: int) -> Event:
-    """Somebody speaks; the utterance's audio begins at that time of the stream."""
+    """Tell that somebody speaks; the utterance's audio begins at that time of the stream."""
     return _event("input_audio_buffer.speech_started", item_id=item_id, audio_start_ms=at_ms)
 
 
 def speech_stopped(item_id: str, at_ms: int) -> Event:
-    """Nobody speaks any more; the utterance's audio ends at that time of the stream."""
+    """Tell that nobody speaks any more; the utterance ends at that time of the stream."""
     return _event("input_audio_buffer.speech_stopped", item_id=item_id, audio_end_ms=at_ms)
 
 
 def committed(item_id: str, previous_id: str | None) -> list[Event]:
-    """An utterance has ended, and is an item now."""
+    """Tell that an utterance has ended, and is an item now."""
     item = {
         "id": item_id,
         "object": "realtime.item",
@@ -219,22 +275,22 @@ def committed(item_id: str, previous_id: str | None) -> list[Event]:
 
 
 def cleared() -> Event:
-    """What was not committed is forgotten."""
+    """Tell that what was not committed is forgotten."""
     return _event("input_audio_buffer.cleared")
 
 
 def delta(item_id: str, text: str) -> Event:
-    """More final text of an utterance."""
+    """Tell more final text of an utterance."""
     return _event(DELTA, item_id=item_id, content_index=_CONTENT, delta=text)
 
 
 def hypothesis(item_id: str, text: str) -> Event:
-    """What is heard beyond the deltas; the next one takes its place."""
+    """Tell what is heard beyond the deltas; the next one takes its place."""
     return _event(HYPOTHESIS, item_id=item_id, text=text)
 
 
 def completed(item_id: str, transcript: str, seconds: float) -> Event:
-    """The whole text of an utterance of so many seconds."""
+    """Tell the whole text of an utterance of so many seconds."""
     return _event(
         f"{_TRANSCRIPTION}.completed",
         item_id=item_id,
@@ -245,7 +301,7 @@ def completed(item_id: str, transcript: str, seconds: float) -> Event:
 
 
 def failed(item_id: str, message: str, code: str | None, kind: str) -> Event:
-    """An utterance has no text, or not all of it."""
+    """Tell that an utterance has no text, or not all of it."""
     return _event(
         f"{_TRANSCRIPTION}.failed",
         item_id=item_id,

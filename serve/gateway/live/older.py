@@ -29,7 +29,7 @@ _NAMES = {
 
 
 def speaks_older(beta: str | None, subprotocols: list[str]) -> bool:
-    """Whether a client says that it is one of the beta.
+    """Tell whether a client says that it is one of the beta.
 
     Args:
         beta: its header OpenAI-Beta.
@@ -39,7 +39,7 @@ def speaks_older(beta: str | None, subprotocols: list[str]) -> bool:
 
 
 def from_older(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes as `session.update` has them; what is unknown stays as it is.
+    """Translate changes to those of `session.update`; what is unknown stays as it is.
 
     Raises:
         SettingError: the format is none of the beta's, or settings have the names of today.
@@ -48,26 +48,26 @@ def from_older(changes: Mapping[str, Any]) -> dict[str, Any]:
     if "audio" in rest:
         message = f"session.audio is of session.update; expected {', '.join(_NAMES.values())}"
         raise SettingError(message, "session.audio", "unknown_parameter")
-    found = {name: rest.pop(older) for name, older in _NAMES.items() if older in rest}
+    input = {name: rest.pop(older) for name, older in _NAMES.items() if older in rest}
     params = rest.pop(_PARAMS, None)
-    if "format" in found or params is not None:
-        found["format"] = _format(found.get("format", "pcm16"), params)
-    return {**rest, "audio": {"input": found}}
+    if "format" in input or params is not None:
+        input["format"] = _format(input.get("format", "pcm16"), params)
+    return {**rest, "audio": {"input": input}}
 
 
 def as_older(settings: Settings) -> dict[str, Any]:
-    """Settings as such a client is told them."""
-    found = as_session(settings)
-    known = found["audio"]["input"]
-    older = {_NAMES[name]: value for name, value in known.items()}
-    (older[_FORMAT],) = (name for name, of in _FORMATS.items() if of == known["format"]["type"])
-    if (rate := known["format"].get("rate")) is not None:
+    """Translate settings to those that such a client is told."""
+    session = as_session(settings)
+    input = session["audio"]["input"]
+    older = {_NAMES[name]: value for name, value in input.items()}
+    (older[_FORMAT],) = (name for name, of in _FORMATS.items() if of == input["format"]["type"])
+    if (rate := input["format"].get("rate")) is not None:
         older[_PARAMS] = {"sample_rate_hz": rate, "num_channels": 1}
-    return {**older, "include": found["include"]}
+    return {**older, "include": session["include"]}
 
 
 def in_older_words(text: str) -> str:
-    """What is said of a session, with the older names of its settings."""
+    """Put what is said of a session into the older names of settings."""
     text = text.replace("audio.input.format.rate", f"{_PARAMS}.sample_rate_hz")
     for name, older in _NAMES.items():
         text = text.replace(f"audio.input.{name}", older)

@@ -1,4 +1,4 @@
-"""When an utterance that goes on is decoded again, and how much of what was heard before it."""
+"""The times at which an utterance that goes on is decoded again, and how much from before it."""
 
 import math
 
@@ -28,19 +28,19 @@ class Pace:
 
     @property
     def due_s(self) -> float:
-        """When the next may begin."""
+        """The time when the next may begin."""
         return self._due_s
 
     def speech(self, now_s: float) -> None:
-        """Speech begins: there is nothing to decode before a while of it."""
+        """Note that speech begins: there is nothing to decode before a while of it."""
         self._due_s = max(self._due_s, now_s + self._update_s)
 
     def began(self, now_s: float) -> None:
-        """A decoding begins."""
+        """Note that a decoding begins."""
         self._began_s = now_s
 
     def ended(self, now_s: float, streams: int) -> None:
-        """It has ended; so many streams are open, this one too."""
+        """Note that it has ended; so many streams are open, this one too."""
         took_s = now_s - self._began_s
         rest_s = took_s * (1 - 1 / streams)
         self._due_s = max(self._began_s + self._update_s, now_s + rest_s)
@@ -50,5 +50,5 @@ class Pace:
             self.hold_s = min(HOLD_S[1], self.hold_s + _MORE_S)
 
     def failed(self, now_s: float, tries: int) -> None:
-        """It was the server's fault, so many times in a row."""
+        """Note that it failed by the server's fault, so many times in a row."""
         self._due_s = now_s + self._update_s * tries

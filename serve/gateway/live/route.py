@@ -11,6 +11,7 @@ that ends by the server's will ends with an event `error` and one of these codes
 """
 
 import asyncio
+import contextlib
 import functools
 import logging
 from typing import Any
@@ -23,7 +24,7 @@ from serve.contract.errors import EarshotError, OverloadedError, RequestError, s
 from serve.contract.messages import Transcript
 from serve.gateway import refusals
 from serve.gateway.door import Door, Visit
-from serve.gateway.envelope import request_parts, transcript
+from serve.gateway.envelope import read_transcript, request_parts
 from serve.gateway.gate import EVENT_S, JSON_S_PER_BYTE, Share
 from serve.gateway.headers import LINE, served_by
 from serve.gateway.limits import Ticket
@@ -53,7 +54,7 @@ class Live:
         self._door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One connection."""
+        """Serve one connection."""
         websocket = WebSocket(scope, receive, send)
         try:
             line, authorization = scope["state"][LINE], _authorization(websocket)
@@ -71,12 +72,11 @@ class Live:
         """
         stop = asyncio.Event()
         self._check(websocket)
-        ticket = self._door.admission.admit(visit.account)
-        try:
-            with self._door.streams.one_more(visit.account, stop.set):
-                await self._serve(websocket, visit, ticket, stop)
-        finally:
-            ticket.close()
+        with (
+            contextlib.closing(self._door.admission.admit(visit.account)) as ticket,
+            self._door.streams.one_more(visit.account, stop.set),
+        ):
+            await self._serve(websocket, visit, ticket, stop)
 
     def _check(self, websocket: WebSocket) -> None:
         """Refuse what is no transcription session of ours.
@@ -110,7 +110,7 @@ class Live:
             self._door.models.named,
             functools.partial(self._transcribe, visit, ticket, websocket.query_params.get("model")),
             functools.partial(_send, websocket, visit.line),
-            visit.hear,
+            visit.count_live,
             detector,
             self._door.metrics.live,
             self._door.streams.__len__,
@@ -181,8 +181,8 @@ class Live:
                 async with asyncio.timeout(limit_s):
                     message = await websocket.receive()
             except TimeoutError:
-                said = f"nothing came for {limit_s:g} s (live.idle_timeout_s)"
-                return Refusal(RequestError(said), "session_idle")
+                text = f"nothing came for {limit_s:g} s (live.idle_timeout_s)"
+                return Refusal(RequestError(text), "session_idle")
             if message["type"] == "websocket.disconnect":
                 return None
             held = ticket.part()  # of a message, while it is worked on
@@ -195,38 +195,34 @@ class Live:
             except Refusal as refusal:
                 return refusal
             except TooManyErrors:
-                said = f"{MAX_ERRORS} events were wrong; the session is closed"
-                return Refusal(RequestError(said), "too_many_errors")
+                text = f"{MAX_ERRORS} events were wrong; the session is closed"
+                return Refusal(RequestError(text), "too_many_errors")
             finally:
                 held.close()
 
     async def _transcribe(
         self, visit: Visit, stream: Ticket, default: str | None, model: str | None, window: Window
     ) -> Transcript:
-        """The text of a window.
+        """Ask for the text of a window.
 
         The model is that of the session's settings, or else of the address.
 
         Raises:
             Refusal: there is none.
         """
-        ticket = stream.part()
-        try:
+        with stream.part() as ticket:
             target = Target(self._door.models.named(model or default), segments=False)
             parts = request_parts(window.request(self._door.config.live))
             ticket.charge(sum(map(len, parts)))
             exchange = self._door.upstreams.send(target, parts, ticket, streamed=False)
-        except BaseException:
-            ticket.close()
-            raise
         with exchange:
-            found = transcript(await exchange.only_answer())
-        visit.line.queued(found.timings.queue_s)
-        return found
+            transcript = read_transcript(await exchange.only_answer())
+        visit.line.queued(transcript.timings.queue_s)
+        return transcript
 
 
 def _authorization(websocket: WebSocket) -> str | None:
-    """The header that names the caller, which browsers can only say as a subprotocol."""
+    """Find the header that names the caller, which browsers can only say as a subprotocol."""
     header: str | None = websocket.headers.get("authorization")
     for offered in websocket.scope["subprotocols"]:
         if header is None and offered.startswith(_KEY_SUBPROTOCOL):
@@ -237,7 +233,7 @@ def _authorization(websocket: WebSocket) -> str | None:
 async def _send(websocket: WebSocket, line: Line, event: Event) -> None:
     await websocket.send_text(to_json(event))
     if event["type"] == events.DELTA:
-        line.said()
+        line.text_sent()
 
 
 async def _close(websocket: WebSocket, line: Line, end: Refusal) -> None:

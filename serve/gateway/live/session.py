@@ -10,7 +10,6 @@ import asyncio
 import bisect
 import collections
 import contextlib
-import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -20,19 +19,16 @@ from serve.contract.config import LiveConfig
 from serve.contract.messages import Samples, Transcript
 from serve.gateway.live import events
 from serve.gateway.live.ear import Ear, Frame
-from serve.gateway.live.events import Asked, Event, EventError
+from serve.gateway.live.events import ClientEvent, Event, EventError
 from serve.gateway.live.pace import Pace
 from serve.gateway.live.settings import HYPOTHESIS, ServerVad, Settings, SettingWarning
 from serve.gateway.live.sound import Inlet
-from serve.gateway.live.updates import read_update
-from serve.gateway.live.utterance import NOTHING, Said, Utterance, Window
+from serve.gateway.live.utterance import NOTHING, FinalText, Utterance, Window
 from serve.gateway.metrics import LiveMetrics
 from serve.gateway.refusals import Refusal
 from serve.speech.activity import FRAME, Detector, Options
 from serve.speech.languages import named_language
 from serve.speech.rate import SAMPLE_RATE
-
-logger = logging.getLogger("earshot.gateway")
 
 MAX_ERRORS = 100
 """Events of one client that may be wrong; then the session ends."""
@@ -56,7 +52,7 @@ class TooManyErrors(Exception):
 
 
 class Session:
-    """What is known of one client's stream. For one event loop.
+    """One client's stream. For one event loop.
 
     Args:
         config: how live text is made.
@@ -112,7 +108,7 @@ class Session:
 
     async def start(self, created: str = "session.created") -> None:
         """Greet the client, by an event of this type."""
-        await self._send(self._told(created))
+        await self._send(self._session_event(created))
 
     async def handle(self, text: str) -> None:
         """Do what one message asks for.
@@ -123,41 +119,41 @@ class Session:
         """
         event_id = None
         try:
-            asked = events.read_event(text)
-            event_id = asked.event_id
-            await self._do(asked)
+            event = events.read_event(text)
+            event_id = event.event_id
+            await self._do(event)
         except EventError as error:
             self._errors += 1
             await self._send(events.error(error, event_id or error.event_id))
             if self._errors >= MAX_ERRORS:
                 raise TooManyErrors from None
 
-    async def _do(self, asked: Asked) -> None:
-        if asked.type in events.UPDATES:
-            await self._update(asked)
-        elif asked.type == "input_audio_buffer.append":
-            data = events.read_audio(asked.fields["audio"], self._inlet.sample_bytes)
+    async def _do(self, event: ClientEvent) -> None:
+        if event.type in events.UPDATES:
+            await self._update(event)
+        elif event.type == "input_audio_buffer.append":
+            data = events.read_audio(event.fields["audio"], self._inlet.sample_bytes)
             step = round(self._inlet.bytes_per_s * _BLOCK_S)
             for begin in range(0, len(data), step):
                 await self._room()
                 await self._hear(self._inlet.samples(data[begin : begin + step]))
-        elif asked.type == "input_audio_buffer.commit":
+        elif event.type == "input_audio_buffer.commit":
             await self._commit()
         else:
             self._clear()
             await self._send(events.cleared())
 
-    async def _update(self, asked: Asked) -> None:
-        after, warnings = read_update(
-            asked, self._settings, self._check_model, begun=self._heard > 0
+    async def _update(self, event: ClientEvent) -> None:
+        after, warnings = events.read_update(
+            event, self._settings, self._check_model, begun=self._heard > 0
         )
         if after.input.format != self._settings.input.format:
             self._inlet = Inlet(after.input.format)
         self._settings = after
         self._ear.tune(_options(after), speaking=self._open is not None)
-        await self._send(self._told(f"{asked.type}d", warnings))
+        await self._send(self._session_event(f"{event.type}d", warnings))
 
-    def _told(self, event: str, warnings: Sequence[SettingWarning] = ()) -> Event:
+    def _session_event(self, event: str, warnings: Sequence[SettingWarning] = ()) -> Event:
         limit_s = self._config.max_session_s
         return events.session(event, self.id, self._settings, limit_s, warnings)
 
@@ -190,12 +186,12 @@ class Session:
         self._recent.append(frame.samples)
         while sum(map(len, self._recent)) - len(self._recent[0]) > _samples(vad.prefix_padding_ms):
             self._recent.popleft()
-        if frame.turn == "ends" and self._open is not None:
+        if frame.ends and self._open is not None:
             await self._send(events.speech_stopped(self._open.item_id, _ms(self._heard)))
             await self._end()
 
     async def _begin(self, vad: ServerVad | None) -> None:
-        """An utterance begins with the next frame, or with quiet before it."""
+        """Begin an utterance with the next frame, or with quiet before it."""
         before = np.zeros(0, np.float32)
         if vad is not None:
             most = min(_samples(vad.prefix_padding_ms), self._heard - self._spoken_until)
@@ -204,7 +200,10 @@ class Session:
         wanted = self._settings.input.transcription
         start = self._heard - len(before)
         self._open = Utterance(
-            *(events.new_id("item"), start, named_language(wanted.language), wanted.prompt or ""),
+            events.new_id("item"),
+            start,
+            named_language(wanted.language),
+            wanted.prompt or "",
             tuple(wanted.languages or ()),
         )
         self._open.add(before, speech=False)
@@ -228,7 +227,7 @@ class Session:
         await self._end()
 
     async def _end(self) -> None:
-        """The open utterance becomes an item."""
+        """Make the open utterance an item."""
         utterance, self._open = self._open, None
         assert utterance is not None
         for event in events.committed(utterance.item_id, self._last_id):
@@ -275,7 +274,7 @@ class Session:
                 await self._decode(utterance)
 
     def _wait_s(self, utterance: Utterance) -> float:
-        """How long until something is to be done with it; infinite: until more is heard."""
+        """Return the seconds until something is to be done; infinite: until more is heard."""
         due_s = self._pace.due_s - _now_s()
         if self._tries:
             return due_s
@@ -306,8 +305,7 @@ class Session:
         self._pace.ended(_now_s(), self._streams())
         self._tries = 0
         if utterance in self._queue:  # else the client has cleared it
-            said = utterance.take(window, transcript, self._pace.hold_s)
-            await self._tell(utterance, said)
+            await self._tell(utterance, utterance.take(window, transcript, self._pace.hold_s))
             if HYPOTHESIS in (self._settings.include or ()):
                 await self._send(events.hypothesis(utterance.item_id, utterance.guess))
         self._progress.set()
@@ -335,44 +333,44 @@ class Session:
             self._queue.remove(utterance)
         self._progress.set()
 
-    async def _tell(self, utterance: Utterance, said: Said) -> None:
-        if not said.text:
+    async def _tell(self, utterance: Utterance, final: FinalText) -> None:
+        if not final.text:
             return
         now_s = _now_s()
-        for word in said.words:
+        for word in final.words:
             arrived_s = self._arrivals.at(round(word.end * SAMPLE_RATE))
             self._metrics.word_seconds.observe(max(0.0, now_s - arrived_s))
-        await self._send(events.delta(utterance.item_id, said.text))
+        await self._send(events.delta(utterance.item_id, final.text))
 
 
 class _Arrivals:
-    """When which sample of a stream came, of the last minutes: a client may send one by one."""
+    """The times at which samples of the last minutes came: a client may send one by one."""
 
     def __init__(self) -> None:
         self.samples = 0
         self._known = collections.deque([(0, _now_s())], maxlen=_ARRIVALS)
 
     def note(self, samples: int, at_s: float) -> None:
-        """So many have come by now; what is less than a frame has come with those after it."""
+        """Note how many have come by now; less than a frame comes with those after it."""
         self.samples = samples
         if len(self._known) > 1 and samples - self._known[-2][0] < FRAME:
             self._known.pop()
         self._known.append((samples, at_s))
 
     def at(self, sample: int) -> float:
-        """When it had come."""
+        """Find when a sample had come."""
         index = bisect.bisect_left(self._known, (sample, -math.inf))
         return self._known[min(index, len(self._known) - 1)][1]
 
 
 def _options(settings: Settings) -> Options:
-    """What counts as speech, and when it has ended; the defaults where the client says when."""
+    """Choose what speech is, and when it has ended; the defaults where the client says when."""
     vad = settings.input.turn_detection or ServerVad()
     return Options(vad.threshold, _samples(vad.silence_duration_ms), pad=0)
 
 
 def _paused(utterance: Utterance) -> bool:
-    """Whether it may be over."""
+    """Tell whether it may be over."""
     quiet = utterance.end - utterance.spoken_until
     return quiet >= _PAUSE_S * SAMPLE_RATE and utterance.spoken_until > utterance.start
 

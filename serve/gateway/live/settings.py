@@ -1,4 +1,4 @@
-"""What a client sets for its session: OpenAI's transcription session, checked part by part.
+"""A client's settings of its session: OpenAI's transcription session, checked part by part.
 
 An update says only what changes. What of OpenAI's settings has no effect here is named in a
 warning, what is wrong in an error.
@@ -35,12 +35,12 @@ LanguageOrAuto = Annotated[
 ]
 Milliseconds = Annotated[int, Field(ge=0, le=round(_MAX_S * 1000))]
 HYPOTHESIS = "earshot.hypothesis"
-"""What `include` may name: an event of ours, with what is heard and not final yet."""
+"""The event of ours that `include` may name, with what is heard and not final yet."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """How audio is written."""
+    """The format of audio."""
 
     type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] = "audio/pcm"
     rate: Literal[16_000, 24_000] | None = None  # Hz; of audio/pcm alone, None: 24 kHz
@@ -48,7 +48,7 @@ class Format:
 
 @dataclasses.dataclass(frozen=True)
 class Transcription:
-    """How audio becomes text."""
+    """The settings of how audio becomes text."""
 
     model: str | None = None  # None: the server's
     language: LanguageOrAuto | None = None  # None, "auto": found in each utterance
@@ -58,7 +58,7 @@ class Transcription:
 
 @dataclasses.dataclass(frozen=True)
 class ServerVad:
-    """How the server finds utterances by itself."""
+    """The settings by which the server finds utterances by itself."""
 
     type: Literal["server_vad"] = "server_vad"
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.5  # of speech's probability
@@ -147,7 +147,7 @@ _IGNORED = (
     _Ignored(
         "session.include",
         "log-probabilities of live text are not told",
-        lambda value: [one for one in value if one != _LOGPROBS] if _is_list(value) else value,
+        lambda value: [name for name in value if name != _LOGPROBS] if _is_list(value) else value,
         lambda value: _is_list(value) and _LOGPROBS in value,
     ),
     _Ignored(f"{_INPUT}.noise_reduction", "there is none: audio is heard as it was sent"),
@@ -181,7 +181,7 @@ _WITHOUT_TURNS = ("gpt-realtime-whisper", "gpt-live-transcribe")
 def updated(
     settings: Settings, changes: Mapping[str, Any]
 ) -> tuple[Settings, tuple[SettingWarning, ...]]:
-    """Settings with what a client's `session.update` says, and what of that has no effect.
+    """Apply a client's `session.update`, and warn of what has no effect.
 
     Raises:
         SettingError: it says what is wrong or cannot be honoured; nothing is changed.
@@ -199,8 +199,8 @@ def updated(
         changed = from_table(Settings, table, "session", error=OptionError)
         if changed.input.format.type != "audio/pcm" and changed.input.format.rate is not None:
             raise OptionError("session: audio.input.format.rate is given; G.711 has 8 kHz always")
-        asked = changed.input.transcription
-        if named_language(asked.language) is not None and asked.languages:
+        transcription = changed.input.transcription
+        if named_language(transcription.language) is not None and transcription.languages:
             raise OptionError(
                 "session: audio.input.transcription.languages came beside language; expected one"
             )
@@ -212,7 +212,7 @@ def updated(
 
 
 def as_session(settings: Settings) -> dict[str, Any]:
-    """Settings as a client is told them."""
+    """Describe settings as a client is told them."""
     table = dataclasses.asdict(settings)
     if settings.input.format.rate is None:
         del table["audio"]["input"]["format"]["rate"]
@@ -220,11 +220,11 @@ def as_session(settings: Settings) -> dict[str, Any]:
 
 
 def _with_turns(session: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A session's table, in which the client of a model without turns ends them itself."""
-    found: Any = changes
+    """Let the client of a model without turns end them itself, in a session's table."""
+    value: Any = changes
     for key in ("audio", "input", "transcription", "model"):
-        found = found.get(key) if isinstance(found, dict) else None
-    if isinstance(found, str) and found.startswith(_WITHOUT_TURNS):
+        value = value.get(key) if isinstance(value, dict) else None
+    if isinstance(value, str) and value.startswith(_WITHOUT_TURNS):
         session["audio"]["input"]["turn_detection"] = None
     return session
 
@@ -232,7 +232,7 @@ def _with_turns(session: dict[str, Any], changes: Mapping[str, Any]) -> dict[str
 def _without_ignored(
     changes: Mapping[str, Any],
 ) -> tuple[dict[str, Any], tuple[SettingWarning, ...]]:
-    """Changes as this server knows them, and what is to be said of the others."""
+    """Return changes as this server knows them, and warnings of the others."""
     root = {"session": copy.deepcopy(dict(changes))}
     warnings = []
     for ignored in _IGNORED:
@@ -256,7 +256,7 @@ def _is_list(value: object) -> bool:
 
 
 def _merged(old: Any, new: Any) -> Any:
-    """Tables in which a later one's keys replace those of an earlier one."""
+    """Merge tables, in which a later one's keys replace those of an earlier one."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return new
     merged = dict(old)

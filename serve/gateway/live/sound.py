@@ -39,7 +39,7 @@ class Inlet:
         return self._rate * self.sample_bytes
 
     def samples(self, data: bytes | memoryview) -> Samples:
-        """The samples that are known after some more bytes, a whole number of samples.
+        """Return the samples that are known after some more bytes, a whole number of samples.
 
         Resampling holds back some milliseconds.
         """
@@ -50,7 +50,7 @@ class Inlet:
         return self._resampled(block, last=False)
 
     def rest(self) -> Samples:
-        """What was held back; what comes next begins anew."""
+        """Return what was held back; what comes next begins anew."""
         samples = self._resampled(np.zeros(0, np.float32), last=True)
         self._restart()
         return samples
@@ -67,7 +67,7 @@ class Inlet:
 
 @functools.cache
 def _table(law: str) -> npt.NDArray[np.float32]:
-    """The sample that each byte of G.711 stands for, by libsndfile, (256,)."""
+    """Return the sample that each byte of G.711 stands for, by libsndfile, (256,)."""
     samples, _ = soundfile.read(
         io.BytesIO(bytes(range(256))),
         samplerate=_G711_RATE,
@@ -76,5 +76,5 @@ def _table(law: str) -> npt.NDArray[np.float32]:
         subtype=law,
         dtype="float32",
     )
-    found: npt.NDArray[np.float32] = samples
-    return found
+    table: npt.NDArray[np.float32] = samples
+    return table

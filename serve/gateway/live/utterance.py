@@ -17,7 +17,7 @@ SURE_S = 1.3  # of audio behind a word, with which one hypothesis is enough
 PROMPT_CHARS = 200  # of the text whose audio is gone
 
 NOTHING = Transcript("", None, None, 0.0, (), Timings(0.0, 0.0, 0.0, 0.0))
-"""What is said in silence, whatever a network writes of it."""
+"""The transcript of silence, whatever a network writes of it."""
 
 _BEFORE = 0.8  # of the audio that is held may be from before an utterance
 _FREED = 0.25  # of the audio that is held, by a cut at least
@@ -26,7 +26,7 @@ _UNSURE_S = 2.0  # at the end of audio that must be cut, what may not be whole
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Window:
-    """What is to be decoded."""
+    """A part of an utterance that is to be decoded."""
 
     samples: Samples  # (n,), 16 kHz
     voice: tuple[float, ...]  # start, end, start, … of speech in it, in seconds
@@ -38,7 +38,7 @@ class Window:
     draft: tuple[int, ...]
 
     def request(self, config: LiveConfig) -> Request:
-        """What a transcriber is asked; at temperature 0, for others would hold up all streams."""
+        """Make a request of it, at temperature 0: others would hold up all streams."""
         return Request(
             self.samples,
             SAMPLE_RATE,
@@ -57,8 +57,8 @@ class Window:
 
 
 @dataclasses.dataclass(frozen=True)
-class Said:
-    """What became final, and when it was said."""
+class FinalText:
+    """Text that became final, and when it was said."""
 
     text: str
     words: tuple[Word, ...]  # their times count from the stream's start, in seconds
@@ -86,9 +86,9 @@ class Utterance:
         self.item_id = item_id
         self.start = self.end = start
         self.spoken_until = start
-        """Where speech was heard last."""
+        """The sample at which speech was heard last."""
         self.decoded_until = start
-        """Where the audio of the latest hypothesis ends."""
+        """The sample at which the latest hypothesis ends."""
         self.ended = False
         self.text = ""
         """All that is final."""
@@ -110,7 +110,7 @@ class Utterance:
 
     @property
     def silent(self) -> bool:
-        """Whether nobody has spoken in it so far, but for a moment that is too short for speech."""
+        """Tell whether nobody has spoken in it, but for a moment that is too short for speech."""
         return self._spoken / SAMPLE_RATE <= SpeechConfig.vad_min_speech_s
 
     @property
@@ -120,7 +120,7 @@ class Utterance:
 
     @property
     def guess(self) -> str:
-        """What the latest hypothesis says behind what is final."""
+        """The text of the latest hypothesis behind what is final."""
         return self._agreement.guess
 
     @property
@@ -130,7 +130,7 @@ class Utterance:
 
     @property
     def decoded(self) -> bool:
-        """Whether the latest hypothesis is of all that was spoken."""
+        """Tell whether the latest hypothesis is of all that was spoken."""
         return self.decoded_until > self.spoken_until or self.decoded_until == self.end > self.start
 
     def follow(self, before: "Utterance", hold_s: float) -> None:
@@ -163,7 +163,7 @@ class Utterance:
         self._gone, self._draft = before._gone, before._draft
 
     def add(self, samples: Samples, speech: bool) -> None:
-        """The audio goes on."""
+        """Add audio with which it goes on."""
         self._audio.append(samples)
         begin, self.end = self.end, self.end + len(samples)
         if speech:
@@ -173,7 +173,7 @@ class Utterance:
             self._spoken += len(samples)
 
     def window(self) -> Window:
-        """What to decode now."""
+        """Cut out what to decode now."""
         samples = np.concatenate(self._audio) if self._audio else np.zeros(0, np.float32)
         self._audio = [samples]
         prompt = f"{self._prompt} {self._gone}".strip()
@@ -181,8 +181,8 @@ class Utterance:
         where = samples, self._voice_s(), self._begin, self.end
         return Window(*where, prompt, self._language, languages, self._draft)
 
-    def take(self, window: Window, transcript: Transcript, hold_s: float) -> Said:
-        """What becomes final by the text of a window.
+    def take(self, window: Window, transcript: Transcript, hold_s: float) -> FinalText:
+        """Take the text of a window, and return what becomes final by it.
 
         Args:
             window: from `window`.
@@ -202,25 +202,25 @@ class Utterance:
         text = self._agreement.update(words) + self._agreement.settle(heard_s - SURE_S)
         if text and self._language is None:
             self._language = transcript.language
-        said = self._said(text, before)
+        final = self._final_text(text, before)
         if self._held_s > hold_s and (cut_s := self._cut_at()) is not None:
             self._cut(cut_s)
         if self._held_s > MOST_S:
             self._cut(heard_s - _UNSURE_S)
-        return said
+        return final
 
-    def finish(self) -> Said:
-        """The rest of the latest hypothesis becomes final."""
+    def finish(self) -> FinalText:
+        """Make the rest of the latest hypothesis final."""
         before = len(self._agreement.words)
-        return self._said(self._agreement.finish(), before)
+        return self._final_text(self._agreement.finish(), before)
 
-    def _said(self, text: str, before: int) -> Said:
+    def _final_text(self, text: str, before: int) -> FinalText:
         if not self.text:
             text = text.lstrip()
         self.text += text
         start_s = self.start / SAMPLE_RATE
         words = self._agreement.words[before:]
-        return Said(
+        return FinalText(
             text,
             tuple(
                 dataclasses.replace(word, start=word.start + start_s, end=word.end + start_s)
@@ -236,7 +236,7 @@ class Utterance:
         return (self.end - self._begin) / SAMPLE_RATE
 
     def _cut_at(self) -> float | None:
-        """Seconds of the utterance at which a cut frees enough of what is held; None: nowhere."""
+        """Find the second at which a cut frees enough of what is held; None: there is none."""
         begin_s = (self._begin - self.start) / SAMPLE_RATE
         return self._agreement.cut(begin_s + _FREED * self._held_s)
 

@@ -12,7 +12,7 @@ from starlette.types import Send
 
 from serve.contract.codec import to_json
 from serve.contract.messages import Segment, Transcript
-from serve.gateway.openai.fields import Asked
+from serve.gateway.openai.fields import FormFields
 from serve.gateway.protocols import NotTaken
 from serve.gateway.refusals import client_gone
 from serve.speech.formats import render
@@ -29,44 +29,44 @@ _EVENTS_HEADERS = [
 ]
 
 
-def body(transcript: Transcript, asked: Asked) -> tuple[str, str]:
-    """An answer's text and its media type."""
-    if asked.format == "json":
-        found = {"text": transcript.text, **_languages(transcript)}
-        found |= _logprobs(transcript.segments, asked)
-        return to_json({**found, "usage": _usage(transcript)}), "application/json"
-    if asked.format == "verbose_json":
-        return to_json(_verbose(transcript, asked)), "application/json"
-    if asked.format == "diarized_json":
-        return to_json(_diarized(transcript, asked)), "application/json"
-    if asked.format == "text" and not _has_speakers(transcript):
+def body(transcript: Transcript, fields: FormFields) -> tuple[str, str]:
+    """Write an answer's text, and tell its media type."""
+    if fields.format == "json":
+        answer = {"text": transcript.text, **_languages(transcript)}
+        answer |= _logprobs(transcript.segments, fields)
+        return to_json({**answer, "usage": _usage(transcript)}), "application/json"
+    if fields.format == "verbose_json":
+        return to_json(_verbose(transcript, fields)), "application/json"
+    if fields.format == "diarized_json":
+        return to_json(_diarized(transcript, fields)), "application/json"
+    if fields.format == "text" and not _has_speakers(transcript):
         return f"{transcript.text}\n", "text/plain"
-    return render(transcript, "", asked.format, asked.cues), "text/plain"
+    return render(transcript, "", fields.format, fields.cues), "text/plain"
 
 
-def delta_event(delta: str, index: int, segment: Segment, asked: Asked) -> dict[str, Any]:
-    """A stream's next piece of text; of verbose_json with the segment that it is, and its words.
+def delta_event(delta: str, index: int, segment: Segment, fields: FormFields) -> dict[str, Any]:
+    """Make a stream's next piece of text; of verbose_json with its segment and words.
 
     Args:
         delta: the text as a piece of the whole.
         index: of the segment among all.
         segment: the piece with its times.
-        asked: says whether they are wanted.
+        fields: says whether they are wanted.
     """
     event: dict[str, Any] = {"type": "transcript.text.delta", "delta": delta}
-    if asked.format == "diarized_json":
+    if fields.format == "diarized_json":
         event["segment_id"] = _segment_id(index)
-    event |= _logprobs((segment,), asked)
-    if asked.format == "verbose_json":
-        if asked.segments:
+    event |= _logprobs((segment,), fields)
+    if fields.format == "verbose_json":
+        if fields.segments:
             event["segment"] = _segment(index, segment)
-        if asked.words:
+        if fields.words:
             event["words"] = _words((segment,))
     return event
 
 
 def segment_event(index: int, segment: Segment) -> dict[str, Any]:
-    """A segment of diarized_json, which also is an event of its streams."""
+    """Make a segment of diarized_json, which also is an event of its streams."""
     return {
         "type": "transcript.text.segment",
         "id": _segment_id(index),
@@ -77,20 +77,20 @@ def segment_event(index: int, segment: Segment) -> dict[str, Any]:
     }
 
 
-def done_event(transcript: Transcript, asked: Asked) -> dict[str, Any]:
-    """A stream's last event; of verbose_json with what that tells of the whole."""
-    heard = math.ceil(transcript.duration * _AUDIO_TOKENS_PER_S)
-    said = sum(len(segment.tokens) for segment in transcript.segments)
+def done_event(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
+    """Make a stream's last event; of verbose_json with what that tells of the whole."""
+    audio_tokens = math.ceil(transcript.duration * _AUDIO_TOKENS_PER_S)
+    text_tokens = sum(len(segment.tokens) for segment in transcript.segments)
     usage = {
         "type": "tokens",
-        "input_tokens": heard,
-        "input_token_details": {"audio_tokens": heard},
-        "output_tokens": said,
-        "total_tokens": heard + said,
+        "input_tokens": audio_tokens,
+        "input_token_details": {"audio_tokens": audio_tokens},
+        "output_tokens": text_tokens,
+        "total_tokens": audio_tokens + text_tokens,
     }
-    verbose = asked.format == "verbose_json"
-    whole = _whole(transcript, asked) if verbose else _languages(transcript)
-    whole |= _logprobs(transcript.segments, asked) | _warning(transcript)
+    verbose = fields.format == "verbose_json"
+    whole = _whole(transcript, fields) if verbose else _languages(transcript)
+    whole |= _logprobs(transcript.segments, fields) | _warning(transcript)
     return {"type": "transcript.text.done", **whole, "text": transcript.text, "usage": usage}
 
 
@@ -102,7 +102,7 @@ class Deltas:
         self._begun = False
 
     def next(self, text: str) -> str:
-        """What a segment adds to the text; may be empty."""
+        """Return what a segment adds to the text; may be empty."""
         text = self._space + text
         if not self._begun:
             text = text.lstrip()
@@ -112,33 +112,33 @@ class Deltas:
         return piece
 
 
-def _whole(transcript: Transcript, asked: Asked) -> dict[str, Any]:
-    """What verbose_json tells of the whole besides its text."""
-    translated = asked.request.task == "translate"
+def _whole(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
+    """Return what verbose_json tells of the whole besides its text."""
+    translated = fields.request.task == "translate"
     language = "en" if translated else transcript.language
     return {
-        "task": asked.request.task,
+        "task": fields.request.task,
         "language": _NO_LANGUAGE if language is None else LANGUAGE_NAMES[language],
         "duration": _seconds(transcript),
     }
 
 
-def _verbose(transcript: Transcript, asked: Asked) -> dict[str, Any]:
-    found = _whole(transcript, asked)
-    found |= {"text": transcript.text, "usage": _usage(transcript), **_warning(transcript)}
-    if asked.segments:
-        found["segments"] = [
+def _verbose(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
+    answer = _whole(transcript, fields)
+    answer |= {"text": transcript.text, "usage": _usage(transcript), **_warning(transcript)}
+    if fields.segments:
+        answer["segments"] = [
             _segment(index, segment) for index, segment in enumerate(transcript.segments)
         ]
-    if asked.words:
-        found["words"] = _words(transcript.segments)
-    return found
+    if fields.words:
+        answer["words"] = _words(transcript.segments)
+    return answer
 
 
-def _diarized(transcript: Transcript, asked: Asked) -> dict[str, Any]:
-    segments = [segment_event(index, one) for index, one in enumerate(transcript.segments)]
+def _diarized(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
+    segments = [segment_event(index, segment) for index, segment in enumerate(transcript.segments)]
     return {
-        "task": asked.request.task,
+        "task": fields.request.task,
         "duration": _seconds(transcript),
         "text": transcript.text,
         "segments": segments,
@@ -156,7 +156,7 @@ def _segment_id(index: int) -> str:
 
 
 def _languages(transcript: Transcript) -> dict[str, Any]:
-    """Those that were heard, as OpenAI's gpt-transcribe tells them."""
+    """Tell the languages that were heard as OpenAI's gpt-transcribe does."""
     return {"languages": [{"code": transcript.language}] if transcript.language else []}
 
 
@@ -169,7 +169,7 @@ def _usage(transcript: Transcript) -> dict[str, Any]:
 
 
 def _seconds(transcript: Transcript) -> float:
-    """Its duration without the dust of sums."""
+    """Return its duration without the dust of sums."""
     return round(transcript.duration, 6)
 
 
@@ -183,21 +183,21 @@ def _segment(index: int, segment: Segment) -> dict[str, Any]:
     return {"id": index, "seek": round(segment.start * _SEEKS_PER_S), **fields}
 
 
-def _logprobs(segments: Iterable[Segment], asked: Asked) -> dict[str, Any]:
-    """What `include[]=logprobs` adds."""
-    if not asked.request.token_logprobs:
+def _logprobs(segments: Iterable[Segment], fields: FormFields) -> dict[str, Any]:
+    """Return what `include[]=logprobs` adds."""
+    if not fields.request.token_logprobs:
         return {}
     pieces = [piece for segment in segments for piece in segment.token_logprobs or ()]
     return {
         "logprobs": [
-            {"token": one.token, "bytes": list(one.token.encode()), "logprob": one.logprob}
-            for one in pieces
+            {"token": piece.token, "bytes": list(piece.token.encode()), "logprob": piece.logprob}
+            for piece in pieces
         ]
     }
 
 
 def _words(segments: Iterable[Segment]) -> list[dict[str, Any]]:
-    """The words of segments, with who says them where that is known."""
+    """List the words of segments, with who says them where that is known."""
     return [
         {**dataclasses.asdict(word), "word": word.word.strip(), **_speaker(segment)}
         for segment in segments
@@ -239,7 +239,7 @@ class Events:
         await self._pass({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
-        """There are no more."""
+        """Tell that there are no more."""
         await self._pass({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pass(self, message: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What the HTTP addresses take and give: as OpenAPI for programs, as a page for people.
+"""Descriptions of the HTTP addresses: OpenAPI for programs, a page for people.
 
 Both are made from the same fields that requests are read by.
 """
@@ -43,7 +43,7 @@ _STYLE = (
 
 
 def openapi() -> dict[str, Any]:
-    """The description of the addresses in OpenAPI 3.1."""
+    """Describe the addresses in OpenAPI 3.1."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -60,7 +60,7 @@ def openapi() -> dict[str, Any]:
 
 
 def page() -> str:
-    """The same as a page that loads nothing."""
+    """Describe them on a page that loads nothing."""
     rows = "".join(_row(name, text) for name, text in _AUDIO.items())
     rows += "".join(_row(name, text) for name, text in _OTHERS.items())
     fields = _row(
@@ -93,10 +93,10 @@ def _meaning(field: Option) -> str:
 
 
 def _schema(field: Option) -> dict[str, Any]:
-    one: dict[str, Any] = {"type": _TYPES[field.kind]}
+    value: dict[str, Any] = {"type": _TYPES[field.kind]}
     if field.choices:
-        one["enum"] = list(field.choices)
-    whole = {"type": "array", "items": one} if field.many else one
+        value["enum"] = list(field.choices)
+    whole = {"type": "array", "items": value} if field.many else value
     return {**whole, "description": field.meaning}
 
 
@@ -127,15 +127,15 @@ def _audio(summary: str) -> dict[str, Any]:
 
 
 def _other(path: str, summary: str) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    operation: dict[str, Any] = {
         "summary": summary,
         "responses": {"200": {"description": "the answer"}},
     }
     if "{model}" in path:
-        found["parameters"] = [
+        operation["parameters"] = [
             {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
         ]
-    return found
+    return operation
 
 
 def _refusal(text: str) -> dict[str, Any]:

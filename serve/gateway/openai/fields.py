@@ -1,4 +1,4 @@
-"""What a form may say besides its file: OpenAI's fields, and our options under their own names.
+"""A form's fields beside its file: OpenAI's, and our options under their own names.
 
 A field that is unknown, or that cannot be honoured, is refused by name: whoever asks for something
 does not get something else. Our options are those of a request, so that a new one is a new field by
@@ -16,14 +16,13 @@ from pydantic import Field as Bounds
 
 from serve.contract.codec import from_json, from_table, nearest
 from serve.contract.config import OPTIONS, UnknownFields
-from serve.contract.errors import EarshotError, OptionError, shown
+from serve.contract.errors import OptionError, shown
 from serve.contract.fields import Finite
 from serve.contract.messages import Request, Task
 from serve.contract.options import Option
-from serve.gateway.refusals import FieldRefusal, Refusal
+from serve.gateway.refusals import FieldRefusal
 from serve.speech.cues import CUE_OPTIONS, CueOptions, check_bounds
 from serve.speech.formats import SUBTITLES
-from serve.wire.tensors import request_to_inputs
 
 Milliseconds = Annotated[int, Bounds(ge=0, le=1_000_000)]
 Format = Literal["json", "text", "srt", "verbose_json", "vtt", "diarized_json"]
@@ -40,8 +39,13 @@ def _by_name(*options: Option) -> dict[str, Option]:
 
 
 _HAVE_THEIR_OWN = (
-    *("sample_rate", "task", "word_timestamps", "try_word_timestamps", "token_logprobs"),
-    *("voice", "unfinished"),  # of live text, which has an address of its own
+    "sample_rate",
+    "task",
+    "word_timestamps",
+    "try_word_timestamps",
+    "token_logprobs",
+    "voice",  # of live text, which has an address of its own
+    "unfinished",  # so is this
 )
 _OPTIONS = {  # the meaning of one with choices names them
     name: dataclasses.replace(option, choices=())
@@ -97,8 +101,8 @@ _REFUSED = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
-    """What a form asks for, besides its file."""
+class FormFields:
+    """A form's fields as it asks for them, without its file."""
 
     request: Request  # without audio
     model: str | None
@@ -122,7 +126,7 @@ class _ServerVad:
 
 def read_fields(
     pairs: Iterable[tuple[str, str]], task: Task, unknown: UnknownFields = "refuse"
-) -> Asked:
+) -> FormFields:
     """Read a form's fields.
 
     Args:
@@ -156,7 +160,7 @@ def read_fields(
         options["diarize"] = True
     if options["temperature"] == 0.0:
         options["temperature"] = None  # OpenAI's 0 rises by itself, ours stays
-    asked = {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
     request = Request(
         b"",
         task=task,
@@ -164,15 +168,14 @@ def read_fields(
         # A translation's words are not said in their order.
         try_word_timestamps=format in SUBTITLES and task == "transcribe",
         token_logprobs=logprobs,
-        **asked,
+        **given,
     )
-    _check_types(request)
     ignored = tuple(dict.fromkeys(ignored))
-    return Asked(request, read.value("model"), format, stream, segments, words, cues, ignored)
+    return FormFields(request, read.value("model"), format, stream, segments, words, cues, ignored)
 
 
 def _is_unknown(name: str) -> bool:
-    """Whether neither OpenAI's API nor ours has a field of this name."""
+    """Tell whether neither OpenAI's API nor ours has a field of this name."""
     base = name.removesuffix("[]")
     if base in FIELDS:
         return base != name and not FIELDS[base].many
@@ -180,7 +183,7 @@ def _is_unknown(name: str) -> bool:
 
 
 def _collect(pairs: Iterable[tuple[str, str]]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Texts by fields' names, and the parts of a `chunking_strategy` that came in parts."""
+    """Collect texts by fields' names, and the parts of a `chunking_strategy`."""
     values: dict[str, list[str]] = {}
     strategy: dict[str, str] = {}
     for name, text in pairs:
@@ -190,8 +193,8 @@ def _collect(pairs: Iterable[tuple[str, str]]) -> tuple[dict[str, list[str]], di
         elif base in _REFUSED:
             raise FieldRefusal(base, f"{base} cannot be honoured: {_REFUSED[base]}")
         elif _is_unknown(name):
-            told = f"unknown field {shown(name)}{nearest(base, list(FIELDS))}"
-            raise FieldRefusal(name[:60], told, "unknown_parameter")
+            message = f"unknown field {shown(name)}{nearest(base, list(FIELDS))}"
+            raise FieldRefusal(name[:60], message, "unknown_parameter")
         elif text:  # an empty field says nothing
             values.setdefault(base, []).append(text)
     for name, texts in values.items():
@@ -207,7 +210,7 @@ class _Values:
         self._texts = texts
 
     def value(self, name: str) -> Any:
-        """The value of a field; None where it is not there."""
+        """Return the value of a field; None where it is not there."""
         field, texts = FIELDS[name], self._texts.get(name)
         if texts is None:
             return None
@@ -218,7 +221,7 @@ class _Values:
         return tuple(parse(name, item.strip()) for item in items)
 
     def many(self, name: str) -> Sequence[str]:
-        """The texts of a field that may come several times."""
+        """Return the texts of a field that may come several times."""
         texts, choices = self._texts.get(name, ()), FIELDS[name].choices
         for text in texts:
             if choices and text not in choices:
@@ -227,7 +230,7 @@ class _Values:
         return texts
 
     def choice(self, name: str) -> Any:
-        """The text of a field that is one of a few."""
+        """Return the text of a field that is one of a few."""
         text, choices = self.value(name), FIELDS[name].choices
         if text is None or text in choices:
             return text
@@ -269,32 +272,32 @@ _PARSERS: dict[type, Callable[[str, str], Any]] = {
 
 
 def _granularities(read: _Values, format: Format) -> tuple[bool, bool]:
-    """Whether words, and whether segments, belong into verbose_json."""
+    """Tell whether words, and whether segments, belong into verbose_json."""
     name = "timestamp_granularities"
-    asked = read.many(name)
-    words = "word" in asked
+    wanted = read.many(name)
+    words = "word" in wanted
     if words and format != "verbose_json":
         raise FieldRefusal(
             name,
             f"{name}[] = word with response_format = {format}; expected verbose_json, which alone "
             "holds words",
         )
-    return words, not words or "segment" in asked
+    return words, not words or "segment" in wanted
 
 
 def _logprobs(read: _Values, format: Format) -> bool:
-    """Whether tokens come with their log-probabilities, which json alone holds, as OpenAI's."""
+    """Tell whether tokens come with log-probabilities, which json alone holds, as OpenAI's."""
     name = "include"
-    asked = read.many(name)
-    if asked and format != "json":
+    wanted = read.many(name)
+    if wanted and format != "json":
         raise FieldRefusal(
             name, f"{name}[] = logprobs with response_format = {format}; expected json"
         )
-    return bool(asked)
+    return bool(wanted)
 
 
 def _cues(read: _Values, format: Format) -> CueOptions:
-    """How subtitles are split, and show words."""
+    """Read how subtitles are split, and show words."""
     options = {name: value for name in CUE_OPTIONS if (value := read.value(name)) is not None}
     for name, value in options.items():
         if format not in SUBTITLES:
@@ -309,7 +312,7 @@ def _cues(read: _Values, format: Format) -> CueOptions:
 
 
 def _hotwords(read: _Values) -> str | None:
-    """Ours, or OpenAI's keywords, which mean the same."""
+    """Read ours, or OpenAI's keywords, which mean the same."""
     hotwords: str | None = read.value("hotwords")
     keywords = read.many("keywords")
     if hotwords and keywords:
@@ -318,32 +321,32 @@ def _hotwords(read: _Values) -> str | None:
 
 
 def _phrases(read: _Values) -> Sequence[str] | None:
-    """Those between commas; or where the field came several times each as it is, commas too."""
+    """Read those between commas; of a field that came several times each as it is."""
     texts = read.many("phrases")
     return tuple(texts) if len(texts) > 1 else read.value("phrases")
 
 
 def _chunking(strategy: dict[str, str], read: _Values) -> dict[str, Any]:
-    """What a `chunking_strategy` says, as options of ours."""
+    """Read a `chunking_strategy` as options of ours."""
     text = read.value(_STRATEGY)
     if text is not None and strategy:
         raise FieldRefusal(_STRATEGY, f"{_STRATEGY} came whole and in parts; expected one of them")
     if text == "auto" or (text is None and not strategy):
         return {}
-    asked = _server_vad(text, strategy)
+    vad = _server_vad(text, strategy)
     options = {
         "vad": True,
-        "vad_threshold": asked.threshold,
-        "vad_pad_s": _seconds(asked.prefix_padding_ms),
-        "vad_min_silence_s": _seconds(asked.silence_duration_ms),
+        "vad_threshold": vad.threshold,
+        "vad_pad_s": _seconds(vad.prefix_padding_ms),
+        "vad_min_silence_s": _seconds(vad.silence_duration_ms),
     }
-    found = {name: value for name, value in options.items() if value is not None}
-    for name, value in found.items():
+    given = {name: value for name, value in options.items() if value is not None}
+    for name, value in given.items():
         if read.value(name) not in (None, value):
             raise FieldRefusal(
                 name, f"{name} says otherwise than {_STRATEGY}; expected one of them"
             )
-    return found
+    return given
 
 
 def _seconds(milliseconds: int | None) -> float | None:
@@ -351,7 +354,7 @@ def _seconds(milliseconds: int | None) -> float | None:
 
 
 def _server_vad(text: str | None, parts: Mapping[str, str]) -> _ServerVad:
-    """What a `chunking_strategy` says, whichever of its two spellings came."""
+    """Read a `chunking_strategy`, whichever of its two spellings came."""
     try:
         if text is not None:
             return from_json(_ServerVad, text, _STRATEGY, error=OptionError, advice='or "auto"')
@@ -366,11 +369,3 @@ def _server_vad(text: str | None, parts: Mapping[str, str]) -> _ServerVad:
         return from_table(_ServerVad, whole, _STRATEGY, error=OptionError)
     except OptionError as error:
         raise FieldRefusal(_STRATEGY, str(error)) from error
-
-
-def _check_types(request: Request) -> None:
-    """Refuse what no tensor can hold; what it means the server knows."""
-    try:
-        request_to_inputs(request)
-    except EarshotError as error:
-        raise Refusal(error) from error

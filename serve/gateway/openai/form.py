@@ -41,12 +41,12 @@ class Form:
     file: UploadFile
 
     def audio(self) -> bytes | None:
-        """The file's bytes; None where these are many, and lie at `path`."""
+        """Read the file's bytes; None where these are many, and lie at `path`."""
         return None if self.path else self.file.file.read()
 
     @property
     def path(self) -> str | None:
-        """Where a large file lies; None: it is in memory."""
+        """The path of a large file; None: it is in memory."""
         spool = self.file.file
         assert isinstance(spool, _Spool)  # the parser has made it
         return spool.path
@@ -56,7 +56,7 @@ class Form:
 async def received_form(
     request: Request, ticket: Ticket, limit_s: float, folder: Path
 ) -> AsyncIterator[Form]:
-    """A request's form, for the length of a `with` block; its file is gone afterwards.
+    """Receive a form, for the length of a `with` block; its file is gone afterwards.
 
     Args:
         request: whose body has not been read.
@@ -82,8 +82,8 @@ def _check_headers(request: Request) -> None:
     header = request.headers.get("content-type", "")
     kind, options = parse_options_header(header)
     if kind != b"multipart/form-data":
-        found = f"the body's type is {header[:60]!r}" if header else "the body has no type"
-        raise refusals.media_type(f"{found}; {_EXPECTED}")
+        problem = f"the body's type is {header[:60]!r}" if header else "the body has no type"
+        raise refusals.media_type(f"{problem}; {_EXPECTED}")
     charset = options.get(b"charset", b"utf-8").decode("latin-1")
     if charset.lower() != "utf-8":  # others may stand for what is no text
         raise refusals.media_type(f"the form's charset is {charset[:60]!r}; expected utf-8")
@@ -140,7 +140,7 @@ class _Parser(MultiPartParser):
         self._ended = False
 
     async def form(self) -> FormData:
-        """The form, with its files in whole; where there is none, these are gone.
+        """Parse the form, with its files in whole; where there is none, these are gone.
 
         Whatever raises keeps them in its traceback, and so their space on the disk, for long.
         """
@@ -197,8 +197,8 @@ def _only_file(form: FormData) -> UploadFile:
         if name != _FILE:
             raise FieldRefusal(name[:60], f"a file came as {name[:60]!r}; expected it as 'file'")
     if not files:
-        found = "came as text" if _FILE in form else "is missing"
-        raise FieldRefusal(_FILE, f"file {found}; {_EXPECTED}")
+        problem = "came as text" if _FILE in form else "is missing"
+        raise FieldRefusal(_FILE, f"file {problem}; {_EXPECTED}")
     if len(files) > 1:
         raise FieldRefusal(_FILE, f"{len(files)} files came; expected one a request")
     ((_, file),) = files

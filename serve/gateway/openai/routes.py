@@ -24,7 +24,7 @@ from serve.contract.errors import RequestError
 from serve.contract.messages import Finished, Task, Transcript
 from serve.gateway import refusals
 from serve.gateway.door import Door, Visit
-from serve.gateway.envelope import request_parts, stream_event, transcript
+from serve.gateway.envelope import read_transcript, request_parts, stream_event
 from serve.gateway.headers import LINE, ignored, served_by, warning
 from serve.gateway.limits import Ticket
 from serve.gateway.models import Target
@@ -36,7 +36,7 @@ from serve.gateway.openai.answers import (
     done_event,
     segment_event,
 )
-from serve.gateway.openai.fields import FIELDS, Asked, read_fields
+from serve.gateway.openai.fields import FIELDS, FormFields, read_fields
 from serve.gateway.openai.form import Form, received_form
 from serve.gateway.refusals import Refusal, as_openai, openai_error
 from serve.gateway.uploads import while_client_waits
@@ -52,7 +52,7 @@ _OFFERED = (
 
 
 def build_openai_app(door: Door) -> Starlette:
-    """The application for what lies below /v1."""
+    """Build the application for what lies below /v1."""
 
     def identify(request: Request) -> None:
         door.callers.identify(request.headers.get("authorization"))
@@ -82,7 +82,7 @@ def build_openai_app(door: Door) -> Starlette:
 
 
 def _described(model: str) -> dict[str, Any]:
-    """A model as OpenAI describes it."""
+    """Describe a model as OpenAI does."""
     return {"id": model, "object": "model", "created": _CREATED, "owned_by": "earshot"}
 
 
@@ -103,51 +103,49 @@ class _Audio:
         except Exception as error:
             if not events.begun:
                 raise
-            await events.send(_told(error, line.id))
+            await events.send(_failed_event(error, line.id))
             await events.end()
         else:
             if response is not None:
                 await response(scope, receive, send)
 
     async def _answer(self, request: Request, visit: Visit, events: Events) -> Response | None:
-        """The response; None: it was sent as events."""
-        ticket = self._door.admission.admit(visit.account)
+        """Return the response; None: it was sent as events."""
         limit_s, folder = self._door.upload_timeout_s, self._door.upstreams.uploads
         async with contextlib.AsyncExitStack() as stack:
-            try:
+            with self._door.admission.admit(visit.account) as ticket:
                 received = received_form(request, ticket, limit_s, folder)
                 form = await stack.enter_async_context(received)
                 unknown = self._door.config.gateway.unknown_fields
-                asked = read_fields(form.pairs, self._task, unknown)
-                target = Target(self._door.models.named(asked.model), asked.stream)
+                fields = read_fields(form.pairs, self._task, unknown)
+                target = Target(self._door.models.named(fields.model), fields.stream)
                 visit.line.model = target.model
-                exchange = self._begin(form, asked, target, ticket)
-            except BaseException:
-                ticket.close()
-                raise
+                exchange = self._begin(form, fields, target, ticket)
             stack.enter_context(exchange)
-            events.headers = served_by(target.model) | ignored(asked.ignored)
-            if asked.stream:
-                found = await _pass_on(request, exchange, events, asked, visit)
+            events.headers = served_by(target.model) | ignored(fields.ignored)
+            if fields.stream:
+                transcript = await _pass_on(request, exchange, events, fields, visit)
             else:
-                found = transcript(await while_client_waits(request, exchange.only_answer()))
-            visit.answered(found)
-        if asked.stream:
+                transcript = read_transcript(
+                    await while_client_waits(request, exchange.only_answer())
+                )
+            visit.answered(transcript)
+        if fields.stream:
             return None
         # Subtitles of long audio take a while to split.
-        text, kind = await asyncio.to_thread(body, found, asked)
-        headers = events.headers | warning(found.warning)
+        text, kind = await asyncio.to_thread(body, transcript, fields)
+        headers = events.headers | warning(transcript.warning)
         return Response(text, media_type=kind, headers=headers)
 
-    def _begin(self, form: Form, asked: Asked, target: Target, ticket: Ticket) -> Exchange:
-        parts = request_parts(asked.request, form.audio())
-        return self._door.upstreams.send(target, parts, ticket, asked.stream, form.path)
+    def _begin(self, form: Form, fields: FormFields, target: Target, ticket: Ticket) -> Exchange:
+        parts = request_parts(fields.request, form.audio())
+        return self._door.upstreams.send(target, parts, ticket, fields.stream, form.path)
 
 
 async def _pass_on(
-    request: Request, exchange: Exchange, events: Events, asked: Asked, visit: Visit
+    request: Request, exchange: Exchange, events: Events, fields: FormFields, visit: Visit
 ) -> Transcript:
-    """Send a stream's segments as they come, and its end; returns the whole.
+    """Send a stream's segments as they come, and its end; return the whole.
 
     Raises:
         Refusal: the request failed, or the client has gone.
@@ -159,19 +157,19 @@ async def _pass_on(
             raise refusals.from_upstream("INTERNAL", "the stream ended without an answer")
         event = stream_event(answer)
         if isinstance(event, Finished):
-            await events.send(done_event(event.transcript, asked))
+            await events.send(done_event(event.transcript, fields))
             await events.end()
             return event.transcript
         if delta := deltas.next(event.segment.text):
-            await events.send(delta_event(delta, index, event.segment, asked))
-            visit.said()
-        if asked.format == "diarized_json":
+            await events.send(delta_event(delta, index, event.segment, fields))
+            visit.text_sent()
+        if fields.format == "diarized_json":
             await events.send(segment_event(index, event.segment))
         index += 1
 
 
-def _told(error: Exception, request_id: str) -> dict[str, Any]:
-    """The event that ends a stream which failed."""
+def _failed_event(error: Exception, request_id: str) -> dict[str, Any]:
+    """Make the event that ends a stream which failed."""
     if not isinstance(error, Refusal):
         logger.error("stream %s failed in the gateway", request_id, exc_info=error)
         error = refusals.failed()

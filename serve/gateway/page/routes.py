@@ -1,4 +1,4 @@
-"""Where browsers find the page.
+"""The page's addresses for browsers.
 
     GET  /           the page itself
     GET  /page/…     what it loads
@@ -41,7 +41,7 @@ class _Files(StaticFiles):
 
 
 def page_routes(state: State, door: Door) -> list[BaseRoute]:
-    """The page's addresses; `state` is what it shows of the server to callers that may see it."""
+    """List the page's addresses; `state` is what it shows of the server to who may see it."""
     files = _Files(directory=_WEB)
 
     async def page(request: Request) -> Response:

@@ -1,14 +1,12 @@
-"""What the server did in the last minutes and does now, for people to look at.
+"""The server's work of the last minutes and of now, for people to look at.
 
 A look every few seconds reads the engine's own numbers from Triton's page of metrics; whoever asks
 gets what the last look found, so that many who ask cost nothing.
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import itertools
-import logging
 import math
 import time
 from collections import deque
@@ -18,9 +16,8 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve.contract.config import Config
+from serve.gateway.background import Background
 from serve.gateway.door import Door
-
-logger = logging.getLogger("earshot.gateway")
 
 INTERVAL_S = 3.0
 WINDOW_S = 300.0
@@ -33,7 +30,7 @@ _LOOKS = round(WINDOW_S / INTERVAL_S)
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """What one look at the metrics of an engine found."""
+    """One look at the metrics of an engine."""
 
     # Since the engine started; None: it has not been seen yet.
     audio_s: float | None = None  # of the requests that were answered
@@ -44,7 +41,7 @@ class Look:
     offers: dict[str, Any] | None = None  # what the engine can do; None: it is away
 
 
-class State:
+class State(Background):
     """Looks at the server as long as it is started.
 
     Args:
@@ -63,19 +60,7 @@ class State:
         self._looks = [deque([Look()], maxlen=_LOOKS + 1) for _ in pages]
         self._ready = False
         self.found = self._tell()
-        """What the last look found, as the page reads it."""
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begin to look."""
-        self._task = asyncio.create_task(self._run())
-
-    async def close(self) -> None:
-        """Look no more."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        """The last look, as the page reads it."""
 
     async def look(self) -> None:
         """Look now."""
@@ -91,7 +76,7 @@ class State:
     def _tell(self) -> dict[str, Any]:
         last = [looks[-1] for looks in self._looks if looks[-1].offers]  # of those that are there
         offers = last[0].offers if last else None
-        audio_s = [sum(rises) for rises in zip(*map(_heard, self._looks), strict=True)]
+        audio_s = [sum(rises) for rises in zip(*map(_audio_s, self._looks), strict=True)]
         busy_s = max(map(_busy_s, self._looks), default=0.0)
         server, transcriber = self._config.server, self._config.transcriber
         return {
@@ -111,11 +96,11 @@ class State:
             },
             "upstreams": [
                 {
-                    "name": one.name,
-                    "models": {model: one.takes(model) for model in one.models},
-                    "requests": one.inflight,
+                    "name": upstream.name,
+                    "models": {model: upstream.takes(model) for model in upstream.models},
+                    "requests": upstream.inflight,
                 }
-                for one in self._door.upstreams.servers
+                for upstream in self._door.upstreams.servers
             ],
             "recent": {
                 "window_s": WINDOW_S,
@@ -149,21 +134,21 @@ def look_at(page: bytes, before: Look) -> Look:
         before: whose counters stay where the engine is away and has none.
     """
     lines = (line for line in page.decode().splitlines() if line.startswith(_PREFIX))
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     offers = None
     for family in text_string_to_metric_families("\n".join(lines) + "\n"):
         for sample in family.samples:
-            found[sample.name.removeprefix(_PREFIX)] = sample.value
+            values[sample.name.removeprefix(_PREFIX)] = sample.value
             if sample.name == _INFO:
                 offers = _offers(sample.labels)
-    if offers is None or not found.keys() >= _COUNTED:  # it starts or ends, one by one
+    if offers is None or not values.keys() >= _COUNTED:  # it starts or ends, one by one
         return dataclasses.replace(before, queue=0, slots_busy=0, offers=None)
     return Look(
-        audio_s=found["audio_seconds_total"],
-        busy_s=found["busy_seconds_total"],
-        queue=int(found["queue_depth"]),
-        slots_busy=int(found["busy_slots"]),
-        slots=int(found["slots"]),
+        audio_s=values["audio_seconds_total"],
+        busy_s=values["busy_seconds_total"],
+        queue=int(values["queue_depth"]),
+        slots_busy=int(values["busy_slots"]),
+        slots=int(values["slots"]),
         offers=offers,
     )
 
@@ -177,18 +162,18 @@ def _offers(labels: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _heard(looks: Iterable[Look]) -> list[float]:
-    """Seconds of audio that an engine answered from each look to the next."""
+def _audio_s(looks: Iterable[Look]) -> list[float]:
+    """Return the seconds of audio that an engine answered from each look to the next."""
     return _rises(look.audio_s for look in looks)
 
 
 def _busy_s(looks: Iterable[Look]) -> float:
-    """For how long an engine had requests."""
+    """Return for how long an engine had requests."""
     return sum(_rises(look.busy_s for look in looks))
 
 
 def _rises(counter: Iterable[float | None]) -> list[float]:
-    """What a counter grew by from each look to the next; a fall is a new start from 0."""
+    """Return what a counter grew by from each look to the next; a fall is a new start from 0."""
     return [
         0.0 if before is None or after is None else after - before if after >= before else after
         for before, after in itertools.pairwise(counter)

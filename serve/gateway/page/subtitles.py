@@ -44,7 +44,7 @@ class _Segment:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Asked:
+class _Transcript:
     format: Literal["srt", "vtt"]
     duration: Finite
     segments: tuple[_Segment, ...]
@@ -85,31 +85,41 @@ def _check_size(size: int) -> None:
 
 
 def _write(body: bytes) -> str:
-    """The subtitles; raises OptionError."""
-    asked = from_json(_Asked, body, "the transcript", error=OptionError)
+    """Write the subtitles; raises OptionError."""
+    transcript = from_json(_Transcript, body, "the transcript", error=OptionError)
     chars = sum(
-        max(len(one.text), sum(len(word.word) for word in one.words or ())) + len(one.speaker or "")
-        for one in asked.segments
+        max(len(segment.text), sum(len(word.word) for word in segment.words or ()))
+        + len(segment.speaker or "")
+        for segment in transcript.segments
     )
     if chars > _MOST_CHARS:
         raise OptionError(f"the transcript has {chars} characters; expected at most {_MOST_CHARS}")
     segments = tuple(
         Segment(
-            *(one.start, one.end, one.text, (), None, None, 0.0, 0.0),
-            words=tuple(_spaced(one.text, one.words)) if one.words else None,
-            speaker=one.speaker,
+            segment.start,
+            segment.end,
+            segment.text,
+            tokens=(),
+            avg_logprob=None,
+            no_speech_prob=None,
+            temperature=0.0,
+            compression_ratio=0.0,
+            words=tuple(_spaced(segment.text, segment.words)) if segment.words else None,
+            speaker=segment.speaker,
         )
-        for one in asked.segments
+        for segment in transcript.segments
     )
     nothing = Timings(0.0, 0.0, 0.0, 0.0)
-    return render(Transcript("", None, None, asked.duration, segments, nothing), "", asked.format)
+    return render(
+        Transcript("", None, None, transcript.duration, segments, nothing), "", transcript.format
+    )
 
 
 def _spaced(text: str, words: Sequence[_Word]) -> Iterator[Word]:
-    """Words with what stands before them in the text: answers have them without spaces."""
+    """Return words with what stands before them in the text: answers have them without spaces."""
     at = 0
     for word in words:
-        found = text.find(word.word, at)
-        before = text[at:found] if found >= 0 else " "
-        at = max(at, found + len(word.word))
+        place = text.find(word.word, at)
+        before = text[at:place] if place >= 0 else " "
+        at = max(at, place + len(word.word))
         yield Word(word.start, word.end, f"{before}{word.word}", 1.0)

@@ -54,7 +54,7 @@ class Call:
         self._ended: Refusal | None = None
 
     async def answers(self) -> AsyncIterator[bytes]:
-        """The answers; they are read to their end, whatever they say.
+        """Yield the answers; they are read to their end, whatever they say.
 
         Raises:
             Refusal: the request failed.
@@ -78,7 +78,7 @@ class Call:
             raise refusal
 
     def cancel(self) -> None:
-        """Nobody waits any more."""
+        """Tell the server that nobody waits any more."""
         if self._cancel is not None:
             self._cancel()
         else:
@@ -90,7 +90,7 @@ class Call:
         self._call.cancel()
 
     def close(self) -> None:
-        """It is over."""
+        """Note that it is over."""
         self._at_end(self)
 
 
@@ -133,7 +133,7 @@ class Channel:
         return call, _by_stream(call, message)
 
     async def small(self, method: str, message: bytes) -> bytes:
-        """The answer to a small question.
+        """Ask a small question, and return the answer.
 
         Raises:
             Refusal: there is none.

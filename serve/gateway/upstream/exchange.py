@@ -57,7 +57,7 @@ class Exchange:
         self.pump = asyncio.create_task(self._pump())
 
     async def next_answer(self) -> bytes | None:
-        """The next `ModelStreamInferResponse`; None: there is no further one.
+        """Wait for the next `ModelStreamInferResponse`; None: there is no further one.
 
         Raises:
             Refusal: the request failed.
@@ -72,7 +72,7 @@ class Exchange:
         return answer
 
     async def only_answer(self) -> service_pb2.ModelInferResponse:
-        """The one answer of a request that is not streamed.
+        """Wait for the one answer of a request that is not streamed.
 
         Raises:
             Refusal: the request failed.
@@ -80,16 +80,16 @@ class Exchange:
         answer = await self.next_answer()
         if answer is None:
             raise refusals.from_upstream("INTERNAL", "the call ended without an answer")
-        found = service_pb2.ModelStreamInferResponse.FromString(answer).infer_response
-        found.parameters.clear()  # by which Triton tells a stream's client that it is the last
-        return found
+        response = service_pb2.ModelStreamInferResponse.FromString(answer).infer_response
+        response.parameters.clear()  # by which Triton tells a stream's client that it is the last
+        return response
 
     def end(self, refusal: Refusal) -> None:
         """Answer this now, whatever the server will."""
         self._answers.put_nowait(refusal)
 
     def __enter__(self) -> Self:
-        """Itself."""
+        """Return the exchange; leaving the block by an exception cancels it."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -128,7 +128,7 @@ class Exchange:
                 self._metrics.ended(self._server.name, refusal.status.grpc)
                 self._server.failed(refusal)
                 if begun or not self._may_go_on(refusal):
-                    raise _told(refusal) from refusal
+                    raise _for_client(refusal) from refusal
                 failed = refusal
             else:
                 self._metrics.ended(self._server.name, "OK")
@@ -139,7 +139,7 @@ class Exchange:
             try:
                 self._server, self._call = self._give()
             except Refusal:
-                raise _told(failed) from failed
+                raise _for_client(failed) from failed
 
     def _give(self) -> tuple[Server, Call]:
         """Give it to the least busy server that takes it.
@@ -165,7 +165,7 @@ class Exchange:
         raise why or refusals.server_away()
 
     def _may_go_on(self, refusal: Refusal) -> bool:
-        """Whether another server may have it that has not answered anything.
+        """Tell whether another server may have it after one that has answered nothing.
 
         One that was lost may have been so by this request's doing, so that this counts once.
         """
@@ -177,14 +177,14 @@ class Exchange:
         return isinstance(refusal.error, OverloadedError)
 
     def _named(self, answer: bytes) -> bytes:
-        """The answer with the model's name as the client knows it; a field's last value counts."""
-        if self._target.asked in ("", self._server.answer_name(self._target)):
+        """Give an answer the model's name that the client knows; a field's last value counts."""
+        if self._target.client_name in ("", self._server.answer_name(self._target)):
             return answer
-        head = service_pb2.ModelInferResponse(model_name=self._target.asked)
+        head = service_pb2.ModelInferResponse(model_name=self._target.client_name)
         whole = service_pb2.ModelStreamInferResponse(infer_response=head)
         return answer + bytes(whole.SerializeToString())
 
 
-def _told(refusal: Refusal) -> Refusal:
-    """What a client is told: that a server refuses the gateway's key is none of its business."""
+def _for_client(refusal: Refusal) -> Refusal:
+    """Hide from a client that a server refuses the gateway's key, which is none of its business."""
     return refusals.server_away() if isinstance(refusal.error, AccessError) else refusal

@@ -67,11 +67,11 @@ class OwnTriton:
         )
 
     def takes(self, model: str) -> bool:
-        """Whether its process moves: what Triton gives to one that stands still ends Triton."""
+        """Tell whether its process moves: a request for one that stands still ends Triton."""
         return self._moves()
 
     async def ready(self, model: str) -> bool:
-        """Whether Triton and its model are ready, and move."""
+        """Tell whether Triton and its model are ready, and move."""
         if not self.takes(model):
             return False
         request = service_pb2.ServerReadyRequest().SerializeToString()
@@ -82,7 +82,7 @@ class OwnTriton:
         return bool(service_pb2.ServerReadyResponse.FromString(answer).ready)
 
     def answer_name(self, target: Target) -> str:
-        """Triton's name."""
+        """Return Triton's name."""
         return MODEL
 
     def send(self, request: Outgoing) -> Call:
@@ -100,7 +100,7 @@ class OwnTriton:
         )
 
     def failed(self, refusal: Refusal) -> None:
-        """Its heartbeats say all."""
+        """Do nothing: its heartbeats say all."""
 
     async def small(self, method: str, message: bytes) -> bytes:
         """See `Server`."""
@@ -133,7 +133,7 @@ class OwnTriton:
                 pass
 
     def _moves(self) -> bool:
-        """Whether the model's process has said lately that it lives."""
+        """Tell whether the model's process has said lately that it lives."""
         return age_s(self._alive) < STALE_S
 
     def _give(self, key: str, path: str) -> None:

@@ -53,10 +53,10 @@ class Upstreams:
     ) -> None:
         # A gateway that has no engine is one process.
         self.uploads = uploads.make_folder(folder, engines[0].process if engines else 0)
-        """Where large audio is spooled; see `serve.wire.uploads`."""
+        """The folder in which large audio is spooled; see `serve.wire.uploads`."""
         self.own = tuple(OwnTriton(engine, models.default) for engine in engines)
         stall_s = config.server.stall_timeout_s
-        remotes = [Remote(one, stall_s) for one in config.upstreams]
+        remotes = [Remote(upstream, stall_s) for upstream in config.upstreams]
         self.servers: tuple[Server, ...] = (*self.own, *remotes)
         self._models = models
         self._metrics = metrics
@@ -109,14 +109,14 @@ class Upstreams:
             exchange.end(refusal)
 
     async def ready(self, model: str | None = None) -> bool:
-        """Whether requests for a model, or for any that there is, would be answered."""
-        for one in self._models.all if model is None else (model,):
-            if await self._ready_server(one) is None:
+        """Tell whether requests for a model, or for any that there is, would be answered."""
+        for name in self._models.all if model is None else (model,):
+            if await self._ready_server(name) is None:
                 return False
         return True
 
     async def small(self, model: str, method: str, message: bytes) -> bytes:
-        """The answer of a server of this model to a small question.
+        """Ask a server of this model a small question, and return the answer.
 
         Raises:
             Refusal: there is none.
@@ -127,7 +127,7 @@ class Upstreams:
         return await server.small(method, message)
 
     async def metadata(self, target: Target, version: str) -> service_pb2.ModelMetadataResponse:
-        """Inputs and outputs of a model.
+        """Return inputs and outputs of a model.
 
         Raises:
             Refusal: nobody who serves it can be asked.
@@ -139,7 +139,7 @@ class Upstreams:
         request = service_pb2.ModelMetadataRequest(name=name, version=version)
         answer = await server.small("ModelMetadata", request.SerializeToString())
         metadata = service_pb2.ModelMetadataResponse.FromString(answer)
-        metadata.name = target.asked
+        metadata.name = target.client_name
         return metadata
 
     async def close(self) -> None:

@@ -52,7 +52,7 @@ class Remote:
         self._stall_timeout_s = stall_timeout_s
         self._ready: frozenset[str] = frozenset()
         self._heard_s = asyncio.get_running_loop().time()
-        self._said = ""  # of why it is not ready
+        self._reason = ""  # of why it is not ready
         self._calls: set[Call] = set()
         key = _key(config)
         headers = (("authorization", f"Bearer {key}"),) if key else ()
@@ -60,16 +60,16 @@ class Remote:
         self._channel = Channel(self._grpc, headers)
 
     def takes(self, model: str) -> bool:
-        """Whether it did at the last look, and its connection stands."""
+        """Tell whether it did at the last look, and its connection stands."""
         away = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
         return model in self._ready and self._grpc.get_state() not in away
 
     async def ready(self, model: str) -> bool:
-        """The same."""
+        """Tell the same as `takes`."""
         return self.takes(model)
 
     def answer_name(self, target: Target) -> str:
-        """The name that it is asked by."""
+        """Return the name that it is asked by."""
         return target.name
 
     def send(self, request: Outgoing) -> Call:
@@ -118,7 +118,7 @@ class Remote:
             self._note(ready, f"{missing} is not ready there" if missing else "")
 
     def failed(self, refusal: Refusal) -> None:
-        """A request of its ended so: it gets no more until the next look where it has gone."""
+        """Give it no more until the next look, if it has gone, as a request of its tells."""
         if refusal.reason == "server_away" or isinstance(refusal.error, AccessError):
             self._note((), _reason(refusal))
 
@@ -127,7 +127,7 @@ class Remote:
         await self._channel.close()
 
     async def _check_key(self) -> None:
-        """Readiness asks for no key; this does, whoever is there to answer.
+        """Ask what needs a key, which readiness does not, whoever is there to answer.
 
         Raises:
             Refusal: the key is refused, or there is no answer.
@@ -148,21 +148,21 @@ class Remote:
             raise
         return bool(service_pb2.ModelReadyResponse.FromString(answer).ready)
 
-    def _note(self, ready: Iterable[str], said: str) -> None:
+    def _note(self, ready: Iterable[str], reason: str) -> None:
         before, self._ready = self._ready, frozenset(ready)
-        if self._ready != before or said != self._said:
+        if self._ready != before or reason != self._reason:
             logger.log(
-                logging.WARNING if said else logging.INFO,
+                logging.WARNING if reason else logging.INFO,
                 "%s takes requests for %s%s",
                 self.name,
                 ", ".join(sorted(self._ready)) or "nothing",
-                f": {said}" if said else "",
+                f": {reason}" if reason else "",
             )
-        self._said = said
+        self._reason = reason
 
 
 async def _as_stream(source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Answers of ModelInfer as those of ModelStreamInfer."""
+    """Yield answers of ModelInfer as those of ModelStreamInfer."""
     async for answer in source:
         yield streamed_answer(answer)
 
@@ -176,7 +176,7 @@ def _reason(refusal: Refusal) -> str:
 
 
 def _with_file(parts: Iterable[Part], path: str) -> bytes:
-    """A serialised request with the bytes of a file as its audio."""
+    """Serialise a request with the bytes of a file as its audio."""
     audio = service_pb2.ModelInferRequest()
     audio.inputs.add(name="AUDIO", datatype="BYTES", shape=[1])
     with (

@@ -1,4 +1,4 @@
-"""What the gateway knows of a server behind it."""
+"""A server behind the gateway, as it knows it."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -31,13 +31,13 @@ class Server(Protocol):
     """Requests that the gateway has given to it and that have not ended."""
 
     def takes(self, model: str) -> bool:
-        """Whether it may be given a request now, by what is known without asking it."""
+        """Tell whether it may be given a request now, by what is known without asking it."""
 
     async def ready(self, model: str) -> bool:
-        """Whether it would answer."""
+        """Tell whether it would answer."""
 
     def answer_name(self, target: Target) -> str:
-        """What its answers call the model."""
+        """Return what its answers call the model."""
 
     def send(self, request: Outgoing) -> Call:
         """Give it a request; its answers are ModelStreamInferResponses.
@@ -47,10 +47,10 @@ class Server(Protocol):
         """
 
     def failed(self, refusal: Refusal) -> None:
-        """A request of its ended so."""
+        """Note that a request of its ended so."""
 
     async def small(self, method: str, message: bytes) -> bytes:
-        """The answer to a small question.
+        """Ask a small question, and return the answer.
 
         Raises:
             Refusal: there is none.

@@ -131,7 +131,7 @@ def test_requests_of_a_minute(clock):
 def test_what_is_left_is_told_as_openai_tells_it(clock):
     caller = Caller("alice", Key("", requests_per_minute=60, audio_s_per_minute=30.0), clock)
     caller.begin()
-    caller.heard(40.0)
+    caller.count_audio(40.0)
     assert caller.left() == {
         "x-ratelimit-limit-requests": "60",
         "x-ratelimit-remaining-requests": "59",
@@ -146,7 +146,7 @@ def test_what_is_left_is_told_as_openai_tells_it(clock):
 def test_audio_of_a_minute_is_counted_once_it_is_known(clock):
     caller = Caller("alice", Key("", audio_s_per_minute=60), clock)
     caller.begin()
-    caller.heard(90.0)
+    caller.count_audio(90.0)
     assert refused(caller.begin).retry_after_s == 30
     clock.now_s += 30
     caller.begin()

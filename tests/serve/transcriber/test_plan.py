@@ -12,7 +12,7 @@ from serve.contract.messages import Request
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber.audio import MIB
 from serve.transcriber.phrases import trie_of
-from serve.transcriber.plan import check_config, plan_request
+from serve.transcriber.plan import check_config, plan_request, with_texts
 from serve.transcriber.prompts import texts_of
 from tests.fakes import CAPABILITIES, fake_engine
 
@@ -32,9 +32,8 @@ def plan(tokenizer):
         request = Request(**{"audio": SECOND, "sample_rate": 16_000, **options})
         capabilities = dataclasses.replace(CAPABILITIES, **lacks or {})
         config = config or TranscriberConfig()
-        plan_request(request, tokenizer, capabilities, config, N_TEXT_CTX)
-        texts = texts_of(request, tokenizer, config)
-        return plan_request(request, tokenizer, capabilities, config, N_TEXT_CTX, texts)
+        made = plan_request(request, tokenizer, capabilities, config, N_TEXT_CTX)
+        return with_texts(made, texts_of(request, tokenizer, config), request, config, N_TEXT_CTX)
 
     return plan
 

@@ -45,8 +45,7 @@ def test_speech_begins_and_ends_and_a_pause_is_no_end():
     audio = np.concatenate(plan)
     frames = [frame for i in range(0, len(audio), 700) for frame in ear.push(audio[i : i + 700])]
     assert [frame.speech for frame in frames] == [block is loud for block in plan]
-    turns = {i: frame.turn for i, frame in enumerate(frames) if frame.turn}
-    assert turns == {1: "begins", 12: "ends"}
+    assert [i for i, frame in enumerate(frames) if frame.ends] == [12]
     assert not len(ear.rest())
 
 

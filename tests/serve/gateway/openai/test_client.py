@@ -341,6 +341,7 @@ def test_asynchronously(shared, connect):
             None,
         ),
         ({"extra_body": {"beem_size": 5}}, openai.BadRequestError, "beem_size", None),
+        ({"extra_body": {"beam_size": 10**12}}, openai.BadRequestError, "beam_size", None),
         ({"file": ("a.wav", b"")}, openai.BadRequestError, "file", None),
         (
             {"prompt": "error:OptionError: the request: beam_size = 9; expected at most 8"},

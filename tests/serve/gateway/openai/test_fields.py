@@ -170,7 +170,6 @@ def test_unknown_fields_are_ignored_where_that_is_configured():
         ([("beam_size", "five")], "beam_size", "a whole number"),
         ([("beam_size", "1.5")], "beam_size", "a whole number"),
         ([("beam_size", "9" * 5000)], "beam_size", "a whole number"),
-        ([("beam_size", "9" * 12)], None, "beam_size"),
         ([("temperature", "nan")], "temperature", "a number"),
         ([("stream", "maybe")], "stream", "true or false"),
         ([("response_format", "xml")], "response_format", "one of json, text, srt"),

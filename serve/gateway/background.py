@@ -1,5 +1,6 @@
-"""How long the event loop is at one thing, and a sign that it goes on."""
+"""Work that an event loop does beside its requests, and the watch on the loop itself."""
 
+import abc
 import asyncio
 import collections
 import contextlib
@@ -12,7 +13,28 @@ _TICKS = round(signs.INTERVAL_S / _TICK_S)  # between two signs of life
 _MINUTE = 60  # signs of life
 
 
-class LoopWatch:
+class Background(abc.ABC):
+    """Work that goes on from `start` to `close`. For one event loop."""
+
+    _task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """End it, and wait for that."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    @abc.abstractmethod
+    async def _run(self) -> None:
+        """Work, without an end."""
+
+
+class LoopWatch(Background):
     """Sees how late the loop is, and touches a file as long as it goes on at all.
 
     Args:
@@ -22,23 +44,11 @@ class LoopWatch:
     def __init__(self, alive: Path) -> None:
         self._alive = alive
         self._late_s: collections.deque[float] = collections.deque([0.0], maxlen=_MINUTE)
-        self._task: asyncio.Task[None] | None = None
 
     @property
     def longest_s(self) -> float:
         """Of the last minute; shorter by 50 ms than the turn itself, at most."""
         return max(self._late_s)
-
-    def start(self) -> None:
-        """Begin."""
-        self._task = asyncio.create_task(self._run())
-
-    async def close(self) -> None:
-        """End."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
 
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time

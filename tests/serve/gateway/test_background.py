@@ -4,14 +4,14 @@ import asyncio
 import re
 import time
 
-from serve.gateway.watch import LoopWatch
+from serve.gateway.background import LoopWatch
 from serve.wire.alive import age_s
 from serve.wire.folder import gateway_alive
 from tests.gateways import until
 
 
 def test_the_longest_turn_is_told_for_a_minute(tmp_path, monkeypatch):
-    monkeypatch.setattr("serve.gateway.watch._TICKS", 1)
+    monkeypatch.setattr("serve.gateway.background._TICKS", 1)
     watch = LoopWatch(tmp_path / "alive")
 
     async def at_one_thing(seconds):
