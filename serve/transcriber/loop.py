@@ -76,7 +76,7 @@ class Transcriber:
         self.capabilities = runtime.capabilities
         self.tokenizer = Tokenizer.open(engine)
         check_config(config, self.capabilities, self.tokenizer)
-        self._n_text_ctx = engine.manifest.dims.n_text_ctx
+        self._manifest = engine.manifest
         self._runtime = runtime
         self._config = config
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -200,7 +200,7 @@ class Transcriber:
 
     def _plan(self, request: Request, texts: Texts | None = None) -> Plan:
         tokenizer, capabilities = self.tokenizer, self.capabilities
-        return plan_request(request, tokenizer, capabilities, self._config, self._n_text_ctx, texts)
+        return plan_request(request, tokenizer, capabilities, self._config, self._manifest, texts)
 
     def _tokenize(self, active: ActiveRequest, request: Request) -> None:
         """Put a request's texts into its plan, before its windows come; called by a worker.

@@ -15,6 +15,7 @@ from serve.contract.config import (
 )
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import ConfigError, OptionError, shown
+from serve.contract.manifest import Confidence, Manifest
 from serve.contract.messages import Mode, Request
 from serve.runtime.protocol import Capabilities, DecodingOptions, Detection
 from serve.speech.languages import named_language
@@ -49,6 +50,8 @@ class Plan:
     words: bool = False  # to be timed
     tells_words: bool = False  # and told
     tells_logprobs: bool = False  # of tokens; words are timed for them too
+    confidence: Confidence | None = None  # by which words get theirs; None: they get none
+    low_confidence: float | None = None  # below which a word's is marked; None: none is
     hallucination_silence_s: float = 0.0  # around segments that are left out; 0: none are
     vad: VoiceActivity = "off"  # in which audio what is not speech is left out
     speech: SpeechConfig = dataclasses.field(default_factory=SpeechConfig)  # what is
@@ -114,7 +117,7 @@ def plan_request(
     tokenizer: Tokenizer,
     capabilities: Capabilities,
     config: TranscriberConfig,
-    n_text_ctx: int,
+    manifest: Manifest,
     texts: Texts | None = None,
 ) -> Plan:
     """Check a request's options and turn them into a plan; the audio is decoded later.
@@ -124,7 +127,7 @@ def plan_request(
         tokenizer: the engine's.
         capabilities: the runtime's.
         config: limits and defaults.
-        n_text_ctx: positions of the decoder.
+        manifest: the engine's, for its sizes and how likely it says that words are right.
         texts: the request's, from `texts_of`; finding their ids may take long, and until then a
             plan without them says whether the rest is right.
 
@@ -160,6 +163,7 @@ def plan_request(
             "name the language"
         )
     first = texts.prompt(start, texts.before, texts.prefix)
+    n_text_ctx = manifest.dims.n_text_ctx
     options = DecodingOptions(
         timestamps=request.timestamps,
         temperature=temperature,
@@ -175,6 +179,8 @@ def plan_request(
         words=_words(request, silence_s, tokenizer, capabilities),
         tells_words=request.word_timestamps or (request.try_word_timestamps and capabilities.words),
         tells_logprobs=request.token_logprobs,
+        confidence=manifest.confidence,
+        low_confidence=_low_confidence(request, manifest.confidence),
         hallucination_silence_s=silence_s,
         vad=_vad(request, config),
         stretches=stretches_of("clip_timestamps", request.clip_timestamps),
@@ -237,6 +243,24 @@ def _words(
         f"{what}, but the runtime {capabilities.runtime} cannot time words; serve an engine of the "
         f"native runtime, or ask for {without}"
     )
+
+
+def _low_confidence(request: Request, confidence: Confidence | None) -> float | None:
+    low = request.low_confidence
+    if low is None:
+        return None
+    if not is_number(low) or not 0.0 <= low <= 1.0:
+        raise OptionError(f"low_confidence = {shown(low)}; expected a number from 0 to 1")
+    if not request.word_timestamps:
+        raise OptionError(
+            f"low_confidence = {low:g} marks words with times; ask for word_timestamps = true"
+        )
+    if confidence is None:
+        raise OptionError(
+            f"low_confidence = {low:g}, but the engine does not say how likely words are right; "
+            "build it again with build.confidence, which `python -m eval confidence` fits"
+        )
+    return float(low)
 
 
 def _hallucination_silence(request: Request, config: TranscriberConfig) -> float:
