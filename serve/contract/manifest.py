@@ -128,7 +128,7 @@ class Confidence:
     avg_logprob: Weight
     source: str  # id of the checkpoint that heard the speech
     clips: Annotated[int, Field(gt=0)]
-    words: Annotated[int, Field(gt=0)]  # that were heard in them
+    words: Annotated[int, Field(gt=0)]  # that were heard in them, by every beam
     languages: tuple[str, ...]  # codes
 
 
