@@ -179,7 +179,8 @@ def plan_request(
         words=_words(request, silence_s, tokenizer, capabilities),
         tells_words=request.word_timestamps or (request.try_word_timestamps and capabilities.words),
         tells_logprobs=request.token_logprobs,
-        confidence=manifest.confidence,
+        # It was fitted to transcripts, and says nothing of translations.
+        confidence=manifest.confidence if request.task == "transcribe" else None,
         low_confidence=_low_confidence(request, manifest.confidence),
         hallucination_silence_s=silence_s,
         vad=_vad(request, config),
@@ -254,6 +255,11 @@ def _low_confidence(request: Request, confidence: Confidence | None) -> float | 
     if not request.word_timestamps:
         raise OptionError(
             f"low_confidence = {low:g} marks words with times; ask for word_timestamps = true"
+        )
+    if request.task == "translate":
+        raise OptionError(
+            f"low_confidence = {low:g}, but how likely the words of a translation are right is not "
+            "known; leave it out"
         )
     if confidence is None:
         raise OptionError(

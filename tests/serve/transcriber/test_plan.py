@@ -18,6 +18,7 @@ from tests.fakes import CAPABILITIES, CONFIDENCE, fake_engine
 
 N_TEXT_CTX = 448
 SECOND = np.zeros(16_000, np.float32)
+TRANSLATED = {"task": "translate"}
 SEARCH = {"beam_width": 8, "search_options": True}
 
 
@@ -264,11 +265,13 @@ def test_doubtful_words_are_marked_where_words_are_told_and_the_engine_can_say(p
     assert (made.confidence, made.low_confidence) == (CONFIDENCE, 0.5)
     made = plan({"words": True}, confidence=CONFIDENCE, **words)
     assert (made.confidence, made.low_confidence) == (CONFIDENCE, None)
+    assert plan({"words": True}, confidence=CONFIDENCE, **words, **TRANSLATED).confidence is None
     for confidence, options, message in (
         (CONFIDENCE, {"low_confidence": 1.5}, "= 1.5; expected a number from 0 to 1"),
         (CONFIDENCE, {"low_confidence": "0.5"}, "= '0.5'; expected a number from 0 to 1"),
         (CONFIDENCE, {"low_confidence": 0.5}, "= 0.5 marks words .* word_timestamps = true"),
         (None, {"low_confidence": 0.5, **words}, "= 0.5, but the engine does not say how likely"),
+        (CONFIDENCE, {"low_confidence": 0.5, **words, **TRANSLATED}, "= 0.5, but how likely"),
     ):
         with pytest.raises(OptionError, match=f"^low_confidence {message}"):
             plan({"words": True}, confidence=confidence, **options)
