@@ -38,6 +38,7 @@ from serve.transcriber.open import open_transcriber
 HALVES = ("choose", "report")
 EVERY = "all"
 MOST_ECE = 0.05  # of words that were not fitted to
+DECIDING = 1_000  # words; of fewer the measures are a matter of chance
 _FEWEST = 50  # words of a language that has a row
 
 
@@ -258,7 +259,7 @@ def _rows(beam: int, words: Sequence[HeardWord], figures: dict[str, list[float]]
 
 
 def checks_of(figures: Figures) -> tuple[Check, ...]:
-    """Check what must hold of all words that were not fitted to."""
+    """Check what must hold of all words that were not fitted to; few decide nothing."""
     whole = {(row.beam_size, row.figure): row for row in figures.rows if row.language == EVERY}
     checks = list[Check]()
     for beam in dict.fromkeys(beam for beam, _ in whole):
@@ -266,10 +267,11 @@ def checks_of(figures: Figures) -> tuple[Check, ...]:
         before = whole[beam, "probability"].reliability
         found = f"{before.ece:.3f} before, {after.ece:.3f} after"
         near = f"with a beam of {beam} confidence is within {MOST_ECE} of the truth"
-        checks.append(Check(near, after.ece <= MOST_ECE, found))
+        enough = after.words >= DECIDING
+        checks.append(Check(near, after.ece <= MOST_ECE if enough else None, found))
         better = f"with a beam of {beam} confidence has a smaller Brier score than probability"
         found = f"{before.brier:.4f} before, {after.brier:.4f} after"
-        checks.append(Check(better, after.brier < before.brier, found))
+        checks.append(Check(better, after.brier < before.brier if enough else None, found))
     return tuple(checks)
 
 

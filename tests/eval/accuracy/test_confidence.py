@@ -119,11 +119,11 @@ def test_what_would_have_it_fall_counts_for_nothing():
 
 
 def test_figures_are_of_the_half_that_was_not_fitted_to():
-    few, many = 2_000, 4_000
+    some, many = 2_000, 4_000
     both = {
         beam: [
-            *words_of("choose", few, TRUE, beam_seed=beam),
-            *words_of("choose", few // 2, TRUE, "de", beam_seed=beam),
+            *words_of("choose", some, TRUE, beam_seed=beam),
+            *words_of("choose", some // 2, TRUE, "de", beam_seed=beam),
             *words_of("report", many, TRUE, beam_seed=beam),
             *words_of("report", 20, TRUE, "sv", beam_seed=beam),
         ]
@@ -144,6 +144,8 @@ def test_figures_are_of_the_half_that_was_not_fitted_to():
     others = words_of("report", many, (0.0, 1.0, 0.0))  # of which probability is true
     unlike = figures_of({5: [*both[5][:3_000], *others]}, "somebody")
     assert [check.passed for check in checks_of(unlike)] == [False, False]
+    few = figures_of({5: [*both[5][:3_000], *others[:999]]}, "somebody")
+    assert [check.passed for check in checks_of(few)] == [None, None]
     with pytest.raises(EarshotError, match="no word of the half 'report' was heard"):
         figures_of({5: both[5][:3_000]}, "somebody")
 
