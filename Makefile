@@ -89,7 +89,7 @@ build-engine: setup
 	@$(RUN) -m build engine --config $(CONFIG) $(if $(CHECKPOINT),--checkpoint "$(CHECKPOINT)") \
 		$(if $(ENGINE),--engine "$(ENGINE)") $(if $(PRECISION),--precision $(PRECISION)) \
 		$(if $(TOKENIZER),--tokenizer "$(TOKENIZER)") $(if $(DRAFT),--draft "$(DRAFT)") \
-		$(if $(CALIBRATE),--calibrate)
+		$(if $(CALIBRATE),--calibrate) $(if $(CONFIDENCE),--confidence "$(CONFIDENCE)")
 
 serve: setup
 	@$(RUN) -m serve triton --config $(CONFIG) $(if $(ENGINE),--engine "$(ENGINE)")

@@ -68,6 +68,12 @@ def _add_engine(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "--checkpoint than the config's, its draft is left out",
     )
     engine.add_argument(
+        "--confidence",
+        metavar="FILE",
+        help="what `python -m eval confidence` fitted, for words to say how likely they are right; "
+        "with another --checkpoint than the config's, its file is left out",
+    )
+    engine.add_argument(
         "--calibrate",
         action=argparse.BooleanOptionalAction,
         help="compensate INT8 rounding on the speech of build.calibrate_clips",

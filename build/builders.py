@@ -15,7 +15,15 @@ from build.checkpoint import Checkpoint
 from build.config import Config
 from build.draft import draft_facts
 from build.trtllm import engines, llm_api
-from build.writer import Log, Made, disk_errors, manifest_of, staged, write_manifest
+from build.writer import (
+    Log,
+    Made,
+    disk_errors,
+    manifest_of,
+    read_confidence,
+    staged,
+    write_manifest,
+)
 from serve.contract.engine import (
     MEL_FILTERS_FILE,
     TOKENIZER_FILE,
@@ -92,7 +100,11 @@ def builder_of(config: Config) -> EngineBuilder:
 
 
 def check(config: Config) -> None:
-    """Refuse a config that the builder cannot honour; see `EngineBuilder.check`."""
+    """Refuse a config that the builder cannot honour; see `EngineBuilder.check`.
+
+    Raises:
+        FileError: the file that `build.confidence` names cannot be read.
+    """
     build = config.build
     if build.draft and not builder_of(config).DRAFTS:
         raise ConfigError(
@@ -104,6 +116,7 @@ def check(config: Config) -> None:
             f"build.calibrate = true, but build.runtime = {build.runtime!r} has its own builder "
             'round the weights; leave it out, or build with build.runtime = "native"'
         )
+    read_confidence(build.confidence)
     builder_of(config).check(config)
 
 
@@ -178,6 +191,7 @@ def up_to_date(checkpoint: Checkpoint, config: Config, verified: bool) -> bool:
         and _stated(manifest, checkpoint) == checkpoint.facts
         and manifest.source.sha256 == checkpoint.source.sha256
         and manifest.draft == draft_facts(checkpoint)
+        and manifest.confidence == read_confidence(config.build.confidence)
         and MEL_FILTERS_FILE in manifest.files
         and tokenizer is not None
         and tokenizer.sha256 == hashlib.sha256(checkpoint.tokenizer_json).hexdigest()

@@ -65,10 +65,11 @@ def _show(commands: Sequence[Sequence[str]], config: Config) -> None:
 
 def _overridden(config: Config, args: argparse.Namespace) -> Config:
     """Return the config with the flags that were given."""
-    names = ("checkpoint", "precision", "tokenizer", "draft", "calibrate", "device")
+    names = ("checkpoint", "precision", "tokenizer", "draft", "confidence", "calibrate", "device")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if given.get("checkpoint", config.build.checkpoint) != config.build.checkpoint:
-        given.setdefault("draft", "")  # the config's draft is for the config's checkpoint
+        for name in ("draft", "confidence"):  # the config's are for the config's checkpoint
+            given.setdefault(name, "")
     build = dataclasses.replace(config.build, **given)
     return dataclasses.replace(config, engine=args.engine or config.engine, build=build)
 

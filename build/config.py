@@ -24,6 +24,8 @@ class BuildConfig:
     # Whether INT8 rounding is compensated on speech, which the checkpoint hears first.
     calibrate: bool = False
     calibrate_clips: Name = "tests/data/human/calibration.jsonl"  # manifest of that speech
+    # What `python -m eval confidence` fitted: words then say how likely they are right. "" = none.
+    confidence: NameOrNone = ""
     device: Device = "cpu"  # the one where a checkpoint runs to be calibrated and compared
     verify_clips: Name = "tests/data/demo.jsonl"  # an engine is compared on some of these
 

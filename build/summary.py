@@ -25,6 +25,7 @@ def summary(engine: Engine) -> str:
         ("size", _size(manifest)),
         ("built with", ", ".join(f"{k} {v}" for k, v in manifest.versions.items())),
         *_calibration(manifest),
+        *_confidence(manifest),
         ("verified", _verified(manifest)),
         *_verdict(manifest),
     ]
@@ -68,6 +69,15 @@ def _calibration(manifest: Manifest) -> list[tuple[str, str]]:
     if calibration is None:
         return []
     return [("calibrated", f"on {calibration.clips} clips (SHA-256 {calibration.sha256[:16]}…)")]
+
+
+def _confidence(manifest: Manifest) -> list[tuple[str, str]]:
+    """Return a line on how words say how likely they are right, if they do."""
+    fit = manifest.confidence
+    if fit is None:
+        return []
+    heard = f"{fit.words:,} words of {fit.clips} clips ({', '.join(fit.languages)})"
+    return [("confidence", f"{fit.fit}, fitted to {heard} that {fit.source} heard")]
 
 
 def _languages(manifest: Manifest) -> str:

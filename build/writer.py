@@ -26,10 +26,12 @@ from safetensors import SafetensorError
 from build.checkpoint import Checkpoint
 from build.config import BuildConfig
 from build.draft import draft_facts
+from serve.contract.codec import from_json
 from serve.contract.engine import (
     FORMAT_VERSION,
     MANIFEST_FILE,
     Calibration,
+    Confidence,
     FileFacts,
     LayerError,
     Manifest,
@@ -37,6 +39,7 @@ from serve.contract.engine import (
     sha256_of,
 )
 from serve.contract.errors import CheckpointError, EngineError
+from serve.contract.files import read_text
 
 Log = Callable[[str], None]
 """Called with each line that a builder has to say."""
@@ -76,6 +79,7 @@ def manifest_of(folder: Path, checkpoint: Checkpoint, build: BuildConfig, made: 
 
     Raises:
         EngineError: the disk fails.
+        FileError, ConfigError: as `read_confidence`.
     """
     with disk_errors(folder):
         files = file_facts(folder)
@@ -94,7 +98,21 @@ def manifest_of(folder: Path, checkpoint: Checkpoint, build: BuildConfig, made: 
         runtime_options=made.runtime_options,
         draft=draft_facts(checkpoint),
         calibration=made.calibration,
+        confidence=read_confidence(build.confidence),
     )
+
+
+def read_confidence(path: str) -> Confidence | None:
+    """Read the fit that `build.confidence` names; None where it names none.
+
+    Raises:
+        FileError: it cannot be read.
+        ConfigError: it is no fit.
+    """
+    if not path:
+        return None
+    expected = "expected what `python -m eval confidence` fitted"
+    return from_json(Confidence, read_text(path, expected), path, advice=expected)
 
 
 def file_facts(folder: Path) -> dict[str, FileFacts]:

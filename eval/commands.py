@@ -137,6 +137,12 @@ COMMANDS = (
         flags.PHRASES,
     ),
     Command(
+        "confidence",
+        "how likely words are right: is it true? and the fit that makes it so",
+        "accuracy.confidence.measure_confidence",
+        flags.CONFIDENCE,
+    ),
+    Command(
         "gateway",
         "what the gateway costs, beside Triton alone",
         "gateway.run.gateway",

@@ -183,6 +183,14 @@ PHRASES = (
     _TELL,
     _CONCURRENCY,
 )
+CONFIDENCE = (
+    Flag("--beams N,M", "beam sizes, each at most 8", counts, (1, 5)),
+    _setting("--manifest CLIPS", "clips to hear, of both halves"),
+    _setting("--limit N", "draw N clips, 0 for all", not_negative),
+    _DRAW_SEED,
+    _TELL,
+    _CONCURRENCY,
+)
 GATEWAY = (
     Flag("--at-once N", "requests at a time", positive, 8),
     Flag("--passes N", "times that each way gets all clips, in turn", positive, 5),

@@ -4,7 +4,7 @@ What the model answers is told by the request's PROMPT: "error:" and what Triton
 gRPC status first, the call ends with that), or else the text of the answer, each word of which is a
 segment of a second. "wait" as its first word: the end of the answer waits; "late:" and what Triton
 is to say: a stream has a segment first. Of samples whose words are to be timed, a word a second is
-heard.
+heard. A word of `CONFIDENCE` says how likely it is right.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from serve.wire.alive import beat
 from serve.wire.folder import ALIVE, METRICS_SOCKET, grpc_target
 from serve.wire.tensors import CANCEL_PARAMETER, KEY_PARAMETER, SEGMENTS_PARAMETER
 
+CONFIDENCE = {"clear": 0.9, "mumbled": 0.254}
 LEAK = "Unable to find shared memory region: 'triton_python_backend_shm_region_1'"
 
 
@@ -201,7 +202,7 @@ def transcript_of(request):
             no_speech_prob=0.125,
             temperature=0.0,
             compression_ratio=1.0,
-            words=(Word(float(i), i + 0.5, f" {word}", 0.75),)
+            words=(Word(float(i), i + 0.5, f" {word}", 0.75, CONFIDENCE.get(word)),)
             if "WORD_TIMESTAMPS" in asked
             else None,
             token_logprobs=(TokenLogprob(f" {word}", -0.5 - i),)

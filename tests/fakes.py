@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from serve.contract.engine import DETECT_LANGUAGE, Engine
+from serve.contract.engine import DETECT_LANGUAGE, Confidence, Engine
 from serve.contract.errors import AudioError, DeviceError, EarshotError, OptionError
 from serve.contract.messages import Alignment, Request, Segment, Timings, Transcript
 from serve.runtime.protocol import Capabilities, Event, FinishReason, Gauges, Job, Scores
@@ -37,6 +37,8 @@ CAPABILITIES = Capabilities(
     max_windows=4,
     short_windows=True,
 )
+
+CONFIDENCE = Confidence("logistic", 1.0, 0.5, 2.0, "fake", clips=10, words=100, languages=("en",))
 
 
 @dataclasses.dataclass(frozen=True)

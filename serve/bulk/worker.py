@@ -38,7 +38,14 @@ Answer = tuple[str, Callable[[], Transcript]]
 _MOST_ENDS = 2  # of a process while it transcribed a file alone, which may have another reason once
 _RETRY_S = 0.1  # between two tries of a request for which there is no room yet
 
-_WORD = {"start": "f8", "end": "f8", "word": "str", "probability": "f8"}
+_WORD = {
+    "start": "f8",
+    "end": "f8",
+    "word": "str",
+    "probability": "f8",
+    "confidence": "f8",
+    "low_confidence": "bool",
+}
 _SEGMENT = {"start": "f8", "end": "f8", "text": "str"}
 _SCORES = {
     "avg_logprob": "f8",

@@ -28,6 +28,7 @@ from serve.contract.manifest import HEAD_DIM as HEAD_DIM
 from serve.contract.manifest import TOKENIZER_FILE as TOKENIZER_FILE
 from serve.contract.manifest import WEIGHTS_FILE as WEIGHTS_FILE
 from serve.contract.manifest import Calibration as Calibration
+from serve.contract.manifest import Confidence as Confidence
 from serve.contract.manifest import Dims as Dims
 from serve.contract.manifest import Draft as Draft
 from serve.contract.manifest import FileFacts as FileFacts

@@ -6,7 +6,7 @@ Field by field it is checked by the types below, and as a whole by `check_manife
 import dataclasses
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -27,6 +27,7 @@ Index = Annotated[int, Field(ge=0, le=1000)]
 TokenId = Annotated[int, Field(ge=0, le=1_000_000)]
 Bytes = Annotated[int, Field(ge=0)]
 Deviation = Annotated[Finite, Field(ge=0)]
+Weight = Annotated[Finite, Field(ge=0)]
 Sha256 = Annotated[
     str, text_that(re.compile(r"[0-9a-f]{64}").fullmatch, "64 hexadecimal digits, a SHA-256")
 ]
@@ -114,6 +115,24 @@ class Calibration:
 
 
 @dataclasses.dataclass(frozen=True)
+class Confidence:
+    """How likely a word is right: a logistic of two figures of an answer, fitted to speech.
+
+    1 / (1 + exp(-z)), where z is `intercept`, and `probability` times the log-odds of the word's
+    probability, and `avg_logprob` times its segment's. It rises with both.
+    """
+
+    fit: Literal["logistic"]
+    intercept: Finite
+    probability: Weight
+    avg_logprob: Weight
+    source: str  # id of the checkpoint that heard the speech
+    clips: Annotated[int, Field(gt=0)]
+    words: Annotated[int, Field(gt=0)]  # that were heard in them, by every beam
+    languages: tuple[str, ...]  # codes
+
+
+@dataclasses.dataclass(frozen=True)
 class FileFacts:
     """One file of the engine folder."""
 
@@ -139,6 +158,7 @@ class Manifest:
     runtime_options: dict[str, Any]  # limits a compiled engine was built for; {} for native
     draft: Draft | None = None  # engines built before there were drafts do not say
     calibration: Calibration | None = None  # None where rounding was to nearest
+    confidence: Confidence | None = None  # None where words have their probability alone
 
 
 def manifest_to_json(manifest: Manifest) -> str:

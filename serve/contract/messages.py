@@ -136,6 +136,12 @@ class Request:
     token_logprobs: bool = option(
         False, "and their tokens' log-probabilities", help="log-probabilities of tokens, in json"
     )
+    low_confidence: float | None = option(
+        None,
+        "0 to 1: timed words are marked whose confidence is lower; default: none are",
+        help="mark timed words whose confidence, 0 to 1, is lower; in json",
+        metavar="C",
+    )
     channels: Channels = option(
         "mix",
         '"mix" (default), or "split": each channel of the audio is a speaker\'s own',
@@ -242,6 +248,8 @@ class Word:
     end: float  # s
     word: str  # as it stands in the text, with the space that begins it
     probability: float
+    confidence: float | None = None  # how likely it is right; None: the engine cannot say
+    low_confidence: bool | None = None  # True: below what the request asked for; else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,9 +6,9 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
-from serve.contract.messages import Segment, Transcript
+from serve.contract.messages import Segment, Transcript, Word
 from serve.speech.cues import DEFAULT, Cue, CueOptions, Piece, split
 
 Format = Literal["text", "srt", "vtt", "tsv", "json"]
@@ -67,9 +67,15 @@ def _json(transcript: Transcript, file: str) -> str:
     return json.dumps(fields, ensure_ascii=False) + "\n"
 
 
+def word_fields(word: Word) -> dict[str, Any]:
+    """Return a word for JSON, without the fields that it does not have."""
+    return {name: value for name, value in vars(word).items() if value is not None}
+
+
 def _fields(segment: Segment) -> dict[str, object]:
     """Return a segment for json, without the fields that were not asked for."""
     fields = dataclasses.asdict(segment)
+    fields["words"] = segment.words and [word_fields(word) for word in segment.words]
     for name in ("words", "language", "token_logprobs", "speaker"):
         if fields[name] is None:
             del fields[name]

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from serve.contract.messages import Alignment, Segment, TokenLogprob, Word
 
 FRAMES_PER_S = 50  # of an alignment
+SPACELESS = frozenset({"zh", "ja", "th", "lo", "my", "yue"})  # languages written without spaces
 
 Decode = Callable[[Sequence[int]], str]
 
-_SPACELESS = frozenset({"zh", "ja", "th", "lo", "my", "yue"})  # written without spaces
 _PREPENDED = "\"'“¿([{-"  # punctuation that belongs to the word after it
 _APPENDED = "\"'.。,，!！?？:：”)]}、"  # and to the word before it
 PUNCTUATION = _PREPENDED + _APPENDED
@@ -141,7 +141,7 @@ def split_words(
         The words, and of how many tokens each is made.
     """
     pieces = list(_characters(tokens, decode))
-    if language not in _SPACELESS:
+    if language not in SPACELESS:
         pieces = list(_spaced(pieces))
     return [text for text, _ in pieces], [count for _, count in pieces]
 

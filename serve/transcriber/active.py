@@ -21,6 +21,7 @@ from serve.contract.config import TranscriberConfig
 from serve.contract.engine import DETECT_LANGUAGE, TokenizerFacts
 from serve.contract.messages import Alignment, OnEvent, Segment, Timings, Transcript
 from serve.runtime.protocol import DecodingOptions, Scores
+from serve.speech.confidence import with_confidence
 from serve.speech.coverage import untold, untold_s
 from serve.speech.features import N_FRAMES
 from serve.speech.hallucinations import without_hallucinations
@@ -321,6 +322,7 @@ class ActiveRequest:
             if (words := self._words.pop(index, None)) is not None:
                 begin_s = window.timeline.start_s
                 stitched = give_words(stitched, words, begin_s, self._spoken_until_s)
+                stitched = with_confidence(stitched, self.plan.confidence, self.plan.low_confidence)
             stitched = spoken(self._settle(window, window.timeline.restore(stitched)))
             if self.plan.mode == "sequential" and window.pieces:
                 self._go_on_from(window, stitched, tokenizer.facts)

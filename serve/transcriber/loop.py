@@ -76,7 +76,7 @@ class Transcriber:
         self.capabilities = runtime.capabilities
         self.tokenizer = Tokenizer.open(engine)
         check_config(config, self.capabilities, self.tokenizer)
-        self._n_text_ctx = engine.manifest.dims.n_text_ctx
+        self._manifest = engine.manifest
         self._runtime = runtime
         self._config = config
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -122,7 +122,7 @@ class Transcriber:
         """
         try:
             tokenizer, capabilities = self.tokenizer, self.capabilities
-            plan = plan_request(request, tokenizer, capabilities, self._config, self._n_text_ctx)
+            plan = plan_request(request, tokenizer, capabilities, self._config, self._manifest)
             active = self._ledger.accept(plan, on_event, memory_bytes(request))
         except EarshotError:
             self._ledger.reject()
@@ -207,7 +207,8 @@ class Transcriber:
         """
         texts = texts_of(request, self.tokenizer, self._config)
         if texts != active.plan.texts:
-            plan = with_texts(active.plan, texts, request, self._config, self._n_text_ctx)
+            n_text_ctx = self._manifest.dims.n_text_ctx
+            plan = with_texts(active.plan, texts, request, self._config, n_text_ctx)
             self._inbox.put(functools.partial(active.set_plan, plan))
 
     def _posts(self, work: Callable[..., None]) -> Callable[..., None]:

@@ -15,6 +15,7 @@ from serve.contract.config import (
 )
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import ConfigError, OptionError, shown
+from serve.contract.manifest import Confidence, Manifest
 from serve.contract.messages import Mode, Request
 from serve.runtime.protocol import Capabilities, DecodingOptions, Detection
 from serve.speech.languages import named_language
@@ -32,6 +33,7 @@ from serve.transcriber.prompts import (
     without_text,
 )
 from serve.transcriber.speaker_plan import Speakers, has_channels, speakers_of
+from serve.transcriber.word_plan import low_confidence_of, words_of
 
 T = TypeVar("T", SearchConfig, SpeechConfig)
 
@@ -49,6 +51,8 @@ class Plan:
     words: bool = False  # to be timed
     tells_words: bool = False  # and told
     tells_logprobs: bool = False  # of tokens; words are timed for them too
+    confidence: Confidence | None = None  # by which words get theirs; None: they get none
+    low_confidence: float | None = None  # below which a word's is marked; None: none is
     hallucination_silence_s: float = 0.0  # around segments that are left out; 0: none are
     vad: VoiceActivity = "off"  # in which audio what is not speech is left out
     speech: SpeechConfig = dataclasses.field(default_factory=SpeechConfig)  # what is
@@ -114,7 +118,7 @@ def plan_request(
     tokenizer: Tokenizer,
     capabilities: Capabilities,
     config: TranscriberConfig,
-    n_text_ctx: int,
+    manifest: Manifest,
 ) -> Plan:
     """Check a request's options and turn them into a plan; texts and audio come later.
 
@@ -122,7 +126,7 @@ def plan_request(
         request: what is asked for.
         tokenizer, capabilities: the engine's, and the runtime's.
         config: limits and defaults.
-        n_text_ctx: positions of the decoder.
+        manifest: the engine's, for its sizes and how likely it says that words are right.
 
     Raises:
         OptionError: an option is out of bounds, unknown, or not honoured by the runtime.
@@ -134,14 +138,18 @@ def plan_request(
     silence_s = _hallucination_silence(request, config)
     detection = detection_of(request, tokenizer, capabilities, config)
     start = _start(request, tokenizer, capabilities)
+    n_text_ctx = manifest.dims.n_text_ctx
     plan = Plan(
         start=start,
         language=_language(start, tokenizer),
         options=options,
         fixed_temperature=request.temperature is not None,
-        words=_words(request, silence_s, tokenizer, capabilities),
+        words=words_of(request, silence_s, tokenizer, capabilities),
         tells_words=request.word_timestamps or (request.try_word_timestamps and capabilities.words),
         tells_logprobs=request.token_logprobs,
+        # It was fitted to transcripts, and says nothing of translations.
+        confidence=manifest.confidence if request.task == "transcribe" else None,
+        low_confidence=low_confidence_of(request, manifest.confidence),
         hallucination_silence_s=silence_s,
         vad=_vad(request, config),
         stretches=stretches_of("clip_timestamps", request.clip_timestamps),
@@ -215,36 +223,6 @@ def _start(request: Request, tokenizer: Tokenizer, capabilities: Capabilities) -
             "name the language"
         )
     return start
-
-
-def _words(
-    request: Request, silence_s: float, tokenizer: Tokenizer, capabilities: Capabilities
-) -> bool:
-    """Whether words are to be timed: for themselves, or for what their pass finds besides."""
-    tried = request.try_word_timestamps
-    needed = request.word_timestamps or request.token_logprobs or silence_s or request.diarize
-    if capabilities.words:
-        return bool(needed or tried)
-    if not needed:
-        return False
-    if request.word_timestamps:
-        what, without = "word_timestamps = true", "word_timestamps = false"
-    elif request.token_logprobs:
-        what, without = "token_logprobs = true needs words' times", "token_logprobs = false"
-    elif request.diarize:
-        what, without = "diarize = true needs words' times", "diarize = false"
-    else:
-        name = "hallucination_silence_threshold"
-        what, without = f"{name} = {silence_s:g} needs words with times", f"{name} = 0"
-    if not tokenizer.facts.alignment_heads:
-        raise OptionError(
-            f"{what}, but the engine names no alignment heads, by which words are timed; build it "
-            "again with `make build-engine`, which measures them"
-        )
-    raise OptionError(
-        f"{what}, but the runtime {capabilities.runtime} cannot time words; serve an engine of the "
-        f"native runtime, or ask for {without}"
-    )
 
 
 def _hallucination_silence(request: Request, config: TranscriberConfig) -> float:

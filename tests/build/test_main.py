@@ -1,5 +1,6 @@
 """python -m build: what a user sees, types and gets wrong."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -10,8 +11,10 @@ import pytest
 from build import commands, verify
 from build.__main__ import main
 from build.recordings import synthetic_recordings
+from serve.contract.codec import to_json
 from serve.contract.engine import MANIFEST_FILE, open_engine
 from tests.checkpoints import NANO, edit_json, random_weights, write_hf, write_json, write_openai
+from tests.fakes import CONFIDENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -91,6 +94,41 @@ def test_another_checkpoint_leaves_the_configs_draft_out(config, nano_folder, tm
     for flags, drafts in (([], True), (["--checkpoint", str(other)], False)):
         assert main([*build, *flags]) == 0
         assert (open_engine(made).manifest.draft is not None) == drafts
+
+
+def test_an_engine_holds_the_confidence_that_was_fitted_to_its_checkpoint(
+    config, nano_folder, tmp_path, capsys
+):
+    fit = tmp_path / "fit.json"
+    fit.write_text(to_json(CONFIDENCE))
+    made = tmp_path / "engines" / "nano"
+    build = ["engine", "--config", str(config), "--no-verify", "--if-stale"]
+    assert main(build) == 0
+    assert open_engine(made).manifest.confidence is None
+    config.write_text(config.read_text() + f'confidence = "{fit}"\n')
+    capsys.readouterr()
+    assert main(build) == 0
+    told = "logistic, fitted to 100 words of 10 clips (en) that fake heard"
+    assert f"confidence  {told}" in capsys.readouterr().out
+    assert open_engine(made).manifest.confidence == CONFIDENCE
+    assert main(build) == 0
+    assert f"{made} is up to date" in capsys.readouterr().out
+    other = write_hf(tmp_path / "other", NANO, random_weights(NANO, seed=5))
+    assert main([*build, "--checkpoint", str(other)]) == 0
+    assert open_engine(made).manifest.confidence is None
+    assert main([*build, "--checkpoint", str(other), "--confidence", str(fit)]) == 0
+    assert open_engine(made).manifest.confidence == CONFIDENCE
+
+
+def test_a_fit_that_is_none_is_refused_before_anything_is_built(config, tmp_path, capsys):
+    flags = ["engine", "--config", config, "--confidence"]
+    _, message = error(capsys, *flags, tmp_path / "no.json")
+    assert "no.json" in message and "`python -m eval confidence` fitted" in message
+    falling = tmp_path / "falling.json"
+    falling.write_text(to_json(dataclasses.replace(CONFIDENCE, probability=-1.0)))
+    _, message = error(capsys, *flags, falling)
+    assert "probability" in message and "at least 0" in message
+    assert not (tmp_path / "engines").exists()
 
 
 def test_if_stale_builds_only_what_is_stale(config, engine, capsys):

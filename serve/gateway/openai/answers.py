@@ -15,7 +15,7 @@ from serve.contract.messages import Segment, Transcript
 from serve.gateway.openai.fields import FormFields
 from serve.gateway.protocols import NotTaken
 from serve.gateway.refusals import client_gone
-from serve.speech.formats import render
+from serve.speech.formats import render, word_fields
 from serve.speech.languages import LANGUAGE_NAMES
 
 _SEEKS_PER_S = 100  # Whisper's frames of 10 ms
@@ -199,7 +199,7 @@ def _logprobs(segments: Iterable[Segment], fields: FormFields) -> dict[str, Any]
 def _words(segments: Iterable[Segment]) -> list[dict[str, Any]]:
     """List the words of segments, with who says them where that is known."""
     return [
-        {**dataclasses.asdict(word), "word": word.word.strip(), **_speaker(segment)}
+        {**word_fields(word), "word": word.word.strip(), **_speaker(segment)}
         for segment in segments
         for word in segment.words or ()
     ]

@@ -91,9 +91,10 @@ FIELDS["temperature"] = dataclasses.replace(
     FIELDS["temperature"], meaning="0 to 1; 0, the default, rises where the text looks wrong"
 )
 
+_ASK_FOR_WORDS = "ask for timestamp_granularities[]=word with response_format=verbose_json"
 _REFUSED = {
     "try_word_timestamps": "srt and vtt have the times of words by themselves",
-    "word_timestamps": "ask for timestamp_granularities[]=word with response_format=verbose_json",
+    "word_timestamps": _ASK_FOR_WORDS,
     "token_logprobs": "ask for include[]=logprobs with response_format=json",
     "task": "translations have an address of their own, /v1/audio/translations",
 }
@@ -143,6 +144,8 @@ def read_fields(
     read = _Values(values)
     format: Format = read.choice("response_format") or "json"
     words, segments = _granularities(read, format)
+    if not words and read.value("low_confidence") is not None:
+        raise FieldRefusal("low_confidence", f"low_confidence marks words; {_ASK_FOR_WORDS}")
     stream = bool(read.value("stream"))
     if stream and format not in _STREAMED:
         raise FieldRefusal(

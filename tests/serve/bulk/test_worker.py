@@ -183,6 +183,11 @@ def test_shards_of_parquet_have_the_same_columns_even_with_nothing_in_them(start
     do({"number": 1, "files": files[1:2]})
     whole, none = (parquet.read_table(output.transcripts(number)) for number in (0, 1))
     assert whole.schema == none.schema
+    (words,) = [
+        one for one in whole.schema.field("segments").type.value_type if one.name == "words"
+    ]
+    told = [field.name for field in words.type.value_type]
+    assert told == ["start", "end", "word", "probability", "confidence", "low_confidence"]
     assert whole.column("file").to_pylist() == [files[0], files[2], files[4]]
     assert whole.column("segments")[0].as_py()[0]["text"] == " Hello & goodbye."
     assert none.num_rows == 0

@@ -188,6 +188,7 @@ def test_options_reach_the_request(toml, files, fake):
     options += ["--word-timestamps", "--no-vad", "--mode", "sequential", "--hotwords", "Ångström"]
     options += ["--prefix", "Where", "--clip-timestamps", "0,1.5,2"]
     options += ["--multilingual", "--token-logprobs", "--languages", "es, en"]
+    options += ["--low-confidence", "0.4"]
     options += ["--temperature", "0.5", "--max-tokens", "7", "--short-encoder"]
     options += ["--beam-size", "5", "--patience", "2", "--length-penalty", "0.5", "--best-of", "4"]
     options += ["--repetition-penalty", "1.5", "--no-repeat-ngram-size", "3", "--no-suppress-blank"]
@@ -200,7 +201,7 @@ def test_options_reach_the_request(toml, files, fake):
     assert (request.language, request.task, request.prompt) == ("es", "translate", "Zoë")
     assert (request.timestamps, request.temperature, request.max_tokens) == (False, 0.5, 7)
     assert request.multilingual and request.word_timestamps and request.short_encoder
-    assert request.token_logprobs
+    assert request.token_logprobs and request.low_confidence == 0.4
     assert request.vad is False
     assert (request.mode, request.hotwords) == ("sequential", "Ångström")
     assert (request.prefix, request.clip_timestamps) == ("Where", (0.0, 1.5, 2.0))

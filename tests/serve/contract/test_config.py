@@ -168,6 +168,7 @@ SOMETIMES = ["0", "-1", "-1.5", "1e300", "9" * 40, "''", "'x'", "' '", "[]", "[0
 MAY_BE_EMPTY = {
     ("build", "tokenizer"),
     ("build", "draft"),
+    ("build", "confidence"),
     ("eval", "half"),
     ("eval", "heldout"),
     ("eval", "language"),

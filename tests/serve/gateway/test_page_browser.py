@@ -163,6 +163,11 @@ def downloaded(page, found, format):
     return Path(download.value.path()).read_text(encoding="utf-8")
 
 
+def read_words(page, found):
+    """The words of each segment that a card saves."""
+    return [one["words"] for one in json.loads(downloaded(page, found, "json"))["segments"]]
+
+
 def sent(gateway):
     """The inputs of the request that came last."""
     return inputs_of(list(gateway.triton.requests.values())[-1])
@@ -446,6 +451,31 @@ def test_words_are_corrected_where_they_stand_and_stay_so(page):
     found.get_by_role("button", name="Again").click()
     expect(found.locator(".word")).to_have_text(["one", "two", "three", "four"])
     expect(found.locator(".facts")).not_to_contain_text("corrected")
+
+
+def test_doubtful_words_are_marked_for_those_who_want_it(page):
+    say(page, "one clear mumbled")
+    drop(page, CLIP)
+    found = done(page, "one clear mumbled")
+    doubtful = found.locator(".doubtful")
+    expect(doubtful).to_have_text(["mumbled"])
+    expect(doubtful).to_have_attribute("title", "25 % sure")
+    expect(doubtful).to_have_css("text-decoration-line", "none")
+    page.check("#doubts")
+    expect(doubtful).to_have_css("text-decoration-line", "underline")
+    expect(doubtful).to_have_css("text-decoration-style", "dotted")
+    expect(page.locator("#chosen")).to_contain_text("doubts marked")
+
+    page.reload()
+    found = done(page, "one clear mumbled")
+    expect(found.locator(".doubtful")).to_have_css("text-decoration-line", "underline")
+    words = [word for one in read_words(page, found) for word in one]
+    assert [word.get("confidence") for word in words] == [None, 0.9, 0.254]
+    found.get_by_text("mumbled", exact=True).dblclick()
+    page.keyboard.type("meant")
+    page.keyboard.press("Enter")
+    done(page, "one clear meant")
+    expect(found.locator(".doubtful")).to_have_count(0)
 
 
 def test_a_text_without_times_of_words_is_corrected_as_a_whole(page):

@@ -106,6 +106,17 @@ def test_json_holds_the_words_that_were_asked_for():
     assert segment["words"][0] == {"start": 0.0, "end": 0.5, "word": " A", "probability": 0.9}
 
 
+def test_json_holds_confidence_where_words_have_it():
+    sure = Word(0.0, 0.5, " A", 0.9, confidence=0.8)
+    doubtful = Word(0.5, 1.0, " <b", 0.3, confidence=0.2, low_confidence=True)
+    spoken = dataclasses.replace(SPOKEN, words=(sure, doubtful))
+    whole = dataclasses.replace(WORDS, segments=(spoken,))
+    (segment,) = json.loads(render(whole, "a.wav", "json"))["segments"]
+    timed = {"start": 0.0, "end": 0.5, "word": " A", "probability": 0.9}
+    assert segment["words"][0] == {**timed, "confidence": 0.8}
+    assert segment["words"][1].items() >= {"confidence": 0.2, "low_confidence": True}.items()
+
+
 def test_a_cue_has_the_times_of_its_words():
     assert render(WORDS, "a.wav", "srt") == "1\n00:00:00,000 --> 00:00:02,000\nA <b c\n"
 

@@ -27,6 +27,7 @@ INPUTS = [
     ("WORD_TIMESTAMPS", "TYPE_BOOL", [1]),
     ("TRY_WORD_TIMESTAMPS", "TYPE_BOOL", [1]),
     ("TOKEN_LOGPROBS", "TYPE_BOOL", [1]),
+    ("LOW_CONFIDENCE", "TYPE_FP32", [1]),
     ("CHANNELS", "TYPE_STRING", [1]),
     ("DIARIZE", "TYPE_BOOL", [1]),
     ("NUM_SPEAKERS", "TYPE_INT32", [1]),

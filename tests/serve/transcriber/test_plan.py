@@ -14,26 +14,34 @@ from serve.transcriber.audio import MIB
 from serve.transcriber.phrases import trie_of
 from serve.transcriber.plan import check_config, plan_request, with_texts
 from serve.transcriber.prompts import texts_of
-from tests.fakes import CAPABILITIES, fake_engine
+from tests.fakes import CAPABILITIES, CONFIDENCE, fake_engine
 
 N_TEXT_CTX = 448
 SECOND = np.zeros(16_000, np.float32)
+TRANSLATED = {"task": "translate"}
 SEARCH = {"beam_width": 8, "search_options": True}
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return Tokenizer.open(fake_engine(tmp_path_factory.mktemp("engine")))
+def engine(tmp_path_factory):
+    return fake_engine(tmp_path_factory.mktemp("engine"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(engine):
+    return Tokenizer.open(engine)
 
 
 @pytest.fixture
-def plan(tokenizer):
-    def plan(lacks=None, config=None, **options):
+def plan(tokenizer, engine):
+    def plan(lacks=None, config=None, confidence=None, **options):
         request = Request(**{"audio": SECOND, "sample_rate": 16_000, **options})
         capabilities = dataclasses.replace(CAPABILITIES, **lacks or {})
         config = config or TranscriberConfig()
-        made = plan_request(request, tokenizer, capabilities, config, N_TEXT_CTX)
-        return with_texts(made, texts_of(request, tokenizer, config), request, config, N_TEXT_CTX)
+        manifest = dataclasses.replace(engine.manifest, confidence=confidence)
+        made = plan_request(request, tokenizer, capabilities, config, manifest)
+        n_text_ctx = manifest.dims.n_text_ctx
+        return with_texts(made, texts_of(request, tokenizer, config), request, config, n_text_ctx)
 
     return plan
 
@@ -229,15 +237,15 @@ def test_as_many_tokens_as_there_is_room_for_may_be_asked_for(plan):
     assert plan(language="en", max_tokens=224, **grows).options.max_tokens == 224
 
 
-def test_a_plan_can_be_checked_before_the_prompt_is_tokenized(tokenizer):
+def test_a_plan_can_be_checked_before_the_prompt_is_tokenized(tokenizer, engine):
     """Its bounds too: they are tighter once the prompt's tokens are known."""
     request = Request(audio=b"x", prompt="word " * 400, max_tokens=224)
-    made = plan_request(request, tokenizer, CAPABILITIES, TranscriberConfig(), N_TEXT_CTX)
+    made = plan_request(request, tokenizer, CAPABILITIES, TranscriberConfig(), engine.manifest)
     assert (
         made.texts
         == plan_request(
             dataclasses.replace(request, prompt=""),
-            *(tokenizer, CAPABILITIES, TranscriberConfig(), N_TEXT_CTX),
+            *(tokenizer, CAPABILITIES, TranscriberConfig(), engine.manifest),
         ).texts
     )
 
@@ -249,6 +257,24 @@ def test_two_megabytes_of_an_option_are_not_echoed(plan, name):
     with pytest.raises(OptionError, match=name) as refused:
         plan(SEARCH, **{name: "x" * 2_000_000})
     assert len(str(refused.value)) < 300
+
+
+def test_doubtful_words_are_marked_where_words_are_told_and_the_engine_can_say(plan):
+    words = {"word_timestamps": True}
+    made = plan({"words": True}, confidence=CONFIDENCE, low_confidence=0.5, **words)
+    assert (made.confidence, made.low_confidence) == (CONFIDENCE, 0.5)
+    made = plan({"words": True}, confidence=CONFIDENCE, **words)
+    assert (made.confidence, made.low_confidence) == (CONFIDENCE, None)
+    assert plan({"words": True}, confidence=CONFIDENCE, **words, **TRANSLATED).confidence is None
+    for confidence, options, message in (
+        (CONFIDENCE, {"low_confidence": 1.5}, "= 1.5; expected a number from 0 to 1"),
+        (CONFIDENCE, {"low_confidence": "0.5"}, "= '0.5'; expected a number from 0 to 1"),
+        (CONFIDENCE, {"low_confidence": 0.5}, "= 0.5 marks words .* word_timestamps = true"),
+        (None, {"low_confidence": 0.5, **words}, "= 0.5, but the engine does not say how likely"),
+        (CONFIDENCE, {"low_confidence": 0.5, **words, **TRANSLATED}, "= 0.5, but how likely"),
+    ):
+        with pytest.raises(OptionError, match=f"^low_confidence {message}"):
+            plan({"words": True}, confidence=confidence, **options)
 
 
 @pytest.mark.parametrize("temperature", [0, 0.0, 1, 1.0])

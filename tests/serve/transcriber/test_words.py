@@ -10,7 +10,7 @@ from serve.contract.engine import Engine
 from serve.contract.errors import ConfigError, EarshotError, OptionError
 from serve.contract.messages import SegmentReady
 from serve.speech import words
-from tests.fakes import CAPABILITIES, Echo, even_alignment
+from tests.fakes import CAPABILITIES, CONFIDENCE, Echo, even_alignment
 from tests.harness import UNSURE, WAIT_S, Client, TranscriberTests, noise, quiescent, request
 
 ABLE = dataclasses.replace(CAPABILITIES, words=True)
@@ -54,6 +54,20 @@ class TestWords(TranscriberTests):
             total = sum(piece.logprob for piece in segment.token_logprobs)
             assert total == pytest.approx(of_one * len(segment.tokens), abs=1e-3)
             assert len(texts) < len(segment.tokens), "a character of several tokens is one"
+
+    def test_words_say_how_likely_they_are_right_where_the_engine_can(self, start, echo, engine):
+        sure = Engine(engine.path, dataclasses.replace(engine.manifest, confidence=CONFIDENCE))
+        transcriber, _ = start(echo, ABLE, on=sure)
+        # Of probability 0.5, with an avg_logprob of -0.1.
+        expected = round(1 / (1 + math.exp(-(1.0 + 0.0 + 2.0 * -0.1))), 4)
+        for low, marked in ((None, None), (0.5, None), (0.9, True)):
+            asked = request("over the fox", audio=noise(1.5), low_confidence=low, **TIMED)
+            (segment,) = transcriber.transcribe(asked).segments
+            found = {(w.probability, w.confidence, w.low_confidence) for w in segment.words}
+            assert found == {(0.5, expected, marked)}
+        transcriber, _ = start(echo, ABLE)
+        (segment,) = transcriber.transcribe(request("over", audio=noise(1.5), **TIMED)).segments
+        assert {(w.confidence, w.low_confidence) for w in segment.words} == {(None, None)}
 
     def test_who_does_not_ask_gets_none_and_costs_nothing(self, start, echo):
         transcriber, runtime = start(echo, ABLE)

@@ -208,11 +208,11 @@ class TestRefusals:
             with pytest.raises(
                 OptionError, match=rf"{words}.*the runtime tensorrt_llm_api (cannot|dec)"
             ):
-                plan_request(request, tokenizer, able, config, 448)
+                plan_request(request, tokenizer, able, config, engine.manifest)
         shipped = load_config("configs/large-v3-turbo-trtllm-api.toml")
         assert shipped.transcriber.temperatures == (0.0,)
         assert not shipped.runtime.cuda_graph  # NVIDIA tests none in FP16
-        plan = plan_request(Request(b"", **good), tokenizer, able, config, 448)
+        plan = plan_request(Request(b"", **good), tokenizer, able, config, engine.manifest)
         assert DETECT_LANGUAGE not in plan.start
 
     def test_settings_of_engines_are_refused(self, engine, fake):

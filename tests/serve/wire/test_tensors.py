@@ -34,6 +34,7 @@ FULL = Request(
     word_timestamps=True,
     try_word_timestamps=True,
     token_logprobs=True,
+    low_confidence=0.5,
     channels="split",
     diarize=True,
     num_speakers=3,

@@ -53,7 +53,7 @@ def plan(tmp_path_factory):
     engine = fake_engine(tmp_path_factory.mktemp("engine"))
     tokenizer = Tokenizer.open(engine)
     config = TranscriberConfig()
-    return lambda request: plan_request(request, tokenizer, CAPABILITIES, config, 448)
+    return lambda request: plan_request(request, tokenizer, CAPABILITIES, config, engine.manifest)
 
 
 def test_inputs_are_a_request_that_can_be_planned_or_are_refused(plan):

@@ -13,6 +13,7 @@ const HINT =
   "Tab goes on to the next word.";
 const PARAGRAPH_PAUSE_S = 2; // a longer one begins a paragraph
 const PARAGRAPH_CHARS = 420; // and so does a sentence after so many
+const DOUBTFUL = 0.5; // of confidence
 
 export class Card {
   constructor(job, queue) {
@@ -143,6 +144,7 @@ export class Card {
         continue;
       }
       const element = el("span", { className: "word" }, piece.text);
+      mark(element, piece.word);
       element.dataset.index = this.player.words.length;
       const { start, end, word } = piece;
       this.player.words.push({ start, end, element, segment, word });
@@ -175,7 +177,10 @@ export class Card {
     if (!word || !this.settled || word.element.isContentEditable) return;
     const before = word.element.textContent.trim();
     const { text, step, left } = await edit(word.element, `Correct: ${before}`);
-    if (text !== before) this.queue.correct(this.job, word.segment, word.word, text);
+    if (text !== before) {
+      this.queue.correct(this.job, word.segment, word.word, text);
+      mark(word.element, word.word);
+    }
     const next = Number(index) + (text || step < 0 ? step : 0); // the one that is gone has no place
     if (step && this.player.words[next]) this.#correct(next);
     else if (!left) this.text.focus({ preventScroll: true });
@@ -261,6 +266,13 @@ export class Card {
     const told = { title: "With the settings as they are now" };
     return [button(job.dictated ? "Transcribe the recording" : "Again", retry, told)];
   }
+}
+
+// A word that is likelier wrong than right, by its own figure, can be seen to be.
+function mark(element, word) {
+  const doubtful = word?.confidence < DOUBTFUL;
+  element.classList.toggle("doubtful", doubtful);
+  element.title = doubtful ? `${Math.round(100 * word.confidence)} % sure` : "";
 }
 
 function facts(job) {

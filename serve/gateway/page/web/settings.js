@@ -14,8 +14,11 @@ const FIELDS = [
   "hotwords",
 ];
 
+const CHECKS = { words: true, doubts: false }; // as they are until somebody chooses
+
 export function settings() {
-  const found = { words: $("words").checked };
+  const found = {};
+  for (const check of Object.keys(CHECKS)) found[check] = $(check).checked;
   for (const field of FIELDS) found[field] = $(field).value.trim();
   return found;
 }
@@ -34,10 +37,11 @@ export function setUp(keyChanged) {
       $(field).append(el("option", { value: saved[field] }, languageName(saved[field])));
     $(field).value = saved[field];
   }
-  $("words").checked = saved.words ?? true;
+  for (const [check, standard] of Object.entries(CHECKS))
+    $(check).checked = saved[check] ?? standard;
   $("key").value = loadKey();
   $("key-field").hidden = !loadKey();
-  for (const field of [...FIELDS, "words"])
+  for (const field of [...FIELDS, ...Object.keys(CHECKS)])
     $(field).addEventListener("change", () => {
       saveSettings(settings());
       sum();
@@ -91,11 +95,13 @@ function fill(select, options) {
 }
 
 function sum() {
-  const { language, beam_size, words, vad, mode, speakers, prompt, hotwords } = settings();
+  const { language, beam_size, words, doubts, vad, mode, speakers, prompt, hotwords } = settings();
+  document.body.classList.toggle("doubts", doubts);
   $("num_speakers").disabled = speakers !== "voice";
   const found = [language ? languageName(language) : "any language"];
   if (beam_size) found.push(`beam ${beam_size}`);
   if (words) found.push("times of words");
+  if (doubts) found.push("doubts marked");
   if (vad) found.push(vad === "true" ? "speech alone" : "all of the audio");
   if (mode) found.push(MODE[mode]);
   if (speakers) found.push(`speakers by ${speakers}`);

@@ -25,5 +25,6 @@ export function correct(segment, word, text) {
   segment.text = all.join("").replace(/(\s)\s+/g, "$1");
   if (!word) return;
   word.word = text;
+  delete word.confidence; // that was the engine's
   if (!text) segment.words.splice(segment.words.indexOf(word), 1);
 }

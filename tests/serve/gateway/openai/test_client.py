@@ -128,6 +128,17 @@ def test_words_with_and_without_segments(client):
     assert (len(answer.segments), len(answer.words)) == (2, 2)
 
 
+def test_words_say_how_likely_they_are_right_where_that_is_known(shared, client):
+    words = {"response_format": "verbose_json", "timestamp_granularities": ["word"]}
+    low = {"extra_body": {"low_confidence": 0.5}}
+    answer = transcribe(client, prompt="one clear mumbled", **words, **low)
+    found = [
+        (word.word, word.probability, word.model_extra.get("confidence")) for word in answer.words
+    ]
+    assert found == [("one", 0.75, None), ("clear", 0.75, 0.9), ("mumbled", 0.75, 0.254)]
+    assert sent(shared)["LOW_CONFIDENCE"] == 0.5
+
+
 def test_text_and_subtitles(shared, client):
     assert transcribe(client, response_format="text") == "one two\n"
     assert transcribe(client, response_format="srt") == SRT

@@ -135,6 +135,10 @@ def test_chunking_as_the_server_likes_is_as_configured():
     assert read(("chunking_strategy", "auto"), ("vad", "false")).request.vad is False
 
 
+def test_doubtful_words_are_marked_in_verbose_json():
+    assert read(VERBOSE, WORD, ("low_confidence", "0.5")).request.low_confidence == 0.5
+
+
 def test_subtitles_have_the_times_of_words_where_the_engine_knows_them():
     asked = read(("response_format", "srt"), ("max_line_width", "37"), ("max_line_count", "1"))
     assert asked.cues == CueOptions(max_line_width=37, max_line_count=1)
@@ -186,6 +190,7 @@ def test_unknown_fields_are_ignored_where_that_is_configured():
             "expected json, text, verbose",
         ),
         ([("max_words_per_line", "3")], "max_words_per_line", "srt or vtt"),
+        ([VERBOSE, ("low_confidence", "0.5")], "low_confidence", "granularities[]=word"),
         ([("response_format", "srt"), ("max_words_per_line", "0")], "max_words_per_line", "1"),
         ([("response_format", "srt"), ("max_line_width", "1")], "max_line_width", "2 to 1000"),
         ([("max_line_count", "3")], "max_line_count", "srt or vtt"),
