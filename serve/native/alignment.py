@@ -86,7 +86,7 @@ class Aligner:
         decoder, cache: of the same slots and rows.
         facts: the checkpoint's, with alignment heads.
         rows: how many there are.
-        stream: on which steps are replayed from CUDA graphs; without, they are launched.
+        graphs: whether steps are to be replayed from CUDA graphs.
     """
 
     def __init__(
@@ -95,7 +95,8 @@ class Aligner:
         cache: Cache,
         facts: TokenizerFacts,
         rows: int,
-        stream: torch.cuda.Stream | None = None,
+        *,
+        graphs: bool = False,
     ) -> None:
         self._ops = decoder.ops
         self._cache = cache
@@ -105,9 +106,9 @@ class Aligner:
         self._frames = decoder.dims.n_audio_ctx
         self._most_windows = min(rows, cache.cross.shape[2], MOST_WINDOWS)
         heads = sorted(facts.alignment_heads)
-        sizes = SIZES if stream is not None else ()
+        sizes = SIZES if graphs else ()
         self._step = ForcedStep(decoder, cache, heads, facts.eot, rows, sizes)
-        self._stream = stream
+        self.replay = self._step.replay
         self._layers, self._heads = (
             upload(column, self._device) for column in zip(*heads, strict=True)
         )
@@ -171,15 +172,6 @@ class Aligner:
         """Drop all."""
         self._passes.clear()
         self._dropped.clear()
-
-    def rehearse(self) -> None:
-        """Launch every kernel that will be captured."""
-        self._step.rehearse()
-
-    def capture(self) -> None:
-        """Record the graphs, if there are any; all rows are free."""
-        if self._stream is not None:
-            self._step.capture(self._stream)
 
     def warm_up(self) -> None:
         """Have kernels compiled and memory taken for a pass of every size; all rows are free."""

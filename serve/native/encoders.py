@@ -7,14 +7,16 @@ from typing import Protocol
 import torch
 
 from serve.native.decoder import Cache, Decoder
-from serve.native.device import capture
 from serve.native.feeds import upload
 from serve.native.network import Whisper
+from serve.native.replay import Replay
 from serve.speech.features import N_FRAMES
 
 
 class Encoder(Protocol):
     """Encodes windows and fills their slots' cross caches."""
+
+    replay: Replay  # of all that is recorded, if anything is
 
     def batch_of(self, waiting: int) -> int:
         """How many of the waiting windows to encode in one go."""
@@ -44,6 +46,7 @@ class EagerEncoder:
         self._decoders = decoders
         self._most = most
         self._silence: list[torch.Tensor] = []  # of each decoder, once it is needed
+        self.replay = Replay()
 
     def batch_of(self, waiting: int) -> int:
         """See `Encoder.batch_of`."""
@@ -81,43 +84,26 @@ class EagerEncoder:
 
 
 class GraphEncoder:
-    """CUDA graphs of 1, 2, 4, ... windows up to `most`, to be replayed on `stream`."""
+    """CUDA graphs of 1, 2, 4, ... windows up to `most`."""
 
     def __init__(
-        self,
-        network: Whisper,
-        decoders: Sequence[tuple[Decoder, Cache]],
-        most: int,
-        stream: torch.cuda.Stream,
+        self, network: Whisper, decoders: Sequence[tuple[Decoder, Cache]], most: int
     ) -> None:
         dims = network.dims
-        self._referenced = (network, decoders)  # graphs hold bare addresses of their memory
-        self._stream = stream
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._network = network
+        self._decoders = decoders
         self._inputs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # windows, and their slots
-        # The largest first: the others fit in its memory.
+        self.replay = Replay()
         for count in sorted({most, *(2**i for i in range(10) if 2**i < most)}, reverse=True):
             features = torch.zeros((count, dims.n_mels, N_FRAMES), device=network.device)
             self._inputs[count] = features, torch.arange(count, device=network.device)
+            self.replay.add(count, functools.partial(self._encode, count))
 
     def _encode(self, count: int) -> None:
-        network, decoders = self._referenced
         features, slots = self._inputs[count]
-        encoded = network.encode(features)
-        for decoder, cache in decoders:
+        encoded = self._network.encode(features)
+        for decoder, cache in self._decoders:
             decoder.fill_cross(encoded, cache, slots)
-
-    def rehearse(self) -> None:
-        """Launch every kernel that will be captured."""
-        for count in self._inputs:
-            self._encode(count)
-
-    def capture(self) -> None:
-        """Record the graphs; nothing can be encoded before."""
-        pool = torch.cuda.graph_pool_handle()
-        for count in self._inputs:
-            work = functools.partial(self._encode, count)
-            self._graphs[count] = capture(work, pool, self._stream)
 
     def batch_of(self, waiting: int) -> int:
         """See `Encoder.batch_of`."""
@@ -129,4 +115,4 @@ class GraphEncoder:
         for row, window in zip(batch, features, strict=True):
             row.copy_(window, non_blocking=True)
         target.copy_(upload(slots, target.device))
-        self._graphs[len(features)].replay()
+        self.replay.launch(len(features))

@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 
 from serve.contract.engine import HEAD_DIM
 from serve.native.decoder import Cache, Decoder
-from serve.native.device import capture
 from serve.native.feeds import upload
 from serve.native.kernels.feed import Feed, Groups
+from serve.native.replay import Replay
 from serve.native.slots import Place
 from serve.runtime.protocol import Event
 
 MOST_TOKENS = 1100  # in one pass, as if all windows had as many as the longest: bounds memory
 MOST_WINDOWS = 16
-# Feeds, and windows: of a graph each. The largest first: the others fit in its memory.
+# Feeds, and windows: of a graph each, the largest first.
 SIZES = (
     *((MOST_TOKENS, 16), (896, 16), (768, 16), (640, 16), (512, 16)),
     *((384, 8), (320, 8), (256, 8), (192, 8), (128, 8), (64, 4), (16, 2)),
@@ -97,22 +97,13 @@ class ForcedStep:
         for layer in sorted({layer for layer, _ in alignment_heads}):
             heads = [head for its, head in alignment_heads if its == layer]
             self._heads[layer] = upload(heads, self._device)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._fed: dict[int, _Fed] = {}  # by size: what graphs read
         self._results: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # what they leave
+        self.replay = Replay()
+        """Of the prepared sizes; recorded while all rows are free."""
         for size, windows in sizes:
-            self._fed[size] = _Fed(size, windows, size, self._device)
-
-    def rehearse(self) -> None:
-        """Launch every kernel that will be captured."""
-        for fed in self._fed.values():
-            self._step(fed)
-
-    def capture(self, stream: torch.cuda.Stream) -> None:
-        """Record the graphs, to be replayed on a stream; all rows are free."""
-        pool = torch.cuda.graph_pool_handle()
-        for size, fed in self._fed.items():
-            self._graphs[size] = capture(functools.partial(self._keep, fed), pool, stream)
+            self._fed[size] = fed = _Fed(size, windows, size, self._device)
+            self.replay.add(size, functools.partial(self._keep, fed))
 
     def run(self, windows: Sequence[Forced]) -> tuple[torch.Tensor, torch.Tensor]:
         """Feed at most `MOST_WINDOWS` windows.
@@ -123,8 +114,8 @@ class ForcedStep:
         """
         texts, fed = sum(len(one.text) for one in windows), self._fed_of(windows)
         fed.numbers.copy_(upload(_numbers(windows, fed.size, fed.windows), self._device))
-        if fed.size in self._graphs:
-            self._graphs[fed.size].replay()
+        if fed.size in self.replay:
+            self.replay.launch(fed.size)
             probs, queries = self._results[fed.size]
         else:
             probs, queries = self._step(fed)

@@ -11,17 +11,17 @@ import dataclasses
 import enum
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
 from serve.contract.fields import MAX_BEAMS
 from serve.native.decoder import Cache
-from serve.native.device import capture
 from serve.native.feeds import feed_of, one_token_each, upload
 from serve.native.kernels.feed import Feed, Groups
 from serve.native.network import Whisper
+from serve.native.replay import Replay
 from serve.native.rules.choose import Advance
 from serve.native.rules.state import Picks, RowState, new_state
 from serve.native.slots import Place, Slots
@@ -44,6 +44,7 @@ class Snapshot:
 class SlotLoop(Protocol):
     """Advances the slots and tells what became of them."""
 
+    replay: Replay  # of all that is recorded, if anything is
     drafted: int  # guesses so far
     right: int  # those that were what the rules chose
 
@@ -73,6 +74,7 @@ class EagerLoop:
         self._cache = cache
         self._state = state
         self._advance = advance
+        self.replay = Replay()
         self.drafted = self.right = 0
         self._snapshot: Snapshot | None = None
         self._version = -1  # of the owners that these are for
@@ -122,7 +124,6 @@ class GraphLoop:
         advance: chooses the next tokens without the host, by whether any row searches.
         steps: per launch.
         slots: how many there are.
-        stream: on which launches will be; the device keeps its priority.
         turns: what rows that do not search take in place of single steps, if there is a draft.
     """
 
@@ -134,12 +135,12 @@ class GraphLoop:
         advance: dict[bool, Advance],
         steps: int,
         slots: int,
-        stream: torch.cuda.Stream,
         turns: DraftTurns | None = None,
     ) -> None:
-        # Graphs hold bare addresses of their memory.
-        self._referenced = (network, cache, advance, turns)
+        self._network = network
+        self._cache = cache
         self._state = state
+        self._advance = advance
         self._steps = steps
         self._device = cache.device
         rows, n_text_ctx = state.tokens.shape
@@ -147,28 +148,19 @@ class GraphLoop:
         self._table = torch.zeros((3, slots), dtype=torch.int64, device=self._device)
         self._rows = torch.arange(rows, device=self._device)  # to make it costs a kernel a step
         self._version = -1  # of the owners in the table
-        self._graphs: dict[tuple[_Kind, int], torch.cuda.CUDAGraph] = {}
-        self._stream = stream
         self._slot_bytes = cache.cross.nbytes // slots
-        self._works: dict[tuple[_Kind, int], Callable[[int], None]] = {}  # gets a number of steps
         self._turns = turns
         self.drafted = self.right = 0
         self._seen: dict[int, int] = {}  # by job: its position when it was last looked at
+        self._spans: dict[_Kind, list[int]] = {}  # the rows that graphs are of, fewest first
+        self.replay = Replay()
         kinds = {_Kind.SEVERAL: rows, _Kind.SINGLE: slots}
         for kind, most in ({_Kind.DIRECT: slots} if rows == slots else kinds).items():
-            spans = [span for span in SPANS if span < most] + [most]
-            for span in reversed(spans):  # the largest first: the others fit in its memory
-
-                def work(steps: int, span: int = span, kind: _Kind = kind) -> None:
-                    for _ in range(steps):
-                        if turns is not None and self._drafts(kind):
-                            turns.take(self._table, span)
-                            continue
-                        feed = self._feed(span, kind)
-                        logits = network.step(feed, cache)
-                        advance[kind is _Kind.SEVERAL](state, Picks(feed.rows, feed.rows), logits)
-
-                self._works[kind, span] = work
+            self._spans[kind] = [span for span in SPANS if span < most] + [most]
+            for span in reversed(self._spans[kind]):
+                work = functools.partial(self._take_steps, kind, span)
+                launch = functools.partial(work, self._steps_of(span, kind))
+                self.replay.add((kind, span), launch, rehearsal=functools.partial(work, 1))
         # Three: one being copied into, one being read, one between them.
         mirror = new_state(rows, n_text_ctx, torch.device("cpu"))
         self._mirrors = collections.deque(mirror.pinned() for _ in "123")
@@ -176,17 +168,16 @@ class GraphLoop:
         launched: collections.deque[tuple[torch.cuda.Event, bool, Snapshot]] = collections.deque()
         self._launched = launched
 
-    def rehearse(self) -> None:
-        """Launch every kernel that will be captured."""
-        for work in self._works.values():
-            work(1)
-
-    def capture(self) -> None:
-        """Record the graphs; nothing can be launched before."""
-        pool = torch.cuda.graph_pool_handle()
-        for (kind, span), work in self._works.items():
-            steps = functools.partial(work, self._steps_of(span, kind))
-            self._graphs[kind, span] = capture(steps, pool, self._stream)
+    def _take_steps(self, kind: _Kind, span: int, steps: int) -> None:
+        """Let the first rows take some steps, or as many drafted turns."""
+        for _ in range(steps):
+            if self._turns is not None and self._drafts(kind):
+                self._turns.take(self._table, span)
+                continue
+            feed = self._feed(span, kind)
+            logits = self._network.step(feed, self._cache)
+            advance = self._advance[kind is _Kind.SEVERAL]
+            advance(self._state, Picks(feed.rows, feed.rows), logits)
 
     def _feed(self, span: int, kind: _Kind) -> Feed:
         """The next token of each of the first rows, as views of what changes between replays."""
@@ -214,8 +205,8 @@ class GraphLoop:
         self._update_table(slots)
         span = slots.span
         kind = self._kind_of(slots)
-        bucket = min(size for other, size in self._graphs if other is kind and size >= span)
-        self._graphs[kind, bucket].replay()
+        bucket = next(size for size in self._spans[kind] if size >= span)
+        self.replay.launch((kind, bucket))
         mirror = self._mirrors[0]
         self._mirrors.rotate(-1)
         mirror.follow(self._state, span, searched=kind is _Kind.SEVERAL)

@@ -33,7 +33,7 @@ class Parts:
     rules: Rules
     advances: dict[bool, Advance]  # choose tokens by the rules; by whether any row may search
     draft: tuple[Decoder, Cache] | None  # the decoder that guesses, if the engine has one
-    stream: torch.cuda.Stream | None  # on which CUDA graphs will be replayed, if any
+    graphs: bool  # whether steps are replayed from CUDA graphs
     plan: MemoryPlan | None  # of a GPU
 
     @property
@@ -53,7 +53,6 @@ def open_parts(
     config: RuntimeConfig,
     device: torch.device,
     rows: int,
-    stream: torch.cuda.Stream | None,
     network_class: type[Whisper],
 ) -> Parts:
     """Load an engine's weights and allocate what its windows need.
@@ -63,7 +62,6 @@ def open_parts(
         config: slots, kernels and precisions.
         device: where all of it lives.
         rows: of all slots together.
-        stream: on which CUDA graphs will be replayed, if any.
         network_class: what is loaded.
 
     Raises:
@@ -92,7 +90,7 @@ def open_parts(
             for searches in {False, rows > config.slots}
         },
         draft=None if second is None else (second, second.new_cache(*caches)),
-        stream=stream,
+        graphs=config.cuda_graph,
         plan=plan,
     )
 
@@ -122,27 +120,24 @@ def _load(
     return network, Decoder(draft_dims(dims, draft), weights, device, dtype, ops, "draft")
 
 
-def open_encoder(
-    config: RuntimeConfig, parts: Parts, batch: int, stream: torch.cuda.Stream | None
-) -> Encoder:
+def open_encoder(config: RuntimeConfig, parts: Parts, batch: int) -> Encoder:
     """Make the encoder of windows that is configured.
 
     Args:
         config: how many at a time without graphs.
         parts: whose slots are filled.
         batch: the most windows of a graph.
-        stream: on which graphs will be replayed; None: there are none.
     """
-    if stream is None:
+    if not parts.graphs:
         return EagerEncoder(parts.network, parts.decoders, config.encoder_batch)
-    return GraphEncoder(parts.network, parts.decoders, batch, stream)
+    return GraphEncoder(parts.network, parts.decoders, batch)
 
 
 def open_loop(config: RuntimeConfig, parts: Parts) -> SlotLoop:
     """Make the loop over the slots that is configured: of CUDA graphs or not, guessing or not."""
     network, cache, state = parts.network, parts.cache, parts.state
     guess = choose_guess(network.ops.name, parts.rules)
-    if parts.stream is None:
+    if not parts.graphs:
         if parts.draft is None:
             return EagerLoop(network, cache, state, parts.advance)
         drafter = Drafter(*parts.draft, guess)
@@ -154,4 +149,4 @@ def open_loop(config: RuntimeConfig, parts: Parts) -> SlotLoop:
         advance, guesses = parts.advances[False], config.draft_tokens
         turns = DraftTurns(network, cache, state, advance, guess, *parts.draft, guesses)
     steps, slots = config.steps_per_sync, config.slots
-    return GraphLoop(network, cache, state, parts.advances, steps, slots, parts.stream, turns)
+    return GraphLoop(network, cache, state, parts.advances, steps, slots, turns)

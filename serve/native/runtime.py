@@ -25,8 +25,7 @@ from serve.contract.fields import MAX_BEAMS
 from serve.native.alignment import Aligner, Said
 from serve.native.decoder import Decoder
 from serve.native.device import current, open_device
-from serve.native.encoders import Encoder, GraphEncoder
-from serve.native.graphs import GraphLoop
+from serve.native.encoders import Encoder
 from serve.native.intake import Intake, SlotJob, Streams
 from serve.native.kernels.choose import KernelsName
 from serve.native.network import Whisper
@@ -110,20 +109,21 @@ class NativeRuntime:
     def _open(self, engine: Engine, config: RuntimeConfig, rows: int) -> None:
         """Allocate everything, capture the graphs, and say what was chosen and what it takes."""
         device, streams = self._device, self._streams
-        stream = streams.steps if streams else None
-        parts = open_parts(engine, config, device, rows, stream, self.network_class)
+        parts = open_parts(engine, config, device, rows, self.network_class)
         ops = parts.network.ops
         self._network = parts.network
         self._cross_kv = config.cross_kv
         self._state = parts.state
         self._languages = parts.rules.languages
         batch = min(config.encoder_batch, config.slots)
-        encoder = open_encoder(config, parts, batch, streams.encoder if streams else None)
+        encoder = open_encoder(config, parts, batch)
         self._loop = open_loop(config, parts)
         starter = Starter(parts)
         self._aligner: Aligner | None = None
         if self._facts.alignment_heads:
-            self._aligner = Aligner(parts.network, parts.cache, self._facts, rows, stream)
+            self._aligner = Aligner(
+                parts.network, parts.cache, self._facts, rows, graphs=parts.graphs
+            )
         if device.type == "cuda":
             self._warm_up(ops.name, [decoder for decoder, _ in parts.decoders], encoder, starter)
         self._intake = Intake(
@@ -148,22 +148,25 @@ class NativeRuntime:
         self, kernels: KernelsName, decoders: Sequence[Decoder], encoder: Encoder, starter: Starter
     ) -> None:
         """Compile and capture what a GPU is going to run, and take the memory for it."""
-        graphs = [
-            owner
-            for owner in (encoder, self._loop, self._aligner)
-            if isinstance(owner, (GraphEncoder, GraphLoop, Aligner))
-        ]
-        sizes = [starter.warm_up, *([self._aligner.warm_up] if self._aligner else [])]
+        aligners = [self._aligner] if self._aligner else []
+        stepping = [self._loop.replay, *(aligner.replay for aligner in aligners)]
+        sizes = [starter.warm_up, *(aligner.warm_up for aligner in aligners)]
         if kernels == "triton":
             from serve.native.kernels.launch import (  # noqa: PLC0415 - only where triton is
                 compiled_together,
             )
 
             with compiled_together(self._device, *(decoder.abridged() for decoder in decoders)):
-                for work in (*(owner.rehearse for owner in graphs), *sizes):
+                for replay in (encoder.replay, *stepping):
+                    replay.rehearse()
+                for work in sizes:
                     work()
             torch.cuda.empty_cache()
-        for work in (*(owner.capture for owner in graphs), starter.capture, *sizes):
+        if self._streams is not None:
+            encoder.replay.record(self._streams.encoder)
+            for replay in (*stepping, starter.replay):
+                replay.record(self._streams.steps)
+        for work in sizes:
             work()
         torch.cuda.synchronize(self._device)  # what comes next is on other streams
 

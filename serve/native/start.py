@@ -14,7 +14,8 @@ from serve.contract.engine import DETECT_LANGUAGE
 from serve.native.feeds import Span, feed_of_spans, upload
 from serve.native.kernels.feed import Feed
 from serve.native.parts import Parts
-from serve.native.prompts import PromptGraph
+from serve.native.prompts import FEEDS, ShortPrompt
+from serve.native.replay import Replay
 from serve.native.rules.state import NOWHERE, Picks, new_state
 from serve.native.slots import Place
 from serve.runtime.protocol import Job
@@ -56,10 +57,13 @@ class Starter:
         self._device = parts.network.device
         self._slots = parts.cache.cross.shape[2]
         # In graphs no host looks after the second decoder: it knows the prompts from the start.
-        self._draft = parts.draft if parts.stream else None
-        self._graph: PromptGraph | None = None
-        if parts.stream:
-            self._graph = PromptGraph(parts.state.tokens, self._launch, parts.stream)
+        self._draft = parts.draft if parts.graphs else None
+        self._short = ShortPrompt(parts.state.tokens)
+        self._short_logits: torch.Tensor  # float32, good until the next short prompt is fed
+        self.replay = Replay()
+        """Of short prompts; recorded while all rows are free."""
+        if parts.graphs:
+            self.replay.add(FEEDS, self._feed_short)
 
     def start(self, begun: Sequence[Begun]) -> None:
         """Write the jobs' prompts and options into their rows, feed them, choose first tokens."""
@@ -90,17 +94,17 @@ class Starter:
             logits = self._launch(feed, upload(ends, self._device))
             self._advance(self._state, Picks(first, first), logits, drafted=drafted)
 
-    def capture(self) -> None:
-        """Record the graph, if there is to be one; all rows are free."""
-        if self._graph is not None:
-            self._graph.capture()
-
     def _step(self, spans: Sequence[Span], wanted: Sequence[int]) -> torch.Tensor:
         """Feed spans; logits after the wanted feeds, float32 (wanted, n_vocab)."""
-        if self._graph is not None and self._graph.holds(spans, wanted):
-            return self._graph.step(spans[0], wanted)
+        if FEEDS in self.replay and self._short.holds(spans, wanted):
+            self._short.write(spans[0], wanted)
+            self.replay.launch(FEEDS)
+            return self._short_logits[: len(wanted)]
         feed = feed_of_spans(self._state.tokens, spans, self._device)
         return self._launch(feed, upload(wanted, self._device))
+
+    def _feed_short(self) -> None:
+        self._short_logits = self._launch(self._short.feed, self._short.wanted)
 
     def _launch(self, feed: Feed, wanted: torch.Tensor) -> torch.Tensor:
         """Logits after the wanted feeds; the second decoder, if there is one, is fed the same."""

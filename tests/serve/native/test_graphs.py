@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from serve.native import encoders, graphs
+from serve.native import replay
 from serve.native.encoders import EagerEncoder, GraphEncoder
 from serve.native.graphs import EagerLoop, GraphLoop
 from serve.native.rules.state import RowState, new_state
@@ -71,8 +71,7 @@ class Choice:
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(graphs, "capture", Graph)
-    monkeypatch.setattr(encoders, "capture", Graph)
+    monkeypatch.setattr(replay, "capture", Graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "Event", Copied)
 
@@ -84,8 +83,8 @@ def graph_loop(monkeypatch, slots, rows, nbytes=1 << 20):
     network, choice = Network(), Choice()
     state = new_state(rows, 16, cpu)
     advances = {searching: choice.advance(searching) for searching in (False, True)}
-    loop = GraphLoop(network, Cache(nbytes), state, advances, 4, slots, None)
-    loop.capture()
+    loop = GraphLoop(network, Cache(nbytes), state, advances, 4, slots)
+    loop.replay.record(None)
     return loop, network, choice
 
 
@@ -122,10 +121,10 @@ def test_a_launch_is_no_longer_than_the_host_needs(monkeypatch, jobs, steps):
 
 def test_a_rehearsal_goes_once_through_what_will_be_captured(monkeypatch):
     loop, network, choice = graph_loop(monkeypatch, 10, 20)
-    loop.rehearse()
+    loop.replay.rehearse()
     spans = [len(feed.rows) for feed in network.feeds]
-    assert max(spans) == 20
-    assert len(spans) == len(choice.searching) == len(loop._graphs)
+    assert sorted(spans) == [1, 1, 2, 2, 4, 4, 8, 8, 10, 12, 16, 20]
+    assert choice.searching == [True] * 7 + [False] * 5
 
 
 @pytest.mark.parametrize(
@@ -198,8 +197,8 @@ def test_an_eager_loop_feeds_the_rows_of_busy_slots_and_reads_no_further_than_th
 
 def test_encoder_batches_are_powers_of_two_and_the_most():
     network = Network()
-    encoder = GraphEncoder(network, [(network, Cache())] * 2, 6, None)
-    encoder.capture()
+    encoder = GraphEncoder(network, [(network, Cache())] * 2, 6)
+    encoder.replay.record(None)
     assert [encoder.batch_of(waiting) for waiting in (1, 2, 3, 4, 5, 6, 50)] == [
         1,
         2,
@@ -242,8 +241,8 @@ def test_windows_that_do_not_search_take_turns_and_guesses_are_counted(monkeypat
     state.finished.fill_(False)
     turns = Turns(state)
     advances = {searching: choice.advance(searching) for searching in (False, True)}
-    loop = GraphLoop(network, Cache(), state, advances, 4, 10, None, turns)
-    loop.capture()
+    loop = GraphLoop(network, Cache(), state, advances, 4, 10, turns)
+    loop.replay.record(None)
     single, mixed = busy([1, 1, 1], 10, 50), busy([1, 5], 10, 50)
     for _ in range(4):
         assert loop.launch(single) == 1
