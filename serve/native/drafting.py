@@ -79,7 +79,7 @@ class Drafter:
             self._known[place.first_row] = job_id, known
 
     def _known_of(self, place: Place, job_id: int) -> int:
-        """How many of a job's positions are in the cache."""
+        """Count a job's positions that are in the cache."""
         owner, known = self._known.get(place.first_row, (job_id, 0))
         return known if owner == job_id else 0
 
@@ -117,11 +117,11 @@ class Pace:
         self._trials: dict[int, _Trial] = {}
 
     def drafts(self, busy: int) -> bool:
-        """Whether the next turn of so many windows is to be drafted."""
+        """Tell whether the next turn of so many windows is to be drafted."""
         return self._of(busy).drafting
 
     def note(self, busy: int, seconds: float, tokens: float) -> None:
-        """A turn went as `drafts` said: so long, with so many new tokens in an average row."""
+        """Note that a turn went as `drafts` said: its time, and an average row's new tokens."""
         trial = self._of(busy)
         trial.turns += 1
         if trial.turns <= 2 * TRIAL:
@@ -134,8 +134,11 @@ class Pace:
             logger.info(
                 "drafting is %s with %d windows or about as many: %.2f ms a token with it, %.2f "
                 "without; both are measured again after %d turns",
-                *("on" if trial.drafting else "off", busy, trial.drafted.ms_a_token),
-                *(trial.plain.ms_a_token, HOLD),
+                "on" if trial.drafting else "off",
+                busy,
+                trial.drafted.ms_a_token,
+                trial.plain.ms_a_token,
+                HOLD,
             )
         if trial.turns == 2 * TRIAL + HOLD:
             del self._trials[busy.bit_length()]
@@ -190,7 +193,7 @@ class DraftLoop(EagerLoop):
         return 1
 
     def _room(self, slots: Slots, owners: Owners) -> int:
-        """How many tokens may be guessed for every row; 0 where any row is not to be drafted for.
+        """Count the tokens that may be guessed for every row; 0 where one is not to be drafted for.
 
         The rules choose one more than is guessed, and a sequence must not outgrow its limit.
         """
@@ -203,7 +206,7 @@ class DraftLoop(EagerLoop):
         return min(self._most, room)
 
     def _turn(self, owners: Owners, count: int) -> float:
-        """Guess, verify, choose; returns how many tokens an average row has gained."""
+        """Guess, verify, choose; return how many tokens an average row has gained."""
         device = self._network.device
         rows = upload([place.first_row for place, _ in owners], device)
         before: list[int] = self._state.position[rows].tolist()

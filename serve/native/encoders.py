@@ -1,4 +1,4 @@
-"""How windows are encoded into their slots: kernel by kernel, or replayed from CUDA graphs."""
+"""The encoding of windows into their slots: kernel by kernel, or replayed from CUDA graphs."""
 
 import functools
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class Encoder(Protocol):
     replay: Replay  # of all that is recorded, if anything is
 
     def batch_of(self, waiting: int) -> int:
-        """How many of the waiting windows to encode in one go."""
+        """Count the waiting windows to encode in one go."""
         ...
 
     def encode(self, features: list[torch.Tensor], slots: list[int]) -> None:
@@ -71,7 +71,7 @@ class EagerEncoder:
                     cache.cross[:, :, slot, :, seen:] = silence[..., seen:, :]
 
     def _silent(self) -> list[torch.Tensor]:
-        """Keys and values of silence, (layers, 2, heads, n_audio_ctx, 64) each."""
+        """Return keys and values of silence, (layers, 2, heads, n_audio_ctx, 64) each."""
         if not self._silence:
             dims, device = self._network.dims, self._network.device
             shape = (1, dims.n_mels, 2 * dims.n_audio_ctx)

@@ -45,7 +45,7 @@ class Forced:
 
     @property
     def rows(self) -> int:
-        """How many lie one behind the other in the audio: of the prefix, of the text, after it."""
+        """Count what lies one behind the other in the audio: of the prefix, the text, after it."""
         return len(self.prefix) + len(self.text) + 1
 
 
@@ -112,7 +112,7 @@ class ForcedStep:
             float32 (n,), each text token's probability among text, window by window; and the
             queries of alignment heads, (feeds, heads, 64), good until the next step.
         """
-        texts, fed = sum(len(one.text) for one in windows), self._fed_of(windows)
+        texts, fed = sum(len(window.text) for window in windows), self._fed_of(windows)
         fed.numbers.copy_(upload(_numbers(windows, fed.size, fed.windows), self._device))
         if fed.size in self.replay:
             self.replay.launch(fed.size)
@@ -125,13 +125,13 @@ class ForcedStep:
         self._results[fed.size] = self._step(fed)
 
     def _fed_of(self, windows: Sequence[Forced]) -> _Fed:
-        """The smallest that is prepared and holds some windows, or one of their size."""
-        feeds = sum(len(one.tokens) for one in windows)
+        """Return the smallest that is prepared and holds some windows, or one of their size."""
+        feeds = sum(len(window.tokens) for window in windows)
         fits = [fed for fed in self._fed.values() if fed.size >= feeds]
         fits = [fed for fed in fits if fed.windows >= len(windows)]
         if fits:
             return min(fits, key=lambda fed: fed.size)
-        most = max(len(one.tokens) for one in windows)
+        most = max(len(window.tokens) for window in windows)
         return _Fed(feeds, len(windows), most, self._device)
 
     def _step(self, fed: _Fed) -> tuple[torch.Tensor, torch.Tensor]:
@@ -157,22 +157,22 @@ class ForcedStep:
 
 def _numbers(windows: Sequence[Forced], size: int, most: int) -> NDArray[np.int64]:
     """Return the numbers of `_Fed` for some windows, filled up to a size."""
-    lengths = [len(one.tokens) for one in windows]
+    lengths = [len(window.tokens) for window in windows]
     begins = np.cumsum([0, *lengths[:-1]])
-    said = [
-        begin + one.first + len(one.prefix) + np.arange(len(one.text))
-        for one, begin in zip(windows, begins, strict=True)
+    wanted = [
+        begin + window.first + len(window.prefix) + np.arange(len(window.text))
+        for window, begin in zip(windows, begins, strict=True)
     ]
     columns = [
-        np.concatenate([one.tokens for one in windows]),
-        np.repeat([one.place.first_row for one in windows], lengths),
+        np.concatenate([window.tokens for window in windows]),
+        np.repeat([window.place.first_row for window in windows], lengths),
         np.concatenate([np.arange(length) for length in lengths]),
-        np.concatenate(said),
-        np.concatenate([one.text for one in windows]),
+        np.concatenate(wanted),
+        np.concatenate([window.text for window in windows]),
     ]
     filled = [np.pad(column, (0, size - len(column)), mode="edge") for column in columns]
     # The feeds that fill up belong to the last window, or its keys would come to hold anything.
     counts = [*lengths[:-1], lengths[-1] + size - sum(lengths)]
-    groups = ([one.place.slot for one in windows], begins, counts)
+    groups = ([window.place.slot for window in windows], begins, counts)
     filled += [np.pad(column, (0, most - len(windows))) for column in groups]
     return np.concatenate(filled)

@@ -1,4 +1,4 @@
-"""How decoder steps are run: one by one, or replayed from CUDA graphs.
+"""The steps of the decoder: one by one, or replayed from CUDA graphs.
 
 A CUDA graph is captured once per bucket (a number of rows) when the runtime starts, all slots being
 free then. Replayed steps need no answer from the host: the device itself knows which
@@ -49,11 +49,11 @@ class SlotLoop(Protocol):
     right: int  # those that were what the rules chose
 
     def launch(self, slots: Slots) -> int:
-        """Advance every busy slot; returns by how many steps at most."""
+        """Advance every busy slot; return by how many steps at most."""
         ...
 
     def read_snapshot(self) -> Snapshot | None:
-        """The newest snapshot that can be had without letting the device idle, if any."""
+        """Return the newest snapshot that can be had without letting the device idle, if any."""
         ...
 
     def discard_launched(self) -> None:
@@ -180,7 +180,7 @@ class GraphLoop:
             advance(self._state, Picks(feed.rows, feed.rows), logits)
 
     def _feed(self, span: int, kind: _Kind) -> Feed:
-        """The next token of each of the first rows, as views of what changes between replays."""
+        """Feed the first rows' next tokens, by views of what changes between replays."""
         state = self._state
         slots, first, count = self._table[:, :span]
         groups = Groups(
@@ -234,7 +234,7 @@ class GraphLoop:
         self._table.copy_(table.view_as(self._table))
 
     def _steps_of(self, span: int, kind: _Kind) -> int:
-        """Steps of a launch, long enough for the host to prepare the next; one turn with guesses.
+        """Count the steps of a launch that lets the host prepare the next; one turn with guesses.
 
         Steps beyond a window's end cost the next window time. With few slots, which are seldom all
         busy, that is worse than a launch for every step.
@@ -246,7 +246,7 @@ class GraphLoop:
         return 1 if span <= few or self._drafts(kind) else min(self._steps, enough)
 
     def _drafts(self, kind: _Kind) -> bool:
-        """Whether such windows take drafted turns."""
+        """Tell whether such windows take drafted turns."""
         return self._turns is not None and kind is not _Kind.SEVERAL
 
     def read_snapshot(self) -> Snapshot | None:

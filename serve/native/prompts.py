@@ -43,15 +43,15 @@ class ShortPrompt:
 
     @staticmethod
     def holds(spans: Sequence[Span], wanted: Sequence[int]) -> bool:
-        """Whether such a prompt fits."""
+        """Tell whether such a prompt fits."""
         return len(spans) == 1 and len(wanted) <= _WANTED and _length(spans[0]) <= FEEDS
 
     def write(self, span: Span, wanted: Sequence[int]) -> None:
         """Feed this from now on; `wanted` are the feeds whose logits are asked for."""
         rows = [span.place.first_row] * FEEDS
         positions = [min(span.begin + i, span.end - 1) for i in range(FEEDS)]
-        asked = [*wanted, *[wanted[-1]] * (_WANTED - len(wanted))]
-        numbers = [*rows, *positions, *asked, span.place.slot]
+        feeds = [*wanted, *[wanted[-1]] * (_WANTED - len(wanted))]
+        numbers = [*rows, *positions, *feeds, span.place.slot]
         self._numbers.copy_(upload(numbers, self._numbers.device))
 
 

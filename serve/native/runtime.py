@@ -22,7 +22,7 @@ from serve.contract.config import RuntimeConfig
 from serve.contract.engine import DETECT_LANGUAGE, Engine
 from serve.contract.errors import DeviceError, OptionError, UnavailableError
 from serve.contract.fields import MAX_BEAMS
-from serve.native.alignment import Aligner, Said
+from serve.native.alignment import Aligner, EndedWindow
 from serve.native.decoder import Decoder
 from serve.native.device import current, open_device
 from serve.native.encoders import Encoder
@@ -208,7 +208,7 @@ class NativeRuntime:
         try:
             self._enter()
             for begun in self._intake.begin(list(self._running.values())):
-                self._running[begun.asked] = begun
+                self._running[begun.submitted_id] = begun
             if self._running:
                 self._step()
                 events += self._collect()
@@ -290,7 +290,7 @@ class NativeRuntime:
         if snapshot is None:
             return []
         finished = snapshot.state.finished.tolist()
-        running = {one.job.id: one for one in self._running.values()}
+        running = {decoding.job.id: decoding for decoding in self._running.values()}
         ended = [
             running[job_id]
             for place, job_id in snapshot.owners
@@ -300,14 +300,14 @@ class NativeRuntime:
 
     def _end(self, ended: Sequence[SlotJob], state: RowState) -> list[Event]:
         """Let windows go whose sequences are complete, or let them try another language."""
-        said, again = list[Said](), list[Begun]()
+        done, again = list[EndedWindow](), list[Begun]()
         for running in ended:
             running.tries += (self._outcome(running, state),)
             next_job = next_try(
                 running.job, running.tries, self._languages, next_id=next(self._try_ids)
             )
             if next_job is None:
-                said.append(Said(running.job, running.place, best(running.tries)))
+                done.append(EndedWindow(running.job, running.place, best(running.tries)))
                 self._release(running)
             else:
                 place = self._slots.hand_over(running.job.id, next_job.id)
@@ -315,10 +315,10 @@ class NativeRuntime:
                 again.append(Begun(next_job, place))
         if again:
             self._intake.feed(again)
-        if self._aligner is None or not said:
-            return [one.event for one in said]
+        if self._aligner is None or not done:
+            return [window.event for window in done]
         stopwatch = Stopwatch(self._device)
-        events = self._aligner.launch(said)
+        events = self._aligner.launch(done)
         stopwatch.stop()
         self._stepping.append(stopwatch)
         return events
@@ -328,22 +328,22 @@ class NativeRuntime:
         leader = running.place.first_row
         sampled, logprob_sum = best_sequence(running.job, running.place, state, self._facts.eot)
         reason = self._reason(running.job, sampled)
-        asked = DETECT_LANGUAGE in running.job.prompt
+        detected = DETECT_LANGUAGE in running.job.prompt
         scores = Scores(
             avg_logprob=logprob_sum / len(sampled),
             no_speech_prob=float(state.no_speech_prob[leader]),
-            language=int(state.language[leader]) if asked else None,
-            language_prob=float(state.language_prob[leader]) if asked else None,
+            language=int(state.language[leader]) if detected else None,
+            language_prob=float(state.language_prob[leader]) if detected else None,
             encode_s=running.stopwatch.seconds(),
             decode_s=time.perf_counter() - running.decode_began,
         )
         self._gauges = dataclasses.replace(self._gauges, tokens=self._gauges.tokens + len(sampled))
         tokens = tuple(sampled[:-1] if reason == "eot" else sampled)
-        event = Event(running.asked, tokens, reason, scores)
+        event = Event(running.submitted_id, tokens, reason, scores)
         return try_of(event, logprob_sum, running.tries)
 
     def _reason(self, job: Job, sampled: list[int]) -> FinishReason:
-        """Why a job's sequence ended: of all that may end one, only a loop comes before a limit."""
+        """Tell why a job's sequence ended; of all that may end it, only a loop precedes a limit."""
         if sampled[-1] == self._facts.eot:
             return "eot"
         room = self._dims.n_text_ctx - len(job.prompt)
@@ -351,6 +351,6 @@ class NativeRuntime:
 
     def _release(self, running: SlotJob) -> None:
         self._slots.release(running.job.id)
-        del self._running[running.asked]
+        del self._running[running.submitted_id]
         if not self._running:
             self._loop.discard_launched()

@@ -24,7 +24,9 @@ def phrases_of(request: Request, config: TranscriberConfig) -> tuple[str, ...]:
         OptionError: there are too many, or one is no phrase.
     """
     wanted = request.phrases
-    if not isinstance(wanted, tuple | list) or not all(isinstance(one, str) for one in wanted):
+    if not isinstance(wanted, tuple | list) or not all(
+        isinstance(phrase, str) for phrase in wanted
+    ):
         raise OptionError(f"phrases = {shown(wanted)}; expected a list of texts")
     phrases = tuple(wanted) or config.phrases
     if len(phrases) > MAX_PHRASES:
@@ -96,8 +98,8 @@ def trie_of(phrases: tuple[str, ...], tokenizer: Tokenizer) -> Trie | None:
         forms = dict.fromkeys((text, text[0].upper() + text[1:]))
         texts += forms
         boosts += [weight * BOOST] * len(forms)
-    found = tokenizer.phrases_ids("phrases", texts)
-    pairs = [(ids, boost) for ways, boost in zip(found, boosts, strict=True) for ids in ways]
+    ids_of_texts = tokenizer.phrases_ids("phrases", texts)
+    pairs = [(ids, boost) for ways, boost in zip(ids_of_texts, boosts, strict=True) for ids in ways]
     try:
         return build_trie(pairs)
     except ValueError as error:

@@ -38,7 +38,7 @@ T = TypeVar("T", SearchConfig, SpeechConfig)
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How every window of a request is decoded."""
+    """The decoding of every window of a request."""
 
     # What every window's prompt ends with, from start-of-transcript on; holds DETECT_LANGUAGE where
     # the language must be found.
@@ -69,7 +69,7 @@ class Plan:
 
     @property
     def tells_speakers(self) -> bool:
-        """Whether segments have speakers; they then become final with the last one."""
+        """Tell whether segments have speakers; they then become final with the last one."""
         return self.channels or self.speakers is not None
 
 
@@ -212,7 +212,7 @@ def _check_task(request: Request, config: TranscriberConfig) -> None:
 def _words(
     request: Request, silence_s: float, tokenizer: Tokenizer, capabilities: Capabilities
 ) -> bool:
-    """Whether words are to be timed: for themselves, or for what their pass finds besides."""
+    """Tell whether words are timed: for themselves, or for what their pass finds besides."""
     tried = request.try_word_timestamps
     needed = request.word_timestamps or request.token_logprobs or silence_s or request.diarize
     if capabilities.words:
@@ -269,7 +269,7 @@ def _vad(request: Request, config: TranscriberConfig) -> VoiceActivity:
 
 
 def _speech(request: Request, config: TranscriberConfig) -> SpeechConfig:
-    """What counts as speech, where speech is looked for."""
+    """Choose what counts as speech, where speech is looked for."""
     for name in SPEECH_OPTIONS:
         if _vad(request, config) == "off" and getattr(request, name) is not None:
             raise OptionError(
@@ -321,11 +321,11 @@ def _asked(request: Request, config: TranscriberConfig, kind: type[T]) -> T:
         config: is a `kind` itself.
         kind: dataclass of these options.
     """
-    asked = {
+    chosen = {
         field.name: getattr(config if getattr(request, field.name) is None else request, field.name)
         for field in dataclasses.fields(kind)
     }
-    return from_table(kind, asked, "the request", error=OptionError)
+    return from_table(kind, chosen, "the request", error=OptionError)
 
 
 def _search(

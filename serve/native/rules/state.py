@@ -1,4 +1,4 @@
-"""What the token rules know of every row of the pool, in memory that one copy moves."""
+"""The token rules' state of every row of the pool, in memory that one copy moves."""
 
 import dataclasses
 import math
@@ -143,16 +143,16 @@ def new_state(rows: int, n_text_ctx: int, device: torch.device) -> RowState:
     own = torch.arange(rows, device=device)
     state.source.copy_(own[:, None])
     state.leader.copy_(own)
-    for one in (state.prompt_len, state.text_begin, state.beam, state.needed):
-        one.fill_(1)
-    for one in (state.length_penalty, state.repetition_penalty):
-        one.fill_(1.0)
+    for field in (state.prompt_len, state.text_begin, state.beam, state.needed):
+        field.fill_(1)
+    for field in (state.length_penalty, state.repetition_penalty):
+        field.fill_(1.0)
     state.loop_at.fill_(NOWHERE)
     state.language.fill_(-1)
     state.root.fill_(-1)
     state.best_score.fill_(NEVER)
-    for one in (state.suppress_blank, state.finished):
-        one.fill_(True)
+    for field in (state.suppress_blank, state.finished):
+        field.fill_(True)
     return state
 
 
