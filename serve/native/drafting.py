@@ -15,15 +15,16 @@ from collections.abc import Sequence
 
 import torch
 
+from serve.contract.config import RuntimeConfig
 from serve.native.decoder import Cache, Decoder
 from serve.native.feeds import Span, feed_of, feed_of_spans, one_token_each, upload
-from serve.native.graphs import EagerLoop, Snapshot
-from serve.native.network import Whisper
-from serve.native.rules.choose import Advance, Guess
-from serve.native.rules.definition import Rules
+from serve.native.graphs import EagerLoop, GraphLoop, SlotLoop, Snapshot
+from serve.native.parts import Parts
+from serve.native.rules.choose import Guess
 from serve.native.rules.state import Picks, RowState
 from serve.native.slots import Place, Slots
 from serve.native.stopwatch import Stopwatch
+from serve.native.turns import DraftTurns
 
 logger = logging.getLogger(__name__)
 
@@ -154,26 +155,15 @@ class DraftLoop(EagerLoop):
     when all that are fed are such.
 
     Args:
-        network, cache, state: of the same slots and rows.
-        advance: chooses the next tokens.
-        rules: the checkpoint's.
-        drafter: guesses.
+        parts: what the windows are decoded with.
         most: guesses a turn.
     """
 
-    def __init__(
-        self,
-        network: Whisper,
-        cache: Cache,
-        state: RowState,
-        advance: Advance,
-        rules: Rules,
-        drafter: Drafter,
-        most: int,
-    ) -> None:
-        super().__init__(network, cache, state, advance)
-        self._rules = rules
-        self._drafter = drafter
+    def __init__(self, parts: Parts, most: int) -> None:
+        assert parts.draft is not None, "nothing guesses"
+        super().__init__(parts)
+        self._rules = parts.rules
+        self._drafter = Drafter(*parts.draft, parts.guess)
         self._most = most
         self._pace = Pace()
 
@@ -228,3 +218,12 @@ class DraftLoop(EagerLoop):
         self.drafted += count * len(before)
         self.right += sum(after) - sum(before) - len(before)
         return (sum(after) - sum(before)) / len(before)
+
+
+def open_loop(config: RuntimeConfig, parts: Parts) -> SlotLoop:
+    """Make the loop over the slots that is configured: of CUDA graphs or not, guessing or not."""
+    drafts = parts.draft is not None
+    if parts.graphs:
+        turns = DraftTurns(parts, config.draft_tokens) if drafts else None
+        return GraphLoop(parts, config.steps_per_sync, config.slots, turns)
+    return DraftLoop(parts, config.draft_tokens) if drafts else EagerLoop(parts)

@@ -6,9 +6,11 @@ from typing import Protocol
 
 import torch
 
+from serve.contract.config import RuntimeConfig
 from serve.native.decoder import Cache, Decoder
 from serve.native.feeds import upload
 from serve.native.network import Whisper
+from serve.native.parts import Parts
 from serve.native.replay import Replay
 from serve.speech.features import N_FRAMES
 
@@ -116,3 +118,16 @@ class GraphEncoder:
             row.copy_(window, non_blocking=True)
         target.copy_(upload(slots, target.device))
         self.replay.launch(len(features))
+
+
+def open_encoder(config: RuntimeConfig, parts: Parts, batch: int) -> Encoder:
+    """Make the encoder of windows that is configured.
+
+    Args:
+        config: how many at a time without graphs.
+        parts: whose slots are filled.
+        batch: the most windows of a graph.
+    """
+    if parts.graphs:
+        return GraphEncoder(parts.network, parts.decoders, batch)
+    return EagerEncoder(parts.network, parts.decoders, config.encoder_batch)

@@ -17,12 +17,10 @@ from typing import Protocol
 import torch
 
 from serve.contract.fields import MAX_BEAMS
-from serve.native.decoder import Cache
 from serve.native.feeds import feed_of, one_token_each, upload
 from serve.native.kernels.feed import Feed, Groups
-from serve.native.network import Whisper
+from serve.native.parts import Parts
 from serve.native.replay import Replay
-from serve.native.rules.choose import Advance
 from serve.native.rules.state import Picks, RowState, new_state
 from serve.native.slots import Place, Slots
 from serve.native.turns import DraftTurns
@@ -65,15 +63,14 @@ class EagerLoop:
     """One step at a time, in plain sight.
 
     Args:
-        network, cache, state: of the same slots and rows.
-        advance: chooses the next tokens.
+        parts: what the windows are decoded with.
     """
 
-    def __init__(self, network: Whisper, cache: Cache, state: RowState, advance: Advance) -> None:
-        self._network = network
-        self._cache = cache
-        self._state = state
-        self._advance = advance
+    def __init__(self, parts: Parts) -> None:
+        self._network = parts.network
+        self._cache = parts.cache
+        self._state = parts.state
+        self._advance = parts.advance
         self.replay = Replay()
         self.drafted = self.right = 0
         self._snapshot: Snapshot | None = None
@@ -120,35 +117,27 @@ class GraphLoop:
     There is a graph for every bucket of rows and kind of company, see `_Kind`.
 
     Args:
-        network, cache, state: of the same slots and rows, all free.
-        advance: chooses the next tokens without the host, by whether any row searches.
+        parts: what the windows are decoded with; all rows are free.
         steps: per launch.
         slots: how many there are.
         turns: what rows that do not search take in place of single steps, if there is a draft.
     """
 
     def __init__(
-        self,
-        network: Whisper,
-        cache: Cache,
-        state: RowState,
-        advance: dict[bool, Advance],
-        steps: int,
-        slots: int,
-        turns: DraftTurns | None = None,
+        self, parts: Parts, steps: int, slots: int, turns: DraftTurns | None = None
     ) -> None:
-        self._network = network
-        self._cache = cache
-        self._state = state
-        self._advance = advance
+        self._network = parts.network
+        self._cache = parts.cache
+        self._state = parts.state
+        self._advances = parts.advances
         self._steps = steps
-        self._device = cache.device
-        rows, n_text_ctx = state.tokens.shape
+        self._device = parts.cache.device
+        rows, n_text_ctx = parts.state.tokens.shape
         # Of each busy slot: itself, its first row and how many it has; the rest of it zeros.
         self._table = torch.zeros((3, slots), dtype=torch.int64, device=self._device)
         self._rows = torch.arange(rows, device=self._device)  # to make it costs a kernel a step
         self._version = -1  # of the owners in the table
-        self._slot_bytes = cache.cross.nbytes // slots
+        self._slot_bytes = parts.cache.cross.nbytes // slots
         self._turns = turns
         self.drafted = self.right = 0
         self._seen: dict[int, int] = {}  # by job: its position when it was last looked at
@@ -176,7 +165,7 @@ class GraphLoop:
                 continue
             feed = self._feed(span, kind)
             logits = self._network.step(feed, self._cache)
-            advance = self._advance[kind is _Kind.SEVERAL]
+            advance = self._advances[kind is _Kind.SEVERAL]
             advance(self._state, Picks(feed.rows, feed.rows), logits)
 
     def _feed(self, span: int, kind: _Kind) -> Feed:

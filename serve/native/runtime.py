@@ -25,11 +25,12 @@ from serve.contract.fields import MAX_BEAMS
 from serve.native.alignment import Aligner, EndedWindow
 from serve.native.decoder import Decoder
 from serve.native.device import current, open_device
-from serve.native.encoders import Encoder
+from serve.native.drafting import open_loop
+from serve.native.encoders import Encoder, open_encoder
 from serve.native.intake import Intake, SlotJob, Streams
 from serve.native.kernels.choose import KernelsName
 from serve.native.network import Whisper
-from serve.native.parts import open_encoder, open_loop, open_parts
+from serve.native.parts import open_parts
 from serve.native.rules.state import RowState
 from serve.native.slots import Slots
 from serve.native.start import Begun, Starter

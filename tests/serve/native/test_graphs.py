@@ -1,5 +1,7 @@
 """How steps and encoder batches are launched, with graphs that only count their replays."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -83,7 +85,8 @@ def graph_loop(monkeypatch, slots, rows, nbytes=1 << 20):
     network, choice = Network(), Choice()
     state = new_state(rows, 16, cpu)
     advances = {searching: choice.advance(searching) for searching in (False, True)}
-    loop = GraphLoop(network, Cache(nbytes), state, advances, 4, slots)
+    parts = SimpleNamespace(network=network, cache=Cache(nbytes), state=state, advances=advances)
+    loop = GraphLoop(parts, 4, slots)
     loop.replay.record(None)
     return loop, network, choice
 
@@ -177,7 +180,8 @@ def test_the_host_reads_one_launch_behind_and_each_snapshot_keeps_its_moment(mon
 def test_an_eager_loop_feeds_the_rows_of_busy_slots_and_reads_no_further_than_the_oldest():
     network, choice, state = Network(), Choice(), new_state(20, 16, torch.device("cpu"))
     state.position[:3] = torch.tensor([2, 9, 4])
-    loop = EagerLoop(network, Cache(), state, choice.advance())
+    parts = SimpleNamespace(network=network, cache=Cache(), state=state, advance=choice.advance())
+    loop = EagerLoop(parts)
     assert loop.read_snapshot() is None
     slots = busy([1, 1, 2])
     slots.release(101)
@@ -241,7 +245,8 @@ def test_windows_that_do_not_search_take_turns_and_guesses_are_counted(monkeypat
     state.finished.fill_(False)
     turns = Turns(state)
     advances = {searching: choice.advance(searching) for searching in (False, True)}
-    loop = GraphLoop(network, Cache(), state, advances, 4, 10, turns)
+    parts = SimpleNamespace(network=network, cache=Cache(), state=state, advances=advances)
+    loop = GraphLoop(parts, 4, 10, turns)
     loop.replay.record(None)
     single, mixed = busy([1, 1, 1], 10, 50), busy([1, 5], 10, 50)
     for _ in range(4):
