@@ -24,11 +24,9 @@ from serve.runtime.protocol import Event
 
 MOST_TOKENS = 1100  # in one pass, as if all windows had as many as the longest: bounds memory
 MOST_WINDOWS = 16
-# Feeds, and windows: of a graph each, the largest first.
-SIZES = (
-    *((MOST_TOKENS, 16), (896, 16), (768, 16), (640, 16), (512, 16)),
-    *((384, 8), (320, 8), (256, 8), (192, 8), (128, 8), (64, 4), (16, 2)),
-)
+# By the most windows of a graph: the feeds that there are graphs of, the largest first.
+_FEEDS = {16: (MOST_TOKENS, 896, 768, 640, 512), 8: (384, 320, 256, 192, 128), 4: (64,), 2: (16,)}
+SIZES = tuple((feeds, windows) for windows, sizes in _FEEDS.items() for feeds in sizes)
 
 
 @dataclasses.dataclass(frozen=True)
