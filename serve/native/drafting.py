@@ -58,7 +58,7 @@ class Drafter:
             Span(place, min(self._known_of(place, job_id), at), at + 1)
             for (place, job_id), at in zip(owners, positions, strict=True)
         ]
-        ends = list(itertools.accumulate(span.end - span.begin for span in spans))
+        ends = list(itertools.accumulate(map(len, spans)))
         feed = feed_of_spans(state.tokens, spans, device)
         logits = self.decoder.step(feed, self.cache, upload([end - 1 for end in ends], device))
         rows, groups = one_token_each([place for place, _ in owners], device)

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 import torch
 
 from serve.contract.engine import DETECT_LANGUAGE
-from serve.native.feeds import Span, feed_of_spans, upload
+from serve.native.feeds import FEEDS, ShortPrompt, Span, feed_of_spans, upload
 from serve.native.kernels.feed import Feed
 from serve.native.parts import Parts
-from serve.native.prompts import FEEDS, ShortPrompt
 from serve.native.replay import Replay
 from serve.native.rules.state import NOWHERE, Picks, new_state
 from serve.native.slots import Place

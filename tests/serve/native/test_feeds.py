@@ -8,8 +8,7 @@ import torch
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.native import replay
-from serve.native.feeds import Span
-from serve.native.prompts import FEEDS, ShortPrompt
+from serve.native.feeds import FEEDS, ShortPrompt, Span
 from serve.native.runtime import NativeRuntime
 from serve.native.slots import Place
 from serve.runtime.protocol import DecodingOptions, Job
