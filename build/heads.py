@@ -16,7 +16,7 @@ from build.recordings import Recording
 from build.reference import features_of, prompt_of
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Engine
-from serve.native.alignment import Aligner, Said
+from serve.native.alignment import Aligner, EndedWindow
 from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
 from serve.native.slots import Place
@@ -74,7 +74,7 @@ def measure_heads(engine: Engine, windows: Sequence[Heard]) -> Heads:
     for i, window in enumerate(windows):
         network.fill_cross(network.encode(window.features), cache, torch.tensor([i]))
     texts = [
-        Said(
+        EndedWindow(
             Job(i, window.features, window.prompt, align_frames=window.frames),
             Place(i, i, 1),
             Event(i, window.tokens, "eot"),

@@ -1,4 +1,4 @@
-"""Which frames each text token attends to: a forced pass over windows that have just finished.
+"""The frames that each text token attends to: a forced pass over windows that have just ended.
 
 OpenAI's `find_alignment` of `whisper/timing.py`: the text alone, without timestamps and previous
 text, but with the words of a prefix, which are in the audio as well, is fed in one step to the row
@@ -35,8 +35,8 @@ _EXCHANGES = (  # a sorting network of 7, as far as its middle depends on it
 
 
 @dataclasses.dataclass(frozen=True)
-class Said:
-    """A window that has finished; its slot still holds its audio."""
+class EndedWindow:
+    """A window that has ended; its slot still holds its audio."""
 
     job: Job
     place: Place  # its first row is free to be fed
@@ -64,15 +64,15 @@ class _Pass:
 
     def events(self) -> Iterator[Event]:
         begin = 0
-        for one, attended in zip(self.windows, self.attended, strict=True):
-            end, prefix = begin + len(one.text), len(one.prefix)
+        for window, attended in zip(self.windows, self.attended, strict=True):
+            end, prefix = begin + len(window.text), len(window.prefix)
             probs = self.token_probs[begin:end].numpy()
             if attended.ndim == 1:
-                alignment = Alignment(probs, None, attended[prefix : one.rows].numpy(), prefix)
+                alignment = Alignment(probs, None, attended[prefix : window.rows].numpy(), prefix)
             else:
-                matrix = attended[one.first : one.first + one.rows, : one.frames]
+                matrix = attended[window.first : window.first + window.rows, : window.frames]
                 alignment = Alignment(probs, matrix.numpy(), prefix=prefix)
-            yield dataclasses.replace(one.event, alignment=alignment)
+            yield dataclasses.replace(window.event, alignment=alignment)
             begin = end
 
 
@@ -86,7 +86,7 @@ class Aligner:
         decoder, cache: of the same slots and rows.
         facts: the checkpoint's, with alignment heads.
         rows: how many there are.
-        stream: on which steps are replayed from CUDA graphs; without, they are launched.
+        graphs: whether steps are to be replayed from CUDA graphs.
     """
 
     def __init__(
@@ -95,7 +95,8 @@ class Aligner:
         cache: Cache,
         facts: TokenizerFacts,
         rows: int,
-        stream: torch.cuda.Stream | None = None,
+        *,
+        graphs: bool = False,
     ) -> None:
         self._ops = decoder.ops
         self._cache = cache
@@ -105,9 +106,9 @@ class Aligner:
         self._frames = decoder.dims.n_audio_ctx
         self._most_windows = min(rows, cache.cross.shape[2], MOST_WINDOWS)
         heads = sorted(facts.alignment_heads)
-        sizes = SIZES if stream is not None else ()
+        sizes = SIZES if graphs else ()
         self._step = ForcedStep(decoder, cache, heads, facts.eot, rows, sizes)
-        self._stream = stream
+        self.replay = self._step.replay
         self._layers, self._heads = (
             upload(column, self._device) for column in zip(*heads, strict=True)
         )
@@ -118,51 +119,51 @@ class Aligner:
         self._passes: list[_Pass] = []
         self._dropped: set[int] = set()  # job ids
 
-    def launch(self, ended: Sequence[Said]) -> list[Event]:
-        """Begin to align the windows that ask for it; returns the events of the others."""
-        windows = [self._forced(one) for one in ended if self._asks(one)]
+    def launch(self, ended: Sequence[EndedWindow]) -> list[Event]:
+        """Begin to align the windows that ask for it; return the events of the others."""
+        windows = [self._forced(window) for window in ended if self._asks(window)]
         while windows:
-            longest = itertools.accumulate((len(one.tokens) for one in windows), max)
+            longest = itertools.accumulate((len(window.tokens) for window in windows), max)
             sizes = (count * length for count, length in enumerate(longest, start=1))
             count = max(1, sum(size <= MOST_TOKENS for size in sizes))
             count = min(count, MOST_WINDOWS)
             self._passes.append(self._begin(windows[:count]))
             windows = windows[count:]
-        return [one.event for one in ended if not self._asks(one)]
+        return [window.event for window in ended if not self._asks(window)]
 
-    def by_head(self, ended: Sequence[Said]) -> list[torch.Tensor]:
-        """Weights of each window by each head alone: for whoever chooses among heads.
+    def by_head(self, ended: Sequence[EndedWindow]) -> list[torch.Tensor]:
+        """Return the weights of each window by each head alone: for whoever chooses among heads.
 
         Returns:
             float32 (heads, n + 1, frames) for a window of n text tokens, by layer and head; empty
             for one without text.
         """
         by_window = []
-        for one in ended:
-            if not self._asks(one):
+        for window in ended:
+            if not self._asks(window):
                 by_window.append(torch.empty(0))
                 continue
-            window = self._forced(one)
-            _, scores, sizes = self._attended([window])
+            feed = self._forced(window)
+            _, scores, sizes = self._attended([feed])
             weights = smoothed(scores, sizes.tokens, sizes.frames)[0]
-            rows = slice(window.first, window.first + window.rows)
-            by_window.append(weights[:, rows, : window.frames])
+            rows = slice(feed.first, feed.first + feed.rows)
+            by_window.append(weights[:, rows, : feed.frames])
         return by_window
 
     def collect(self, wait: bool) -> list[Event]:
-        """The events of windows whose alignment is there; of all others too, after a `wait`."""
+        """Return events of windows whose alignment is there; with `wait`, of all."""
         events: list[Event] = []
         while self._passes and (wait or self._passes[0].ready()):
             first = self._passes.pop(0)
             first.wait()
             events += (event for event in first.events() if event.job_id not in self._dropped)
-            self._dropped -= {one.event.job_id for one in first.windows}
+            self._dropped -= {window.event.job_id for window in first.windows}
         return events
 
     def drop(self, job_id: int) -> bool:
-        """Whether a job was being aligned; nothing more will be heard of it."""
+        """Drop a job, of which nothing more comes; return whether it was being aligned."""
         for under_way in self._passes:
-            if any(one.event.job_id == job_id for one in under_way.windows):
+            if any(window.event.job_id == job_id for window in under_way.windows):
                 self._dropped.add(job_id)
                 return True
         return False
@@ -171,15 +172,6 @@ class Aligner:
         """Drop all."""
         self._passes.clear()
         self._dropped.clear()
-
-    def rehearse(self) -> None:
-        """Launch every kernel that will be captured."""
-        self._step.rehearse()
-
-    def capture(self) -> None:
-        """Record the graphs, if there are any; all rows are free."""
-        if self._stream is not None:
-            self._step.capture(self._stream)
 
     def warm_up(self) -> None:
         """Have kernels compiled and memory taken for a pass of every size; all rows are free."""
@@ -190,19 +182,19 @@ class Aligner:
             frames = round(seen * self._frames)
             job = Job(-1, torch.empty(0), (self._facts.sot,), align_frames=frames)
             places = [Place(i, i, 1) for i in range(min(windows, self._most_windows))]
-            self.launch([Said(job, place, event) for place in places])
+            self.launch([EndedWindow(job, place, event) for place in places])
             self.collect(wait=True)
 
-    def _asks(self, one: Said) -> bool:
-        return one.job.align_frames > 0 and any(t < self._facts.eot for t in one.event.tokens)
+    def _asks(self, window: EndedWindow) -> bool:
+        return window.job.align_frames > 0 and any(t < self._facts.eot for t in window.event.tokens)
 
-    def _forced(self, one: Said) -> Forced:
+    def _forced(self, window: EndedWindow) -> Forced:
         """Make a window's feed: no previous text, no timestamps, and the language that was found.
 
         End of text, which is for the z-scores alone, may find no room.
         """
-        facts, prompt, scores = self._facts, one.job.prompt, one.event.scores
-        begins = len(prompt) - one.job.prefix
+        facts, prompt, scores = self._facts, window.job.prompt, window.event.scores
+        begins = len(prompt) - window.job.prefix
         prefix = tuple(token for token in prompt[begins:] if token < facts.eot)
         start = [
             token
@@ -211,17 +203,17 @@ class Aligner:
         ]
         if scores is not None and scores.language is not None:
             start = [scores.language if token == DETECT_LANGUAGE else token for token in start]
-        text = tuple(token for token in one.event.tokens if token < facts.eot)
+        text = tuple(token for token in window.event.tokens if token < facts.eot)
         tokens = (*start, facts.no_timestamps, *prefix, *text, facts.eot)
         assert len(tokens) <= self._context + 1, f"{len(text)} text tokens"
         return Forced(
-            event=one.event,
-            place=one.place,
+            event=window.event,
+            place=window.place,
             tokens=tokens[: self._context],
             first=len(start),
             prefix=prefix,
             text=text,
-            frames=min(one.job.align_frames, self._frames),
+            frames=min(window.job.align_frames, self._frames),
         )
 
     def _begin(self, windows: Sequence[Forced]) -> _Pass:
@@ -241,7 +233,7 @@ class Aligner:
         weights: torch.Tensor,
         sizes: tuple[torch.Tensor, ...] = (),
     ) -> _Pass:
-        """A pass whose results are on their way to the host, on a GPU beside what comes next.
+        """Begin to copy a pass's results to the host, on a GPU beside what comes next.
 
         Args:
             windows: whose they are.
@@ -270,9 +262,9 @@ class Aligner:
             that it lacks; and the windows' sizes.
         """
         probs, queries = self._step.run(windows)
-        longest = max(len(one.tokens) for one in windows)
+        longest = max(len(window.tokens) for window in windows)
         sizes = _sizes(windows, longest, self._device)
-        frames = max(one.frames for one in windows)
+        frames = max(window.frames for window in windows)
         where = (self._layers, 0, sizes.slots[:, None], self._heads)
         keys = self._cache.cross[(*where, slice(frames))].float()
         if self._cache.cross_scale is not None:
@@ -294,8 +286,11 @@ class _Sizes:
 
 
 def _sizes(windows: Sequence[Forced], longest: int, device: torch.device) -> _Sizes:
-    lengths = np.array([len(one.tokens) for one in windows])
-    facts = [(one.place.slot, len(one.tokens), one.frames, one.first, one.rows) for one in windows]
+    lengths = np.array([len(window.tokens) for window in windows])
+    facts = [
+        (window.place.slot, len(window.tokens), window.frames, window.first, window.rows)
+        for window in windows
+    ]
     begins = np.cumsum(lengths) - lengths
     at = begins[:, None] + np.minimum(np.arange(longest), lengths[:, None] - 1)
     numbers = upload(np.concatenate([np.array(facts).T.ravel(), at.ravel()]), device)
@@ -304,18 +299,20 @@ def _sizes(windows: Sequence[Forced], longest: int, device: torch.device) -> _Si
     return _Sizes(slots, tokens, frames, first, rows, numbers[5 * count :].view(count, longest))
 
 
-def _on_host(one: torch.Tensor) -> torch.Tensor:
-    return torch.empty(one.shape, dtype=one.dtype, pin_memory=True).copy_(one, non_blocking=True)
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
+        tensor, non_blocking=True
+    )
 
 
 def pass_bytes(dims: Dims, facts: TokenizerFacts, ops: Ops) -> int:
-    """Bytes that the largest pass takes on a device: logits, and weights while smoothed."""
+    """Return the bytes that the largest pass takes on a device: logits, weights while smoothed."""
     weights = _COPIES[ops.smooth is not None] * len(facts.alignment_heads) * dims.n_audio_ctx
     return MOST_TOKENS * (weights + 3 * dims.n_vocab) * 4 if facts.alignment_heads else 0
 
 
 def smoothed(scores: torch.Tensor, tokens: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:
-    """Softmax over frames, z-score over tokens, median over neighbouring frames.
+    """Take softmax over frames, z-score over tokens, median over neighbouring frames.
 
     Args:
         scores: float32 (windows, heads, tokens, frames).
@@ -347,7 +344,7 @@ def smoothed(scores: torch.Tensor, tokens: torch.Tensor, frames: torch.Tensor) -
 
 
 def median_of_7(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The middle one of seven tensors, number by number; sorting each seven takes far longer."""
+    """Return the middle of seven tensors, number by number; sorting each seven takes far longer."""
     sorted_so_far = list(values)
     for low, high in _EXCHANGES:
         a, b = sorted_so_far[low], sorted_so_far[high]

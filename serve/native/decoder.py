@@ -44,7 +44,7 @@ class Cache:
 
     @property
     def device(self) -> torch.device:
-        """Where they are."""
+        """The device that they are on."""
         return self.cross.device
 
     @property

@@ -1,10 +1,7 @@
 """The device that a runtime computes on."""
 
 import contextlib
-import gc
 import os
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -57,31 +54,3 @@ def check_graphs(device: torch.device, kernels: str) -> None:
             f"runtime.cuda_graph = true needs a CUDA device with triton kernels; the device is "
             f"{device} with {kernels} kernels; set runtime.cuda_graph = false"
         )
-
-
-def capture(work: Callable[[], None], pool: Any, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-    """Run once, so that everything is compiled and planned, then record, and replay once.
-
-    What is recorded on one stream shares the libraries' workspaces, on two it does not. The first
-    replay of a graph takes it to the device, for which no window is to wait.
-
-    Nothing is collected meanwhile: garbage may hold a graph of a runtime that is gone, and CUDA
-    refuses to free one while another is recorded.
-    """
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        work()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        with torch.cuda.graph(graph, pool=pool, stream=stream):
-            work()
-    finally:
-        if collects:
-            gc.enable()
-    with torch.cuda.stream(stream):
-        graph.replay()
-    torch.cuda.current_stream().wait_stream(stream)
-    return graph

@@ -15,15 +15,16 @@ from collections.abc import Sequence
 
 import torch
 
+from serve.contract.config import RuntimeConfig
 from serve.native.decoder import Cache, Decoder
 from serve.native.feeds import Span, feed_of, feed_of_spans, one_token_each, upload
-from serve.native.graphs import EagerLoop, Snapshot
-from serve.native.network import Whisper
-from serve.native.rules.choose import Advance, Guess
-from serve.native.rules.definition import Rules
+from serve.native.graphs import EagerLoop, GraphLoop, SlotLoop, Snapshot
+from serve.native.parts import Parts
+from serve.native.rules.choose import Guess
 from serve.native.rules.state import Picks, RowState
 from serve.native.slots import Place, Slots
 from serve.native.stopwatch import Stopwatch
+from serve.native.turns import DraftTurns
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class Drafter:
             Span(place, min(self._known_of(place, job_id), at), at + 1)
             for (place, job_id), at in zip(owners, positions, strict=True)
         ]
-        ends = list(itertools.accumulate(span.end - span.begin for span in spans))
+        ends = list(itertools.accumulate(map(len, spans)))
         feed = feed_of_spans(state.tokens, spans, device)
         logits = self.decoder.step(feed, self.cache, upload([end - 1 for end in ends], device))
         rows, groups = one_token_each([place for place, _ in owners], device)
@@ -79,7 +80,7 @@ class Drafter:
             self._known[place.first_row] = job_id, known
 
     def _known_of(self, place: Place, job_id: int) -> int:
-        """How many of a job's positions are in the cache."""
+        """Count a job's positions that are in the cache."""
         owner, known = self._known.get(place.first_row, (job_id, 0))
         return known if owner == job_id else 0
 
@@ -117,11 +118,11 @@ class Pace:
         self._trials: dict[int, _Trial] = {}
 
     def drafts(self, busy: int) -> bool:
-        """Whether the next turn of so many windows is to be drafted."""
+        """Tell whether the next turn of so many windows is to be drafted."""
         return self._of(busy).drafting
 
     def note(self, busy: int, seconds: float, tokens: float) -> None:
-        """A turn went as `drafts` said: so long, with so many new tokens in an average row."""
+        """Note that a turn went as `drafts` said: its time, and an average row's new tokens."""
         trial = self._of(busy)
         trial.turns += 1
         if trial.turns <= 2 * TRIAL:
@@ -134,8 +135,11 @@ class Pace:
             logger.info(
                 "drafting is %s with %d windows or about as many: %.2f ms a token with it, %.2f "
                 "without; both are measured again after %d turns",
-                *("on" if trial.drafting else "off", busy, trial.drafted.ms_a_token),
-                *(trial.plain.ms_a_token, HOLD),
+                "on" if trial.drafting else "off",
+                busy,
+                trial.drafted.ms_a_token,
+                trial.plain.ms_a_token,
+                HOLD,
             )
         if trial.turns == 2 * TRIAL + HOLD:
             del self._trials[busy.bit_length()]
@@ -151,26 +155,15 @@ class DraftLoop(EagerLoop):
     when all that are fed are such.
 
     Args:
-        network, cache, state: of the same slots and rows.
-        advance: chooses the next tokens.
-        rules: the checkpoint's.
-        drafter: guesses.
+        parts: what the windows are decoded with.
         most: guesses a turn.
     """
 
-    def __init__(
-        self,
-        network: Whisper,
-        cache: Cache,
-        state: RowState,
-        advance: Advance,
-        rules: Rules,
-        drafter: Drafter,
-        most: int,
-    ) -> None:
-        super().__init__(network, cache, state, advance)
-        self._rules = rules
-        self._drafter = drafter
+    def __init__(self, parts: Parts, most: int) -> None:
+        assert parts.draft is not None, "nothing guesses"
+        super().__init__(parts)
+        self._rules = parts.rules
+        self._drafter = Drafter(*parts.draft, parts.guess)
         self._most = most
         self._pace = Pace()
 
@@ -190,7 +183,7 @@ class DraftLoop(EagerLoop):
         return 1
 
     def _room(self, slots: Slots, owners: Owners) -> int:
-        """How many tokens may be guessed for every row; 0 where any row is not to be drafted for.
+        """Count the tokens that may be guessed for every row; 0 where one is not to be drafted for.
 
         The rules choose one more than is guessed, and a sequence must not outgrow its limit.
         """
@@ -203,7 +196,7 @@ class DraftLoop(EagerLoop):
         return min(self._most, room)
 
     def _turn(self, owners: Owners, count: int) -> float:
-        """Guess, verify, choose; returns how many tokens an average row has gained."""
+        """Guess, verify, choose; return how many tokens an average row has gained."""
         device = self._network.device
         rows = upload([place.first_row for place, _ in owners], device)
         before: list[int] = self._state.position[rows].tolist()
@@ -225,3 +218,12 @@ class DraftLoop(EagerLoop):
         self.drafted += count * len(before)
         self.right += sum(after) - sum(before) - len(before)
         return (sum(after) - sum(before)) / len(before)
+
+
+def open_loop(config: RuntimeConfig, parts: Parts) -> SlotLoop:
+    """Make the loop over the slots that is configured: of CUDA graphs or not, guessing or not."""
+    drafts = parts.draft is not None
+    if parts.graphs:
+        turns = DraftTurns(parts, config.draft_tokens) if drafts else None
+        return GraphLoop(parts, config.steps_per_sync, config.slots, turns)
+    return DraftLoop(parts, config.draft_tokens) if drafts else EagerLoop(parts)

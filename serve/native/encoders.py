@@ -1,4 +1,4 @@
-"""How windows are encoded into their slots: kernel by kernel, or replayed from CUDA graphs."""
+"""The encoding of windows into their slots: kernel by kernel, or replayed from CUDA graphs."""
 
 import functools
 from collections.abc import Sequence
@@ -6,18 +6,22 @@ from typing import Protocol
 
 import torch
 
+from serve.contract.config import RuntimeConfig
 from serve.native.decoder import Cache, Decoder
-from serve.native.device import capture
 from serve.native.feeds import upload
 from serve.native.network import Whisper
+from serve.native.parts import Parts
+from serve.native.replay import Replay
 from serve.speech.features import N_FRAMES
 
 
 class Encoder(Protocol):
     """Encodes windows and fills their slots' cross caches."""
 
+    replay: Replay  # of all that is recorded, if anything is
+
     def batch_of(self, waiting: int) -> int:
-        """How many of the waiting windows to encode in one go."""
+        """Count the waiting windows to encode in one go."""
         ...
 
     def encode(self, features: list[torch.Tensor], slots: list[int]) -> None:
@@ -44,6 +48,7 @@ class EagerEncoder:
         self._decoders = decoders
         self._most = most
         self._silence: list[torch.Tensor] = []  # of each decoder, once it is needed
+        self.replay = Replay()
 
     def batch_of(self, waiting: int) -> int:
         """See `Encoder.batch_of`."""
@@ -68,7 +73,7 @@ class EagerEncoder:
                     cache.cross[:, :, slot, :, seen:] = silence[..., seen:, :]
 
     def _silent(self) -> list[torch.Tensor]:
-        """Keys and values of silence, (layers, 2, heads, n_audio_ctx, 64) each."""
+        """Return keys and values of silence, (layers, 2, heads, n_audio_ctx, 64) each."""
         if not self._silence:
             dims, device = self._network.dims, self._network.device
             shape = (1, dims.n_mels, 2 * dims.n_audio_ctx)
@@ -81,43 +86,26 @@ class EagerEncoder:
 
 
 class GraphEncoder:
-    """CUDA graphs of 1, 2, 4, ... windows up to `most`, to be replayed on `stream`."""
+    """CUDA graphs of 1, 2, 4, ... windows up to `most`."""
 
     def __init__(
-        self,
-        network: Whisper,
-        decoders: Sequence[tuple[Decoder, Cache]],
-        most: int,
-        stream: torch.cuda.Stream,
+        self, network: Whisper, decoders: Sequence[tuple[Decoder, Cache]], most: int
     ) -> None:
         dims = network.dims
-        self._referenced = (network, decoders)  # graphs hold bare addresses of their memory
-        self._stream = stream
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._network = network
+        self._decoders = decoders
         self._inputs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # windows, and their slots
-        # The largest first: the others fit in its memory.
+        self.replay = Replay()
         for count in sorted({most, *(2**i for i in range(10) if 2**i < most)}, reverse=True):
             features = torch.zeros((count, dims.n_mels, N_FRAMES), device=network.device)
             self._inputs[count] = features, torch.arange(count, device=network.device)
+            self.replay.add(count, functools.partial(self._encode, count))
 
     def _encode(self, count: int) -> None:
-        network, decoders = self._referenced
         features, slots = self._inputs[count]
-        encoded = network.encode(features)
-        for decoder, cache in decoders:
+        encoded = self._network.encode(features)
+        for decoder, cache in self._decoders:
             decoder.fill_cross(encoded, cache, slots)
-
-    def rehearse(self) -> None:
-        """Launch every kernel that will be captured."""
-        for count in self._inputs:
-            self._encode(count)
-
-    def capture(self) -> None:
-        """Record the graphs; nothing can be encoded before."""
-        pool = torch.cuda.graph_pool_handle()
-        for count in self._inputs:
-            work = functools.partial(self._encode, count)
-            self._graphs[count] = capture(work, pool, self._stream)
 
     def batch_of(self, waiting: int) -> int:
         """See `Encoder.batch_of`."""
@@ -129,4 +117,17 @@ class GraphEncoder:
         for row, window in zip(batch, features, strict=True):
             row.copy_(window, non_blocking=True)
         target.copy_(upload(slots, target.device))
-        self._graphs[len(features)].replay()
+        self.replay.launch(len(features))
+
+
+def open_encoder(config: RuntimeConfig, parts: Parts, batch: int) -> Encoder:
+    """Make the encoder of windows that is configured.
+
+    Args:
+        config: how many at a time without graphs.
+        parts: whose slots are filled.
+        batch: the most windows of a graph.
+    """
+    if parts.graphs:
+        return GraphEncoder(parts.network, parts.decoders, batch)
+    return EagerEncoder(parts.network, parts.decoders, config.encoder_batch)

@@ -16,19 +16,17 @@ from numpy.typing import NDArray
 
 from serve.contract.engine import HEAD_DIM
 from serve.native.decoder import Cache, Decoder
-from serve.native.device import capture
 from serve.native.feeds import upload
 from serve.native.kernels.feed import Feed, Groups
+from serve.native.replay import Replay
 from serve.native.slots import Place
 from serve.runtime.protocol import Event
 
 MOST_TOKENS = 1100  # in one pass, as if all windows had as many as the longest: bounds memory
 MOST_WINDOWS = 16
-# Feeds, and windows: of a graph each. The largest first: the others fit in its memory.
-SIZES = (
-    *((MOST_TOKENS, 16), (896, 16), (768, 16), (640, 16), (512, 16)),
-    *((384, 8), (320, 8), (256, 8), (192, 8), (128, 8), (64, 4), (16, 2)),
-)
+# By the most windows of a graph: the feeds that there are graphs of, the largest first.
+_FEEDS = {16: (MOST_TOKENS, 896, 768, 640, 512), 8: (384, 320, 256, 192, 128), 4: (64,), 2: (16,)}
+SIZES = tuple((feeds, windows) for windows, sizes in _FEEDS.items() for feeds in sizes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Forced:
 
     @property
     def rows(self) -> int:
-        """How many lie one behind the other in the audio: of the prefix, of the text, after it."""
+        """Count what lies one behind the other in the audio: of the prefix, the text, after it."""
         return len(self.prefix) + len(self.text) + 1
 
 
@@ -97,22 +95,13 @@ class ForcedStep:
         for layer in sorted({layer for layer, _ in alignment_heads}):
             heads = [head for its, head in alignment_heads if its == layer]
             self._heads[layer] = upload(heads, self._device)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._fed: dict[int, _Fed] = {}  # by size: what graphs read
         self._results: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # what they leave
+        self.replay = Replay()
+        """Of the prepared sizes; recorded while all rows are free."""
         for size, windows in sizes:
-            self._fed[size] = _Fed(size, windows, size, self._device)
-
-    def rehearse(self) -> None:
-        """Launch every kernel that will be captured."""
-        for fed in self._fed.values():
-            self._step(fed)
-
-    def capture(self, stream: torch.cuda.Stream) -> None:
-        """Record the graphs, to be replayed on a stream; all rows are free."""
-        pool = torch.cuda.graph_pool_handle()
-        for size, fed in self._fed.items():
-            self._graphs[size] = capture(functools.partial(self._keep, fed), pool, stream)
+            self._fed[size] = fed = _Fed(size, windows, size, self._device)
+            self.replay.add(size, functools.partial(self._keep, fed))
 
     def run(self, windows: Sequence[Forced]) -> tuple[torch.Tensor, torch.Tensor]:
         """Feed at most `MOST_WINDOWS` windows.
@@ -121,10 +110,10 @@ class ForcedStep:
             float32 (n,), each text token's probability among text, window by window; and the
             queries of alignment heads, (feeds, heads, 64), good until the next step.
         """
-        texts, fed = sum(len(one.text) for one in windows), self._fed_of(windows)
+        texts, fed = sum(len(window.text) for window in windows), self._fed_of(windows)
         fed.numbers.copy_(upload(_numbers(windows, fed.size, fed.windows), self._device))
-        if fed.size in self._graphs:
-            self._graphs[fed.size].replay()
+        if fed.size in self.replay:
+            self.replay.launch(fed.size)
             probs, queries = self._results[fed.size]
         else:
             probs, queries = self._step(fed)
@@ -134,13 +123,13 @@ class ForcedStep:
         self._results[fed.size] = self._step(fed)
 
     def _fed_of(self, windows: Sequence[Forced]) -> _Fed:
-        """The smallest that is prepared and holds some windows, or one of their size."""
-        feeds = sum(len(one.tokens) for one in windows)
+        """Return the smallest that is prepared and holds some windows, or one of their size."""
+        feeds = sum(len(window.tokens) for window in windows)
         fits = [fed for fed in self._fed.values() if fed.size >= feeds]
         fits = [fed for fed in fits if fed.windows >= len(windows)]
         if fits:
             return min(fits, key=lambda fed: fed.size)
-        most = max(len(one.tokens) for one in windows)
+        most = max(len(window.tokens) for window in windows)
         return _Fed(feeds, len(windows), most, self._device)
 
     def _step(self, fed: _Fed) -> tuple[torch.Tensor, torch.Tensor]:
@@ -166,22 +155,22 @@ class ForcedStep:
 
 def _numbers(windows: Sequence[Forced], size: int, most: int) -> NDArray[np.int64]:
     """Return the numbers of `_Fed` for some windows, filled up to a size."""
-    lengths = [len(one.tokens) for one in windows]
+    lengths = [len(window.tokens) for window in windows]
     begins = np.cumsum([0, *lengths[:-1]])
-    said = [
-        begin + one.first + len(one.prefix) + np.arange(len(one.text))
-        for one, begin in zip(windows, begins, strict=True)
+    wanted = [
+        begin + window.first + len(window.prefix) + np.arange(len(window.text))
+        for window, begin in zip(windows, begins, strict=True)
     ]
     columns = [
-        np.concatenate([one.tokens for one in windows]),
-        np.repeat([one.place.first_row for one in windows], lengths),
+        np.concatenate([window.tokens for window in windows]),
+        np.repeat([window.place.first_row for window in windows], lengths),
         np.concatenate([np.arange(length) for length in lengths]),
-        np.concatenate(said),
-        np.concatenate([one.text for one in windows]),
+        np.concatenate(wanted),
+        np.concatenate([window.text for window in windows]),
     ]
     filled = [np.pad(column, (0, size - len(column)), mode="edge") for column in columns]
     # The feeds that fill up belong to the last window, or its keys would come to hold anything.
     counts = [*lengths[:-1], lengths[-1] + size - sum(lengths)]
-    groups = ([one.place.slot for one in windows], begins, counts)
+    groups = ([window.place.slot for window in windows], begins, counts)
     filled += [np.pad(column, (0, most - len(windows))) for column in groups]
     return np.concatenate(filled)

@@ -1,4 +1,4 @@
-"""How decoder steps are run: one by one, or replayed from CUDA graphs.
+"""The steps of the decoder: one by one, or replayed from CUDA graphs.
 
 A CUDA graph is captured once per bucket (a number of rows) when the runtime starts, all slots being
 free then. Replayed steps need no answer from the host: the device itself knows which
@@ -11,18 +11,16 @@ import dataclasses
 import enum
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
 from serve.contract.fields import MAX_BEAMS
-from serve.native.decoder import Cache
-from serve.native.device import capture
 from serve.native.feeds import feed_of, one_token_each, upload
 from serve.native.kernels.feed import Feed, Groups
-from serve.native.network import Whisper
-from serve.native.rules.choose import Advance
+from serve.native.parts import Parts
+from serve.native.replay import Replay
 from serve.native.rules.state import Picks, RowState, new_state
 from serve.native.slots import Place, Slots
 from serve.native.turns import DraftTurns
@@ -44,15 +42,16 @@ class Snapshot:
 class SlotLoop(Protocol):
     """Advances the slots and tells what became of them."""
 
+    replay: Replay  # of all that is recorded, if anything is
     drafted: int  # guesses so far
     right: int  # those that were what the rules chose
 
     def launch(self, slots: Slots) -> int:
-        """Advance every busy slot; returns by how many steps at most."""
+        """Advance every busy slot; return by how many steps at most."""
         ...
 
     def read_snapshot(self) -> Snapshot | None:
-        """The newest snapshot that can be had without letting the device idle, if any."""
+        """Return the newest snapshot that can be had without letting the device idle, if any."""
         ...
 
     def discard_launched(self) -> None:
@@ -64,15 +63,15 @@ class EagerLoop:
     """One step at a time, in plain sight.
 
     Args:
-        network, cache, state: of the same slots and rows.
-        advance: chooses the next tokens.
+        parts: what the windows are decoded with.
     """
 
-    def __init__(self, network: Whisper, cache: Cache, state: RowState, advance: Advance) -> None:
-        self._network = network
-        self._cache = cache
-        self._state = state
-        self._advance = advance
+    def __init__(self, parts: Parts) -> None:
+        self._network = parts.network
+        self._cache = parts.cache
+        self._state = parts.state
+        self._advance = parts.advance
+        self.replay = Replay()
         self.drafted = self.right = 0
         self._snapshot: Snapshot | None = None
         self._version = -1  # of the owners that these are for
@@ -118,57 +117,39 @@ class GraphLoop:
     There is a graph for every bucket of rows and kind of company, see `_Kind`.
 
     Args:
-        network, cache, state: of the same slots and rows, all free.
-        advance: chooses the next tokens without the host, by whether any row searches.
+        parts: what the windows are decoded with; all rows are free.
         steps: per launch.
         slots: how many there are.
-        stream: on which launches will be; the device keeps its priority.
         turns: what rows that do not search take in place of single steps, if there is a draft.
     """
 
     def __init__(
-        self,
-        network: Whisper,
-        cache: Cache,
-        state: RowState,
-        advance: dict[bool, Advance],
-        steps: int,
-        slots: int,
-        stream: torch.cuda.Stream,
-        turns: DraftTurns | None = None,
+        self, parts: Parts, steps: int, slots: int, turns: DraftTurns | None = None
     ) -> None:
-        # Graphs hold bare addresses of their memory.
-        self._referenced = (network, cache, advance, turns)
-        self._state = state
+        self._network = parts.network
+        self._cache = parts.cache
+        self._state = parts.state
+        self._advances = parts.advances
         self._steps = steps
-        self._device = cache.device
-        rows, n_text_ctx = state.tokens.shape
+        self._device = parts.cache.device
+        rows, n_text_ctx = parts.state.tokens.shape
         # Of each busy slot: itself, its first row and how many it has; the rest of it zeros.
         self._table = torch.zeros((3, slots), dtype=torch.int64, device=self._device)
         self._rows = torch.arange(rows, device=self._device)  # to make it costs a kernel a step
         self._version = -1  # of the owners in the table
-        self._graphs: dict[tuple[_Kind, int], torch.cuda.CUDAGraph] = {}
-        self._stream = stream
-        self._slot_bytes = cache.cross.nbytes // slots
-        self._works: dict[tuple[_Kind, int], Callable[[int], None]] = {}  # gets a number of steps
+        self._slot_bytes = parts.cache.cross.nbytes // slots
         self._turns = turns
         self.drafted = self.right = 0
         self._seen: dict[int, int] = {}  # by job: its position when it was last looked at
+        self._spans: dict[_Kind, list[int]] = {}  # the rows that graphs are of, fewest first
+        self.replay = Replay()
         kinds = {_Kind.SEVERAL: rows, _Kind.SINGLE: slots}
         for kind, most in ({_Kind.DIRECT: slots} if rows == slots else kinds).items():
-            spans = [span for span in SPANS if span < most] + [most]
-            for span in reversed(spans):  # the largest first: the others fit in its memory
-
-                def work(steps: int, span: int = span, kind: _Kind = kind) -> None:
-                    for _ in range(steps):
-                        if turns is not None and self._drafts(kind):
-                            turns.take(self._table, span)
-                            continue
-                        feed = self._feed(span, kind)
-                        logits = network.step(feed, cache)
-                        advance[kind is _Kind.SEVERAL](state, Picks(feed.rows, feed.rows), logits)
-
-                self._works[kind, span] = work
+            self._spans[kind] = [span for span in SPANS if span < most] + [most]
+            for span in reversed(self._spans[kind]):
+                work = functools.partial(self._take_steps, kind, span)
+                launch = functools.partial(work, self._steps_of(span, kind))
+                self.replay.add((kind, span), launch, rehearsal=functools.partial(work, 1))
         # Three: one being copied into, one being read, one between them.
         mirror = new_state(rows, n_text_ctx, torch.device("cpu"))
         self._mirrors = collections.deque(mirror.pinned() for _ in "123")
@@ -176,20 +157,19 @@ class GraphLoop:
         launched: collections.deque[tuple[torch.cuda.Event, bool, Snapshot]] = collections.deque()
         self._launched = launched
 
-    def rehearse(self) -> None:
-        """Launch every kernel that will be captured."""
-        for work in self._works.values():
-            work(1)
-
-    def capture(self) -> None:
-        """Record the graphs; nothing can be launched before."""
-        pool = torch.cuda.graph_pool_handle()
-        for (kind, span), work in self._works.items():
-            steps = functools.partial(work, self._steps_of(span, kind))
-            self._graphs[kind, span] = capture(steps, pool, self._stream)
+    def _take_steps(self, kind: _Kind, span: int, steps: int) -> None:
+        """Let the first rows take some steps, or as many drafted turns."""
+        for _ in range(steps):
+            if self._turns is not None and self._drafts(kind):
+                self._turns.take(self._table, span)
+                continue
+            feed = self._feed(span, kind)
+            logits = self._network.step(feed, self._cache)
+            advance = self._advances[kind is _Kind.SEVERAL]
+            advance(self._state, Picks(feed.rows, feed.rows), logits)
 
     def _feed(self, span: int, kind: _Kind) -> Feed:
-        """The next token of each of the first rows, as views of what changes between replays."""
+        """Feed the first rows' next tokens, by views of what changes between replays."""
         state = self._state
         slots, first, count = self._table[:, :span]
         groups = Groups(
@@ -214,8 +194,8 @@ class GraphLoop:
         self._update_table(slots)
         span = slots.span
         kind = self._kind_of(slots)
-        bucket = min(size for other, size in self._graphs if other is kind and size >= span)
-        self._graphs[kind, bucket].replay()
+        bucket = next(size for size in self._spans[kind] if size >= span)
+        self.replay.launch((kind, bucket))
         mirror = self._mirrors[0]
         self._mirrors.rotate(-1)
         mirror.follow(self._state, span, searched=kind is _Kind.SEVERAL)
@@ -243,7 +223,7 @@ class GraphLoop:
         self._table.copy_(table.view_as(self._table))
 
     def _steps_of(self, span: int, kind: _Kind) -> int:
-        """Steps of a launch, long enough for the host to prepare the next; one turn with guesses.
+        """Count the steps of a launch that lets the host prepare the next; one turn with guesses.
 
         Steps beyond a window's end cost the next window time. With few slots, which are seldom all
         busy, that is worse than a launch for every step.
@@ -255,7 +235,7 @@ class GraphLoop:
         return 1 if span <= few or self._drafts(kind) else min(self._steps, enough)
 
     def _drafts(self, kind: _Kind) -> bool:
-        """Whether such windows take drafted turns."""
+        """Tell whether such windows take drafted turns."""
         return self._turns is not None and kind is not _Kind.SEVERAL
 
     def read_snapshot(self) -> Snapshot | None:

@@ -1,4 +1,4 @@
-"""How windows get in: they wait, are encoded and given a slot, and their prompts are fed.
+"""The way of windows in: they wait, are encoded and given a slot, and their prompts are fed.
 
 Encoder and steps take turns. On a GPU whose steps are CUDA graphs, windows that bring guesses, as
 live text does, are encoded beside the steps instead, on another stream: to verify guesses the host
@@ -34,7 +34,7 @@ _BACKLOG = 3  # batches that wait are encoded first, however many windows decode
 class SlotJob:
     """A job that owns a slot."""
 
-    asked: int  # id of the job that was submitted
+    submitted_id: int  # id of the job that was submitted
     job: Job  # that job, or one that tries another language in its place
     place: Place
     stopwatch: Stopwatch  # over the encoding of its batch
@@ -53,14 +53,14 @@ class _Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Streams:
-    """Where a CUDA device does what; where work waits on both, that of `steps` goes first."""
+    """The streams of a CUDA device; where work waits on both, that of `steps` goes first."""
 
     steps: torch.cuda.Stream
     encoder: torch.cuda.Stream
 
     @staticmethod
     def of(device: torch.device) -> "Streams":
-        """New ones."""
+        """Make new ones."""
         first = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         return Streams(first, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
@@ -111,7 +111,7 @@ class Intake:
         """Over prompts that were fed."""
 
     def __len__(self) -> int:
-        """How many windows wait for a slot."""
+        """Count the windows that wait for a slot."""
         return len(self._line)
 
     def add(self, job: Job) -> None:
@@ -119,21 +119,21 @@ class Intake:
         self._line.add(job)
 
     def remove(self, job_id: int) -> bool:
-        """Whether a window was here; nothing more comes of it."""
+        """Drop a window, of which nothing more comes; return whether it was here."""
         for batch in self._batches:
-            for one in batch.begun:
-                if one.job.id == job_id:
-                    batch.begun.remove(one)
+            for window in batch.begun:
+                if window.job.id == job_id:
+                    batch.begun.remove(window)
                     self._slots.release(job_id)
                     return True
         return self._line.remove(job_id)
 
     def clear(self) -> None:
-        """Let none be here."""
+        """Drop all windows."""
         self._line.clear()
         for batch in self._batches:
-            for one in batch.begun:
-                self._slots.release(one.job.id)
+            for window in batch.begun:
+                self._slots.release(window.job.id)
             batch.stopwatch.seconds()  # the device reads what is held until then
         self._batches.clear()
 
@@ -145,7 +145,7 @@ class Intake:
         """
         if not self._line and not self._batches:
             return []
-        decoding = [one.job for one in running]
+        decoding = [window.job for window in running]
         begun = self._encoded(busy=bool(running))
         for _ in range(1 if self.turns else max(2, self._slots.slots // _SLOTS_A_BATCH)):
             if not self._line or not self._fits(decoding):
@@ -160,7 +160,7 @@ class Intake:
             if len(self._line) < self._slots.free:
                 break
         if self._beside:
-            self._slots.rest({one.job.id for batch in self._batches for one in batch.begun})
+            self._slots.rest({window.job.id for batch in self._batches for window in batch.begun})
         return begun
 
     def _encoded(self, busy: bool) -> list[SlotJob]:
@@ -171,11 +171,11 @@ class Intake:
         return begun
 
     def _fits(self, decoding: Sequence[Job]) -> bool:
-        """Whether enough slots are free for what waits, or for a batch of it."""
+        """Tell whether enough slots are free for what waits, or for a batch of it."""
         return self._fitting(decoding) >= min(1 if self.turns else self._batch, len(self._line))
 
     def _is_turn(self, running: Sequence[SlotJob], decoding: Sequence[Job]) -> bool:
-        """Whether the encoder may hold up the windows that decode.
+        """Tell whether the encoder may hold up the windows that decode.
 
         On a GPU, if as many wait: it holds up `running` to bring on what waits, and to decode one
         more window beside others costs little. Where not all that wait would find places, the slots
@@ -189,11 +189,11 @@ class Intake:
         return time.perf_counter() - running[0].decode_began <= self._decode_target_s
 
     def _guessing(self) -> bool:
-        """Whether some of the next batch bring guesses."""
+        """Tell whether some of the next batch bring guesses."""
         return any(job.draft for job in itertools.islice(self._line, self._batch))
 
     def _fitting(self, decoding: Sequence[Job]) -> int:
-        """How many of the waiting windows could have their slot and rows now."""
+        """Count the waiting windows that could have their slot and rows now."""
         if self.turns:
             return self.turns.fit(decoding)
         return self._slots.fit(map(rows_of, self._line))
@@ -232,7 +232,8 @@ class Intake:
         began = time.perf_counter()
         self.feed(batch.begun)
         return [
-            SlotJob(one.job.id, one.job, one.place, batch.stopwatch, began) for one in batch.begun
+            SlotJob(window.job.id, window.job, window.place, batch.stopwatch, began)
+            for window in batch.begun
         ]
 
     def feed(self, begun: Sequence[Begun]) -> None:

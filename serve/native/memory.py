@@ -1,4 +1,4 @@
-"""What an engine takes of a GPU's memory, known before it is taken.
+"""The share of a GPU's memory that an engine takes, known before it is taken.
 
 Everything is allocated when the runtime starts. So what does not fit is an error then, which says
 how many slots would, and never in service.

@@ -1,4 +1,4 @@
-"""Which windows go first: urgent ones, without the others starving."""
+"""The order of windows: urgent ones first, without the others starving."""
 
 import collections
 import dataclasses
@@ -34,7 +34,7 @@ class Line:
         return len(self._line)
 
     def __iter__(self) -> Iterator[Job]:
-        return (one.job for one in self._line)
+        return (waiting.job for waiting in self._line)
 
     def add(self, job: Job) -> None:
         """Let a window wait."""
@@ -47,12 +47,12 @@ class Line:
         self._line.insert(at, _Waiting(job))
 
     def take(self) -> Job:
-        """The next window, which waits no longer."""
+        """Take the next window, which waits no longer."""
         return self._line.popleft().job
 
     def remove(self, job_id: int) -> bool:
-        """Whether a window waited; it does no longer."""
-        kept = [one for one in self._line if one.job.id != job_id]
+        """Let a window wait no longer; return whether it did."""
+        kept = [waiting for waiting in self._line if waiting.job.id != job_id]
         waited = len(kept) < len(self._line)
         self._line = collections.deque(kept)
         return waited
@@ -83,7 +83,7 @@ class Turns:
         self._ahead_s = 0.0  # urgent windows' time alone, less that of all together since
 
     def fit(self, decoding: Sequence[Job]) -> int:
-        """How many of the next windows can have their places now.
+        """Count the next windows that can have their places now.
 
         Where it is crowded, all of them are as urgent as the first. Those that are not urgent get
         none while urgent ones decode, and leave room for one more like the first of them.
@@ -103,7 +103,7 @@ class Turns:
         return max(fitting, 0 if decoding else self._slots.fit(rows[:1]))
 
     def resting(self, decoding: Sequence[Job]) -> Collection[int]:
-        """Ids of the jobs that the next step is not to feed."""
+        """Return the ids of the jobs that the next step is not to feed."""
         others = {job.id for job in decoding if not job.urgent}
         if len(others) in (0, len(decoding)) or not self._crowded(decoding):
             self._ahead_s = 0.0
@@ -111,11 +111,11 @@ class Turns:
         return () if self._ahead_s > 0 else others
 
     def note(self, seconds: float, *, alone: bool) -> None:
-        """A step has taken so long; `alone`: it fed only urgent windows."""
+        """Note how long a step has taken; `alone`: it fed only urgent windows."""
         self._ahead_s += seconds if alone else -seconds
 
     def _crowded(self, decoding: Sequence[Job]) -> bool:
-        """Whether the others leave no place for one more like the largest of them."""
+        """Tell whether the others leave no place for one more like the largest of them."""
         rows = [rows_of(job) for job in (*self._waiting, *decoding) if not job.urgent]
         wanted = sum(rows) + max(rows, default=0)
         return len(rows) >= self._slots.slots or wanted > self._slots.rows

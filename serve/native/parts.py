@@ -9,18 +9,14 @@ from serve.contract.engine import Engine, draft_dims
 from serve.native.alignment import pass_bytes
 from serve.native.decoder import Cache, Decoder
 from serve.native.device import check_graphs
-from serve.native.drafting import Drafter, DraftLoop
-from serve.native.encoders import EagerEncoder, Encoder, GraphEncoder
 from serve.native.forced import MOST_TOKENS
-from serve.native.graphs import EagerLoop, GraphLoop, SlotLoop
 from serve.native.kernels.choose import Ops, choose
 from serve.native.memory import MemoryPlan, plan_memory
 from serve.native.network import Whisper
-from serve.native.rules.choose import Advance, choose_advance, choose_guess
+from serve.native.rules.choose import Advance, Guess, choose_advance, choose_guess
 from serve.native.rules.definition import Rules
 from serve.native.rules.phrases import Phrasebook
 from serve.native.rules.state import RowState, new_state
-from serve.native.turns import DraftTurns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,13 +29,18 @@ class Parts:
     rules: Rules
     advances: dict[bool, Advance]  # choose tokens by the rules; by whether any row may search
     draft: tuple[Decoder, Cache] | None  # the decoder that guesses, if the engine has one
-    stream: torch.cuda.Stream | None  # on which CUDA graphs will be replayed, if any
+    graphs: bool  # whether steps are replayed from CUDA graphs
     plan: MemoryPlan | None  # of a GPU
 
     @property
     def advance(self) -> Advance:
         """Chooses tokens for searches too, where there are rows for any."""
         return self.advances[max(self.advances)]
+
+    @property
+    def guess(self) -> Guess:
+        """Writes the second decoder's likeliest tokens."""
+        return choose_guess(self.network.ops.name, self.rules)
 
     @property
     def decoders(self) -> list[tuple[Decoder, Cache]]:
@@ -53,7 +54,6 @@ def open_parts(
     config: RuntimeConfig,
     device: torch.device,
     rows: int,
-    stream: torch.cuda.Stream | None,
     network_class: type[Whisper],
 ) -> Parts:
     """Load an engine's weights and allocate what its windows need.
@@ -63,7 +63,6 @@ def open_parts(
         config: slots, kernels and precisions.
         device: where all of it lives.
         rows: of all slots together.
-        stream: on which CUDA graphs will be replayed, if any.
         network_class: what is loaded.
 
     Raises:
@@ -92,7 +91,7 @@ def open_parts(
             for searches in {False, rows > config.slots}
         },
         draft=None if second is None else (second, second.new_cache(*caches)),
-        stream=stream,
+        graphs=config.cuda_graph,
         plan=plan,
     )
 
@@ -120,38 +119,3 @@ def _load(
     if draft is None or config.draft_tokens == 0:
         return network, None
     return network, Decoder(draft_dims(dims, draft), weights, device, dtype, ops, "draft")
-
-
-def open_encoder(
-    config: RuntimeConfig, parts: Parts, batch: int, stream: torch.cuda.Stream | None
-) -> Encoder:
-    """Make the encoder of windows that is configured.
-
-    Args:
-        config: how many at a time without graphs.
-        parts: whose slots are filled.
-        batch: the most windows of a graph.
-        stream: on which graphs will be replayed; None: there are none.
-    """
-    if stream is None:
-        return EagerEncoder(parts.network, parts.decoders, config.encoder_batch)
-    return GraphEncoder(parts.network, parts.decoders, batch, stream)
-
-
-def open_loop(config: RuntimeConfig, parts: Parts) -> SlotLoop:
-    """Make the loop over the slots that is configured: of CUDA graphs or not, guessing or not."""
-    network, cache, state = parts.network, parts.cache, parts.state
-    guess = choose_guess(network.ops.name, parts.rules)
-    if parts.stream is None:
-        if parts.draft is None:
-            return EagerLoop(network, cache, state, parts.advance)
-        drafter = Drafter(*parts.draft, guess)
-        return DraftLoop(
-            network, cache, state, parts.advance, parts.rules, drafter, config.draft_tokens
-        )
-    turns: DraftTurns | None = None
-    if parts.draft is not None:
-        advance, guesses = parts.advances[False], config.draft_tokens
-        turns = DraftTurns(network, cache, state, advance, guess, *parts.draft, guesses)
-    steps, slots = config.steps_per_sync, config.slots
-    return GraphLoop(network, cache, state, parts.advances, steps, slots, parts.stream, turns)

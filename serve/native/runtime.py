@@ -22,15 +22,15 @@ from serve.contract.config import RuntimeConfig
 from serve.contract.engine import DETECT_LANGUAGE, Engine
 from serve.contract.errors import DeviceError, OptionError, UnavailableError
 from serve.contract.fields import MAX_BEAMS
-from serve.native.alignment import Aligner, Said
+from serve.native.alignment import Aligner, EndedWindow
 from serve.native.decoder import Decoder
 from serve.native.device import current, open_device
-from serve.native.encoders import Encoder, GraphEncoder
-from serve.native.graphs import GraphLoop
+from serve.native.drafting import open_loop
+from serve.native.encoders import Encoder, open_encoder
 from serve.native.intake import Intake, SlotJob, Streams
 from serve.native.kernels.choose import KernelsName
 from serve.native.network import Whisper
-from serve.native.parts import open_encoder, open_loop, open_parts
+from serve.native.parts import open_parts
 from serve.native.rules.state import RowState
 from serve.native.slots import Slots
 from serve.native.start import Begun, Starter
@@ -110,20 +110,21 @@ class NativeRuntime:
     def _open(self, engine: Engine, config: RuntimeConfig, rows: int) -> None:
         """Allocate everything, capture the graphs, and say what was chosen and what it takes."""
         device, streams = self._device, self._streams
-        stream = streams.steps if streams else None
-        parts = open_parts(engine, config, device, rows, stream, self.network_class)
+        parts = open_parts(engine, config, device, rows, self.network_class)
         ops = parts.network.ops
         self._network = parts.network
         self._cross_kv = config.cross_kv
         self._state = parts.state
         self._languages = parts.rules.languages
         batch = min(config.encoder_batch, config.slots)
-        encoder = open_encoder(config, parts, batch, streams.encoder if streams else None)
+        encoder = open_encoder(config, parts, batch)
         self._loop = open_loop(config, parts)
         starter = Starter(parts)
         self._aligner: Aligner | None = None
         if self._facts.alignment_heads:
-            self._aligner = Aligner(parts.network, parts.cache, self._facts, rows, stream)
+            self._aligner = Aligner(
+                parts.network, parts.cache, self._facts, rows, graphs=parts.graphs
+            )
         if device.type == "cuda":
             self._warm_up(ops.name, [decoder for decoder, _ in parts.decoders], encoder, starter)
         self._intake = Intake(
@@ -148,22 +149,25 @@ class NativeRuntime:
         self, kernels: KernelsName, decoders: Sequence[Decoder], encoder: Encoder, starter: Starter
     ) -> None:
         """Compile and capture what a GPU is going to run, and take the memory for it."""
-        graphs = [
-            owner
-            for owner in (encoder, self._loop, self._aligner)
-            if isinstance(owner, (GraphEncoder, GraphLoop, Aligner))
-        ]
-        sizes = [starter.warm_up, *([self._aligner.warm_up] if self._aligner else [])]
+        aligners = [self._aligner] if self._aligner else []
+        stepping = [self._loop.replay, *(aligner.replay for aligner in aligners)]
+        sizes = [starter.warm_up, *(aligner.warm_up for aligner in aligners)]
         if kernels == "triton":
             from serve.native.kernels.launch import (  # noqa: PLC0415 - only where triton is
                 compiled_together,
             )
 
             with compiled_together(self._device, *(decoder.abridged() for decoder in decoders)):
-                for work in (*(owner.rehearse for owner in graphs), *sizes):
+                for replay in (encoder.replay, *stepping):
+                    replay.rehearse()
+                for work in sizes:
                     work()
             torch.cuda.empty_cache()
-        for work in (*(owner.capture for owner in graphs), starter.capture, *sizes):
+        if self._streams is not None:
+            encoder.replay.record(self._streams.encoder)
+            for replay in (*stepping, starter.replay):
+                replay.record(self._streams.steps)
+        for work in sizes:
             work()
         torch.cuda.synchronize(self._device)  # what comes next is on other streams
 
@@ -205,7 +209,7 @@ class NativeRuntime:
         try:
             self._enter()
             for begun in self._intake.begin(list(self._running.values())):
-                self._running[begun.asked] = begun
+                self._running[begun.submitted_id] = begun
             if self._running:
                 self._step()
                 events += self._collect()
@@ -287,7 +291,7 @@ class NativeRuntime:
         if snapshot is None:
             return []
         finished = snapshot.state.finished.tolist()
-        running = {one.job.id: one for one in self._running.values()}
+        running = {decoding.job.id: decoding for decoding in self._running.values()}
         ended = [
             running[job_id]
             for place, job_id in snapshot.owners
@@ -297,14 +301,14 @@ class NativeRuntime:
 
     def _end(self, ended: Sequence[SlotJob], state: RowState) -> list[Event]:
         """Let windows go whose sequences are complete, or let them try another language."""
-        said, again = list[Said](), list[Begun]()
+        done, again = list[EndedWindow](), list[Begun]()
         for running in ended:
             running.tries += (self._outcome(running, state),)
             next_job = next_try(
                 running.job, running.tries, self._languages, next_id=next(self._try_ids)
             )
             if next_job is None:
-                said.append(Said(running.job, running.place, best(running.tries)))
+                done.append(EndedWindow(running.job, running.place, best(running.tries)))
                 self._release(running)
             else:
                 place = self._slots.hand_over(running.job.id, next_job.id)
@@ -312,10 +316,10 @@ class NativeRuntime:
                 again.append(Begun(next_job, place))
         if again:
             self._intake.feed(again)
-        if self._aligner is None or not said:
-            return [one.event for one in said]
+        if self._aligner is None or not done:
+            return [window.event for window in done]
         stopwatch = Stopwatch(self._device)
-        events = self._aligner.launch(said)
+        events = self._aligner.launch(done)
         stopwatch.stop()
         self._stepping.append(stopwatch)
         return events
@@ -325,22 +329,22 @@ class NativeRuntime:
         leader = running.place.first_row
         sampled, logprob_sum = best_sequence(running.job, running.place, state, self._facts.eot)
         reason = self._reason(running.job, sampled)
-        asked = DETECT_LANGUAGE in running.job.prompt
+        detected = DETECT_LANGUAGE in running.job.prompt
         scores = Scores(
             avg_logprob=logprob_sum / len(sampled),
             no_speech_prob=float(state.no_speech_prob[leader]),
-            language=int(state.language[leader]) if asked else None,
-            language_prob=float(state.language_prob[leader]) if asked else None,
+            language=int(state.language[leader]) if detected else None,
+            language_prob=float(state.language_prob[leader]) if detected else None,
             encode_s=running.stopwatch.seconds(),
             decode_s=time.perf_counter() - running.decode_began,
         )
         self._gauges = dataclasses.replace(self._gauges, tokens=self._gauges.tokens + len(sampled))
         tokens = tuple(sampled[:-1] if reason == "eot" else sampled)
-        event = Event(running.asked, tokens, reason, scores)
+        event = Event(running.submitted_id, tokens, reason, scores)
         return try_of(event, logprob_sum, running.tries)
 
     def _reason(self, job: Job, sampled: list[int]) -> FinishReason:
-        """Why a job's sequence ended: of all that may end one, only a loop comes before a limit."""
+        """Tell why a job's sequence ended; of all that may end it, only a loop precedes a limit."""
         if sampled[-1] == self._facts.eot:
             return "eot"
         room = self._dims.n_text_ctx - len(job.prompt)
@@ -348,6 +352,6 @@ class NativeRuntime:
 
     def _release(self, running: SlotJob) -> None:
         self._slots.release(running.job.id)
-        del self._running[running.asked]
+        del self._running[running.submitted_id]
         if not self._running:
             self._loop.discard_launched()

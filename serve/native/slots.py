@@ -1,4 +1,4 @@
-"""Which job owns which slot and which rows.
+"""The owners of slots and rows.
 
 A slot holds a window's audio, a row one sequence of tokens. Both are taken lowest first, so that
 busy ones stay packed together, and a slot's rows stand side by side.
@@ -45,12 +45,12 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """How many slots are free."""
+        """The number of free slots."""
         return len(self._free_slots)
 
     @property
     def busy(self) -> int:
-        """How many slots are owned."""
+        """The number of owned slots."""
         return len(self._places)
 
     @property
@@ -60,7 +60,7 @@ class Slots:
 
     @property
     def several(self) -> bool:
-        """Whether any job that does not rest owns more than one row."""
+        """Tell whether any job that does not rest owns more than one row."""
         return any(place.count > 1 for place, _ in self.owners())
 
     def owners(self) -> Sequence[tuple[Place, int]]:
@@ -78,7 +78,7 @@ class Slots:
             self.version += 1
 
     def fit(self, counts: Iterable[int]) -> int:
-        """How many jobs of so many rows each, in this order, could be given their places now."""
+        """Count the jobs, of so many rows each, that in this order could have their places now."""
         rows, fitting = list(self._row_is_free), 0
         for count in counts:
             first = _first_run(rows, count) if fitting < self.free else None
@@ -127,7 +127,7 @@ class Slots:
 
 
 def _first_run(free: list[bool], count: int) -> int | None:
-    """Where the first `count` free rows side by side begin; None if there are none."""
+    """Return the first of `count` free rows side by side; None if there are none."""
     length = 0
     for row, is_free in enumerate(free):
         length = length + 1 if is_free else 0

@@ -1,4 +1,4 @@
-"""How windows begin: their prompts are fed in one step each and their first tokens chosen.
+"""The start of windows: prompts are fed in one step each, and their first tokens chosen.
 
 Where the language must be found, start-of-transcript and what precedes it go in a step before, and
 the language that it names takes its place in the prompt.
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import torch
 
 from serve.contract.engine import DETECT_LANGUAGE
-from serve.native.feeds import Span, feed_of_spans, upload
+from serve.native.feeds import FEEDS, ShortPrompt, Span, feed_of_spans, upload
 from serve.native.kernels.feed import Feed
 from serve.native.parts import Parts
-from serve.native.prompts import PromptGraph
+from serve.native.replay import Replay
 from serve.native.rules.state import NOWHERE, Picks, new_state
 from serve.native.slots import Place
 from serve.runtime.protocol import Job
@@ -35,7 +35,7 @@ class Begun:
 
 
 def rows_of(job: Job) -> int:
-    """How many rows a job needs: its beams, or its samples."""
+    """Count the rows that a job needs: its beams, or its samples."""
     options = job.options
     return options.best_of if options.temperature > 0 else options.beam_size
 
@@ -56,19 +56,22 @@ class Starter:
         self._device = parts.network.device
         self._slots = parts.cache.cross.shape[2]
         # In graphs no host looks after the second decoder: it knows the prompts from the start.
-        self._draft = parts.draft if parts.stream else None
-        self._graph: PromptGraph | None = None
-        if parts.stream:
-            self._graph = PromptGraph(parts.state.tokens, self._launch, parts.stream)
+        self._draft = parts.draft if parts.graphs else None
+        self._short = ShortPrompt(parts.state.tokens)
+        self._short_logits: torch.Tensor  # float32, good until the next short prompt is fed
+        self.replay = Replay()
+        """Of short prompts; recorded while all rows are free."""
+        if parts.graphs:
+            self.replay.add(FEEDS, self._feed_short)
 
     def start(self, begun: Sequence[Begun]) -> None:
         """Write the jobs' prompts and options into their rows, feed them, choose first tokens."""
         self._write(begun)
-        detecting = [one for one in begun if DETECT_LANGUAGE in one.job.prompt]
+        detecting = [window for window in begun if DETECT_LANGUAGE in window.job.prompt]
         if detecting:
             self._detect(detecting)
-        plain = [one for one in begun if not self._guesses(one)]
-        drafted = [one for one in begun if self._guesses(one)]
+        plain = [window for window in begun if not self._guesses(window)]
+        drafted = [window for window in begun if self._guesses(window)]
         for some in (plain, drafted):
             if some:
                 self._feed_prompts(some)
@@ -90,20 +93,20 @@ class Starter:
             logits = self._launch(feed, upload(ends, self._device))
             self._advance(self._state, Picks(first, first), logits, drafted=drafted)
 
-    def capture(self) -> None:
-        """Record the graph, if there is to be one; all rows are free."""
-        if self._graph is not None:
-            self._graph.capture()
-
     def _step(self, spans: Sequence[Span], wanted: Sequence[int]) -> torch.Tensor:
-        """Feed spans; logits after the wanted feeds, float32 (wanted, n_vocab)."""
-        if self._graph is not None and self._graph.holds(spans, wanted):
-            return self._graph.step(spans[0], wanted)
+        """Feed spans; return logits after the wanted feeds, float32 (wanted, n_vocab)."""
+        if FEEDS in self.replay and self._short.holds(spans, wanted):
+            self._short.write(spans[0], wanted)
+            self.replay.launch(FEEDS)
+            return self._short_logits[: len(wanted)]
         feed = feed_of_spans(self._state.tokens, spans, self._device)
         return self._launch(feed, upload(wanted, self._device))
 
+    def _feed_short(self) -> None:
+        self._short_logits = self._launch(self._short.feed, self._short.wanted)
+
     def _launch(self, feed: Feed, wanted: torch.Tensor) -> torch.Tensor:
-        """Logits after the wanted feeds; the second decoder, if there is one, is fed the same."""
+        """Return logits after the wanted feeds; a second decoder is fed the same."""
         if self._draft is not None:
             decoder, cache = self._draft
             decoder.step(feed, cache, wanted[:1])
@@ -113,20 +116,20 @@ class Starter:
         return job.prompt.index(self._rules.facts.sot)
 
     def _detect(self, begun: Sequence[Begun]) -> None:
-        spans = [Span(one.place, 0, self._sot_at(one.job) + 1) for one in begun]
+        spans = [Span(window.place, 0, self._sot_at(window.job) + 1) for window in begun]
         ends = [sum(span.end for span in spans[: i + 1]) - 1 for i in range(len(spans))]
         self._note_start(begun, self._step(spans, ends))
 
     def _note_start(self, begun: Sequence[Begun], logits: torch.Tensor) -> None:
-        leaders = upload([one.place.first_row for one in begun], self._device)
+        leaders = upload([window.place.first_row for window in begun], self._device)
         self._rules.note_start(self._state, leaders, logits, self._candidates(begun))
 
     def _candidates(self, begun: Sequence[Begun]) -> torch.Tensor | None:
-        """Which languages each job may be in, as `Rules.note_start` takes it."""
-        if not any(one.job.detection.languages for one in begun):
+        """Return the languages that each job may be in, as `Rules.note_start` takes them."""
+        if not any(window.job.detection.languages for window in begun):
             return None
         known = self._rules.languages
-        among = [one.job.detection.languages or known for one in begun]
+        among = [window.job.detection.languages or known for window in begun]
         rows = torch.tensor([[language in some for language in known] for some in among])
         rows = rows.pin_memory() if self._device.type == "cuda" else rows
         return rows.to(self._device, non_blocking=True)
@@ -136,18 +139,18 @@ class Starter:
         spans, starts, lasts = list[Span](), list[int](), list[int]()
         noting, fed = list[Begun](), 0
         drafts: list[list[int]] = []  # feeds of each job's guesses
-        for one in begun:
-            job, end = one.job, len(one.job.prompt)
+        for window in begun:
+            job, end = window.job, len(window.job.prompt)
             begin = self._sot_at(job) + 1 if DETECT_LANGUAGE in job.prompt else 0
             if begin == 0:
-                noting.append(one)
+                noting.append(window)
                 starts.append(fed + self._sot_at(job))
-            spans.append(Span(one.place, begin, end))
+            spans.append(Span(window.place, begin, end))
             fed += end - begin
             lasts.append(fed - 1)
-            guesses = self._guesses(one)
+            guesses = self._guesses(window)
             if guesses:
-                spans.append(Span(one.place, end, end + guesses))
+                spans.append(Span(window.place, end, end + guesses))
             drafts.append(list(range(fed, fed + guesses)))
             fed += guesses
         wanted = [*starts, *lasts, *(at for feeds in drafts for at in feeds)]
@@ -156,11 +159,11 @@ class Starter:
             self._note_start(noting, logits[: len(noting)])
         self._choose(begun, logits[len(noting) :], [len(feeds) for feeds in drafts])
 
-    def _guesses(self, one: Begun) -> int:
-        """How many of a job's guessed tokens are fed: one less than it may say in all."""
-        job = one.job
+    def _guesses(self, window: Begun) -> int:
+        """Count a job's guessed tokens that are fed: one less than it may say in all."""
+        job = window.job
         room = min(job.options.max_tokens, self._state.tokens.shape[1] - len(job.prompt)) - 1
-        return min(len(job.draft), room) if one.place.count == 1 else 0
+        return min(len(job.draft), room) if window.place.count == 1 else 0
 
     def _choose(self, begun: Sequence[Begun], logits: torch.Tensor, guesses: list[int]) -> None:
         """Choose first tokens, and as many more as the guesses are right.
@@ -170,8 +173,8 @@ class Starter:
             logits: after each job's prompt, then after each of its guesses, job by job.
             guesses: of each job.
         """
-        rows = [row for one in begun for row in one.place.rows]
-        at = [i for i, one in enumerate(begun) for _ in one.place.rows]
+        rows = [row for window in begun for row in window.place.rows]
+        at = [i for i, window in enumerate(begun) for _ in window.place.rows]
         picks = Picks(upload(rows, self._device), upload(at, self._device))
         if not any(guesses):
             self._advance(self._state, picks, logits)
@@ -190,8 +193,10 @@ class Starter:
     def _write(self, begun: Sequence[Begun]) -> None:
         """Write the jobs' prompts, guesses and options into their rows."""
         context = self._state.tokens.shape[1]
-        lines = [(one, row) for one in begun for row in one.place.rows]
-        known = [(*one.job.prompt, *one.job.draft[: self._guesses(one)]) for one, _ in lines]
+        lines = [(window, row) for window in begun for row in window.place.rows]
+        known = [
+            (*window.job.prompt, *window.job.draft[: self._guesses(window)]) for window, _ in lines
+        ]
         rows = new_state(len(lines), max(map(len, known)), torch.device("cpu"))
         for line, tokens in enumerate(known):
             rows.tokens[line, : len(tokens)] = torch.tensor(tokens)
@@ -204,41 +209,41 @@ class Starter:
         self._state.put(where, rows.to(self._device))
 
     def _last_timestamp(self, job: Job) -> int:
-        """The highest one that a job's prefix says; 0: none."""
-        said = job.prompt[len(job.prompt) - job.prefix :]
+        """Return the highest timestamp in a job's prefix; 0: none."""
+        prefix = job.prompt[len(job.prompt) - job.prefix :]
         begin = self._rules.facts.timestamp_begin
-        return max((token for token in said if token >= begin), default=0)
+        return max((token for token in prefix if token >= begin), default=0)
 
-    def _root(self, one: Begun) -> int:
-        """Of the trie of a job's phrases; samples have none."""
-        options, book = one.job.options, self._rules.book
+    def _root(self, window: Begun) -> int:
+        """Return the root of the trie of a job's phrases; samples have none."""
+        options, book = window.job.options, self._rules.book
         if options.phrases is None or options.temperature > 0 or book is None:
             return -1
-        return book.root(one.place.slot, options.phrases)
+        return book.root(window.place.slot, options.phrases)
 
     def _columns(self, lines: list[tuple[Begun, int]], context: int) -> dict[str, list[float]]:
         """Return what the rows' state begins with, by field."""
         columns: dict[str, list[float]] = {}
-        for one, row in lines:
-            prompt, options = one.job.prompt, one.job.options
-            index = row - one.place.first_row
-            searches = one.place.count > 1 and options.temperature == 0
-            looked_at = one.job.loop_tokens > 0 and not (searches and index)
+        for window, row in lines:
+            prompt, options = window.job.prompt, window.job.options
+            index = row - window.place.first_row
+            searches = window.place.count > 1 and options.temperature == 0
+            looked_at = window.job.loop_tokens > 0 and not (searches and index)
             values = {
                 "position": len(prompt) - 1,
                 "prompt_len": len(prompt),
-                "text_begin": len(prompt) - one.job.prefix,
-                "last_timestamp": self._last_timestamp(one.job),
+                "text_begin": len(prompt) - window.job.prefix,
+                "last_timestamp": self._last_timestamp(window.job),
                 "limit": min(len(prompt) + options.max_tokens, context),
-                "loop_at": len(prompt) - 1 + one.job.loop_tokens if looked_at else NOWHERE,
+                "loop_at": len(prompt) - 1 + window.job.loop_tokens if looked_at else NOWHERE,
                 "seed": options.seed + index * _SEED_STEP,
-                "leader": one.place.first_row,
-                "beam": one.place.count if searches else 1,
+                "leader": window.place.first_row,
+                "beam": window.place.count if searches else 1,
                 # Rounded as C's `round` does, half away from zero.
-                "needed": max(1, int(one.place.count * options.patience + 0.5)),
+                "needed": max(1, int(window.place.count * options.patience + 0.5)),
                 "no_repeat_ngram": options.no_repeat_ngram_size,
-                "root": self._root(one),
-                "node": self._root(one),
+                "root": self._root(window),
+                "node": self._root(window),
                 "temperature": options.temperature,
                 "length_penalty": options.length_penalty,
                 "repetition_penalty": options.repetition_penalty,

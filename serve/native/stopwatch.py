@@ -31,7 +31,7 @@ class Stopwatch:
 
     @property
     def known(self) -> bool:
-        """Whether the device has come as far as `stop`."""
+        """Tell whether the device has come as far as `stop`."""
         return all(event.query() for event in self._events)
 
     def seconds(self) -> float:

@@ -1,4 +1,4 @@
-"""What a window that has ended said; where its language is unsure, in the likeliest few of them.
+"""The text of a window that has ended; where its language is unsure, in the likeliest few of them.
 
 A window's slot keeps what the encoder made of it, so one language more costs the decoder's steps
 alone. The likeliest text stays, with the probability of its language counted in: as if the language
@@ -37,7 +37,7 @@ def try_of(event: Event, logprob: float, before: Sequence[Try]) -> Try:
     assert scores is not None, "a window that ended has scores"
     if scores.language is None or scores.language_prob is None:
         return Try(event, None, 1.0, logprob)
-    prob = scores.language_prob * (1.0 - sum(one.prob for one in before))
+    prob = scores.language_prob * (1.0 - sum(try_.prob for try_ in before))
     scores = dataclasses.replace(scores, language_prob=prob)
     return Try(dataclasses.replace(event, scores=scores), scores.language, prob, logprob)
 
@@ -54,9 +54,9 @@ def next_try(job: Job, tries: Sequence[Try], known: Sequence[int], next_id: int)
     wanted = job.detection
     if DETECT_LANGUAGE not in job.prompt or len(tries) >= wanted.tries:
         return None
-    if sum(one.prob for one in tries) >= wanted.certainty:
+    if sum(try_.prob for try_ in tries) >= wanted.certainty:
         return None
-    tried = [one.language for one in tries]
+    tried = [try_.language for try_ in tries]
     left = tuple(language for language in wanted.languages or known if language not in tried)
     if not left:
         return None
@@ -66,7 +66,7 @@ def next_try(job: Job, tries: Sequence[Try], known: Sequence[int], next_id: int)
 
 def best(tries: Sequence[Try]) -> Event:
     """The event of the best one, of equals the first's; it has taken as long as all of them."""
-    event, last = max(tries, key=lambda one: one.rank).event, tries[-1].event
+    event, last = max(tries, key=lambda try_: try_.rank).event, tries[-1].event
     assert event.scores is not None and last.scores is not None, "windows that ended have scores"
     scores = dataclasses.replace(event.scores, decode_s=last.scores.decode_s)
     return dataclasses.replace(event, scores=scores)

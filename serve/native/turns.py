@@ -13,11 +13,9 @@ import itertools
 
 import torch
 
-from serve.native.decoder import Cache, Decoder
 from serve.native.kernels.feed import Feed, Groups
-from serve.native.network import Whisper
-from serve.native.rules.choose import Advance, Guess
-from serve.native.rules.state import Picks, RowState
+from serve.native.parts import Parts
+from serve.native.rules.state import Picks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,35 +57,24 @@ class DraftTurns:
     """Records turns of rows that stand alone in their slots.
 
     Args:
-        network, cache, state: of the same slots and rows.
-        advance: chooses tokens without the host, for rows that do not search.
-        guess: writes the draft decoder's likeliest tokens.
-        decoder, draft_cache: the second decoder, and caches of its own, which hold the prompts.
+        parts: what the windows are decoded with; the second decoder's caches hold the prompts.
         count: guesses a turn.
     """
 
-    def __init__(
-        self,
-        network: Whisper,
-        cache: Cache,
-        state: RowState,
-        advance: Advance,
-        guess: Guess,
-        decoder: Decoder,
-        draft_cache: Cache,
-        count: int,
-    ) -> None:
-        self._network = network
-        self._cache = cache
-        self._state = state
-        self._advance = advance
-        self._guess = guess
-        self._decoder = decoder
-        self._draft_cache = draft_cache
+    def __init__(self, parts: Parts, count: int) -> None:
+        assert parts.draft is not None, "nothing guesses"
+        self._network = parts.network
+        self._cache = parts.cache
+        self._state = parts.state
+        self._advance = parts.advances[False]
+        self._guess = parts.guess
+        self._decoder, self._draft_cache = parts.draft
         self.count = count
         self._outlines: dict[int, _Outline] = {}
         # Feeds a row of the steps: the first, those of further guesses, the one that verifies.
-        self._each = torch.tensor([2, 1, count + 1], device=state.tokens.device)[:, None, None]
+        self._each = torch.tensor([2, 1, count + 1], device=parts.state.tokens.device)[
+            :, None, None
+        ]
 
     def take(self, table: torch.Tensor, rows: int) -> None:
         """One turn of the first rows.

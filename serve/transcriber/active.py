@@ -116,7 +116,7 @@ class ActiveRequest:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """The request's place in the queue, lowest first: short ones, then those that had least."""
+        """Its rank in the queue: short ones count as newcomers, others as had one window more."""
         had = 0 if self.is_short else 1 + self.submitted
         return had, len(self._waiting[0][1].samples)
 

@@ -26,7 +26,6 @@ from serve.transcriber.guard import guarded, runtime_calls
 _MAX_FEATURES_BATCH = 8  # windows whose log-mel is computed in one go
 _SLOTS_PER_FREE_ONE = 32  # of so many slots, one is free for short ones; of fewer one as well
 _FEWEST_SLOTS = 4  # with fewer, an empty one costs too much
-_LONG = (1,)  # ranks from here on are those of requests that are not short
 
 
 @dataclasses.dataclass
@@ -91,7 +90,7 @@ class Dispatcher:
         room = min(self._max_jobs - len(self._jobs), _MAX_FEATURES_BATCH)
         room_for_long = self._max_long_jobs - self._long_jobs
         while len(picked) < room:
-            active = self._ready.pop(below=None if room_for_long > 0 else _LONG)
+            active = self._ready.pop(newcomers_only=room_for_long <= 0)
             if active is None:
                 break
             taken = guarded(f"taking a window of request {active.id}", active.next_window)

@@ -4,7 +4,7 @@ A rank begins with what somebody has had so far, and then says how much comes ne
 service first, and of equals the shortest first. So short requests are answered as if no long ones
 were there. Alone it would starve long requests under a stream of short ones, so every fourth turn
 goes to whoever has waited longest, whatever it has had: a request among n others waits at most 4 n
-turns for its next.
+turns for its next. Where there is no room for all, those alone may go that have had nothing.
 """
 
 import heapq
@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 Rank = tuple[int, ...]
 
+_SERVED: Rank = (1,)  # ranks from here on are those of whoever has had something
 _LONGEST_WAIT_EVERY = 4
 _SPARE = 64  # of those that have left, so many need no looking for
 
@@ -64,17 +65,17 @@ class FairQueue(Generic[T]):
         self._waiting.clear()
         self._by_rank.clear()
 
-    def pop(self, below: Rank | None = None) -> T | None:
+    def pop(self, *, newcomers_only: bool = False) -> T | None:
         """Take out whoever goes next; None: nobody may.
 
         Args:
-            below: only somebody who ranks lower than this; None: anybody.
+            newcomers_only: only somebody who has had nothing, as a rank that begins with 0 says.
         """
         self._drop_stale()
-        if not self._by_rank or (below is not None and self._by_rank[0][0] >= below):
+        if not self._by_rank or (newcomers_only and self._by_rank[0][0] >= _SERVED):
             return None
         self._turns += 1
-        if below is not None or self._turns % _LONGEST_WAIT_EVERY:
+        if newcomers_only or self._turns % _LONGEST_WAIT_EVERY:
             _, id = heapq.heappop(self._by_rank)
         else:
             id = next(iter(self._waiting))

@@ -29,7 +29,6 @@ from serve.transcriber.fair_queue import FairQueue
 from serve.transcriber.guard import guarded
 
 LOOK_AHEAD = 4  # decoded windows of a request that are not yet submitted
-_LATER = (1,)  # ranks from here on are those of windows that are not a request's first
 _AHEAD_PER_SLOT = 2  # of all requests together, besides their first
 
 
@@ -234,7 +233,7 @@ class Intake:
     def _next(self) -> _Decoding | None:
         with self._lock:
             full = self._ahead >= self._max_ahead
-            decoding = self._waiting.pop(below=_LATER if full else None)
+            decoding = self._waiting.pop(newcomers_only=full)
             if decoding is None:
                 self._working -= 1
                 return None

@@ -101,8 +101,8 @@ def trie_of(phrases: tuple[str, ...], tokenizer: Tokenizer) -> Trie | None:
         forms = dict.fromkeys((text, text[0].upper() + text[1:]))
         texts += forms
         boosts += [weight * BOOST] * len(forms)
-    found = tokenizer.phrases_ids("phrases", texts)
-    pairs = [(ids, boost) for ways, boost in zip(found, boosts, strict=True) for ids in ways]
+    ids_of_texts = tokenizer.phrases_ids("phrases", texts)
+    pairs = [(ids, boost) for ways, boost in zip(ids_of_texts, boosts, strict=True) for ids in ways]
     try:
         return build_trie(pairs)
     except ValueError as error:

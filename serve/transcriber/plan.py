@@ -40,7 +40,7 @@ T = TypeVar("T", SearchConfig, SpeechConfig)
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How every window of a request is decoded."""
+    """The decoding of every window of a request."""
 
     # What every window's prompt ends with, from start-of-transcript on; holds DETECT_LANGUAGE where
     # the language must be found.
@@ -73,7 +73,7 @@ class Plan:
 
     @property
     def tells_speakers(self) -> bool:
-        """Whether segments have speakers; they then become final with the last one."""
+        """Tell whether segments have speakers; they then become final with the last one."""
         return self.channels or self.speakers is not None
 
 
@@ -255,7 +255,7 @@ def _vad(request: Request, config: TranscriberConfig) -> VoiceActivity:
 
 
 def _speech(request: Request, config: TranscriberConfig) -> SpeechConfig:
-    """What counts as speech, where speech is looked for."""
+    """Choose what counts as speech, where speech is looked for."""
     for name in SPEECH_OPTIONS:
         if _vad(request, config) == "off" and getattr(request, name) is not None:
             raise OptionError(
@@ -307,11 +307,11 @@ def _asked(request: Request, config: TranscriberConfig, kind: type[T]) -> T:
         config: is a `kind` itself.
         kind: dataclass of these options.
     """
-    asked = {
+    chosen = {
         field.name: getattr(config if getattr(request, field.name) is None else request, field.name)
         for field in dataclasses.fields(kind)
     }
-    return from_table(kind, asked, "the request", error=OptionError)
+    return from_table(kind, chosen, "the request", error=OptionError)
 
 
 def _options(

@@ -1,4 +1,4 @@
-"""What stays known of a request's window once its samples are gone."""
+"""The facts of a request's window that stay once its samples are gone."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""What a request says of who speaks: by channel, or by voice with what is known of the voices."""
+"""A request's wishes on who speaks: by channel, or by voice with what is known of the voices."""
 
 import base64
 import dataclasses
@@ -16,7 +16,7 @@ _TOLD = "diarize = true"
 
 @dataclasses.dataclass(frozen=True)
 class Speakers:
-    """What is known of a recording's speakers, who are told apart by their voices."""
+    """Facts on a recording's speakers, who are told apart by their voices."""
 
     num: int | None = None  # how many there are
     least: int | None = None

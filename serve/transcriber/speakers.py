@@ -1,4 +1,4 @@
-"""Who says what: a request's audio is heard once more for its speakers, beside the device.
+"""Speakers of a request: its audio is heard once more for them, beside the device.
 
 An engine's process has one thread for it and opens the networks with the first request that asks.
 The audio is decoded anew, block by block, so that hours of it never lie in memory.

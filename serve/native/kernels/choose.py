@@ -222,7 +222,8 @@ def _triton(
     decoder = TritonOps(device, rows, dims.n_text_head, dims.n_audio_ctx)
     encoder = _encoder(device, encoder_precision)
     return Ops(
-        *("triton", reason),
+        "triton",
+        reason,
         reads_int8=True,
         decoder=decoder,
         encoder=encoder,

@@ -327,7 +327,7 @@ def cross_attention(q: torch.Tensor, cross: CrossKV, groups: Groups) -> torch.Te
 
 
 def token_probability(logits: torch.Tensor, text: torch.Tensor, below: int) -> torch.Tensor:
-    """How likely tokens are among those with lower ids than `below`.
+    """Return tokens' probability among those with lower ids than `below`.
 
     Args:
         logits: float32 (n, n_vocab).

@@ -33,7 +33,7 @@ _LEAST_STEP = 1e-5  # half of its inverse is a float16
 
 @dataclasses.dataclass(frozen=True)
 class _GeluTile:
-    """How the product that ends in GELU is cut; the best of those timed on an H200."""
+    """A tile of the product that ends in GELU; the best of those timed on an H200."""
 
     block_m: int
     block_n: int

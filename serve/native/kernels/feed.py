@@ -59,12 +59,12 @@ class Feed:
 
     @functools.cached_property
     def own_places(self) -> torch.Tensor:
-        """Where each feed's key and value go in a cache of (all rows * n_text_ctx): int64 (n,)."""
+        """Place of each feed's key and value in a cache of (all rows * n_text_ctx): int64 (n,)."""
         return self.rows * self.ids.shape[1] + self.positions
 
     @functools.cached_property
     def past_places(self) -> torch.Tensor:
-        """Where each feed's past stands in such a cache: int64 (n, length)."""
+        """Places of each feed's past in such a cache: int64 (n, length)."""
         past = torch.arange(self.length, device=self.rows.device)
         if self.source is None:
             return self.rows[:, None] * self.ids.shape[1] + past

@@ -33,7 +33,7 @@ def launch(kernel: Any, *grid: int) -> Callable[..., Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Overlap:
-    """Whether launches may begin while the one before them ends, as Hopper's dependent ones do."""
+    """Launches that may begin while the one before them ends, as Hopper's dependent ones do."""
 
     possible: bool
 
@@ -44,7 +44,7 @@ class Overlap:
         return Overlap(able)
 
     def gains(self, rows: int) -> bool:
-        """Whether a launch over so many rows does."""
+        """Tell whether a launch over so many rows does."""
         return self.possible and rows <= _MOST_OVERLAPPING
 
 
@@ -83,8 +83,8 @@ def compiled_together(
     """
     threads = _Compilers(device)
     with threads, triton.AsyncCompileMode(threads), contextlib.ExitStack() as stack:
-        for one in shortening:
-            stack.enter_context(one)
+        for manager in shortening:
+            stack.enter_context(manager)
         before = _only_compiling.set(True)
         try:
             yield

@@ -1,4 +1,4 @@
-"""How products of many rows are cut, and the depth of the parts in which all are summed.
+"""The tiles of products of many rows, and the depth of the parts in which all are summed.
 
 What a part is decides a result's bits; no choice of a tile changes them. Tiles are those that
 measured best on an H200.
@@ -51,7 +51,7 @@ def tile_of(rows: int, n_out: int, depth: int) -> Tile:
 
 
 def gains_from_wide(rows: int, n_out: int) -> bool:
-    """Whether a product of so many rows is bound by arithmetic, and quicker with FP16 weights."""
+    """Tell whether so many rows make a product bound by arithmetic, and quicker in FP16."""
     return rows >= _WIDE_VOCABULARY if n_out >= _VOCABULARY else rows > FEW_ROWS
 
 

@@ -21,7 +21,7 @@ def _least(a, b) -> tl.tensor:
 
 @triton.jit
 def _walk_back(code_of, begins_of, rows, last, block: tl.constexpr) -> None:
-    """Where each row begins on the way that the codes say, from the last frame of the last row."""
+    """Find where each row begins on the way of the codes, from the last frame of the last row."""
     at = tl.arange(0, block)
     frame = last
     for back in range(rows - 1):

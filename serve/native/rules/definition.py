@@ -1,4 +1,4 @@
-"""What each row may say next, as tensors on the device: rules, choice, scores, end.
+"""The next token of each row, as tensors on the device: rules, choice, scores, end.
 
 Suppression, timestamp rules, language detection, the no-speech probability and the average
 log-probability follow OpenAI's `whisper/decoding.py`; penalties for repetition follow CTranslate2's
@@ -67,10 +67,10 @@ class Rules:
                 among which its language's probability is; None: any.
         """
         logprobs = logits.log_softmax(dim=-1)
-        heard = logits[:, self._languages]
+        of_languages = logits[:, self._languages]
         if candidates is not None:
-            heard = heard.masked_fill(~candidates, NEVER)
-        prob, index = heard.softmax(dim=-1).max(dim=-1)
+            of_languages = of_languages.masked_fill(~candidates, NEVER)
+        prob, index = of_languages.softmax(dim=-1).max(dim=-1)
         language = self._languages[index]
         tokens = state.tokens[rows]
         state.tokens[rows] = torch.where(tokens == DETECT_LANGUAGE, language[:, None], tokens)
@@ -169,7 +169,7 @@ class Rules:
         return chosen
 
     def _book_of(self, state: RowState, rows: torch.Tensor) -> Phrasebook | None:
-        """What boosts some rows; None: nothing does."""
+        """Return the phrases that boost some rows; None: none does."""
         return self.book if bool((state.root[rows] >= 0).any()) else None
 
     def _penalise(self, state: RowState, rows: torch.Tensor, allowed: torch.Tensor) -> None:
@@ -177,13 +177,13 @@ class Rules:
         penalties, sizes = state.repetition_penalty[rows], state.no_repeat_ngram[rows]
         for line in ((penalties != 1) | (sizes > 0)).nonzero()[:, 0].tolist():
             row = rows[line]
-            said = state.tokens[row, state.prompt_len[row] : state.position[row] + 1]
-            before = allowed[line, said]
+            sampled = state.tokens[row, state.prompt_len[row] : state.position[row] + 1]
+            before = allowed[line, sampled]
             penalty, size = penalties[line], int(sizes[line])
-            allowed[line, said] = torch.where(before < 0, before * penalty, before / penalty)
-            if 0 < size <= len(said):
-                grams = said.unfold(0, size, 1)
-                again = (grams[:, :-1] == said[len(said) - size + 1 :]).all(dim=1)
+            allowed[line, sampled] = torch.where(before < 0, before * penalty, before / penalty)
+            if 0 < size <= len(sampled):
+                grams = sampled.unfold(0, size, 1)
+                again = (grams[:, :-1] == sampled[len(sampled) - size + 1 :]).all(dim=1)
                 allowed[line, grams[again, -1]] = NEVER
 
     def apply(self, state: RowState, rows: torch.Tensor, logits: torch.Tensor) -> None:
@@ -199,12 +199,12 @@ class Rules:
         """
         begin, eot = self.facts.timestamp_begin, self.facts.eot
         position = state.position[rows]
-        said = position + 1 - state.text_begin[rows]  # tokens of the text before the one chosen now
+        length = position + 1 - state.text_begin[rows]  # of the text before the token chosen now
         last = state.tokens[rows, position]
         before = state.tokens[rows, (position - 1).clamp_min(0)]
-        timed, first = state.timestamps[rows], said == 0
-        after_timestamp = timed & (said >= 1) & (last >= begin)
-        after_pair = after_timestamp & ((said < 2) | (before >= begin))
+        timed, first = state.timestamps[rows], length == 0
+        after_timestamp = timed & (length >= 1) & (last >= begin)
+        after_pair = after_timestamp & ((length < 2) | (before >= begin))
         open_pair = after_timestamp & ~after_pair
 
         logits += self.suppress

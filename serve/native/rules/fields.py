@@ -1,4 +1,4 @@
-"""What the rules' kernels are given: rows' state, what a scan leaves, and their constants."""
+"""The arguments of the rules' kernels: rows' state, what a scan leaves, and their constants."""
 
 import dataclasses
 from typing import NamedTuple
@@ -48,7 +48,7 @@ class Fields(NamedTuple):
 
 
 def fields_of(state: RowState) -> Fields:
-    """The state's tensors."""
+    """Return the state's tensors."""
     tensors = (getattr(state, name) for name in Fields._fields)
     return Fields(*(x.view(torch.uint8) if x.dtype == torch.bool else x for x in tensors))
 

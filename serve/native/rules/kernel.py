@@ -41,36 +41,36 @@ def _penalise(state: Fields, row, raw, id, at, n_ctx: int) -> tl.tensor:
     penalty = tl.load(state.repetition_penalty + row)
     size = tl.load(state.no_repeat_ngram + row)
     if (penalty != 1.0) | (size > 0):
-        said = state.tokens + row * n_ctx
+        tokens = state.tokens + row * n_ctx
         begin = tl.load(state.prompt_len + row)
         hit = id < 0
         for place in range(begin, at + 1):
-            hit = hit | (id == tl.load(said + place))
+            hit = hit | (id == tl.load(tokens + place))
         raw = tl.where(hit, tl.where(raw < 0, raw * penalty, tl.div_rn(raw, penalty)), raw)
         if size > 0:
             banned = id < 0
             for place in range(begin + size - 1, at + 1):  # where an n-gram ends
                 same = place >= 0
                 for back in range(1, size):
-                    same &= tl.load(said + place - back) == tl.load(said + at + 1 - back)
-                banned = banned | (same & (id == tl.load(said + place)))
+                    same &= tl.load(tokens + place - back) == tl.load(tokens + at + 1 - back)
+                banned = banned | (same & (id == tl.load(tokens + place)))
             raw = tl.where(banned, float("-inf"), raw)
     return raw
 
 
 @triton.jit
-def _forbidden(state: Fields, row, id, at, said, n_ctx: int, form: tl.constexpr) -> tl.tensor:
-    """Which tokens the timestamp rules forbid, but for what timestamps together decide."""
+def _forbidden(state: Fields, row, id, at, length, n_ctx: int, form: tl.constexpr) -> tl.tensor:
+    """Tell the tokens that timestamp rules forbid, but for what timestamps together decide."""
     is_timestamp = id >= form.timestamp_begin
     last = tl.load(state.tokens + row * n_ctx + at)
     before = tl.load(state.tokens + row * n_ctx + tl.maximum(at - 1, 0))
-    after = (said >= 1) & (last >= form.timestamp_begin)
-    pair = after & ((said < 2) | (before >= form.timestamp_begin))
+    after = (length >= 1) & (last >= form.timestamp_begin)
+    pair = after & ((length < 2) | (before >= form.timestamp_begin))
     half = after & (pair == 0)
     lowest = tl.load(state.last_timestamp + row) + tl.where(half, 0, 1)
     bad = (id == form.no_timestamps) | (pair & is_timestamp) | (half & (id < form.eot))
     bad = bad | (is_timestamp & (id < lowest))
-    return bad | ((said == 0) & ((is_timestamp == 0) | (id > form.newest_first)))
+    return bad | ((length == 0) & ((is_timestamp == 0) | (id > form.newest_first)))
 
 
 @triton.jit
@@ -131,7 +131,7 @@ def _scan_kernel(
     row = tl.load(pick_rows + pick)
     if _live(state, row, form.drafted):
         at = tl.load(state.position + row)
-        said = at + 1 - tl.load(state.text_begin + row)
+        length = at + 1 - tl.load(state.text_begin + row)
         timed = tile >= form.text_tiles
         start = tl.where(
             timed, form.timestamp_begin + (tile - form.text_tiles) * _TILE, tile * _TILE
@@ -142,11 +142,11 @@ def _scan_kernel(
         raw = tl.load(logits + line + id, mask=there, other=float("-inf")).to(tl.float32)
         allowed = _penalise(state, row, raw, id, at, n_ctx)
         allowed += tl.load(suppress + id, mask=there, other=0.0)
-        if said == 0:
+        if length == 0:
             blank = tl.load(state.suppress_blank + row) != 0
             allowed += tl.load(begin + id, mask=there & blank, other=0.0)
         if tl.load(state.timestamps + row) != 0:
-            bad = _forbidden(state, row, id, at, said, n_ctx, form)
+            bad = _forbidden(state, row, id, at, length, n_ctx, form)
             allowed = tl.where(bad, float("-inf"), allowed)
         peak = tl.max(allowed, 0)
         boosted = tl.load(state.root + row) >= 0
@@ -195,25 +195,25 @@ def _settle_kernel(
 def _limit_of(
     state: Fields, row, n_ctx: int, timestamp_begin: tl.constexpr, ctx_padded: tl.constexpr
 ) -> tl.tensor:
-    """The row's limit; see `loops.end_loops`, which lowers it."""
+    """Return the row's limit; see `loops.end_loops`, which lowers it."""
     limit = tl.load(state.limit + row)
     at = tl.load(state.position + row)
     begin = tl.load(state.prompt_len + row)
     loop_at = tl.load(state.loop_at + row)
     if (at >= loop_at) & ((at + 1 - begin) % _EVERY == 0):
-        said = state.tokens + row * n_ctx + at
+        newest = state.tokens + row * n_ctx + at
         lag = tl.arange(0, _PERIODS) + 1
         same = at - (_MATCH - 1) - lag >= begin
         for back in tl.static_range(0, _MATCH):
-            before = tl.load(said - back - lag, mask=same, other=-1)
-            last = tl.minimum(tl.load(said - back), timestamp_begin)
+            before = tl.load(newest - back - lag, mask=same, other=-1)
+            last = tl.minimum(tl.load(newest - back), timestamp_begin)
             same = same & (tl.minimum(before, timestamp_begin) == last)
         period = tl.min(tl.where(same, lag, _PERIODS + 1), 0)
         if period <= _PERIODS:
             away = tl.arange(0, ctx_padded)
             there = at - away - period >= begin
-            mine = tl.minimum(tl.load(said - away, mask=there, other=-1), timestamp_begin)
-            earlier = tl.load(said - away - period, mask=there, other=-2)
+            mine = tl.minimum(tl.load(newest - away, mask=there, other=-1), timestamp_begin)
+            earlier = tl.load(newest - away - period, mask=there, other=-2)
             same_as = mine == tl.minimum(earlier, timestamp_begin)
             repeated = tl.min(tl.where(same_as, ctx_padded, away), 0)
             if repeated >= tl.maximum(loop_at + 1 - begin, _REPEATS * period):

@@ -30,20 +30,21 @@ def end_loops(state: RowState, rows: torch.Tensor, timestamp_begin: int) -> None
     for row in rows[state.position[rows] >= state.loop_at[rows]].tolist():
         begin, end = int(state.prompt_len[row]), int(state.position[row]) + 1
         if (end - begin) % EVERY == 0:
-            said = state.tokens[row, begin:end].clamp_max(timestamp_begin).tolist()
-            repeated, period = repetition(said)
+            tokens = state.tokens[row, begin:end].clamp_max(timestamp_begin).tolist()
+            repeated, period = repetition(tokens)
             if repeated >= max(int(state.loop_at[row]) + 1 - begin, REPEATS * period):
                 state.limit[row] = end + 1
 
 
-def repetition(said: Sequence[int]) -> tuple[int, int]:
-    """How many tokens at the end are those a period before them, and the period; (0, 0) if none.
+def repetition(tokens: Sequence[int]) -> tuple[int, int]:
+    """Count the tokens at the end that repeat those a period before them.
 
-    The period is the shortest that fits the last `MATCH` tokens.
+    Returns:
+        So many, and the period: the shortest that fits the last `MATCH` tokens. Or (0, 0).
     """
-    for period in range(1, min(PERIODS, len(said) - MATCH) + 1):
-        if said[-MATCH:] == said[-MATCH - period : -period]:
-            pairs = zip(said[::-1], said[-period - 1 :: -1], strict=False)
-            different = (i for i, (one, other) in enumerate(pairs) if one != other)
-            return next(different, len(said) - period), period
+    for period in range(1, min(PERIODS, len(tokens) - MATCH) + 1):
+        if tokens[-MATCH:] == tokens[-MATCH - period : -period]:
+            pairs = zip(tokens[::-1], tokens[-period - 1 :: -1], strict=False)
+            different = (i for i, (token, other) in enumerate(pairs) if token != other)
+            return next(different, len(tokens) - period), period
     return 0, 0

@@ -5,6 +5,7 @@ comes first. Those among the first `beam` that end, at the last step all of
 them, are hypotheses; the first `beam` that go on are the next beams.
 """
 
+import dataclasses
 import math
 
 import torch
@@ -39,6 +40,27 @@ def best_tokens(values: torch.Tensor, count: int) -> torch.Tensor:
     return ids.gather(1, kept.sort(dim=1, descending=True, stable=True).indices[:, :count])
 
 
+@dataclasses.dataclass(frozen=True)
+class _Candidates:
+    """The 2 * beam likeliest continuations of each search, the likeliest first.
+
+    All are (searches, 2 * beam). Where there are fewer, the others have the sum `NEVER`, token 0,
+    and the leader as their parent.
+    """
+
+    parents: torch.Tensor  # int64: the rows that they continue
+    tokens: torch.Tensor  # int64
+    sums: torch.Tensor  # float32
+    ends: torch.Tensor  # bool: the token is end of text
+    boost: torch.Tensor  # float32: what phrases have earned of the sums
+    nodes: torch.Tensor  # int64: where they are in the tries of their phrases
+
+    @property
+    def alive(self) -> torch.Tensor:
+        """Tell which of them there are, bool."""
+        return self.sums > NEVER
+
+
 def extend(
     state: RowState,
     rows: torch.Tensor,
@@ -58,7 +80,24 @@ def extend(
         eot, timestamp_begin: token ids.
         book: what boosts some of the rows, if anything does.
     """
-    beam = rows.shape[1]
+    leader = rows[:, 0]
+    candidates = _candidates(state, rows, logprobs, eot, book)
+    ends = candidates.ends
+    last = state.position[leader] + 2 >= state.limit[leader]
+    hypothesis = (ends | (last[:, None] & candidates.alive))[:, : rows.shape[1]]
+    _keep_best(state, leader, hypothesis, candidates)
+    # Without a penalty for length no other can be better than the likeliest that ended.
+    enough = (state.ended[leader] >= state.needed[leader]) & (state.length_penalty[leader] != 0)
+    done = last | enough | (ends[:, 0] & (state.length_penalty[leader] == 0))
+    _go_on(state, rows, candidates, timestamp_begin)
+    state.finished[rows] = done[:, None].expand_as(rows)
+
+
+def _candidates(
+    state: RowState, rows: torch.Tensor, logprobs: torch.Tensor, eot: int, book: Phrasebook | None
+) -> _Candidates:
+    """Rank the likeliest continuations of all beams of each search; arguments as of `extend`."""
+    searches, beam = rows.shape
     looked_at = 2 * beam if book is None else LIKELIEST
     ids = best_tokens(logprobs, looked_at)
     values = logprobs.gather(1, ids)
@@ -67,34 +106,31 @@ def extend(
         near = values >= values[:, :1] - MARGIN
         after = steps(book, state, rows.flatten(), ids, near)
         sums += after.gains
-    sums = sums.nan_to_num_(nan=NEVER, neginf=NEVER).view(len(rows), -1)
-    ids = ids.view(len(rows), -1)
+    sums = sums.nan_to_num_(nan=NEVER, neginf=NEVER).view(searches, -1)
     order = sums.sort(dim=1, descending=True, stable=True).indices[:, : 2 * beam]
-    sums = sums.gather(1, order)
+
+    def ordered(of_beams: torch.Tensor) -> torch.Tensor:
+        return of_beams.view(searches, -1).gather(1, order)
+
+    sums = ordered(sums)
     alive = sums > NEVER
-    leader = rows[:, 0]
-    parents = torch.where(alive, rows.gather(1, order // looked_at), leader[:, None])
-    chosen = torch.where(alive, ids.gather(1, order), 0)
-    ends = alive & (chosen == eot)
-    boost, node = state.boost[parents], state.node[parents]
+    parents = torch.where(alive, rows.gather(1, order // looked_at), rows[:, :1])
+    tokens = torch.where(alive, ordered(ids), 0)
+    boost, nodes = state.boost[parents], state.node[parents]
     if book is not None:
-        gains, nodes = (
-            one.view(len(rows), -1).gather(1, order) for one in (after.gains, after.nodes)
-        )
-        boost = torch.where(alive, boost + gains, 0.0)
-        node = torch.where(alive, nodes, state.root[parents].clamp_min(0))
+        boost = torch.where(alive, boost + ordered(after.gains), 0.0)
+        nodes = torch.where(alive, ordered(after.nodes), state.root[parents].clamp_min(0))
+    return _Candidates(parents, tokens, sums, alive & (tokens == eot), boost, nodes)
 
-    position = state.position[leader]
-    last = position + 2 >= state.limit[leader]
-    hypothesis = (ends | (last[:, None] & alive))[:, :beam]
-    _keep_best(state, leader, hypothesis, parents, chosen, sums, ends, boost)
-    # Without a penalty for length no other can be better than the likeliest that ended.
-    enough = (state.ended[leader] >= state.needed[leader]) & (state.length_penalty[leader] != 0)
-    done = last | enough | (ends[:, 0] & (state.length_penalty[leader] == 0))
 
-    go_on = ends.long().sort(dim=1, stable=True).indices[:, :beam]  # the first that do not end
-    parents, chosen = parents.gather(1, go_on), chosen.gather(1, go_on)
-    follow = position[:, None] + 1
+def _go_on(
+    state: RowState, rows: torch.Tensor, candidates: _Candidates, timestamp_begin: int
+) -> None:
+    """Let the first candidates that do not end be the next beams."""
+    going_on = candidates.ends.long().sort(dim=1, stable=True).indices[:, : rows.shape[1]]
+    parents = candidates.parents.gather(1, going_on)
+    chosen = candidates.tokens.gather(1, going_on)
+    follow = state.position[rows[:, :1]] + 1
     tokens, source = state.tokens[parents], state.source[parents]
     stamp = torch.where(chosen >= timestamp_begin, chosen, state.last_timestamp[parents])
     state.tokens[rows] = tokens
@@ -102,22 +138,14 @@ def extend(
     state.source[rows] = source
     state.source[rows, follow] = rows.int()
     state.last_timestamp[rows] = stamp
-    state.logprob_sum[rows] = sums.gather(1, go_on)
-    state.boost[rows] = boost.gather(1, go_on)
-    state.node[rows] = node.gather(1, go_on)
+    state.logprob_sum[rows] = candidates.sums.gather(1, going_on)
+    state.boost[rows] = candidates.boost.gather(1, going_on)
+    state.node[rows] = candidates.nodes.gather(1, going_on)
     state.position[rows] = follow.expand_as(rows)
-    state.finished[rows] = done[:, None].expand_as(rows)
 
 
 def _keep_best(
-    state: RowState,
-    leader: torch.Tensor,
-    hypothesis: torch.Tensor,
-    parents: torch.Tensor,
-    chosen: torch.Tensor,
-    sums: torch.Tensor,
-    ends: torch.Tensor,
-    boost: torch.Tensor,
+    state: RowState, leader: torch.Tensor, hypothesis: torch.Tensor, candidates: _Candidates
 ) -> None:
     """Count new hypotheses, and keep the best of each search: of equals the first.
 
@@ -125,13 +153,13 @@ def _keep_best(
         state: changed at `leader`.
         leader: int64 (searches,).
         hypothesis: bool (searches, beam): which of the candidates is one.
-        parents, chosen, sums, ends, boost: (searches, 2 * beam): the candidates, the likeliest
-            first, and what of their sums phrases have earned.
+        candidates: as many and more.
     """
     beam = hypothesis.shape[1]
     position = state.position[leader]
-    length = (position + 1 - state.prompt_len[leader])[:, None] + (~ends[:, :beam]).long()
-    score = sums[:, :beam] / length.float().pow(state.length_penalty[leader][:, None])
+    goes_on = ~candidates.ends[:, :beam]
+    length = (position + 1 - state.prompt_len[leader])[:, None] + goes_on.long()
+    score = candidates.sums[:, :beam] / length.float().pow(state.length_penalty[leader][:, None])
     # An empty one has -inf, and is still better than none.
     rank = torch.where(hypothesis, score, NEVER)
     best = torch.where(rank.amax(1) > NEVER, rank.argmax(1), hypothesis.long().argmax(1))[:, None]
@@ -144,9 +172,9 @@ def _keep_best(
         return table.gather(1, best)[better, 0]
 
     where = leader[better]
-    state.best_tokens[where] = state.tokens[take(parents)]
-    state.best_tokens[where, position[better] + 1] = take(chosen)
+    state.best_tokens[where] = state.tokens[take(candidates.parents)]
+    state.best_tokens[where, position[better] + 1] = take(candidates.tokens)
     state.best_length[where] = take(length)
     state.best_score[where] = take(score)
-    state.best_logprob_sum[where] = take(sums) - take(boost)
-    state.best_is_ended[where] = take(ends)
+    state.best_logprob_sum[where] = take(candidates.sums) - take(candidates.boost)
+    state.best_is_ended[where] = take(candidates.ends)

@@ -93,17 +93,17 @@ def _keep_best(
     before = tl.load(state.ended + row)
     some = first < keep
     if some & ((best > tl.load(state.best_score + row)) | (before == 0)):
-        one = lane == which
+        winner = lane == which
         column = tl.arange(0, form.ctx_padded)
-        from_row = row + tl.sum(tl.where(one, parent, 0), 0)
+        from_row = row + tl.sum(tl.where(winner, parent, 0), 0)
         text = tl.load(state.tokens + from_row * n_ctx + column, mask=column <= at)
-        chosen = tl.sum(tl.where(one, token, 0), 0)
+        chosen = tl.sum(tl.where(winner, token, 0), 0)
         text = tl.where(column == at + 1, chosen, text)
         tl.store(state.best_tokens + row * n_ctx + column, text, mask=column <= at + 1)
-        tl.store(state.best_length + row, tl.sum(tl.where(one, length, 0), 0))
-        tl.store(state.best_score + row, tl.sum(tl.where(one, score, 0.0), 0))
-        tl.store(state.best_logprob_sum + row, tl.sum(tl.where(one, sum - boost, 0.0), 0))
-        tl.store(state.best_is_ended + row, tl.sum(tl.where(one & ends, 1, 0), 0).to(tl.uint8))
+        tl.store(state.best_length + row, tl.sum(tl.where(winner, length, 0), 0))
+        tl.store(state.best_score + row, tl.sum(tl.where(winner, score, 0.0), 0))
+        tl.store(state.best_logprob_sum + row, tl.sum(tl.where(winner, sum - boost, 0.0), 0))
+        tl.store(state.best_is_ended + row, tl.sum(tl.where(winner & ends, 1, 0), 0).to(tl.uint8))
     return before + tl.sum(tl.where(hypothesis, 1, 0), 0)
 
 

@@ -1,17 +1,25 @@
-"""What the token rules know of every row of the pool, in memory that one copy moves."""
+"""The token rules' state of every row of the pool, in memory that one copy moves."""
 
 import dataclasses
 import math
+from typing import Annotated, get_origin, get_type_hints
 
 import torch
 
 NEVER = -math.inf
 NOWHERE = 1 << 30  # a position that no sequence reaches
 
+Int64 = Annotated[torch.Tensor, torch.int64]
+Float32 = Annotated[torch.Tensor, torch.float32]
+Bool = Annotated[torch.Tensor, torch.bool]
+
 
 @dataclasses.dataclass(frozen=True)
 class RowState:
     """Every row's sequence and scores. All tensors but `memory` have one entry a row of the pool.
+
+    Those of a number a row lie in memory as they stand here, the widest first, so that each is
+    aligned.
 
     A slot's rows stand side by side, the leader first. What a slot has once stands at its leader:
     what was heard at start-of-transcript, and the best hypothesis of a search.
@@ -21,36 +29,36 @@ class RowState:
     tokens: torch.Tensor  # int64 (rows, n_text_ctx): prompt, then what was sampled
     source: torch.Tensor  # int32 (rows, n_text_ctx): whose cache holds each position of its past
     best_tokens: torch.Tensor  # int64 (rows, n_text_ctx): as `tokens`, of the best ended hypothesis
-    position: torch.Tensor  # int64: the next token to feed
-    prompt_len: torch.Tensor  # int64
-    text_begin: torch.Tensor  # int64: rules count from here; before prompt_len after a prefix
-    limit: torch.Tensor  # int64: the sequence ends when it has this many tokens
-    loop_at: torch.Tensor  # int64: from this position on it may be ended as a loop; see `loops.py`
-    seed: torch.Tensor  # int64
-    last_timestamp: torch.Tensor  # int64: highest timestamp id said; 0 = none yet
-    language: torch.Tensor  # int64: detected language's token id; -1 = none asked for
-    leader: torch.Tensor  # int64: the first row of its slot
-    beam: torch.Tensor  # int64: rows of the search that it is part of; 1 = it stands for itself
-    needed: torch.Tensor  # int64: so many hypotheses end a search
-    ended: torch.Tensor  # int64: hypotheses of the search so far
-    best_length: torch.Tensor  # int64: sampled tokens of the best hypothesis, no end of text
-    no_repeat_ngram: torch.Tensor  # int64: so many tokens are never sampled twice; 0 = off
-    root: torch.Tensor  # int64: of the trie of its phrases; -1 = none
-    node: torch.Tensor  # int64: where it is in that
-    temperature: torch.Tensor  # float32: 0 = greedy
-    logprob_sum: torch.Tensor  # float32: over the sampled tokens, end of text included
-    no_speech_prob: torch.Tensor  # float32
-    language_prob: torch.Tensor  # float32
-    length_penalty: torch.Tensor  # float32: exponent of the length that divides a hypothesis's sum
-    repetition_penalty: torch.Tensor  # float32: 1 = off
-    best_score: torch.Tensor  # float32
-    best_logprob_sum: torch.Tensor  # float32: of the best hypothesis, end of text included
-    boost: torch.Tensor  # float32: what phrases have earned of a search's `logprob_sum`
-    timestamps: torch.Tensor  # bool: timestamp rules apply
-    suppress_blank: torch.Tensor  # bool: the list for the first token applies
-    finished: torch.Tensor  # bool; free rows count as finished
-    best_is_ended: torch.Tensor  # bool: end of text ended the best hypothesis, not its limit
-    trusted: torch.Tensor  # bool: every token of its draft so far was what the rules chose
+    position: Int64  # the next token to feed
+    prompt_len: Int64
+    text_begin: Int64  # rules count from here; before prompt_len after a prefix
+    limit: Int64  # the sequence ends when it has this many tokens
+    loop_at: Int64  # from this position on it may be ended as a loop; see `loops.py`
+    seed: Int64
+    last_timestamp: Int64  # highest timestamp id said; 0 = none yet
+    language: Int64  # detected language's token id; -1 = none asked for
+    leader: Int64  # the first row of its slot
+    beam: Int64  # rows of the search that it is part of; 1 = it stands for itself
+    needed: Int64  # so many hypotheses end a search
+    ended: Int64  # hypotheses of the search so far
+    best_length: Int64  # sampled tokens of the best hypothesis, no end of text
+    no_repeat_ngram: Int64  # so many tokens are never sampled twice; 0 = off
+    root: Int64  # of the trie of its phrases; -1 = none
+    node: Int64  # where it is in that
+    temperature: Float32  # 0 = greedy
+    logprob_sum: Float32  # over the sampled tokens, end of text included
+    no_speech_prob: Float32
+    language_prob: Float32
+    length_penalty: Float32  # exponent of the length that divides a hypothesis's sum
+    repetition_penalty: Float32  # 1 = off
+    best_score: Float32
+    best_logprob_sum: Float32  # of the best hypothesis, end of text included
+    boost: Float32  # what phrases have earned of a search's `logprob_sum`
+    timestamps: Bool  # timestamp rules apply
+    suppress_blank: Bool  # the list for the first token applies
+    finished: Bool  # free rows count as finished
+    best_is_ended: Bool  # end of text ended the best hypothesis, not its limit
+    trusted: Bool  # every token of its draft so far was what the rules chose
 
     def to(self, device: torch.device) -> "RowState":
         """A copy on another device; from pinned memory, without waiting."""
@@ -93,45 +101,10 @@ class RowState:
         return _carved(memory, *self.tokens.shape)
 
 
-_LAYOUT = {  # the widest first, so that each is aligned; the tables stand behind them
-    **dict.fromkeys(
-        (
-            "position",
-            "prompt_len",
-            "text_begin",
-            "limit",
-            "loop_at",
-            "seed",
-            "last_timestamp",
-            "language",
-            "leader",
-            "beam",
-            "needed",
-            "ended",
-            "best_length",
-            "no_repeat_ngram",
-            "root",
-            "node",
-        ),
-        torch.int64,
-    ),
-    **dict.fromkeys(
-        (
-            "temperature",
-            "logprob_sum",
-            "no_speech_prob",
-            "language_prob",
-            "length_penalty",
-            "repetition_penalty",
-            "best_score",
-            "best_logprob_sum",
-            "boost",
-        ),
-        torch.float32,
-    ),
-    **dict.fromkeys(
-        ("timestamps", "suppress_blank", "finished", "best_is_ended", "trusted"), torch.bool
-    ),
+_LAYOUT: dict[str, torch.dtype] = {  # of what has one entry a row; the tables stand behind it
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(RowState, include_extras=True).items()
+    if get_origin(hint) is Annotated
 }
 
 
@@ -143,16 +116,16 @@ def new_state(rows: int, n_text_ctx: int, device: torch.device) -> RowState:
     own = torch.arange(rows, device=device)
     state.source.copy_(own[:, None])
     state.leader.copy_(own)
-    for one in (state.prompt_len, state.text_begin, state.beam, state.needed):
-        one.fill_(1)
-    for one in (state.length_penalty, state.repetition_penalty):
-        one.fill_(1.0)
+    for field in (state.prompt_len, state.text_begin, state.beam, state.needed):
+        field.fill_(1)
+    for field in (state.length_penalty, state.repetition_penalty):
+        field.fill_(1.0)
     state.loop_at.fill_(NOWHERE)
     state.language.fill_(-1)
     state.root.fill_(-1)
     state.best_score.fill_(NEVER)
-    for one in (state.suppress_blank, state.finished):
-        one.fill_(True)
+    for field in (state.suppress_blank, state.finished):
+        field.fill_(True)
     return state
 
 

@@ -10,7 +10,7 @@ import transformers
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import OptionError
-from serve.native.alignment import Aligner, Said, median_of_7, smoothed
+from serve.native.alignment import Aligner, EndedWindow, median_of_7, smoothed
 from serve.native.forced import MOST_WINDOWS, Forced, ForcedStep
 from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
@@ -191,7 +191,7 @@ def test_of_a_window_that_is_dropped_nothing_is_heard(engine, jobs):
     network = Whisper(dims, engine.load_weights(), torch.device("cpu"), torch.float32)
     aligner = Aligner(network, network.new_cache(3, 3), facts, rows=3)
     ended = [
-        Said(dataclasses.replace(jobs[0], id=id), Place(id, id, 1), Event(id, (7, 8), "eot"))
+        EndedWindow(dataclasses.replace(jobs[0], id=id), Place(id, id, 1), Event(id, (7, 8), "eot"))
         for id in range(3)
     ]
     assert aligner.launch(ended) == []
@@ -256,7 +256,9 @@ def test_more_windows_than_a_step_takes_are_aligned_in_several(engine, jobs):
     count = MOST_WINDOWS + 3
     aligner = Aligner(network, network.new_cache(count, count), facts, rows=count)
     ended = [
-        Said(dataclasses.replace(jobs[0], id=id), Place(id, id, 1), Event(id, (7, 8 + id), "eot"))
+        EndedWindow(
+            dataclasses.replace(jobs[0], id=id), Place(id, id, 1), Event(id, (7, 8 + id), "eot")
+        )
         for id in range(count)
     ]
     assert aligner.launch(ended) == []

@@ -1,6 +1,7 @@
 """Drafting: answers do not change, steps are saved, and the quicker way is taken."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -176,9 +177,9 @@ def test_an_engine_without_a_draft_decodes_as_ever(engine, engine_with, jobs):
 class TurnLoop(EagerLoop):
     """Takes the turns that a CUDA graph would record, one a launch."""
 
-    def __init__(self, drafting, turns):
-        super().__init__(drafting._network, drafting._cache, drafting._state, drafting._advance)
-        self._turns, self.taken = turns, 0
+    def __init__(self, parts):
+        super().__init__(parts)
+        self._turns, self.taken = DraftTurns(parts, MOST), 0
 
     def launch(self, slots):
         owners, self.taken = slots.owners(), self.taken + 1
@@ -193,15 +194,18 @@ class TurnLoop(EagerLoop):
 @pytest.mark.parametrize("kind", [whole, only_last_layer])
 def test_the_device_alone_takes_turns_with_the_same_answer(kind, engine_with, jobs, expected):
     runtime = NativeRuntime(engine_with(kind), CONFIG)
-    eager = runtime._loop
-    drafter = eager._drafter
-    second = (drafter.decoder, drafter.cache)
-    turns = DraftTurns(
-        *(eager._network, eager._cache, eager._state, eager._advance, drafter._guess),
-        *(*second, MOST),
+    eager, drafter = runtime._loop, runtime._loop._drafter
+    parts = SimpleNamespace(
+        network=eager._network,
+        cache=eager._cache,
+        state=eager._state,
+        advance=eager._advance,
+        advances={False: eager._advance},
+        guess=drafter._guess,
+        draft=(drafter.decoder, drafter.cache),
     )
-    runtime._loop = TurnLoop(eager, turns)
-    runtime._intake._starter._draft = second
+    runtime._loop = TurnLoop(parts)
+    runtime._intake._starter._draft = parts.draft
     with torch.inference_mode():  # as on a GPU; it leaves nothing behind
         runtime._intake._starter.warm_up()
     sampled = DecodingOptions(temperature=0.8, seed=3, max_tokens=20)

@@ -1,9 +1,11 @@
 """How steps and encoder batches are launched, with graphs that only count their replays."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from serve.native import encoders, graphs
+from serve.native import replay
 from serve.native.encoders import EagerEncoder, GraphEncoder
 from serve.native.graphs import EagerLoop, GraphLoop
 from serve.native.rules.state import RowState, new_state
@@ -71,8 +73,7 @@ class Choice:
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(graphs, "capture", Graph)
-    monkeypatch.setattr(encoders, "capture", Graph)
+    monkeypatch.setattr(replay, "capture", Graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "Event", Copied)
 
@@ -84,8 +85,9 @@ def graph_loop(monkeypatch, slots, rows, nbytes=1 << 20):
     network, choice = Network(), Choice()
     state = new_state(rows, 16, cpu)
     advances = {searching: choice.advance(searching) for searching in (False, True)}
-    loop = GraphLoop(network, Cache(nbytes), state, advances, 4, slots, None)
-    loop.capture()
+    parts = SimpleNamespace(network=network, cache=Cache(nbytes), state=state, advances=advances)
+    loop = GraphLoop(parts, 4, slots)
+    loop.replay.record(None)
     return loop, network, choice
 
 
@@ -122,10 +124,10 @@ def test_a_launch_is_no_longer_than_the_host_needs(monkeypatch, jobs, steps):
 
 def test_a_rehearsal_goes_once_through_what_will_be_captured(monkeypatch):
     loop, network, choice = graph_loop(monkeypatch, 10, 20)
-    loop.rehearse()
+    loop.replay.rehearse()
     spans = [len(feed.rows) for feed in network.feeds]
-    assert max(spans) == 20
-    assert len(spans) == len(choice.searching) == len(loop._graphs)
+    assert sorted(spans) == [1, 1, 2, 2, 4, 4, 8, 8, 10, 12, 16, 20]
+    assert choice.searching == [True] * 7 + [False] * 5
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,8 @@ def test_the_host_reads_one_launch_behind_and_each_snapshot_keeps_its_moment(mon
 def test_an_eager_loop_feeds_the_rows_of_busy_slots_and_reads_no_further_than_the_oldest():
     network, choice, state = Network(), Choice(), new_state(20, 16, torch.device("cpu"))
     state.position[:3] = torch.tensor([2, 9, 4])
-    loop = EagerLoop(network, Cache(), state, choice.advance())
+    parts = SimpleNamespace(network=network, cache=Cache(), state=state, advance=choice.advance())
+    loop = EagerLoop(parts)
     assert loop.read_snapshot() is None
     slots = busy([1, 1, 2])
     slots.release(101)
@@ -198,8 +201,8 @@ def test_an_eager_loop_feeds_the_rows_of_busy_slots_and_reads_no_further_than_th
 
 def test_encoder_batches_are_powers_of_two_and_the_most():
     network = Network()
-    encoder = GraphEncoder(network, [(network, Cache())] * 2, 6, None)
-    encoder.capture()
+    encoder = GraphEncoder(network, [(network, Cache())] * 2, 6)
+    encoder.replay.record(None)
     assert [encoder.batch_of(waiting) for waiting in (1, 2, 3, 4, 5, 6, 50)] == [
         1,
         2,
@@ -242,8 +245,9 @@ def test_windows_that_do_not_search_take_turns_and_guesses_are_counted(monkeypat
     state.finished.fill_(False)
     turns = Turns(state)
     advances = {searching: choice.advance(searching) for searching in (False, True)}
-    loop = GraphLoop(network, Cache(), state, advances, 4, 10, None, turns)
-    loop.capture()
+    parts = SimpleNamespace(network=network, cache=Cache(), state=state, advances=advances)
+    loop = GraphLoop(parts, 4, 10, turns)
+    loop.replay.record(None)
     single, mixed = busy([1, 1, 1], 10, 50), busy([1, 5], 10, 50)
     for _ in range(4):
         assert loop.launch(single) == 1

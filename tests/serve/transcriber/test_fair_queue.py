@@ -51,7 +51,7 @@ def test_nobody_starves_beside_a_stream_of_new_ones():
 
 def test_only_new_ones_where_nobody_else_may():
     queue = waiting(1, 0, 3, 0)
-    assert [queue.pop(below=(1,)) for _ in range(3)] == [1, 3, None]
+    assert [queue.pop(newcomers_only=True) for _ in range(3)] == [1, 3, None]
     assert (len(queue), queue.pop()) == (2, 0)
 
 
@@ -82,7 +82,7 @@ def test_each_gets_each_of_its_turns_once():
     for id in had:
         queue.add(id, (0,), id)
     for _ in range(2000):
-        id = queue.pop(below=(9,) if dice.random() < 0.1 else None)
+        id = queue.pop(newcomers_only=dice.random() < 0.1)
         if id is not None:
             had[id] += 1
             left.append(id)

@@ -7,9 +7,8 @@ import torch
 
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import DETECT_LANGUAGE
-from serve.native import prompts
-from serve.native.feeds import Span
-from serve.native.prompts import PromptGraph, ShortPrompt
+from serve.native import replay
+from serve.native.feeds import FEEDS, ShortPrompt, Span
 from serve.native.runtime import NativeRuntime
 from serve.native.slots import Place
 from serve.runtime.protocol import DecodingOptions, Job
@@ -55,7 +54,7 @@ def test_a_shorter_prompt_is_filled_up_with_its_last_token():
 
 
 def test_answers_are_those_of_prompts_that_are_launched(engine, checkpoint, windows, monkeypatch):
-    monkeypatch.setattr(prompts, "capture", Graph)
+    monkeypatch.setattr(replay, "capture", Graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     facts, jobs = checkpoint.facts, []
     for i, (_, language, features) in enumerate(windows[:6]):
@@ -70,11 +69,13 @@ def test_answers_are_those_of_prompts_that_are_launched(engine, checkpoint, wind
     expected = {job.id: run(runtime, [job])[job.id] for job in jobs}
     starter = runtime._intake._starter
     with torch.inference_mode():
-        starter._graph = PromptGraph(runtime._state.tokens, starter._launch, None)
-        starter.capture()
+        starter.replay.add(FEEDS, starter._feed_short)
+        starter.replay.record(None)
     for job in jobs:
         found, plain = run(runtime, [job])[job.id], expected[job.id]
         assert (found.tokens, found.scores.language) == (plain.tokens, plain.scores.language)
         assert found.scores.no_speech_prob == pytest.approx(plain.scores.no_speech_prob, abs=1e-5)
         assert found.scores.avg_logprob == pytest.approx(plain.scores.avg_logprob, abs=1e-4)
-    assert starter._graph._graph.replays == 4 + 2 + 1  # found languages take two; the last, one
+    assert (
+        starter.replay._graphs[FEEDS].replays == 4 + 2 + 1
+    )  # found languages take two; the last, one
