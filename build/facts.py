@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from build.hub import CONFIG, GENERATION_CONFIG
+from build.merges import with_first_merge
 from serve.contract.engine import TOKENIZER_FILE, Dims, TokenizerFacts
 from serve.contract.errors import CheckpointError
 
@@ -31,7 +32,8 @@ class TokenizerFiles:
 
     Attributes:
         folder: where they are, for messages.
-        tokenizer_json: bytes of tokenizer.json, copied into the engine as they are.
+        tokenizer_json: bytes of tokenizer.json, copied into the engine.
+        repair: a sentence on what of it was put right; "" where it is as it was found.
         special: content -> id of its added tokens.
         generation: generation_config.json over config.json, by Hugging Face's keys where
             CTranslate2 has others; what neither holds is missing.
@@ -39,6 +41,7 @@ class TokenizerFiles:
 
     folder: Path
     tokenizer_json: bytes
+    repair: str
     special: Mapping[str, int]
     generation: Mapping[str, Any]
 
@@ -84,7 +87,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
         if (folder / name).is_file():
             stated = {k: v for k, v in read_json(folder / name).items() if v is not None}
             generation |= {_CT2_KEYS.get(key, key): value for key, value in stated.items()}
-    return TokenizerFiles(folder, path.read_bytes(), special, generation)
+    return TokenizerFiles(folder, *with_first_merge(path.read_bytes()), special, generation)
 
 
 def tokenizer_facts(
@@ -99,7 +102,7 @@ def tokenizer_facts(
             must be the vocabulary's last token; otherwise tokens may follow.
 
     Returns:
-        The facts, and a sentence for each thing that the files do not state.
+        The facts, and a sentence for each thing that the files do not state or was put right.
 
     Raises:
         CheckpointError: a token is missing, two files disagree, or an id is out of range.
@@ -138,7 +141,7 @@ class _Reader:
     def __init__(self, files: TokenizerFiles, dims: Dims) -> None:
         self.files = files
         self.dims = dims
-        self.notes: list[str] = []
+        self.notes = [files.repair] if files.repair else []
 
     def token(self, key: str, *contents: str) -> int:
         """Return the id of the first of `contents` that is there, as `key` must state it."""
