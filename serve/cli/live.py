@@ -23,6 +23,7 @@ def add_parser(commands: Any) -> None:
     add("file", metavar="FILE", help="WAV, FLAC, MP3, OGG, …")
     add("--language", help="such as en, English or en-US; found in each utterance without")
     add("--languages", type=codes, metavar="CODE,CODE,…", help="it is found among these")
+    add("--phrases", type=codes, metavar="PHRASE,PHRASE,…", help="names to come out right")
     add("--prompt", help="text before the audio: names, spelling, style")
     add(
         "--pace",
@@ -45,6 +46,7 @@ def _run(args: argparse.Namespace) -> int:
     given = {
         "language": args.language,
         "languages": args.languages,
+        "phrases": args.phrases,
         "prompt": args.prompt,
     }
     transcription = {name: value for name, value in given.items() if value is not None}

@@ -205,6 +205,7 @@ class Session:
             named_language(wanted.language),
             wanted.prompt or "",
             tuple(wanted.languages or ()),
+            tuple(wanted.phrases or ()),
         )
         self._open.add(before, speech=False)
         self._queue.append(self._open)

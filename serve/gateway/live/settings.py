@@ -54,6 +54,7 @@ class Transcription:
     language: LanguageOrAuto | None = None  # None, "auto": found in each utterance
     languages: tuple[Language, ...] | None = None  # among these; None: as configured
     prompt: Annotated[str, Field(max_length=_MAX_PROMPT_CHARS)] | None = None
+    phrases: tuple[str, ...] | None = None  # to come out right; None: as configured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +170,7 @@ _IGNORED = (
         lambda value: value is None,
     ),
     _Ignored(f"{_INPUT}.transcription.delay", "live.update_s says how soon audio is decoded"),
-    _Ignored(f"{_INPUT}.transcription.keywords", "live text knows none; prompt may name them"),
+    _Ignored(f"{_INPUT}.transcription.keywords", "live text knows none; phrases may name them"),
 )
 
 

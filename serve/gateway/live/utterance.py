@@ -35,6 +35,7 @@ class Window:
     prompt: str
     language: str | None
     languages: tuple[str, ...]  # that it may have where `language` is None; (): as configured
+    phrases: tuple[str, ...]
     draft: tuple[int, ...]
 
     def request(self, config: LiveConfig) -> Request:
@@ -45,6 +46,7 @@ class Window:
             language=self.language,
             languages=self.languages,
             prompt=self.prompt,
+            phrases=self.phrases,
             word_timestamps=True,
             vad=False,
             voice=self.voice,
@@ -73,6 +75,7 @@ class Utterance:
         language: code; None: to be detected.
         prompt: text that precedes it.
         languages: codes, one of which is to be detected; (): as configured.
+        phrases: to come out right; (): as configured.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class Utterance:
         language: str | None,
         prompt: str,
         languages: tuple[str, ...] = (),
+        phrases: tuple[str, ...] = (),
     ) -> None:
         self.item_id = item_id
         self.start = self.end = start
@@ -96,6 +100,7 @@ class Utterance:
         self._voice: list[tuple[int, int]] = []  # where somebody speaks, in what is held
         self._language = language
         self._languages = languages
+        self._phrases = phrases
         self._prompt = prompt
         self._gone = ""  # final text whose audio is cut off
         self._audio: list[Samples] = []  # from `_begin` on
@@ -179,7 +184,7 @@ class Utterance:
         prompt = f"{self._prompt} {self._gone}".strip()
         languages = () if self._language else self._languages
         where = samples, self._voice_s(), self._begin, self.end
-        return Window(*where, prompt, self._language, languages, self._draft)
+        return Window(*where, prompt, self._language, languages, self._phrases, self._draft)
 
     def take(self, window: Window, transcript: Transcript, hold_s: float) -> FinalText:
         """Take the text of a window, and return what becomes final by it.

@@ -55,6 +55,13 @@ def test_languages_reach_the_engine(talk):
     assert "LANGUAGES has 7000 bytes" in talk.until(".failed")["error"]["message"]
 
 
+def test_phrases_reach_the_engine(talk):
+    talk.set(transcription={"phrases": ["Zoë", "oboe^9"]}, turn_detection=None)
+    talk.audio(spoken(1.0))
+    talk.say("input_audio_buffer.commit")
+    assert "phrase 'oboe^9'; expected a weight" in talk.until(".failed")["error"]["message"]
+
+
 def test_a_client_that_goes_leaves_nothing_behind(server, talk):
     before = settled(server)
     talk.set(turn_detection=None)
@@ -68,7 +75,18 @@ def test_a_client_that_goes_leaves_nothing_behind(server, talk):
 def test_the_command_streams_a_file(server, tmp_path, capsys):
     toml = tmp_path / "live.toml"
     toml.write_text(f"[server]\nhttp_port = {server.http.rpartition(':')[2]}\n")
-    assert main(["live", "--config", str(toml), "--languages", "en,de", "--pace", "0", CLIP]) == 0
+    assert (
+        main(
+            [
+                "live",
+                "--config",
+                str(toml),
+                *"--languages en,de --phrases Zoë,oboe --pace 0".split(),
+                CLIP,
+            ]
+        )
+        == 0
+    )
     assert capsys.readouterr().out.strip()
     assert main(["live", "--config", str(toml), "--language", "elvish", CLIP]) == 1
     assert "language = 'elvish'" in capsys.readouterr().err

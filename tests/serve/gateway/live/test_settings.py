@@ -109,7 +109,11 @@ def test_older_settings_are_those_of_today_by_other_names():
     )
     told = older.as_older(after)
     transcription = told.pop("input_audio_transcription")
-    assert {**changes["input_audio_transcription"], "languages": None} == transcription
+    assert {
+        **changes["input_audio_transcription"],
+        "languages": None,
+        "phrases": None,
+    } == transcription
     del changes["input_audio_transcription"]
     assert told == {**changes, "include": ()}
 
