@@ -18,9 +18,9 @@ Labels = npt.NDArray[np.int64]
 class Rules:
     """What makes a voice; chosen by measurement, see `python -m eval speakers`."""
 
-    alike: float = 0.5  # two clusters become one down to this cosine, on average
+    alike: float = 0.42  # two clusters become one down to this cosine, on average
     least_s: float = 4.0  # of speech; what has less joins the one it is most like,
-    least_share: float = 0.15  # unless it has this share of all speech
+    least_share: float = 0.1  # unless it has this share of all speech
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,7 +41,10 @@ class Listening:
     """How the networks are asked; chosen by measurement, see `python -m eval speakers`."""
 
     margin: int = 59  # frames at either end of a window that another judges: 1 s
-    active: float = 0.5  # from this probability on, a speaker speaks in a frame
+    active: float = 0.45  # from this probability on, a speaker speaks in a frame,
+    quiet_s: float = 0.35  # but not in so long a stretch of frames of which each is
+    floor_db: float = 5.0  # less than so much above the quietest twentieth of its window
+    below_db: float = 20.0  # and more than so much below the loudest
     pause_s: float = 0.3  # a longer one ends a piece
     piece_s: float = 2.0  # and so does so much speech, at the next pause
     most_s: float = 4.0  # a piece has no more
@@ -90,6 +93,7 @@ class Ear:
         for batch, samples, last in _batches(blocks, step * HOP):
             windows = torch.from_numpy(batch).to(self._device)
             active = self._segmentation.activity(windows).cpu().numpy() >= self._listening.active
+            self._leave_out_pauses(active, _levels(windows).cpu().numpy())
             active[int(count == 0) :, : self._listening.margin] = False
             active[: len(active) - last, FRAMES - self._listening.margin :] = False
             voices = list[Tensor]()
@@ -108,6 +112,19 @@ class Ear:
             np.asarray(speech_s, np.float32),
             unit(np.concatenate(vectors)),
         )
+
+    def _leave_out_pauses(self, active: Active, levels: npt.NDArray[np.float32]) -> None:
+        """Let nobody be active, (n, FRAMES, SPEAKERS), where it is quiet by levels, (n, FRAMES).
+
+        The network speaks on through pauses of up to a second, of people who read word by word.
+        """
+        floor, loud = np.quantile(levels, (0.05, 0.95), axis=1)
+        limits = np.minimum(floor + self._listening.floor_db, loud - self._listening.below_db)
+        least = self._listening.quiet_s * SAMPLE_RATE / HOP
+        for window, quiet in enumerate(levels < limits[:, None]):
+            for start, end in runs(quiet):
+                if end - start >= least:
+                    active[window, start:end] = False
 
     def _pieces(self, active: Active) -> Iterator[tuple[int, list[Span]]]:
         """The pieces of a window, (FRAMES, SPEAKERS), each with its speaker."""
@@ -160,6 +177,12 @@ def runs(active: Active) -> list[Span]:
     """First index and the one after the last of each stretch of what is true, of (n,)."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], active, [False]]).astype(np.int8)))
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+def _levels(windows: Tensor) -> Tensor:
+    """How loud each frame of windows, (n, SAMPLES), is: dB, (n, FRAMES)."""
+    frames = windows[:, OFFSET : OFFSET + FRAMES * HOP].reshape(-1, FRAMES, HOP)
+    return 10 * torch.log10(frames.square().mean(-1) + 1e-10)
 
 
 def _parts(span: Span, most: float) -> list[Span]:
