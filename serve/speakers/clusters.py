@@ -22,7 +22,8 @@ class Rules:
     least_s: float = 4.0  # of speech; what has less joins the one it is most like,
     least_share: float = 0.1  # unless it has this share of all speech,
     distinct_s: float = 1.2  # or so much, and a cosine to every other voice
-    distinct: float = 0.3  # of less than this
+    distinct: float = 0.3  # of less than this;
+    rare_share: float = 0.01  # but no voice has less than this share: in hours, oddities add up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +51,9 @@ def centroids(
         (voices, size), of length 1.
     """
     merges = _merges(vectors, seconds)
-    large_s = min(rules.least_s, rules.least_share * float(seconds.sum()))
+    total_s = float(seconds.sum())
+    least_s = min(rules.least_s, rules.least_share * total_s)
+    large_s = max(least_s, rules.rare_share * total_s)
     tries = (
         (1, len(vectors), large_s),  # as if nothing were known of their number
         (least, most, large_s),
@@ -72,9 +75,10 @@ def _voices(
     weighed = vectors * seconds[:, None]
     directions = unit(np.stack([weighed[labels == one].sum(0) for one in range(len(totals))]))
     kept = np.flatnonzero(totals >= large_s).tolist()
+    distinct_s = max(rules.distinct_s, rules.rare_share * float(seconds.sum()))
     for one in np.argsort(-totals, kind="stable").tolist():
         alike = (directions[kept] @ directions[one]).max(initial=-1.0)
-        if rules.distinct_s <= totals[one] < large_s and alike < rules.distinct:
+        if distinct_s <= totals[one] < large_s and alike < rules.distinct:
             kept.append(one)
     return np.asarray(directions[kept])
 

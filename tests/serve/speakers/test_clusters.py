@@ -46,6 +46,13 @@ def test_what_is_little_is_a_voice_where_it_is_like_none():
     assert len(found(voices(5, 5, 1), seconds=too_little, rules=rules)) == 2
 
 
+def test_what_has_less_than_a_hundredth_of_the_speech_is_no_voice():
+    vectors, least = voices(40, 40, 2), dataclasses.replace(RULES, distinct_s=1.5)
+    assert len(found(vectors, rules=least)) == 3
+    seconds = np.float32([10.0] * 80 + [3.0, 3.0])
+    assert len(found(vectors, seconds=seconds, rules=least)) == 2
+
+
 def test_a_voice_is_found_however_little_it_says_where_nobody_says_more():
     assert len(found(voices(1))) == 1
     assert len(found(voices(1, 1), seconds=0.4)) == 2
