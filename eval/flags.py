@@ -314,5 +314,6 @@ SPEAKERS = (
         names,
         (),
     ),
+    switch("--texts", "also transcribe the conversations of minutes, and tell the cpWER"),
 )
 DEMO = (Flag("--otherwise TOML", "the config where the checkpoint cannot be had"),)

@@ -113,7 +113,7 @@ RULES = {
     "eval.long": (*HARNESS, "eval.accuracy", "eval.corpora"),
     "eval.plan": HARNESS,
     "eval.soak": (*HARNESS, "eval.gateway.floods", "eval.gateway.ways"),
-    "eval.speakers": (*HARNESS, "eval.long.sound"),
+    "eval.speakers": (*HARNESS, "eval.accuracy", "eval.long.sound"),
     "eval.trtllm": (*HARNESS, "build.config", "eval.random_whisper"),
     "eval": ("serve", "build.clips", "build.config", "build.hub"),
 }

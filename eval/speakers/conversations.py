@@ -3,14 +3,14 @@
 Every conversation follows from its plan, a seed and the clips. Speakers take turns, with pauses,
 now and then before another has ended, in a room that is never silent.
 
-.cache/speakers/<hash of all that>/NAME.wav, NAME.rttm
+.cache/speakers/<hash of all that>/NAME.wav, NAME.rttm, NAME.stm
 """
 
 import collections
 import dataclasses
 import hashlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from build.clips import Clip
 from eval.files import made_once, write_text
 from eval.long.sound import at_level, faded, noise
 from eval.measurement import Say
-from eval.speakers.recordings import Recording, read_recordings, to_rttm
+from eval.speakers.recordings import Recording, Utterance, read_recordings, to_rttm, to_stm
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_bytes
 from serve.contract.messages import Samples
@@ -70,10 +70,17 @@ PLAN = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Spoken:
-    """A clip's samples around its speech, and the stretches of that."""
+    """A clip's samples around its speech, the stretches of that, and its text."""
 
     samples: Samples
     stretches: tuple[tuple[int, int], ...]  # of samples, in these
+    text: str
+
+    def turns(self, at: int, speaker: str) -> list[Turn]:
+        """Place the stretches in a conversation, from its sample `at` on."""
+        return [
+            Turn((at + a) / SAMPLE_RATE, (at + b) / SAMPLE_RATE, speaker) for a, b in self.stretches
+        ]
 
 
 def compose(
@@ -112,11 +119,11 @@ def _key(planned: Sequence[Planned], seed: int, clips: Sequence[Clip]) -> str:
 
 def _write(planned: Planned, rng: np.random.Generator, clips: Sequence[Clip], folder: Path) -> None:
     chosen = _speakers(planned, rng, clips)
-    decks = [[_spoken(clip) for clip in own] for own in chosen.values()]
-    samples, turns = _conversation(planned, rng, decks)
-    named = [Turn(start, end, list(chosen)[speaker]) for start, end, speaker in turns]
+    decks = {name: [_spoken(clip) for clip in own] for name, own in chosen.items()}
+    samples, turns, said = _conversation(planned, rng, decks)
     soundfile.write(folder / f"{planned.name}.wav", samples, SAMPLE_RATE, subtype="PCM_16")
-    write_text(folder / f"{planned.name}.rttm", to_rttm(planned.name, named))
+    write_text(folder / f"{planned.name}.rttm", to_rttm(planned.name, turns))
+    write_text(folder / f"{planned.name}.stm", to_stm(planned.name, said))
 
 
 def _speakers(
@@ -157,17 +164,19 @@ def _spoken(clip: Clip) -> _Spoken:
     begin = max(0, stretches[0][0] - _LATE - _MARGIN)
     samples = samples[begin : stretches[-1][1] + _MARGIN]
     moved = ((max(0, a - _LATE - begin), b - _LATE - begin) for a, b in stretches)
-    return _Spoken(samples, tuple((a, b) for a, b in moved if b > a))
+    return _Spoken(samples, tuple((a, b) for a, b in moved if b > a), clip.text)
 
 
 def _conversation(
-    planned: Planned, rng: np.random.Generator, decks: Sequence[Sequence[_Spoken]]
-) -> tuple[Samples, list[tuple[float, float, int]]]:
-    """Samples, and start and end in seconds and the speaker of each turn."""
+    planned: Planned, rng: np.random.Generator, decks: Mapping[str, Sequence[_Spoken]]
+) -> tuple[Samples, list[Turn], list[Utterance]]:
+    """Samples, and what speakers say in them, in order of time."""
+    names = list(decks)
     levels = rng.uniform(*_SPEECH_DB, len(decks))
     waiting: list[list[int]] = [[] for _ in decks]
     out = np.zeros(round((planned.minutes + 1) * 60 * SAMPLE_RATE), np.float32)
-    turns, at, ends, speaker = list[tuple[float, float, int]](), _drawn(rng, _EDGE_S), 0, -1
+    turns, said = list[Turn](), list[Utterance]()
+    at, ends, speaker = _drawn(rng, _EDGE_S), 0, -1
     free = [0] * len(decks)  # until there each speaker still speaks
     while ends < planned.minutes * 60 * SAMPLE_RATE:
         before, speaker = speaker, _next(rng, speaker, len(decks))
@@ -176,17 +185,21 @@ def _conversation(
         elif before != -1:
             long = rng.random() < _LONG_PAUSES
             at = ends + _drawn(rng, _LONG_PAUSE_S if long else _PAUSE_S)
-        waiting[speaker] = waiting[speaker] or rng.permutation(len(decks[speaker])).tolist()
-        spoken = decks[speaker][waiting[speaker].pop()]
+        name, deck = names[speaker], decks[names[speaker]]
+        waiting[speaker] = waiting[speaker] or rng.permutation(len(deck)).tolist()
+        spoken = deck[waiting[speaker].pop()]
         end = at + len(spoken.samples)
         out[at:end] += at_level(faded(spoken.samples, 0.005), levels[speaker])
-        turns += [
-            ((at + a) / SAMPLE_RATE, (at + b) / SAMPLE_RATE, speaker) for a, b in spoken.stretches
-        ]
+        turns += spoken.turns(at, name)
+        said.append(Utterance(name, at / SAMPLE_RATE, end / SAMPLE_RATE, spoken.text))
         free[speaker], ends = end, max(ends, end)
     out = out[: ends + _drawn(rng, _EDGE_S)]
     out += noise(len(out), 1.0, rng.uniform(*_ROOM_DB), rng)
-    return np.clip(out, -1.0, 1.0), sorted(turns)
+    return np.clip(out, -1.0, 1.0), sorted(turns, key=_by_time), said
+
+
+def _by_time(turn: Turn) -> tuple[float, float]:
+    return turn.start_s, turn.end_s
 
 
 def _next(rng: np.random.Generator, speaker: int, count: int) -> int:

@@ -1,4 +1,7 @@
-"""Recordings of which is known who speaks when: audio files with an RTTM of the same name each."""
+"""Recordings of which is known who speaks when: audio files with an RTTM of the same name each.
+
+An STM of that name tells what they say, too.
+"""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -12,12 +15,23 @@ AUDIO = (".wav", ".flac", ".ogg", ".mp3")
 
 
 @dataclasses.dataclass(frozen=True)
+class Utterance:
+    """What a speaker says at a time."""
+
+    speaker: str
+    start_s: float
+    end_s: float
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Recording:
     """An audio file and who speaks when in it."""
 
     name: str
     path: Path
     turns: tuple[Turn, ...]
+    said: tuple[Utterance, ...] = ()  # in order of time; () = not known
 
     @property
     def speakers(self) -> int:
@@ -29,17 +43,24 @@ def read_recordings(folder: Path) -> list[Recording]:
     """Read a folder's recordings, by name.
 
     Raises:
-        ConfigError: it has none, or an RTTM is malformed.
-        FileError: an RTTM cannot be read.
+        ConfigError: it has none, or an RTTM or an STM is malformed.
+        FileError: an RTTM or an STM cannot be read.
     """
     found = [
-        Recording(path.stem, path, parse_rttm(read_text(rttm, "expected an RTTM"), str(rttm)))
+        _recording(path)
         for path in sorted(folder.glob("*"))
-        if path.suffix in AUDIO and (rttm := path.with_suffix(".rttm")).is_file()
+        if path.suffix in AUDIO and path.with_suffix(".rttm").is_file()
     ]
     if not found:
         raise ConfigError(f"{folder} has no recordings; expected audio files, each with its .rttm")
     return found
+
+
+def _recording(path: Path) -> Recording:
+    rttm, stm = path.with_suffix(".rttm"), path.with_suffix(".stm")
+    turns = parse_rttm(read_text(rttm, "expected an RTTM"), str(rttm))
+    said = parse_stm(read_text(stm, "expected an STM"), str(stm)) if stm.is_file() else ()
+    return Recording(path.stem, path, turns, said)
 
 
 def parse_rttm(text: str, where: str) -> tuple[Turn, ...]:
@@ -67,6 +88,33 @@ def to_rttm(name: str, turns: Iterable[Turn]) -> str:
         f"SPEAKER {name} 1 {turn.start_s:.3f} {turn.end_s - turn.start_s:.3f} <NA> <NA> "
         f"{turn.speaker} <NA> <NA>\n"
         for turn in turns
+    )
+
+
+def parse_stm(text: str, where: str) -> tuple[Utterance, ...]:
+    """Parse an STM: file, channel, speaker, start, end and text on each line.
+
+    Raises:
+        ConfigError: a line is malformed; the message names it.
+    """
+    said = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.startswith(";;"):
+            continue
+        fields = line.split(maxsplit=5)
+        try:
+            speaker, start_s, end_s = fields[2], float(fields[3]), float(fields[4])
+        except (ValueError, IndexError) as error:
+            raise ConfigError(f"{where}:{number}: {line!r} is nothing that is said") from error
+        said.append(Utterance(speaker, start_s, end_s, "".join(fields[5:])))
+    return tuple(sorted(said, key=lambda one: one.start_s))
+
+
+def to_stm(name: str, said: Iterable[Utterance]) -> str:
+    """Write what is said in a recording as STM."""
+    return "".join(
+        f"{name} 1 {one.speaker} {one.start_s:.3f} {one.end_s:.3f} {' '.join(one.text.split())}\n"
+        for one in said
     )
 
 

@@ -1,5 +1,7 @@
 """Turns of speakers beside the right ones: in meetings, and in conversations made of clips.
 
+With texts, the words of each speaker are held against what he says, too.
+
 Settings were chosen on one half of the recordings and on conversations of one half of the clips;
 figures are of the others, unless another half is asked for.
 """
@@ -9,29 +11,35 @@ import json
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import soundfile
 
 from build.clips import load_clips
+from eval.accuracy.prepare import prepare_engine
+from eval.accuracy.score import Counts
+from eval.config import Config
 from eval.measurement import Check, Result, Run, Say, table
 from eval.speakers import peer
 from eval.speakers.conversations import PLAN, compose
 from eval.speakers.recordings import Recording, halves, read_recordings
 from eval.speakers.score import Errors, errors
+from eval.speakers.words import counts_as_one, cp_counts
 from serve.contract.errors import ConfigError, EarshotError
 from serve.contract.files import read_bytes
-from serve.contract.messages import Samples
+from serve.contract.messages import Request, Samples
 from serve.speakers.diarize import Turn, open_diarizer
 from serve.speech.audio import decode, whole
 from serve.speech.meter import Limits
 from serve.speech.rate import SAMPLE_RATE
+from serve.transcriber.open import open_transcriber
 
 CLIPS = ("tests/data/human/manifest.jsonl", "tests/data/human-sharealike/manifest.jsonl")
 MOST_WRONG = 8.0  # % of the speech of conversations
 LEAST_COUNTED = 0.8  # of the conversations have the right number of speakers
 _LIMITS = Limits(6 * 3600.0)
+_TEXT_S = 600.0  # of a longer recording no text is made
 
 Found = tuple[float, tuple[Turn, ...]]  # seconds that it took, and who speaks when
 
@@ -91,11 +99,34 @@ class Figures:
         ]
 
 
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """Words of our engine in one recording, or in all."""
+
+    recording: str
+    by_speaker: Counts  # as cpWER has it
+    as_one: Counts  # whoever says them
+
+    def row(self) -> list[str]:
+        """Write a row of the table."""
+        words = self.as_one.length
+        rates = (100 * counts.errors / max(words, 1) for counts in (self.by_speaker, self.as_one))
+        return [self.recording, *(f"{rate:.1f} %" for rate in rates), str(words)]
+
+
+TEXTS_HEADER = ("texts", "cpWER", "WER, whoever speaks", "words")
 HEADER = ("", "DER", "missed", "invented", "confused", "speakers right", "RTFx")
 
 
 def speakers(
-    run: Run, *, recordings: Path | None, half: str, seed: int, device: str, peers: Sequence[str]
+    run: Run,
+    *,
+    recordings: Path | None,
+    half: str,
+    seed: int,
+    device: str,
+    peers: Sequence[str],
+    texts: bool,
 ) -> Result:
     """Measure turns of speakers, and peers' beside them.
 
@@ -106,6 +137,7 @@ def speakers(
         seed: of the conversations.
         device: that our networks compute on.
         peers: NAME=PYTHON, of `eval.speakers.peer.PEERS`.
+        texts: whether the config's engine transcribes recordings of which is known what is said.
 
     Raises:
         EarshotError: something cannot be read, or a peer fails.
@@ -124,7 +156,32 @@ def speakers(
             text = table(HEADER, [one.row() for one in figures])
             result = Result({"sets": figures, "recordings": scored}, _checks(figures), text)
             run.keep(result)
+    if texts:
+        prepare_engine(run.config, run.config_path, run.config.build.precision)
+        some = [one for of_set in sets.values() for one in of_set]
+        told = list(_texts(run.config, some, run.say))
+        rows = table(TEXTS_HEADER, [one.row() for one in told])
+        figures_told = {**result.figures, "texts": told}
+        result = Result(figures_told, result.checks, f"{result.text}\n\n{rows}")
+        run.keep(result)
     return result
+
+
+def _texts(config: Config, recordings: Sequence[Recording], say: Say) -> Iterator[Texts]:
+    """Yield the words of each recording of which is known what is said, then of all."""
+    total = Texts("all", Counts(), Counts())
+    with open_transcriber(config) as transcriber:
+        for one in recordings:
+            if not one.said or soundfile.info(one.path).duration > _TEXT_S:
+                continue
+            request = Request(read_bytes(one.path), diarize=True, multilingual=True)
+            heard = [(s.speaker or "", s.text) for s in transcriber.transcribe(request).segments]
+            spoken = [(utterance.speaker, utterance.text) for utterance in one.said]
+            texts = Texts(one.name, cp_counts(spoken, heard), counts_as_one(spoken, heard))
+            say(f"  {' '.join(texts.row())} words")
+            total = Texts("all", total.by_speaker + texts.by_speaker, total.as_one + texts.as_one)
+            yield texts
+    yield total
 
 
 def _named(peers: Sequence[str]) -> list[tuple[str, str]]:

@@ -18,9 +18,12 @@ Labels = npt.NDArray[np.int64]
 class Rules:
     """What makes a voice; chosen by measurement, see `python -m eval speakers`."""
 
-    alike: float = 0.5  # two clusters become one down to this cosine, on average
+    alike: float = 0.42  # two clusters become one down to this cosine, on average
     least_s: float = 4.0  # of speech; what has less joins the one it is most like,
-    least_share: float = 0.15  # unless it has this share of all speech
+    least_share: float = 0.1  # unless it has this share of all speech,
+    distinct_s: float = 1.2  # or so much, and a cosine to every other voice
+    distinct: float = 0.3  # of less than this;
+    rare_share: float = 0.01  # but no voice has less than this share: in hours, oddities add up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,16 +51,36 @@ def centroids(
         (voices, size), of length 1.
     """
     merges = _merges(vectors, seconds)
-    large_s = min(rules.least_s, rules.least_share * float(seconds.sum()))
-    labels = _cut(merges, seconds, least, most, rules.alike, large_s)
+    total_s = float(seconds.sum())
+    least_s = min(rules.least_s, rules.least_share * total_s)
+    large_s = max(least_s, rules.rare_share * total_s)
+    tries = (
+        (1, len(vectors), large_s),  # as if nothing were known of their number
+        (least, most, large_s),
+        (least, least, 0.0),  # small ones count, too, and no more than are needed
+    )
+    for low, high, large in tries:
+        labels = _cut(merges, seconds, low, high, rules.alike, large)
+        voices = _voices(vectors, seconds, labels, large, rules)[:high]
+        if least <= len(voices) <= most:
+            break
+    return voices
+
+
+def _voices(
+    vectors: Vectors, seconds: npt.NDArray[np.float32], labels: Labels, large_s: float, rules: Rules
+) -> Vectors:
+    """Directions of the clusters that are voices: the large ones, and small ones like none."""
     totals = np.bincount(labels, weights=seconds)
-    if (totals >= large_s).sum() < least:  # small ones count, too, and no more than are needed
-        large_s, most = 0.0, least
-        labels = _cut(merges, seconds, least, most, rules.alike, large_s)
-        totals = np.bincount(labels, weights=seconds)
-    kept = np.flatnonzero(totals >= large_s)[:most]
-    sums = np.stack([(vectors * seconds[:, None])[labels == one].sum(0) for one in kept])
-    return unit(sums)
+    weighed = vectors * seconds[:, None]
+    directions = unit(np.stack([weighed[labels == one].sum(0) for one in range(len(totals))]))
+    kept = np.flatnonzero(totals >= large_s).tolist()
+    distinct_s = max(rules.distinct_s, rules.rare_share * float(seconds.sum()))
+    for one in np.argsort(-totals, kind="stable").tolist():
+        alike = (directions[kept] @ directions[one]).max(initial=-1.0)
+        if distinct_s <= totals[one] < large_s and alike < rules.distinct:
+            kept.append(one)
+    return np.asarray(directions[kept])
 
 
 def unit(vectors: Vectors) -> Vectors:

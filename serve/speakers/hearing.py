@@ -29,11 +29,14 @@ from serve.speech.rate import SAMPLE_RATE
 SEGMENTATION = Path(__file__).parent / "pyannote" / "segmentation-3.0.safetensors"
 EMBEDDING = Path(__file__).parent / "campplus" / "campplus_cn_en_common.safetensors"
 
-_BATCH = 16  # windows at a time
+_BATCH = 16  # windows at a time on a CPU
+_GPU_BATCH = 128  # and on a GPU, whose host would be what an hour waits for
+_FEATURES = (SAMPLES - FRAME) // FBANK_HOP + 1  # frames of features of a window
 _BUCKET = 50  # frames of features: a vector is made of a multiple of so many
 
 _Network = TypeVar("_Network", Segmentation, Embedding)
 Active = npt.NDArray[np.bool_]
+Frames = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +44,10 @@ class Listening:
     """How the networks are asked; chosen by measurement, see `python -m eval speakers`."""
 
     margin: int = 59  # frames at either end of a window that another judges: 1 s
-    active: float = 0.5  # from this probability on, a speaker speaks in a frame
+    active: float = 0.45  # from this probability on, a speaker speaks in a frame,
+    quiet_s: float = 0.35  # but not in so long a stretch of frames of which each is
+    floor_db: float = 5.0  # less than so much above the quietest twentieth of its window
+    below_db: float = 20.0  # and more than so much below the loudest
     pause_s: float = 0.3  # a longer one ends a piece
     piece_s: float = 2.0  # and so does so much speech, at the next pause
     most_s: float = 4.0  # a piece has no more
@@ -78,8 +84,10 @@ class Ear:
 
     def __init__(self, device: torch.device, listening: Listening) -> None:
         self._device, self._listening = device, listening
-        self._segmentation = _load(Segmentation(), SEGMENTATION, device)
-        self._embedding = _load(Embedding(), EMBEDDING, device)
+        self._batch = _BATCH if device.type == "cpu" else _GPU_BATCH
+        self._dtype = torch.float32 if device.type == "cpu" else torch.float16
+        self._segmentation = _load(Segmentation(), SEGMENTATION, device, self._dtype)
+        self._embedding = _load(Embedding(), EMBEDDING, device, self._dtype)
 
     @torch.inference_mode()
     def hear(self, blocks: Iterable[Samples]) -> Heard:
@@ -87,20 +95,22 @@ class Ear:
         step = self._listening.step
         spans, speech_s = list[tuple[Span, ...]](), list[float]()
         vectors, count, seconds = [np.zeros((0, SIZE), np.float32)], 0, 0.0
-        for batch, samples, last in _batches(blocks, step * HOP):
+        for batch, samples, last in _batches(blocks, step * HOP, self._batch):
             windows = torch.from_numpy(batch).to(self._device)
-            active = self._segmentation.activity(windows).cpu().numpy() >= self._listening.active
+            active = self._active(windows)
             active[int(count == 0) :, : self._listening.margin] = False
             active[: len(active) - last, FRAMES - self._listening.margin :] = False
-            voices = list[Tensor]()
+            features, frames = list[Tensor](), list[Frames]()
             for index in np.flatnonzero(active.any((1, 2))):
-                features, window = fbank(windows[index]), count + int(index)
+                window, before = count + int(index), len(features) * _FEATURES
+                features.append(fbank(windows[index]))
                 for speaker, piece in self._pieces(active[index]):
                     own = _features_of(self._own(active[index], speaker, piece))
-                    voices.append(features[torch.from_numpy(own).to(self._device)])
+                    frames.append(before + own)
                     spans.append(tuple((a + window * step, b + window * step) for a, b in piece))
                     speech_s.append(len(own) * FBANK_HOP / SAMPLE_RATE)
-            vectors.append(self._vectors(voices))
+            if frames:
+                vectors.append(self._vectors(torch.cat(features), frames))
             count, seconds = count + len(batch), samples / SAMPLE_RATE
         return Heard(
             seconds,
@@ -108,6 +118,26 @@ class Ear:
             np.asarray(speech_s, np.float32),
             unit(np.concatenate(vectors)),
         )
+
+    def _active(self, windows: Tensor) -> Active:
+        """Who is active in each frame of windows, (n, FRAMES, SPEAKERS)."""
+        activity = self._segmentation.activity(windows.to(self._dtype)).float()
+        active = activity.cpu().numpy() >= self._listening.active
+        self._leave_out_pauses(active, _levels(windows).cpu().numpy())
+        return active
+
+    def _leave_out_pauses(self, active: Active, levels: npt.NDArray[np.float32]) -> None:
+        """Let nobody be active, (n, FRAMES, SPEAKERS), where it is quiet by levels, (n, FRAMES).
+
+        The network speaks on through pauses of up to a second, of people who read word by word.
+        """
+        floor, loud = np.quantile(levels, (0.05, 0.95), axis=1)
+        limits = np.minimum(floor + self._listening.floor_db, loud - self._listening.below_db)
+        least = self._listening.quiet_s * SAMPLE_RATE / HOP
+        for window, quiet in enumerate(levels < limits[:, None]):
+            for start, end in runs(quiet):
+                if end - start >= least:
+                    active[window, start:end] = False
 
     def _pieces(self, active: Active) -> Iterator[tuple[int, list[Span]]]:
         """The pieces of a window, (FRAMES, SPEAKERS), each with its speaker."""
@@ -139,21 +169,32 @@ class Ear:
         alone = mine & (active.sum(1) == 1)
         return alone if alone.sum() * HOP >= self._listening.alone_s * SAMPLE_RATE else mine
 
-    def _vectors(self, voices: Sequence[Tensor]) -> Vectors:
-        """A vector of each piece's features, which are repeated to a multiple of _BUCKET."""
-        lengths = [-(-len(features) // _BUCKET) * _BUCKET for features in voices]
-        vectors = np.zeros((len(voices), SIZE), np.float32)
-        for length in set(lengths):
+    def _vectors(self, features: Tensor, pieces: Sequence[Frames]) -> Vectors:
+        """A vector of each piece's frames of features, which are repeated to a multiple of _BUCKET.
+
+        They are asked for a length at a time, and fetched together: a GPU is waited for once.
+        """
+        lengths = [-(-len(frames) // _BUCKET) * _BUCKET for frames in pieces]
+        order, found = list[int](), list[Tensor]()
+        for length in sorted(set(lengths)):
             indices = [index for index, one in enumerate(lengths) if one == length]
-            batch = torch.stack([_repeated(voices[index], length) for index in indices])
-            vectors[indices] = self._embedding(batch).cpu().numpy()
+            some = [pieces[index] for index in indices]
+            frames = torch.from_numpy(np.stack([np.resize(one, length) for one in some]))
+            once = torch.tensor([len(one) for one in some])[:, None]
+            weights = (torch.arange(length) < once) / once
+            batch = features[frames.to(self._device)]
+            batch = batch - (batch * weights[..., None].to(self._device)).sum(1, keepdim=True)
+            found.append(self._embedding(batch.to(self._dtype)))
+            order += indices
+        vectors = np.empty((len(pieces), SIZE), np.float32)
+        vectors[order] = torch.cat(found).float().cpu().numpy()
         return vectors
 
 
-def _load(network: _Network, path: Path, device: torch.device) -> _Network:
-    """A network with its weights, for inference; it computes in FP32."""
+def _load(network: _Network, path: Path, device: torch.device, dtype: torch.dtype) -> _Network:
+    """A network with its weights, for inference."""
     network.load_state_dict({name: w.float() for name, w in load_file(path).items()})
-    return network.requires_grad_(False).eval().to(device)
+    return network.requires_grad_(False).eval().to(device, dtype)
 
 
 def runs(active: Active) -> list[Span]:
@@ -162,26 +203,28 @@ def runs(active: Active) -> list[Span]:
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
+def _levels(windows: Tensor) -> Tensor:
+    """How loud each frame of windows, (n, SAMPLES), is: dB, (n, FRAMES)."""
+    frames = windows[:, OFFSET : OFFSET + FRAMES * HOP].reshape(-1, FRAMES, HOP)
+    return 10 * torch.log10(frames.square().mean(-1) + 1e-10)
+
+
 def _parts(span: Span, most: float) -> list[Span]:
     """A span in equal parts of at most so many frames."""
     edges = np.linspace(*span, math.ceil((span[1] - span[0]) / most) + 1).round().astype(int)
     return list(itertools.pairwise(edges.tolist()))
 
 
-def _features_of(frames: Active) -> npt.NDArray[np.int64]:
+def _features_of(frames: Active) -> Frames:
     """The frames of features that lie in those of a window."""
-    middles = np.arange((SAMPLES - FRAME) // FBANK_HOP + 1) * FBANK_HOP + FRAME // 2
+    middles = np.arange(_FEATURES) * FBANK_HOP + FRAME // 2
     return np.flatnonzero(frames[np.clip((middles - OFFSET) // HOP, 0, FRAMES - 1)])
 
 
-def _repeated(features: Tensor, length: int) -> Tensor:
-    """Features without their mean, (length, BANDS): they begin again until there are so many."""
-    features = features - features.mean(0)
-    return features.repeat(-(-length // len(features)), 1)[:length]
-
-
-def _batches(blocks: Iterable[Samples], step: int) -> Iterator[tuple[Samples, int, bool]]:
-    """Windows, (at most _BATCH, SAMPLES), each `step` samples after the one before.
+def _batches(
+    blocks: Iterable[Samples], step: int, size: int
+) -> Iterator[tuple[Samples, int, bool]]:
+    """Windows, (at most size, SAMPLES), each `step` samples after the one before.
 
     With the number of samples that came by then, and whether the last window, which ends with
     silence, is among them.
@@ -190,17 +233,17 @@ def _batches(blocks: Iterable[Samples], step: int) -> Iterator[tuple[Samples, in
     for block in blocks:
         waiting.append(block)
         held, came = held + len(block), came + len(block)
-        while held > (_BATCH - 1) * step + SAMPLES:
+        while held > (size - 1) * step + SAMPLES:
             samples = np.concatenate(waiting)
-            yield _windows(samples, step)[:_BATCH], came, False
-            waiting, held = [samples[_BATCH * step :]], held - _BATCH * step
+            yield _windows(samples, step)[:size], came, False
+            waiting, held = [samples[size * step :]], held - size * step
     if held:
         samples = np.concatenate(waiting)
         count = 1 + max(0, -(-(held - SAMPLES) // step))
         padded = np.pad(samples, (0, (count - 1) * step + SAMPLES - held))
         windows = _windows(padded, step)
-        for first in range(0, count, _BATCH):
-            yield windows[first : first + _BATCH], came, first + _BATCH >= count
+        for first in range(0, count, size):
+            yield windows[first : first + size], came, first + size >= count
 
 
 def _windows(samples: Samples, step: int) -> Samples:

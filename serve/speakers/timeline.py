@@ -12,6 +12,7 @@ from serve.speech.rate import SAMPLE_RATE
 class Smoothing:
     """What becomes a turn; chosen by measurement, see `python -m eval speakers`."""
 
+    early_s: float = 0.045  # so long before its first frame a turn begins: the network is late
     gap_s: float = 0.2  # shorter pauses of a speaker are speech
     turn_s: float = 0.15  # shorter turns are none
 
@@ -34,6 +35,7 @@ def turns(heard: Heard, labels: Labels, smoothing: Smoothing) -> list[tuple[floa
         for start, end in spans
     ):
         start_s, end_s = ((OFFSET + HOP * frame) / SAMPLE_RATE for frame in (start, end))
+        start_s = max(0.0, start_s - smoothing.early_s)
         own = joined.setdefault(voice, [])
         if own and start_s - own[-1][1] < smoothing.gap_s:
             start_s, end_s = own[-1][0], max(end_s, own.pop()[1])

@@ -1,6 +1,7 @@
 """What is composed, what is read, and what a measurement tells and complains of."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,13 +12,22 @@ from build.clips import Clip, load_clips
 from eval.config import Config
 from eval.measurement import Run
 from eval.speakers.conversations import Planned, compose
-from eval.speakers.recordings import halves, parse_rttm, read_recordings, to_rttm
+from eval.speakers.recordings import (
+    Utterance,
+    halves,
+    parse_rttm,
+    parse_stm,
+    read_recordings,
+    to_rttm,
+    to_stm,
+)
 from eval.speakers.run import speakers
 from serve.contract.errors import ConfigError, EarshotError
 from serve.speakers.diarize import Turn
 from serve.speech.rate import SAMPLE_RATE
 
 TURNS = (Turn(0.5, 2.0, "ann"), Turn(1.5, 3.25, "bob"))
+SAID = (Utterance("ann", 0.5, 2.0, "good morning"), Utterance("bob", 1.5, 3.25, ""))
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +64,14 @@ def test_turns_are_written_as_they_are_read(meetings):
     assert [one.name for one in halves(recordings)["report"]] == ["second"]
 
 
+def test_what_is_said_is_written_as_it_is_read(meetings):
+    assert parse_stm(";; a comment\n" + to_stm("x", reversed(SAID)), "here") == SAID
+    (meetings / "second.stm").write_text(to_stm("second", SAID))
+    assert [one.said for one in read_recordings(meetings)] == [(), SAID]
+    with pytest.raises(ConfigError, match=r"here:1: 'x 1 ann soon 2.0 hi' is nothing that is said"):
+        parse_stm("x 1 ann soon 2.0 hi\n", "here")
+
+
 def test_what_is_no_rttm_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"here:2: 'SPEAKER x 1 soon .*' is no turn"):
         parse_rttm("\nSPEAKER x 1 soon 2.0 <NA> <NA> ann\n", "here")
@@ -71,6 +89,9 @@ def test_a_conversation_is_what_its_plan_says(clips):
     for turn in both.turns:
         inside = samples[round(turn.start_s * rate) : round(turn.end_s * rate)]
         assert np.abs(inside).max() > 3 * np.median(np.abs(samples[: rate // 5]))
+    assert {said.speaker for said in both.said} == {turn.speaker for turn in both.turns}
+    texts = {" ".join(clip.text.split()) for clip in clips}
+    assert all(said.text in texts and said.start_s < said.end_s for said in both.said)
     again = compose(plan, 3, clips, print)
     assert again == [*compose(plan, 3, clips, print)] and both in again
 
@@ -96,7 +117,7 @@ class Told:
 def measured(monkeypatch, meetings, tmp_path):
     """Measures a system that says some turns of each recording, beside a peer."""
 
-    def measure(told, peers=()):
+    def measure(told, peers=(), texts=False):
         monkeypatch.setattr(eval.speakers.run, "open_diarizer", lambda device: Told(told))
         monkeypatch.setattr(
             eval.speakers.run, "_conversations", lambda *_: read_recordings(meetings)
@@ -104,7 +125,8 @@ def measured(monkeypatch, meetings, tmp_path):
         run = Run("speakers", Config(), path=tmp_path / "out" / "speakers.json", say=print)
         run.folder.mkdir(exist_ok=True)
         options = {"recordings": meetings, "half": "report", "seed": 0, "device": "cpu"}
-        return speakers(run, **options, peers=peers), json.loads(run.path.read_text())
+        result = speakers(run, **options, peers=peers, texts=texts)
+        return result, json.loads(run.path.read_text())
 
     return measure
 
@@ -140,3 +162,28 @@ def test_peers_that_are_none_or_fail_are_told(measured, tmp_path):
     failing = program(tmp_path, "python", "echo no such module >&2; exit 3")
     with pytest.raises(EarshotError, match="senko failed: no such module"):
         measured(TURNS, peers=(f"senko={failing}",))
+
+
+class Hears:
+    """In place of an engine: says a text of its own for each recording."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def transcribe(self, request):
+        assert request.diarize and request.multilingual
+        return SimpleNamespace(segments=[SimpleNamespace(text="Good evening.", speaker="B")])
+
+
+def test_texts_are_held_against_what_each_speaker_says(measured, meetings, monkeypatch):
+    monkeypatch.setattr(eval.speakers.run, "prepare_engine", lambda *_: None)
+    monkeypatch.setattr(eval.speakers.run, "open_transcriber", lambda _: Hears())
+    (meetings / "second.stm").write_text(to_stm("second", SAID))
+    result, record = measured(TURNS, texts=True)
+    second, all_of_them = record["figures"]["texts"][0], record["figures"]["texts"][-1]
+    assert second["recording"] == "second" and all_of_them["recording"] == "all"
+    assert second["by_speaker"] == {"substitutions": 1, "deletions": 0, "insertions": 0, "hits": 1}
+    assert "cpWER" in result.text and "50.0 %" in result.text

@@ -1,11 +1,13 @@
 """Vectors that are alike become one voice, as many as are allowed."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from serve.speakers.clusters import Rules, assign, centroids, unit
 
-RULES = Rules(alike=0.5, least_s=3.0)
+RULES = Rules(alike=0.5, least_s=3.0, distinct_s=100.0)
 
 
 def voices(*counts, spread=0.03):
@@ -31,6 +33,24 @@ def test_each_voice_is_found(count):
 def test_what_is_little_joins_what_it_is_most_like():
     assert len(found(voices(5, 5, 1))) == 2
     assert len(found(voices(5, 5, 2))) == 3
+
+
+def test_what_is_little_is_a_voice_where_it_is_like_none():
+    rules = dataclasses.replace(RULES, distinct_s=1.5, distinct=0.3)
+    vectors = voices(5, 5, 1)
+    assert len(found(vectors, rules=rules)) == 3
+    assert len(found(vectors, rules=rules, most=2)) == 2
+    vectors[-1] = unit(vectors[-1] + 0.45 * vectors[0])
+    assert len(found(vectors, rules=rules)) == 2
+    too_little = np.float32([2.0] * 10 + [1.0])
+    assert len(found(voices(5, 5, 1), seconds=too_little, rules=rules)) == 2
+
+
+def test_what_has_less_than_a_hundredth_of_the_speech_is_no_voice():
+    vectors, least = voices(40, 40, 2), dataclasses.replace(RULES, distinct_s=1.5)
+    assert len(found(vectors, rules=least)) == 3
+    seconds = np.float32([10.0] * 80 + [3.0, 3.0])
+    assert len(found(vectors, seconds=seconds, rules=least)) == 2
 
 
 def test_a_voice_is_found_however_little_it_says_where_nobody_says_more():

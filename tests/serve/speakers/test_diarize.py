@@ -112,6 +112,18 @@ def test_one_reader_is_one_speaker(diarizer):
     assert speakers(diarizer.diarize(np.concatenate(clips(WOMAN)))) == {"A"}
 
 
+def test_pauses_between_words_are_nobodys(diarizer):
+    """The network alone hears one speaker all through: 10 s, of which 6.4 are speech."""
+    rng = np.random.default_rng(0)
+    speech = np.concatenate(clips("mmxg"))[: 8 * round(0.8 * SAMPLE_RATE)]
+    parts = [part for words in np.split(speech, 8) for part in (words, quiet(0.5))]
+    room = rng.normal(0.0, 3e-4, 10 * SAMPLE_RATE).astype(np.float32)
+    turns = diarizer.diarize(np.concatenate(parts)[: len(room)] + room)
+    for middle in 1.05 + 1.3 * np.arange(7):
+        assert not any(turn.start_s < middle < turn.end_s for turn in turns)
+    assert speakers(turns) == {"A"} and 5.5 < sum(t.end_s - t.start_s for t in turns) < 7.0
+
+
 def test_who_is_known_has_a_name(diarizer, conversation):
     samples, spans = conversation
     known = [Known("Kathleen", clips(WOMAN)[4]), Known("Li", clips(MAN)[4])]
